@@ -1,11 +1,11 @@
 """Attribution of a pattern, from the maps of ablated models, to its sources and to players.
 
-Only the mask, a sliding window and position encodings break the symmetry between positions: they
-are the sources.
-Weights shape what the sources start: a weight can be a player, and is never called a source.
+The mask, a sliding window and position encodings are the sources, because nothing else breaks the
+symmetry between positions. Weights only shape the effects of sources: a weight can be a player, and
+is never called a source.
 
-A condition is the model with some components removed. Users name it by what is removed (`()`,
-`"mask"`, `("mask", "rope")`); here such a name becomes a frozenset of components.
+A condition is the model with some components removed. Users name a condition by the removed
+components (`()`, `"mask"`, `("mask", "rope")`); here such a name becomes a frozenset of components.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Source:
     """One term of v(all), such as content + mask + rope + mask x rope.
 
     Attributes:
-        term: its name, as in `source_terms`, or `position` for all of them but content.
+        term: its name, as in `source_terms`, or `position` for all terms but content.
         rms: its RMS over the cells, nats.
         share: <term, v(all)> / <v(all), v(all)>; the shares of the terms of v(all) add to 1.
     """
@@ -70,14 +70,14 @@ class Source:
 class PlayerAttribution:
     """A player's part in p(all) = v(all) - v(all less the sources).
 
-    All are undefined where <p(all), p(all)> does not exceed its noise.
+    All numbers are undefined where <p(all), p(all)> does not exceed its noise.
 
     Attributes:
         player_set, player: their names; `base`: p(none), where no source plays.
-        share: <phi_c, p(all)> / <p(all), p(all)>, the Shapley share; with that of `base`, where
-            there is one, the shares of all players add to 1.
-        lost: the same of p(all) - p(all less c), what is lost without this player.
-        alone: the same of p({c}), of sources only: a weight alone has no positional part.
+        share: <phi_c, p(all)> / <p(all), p(all)>, the Shapley share; the shares of all players,
+            and of `base` where it exists, add to 1.
+        lost: the share of p(all) - p(all less c), the loss without this player.
+        alone: the share of p({c}), for sources only, as a weight alone has no positional part.
         amplification: RMS p(all) / RMS p(all less c); undefined where the latter does not exceed
             its noise.
     """
@@ -92,7 +92,7 @@ class PlayerAttribution:
 
 @dataclass(frozen=True, kw_only=True)
 class Interaction:
-    """The share of a Moebius term: what these players add only when all of them are kept."""
+    """The share of a Moebius term: the part that exists only when all these players are kept."""
 
     player_set: str
     players: tuple[str, ...]
@@ -105,7 +105,7 @@ class LayerPlayers:
 
     Attributes:
         layer: the layer, from 0.
-        players: of every player set.
+        players: the players of every player set.
     """
 
     layer: int
@@ -118,8 +118,8 @@ class LayerAttribution(LayerPlayers):
 
     Attributes:
         sources: the terms that add up to the pattern.
-        position: all of them but content.
-        interactions: of every player set.
+        position: all terms but content, as one term.
+        interactions: the interactions of every player set.
         non_relative: the mask's effect on the non-relative part.
         kept: per condition, the share of v(all) that is left in its pattern.
     """
@@ -131,10 +131,10 @@ class LayerAttribution(LayerPlayers):
     kept: Mapping[Condition, Interval] = field(default_factory=dict, repr=False)
 
     def is_conjunction(self, player_set: str) -> bool:
-        """Return whether all players of a set have about the same share: all are needed at once.
+        """Return whether all players of a set have about equal shares: the pattern needs them all.
 
-        Any destructive removal makes the pattern a conjunction, and a conjunction of k players
-        gives each 1/k, which is no measurement of equal weight.
+        Any destructive removal makes the pattern a conjunction. A conjunction of k players gives
+        every player 1/k, so equal shares do not show equal importance.
         """
         players = [player for player in self.players if player.player_set == player_set]
         shares = [player.share.value for player in players if player.player != BASE]
@@ -150,18 +150,18 @@ def attribute(
     sources: Sequence[Component] | Literal["auto"] = "auto",
     skip_keys: int | Literal["auto"] = "auto",
 ) -> list[LayerAttribution]:
-    """Attribute each layer's pattern to its sources, and find the weights it needs.
+    """Attribute each layer's pattern to its sources, and find the weights that it needs.
 
-    `run_ablations` captures the conditions too, and returns tables.
+    `run_ablations` also captures the conditions, and returns tables.
 
     Args:
-        maps: score maps of the intact and the ablated model on the same sequences, under the names
-            of what is removed: `{(): ..., "mask": ..., "rope": ..., ("mask", "rope"): ...}`. The
-            fold means alone, in nats, will do, and count as folds of equal size.
-        player_sets: the players; none stops after the sources.
-        sources: the mask, and the window and position encodings that are sources beside it. `auto`:
-            those that a condition removes without a weight (what is never removed counts as
-            content).
+        maps: score maps of the intact and the ablated model on the same sequences, by the removed
+            components: `{(): ..., "mask": ..., "rope": ..., ("mask", "rope"): ...}`. Bare fold
+            means, in nats, are accepted, and count as folds of equal size.
+        player_sets: the players; without any, only sources are attributed.
+        sources: the mask, and the window and position encodings that are sources beside it. `auto`
+            takes the sources that a condition removes without a weight; a source that is never
+            removed counts as content.
         skip_keys: first keys to leave out; `auto`: 1 where captured sequences all begin with the
             same token (BOS, an attention sink), else 0.
 
@@ -214,11 +214,11 @@ def _source(gram: ContrastGram, name: str, term: Contrast) -> Source:
 def attribute_losses(
     maps: Mapping[Condition, AnyMaps], player_sets: Sequence[PlayerSet], skip_keys: int
 ) -> list[LayerPlayers]:
-    """Find what each layer loses without each weight, and no Shapley shares.
+    """Measure the loss of every layer's pattern without each weight, without Shapley shares.
 
     Args:
         maps: score maps of the conditions of `losses_need`, and of the sources.
-        player_sets: the players, of which those that hold a weight are measured.
+        player_sets: the players; only players that hold a weight are measured.
         skip_keys: first keys to leave out.
 
     Raises:
@@ -240,7 +240,7 @@ def attribute_losses(
 
 
 def losses_need(player_sets: Sequence[PlayerSet]) -> set[Condition]:
-    """Return the conditions that tell what is lost without each weight of some player sets.
+    """Return the conditions that `attribute_losses` needs for some player sets.
 
     Example:
         >>> from nope_probe import player_set
@@ -258,7 +258,7 @@ def losses_need(player_sets: Sequence[PlayerSet]) -> set[Condition]:
 
 
 def _without_player(gram: ContrastGram, players: PlayerSet, player: Player) -> PlayerAttribution:
-    """Return what is lost without a player, and how much it amplifies; no Shapley share."""
+    """Return the loss without a player, and its amplification, but no Shapley share."""
     whole = positional_whole(players)
     return PlayerAttribution(
         player_set=players.name,
@@ -285,7 +285,7 @@ def attribute_players(gram: ContrastGram, players: PlayerSet) -> Iterator[Player
 
 
 def attribute_interactions(gram: ContrastGram, players: PlayerSet) -> Iterator[Interaction]:
-    """Yield the shares of all Moebius terms of two players or more that can be other than 0."""
+    """Yield the shares of all Moebius terms of two players or more, except terms that must be 0."""
     whole = positional_whole(players)
     for size in range(2, len(players.players) + 1):
         for members in combinations(players.players, size):
@@ -330,7 +330,7 @@ def validate_complete(
     """Check that there are maps of all conditions of the sources and players.
 
     Raises:
-        KeyError: naming one that is missing.
+        KeyError: naming a missing condition.
     """
     needed = {INTACT, MASK}.union(*source_terms(sources).values())
     missing = needed.union(*(player_set.conditions for player_set in player_sets)) - set(conditions)

@@ -1,9 +1,8 @@
-"""What losses and residual streams say of a model's behaviour.
+"""Measures of a model's behaviour, from losses and residual streams.
 
-A loss has one number per document, and a mean over documents. A target is a token with the position
-that it has in its sequence; the first token has no loss. Losses come as [document, target], in
-nats, column t - 1 holding target t. A residual stream tells a position's index as far as a ridge
-regression decodes it.
+A loss is a number per document; results are means over documents. A target is a token and its
+position in the sequence; the first token has no loss. Losses come as [document, target], in nats;
+column t - 1 holds target t. A ridge regression decodes a position's index from the residual stream.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def mean_interval(values: PerDocument) -> Interval:
 def position_means(losses: Losses) -> Intervals:
     """Return the mean loss at each target, nats, with its jackknife interval over documents.
 
-    One document has no interval.
+    A single document gives no interval.
     """
     return mean_intervals(losses)
 
@@ -66,7 +65,7 @@ def span_loss(losses: Losses, first: int, stop: int | None = None) -> PerDocumen
     """Return each document's mean loss of the targets first, ..., stop - 1 (to the end for None).
 
     Raises:
-        ValueError: if there are none.
+        ValueError: if there are no such targets.
     """
     columns = losses[:, max(first, 1) - 1 : None if stop is None else stop - 1]
     if columns.shape[1] == 0:
@@ -75,10 +74,10 @@ def span_loss(losses: Losses, first: int, stop: int | None = None) -> PerDocumen
 
 
 def in_context_gain(losses: Losses) -> PerDocument:
-    """Return the loss early in the window less the loss late in it: what context is worth.
+    """Return the gain from context: the loss early in the window less the loss late in it.
 
-    Early is the second tenth of the window, which begins at a tenth of it, late the last tenth. In
-    the source these are single tokens, the 50th and the 500th (arXiv 2209.11895).
+    Early is the second tenth of the window, late the last tenth. The source takes single tokens,
+    the 50th and the 500th (arXiv 2209.11895).
     """
     n = losses.shape[1] + 1
     tenth = n // 10
@@ -86,13 +85,13 @@ def in_context_gain(losses: Losses) -> PerDocument:
 
 
 def copy_cost(losses: Losses, length: int) -> PerDocument:
-    """Return the loss of a segment's second copy less that of its first: negative if it is copied.
+    """Return the loss of a segment's second copy less its first: negative if the model copies.
 
-    Each copy's first token, which does not show yet that there is a copy, is left out.
+    Each copy's first token is left out, because a model cannot know yet that the copy begins.
 
     Args:
-        losses: of windows that end in a segment and the same segment again.
-        length: of the segment, in tokens.
+        losses: losses of windows that end in a segment and the same segment again.
+        length: the segment's length, in tokens.
     """
     n = losses.shape[1] + 1
     first = span_loss(losses, n - 2 * length + 1, n - length)
@@ -106,11 +105,11 @@ def second_copy_loss(losses: Losses, length: int) -> PerDocument:
 
 
 def extrapolation_cost(losses: Losses, trained: int) -> PerDocument:
-    """Return the loss beyond the trained context less that in its last quarter.
+    """Return the loss beyond the trained context less the loss in its last quarter.
 
     Args:
-        losses: of windows that are longer than the trained context.
-        trained: the length that the model was trained at, in tokens.
+        losses: losses of windows that are longer than the trained context.
+        trained: the trained context, in tokens.
     """
     return span_loss(losses, trained) - span_loss(losses, trained - trained // 4, trained)
 
@@ -128,7 +127,7 @@ def ridge(
     Args:
         xx: X'X, where X has a last column of ones: its last cell is n.
         xy: X'y.
-        penalty: of a weight on a standardised column.
+        penalty: the penalty on the weight of a standardised column.
 
     Returns:
         w, and b as last row.
@@ -144,7 +143,7 @@ def ridge(
     cov_xx = xx[..., :-1, :-1] / n - mean_x * mean_x.mT
     cov_xy = xy[..., :-1, :] / n - mean_x * mean_y
     variance = cov_xx.diagonal(dim1=-2, dim2=-1).clamp_min(0)
-    # A constant column has no variance to standardise by; its weight is 0 whatever is added here.
+    # A constant column has no variance; its weight is 0 for any number added here.
     added = torch.where(variance > 0, penalty * variance, 1.0)
     w = torch.linalg.solve(cov_xx + torch.diag_embed(added), cov_xy)
     return torch.cat([w, mean_y - mean_x.mT @ w], -2)
@@ -158,8 +157,8 @@ def index_targets(
     Args:
         n_seqs: how many sequences.
         seq_len: positions in each.
-        skip: how many first positions are left out, and stay where they are.
-        generator: of the permutations.
+        skip: how many first positions are left out of the permutations.
+        generator: draws the permutations.
     """
     index = torch.arange(seq_len, dtype=torch.float64).expand(n_seqs, seq_len)
     order = torch.rand(n_seqs, seq_len - skip, generator=generator).argsort(-1)
@@ -168,7 +167,7 @@ def index_targets(
 
 
 def chance_distance(seq_len: int, skip: int) -> float:
-    """Return the mean absolute distance of the middle index from all: what a constant achieves.
+    """Return the mean distance of all indices from the middle index: the best constant prediction.
 
     Example:
         >>> chance_distance(5, 0), chance_distance(5, 1)
@@ -179,7 +178,7 @@ def chance_distance(seq_len: int, skip: int) -> float:
 
 
 def halves(documents: Int[Tensor, " seq"]) -> tuple[Int[Tensor, " fit"], Int[Tensor, " held_out"]]:
-    """Return the sequences to fit on and those to evaluate on; no document is in both.
+    """Return the sequences to fit on and the sequences to evaluate on; no document is in both.
 
     Every other document, in the order of their numbers, is held out.
     """

@@ -17,7 +17,7 @@ from nope_probe.maps.rows import row_blocks
 from nope_probe.maps.stored_maps import LayerFolds, shared_cells
 
 GRAM_BYTES = 1 << 26
-Name = TypeVar("Name", bound=Hashable)  # of a map: a condition, or a term of a split
+Name = TypeVar("Name", bound=Hashable)  # names a map: a condition, or a term of a split
 
 
 def contrast_map(
@@ -31,14 +31,14 @@ def contrast_map(
 
 
 class ContrastGram(Generic[Name]):
-    """Inner products of contrasts, on all folds and without each, from one Gram matrix.
+    """Inner products of contrasts, on all folds and without each fold, from one Gram matrix.
 
     Args:
         conditions: the conditions, or other maps of a layer, in the order of the Gram matrix.
         gram: the inner products of their patterns, as `cross_products` returns them, squared nats.
         counts: sequences per fold; all the same by default.
-        score_squares: the mean square of each condition's scores, squared nats: a contrast within
-            their rounding is 0, and nothing has a share of it.
+        score_squares: the mean square of each condition's scores, squared nats. A contrast within
+            their rounding is 0, and shares of it are undefined.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class ContrastGram(Generic[Name]):
     ) -> ContrastGram[Name]:
         """Return the inner products of one layer's patterns, read a block of rows at a time.
 
-        The patterns are those of the cells that no condition hides: without its window a layer
-        sees more keys, which have nothing to be compared with.
+        Patterns are taken on the cells that no condition hides: without its window a layer sees
+        more keys, and the other conditions have no scores to compare with them.
 
         Args:
             folds: the fold maps of a layer in each condition, nats.
             skip_keys: how many first keys the patterns leave out.
             counts: sequences per fold; all the same by default.
-            n_bytes: of the patterns of all conditions that are in memory at once.
+            n_bytes: memory for the patterns of all conditions that are held at once.
         """
         layers, sums = list(folds.values()), ProductSums()
         n, n_folds = layers[0].n, layers[0].n_folds
@@ -93,7 +93,7 @@ class ContrastGram(Generic[Name]):
         """Return <one, other> as a mean over cells, in squared nats.
 
         Raises:
-            KeyError: for a condition that has no pattern here.
+            KeyError: for a condition without a pattern.
         """
         left, right = self._coefficients(one), self._coefficients(other)
         return torch.einsum("x,fxy,y->f", left, self.gram, right)

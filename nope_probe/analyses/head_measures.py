@@ -1,4 +1,4 @@
-"""What a head attends to: the first key, the previous token, induction, position or content."""
+"""Measures of a head's attention: the first key, the previous token, induction, position."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def previous_token_attention(
 ) -> Float[Tensor, "*batch"]:
     """Return the mean attention at key i - 1, over queries i >= 2.
 
-    For i = 1 that key is the first one, which `first_key_attention` is about.
+    Query 1 is left out because its key i - 1 is the first key; see `first_key_attention`.
 
     Args:
-        to_previous: each query's attention to key i - 1; that of query 0 is not read.
+        to_previous: each query's attention to key i - 1; query 0 is ignored.
 
     Example:
         >>> previous_token_attention(torch.tensor([1.0, 0.5, 0.2]))
@@ -55,8 +55,8 @@ def induction_attention(
     That key follows the previous occurrence of the query's token.
 
     Args:
-        to_next: each query's attention to that key, in n random tokens and the same once more,
-            after a BOS token or not; earlier queries are not read.
+        to_next: each query's attention to that key, in n random tokens and their copy, with or
+            without BOS before them; earlier queries are ignored.
         n_tokens: n.
 
     Raises:
@@ -88,7 +88,7 @@ def moved_scores(
 def position_and_content(
     moved: Float[Tensor, "*batch place key"],
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
-    """Return how much of a query's scores is positional, symbolic, and how much there is in all.
+    """Return the positional, the symbolic and the whole variance of a query's scores.
 
     Let B[j, k] be the score of the key vector of position k (before RoPE), placed at j. If the keys
     are permuted by pi, place j gets B[j, pi(j)]. Over all permutations, with equal weight, B splits
@@ -96,11 +96,10 @@ def position_and_content(
 
         B[j, k] = m + a_j + c_k + rest_jk
 
-    a_j is what stays in place j when the keys are permuted: positional. c_k is what moves with the
-    key: symbolic. The rest depends on which key is in which place. (The question is that of arXiv
-    2511.11579; this split of it is exact, and needs no draws.) Without RoPE, B does not depend on
-    j, so that the scores are symbolic through and through: key vectors may still have learned from
-    the layers before where they are.
+    a_j stays in place j when the keys are permuted: it is positional. c_k moves with the key: it is
+    symbolic. The rest depends on the pair of key and place. (arXiv 2511.11579 asks this question;
+    the split here is exact, and needs no draws.) Without RoPE, B does not depend on j, so all
+    scores count as symbolic, although earlier layers may have written position into the keys.
 
     Returns:
         The variances of a, of c and of B, in squared units of B; the first two add up to the third

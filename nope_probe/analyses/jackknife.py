@@ -1,8 +1,8 @@
 """Unbiased inner products and 95% jackknife intervals, from folds of the data.
 
-With F folds of equal size, <X, Y> is the sum over folds a != b of <X_a, Y_b> over F(F-1): the noise
-of different folds is independent, so noise does not count as pattern, and everything linear stays
-additive. Folds of unequal size (a document is in one fold) are weighted by their sequences.
+With F folds of equal size, <X, Y> is the sum over folds a != b of <X_a, Y_b> over F(F-1). Noise
+does not count as pattern, because the noise of different folds is independent. Linear quantities
+stay additive. Folds of unequal size (a document stays in one fold) are weighted by their sequences.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 MIN_FOLDS = 4
-Estimates: TypeAlias = Float[Tensor, " one_plus_folds"]  # on all folds, and without each
+Estimates: TypeAlias = Float[Tensor, " one_plus_folds"]  # on all folds, then without each fold
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -43,7 +43,7 @@ UNDEFINED = Interval(value=float("nan"), low=float("nan"), high=float("nan"))
 def fold_weights(
     n_folds: int, counts: Int[Tensor, " fold"] | None = None
 ) -> Float[Tensor, " fold"]:
-    """Return the share of all sequences that each fold has; equal ones by default."""
+    """Return the share of all sequences that each fold holds; equal shares by default."""
     sizes = torch.ones(n_folds) if counts is None else counts
     return sizes.double() / sizes.sum()
 
@@ -52,9 +52,9 @@ def jackknife(estimates: Estimates, counts: Int[Tensor, " fold"] | None = None) 
     """Return an estimate with its 95% jackknife interval.
 
     The variance is that of the delete-m jackknife for folds of unequal sizes (Busing, Meijer and
-    van der Leeden 1999), for equal ones the usual. The half width is its root times the
+    van der Leeden 1999), the usual jackknife for equal folds. The half width is its root times the
     quantile .975 of t with 1 / (sum of squared weights) - 1 degrees of freedom, F - 1 for equal
-    folds: one large fold holds most of the variance, which is then known from few folds.
+    folds. A large fold lowers this number, because most of the variance then comes from few folds.
 
     Args:
         estimates: first the estimate on all folds, then the estimate without each fold.
@@ -83,7 +83,7 @@ def _quantile(weights: Float[Tensor, " fold"]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Intervals:
-    """Means over all sequences, cell by cell, with their 95% intervals; NaN of a single fold."""
+    """Means over all sequences, cell by cell, with their 95% intervals; NaN for a single fold."""
 
     value: Float[Tensor, "*map"]
     low: Float[Tensor, "*map"]
@@ -101,7 +101,7 @@ def mean_intervals(
     """
     folds, weights = folds.double(), fold_weights(len(folds), counts)
     value = torch.einsum("f,f...->...", weights, folds)
-    # Of a mean over sequences, the jackknife's standard error is that of the fold means.
+    # For a mean over sequences, the jackknife's standard error equals that of the fold means.
     half = _quantile(weights) * standard_error(folds, counts)
     return Intervals(value=value, low=value - half, high=value + half)
 
@@ -142,14 +142,14 @@ def cross_products(
     y: Float[Tensor, "y fold cell"],
     counts: Int[Tensor, " fold"] | None = None,
 ) -> Float[Tensor, "one_plus_folds x y"]:
-    """Return <X, Y> of each pair of maps, on all folds and then without each fold.
+    """Return <X, Y> of every pair of maps, on all folds and then without each fold.
 
-    A product is a mean over cells of X*Y, so that <P, P> is a squared RMS. Folds a and b have the
-    weight n_a n_b: without noise it is the product of the means over all sequences.
+    A product is a mean over cells of X*Y, so <P, P> is a squared RMS. The pair of folds a and b has
+    the weight n_a n_b: without noise, <X, Y> is the product of the means over all sequences.
 
     Args:
         x: fold means of maps as vectors of cells.
-        y: the maps that each of them is multiplied with.
+        y: the maps that x is multiplied with.
         counts: sequences per fold; all the same by default.
 
     Raises:
@@ -163,8 +163,8 @@ def cross_products(
 class ProductSums:
     """Sums over cells of the products of fold maps, to which blocks of cells are added.
 
-    However the cells are cut into blocks, the sums are the same, so that maps need not be in memory
-    at once; a cell that is 0 in all maps adds nothing.
+    The sums do not depend on the cut into blocks, so maps need not be in memory at once. A cell
+    that is 0 in all maps adds nothing.
 
     Example:
         >>> maps, sums = torch.randn(2, 4, 7), ProductSums()
@@ -184,7 +184,7 @@ class ProductSums:
 
         Args:
             x: fold means of maps.
-            y: the maps that each of them is multiplied with; themselves by default.
+            y: the maps that x is multiplied with; x itself by default.
         """
         left = x.flatten(0, 1).flatten(1)
         right = left if y is None else y.flatten(0, 1).flatten(1)
@@ -194,10 +194,10 @@ class ProductSums:
     def cross_products(
         self, n_cells: int, counts: Int[Tensor, " fold"] | None = None
     ) -> Float[Tensor, "one_plus_folds x y"]:
-        """Return <X, Y> of each pair of maps, as the function `cross_products` does.
+        """Return <X, Y> of every pair of maps, as the function `cross_products` does.
 
         Args:
-            n_cells: of how many cells a product is the mean.
+            n_cells: the number of cells in a product's mean.
             counts: sequences per fold; all the same by default.
 
         Raises:
@@ -221,7 +221,7 @@ class ProductSums:
 
 
 def signed_root(x: float) -> float:
-    """Return sign(x) sqrt(|x|): an RMS from an unbiased square, which noise can make negative."""
+    """Return sign(x) sqrt(|x|): the RMS of an unbiased square, which noise can make negative."""
     return abs(x) ** 0.5 if x >= 0 else -(abs(x) ** 0.5)
 
 
@@ -245,8 +245,8 @@ def rms_ratio(
 ) -> Interval:
     """Return the ratio of two RMS with its interval, from estimates of their mean squares.
 
-    The interval is that of its logarithm, since a ratio is skewed. It is undefined where either
-    square does not exceed its noise.
+    The interval is computed on the logarithm, because a ratio is skewed. The ratio is undefined
+    where either square does not exceed its noise.
     """
     squares = torch.stack([whole, part])
     if not all(jackknife(square, counts).low > 0 for square in squares) or not (squares > 0).all():

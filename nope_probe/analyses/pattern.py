@@ -1,12 +1,12 @@
 """The positional pattern in a score map, and measures of it.
 
 Softmax ignores a constant per row. The pattern is therefore the score map less each row's mean over
-the keys j < i that the query sees (a sliding window hides the first ones). It is defined on these
-cells, and NaN elsewhere.
+the keys j < i that the query sees (a sliding window hides the first keys). The pattern is defined
+on these cells, and NaN elsewhere.
 
 Estimates are added up over blocks of rows of a layer's folds. Sums over cells, over the cells of a
-distance and over the first keys are linear in the maps: they are kept per fold. Only the order of
-values is not; it is that of the means without each fold.
+distance and over the first keys are linear in the maps, so they are kept per fold. The order of
+values is not linear, so it is taken from the means without each fold.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class Measures:
     Attributes:
         amplitude: RMS of the pattern, nats, corrected for noise (so it can come out negative).
         locality: mean over rows of 8 keys or more of Spearman(P[i, j], j), -1 to 1. Noise biases
-            it towards 0, and the next two towards 1/2.
+            locality towards 0, and both monotonicities towards 1/2.
         monotonicity: share of pairs with P[i, j+8] > P[i, j]; 1/2 is no trend.
-        monotonicity_lag1: the same at lag 1; below 1,000 sequences it is mostly noise.
+        monotonicity_lag1: monotonicity at lag 1; below 1,000 sequences it is mostly noise.
         relative_r2: share of <P, P> that has the form a(i) + f(i-j); 1 for ALiBi.
         non_relative: RMS of the rest, nats.
         edge_contrast: mean of the diagonal-normalised map over the first 5% of kept keys, less its
-            mean over the others, nats (the paper's Figures 4 and 5).
-        edge_contrast_visible: the same of the non-relative part, nats, which softmax acts on.
+            mean over the other keys, nats (the paper's Figures 4 and 5).
+        edge_contrast_visible: the edge contrast of the non-relative part, which softmax sees, nats.
     """
 
     amplitude: Interval
@@ -118,20 +118,20 @@ def measure(
 ) -> list[Measures] | list[list[Measures]]:
     """Measure the pattern of each layer, in the order of the maps, or of each of its heads.
 
-    Of more than 512 rows, locality and monotonicity are of every (rows/256)-th, rounded up.
+    For more than 512 rows, locality and monotonicity use every (rows/256)-th row, rounded up.
 
     Args:
-        maps: what `capture_scores` returns, or fold means of scores, in nats.
-        skip_keys: how many first keys to leave out, of the row mean too; `auto`: 1 where captured
+        maps: the result of `capture_scores`, or fold means of scores, in nats.
+        skip_keys: how many first keys to leave out, also of the row mean; `auto`: 1 where captured
             sequences all begin with the same token (BOS, an attention sink), else 0.
-        counts: of fold means, the sequences per fold; all the same by default.
-        query_positions: of fold means, the queries of the rows; all by default.
-        per_head: whether to measure each head: the result is a list of heads for each layer. The
-            maps are then to be captured with `per_head=True`.
+        counts: for fold means, the sequences per fold; all the same by default.
+        query_positions: for fold means, the queries of the rows; all by default.
+        per_head: whether to measure each head: the result is a list of heads for each layer.
+            Capture the maps with `per_head=True` for this.
 
     Raises:
-        ValueError: for a non-finite cell among j < i, fewer than 4 folds, too few keys, or heads of
-            maps that were captured without them.
+        ValueError: for a non-finite cell among j < i, fewer than 4 folds, too few keys, or
+            `per_head` with maps that were captured without heads.
 
     Example:
         >>> from nope_probe import capture_scores, gaussian, load, measure
@@ -159,7 +159,7 @@ def measure(
 def _measure(folds: Folds, skip_keys: int, counts: FoldCounts | None) -> Measures:
     estimates = measure_estimates(folds, skip_keys, counts)
     p_p, r_r = estimates["amplitude_squared"], estimates["non_relative_squared"]
-    # Equal scores have no order: that every pair of keys ties says nothing of a trend.
+    # Equal scores have no order, so their ties must not count as "no trend".
     trends = {
         name: jackknife(estimates[name], counts) if p_p.any() else UNDEFINED
         for name in ("locality", "monotonicity", "monotonicity_lag1")
@@ -190,7 +190,7 @@ def skipped_keys(maps: Iterable[AnyMaps], skip_keys: int | Literal["auto"]) -> i
     """Return how many first keys to leave out of some maps.
 
     `auto` is 1 where all captured sequences begin with the same token (a BOS token, which is an
-    attention sink), else 0; of fold means, which do not say, 0.
+    attention sink), else 0. For bare fold means it is 0.
     """
     if skip_keys == "auto":
         return int(any(not isinstance(captured, Tensor) and captured.bos for captured in maps))
@@ -198,14 +198,14 @@ def skipped_keys(maps: Iterable[AnyMaps], skip_keys: int | Literal["auto"]) -> i
 
 
 def fold_counts_of(maps: Iterable[AnyMaps]) -> FoldCounts | None:
-    """Return the sequences per fold of maps on the same sequences; None if none of them says.
+    """Return the sequences per fold of maps on the same sequences; None if the maps lack counts.
 
     Raises:
-        ValueError: if they differ.
+        ValueError: if the maps' counts differ.
     """
     counts = [captured.counts for captured in maps if not isinstance(captured, Tensor)]
     if any(not torch.equal(count, counts[0]) for count in counts):
-        raise ValueError("the maps have folds of different sizes: they are of other sequences")
+        raise ValueError("maps have folds of different sizes: capture them on the same sequences")
     return counts[0] if counts else None
 
 
@@ -216,16 +216,16 @@ def measure_estimates(
     *,
     n_bytes: int = BLOCK_BYTES,
 ) -> dict[str, Float[Tensor, " one_plus_folds"]]:
-    """Return what `measure` makes intervals from: each on all folds, then without each fold.
+    """Return the estimates behind the intervals of `measure`: on all folds, then without each fold.
 
-    `amplitude_squared` and `non_relative_squared` are unbiased mean squares, in squared nats, and 0
-    within the rounding of the scores.
+    `amplitude_squared` and `non_relative_squared` are unbiased mean squares, in squared nats; they
+    are 0 within the rounding of the scores.
 
     Args:
         folds: fold means of one layer's scores, nats.
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
-        n_bytes: of a block of rows.
+        n_bytes: memory for a block of rows.
     """
     layer = as_layer(folds)
     cells = shared_cells([layer], skip_keys)
@@ -262,7 +262,7 @@ def measure_estimates(
 
 
 class _PatternSums:
-    """Sums over blocks of rows that are 0 outside the kept cells: patterns, or a part of them."""
+    """Sums over blocks of rows of patterns, or of a part of them; 0 outside the kept cells."""
 
     def __init__(self, layer: LayerFolds, cells: KeptCells) -> None:
         self.cells, self.products = cells, ProductSums()
@@ -276,14 +276,14 @@ class _PatternSums:
         self.first += rows[..., self.cells.skip_keys : self.cells.edge].sum((1, 2))
 
     def edge_contrast(self) -> Float[Tensor, " fold"]:
-        """Return the mean over the first 5% of kept keys less that over the others."""
+        """Return the mean over the first 5% of kept keys less the mean over the other keys."""
         n_first = self.cells.first_by_distance.sum()
         n_others = self.cells.count - n_first
         return self.first / n_first - (self.by_distance.sum(1) - self.first) / n_others
 
 
 class _ScoreSums:
-    """Sums over blocks of rows of scores, of which the mean of each diagonal is subtracted."""
+    """Sums over blocks of rows of scores, from which each diagonal's mean is subtracted."""
 
     def __init__(self, layer: LayerFolds, cells: KeptCells) -> None:
         self.n, self.cells = layer.n, cells
@@ -314,7 +314,7 @@ def relative_part(
 ) -> Float[Tensor, "*batch query_pos key_pos"]:
     """Return the projection of patterns on {a(i) + f(i-j)}, by minimum-norm least squares.
 
-    Of several patterns it is taken on the cells that all of them have.
+    Several patterns are projected on the cells that all of them have.
     """
     n = patterns.shape[-1]
     kept = KeptCells.of_maps(patterns, skip_keys)
@@ -330,9 +330,9 @@ def relative_part(
 def edge_contrast(
     maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
 ) -> Float[Tensor, "*batch"]:
-    """Return the mean over the first 5% of kept keys (one at least) less that over the others.
+    """Return the mean over the first 5% of kept keys (one at least) less that over other keys.
 
-    Of several maps it is taken on the cells that all of them have.
+    Several maps are compared on the cells that all of them have.
     """
     kept = KeptCells.of_maps(maps, skip_keys)
     cells = kept.rows(0, kept.n)

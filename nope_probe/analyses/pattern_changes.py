@@ -1,8 +1,8 @@
-"""How the positional pattern of a layer differs between two models, or two states of one.
+"""Differences of a layer's positional pattern between two models, or two states of a model.
 
-All of it goes one way: patterns in the kept cells, their products between folds, the jackknife.
-Where both models ran on the same sequences, dealt to the same folds, differences are taken fold by
-fold (paired): what the sequences have in common cancels. Elsewhere variances add up.
+Every function takes patterns in the kept cells, their products between folds, then the jackknife.
+If both models ran on the same sequences, dealt to the same folds, differences are taken fold by
+fold (paired), so the sequences' common noise cancels. Otherwise variances add up.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class KeptPattern:
 
     Attributes:
         amplitude: RMS of v, corrected for noise; nats for scores.
-        locality: as `Measures.locality`, -1 to 1; of every `query_stride(n_rows)`-th row.
+        locality: as `Measures.locality`, -1 to 1, from every `query_stride(n_rows)`-th row.
         share: <v, u> / <u, u>, the share of the intact positional pattern that is left: 1 for the
-            intact model, undefined where u cannot be told from noise.
+            intact model, undefined where u does not exceed its noise.
     """
 
     amplitude: Interval
@@ -67,7 +67,7 @@ class MaskEffect:
     """RMS of the non-relative part with and without the mask, nats (the paper's section 5).
 
     Attributes:
-        difference: with the mask less without it, paired.
+        difference: the RMS with the mask less the RMS without it, paired.
     """
 
     with_mask: Interval
@@ -88,7 +88,7 @@ def kept_patterns(
 
     Args:
         maps: fold means of scores, or of Gram maps, with some components removed.
-        intact: the same of the intact model, on the same sequences.
+        intact: fold means of the intact model, on the same sequences.
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
         query_positions: the queries of the rows; all by default.
@@ -139,11 +139,11 @@ def positional_part(
 ) -> Float[Tensor, "fold cell"]:
     """Return p, the pattern less the pattern without the sources, in the kept cells, nats.
 
-    It is 0 where it does not exceed the rounding of the scores.
+    p is 0 where it does not exceed the rounding of the scores.
 
     Args:
         scores: score maps, nats.
-        content: those of the same model without mask and position encoding.
+        content: score maps of the same model without mask and position encoding.
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
     """
@@ -160,10 +160,10 @@ def pattern_lost(
     left: Float[Tensor, "fold cell"],
     counts: FoldCounts | None = None,
 ) -> Interval:
-    """Return what a removal takes from the positional part p(all) of one layer, in nats.
+    """Return the loss of one layer's positional part p(all) by a removal, in nats.
 
-    It is <p(all) - p(left), p(all)> / RMS of p(all): that RMS if the part is gone, 0 if it stays,
-    more if it is reversed. Undefined where p(all) does not exceed its noise.
+    The loss is <p(all) - p(left), p(all)> / RMS of p(all): the RMS if the part is gone, 0 if it
+    stays, more if it is reversed. It is undefined where p(all) does not exceed its noise.
 
     Args:
         whole: the positional part of the intact model.
@@ -186,7 +186,7 @@ def mask_effect(
 
     Args:
         with_mask: fold maps of the intact model's score, nats.
-        without_mask: the same without the mask, on the same sequences.
+        without_mask: fold maps without the mask, on the same sequences.
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
     """
@@ -203,9 +203,9 @@ def mask_effect(
 def non_relative_squares(
     folds: LayerFolds, cells: KeptCells, counts: FoldCounts | None
 ) -> Estimates:
-    """Return the mean square of the non-relative part, on all folds and without each.
+    """Return the mean square of the non-relative part, on all folds and without each fold.
 
-    It is 0 within the rounding of the scores.
+    The square is 0 within the rounding of the scores.
     """
     products = ProductSums()
     rest = NonRelativeRows(pattern_distance_sums(folds, cells), cells)
@@ -225,17 +225,17 @@ def measure_differences(
     paired: bool,
     counts: BothCounts = (None, None),
 ) -> dict[str, Interval]:
-    """Return by how much the measures of one model's pattern exceed those of another's.
+    """Return the measures of a model's pattern less the measures of another model's pattern.
 
     Args:
         one: fold means of scores of one layer, nats.
-        other: those of the model to compare with.
+        other: fold means of the model to compare with.
         skip_keys: how many first keys to leave out.
         paired: whether fold f holds the same sequences in both.
-        counts: of each model, the sequences per fold; all the same by default.
+        counts: the sequences per fold of both models; all the same by default.
 
     Returns:
-        Differences by the names of `Measures`, undefined where a share is.
+        Differences by the names of `Measures`; undefined where the measure is.
 
     Example:
         >>> import torch
@@ -266,7 +266,7 @@ def pattern_difference(
 ) -> Interval:
     """Return the RMS of the difference of two patterns, nats, with noise subtracted.
 
-    Arguments are those of `measure_differences`.
+    The arguments are as in `measure_differences`.
     """
     cells = _shared(one, other, skip_keys)
     x, y = (_pattern_cells(as_layer(folds).maps, cells) for folds in (one, other))
@@ -276,7 +276,7 @@ def pattern_difference(
     x_x, y_y = _inner(x, x, n_x), _inner(y, y, n_y)
     x_means, y_means = leave_one_out(x, n_x), leave_one_out(y, n_y)
     x_y, y_x = (x_means * y_means[0]).mean(-1), (y_means * x_means[0]).mean(-1)
-    # <x, x> - 2 <x, y> + <y, y>: one term varies with the folds of x, the other with those of y.
+    # <x, x> - 2 <x, y> + <y, y>: the folds of x and of y vary independently.
     arms = (
         jackknife(estimates, counts)
         for estimates, counts in ((x_x - 2 * x_y, n_x), (y_y - 2 * y_x, n_y))
@@ -291,9 +291,9 @@ def pattern_difference(
 def independent_difference(one: Interval, other: Interval) -> Interval:
     """Return the difference of estimates from independent data.
 
-    Its arms are those of the two in squares: down where one is lower or the other higher, and up
-    where it is the other way round (Zou and Donner 2008), since the interval of an RMS or a ratio
-    is longer on one side.
+    The interval keeps asymmetric arms, as those of an RMS or a ratio are (Zou and Donner 2008). Its
+    lower arm adds, in squares, the lower arm of `one` and the upper arm of `other`; its upper arm
+    adds the opposite arms.
 
     Example:
         >>> one = Interval(value=5.0, low=2.0, high=17.0)
@@ -310,7 +310,7 @@ def independent_difference(one: Interval, other: Interval) -> Interval:
 def _measure_estimates(
     folds: FoldMaps, skip_keys: int, counts: FoldCounts | None
 ) -> dict[str, Estimates]:
-    """Return the measures on all folds and without each; the relative share if it is defined."""
+    """Return the measures on all folds and without each fold; the relative share if defined."""
     estimates = measure_estimates(folds, skip_keys, counts)
     p_p, r_r = estimates.pop("amplitude_squared"), estimates.pop("non_relative_squared")
     estimates["amplitude"], estimates["non_relative"] = _roots(p_p), _roots(r_r)
@@ -334,7 +334,7 @@ def _pattern_cells(
 def _inner(
     x: Float[Tensor, "fold cell"], y: Float[Tensor, "fold cell"], counts: FoldCounts | None
 ) -> Estimates:
-    """Return <x, y> between different folds, on all folds and without each."""
+    """Return <x, y> between different folds, on all folds and without each fold."""
     return cross_products(x[None], y[None], counts)[:, 0, 0]
 
 

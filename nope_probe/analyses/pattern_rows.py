@@ -1,13 +1,13 @@
-"""Patterns a block of rows at a time, their cells by the distance i - j, and what is rounding.
+"""Patterns a block of rows at a time, their cells by the distance i - j, and their rounding.
 
-A block of rows of a pattern is zero outside the kept cells. The projection on {a(i) + f(i-j)}
-of patterns whose rows have mean 0 follows from their sums over each distance: with a eliminated, f
-solves S f = b, b being these sums; S is singular for a constant f alone, of which a minimum-norm
-solution has nothing.
+A block of rows of a pattern is zero outside the kept cells. The rows have mean 0, so the projection
+on {a(i) + f(i-j)} follows from the pattern's sums over each distance. With a eliminated, f solves
+S f = b, where b holds these sums. S is singular for a constant f alone, and a minimum-norm solution
+has no constant part.
 
-Where all tokens are equal, or a removed component had no effect, a pattern of the last digits is
-left. Folds agree on these digits, so comparing folds does not take them out: a pattern that does
-not exceed the rounding of the scores is 0.
+Where all tokens are equal, or a removed component had no effect, rounding errors remain as a
+pattern. They are identical in all folds, so they look like signal. A pattern that does not exceed
+the rounding of the scores is therefore set to 0.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions, row_blocks, rows_o
 from nope_probe.maps.stored_maps import LayerFolds, TensorFolds
 
 Folds: TypeAlias = LayerFolds | Float[Tensor, "fold row key_pos"]
-# Of the RMS score. Models in float32 leave up to half of it (one token at all of 128 positions).
+# Share of the RMS score. Models in float32 leave up to half of this (128 equal tokens).
 ROUNDING = 8 * torch.finfo(torch.float32).eps
 OffsetBins = Literal["auto", "all"]
-FINE_OFFSETS = 64  # up to this distance each has a bin of its own
+FINE_OFFSETS = 64  # up to this distance, every distance has its own bin
 QUERY_GROUPS = 64
 
 
 def as_layer(folds: Folds) -> LayerFolds:
-    """Return the fold maps of a layer as ones that are read by rows."""
+    """Return the fold maps of a layer in the form that is read by rows."""
     return folds if isinstance(folds, LayerFolds) else TensorFolds(folds)
 
 
@@ -63,7 +63,7 @@ class NonRelativeRows:
     """The non-relative parts of a layer's fold patterns.
 
     Args:
-        by_distance: what `pattern_distance_sums` returns.
+        by_distance: the result of `pattern_distance_sums`.
         cells: the kept cells.
     """
 
@@ -83,21 +83,21 @@ class NonRelativeRows:
 def mean_squares(
     scores: Float[Tensor, "fold row key_pos"], start: int, cells: KeptCells
 ) -> Float[Tensor, " fold"]:
-    """Return what a block of rows adds to the mean square of scores over the kept cells.
+    """Return a block's part of the mean square of scores over the kept cells.
 
     Args:
         scores: fold maps of the queries from `start` on, nats.
         start: the first query.
-        cells: the kept cells, of all blocks.
+        cells: the kept cells of all blocks.
     """
     kept = scores.where(cells.rows(start, start + scores.shape[1]), 0.0)
     return kept.square().sum((1, 2)) / cells.count
 
 
 def exceeds_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> bool:
-    """Return whether the mean square of a pattern exceeds what rounding may leave of it.
+    """Return whether the mean square of a pattern exceeds the limit of rounding errors.
 
-    One that is not a number does, so that it is not taken for 0.
+    A NaN exceeds it, so that it is not taken for 0.
 
     Args:
         squares: the estimates of the mean square, squared nats.
@@ -126,7 +126,7 @@ def distance_sums(
         tensor([7., 5., 3., 0.])
     """
     n_rows, n_keys = rows.shape[-2:]
-    # Read with rows that are longer by one, the cells of one distance stand in one column.
+    # With rows one cell longer, the cells of a distance stand in one column.
     skewed = pad(rows.flatten(-2), (0, n_rows)).unflatten(-1, (n_rows, n_keys + 1)).sum(-2)
     columns = (start - torch.arange(n_keys)) % (n_keys + 1)
     return pad(skewed[..., columns], (0, n - n_keys))
@@ -135,7 +135,7 @@ def distance_sums(
 def distance_rows(
     values: Float[Tensor, "*map distance"], start: int, stop: int
 ) -> Float[Tensor, "*map row key_pos"]:
-    """Return a block of rows whose cells j <= i are the values at i - j, and others 0.
+    """Return a block of rows whose cells j <= i hold the values at i - j; other cells are 0.
 
     Example:
         >>> distance_rows(torch.tensor([0.0, 1.0, 2.0, 3.0]), 1, 3)
@@ -153,10 +153,10 @@ def relative_fit(
     """Return a and f of the least-squares fit a(i) + f(i-j), f having mean 0.
 
     Args:
-        by_distance: sums of a pattern over i - j = 0, 1, ...; its rows have mean 0.
-        cells: the kept cells; f is 0 at distances that none of them has.
+        by_distance: sums of a pattern over i - j = 0, 1, ...; the pattern's rows have mean 0.
+        cells: the kept cells; f is 0 at distances without kept cells.
     """
-    n_rows = torch.bincount(cells.n_keys)[1:]  # of 1, 2, ... keys
+    n_rows = torch.bincount(cells.n_keys)[1:]  # rows of 1, 2, ... keys
     longest, factor = len(n_rows), _factor(tuple(n_rows.tolist())).to(by_distance.dtype)
     target = by_distance[..., 1 : longest + 1]
     flat = torch.cholesky_solve(target.reshape(-1, longest).T, factor).T
@@ -168,7 +168,7 @@ def relative_fit(
 
 @lru_cache(maxsize=4)
 def _factor(n_rows: tuple[int, ...]) -> Float[Tensor, "distance distance2"]:
-    """Return the Cholesky factor of S + 1, S being the equations for f at distances 1, 2, ...
+    """Return the Cholesky factor of S + 1, with S the equations for f at distances 1, 2, ...
 
     S_tt' = [t = t'] c(t) - sum of 1/k over the rows of k keys, k from max(t, t') on: a row of k
     keys has the distances 1 to k once each, and c(t) rows have the distance t.
@@ -185,13 +185,13 @@ def _factor(n_rows: tuple[int, ...]) -> Float[Tensor, "distance distance2"]:
 
 
 def offset_bins(n_offsets: int, choice: OffsetBins = "auto") -> Int[Tensor, " bin"]:
-    """Return the first distance of each bin: distances that share a mean.
+    """Return the first distance of each bin; the distances of a bin share a mean.
 
     Args:
         n_offsets: the largest distance.
-        choice: `all` for a bin of each distance; `auto` for that of sequences whose maps have all
-            rows by default, and of longer ones for bins that grow: each distance up to 64, and
-            above eight bins a doubling.
+        choice: `all` gives every distance a bin. So does `auto` up to the length at which maps
+            have all rows by default; for longer sequences it gives every distance up to 64 a bin,
+            and above that eight bins per doubling.
 
     Example:
         >>> offset_bins(5).tolist()
@@ -220,13 +220,13 @@ def offset_means(
 ) -> Float[Tensor, "*batch bin"]:
     """Return the mean of maps over skip_keys <= j < i at each distance i - j, from 1 on.
 
-    It is NaN at distances of which a window hides all cells, or no row has any.
+    The mean is NaN at distances whose cells are all hidden by a window, or that no row has.
 
     Args:
         maps: score maps, or patterns.
         skip_keys: how many first keys to leave out.
         query_positions: the queries of the rows; all by default.
-        bins: the first distance of each bin; a bin of each distance by default.
+        bins: the first distance of each bin; by default every distance has a bin.
 
     Example:
         >>> offset_means(torch.tensor([[0., 0, 0], [5, 0, 0], [1, 3, 0]]))
@@ -261,7 +261,7 @@ def offset_profile(
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
         query_positions: the queries of the rows; all by default.
-        bins: the first distance of each bin; a bin of each distance by default.
+        bins: the first distance of each bin; by default every distance has a bin.
     """
     return mean_intervals(offset_means(folds.double(), skip_keys, query_positions, bins), counts)
 
@@ -271,8 +271,8 @@ def mean_squares_by_query(
 ) -> tuple[Float[Tensor, "one_plus_folds group"], list[tuple[int, int]]]:
     """Return the mean square of a layer's pattern over the keys of groups of queries.
 
-    Products are between different folds, so that noise counts for nothing; on all folds, then
-    without each.
+    Products are between different folds, so that noise does not count. Results are on all folds,
+    then without each fold.
 
     Args:
         folds: the layer's fold maps.
@@ -280,7 +280,8 @@ def mean_squares_by_query(
         counts: sequences per fold; all the same by default.
 
     Returns:
-        Squared nats, and the first and last query of each group: at most 64, of as many rows.
+        Squared nats, and the first and last query of each group: at most 64 groups of equally
+        many rows.
     """
     queries = cells.query_positions[cells.n_keys[cells.query_positions] > 1]
     groups = queries.tensor_split(min(QUERY_GROUPS, len(queries)))

@@ -1,13 +1,13 @@
-"""Exact splits of a layer's pattern: rotation, written position, and who wrote it.
+"""Exact splits of a layer's pattern: rotation, written position, and its writers.
 
 Before RoPE a layer's mean query and key at a position are E q_i = q0 + dq_i and E k_j = k0 + dk_j,
-with q0 and k0 the means over positions. R_i turns as RoPE does at position i. The mean term of its
-scores then has four parts: rotation <R_i q0, R_j k0>, position that keys carry <R_i q0, R_j dk_j>,
-that queries carry <R_i dq_i, R_j k0>, and both <R_i dq_i, R_j dk_j>. dq and dk are sums over
-writers, and so is what was written.
+with q0 and k0 the means over positions. R_i is RoPE's rotation at position i. The mean term of the
+scores then has four parts: rotation <R_i q0, R_j k0>, the position in keys <R_i q0, R_j dk_j>, the
+position in queries <R_i dq_i, R_j k0>, and both <R_i dq_i, R_j dk_j>. dq and dk are sums over
+writers, and so are the last three parts.
 
-Means of queries, keys and maps are multiplied that come from different folds, so that noise is no
-pattern: three folds for a share, four for a mean square.
+Products take the means of queries, keys and maps from different folds, so that noise does not count
+as pattern: three folds for a share, four for a mean square.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from nope_probe.maps.folds import pooled
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.maps.rows import row_blocks
 
-MIN_FOLDS = 5  # four are multiplied, and one is left out
+MIN_FOLDS = 5  # four folds are multiplied, and one is left out
 TERMS = ("rotation", "written_key", "written_query", "written_both")
 Side = Literal["key", "query"]
 Vectors = Float[Tensor, "fold pos head d_head"]
 Maps = Float[Tensor, "map row key_pos"]
-PAIR_BYTES = 1 << 29  # of the maps of pairs of folds that are in memory at once
+PAIR_BYTES = 1 << 29  # maps of pairs of folds that are held at once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Squares:
-    """Mean squares of a pattern and of its rest, which is not relative, squared nats."""
+    """Mean squares of a pattern and of its non-relative part, squared nats."""
 
     whole: Estimates
     rest: Estimates
@@ -76,7 +76,7 @@ class Reader:
         if len(self.counts) < MIN_FOLDS:
             raise ValueError(
                 f"expected {MIN_FOLDS} folds or more, got {len(self.counts)}: means of four "
-                "folds are multiplied, and one is left out for intervals"
+                "folds are multiplied, and intervals leave one fold out"
             )
 
     def mean(self, x: Vectors) -> Vectors:
@@ -84,7 +84,7 @@ class Reader:
         return x[:, self.skip_keys :].mean(1, keepdim=True).expand_as(x)
 
     def part(self, x: Vectors, which: Literal["all", "mean", "written"]) -> Vectors:
-        """Return queries or keys, their mean over positions, or what is left of them."""
+        """Return queries or keys, their mean over positions, or their difference from it."""
         return {"all": x, "mean": self.mean(x), "written": x - self.mean(x)}[which]
 
     def term(self, name: str) -> tuple[Vectors, Vectors]:
@@ -122,7 +122,7 @@ class Reader:
 
     @cached_property
     def score_square(self) -> Float[Tensor, ""]:
-        """The mean square of the scores, squared nats: patterns within their rounding are 0."""
+        """The mean square of the scores, squared nats; patterns within rounding are 0."""
         kept = self.scores.where(self.cells.mask, 0.0)
         return (kept.square().sum((1, 2)) / self.cells.count).mean()
 
@@ -159,10 +159,10 @@ class Reader:
         return self._over_triples(triples * self.sums.scale)
 
     def readings(self, side: Side) -> Float[Tensor, "a c pos head d_head"]:
-        """Return what a vector in a key (query) adds to <T, V>, for each other fold pair.
+        """Return the gradient of <T, V> in a key (query), for every pair of other folds.
 
-        The queries that keys meet are all of E q_i; the keys that queries meet are k0, so that
-        what both sides carry is counted once, with the keys.
+        Keys meet the whole queries E q_i, but queries meet only k0, so that position in both sides
+        is counted once, with the keys.
         """
         if side == "key":
             met = self.at_rows(self.part(self.sums.q, "all")).double()
@@ -175,11 +175,11 @@ class Reader:
         return self.turned_back(readings) * self.sums.scale
 
     def written_products(self, readings: Tensor, x: Vectors) -> Estimates:
-        """Return <T, V> of what a writer brings to keys or queries, less its mean over positions.
+        """Return <T, V> of a writer's part of keys or queries, less its mean over positions.
 
         Args:
-            readings: what `readings` returns for that side.
-            x: fold means of what it brings.
+            readings: the result of `readings` for that side.
+            x: fold means of the writer's part.
         """
         written = self.part(x, "written").double()
         return self._over_triples(torch.einsum("acjhd,bjhd->abc", readings, written))
@@ -194,7 +194,7 @@ class Reader:
         return beyond_rounding(self.pattern_squares(self.patterns).whole, self.score_square)
 
     def pattern_squares(self, patterns: Float[Tensor, "fold row key_pos"]) -> Squares:
-        """Return <P, P> of the patterns of folds, and of their rests, over two different folds."""
+        """Return <P, P> of patterns and of their non-relative parts, between different folds."""
         sums = []
         for gram in self._grams(self._blocks(patterns)):
             products = ProductSums(gram[None, :, None])
@@ -202,9 +202,9 @@ class Reader:
         return Squares(whole=sums[0], rest=sums[1])
 
     def pair_squares(self, q: Vectors, k: Vectors) -> Squares:
-        """Return <T, T> of the patterns T of <R_i q_i, R_j k_j>, and of their rests.
+        """Return <T, T> of the patterns T of <R_i q_i, R_j k_j>, and of their non-relative parts.
 
-        Queries and keys are of different folds, and a product is over four different ones.
+        Queries and keys come from different folds, so a product takes four different folds.
         """
         first, second = _pairs(len(q)).T
         left, right = (x.double().flatten(2) for x in (self.at_rows(q), self.turned(k)))
@@ -229,7 +229,7 @@ class Reader:
             yield start, patterns[:, rows, :stop]
 
     def _row_blocks(self, n_maps: int) -> Iterator[tuple[int, int, slice]]:
-        """Yield blocks of consecutive queries, each with where their rows are."""
+        """Yield blocks of consecutive queries, with the places of their rows."""
         cells, row = self.cells, 0
         for start, stop in row_blocks(cells.query_positions, cells.n, n_maps, PAIR_BYTES):
             yield start, stop, slice(row, row + stop - start)
@@ -238,10 +238,10 @@ class Reader:
     def _grams(
         self, blocks: Iterable[tuple[int, Maps]]
     ) -> tuple[Float[Tensor, "map map2"], Float[Tensor, "map map2"]]:
-        """Return the inner products of patterns, and of their parts that are not relative.
+        """Return the inner products of patterns, and of their non-relative parts.
 
-        The projection on a(i) + f(i - j) of a pattern whose rows have mean 0 meets another such
-        pattern in f alone, with the other's sums over each distance.
+        A pattern has rows of mean 0, so its product with the projection of another pattern on
+        a(i) + f(i - j) needs only f and the pattern's sums over each distance.
         """
         gram, by_distance = torch.zeros(()), torch.zeros(())
         for start, rows in blocks:
@@ -266,9 +266,9 @@ class Term:
     """A term of a layer's (or head's) pattern.
 
     Attributes:
-        rms: of its own pattern, nats.
-        share: of the whole pattern, <term, V> / <V, V>.
-        relative_r2: how much of it is of the form a(i) + f(i - j).
+        rms: RMS of the term's pattern, nats.
+        share: share of the whole pattern, <term, V> / <V, V>.
+        relative_r2: share of the term's square that has the form a(i) + f(i - j).
         non_relative: RMS of the rest, nats.
     """
 
@@ -279,9 +279,9 @@ class Term:
 
 
 def position_terms(reader: Reader) -> dict[str, Term]:
-    """Return the terms of a pattern: the whole, the four of the mean term, it, and the rest.
+    """Return the terms of a pattern: the whole, the mean term and its four parts, and the rest.
 
-    Shares of the four add up to that of the mean term; with the covariance term (and ALiBi) to 1.
+    The four shares add up to the mean term's share; with the covariance term (and ALiBi), to 1.
     """
     whole, of_whole = reader.square, reader.pattern_squares(reader.patterns)
     products, squares = {"all": whole}, {"all": of_whole}
@@ -297,7 +297,7 @@ def position_terms(reader: Reader) -> dict[str, Term]:
         reader.products(q, k, patterns)
         for patterns in (without_bias, reader.non_relative(without_bias))
     )
-    squares["covariance"] = Squares(  # of the pattern less the mean term
+    squares["covariance"] = Squares(  # the pattern less the mean term
         whole=of_scores.whole + of_mean.whole - 2 * crossed,
         rest=of_scores.rest + of_mean.rest - 2 * rest_crossed,
     )
@@ -328,12 +328,12 @@ def _term(reader: Reader, product: Estimates, squares: Squares) -> Term:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What a writer brings to the keys or queries of a layer (or head).
+    """A writer's part of the keys or queries of a layer (or head).
 
     Attributes:
-        share: of the whole pattern.
-        rms: of the pattern that it makes with the other side, nats.
-        first_key: the share that a head has from the first key; undefined for other writers.
+        share: its share of the whole pattern.
+        rms: RMS of the pattern that the part makes with the other side, nats.
+        first_key: the share that a head gets from the first key; undefined for other writers.
     """
 
     share: Interval
@@ -342,10 +342,10 @@ class Written:
 
 
 def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
-    """Return what each writer brings to the written terms of keys or queries.
+    """Return each writer's part of the written terms of keys or queries.
 
-    Shares of the key side are those of <R_i E q_i, R_j dk_j>, of the query side those of
-    <R_i dq_i, R_j k0>: the shares of both sides add up to the three written terms.
+    The key side is <R_i E q_i, R_j dk_j>, the query side <R_i dq_i, R_j k0>, so the shares of both
+    sides add up to the three written terms.
     """
     sums, counts = reader.sums, reader.counts
     brought, first = (
@@ -371,7 +371,7 @@ def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
 
 
 def direct_share(reader: Reader, writer: str) -> Interval:
-    """Return the share of the pattern that goes if a writer's position leaves queries and keys."""
+    """Return the share of the pattern lost when queries and keys lose a writer's position."""
     query, key = (
         reader.part(x[writer], "written") for x in (reader.sums.queries, reader.sums.keys)
     )
@@ -403,9 +403,9 @@ class Clock:
     """Mean keys (or queries) along the two axes in which they differ most between positions.
 
     Attributes:
-        whole: of all writers.
-        writers: of each writer, along the same axes.
-        explained: the share of the variance between positions that each axis has.
+        whole: the sum of all writers.
+        writers: the part of each writer, along the same axes.
+        explained: each axis's share of the variance between positions.
     """
 
     whole: Float[Tensor, "pos two"]
@@ -414,7 +414,7 @@ class Clock:
 
 
 def clock(reader: Reader, side: Side = "key") -> Clock:
-    """Return where the mean keys (queries) of each position lie on their two principal axes."""
+    """Return the coordinates of each position's mean key (query) on their two principal axes."""
     whole, brought = (
         (reader.sums.k, reader.sums.keys) if side == "key" else (reader.sums.q, reader.sums.queries)
     )
@@ -433,7 +433,7 @@ def clock(reader: Reader, side: Side = "key") -> Clock:
 
 
 def readers(sums: PositionSums, skip_keys: int) -> Iterator[tuple[dict[str, int], Reader]]:
-    """Yield each layer, or each head of it, with the columns that name it."""
+    """Yield each layer, or each head, with the columns that name it."""
     for layer, reader in sums.readers.items():
         for head, one in reader.heads():
             names = {"layer": layer} if head is None else {"layer": layer, "head": head}
@@ -445,7 +445,7 @@ def _pairs(n_folds: int) -> Int[Tensor, "pair two"]:
 
 
 def _without_each(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds fold"]:
-    """Return the weights of all folds, then with 0 for each in turn."""
+    """Return the weights of all folds, then the weights with every fold in turn at 0."""
     n = len(weights)
     keep = torch.cat((torch.ones(1, n, dtype=weights.dtype), 1 - torch.eye(n, dtype=weights.dtype)))
     return keep * weights

@@ -1,4 +1,4 @@
-"""Recover what a block applies: the shape of its mask, the rotation of RoPE, scale and soft cap."""
+"""Recover a block's mask shape, RoPE rotation, scale and soft cap from its tensors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ LINEAR = 1e-4  # relative error up to which scores are a multiple of q.k
 
 @dataclass(frozen=True, kw_only=True)
 class MaskShape:
-    """Which keys each query attends to.
+    """The shape of a mask: the keys that each query attends to.
 
     Attributes:
-        kind: `causal`: all j <= i. `window`: the last `size` of these, i itself included. `chunks`:
-            those in its own chunk of `size` positions. `prefix`: the first `size` positions attend
-            to each other, later ones are causal. `bidirectional`: all. `two-sided window`: those
-            less than `size` away. `other`: none of these.
-        size: of a window, chunk or prefix; else None.
-        n_positions: how many positions were seen: a longer window or chunk does not show.
+        kind: `causal`: all j <= i. `window`: the last `size` keys, i itself included. `chunks`:
+            earlier keys in the query's chunk of `size` positions. `prefix`: the first `size`
+            positions attend to each other, later positions are causal. `bidirectional`: all keys.
+            `two-sided window`: keys less than `size` away. `other`: another shape.
+        size: the size of a window, chunk or prefix; else None.
+        n_positions: how many positions were seen; a longer window or chunk cannot be detected.
     """
 
     kind: Kind
@@ -43,10 +43,10 @@ class MaskShape:
 def mask_shape(
     rows: Callable[[slice], Bool[Tensor, "query_pos key_pos"]], n_positions: int
 ) -> MaskShape:
-    """Return the shape of a mask, of which the cells of some queries are in memory at a time.
+    """Return the shape of a mask, holding the cells of a few queries at a time.
 
     Args:
-        rows: returns which keys some queries attend to.
+        rows: returns the visible cells of some queries.
         n_positions: how many queries and keys there are.
 
     Example:
@@ -81,11 +81,11 @@ def mask_shape(
 
 @dataclass(frozen=True, kw_only=True)
 class Rotation:
-    """How a block turns the coordinates of its queries and keys.
+    """The rotation of a block's queries and keys.
 
     Attributes:
-        pairs: the two coordinates of each pair that turns, in the order of the first.
-        frequencies: by how much each pair turns from one position to the next, radians.
+        pairs: the two coordinates of each pair that turns, in the order of the first coordinate.
+        frequencies: the angle of each pair per position, radians.
         size: the length of a turned unit vector at position 0 (1, unless RoPE also scales).
     """
 
@@ -111,8 +111,8 @@ class PowerLaw:
     """Frequencies theta_0 base^(-f/n) of the pairs f = 0, ..., n - 1.
 
     Attributes:
-        base: RoPE's base; None if no law shows: of a single pair, or if the third pair is off.
-        n_following: how many of the first pairs follow the law; further ones are slowed down, as in
+        base: RoPE's base; None without a law: for a single pair, or if the third pair is off.
+        n_following: how many of the first pairs follow the law; later pairs are slowed down in
             Llama 3.1 and YaRN.
     """
 
@@ -145,14 +145,15 @@ def recover_rotation(matrices: Float[Tensor, "pos d_head d_head"]) -> Rotation:
 def turning_matrices(
     straight: Float[Tensor, "two vector d_head"], turned: Float[Tensor, "two vector d_head"]
 ) -> Float[Tensor, "two d_head d_head"] | None:
-    """Return the matrices that turn vectors at two positions, found from the vectors themselves.
+    """Return the matrices that turn vectors at two positions, fitted to the vectors themselves.
 
     Args:
         straight: the vectors at positions 0 and 1 without RoPE.
         turned: the same vectors with RoPE.
 
     Returns:
-        None if no pairs of coordinates, next to each other or half of them apart, turn as one.
+        The matrices; None if neither neighbouring coordinates nor coordinates half the width apart
+        turn in pairs.
 
     Example:
         >>> x = torch.randn(2, 5, 3)
@@ -217,11 +218,12 @@ def fit_score_product(
 ) -> ScoreProduct:
     """Return scale and soft cap by least squares.
 
-    A soft cap shows only if some scores come near it; without one, `error` is 1e-4 at most.
+    A soft cap can be fitted only if some scores come near it; without a soft cap, `error` is 1e-4
+    at most.
 
     Args:
         products: q.k of some cells, from small to large.
-        scores: what the block feeds to softmax there, nats.
+        scores: the block's scores in these cells, nats.
 
     Example:
         >>> products = torch.linspace(-9, 9, 19).double()

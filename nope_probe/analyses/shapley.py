@@ -1,12 +1,12 @@
 """Players, their coalitions, and every quantity of an attribution as a contrast of conditions.
 
 A condition is the model with some components removed, written as the frozenset of these components.
-A contrast is a linear combination of conditions' maps: a source, a Shapley map, an interaction. As
-it holds the coefficients alone, every share is an inner product in one Gram matrix of the maps.
+A contrast is a linear combination of conditions' maps: a source, a Shapley map, an interaction. A
+contrast holds only coefficients, so every share is an inner product in one Gram matrix of the maps.
 
-v(T) is the pattern when of the players only T is kept. Weights cannot make position, they shape
-what the sources make; so what players share is the positional part p(T) = v(T) - v(T less the
-sources), and v(none), the content pattern that replaced weights have, takes no part in it.
+v(T) is the pattern when only the players in T are kept. Weights cannot make position; they only
+shape the effects of sources. Players therefore share the positional part p(T) = v(T) - v(T less the
+sources), without v(none), the content pattern of replaced weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nope_probe.components import (
     writer_of,
 )
 
-Condition = frozenset[str]  # of components, and of bands of RoPE where these play
+Condition = frozenset[str]  # components, and bands of RoPE where these play
 Contrast = Mapping[Condition, float]
 INTACT: Condition = frozenset()
 MASK: Condition = frozenset({"mask"})
@@ -35,16 +35,16 @@ MOST_CONDITIONS = 1024  # the coalitions of 10 players
 
 
 def removal(names: Iterable[str], bands: Iterable[str] = ROPE_HALVES) -> Condition:
-    """Return the condition that removes some components: all bands of RoPE together are `rope`.
+    """Return the condition that removes some components; all bands of RoPE together are `rope`.
 
-    Without position embeddings there is no position that they write.
+    `position[pos_embed]` is dropped beside `pos_embed`, because removed embeddings write nothing.
 
-    Every condition of player sets, plans and explorers is made here, so that a map is looked up
-    under the name that it was captured under.
+    Player sets, plans and explorers make all their conditions here, so that a map is looked up
+    under the name under which it was captured.
 
     Args:
         names: components and bands of RoPE.
-        bands: bands of RoPE that together are all of it.
+        bands: bands of RoPE that together are all of RoPE.
 
     Example:
         >>> sorted(removal(["mask", "rope_high"])), sorted(removal(["rope_low", "rope_high"]))
@@ -62,7 +62,7 @@ def removal(names: Iterable[str], bands: Iterable[str] = ROPE_HALVES) -> Conditi
 
 @dataclass(frozen=True, kw_only=True)
 class Player:
-    """What is kept or removed as a whole: a component, a circuit or a union of these."""
+    """A component, a circuit or a union of these, kept or removed as a whole."""
 
     name: str
     components: Condition
@@ -74,18 +74,18 @@ class Player:
 
     @property
     def has_weight(self) -> bool:
-        """Whether it holds a projection, which a removal replaces by something."""
+        """Whether it holds a projection, which a removal replaces."""
         return not self.components.isdisjoint(WEIGHTS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayerSet:
-    """Players whose coalitions are all measured: v(T) is the pattern when only T is kept.
+    """Players whose coalitions are all measured; v(T) is the pattern when only T is kept.
 
     Attributes:
         name: the set's name.
         players: the players.
-        bands: bands of RoPE that together are all of it.
+        bands: bands of RoPE that together are all of RoPE.
     """
 
     name: str
@@ -94,7 +94,7 @@ class PlayerSet:
 
     @property
     def has_source(self) -> bool:
-        """Whether a source plays; if none does, the positional part p is v itself."""
+        """Whether a source plays; without a source, the positional part p is v itself."""
         return any(player.is_source for player in self.players)
 
     @property
@@ -114,7 +114,7 @@ def player(name: str) -> Player:
     Bands of RoPE (`rope_high`, `rope_low`, `rope[a:b]`) count as components.
 
     Raises:
-        ValueError: if there is no such component or circuit, or parts share a component.
+        ValueError: for an unknown component or circuit, or for parts that share a component.
 
     Example:
         >>> sorted(player("qk+mlp").components)
@@ -140,10 +140,10 @@ def condition(removed: str | Iterable[str]) -> Condition:
     """Return the condition in which some components are removed.
 
     Args:
-        removed: names of components, circuits (`qk`, `ov`) or unions (`mask+rope`), or one of them.
+        removed: a name, or names, of components, circuits (`qk`, `ov`) or unions (`mask+rope`).
 
     Raises:
-        ValueError: for a name that does not exist, or two that share a component.
+        ValueError: for a name that does not exist, or two names that share a component.
 
     Example:
         >>> sorted(condition(["mask", "qk"])), sorted(condition("rope")), condition(())
@@ -163,11 +163,11 @@ def player_set(
     Args:
         names: components, circuits, bands of RoPE, and unions of them.
         name: the set's name.
-        bands: bands of RoPE that together are all of it; they matter if they all play.
+        bands: bands of RoPE that together are all of RoPE; they matter if they all play.
 
     Raises:
-        ValueError: for no player, an unknown one, two that share a component, or so many that their
-            coalitions are more than 1,024 conditions.
+        ValueError: for no players, an unknown player, players that share a component, or players
+            with more than 1,024 conditions.
 
     Example:
         >>> from nope_probe import player_set
@@ -199,7 +199,7 @@ def _too_many(n_players: int) -> str:
 
 
 def coalitions(players: Sequence[Player]) -> Iterator[tuple[Player, ...]]:
-    """Yield all subsets of the players, the empty one first."""
+    """Yield all subsets of the players, the empty subset first."""
     sizes = range(len(players) + 1)
     return chain.from_iterable(combinations(players, size) for size in sizes)
 
@@ -207,9 +207,9 @@ def coalitions(players: Sequence[Player]) -> Iterator[tuple[Player, ...]]:
 def source_terms(sources: Sequence[str]) -> dict[str, Contrast]:
     """Return the terms of v(all): content, each source, and the interactions of sources.
 
-    The trained weights are kept. Content is the pattern without any source; the term of a source is
-    what that source adds to it alone, and an interaction what its sources add only together (the
-    paper's section 5).
+    The trained weights are kept. Content is the pattern without any source. The term of a source is
+    the pattern that this source alone adds to content. An interaction is the pattern that sources
+    add only together (the paper's section 5).
 
     Args:
         sources: the sources that the model has: the mask, and a window or position encodings.
@@ -230,7 +230,7 @@ def source_terms(sources: Sequence[str]) -> dict[str, Contrast]:
 
 
 def position_term(sources: Sequence[str]) -> Contrast:
-    """Return all of v(all) but content: what the sources add together."""
+    """Return v(all) less content: the pattern that all sources add together."""
     return {INTACT: 1.0, frozenset(sources): -1.0}
 
 
@@ -247,17 +247,17 @@ def positional(players: PlayerSet, kept: Sequence[Player]) -> Contrast:
 
 
 def positional_whole(players: PlayerSet) -> Contrast:
-    """Return p(all), which the players' shares are shares of."""
+    """Return p(all), the whole of the players' shares."""
     return positional(players, players.players)
 
 
 def base(players: PlayerSet) -> Contrast:
-    """Return p(none): nothing where a source plays, else the pattern that needs no player."""
+    """Return p(none): 0 where a source plays, else the pattern that needs no player."""
     return positional(players, ())
 
 
 def shapley(players: PlayerSet, one: Player) -> Contrast:
-    """Return phi_c: what a player adds to p, averaged over all orders in which players can join."""
+    """Return phi_c: a player's addition to p, averaged over all orders in which players join."""
     k = len(players.players)
     terms = []
     for kept in coalitions(_others(players, one)):
@@ -270,24 +270,24 @@ def shapley(players: PlayerSet, one: Player) -> Contrast:
 
 
 def alone(players: PlayerSet, one: Player) -> Contrast:
-    """Return p({c}): what a player brings alone; nothing for a weight where a source plays."""
+    """Return p({c}): the part of a player alone; 0 for a weight where a source plays."""
     return positional(players, (one,))
 
 
 def without(players: PlayerSet, one: Player) -> Contrast:
-    """Return p(all less c): what the other players bring together."""
+    """Return p(all less c): the part of all other players together."""
     return positional(players, _others(players, one))
 
 
 def lost(players: PlayerSet, one: Player) -> Contrast:
-    """Return p(all) - p(all less c): what is lost without a player."""
+    """Return p(all) - p(all less c): the loss without a player."""
     return _sum([(1.0, positional_whole(players)), (-1.0, without(players, one))])
 
 
 def moebius(players: PlayerSet, members: Sequence[Player]) -> Contrast:
-    """Return m(T), the sum over S in T of (-1)^(|T|-|S|) p(S): what only all of T together add.
+    """Return m(T), the sum over S in T of (-1)^(|T|-|S|) p(S): the part that needs all of T.
 
-    Where a source plays, it is nothing for a T of weights alone.
+    Where a source plays, m(T) is 0 for a T of weights alone.
     """
     return _sum(
         [((-1.0) ** (len(members) - len(s)), positional(players, s)) for s in coalitions(members)]

@@ -1,23 +1,23 @@
 """Exact splits of a score map without any ablation: RoPE frequencies, mean and covariance.
 
-A score is a sum over RoPE's pairs of coordinates, and over the coordinates that do not turn. So a
-score map is the sum of the maps of bands of pairs, and of the unrotated rest.
+A score is a sum over RoPE's pairs of coordinates and the coordinates that do not turn. A score map
+is therefore the sum of the maps of bands of pairs, and of the unrotated rest.
 
 Song and Zhong (arXiv 2310.04861) split a vector h of sequence c at position t into the global mean,
 a positional part pos_t (the mean over sequences, less the global mean), a context part ctx_c (the
 mean over positions, less the global mean), and a residual. Put into queries and keys, a mean score
 has four blocks, with mean_t = global mean + pos_t and rest = ctx_c + residual:
 
-    mean . mean    the mean term <E q_i, E k_j>: each position has a mean vector of its own
+    mean . mean    the mean term <E q_i, E k_j>: every position has its own mean vector
     mean . rest    0 by construction: <E q_i, E rest_j>, and E rest_j = 0 over sequences
     rest . mean    0 by construction, likewise
-    rest . rest    the covariance term, that of q_i and k_j over sequences: tokens that share their
-                   past resemble each other
+    rest . rest    the covariance term, of q_i and k_j over sequences: tokens that share their past
+                   resemble each other
 
-The cross terms vanish cell by cell, whatever the model, so the first and the last block are the
-score map. Within the last one, `split_covariance` separates ctx_c from the residual: none of those
-four parts is 0 by construction, but ctx.ctx is one number and residual.ctx one number per query,
-and softmax ignores both. No block depends on the basis.
+The cross terms vanish cell by cell for any model, so the score map is the first block plus the
+last. Within the last block, `split_covariance` separates ctx_c from the residual. Its four parts
+need not be 0, but ctx.ctx is a single number and residual.ctx a number per query, and softmax
+ignores both. No block depends on the basis.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Band:
         layer: the layer, from 0.
         name: for octaves, its wavelengths in positions, such as `8-16`; else its number from 0,
             fast pairs first; or `unrotated`.
-        pairs: the rotary pairs of the layer that are in it, by number; none in `unrotated`.
-        wavelengths: of these pairs, in positions.
-        coordinates: of each head, those in the band.
+        pairs: the numbers of the layer's rotary pairs in the band; `unrotated` has none.
+        wavelengths: the wavelengths of these pairs, in positions.
+        coordinates: the coordinates of each head in the band.
     """
 
     layer: int
@@ -64,7 +64,7 @@ class Band:
 
 @dataclass(frozen=True, kw_only=True)
 class BandPattern:
-    """What a band has of its layer's pattern v(all).
+    """A band's part of its layer's pattern v(all).
 
     Attributes:
         band: the band.
@@ -83,10 +83,10 @@ def make_bands(
     choice: BandChoice,
     layers: Sequence[int] | None = None,
 ) -> list[list[Band]]:
-    """Return the bands of each layer, of the same names in all.
+    """Return the bands of each layer; all layers have the same band names.
 
     Args:
-        rotations: what each layer turns.
+        rotations: the rotation of each layer.
         d_head: coordinates of a head.
         choice: `octaves` (wavelengths from 2^k to 2^(k+1) positions), or how many bands of
             consecutive pairs.
@@ -124,7 +124,7 @@ def make_bands(
 
 
 def _key(rotation: Rotation, pair: int, choice: BandChoice) -> int:
-    """Return a number that the pairs of a band share, and by which bands are in order."""
+    """Return the band of a pair as a number; bands are in the order of these numbers."""
     if choice == "octaves":
         return floor(log2(_wavelength(rotation, pair)))
     return pair * choice // len(rotation.pairs)
@@ -160,9 +160,9 @@ def split_bands(
     counts: Int[Tensor, " fold"] | None = None,
     query_positions: QueryPositions = None,
 ) -> list[BandPattern]:
-    """Return what each band has of its layer's pattern; a layer's empty bands are left out.
+    """Return each band's part of its layer's pattern; a layer's empty bands are left out.
 
-    A pattern within the rounding of its map is 0, and nothing has a share of it.
+    A pattern within the rounding of its map is 0, and shares of it are undefined.
 
     Args:
         scores: fold maps of the scores, nats.
@@ -197,7 +197,7 @@ class MeanCovariance:
         mean_rms, covariance_rms: RMS of each term's pattern, nats.
         dimensions: how many dimensions the positions' mean keys span (participation ratio).
 
-    A pattern or term within the rounding of the scores is 0, and nothing has a share of it.
+    A pattern or term within the rounding of the scores is 0, and shares of it are undefined.
     """
 
     layer: int
@@ -220,15 +220,15 @@ def split_mean_covariance(
 
     Args:
         layer: the layer, from 0.
-        scores: fold maps of the score, nats, as `capture_scores(..., mean_term=True)` returns them,
-        mean_term: with their mean term, nats,
-        key_means: and the mean key of each position.
+        scores: fold maps of the score, nats, from `capture_scores(..., mean_term=True)`.
+        mean_term: their mean term, nats.
+        key_means: the mean key of each position.
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
     """
     maps = {"scores": as_layer(scores), "mean": as_layer(mean_term)}
     gram = ContrastGram.of_layers(maps, skip_keys, counts)
-    gram.score_squares[:] = gram.score_squares[0]  # the mean term is rounded as the scores are
+    gram.score_squares[:] = gram.score_squares[0]  # the mean term has the scores' rounding
     whole, mean, covariance = {"scores": 1.0}, {"mean": 1.0}, {"scores": 1.0, "mean": -1.0}
     return MeanCovariance(
         layer=layer,
@@ -258,10 +258,10 @@ class CovarianceParts:
 
 
 def split_covariance(covariance: Float[Tensor, "query_pos key_pos"]) -> CovarianceParts:
-    """Return the parts of the covariance term that context and residual bring.
+    """Return the parts of the covariance term from context and residual.
 
-    ctx_c is the mean of the rest over positions, so the parts are means of the covariance term over
-    queries and keys, and need no further sums over sequences.
+    ctx_c is the mean of the rest over positions. The parts are therefore means of the covariance
+    term over queries and keys, and need no further sums over sequences.
 
     Args:
         covariance: the covariance term over all queries and keys (j > i too), nats.
@@ -290,8 +290,8 @@ def participation_ratio(
 ) -> Interval:
     """Return (tr C)^2 / tr C^2 of the covariance C of the positions' means, with its interval.
 
-    C is taken between different folds, so that noise adds no dimensions to the trace. The ratio is
-    undefined where the trace does not exceed its noise, or the means' rounding: all positions have
+    C is taken between different folds, so that noise adds no dimensions. The ratio is undefined
+    where the trace does not exceed its noise or the means' rounding, since all positions then have
     the same mean.
     """
     centred = means - means.mean(1, keepdim=True)

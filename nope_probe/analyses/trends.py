@@ -1,7 +1,8 @@
-"""Locality and monotonicity: how a pattern's values are ordered along the keys of each query.
+"""Locality and monotonicity: the order of a pattern's values along the keys of each query.
 
-Of more than 512 rows `measure` takes both on every (rows/256)-th, rounded up: ordering all keys of
-all queries would take longer than the model does, and neighbouring queries have similar patterns.
+For more than 512 rows, `measure` takes both on every (rows/256)-th row, rounded up. Ordering the
+keys of all queries would take longer than the model, and neighbouring queries have similar
+patterns.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from nope_probe.maps.rows import QueryPositions, rows_of
 
 LAG = 8
 MIN_KEYS = 8
-EXACT_ROWS = 512  # up to so many rows, the keys of all queries are ordered
-ORDERED_ROWS = 256  # of more, those of about so many
+EXACT_ROWS = 512  # up to this number of rows, the keys of all queries are ordered
+ORDERED_ROWS = 256  # above it, the keys of about this number of queries are ordered
 Rows = Float[Tensor, "*map row key_pos"]
 
 
 def query_stride(n_rows: int) -> int:
-    """Return the step between the rows whose keys are put in order, of a map of so many rows.
+    """Return the stride between rows whose keys are ordered, in a map of n_rows rows.
 
     Example:
         >>> [query_stride(n) for n in (64, 512, 513, 1024, 4096)]
@@ -36,7 +37,7 @@ class TrendSums:
 
     Args:
         n_maps: how many patterns there are.
-        query_positions: the queries of their rows.
+        query_positions: the queries of the rows.
     """
 
     def __init__(self, n_maps: int, query_positions: Int[Tensor, " row"]) -> None:
@@ -46,7 +47,7 @@ class TrendSums:
         self.signs = {lag: torch.zeros(n_maps, dtype=torch.float64) for lag in self.n_pairs}
 
     def chosen(self, start: int, stop: int) -> list[int]:
-        """Return the queries from start to stop - 1 whose keys are put in order."""
+        """Return the queries from start to stop - 1 whose keys are ordered."""
         first, behind = torch.searchsorted(self.queries, torch.tensor([start, stop])).tolist()
         chosen: list[int] = self.queries[first:behind].tolist()
         return chosen
@@ -86,7 +87,7 @@ def locality(
     Args:
         patterns: patterns, nats.
         skip_keys: how many first keys to leave out.
-        stride: between the rows that are taken, the first being 0.
+        stride: the stride between the rows used, starting with row 0.
         query_positions: the queries of the rows; all by default.
     """
     cells = _kept_cells(patterns, skip_keys, query_positions)
@@ -101,13 +102,13 @@ def locality(
 
 
 def spearman_with_order(values: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
-    """Return the Spearman correlation of values with their places; 0 if all are equal."""
+    """Return the Spearman correlation of values with their places; 0 if all values are equal."""
     order = torch.arange(values.shape[-1], dtype=values.dtype)
     order = order - order.mean()
     places = np.argsort(values.numpy(), -1)  # more than twice as fast as torch's
     ordered = np.take_along_axis(values.numpy(), places, -1)
     if (ordered[..., 1:] > ordered[..., :-1]).all():  # without ties, the usual case
-        # The sum of rank times place is the same in the order of ranks; order sums to 0.
+        # Sum rank times place in the order of ranks; `order` sums to 0.
         return torch.from_numpy(places).to(values.dtype) @ order / order.square().sum()
     ranks = _ranks(values.contiguous())
     ranks = ranks - ranks.mean(-1, keepdim=True)
@@ -141,7 +142,7 @@ def monotonicity(
 def _kept_cells(
     patterns: Float[Tensor, "*batch row key_pos"], skip_keys: int, query_positions: QueryPositions
 ) -> KeptCells:
-    """Return the cells that all patterns have, of which there may be none."""
+    """Return the cells that all patterns have, perhaps none."""
     n_rows, n = patterns.shape[-2:]
     queries = rows_of(n_rows, query_positions)
     visible = first_visible_keys(patterns, queries).reshape(-1, n_rows).amax(0)

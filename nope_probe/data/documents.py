@@ -1,9 +1,9 @@
 """Documents: the texts of a source, in files on this machine or in data sets that are streamed.
 
-A data set is on the Hub or in a folder. It is read no further than is needed. Python's standard
-library is text that every machine has: its modules are either for training or held out, by a hash
-of their name. The held-out text is shipped with the checkpoints, because the library differs
-between Python versions.
+A data set is on the Hub or in a folder, and is read only as far as needed. Python's standard
+library is text that every machine has. A hash of a module's name decides whether it is for training
+or held out. The held-out text is shipped with the checkpoints, because the library differs between
+Python versions.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 SOURCES = ("shipped", "stdlib", "random", "gaussian")
 SUFFIXES = (".txt", ".jsonl", ".parquet")
-LARGE = 1 << 26  # bytes of a file that is read once only, when the model is there
-MIN_FOLDS = 4  # of the data, that intervals are made from
-# A tokenizer keeps some 150 bytes for each character of a document while it is at work on it.
+LARGE = 1 << 26  # bytes of a file that is read only once, after the model is loaded
+MIN_FOLDS = 4  # folds of the data that intervals need
+# A tokenizer takes some 150 bytes for each character of the document that it works on.
 MOST_CHARACTERS = 10_000_000
-# Of a data set that models are trained on, only the held-out slice is read.
+# Models are trained on this data set, so only its held-out slice is read.
 HELD_OUT = {"fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT")}
 MOST_DOCUMENTS = 1_000_000
 _BATCH = 64
@@ -73,7 +73,7 @@ def documents(source: str) -> list[str]:
         return stdlib_documents()
     path = local_path(source)
     validate_regular(path)
-    if not os.path.isfile(path):  # False too for names that no file can have
+    if not os.path.isfile(path):  # False for names that no file can have
         raise UserError(
             f"no data {source!r}: expected {', '.join(SOURCES)} or a file that exists, "
             "fineweb-edu, a Hub data set (owner/name) or a folder of one"
@@ -87,7 +87,7 @@ def documents(source: str) -> list[str]:
 
 
 def validate_readable(source: str) -> None:
-    """Check that a file on this machine can be read, if that takes less than seconds.
+    """Check that a file on this machine can be read, unless it is large.
 
     Raises:
         UserError: as `documents` does.
@@ -98,7 +98,7 @@ def validate_readable(source: str) -> None:
 
 
 def file_of(source: str) -> Path | None:
-    """Return the file, or the folder of a data set, that a source is read from; None if neither."""
+    """Return a source's file, or the folder of a data set; None if it has neither."""
     path = SHIPPED if source == "shipped" else local_path(source)
     return path if source and os.path.exists(path) and source not in SOURCES[1:] else None
 
@@ -118,10 +118,10 @@ def validate_packing(source: str, start: str) -> None:
 
 
 def validate_folds(source: str, n_documents: int, folds: int) -> None:
-    """Check that there are documents for every fold: the sequences of one are not independent.
+    """Check that there are documents for every fold: a document's sequences are not independent.
 
     Raises:
-        UserError: saying how many there are.
+        UserError: naming the number of documents.
     """
     if n_documents < MIN_FOLDS:
         raise UserError(
@@ -132,15 +132,15 @@ def validate_folds(source: str, n_documents: int, folds: int) -> None:
     if n_documents < folds:
         raise UserError(
             f"{n_documents} documents do not fill {folds} folds, since the sequences of a document "
-            f"share one: lower --folds to {n_documents}, or take more documents"
+            f"share a fold: lower --folds to {n_documents}, or take more documents"
         )
 
 
 def read_texts(path: Path) -> list[str]:
-    """Return the texts of a file: the whole of a .txt, the column `text` of the others.
+    """Return the texts of a file: the whole of a .txt file, the column `text` of other files.
 
     Raises:
-        UserError: naming the file, the line where there is one, and what is wrong.
+        UserError: naming the file, the line if the file has lines, and the error.
     """
     with reading(f"cannot read {path}"):
         if path.suffix == ".txt":
@@ -213,13 +213,13 @@ def is_data_set(source: str) -> bool:
 
 
 def stream_texts(source: str) -> Iterator[str]:
-    """Stream the texts of a data set, in its own order; of fineweb-edu the held-out slice.
+    """Stream the texts of a data set in its own order; from fineweb-edu, the held-out slice.
 
     Args:
         source: `fineweb-edu`, a Hub id (`owner/name` or `owner/name:config`) or a local folder.
 
     Raises:
-        UserError: if it cannot be read or has no column of texts.
+        UserError: for a data set that cannot be read or has no column of texts.
     """
     from datasets import load_dataset
 
@@ -261,7 +261,7 @@ def long_documents(
     """Return the tokens of a data set's first n_documents documents of n_tokens tokens or more.
 
     Raises:
-        UserError: if there are fewer (it says how many), or the data set cannot be read.
+        UserError: for too few documents (naming their number), or a data set that cannot be read.
     """
     long, n_read = list[list[int]](), 0
     for document in tokenised(islice(stream_texts(source), MOST_DOCUMENTS), tokenizer):
@@ -279,9 +279,9 @@ def long_documents(
 def first_documents(
     source: str, tokenizer: PreTrainedTokenizerBase, n_tokens: int
 ) -> list[list[int]]:
-    """Return the tokens of a data set's first documents: n_tokens in all, with a separator each.
+    """Return the tokens of a data set's first documents, n_tokens in all, separators included.
 
-    If the data set has fewer, all of its documents are returned.
+    If the data set has fewer tokens, all of its documents are returned.
     """
     documents, n_read = list[list[int]](), 0
     for document in tokenised(islice(stream_texts(source), MOST_DOCUMENTS), tokenizer):
@@ -293,10 +293,10 @@ def first_documents(
 
 
 def tokenised(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
-    """Yield the tokens of each text; a batch at a time, since tokenizers keep far more than ids.
+    """Yield the tokens of each text, a batch at a time, because tokenizers keep much beside ids.
 
     Raises:
-        UserError: for a text that the tokenizer has no tokens for.
+        UserError: for a text that the tokenizer cannot encode.
     """
     remaining = iter(texts)
     while batch := list(islice(remaining, _BATCH)):
@@ -309,7 +309,7 @@ def stdlib_documents(held_out: bool | None = None) -> list[str]:
     """Return the documents of this Python's standard library.
 
     Args:
-        held_out: True for the held-out modules, False for the training ones, None for all.
+        held_out: True for held-out modules, False for training modules, None for all modules.
     """
     root = Path(sysconfig.get_path("stdlib"))
     modules = [path for path in sorted(root.rglob("*.py")) if _is_kept(path.relative_to(root))]
@@ -324,7 +324,7 @@ def stdlib_documents(held_out: bool | None = None) -> list[str]:
 def split(source: str) -> list[str]:
     """Split a module's source before top-level statements into documents of 1,200 characters.
 
-    The last one may be shorter. A source that is not this Python's syntax stays whole.
+    The last document may be shorter. A source in another Python's syntax stays whole.
     """
     try:
         starts = [_first_line(node) for node in ast.parse(source).body]
@@ -354,7 +354,7 @@ def _read(path: Path) -> str:
 
 
 def write_held_out(path: Path) -> None:
-    """Write the held-out documents as the data set `shipped`: a JSON object with `text` a line."""
+    """Write the held-out documents as the data set `shipped`: per line, an object with `text`."""
     rows = (json.dumps({"text": text}) + "\n" for text in stdlib_documents(held_out=True))
     path.write_text("".join(rows), encoding="utf-8")
 

@@ -1,9 +1,9 @@
 """Sequences of tokens (or of vectors) of equal length, never padded.
 
-By default a sequence begins at a random place of a document: document starts would confound content
-with position. The sequences of one document do not overlap, and every document gives one before any
-gives two. By the paper's rule (`start`) a sequence is the first tokens of a document; with packing,
-documents are joined end to end.
+By default a sequence begins at a random place of a document, because document starts would confound
+content with position. The sequences of a document do not overlap, and every document gives a first
+sequence before any gives a second. By the paper's rule (`start`), a sequence is the first tokens of
+a document. With packing, documents are joined end to end.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Sequences:
     Attributes:
         inputs: token ids, or vectors for the parameter-free models.
         name: their source.
-        bos: whether each sequence begins with a BOS token (an attention sink).
-        kind: what the inputs are: tokens of texts, those tokens shuffled, random tokens or vectors.
-        documents: the number of the document that each sequence is from; None where each is drawn
-            by itself. The sequences of one document are not independent and share a fold.
+        bos: whether all sequences begin with a BOS token (an attention sink).
+        kind: the kind of inputs: tokens of texts, shuffled tokens, random tokens or vectors.
+        documents: the number of each sequence's document; None if sequences are drawn singly. A
+            document's sequences are not independent, so they share a fold.
     """
 
     inputs: Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
@@ -66,21 +66,21 @@ class Sequences:
 
     @property
     def n_documents(self) -> int:
-        """How many independent documents the sequences are from; their number if drawn singly."""
+        """The number of independent documents; if sequences are drawn singly, of sequences."""
         return len(self) if self.documents is None else len(self.documents.unique())
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return the sequences as tensors by name, as a checkpoint keeps them."""
+        """Return the sequences as tensors by name, for a checkpoint."""
         about = json.dumps([self.name, self.bos, self.kind]).encode()
         tensors = {"inputs": self.inputs, "about": torch.tensor([*about], dtype=torch.uint8)}
         return tensors if self.documents is None else tensors | {"documents": self.documents}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Sequences:
-        """Return the sequences that `to_tensors` made tensors of."""
+        """Return the sequences that `to_tensors` turned into these tensors."""
         name, bos, kind = json.loads(bytes(tensors["about"].tolist()))
         documents = tensors.get("documents")
         return cls(inputs=tensors["inputs"], name=name, bos=bos, kind=kind, documents=documents)
@@ -106,20 +106,20 @@ def sequences(
             `random` (i.i.d. tokens), a .txt, .jsonl or .parquet file (with a `text` column),
             `fineweb-edu` (a held-out slice, streamed), another Hub data set or a folder of one; or
             a list of texts, which are documents.
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         n_seqs: how many sequences; by default 512, or as many as a list of texts gives.
         seq_len: tokens in each, BOS included.
-        seed: of every random choice.
-        shuffle: permute the tokens within each sequence (not BOS), which makes positions
-            exchangeable: a positional pattern that remains is not the text's.
+        seed: the seed of all random choices.
+        shuffle: permute the tokens within each sequence (not BOS). This makes positions
+            exchangeable, so a positional pattern that remains does not come from the text.
         start: where a sequence begins in its document: `random`, or `start`, the paper's rule.
-        bos: whether a sequence begins with a BOS token; `auto`: if the tokenizer adds one.
-        pack: join the documents in random order, each followed by the tokenizer's EOS token, and
-            cut sequences across documents, which attend to the ones before them.
+        bos: whether a sequence begins with a BOS token; `auto`: if the tokenizer adds it.
+        pack: join the documents in random order, with the tokenizer's EOS token after each, and
+            cut sequences across documents; later documents then attend to earlier documents.
 
     Raises:
-        UserError: for an unknown choice, and if the source cannot be read or holds too few long
-            documents (it says how many).
+        UserError: for an unknown choice, a source that cannot be read, or a source with too few
+            long documents (naming their number).
 
     Example:
         >>> from nope_probe import load, sequences
@@ -168,7 +168,7 @@ def sequences(
 def _read(
     source: str, tokenizer: PreTrainedTokenizerBase, n_seqs: int, length: int, is_packed: bool
 ) -> list[list[int]]:
-    """Return the tokens of a source's documents, of a data set no more than are needed."""
+    """Return the tokens of a source's documents; a data set is read only as far as needed."""
     if not is_data_set(source):
         return list(tokenised(documents(source), tokenizer))
     if is_packed:
@@ -189,15 +189,15 @@ def gaussian(
 ) -> Sequences:
     """Draw unit vectors whose expected inner products are about alpha (eq. 2).
 
-    Each is a Gaussian plus one that its sequence shares, normalised; at finite d_model the expected
-    inner product is a little below alpha.
+    A vector is its own Gaussian plus a Gaussian that its sequence shares, normalised. At finite
+    d_model the expected inner product is a little below alpha.
 
     Args:
         n_seqs: how many sequences.
         seq_len: vectors in each.
         d_model: their dimension.
         alpha: the expected inner product, 0 <= alpha < 1.
-        seed: of the draws.
+        seed: the seed of the draws.
 
     Raises:
         UserError: if alpha is outside [0, 1).
@@ -220,7 +220,7 @@ def begins_with_bos(tokenizer: PreTrainedTokenizerBase, bos: Bos) -> bool:
     """Return whether sequences begin with a BOS token.
 
     Raises:
-        UserError: if they always should and the tokenizer has none.
+        UserError: for `always` with a tokenizer that has no BOS token.
     """
     if bos == "always" and tokenizer.bos_token_id is None:
         raise UserError("--bos always: the model's tokenizer has no BOS token")
@@ -240,7 +240,7 @@ def _random_tokens(
     ordinary = torch.tensor([t for t in range(len(tokenizer)) if t not in special])
     if len(ordinary) == 0:
         raise UserError(
-            "--data random draws tokens, and the model's tokenizer has special ones only"
+            "--data random draws tokens, and the model's tokenizer has only special tokens"
         )
     return ordinary[torch.randint(len(ordinary), (n_seqs, length), generator=generator)]
 
@@ -251,7 +251,7 @@ class Windows:
 
     Attributes:
         tokens: their tokens.
-        documents: the number of the document that each is from. Sequences of one document are not
+        documents: the number of each sequence's document. A document's sequences are not
             independent.
     """
 
@@ -266,10 +266,10 @@ def cut(ids: list[list[int]], n_seqs: int, length: int, generator: Generator) ->
         ids: the tokens of each document.
         n_seqs: how many sequences.
         length: tokens in each.
-        generator: of every random choice.
+        generator: draws all random choices.
 
     Raises:
-        UserError: if there are too few (it says how many there are).
+        UserError: for too few sequences (naming their number).
     """
     per_document = [_starts(len(document), length, generator) for document in ids]
     long_enough = [index for index, starts in enumerate(per_document) if starts]
@@ -294,10 +294,10 @@ def cut(ids: list[list[int]], n_seqs: int, length: int, generator: Generator) ->
 
 
 def cut_at_start(ids: list[list[int]], n_seqs: int, length: int, generator: Generator) -> Windows:
-    """Take the first tokens of documents that are long enough, one sequence each, in random order.
+    """Take the first tokens of n_seqs documents that are long enough, in random order.
 
     Raises:
-        UserError: if there are too few (it says how many there are).
+        UserError: for too few documents (naming their number).
     """
     long_enough = [document[:length] for document in ids if len(document) >= length]
     if len(long_enough) < n_seqs:
@@ -310,7 +310,7 @@ def cut_at_start(ids: list[list[int]], n_seqs: int, length: int, generator: Gene
 
 
 def _starts(n_tokens: int, length: int, generator: Generator) -> list[int]:
-    """Choose where the sequences of one document begin, in random order."""
+    """Choose the starts of a document's sequences, in random order."""
     n_fit, slack = divmod(n_tokens, length)
     if n_fit == 0:
         return []
@@ -327,19 +327,19 @@ def pack_documents(
 ) -> Windows:
     """Join documents in random order, each followed by a separator, and cut them into sequences.
 
-    A sequence may begin and end anywhere in a document, and may hold several: later documents
-    attend to the ones before them, as in most models' training. It counts as the document's that
-    most of its tokens are from, the first of these.
+    A sequence may begin and end anywhere in a document, and may hold several documents: later
+    documents attend to earlier documents, as in most models' training. A sequence belongs to the
+    document with most of its tokens, and in a tie to the first.
 
     Args:
         ids: the tokens of each document.
         n_seqs: how many sequences.
         length: tokens in each.
         separator: the token after each document.
-        generator: of the order.
+        generator: draws the order.
 
     Raises:
-        UserError: if there are too few tokens (it says how many there are).
+        UserError: for too few tokens (naming their number).
 
     Example:
         >>> pack_documents([[5, 6, 7, 8, 9]], 2, 3, 0, torch.Generator()).tokens
@@ -368,7 +368,7 @@ def separator_of(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the token to put after each packed document: the tokenizer's EOS.
 
     Raises:
-        UserError: if it has none.
+        UserError: for a tokenizer without EOS.
     """
     if tokenizer.eos_token_id is None:
         raise UserError(

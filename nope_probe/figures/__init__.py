@@ -1,8 +1,8 @@
-"""Figures of maps, shares and measures: each takes values and returns a `plotly` figure.
+"""Figures of maps, shares and measures: functions from values to a `plotly` figure.
 
-Maps are arrays, tensors or what a capture returned; tables are those of a run or a study. None of
-them needs torch, but for `explore`, which runs a model in every combination of removed components
-and lives in `experiments`: this file only names it.
+Maps are arrays, tensors or the result of a capture; tables are those of a run or a study. No figure
+needs torch except `explore`, which runs a model in every combination of removed components.
+`explore` lives in `experiments`, and this file only names it.
 
 Example:
     >>> import numpy as np
@@ -33,7 +33,7 @@ __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a figure on first use: plotly takes a while, and tables need none of it."""
+    """Import a figure on first use, because plotly takes a while and tables do not need it."""
     if name not in _HOME:
         raise AttributeError(f"nope_probe.figures has no {name!r}; it has {', '.join(__all__)}")
     return getattr(import_module(_HOME[name]), name)

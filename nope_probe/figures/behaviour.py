@@ -68,7 +68,7 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
 
 
 def _panels(conditions: Sequence[str]) -> dict[str, list[str]]:
-    """Return the conditions that remove sources alone, and the others; the intact one in both."""
+    """Return the conditions that remove only sources, and all others; `intact` is in both."""
     only_sources = [c for c in conditions if c != INTACT and are_sources(c.split("+"))]
     others = [c for c in conditions if c != INTACT and c not in only_sources]
     intact = [c for c in conditions if c == INTACT]
@@ -85,7 +85,7 @@ def _dash(name: str) -> str:
 
 
 def label(name: str) -> str:
-    """Return a condition as the legend names it.
+    """Return a condition's name in the legend.
 
     Example:
         >>> label("intact"), label("mask+rope")
@@ -95,7 +95,7 @@ def label(name: str) -> str:
 
 
 def removed(name: str) -> str:
-    """Return what a condition removes, and what stands for it where that is part of its name.
+    """Return the components that a condition removes, and the replacement if its name has it.
 
     Example:
         >>> removed("mask+rope"), removed("w_q:mean")
@@ -106,12 +106,12 @@ def removed(name: str) -> str:
 
 
 def component(name: str) -> str:
-    """Return what fixes a condition's colour and marker."""
+    """Return the component that gives a condition its colour and marker."""
     return name.partition(":")[0]
 
 
 def decodability(table: pd.DataFrame) -> go.Figure:
-    """Draw how far the index decoded from each layer's residual stream is from the true one.
+    """Draw the distance between the decoded and the true index, for each layer's residual stream.
 
     Open markers are the model with random weights; the dots of shuffled targets are at chance.
 
@@ -125,7 +125,7 @@ def decodability(table: pd.DataFrame) -> go.Figure:
     figure = over_layers(panels, heading, same_y=[range(len(panels))])
     figure.update_yaxes(title={"text": "positions"})
     named: set[str] = set()
-    for trace in figure.data:  # each name once, whichever panel it is in
+    for trace in figure.data:  # every name once, over all panels
         trace.showlegend = trace.name not in named and not trace.marker.symbol.endswith("-open")
         named.add(trace.name)
     return figure
@@ -147,7 +147,7 @@ def _decoded(table: pd.DataFrame, conditions: Sequence[str]) -> list[Dots]:
 def differences(
     table: pd.DataFrame, titles: Mapping[str, str], units: Mapping[str, str]
 ) -> go.Figure:
-    """Draw per measure what each condition changes, with 95% intervals; the intact model is at 0.
+    """Draw each measure's change in every condition, with 95% intervals; the intact model is at 0.
 
     Args:
         table: `behaviour.csv`: measure, condition, and difference with its bounds.
@@ -191,7 +191,7 @@ def differences(
 
 
 def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go.Figure:
-    """Draw what each condition takes from the positional pattern against what behaviour loses.
+    """Draw each condition's loss of behaviour against its loss of the positional pattern.
 
     Args:
         table: `bridge.csv`: condition, layer, pattern (nats), and each effect with its bounds; the
@@ -221,7 +221,7 @@ def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go
 
 
 def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
-    """Draw what is lost without each head's W_Q against the head's own positional pattern.
+    """Draw the rise of the loss without each head's W_Q against the head's positional pattern.
 
     Args:
         table: `heads.csv`: layer, head, pattern (nats), and loss with its bounds, nats.

@@ -30,12 +30,12 @@ Of = Literal["shown", "reference", "difference"]
 Kind = Literal["raw", "cosines", "less diagonal means"]
 Stage = tuple[Letter, Of, Kind]
 Scale = tuple[float, float]
-Choice = list[dict[str, Any]]  # of a switch: keys of the traces, and keys of the layout
+Choice = list[dict[str, Any]]  # a switch's choice: keys of the traces, and keys of the layout
 RAW: Kind = "raw"
 COSINES: Kind = "cosines"
 DIAGONAL: Kind = "less diagonal means"
 PER_STAGE, ALL_COSINES = "each stage its own", "one for all cosines"
-MIDDLE = (5, 95)  # percentiles of the cells off the diagonal, between which colours run
+MIDDLE = (5, 95)  # colours run between these percentiles of the cells off the diagonal
 COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 MAX_POSITIONS = 128
 MAX_CELLS = 27 * MAX_POSITIONS**2  # of all maps together: 2.4 MB of a page
@@ -67,27 +67,27 @@ def circuit(
 ) -> go.Figure:
     """Draw a block's stages along the flow of data, joined by named arrows.
 
-    One switch chooses the view: the maps, their cosines (inner products over the vectors' lengths),
-    or the maps less the mean of each diagonal; with a reference the ablated model, the intact one
-    and their difference. Each stage has a scale, which both models share, since stages differ by an
-    order of magnitude; the other switch puts all cosines on one scale. Colours run over the middle
-    90% of the cells off the diagonal.
+    A switch chooses the view: the maps, their cosines (inner products over the vectors' lengths),
+    or the maps less the mean of each diagonal; with a reference also the model: ablated, intact, or
+    their difference. Each stage has its own scale, shared by both models, because stages differ by
+    an order of magnitude. The other switch puts all cosines on one scale. Colours run over the
+    middle 90% of the cells off the diagonal.
 
     Args:
-        stages: what `capture_stages` returned, or maps by letter.
+        stages: the result of `capture_stages`, or maps by letter.
         layer: the block under study, from 0.
         removed: the components that an ablation removed; their arrows are struck through.
         reference: the intact model's stages, to compare with.
-        normalised: the maps less the mean of each diagonal; captured stages have them already.
+        normalised: the maps less the mean of each diagonal; captured stages contain them.
         components: the components that the model has; by default mask, weights, MLP and `removed`.
-        absent: why a stage does not exist in this block, per letter.
-        max_positions: larger maps are pooled to this many positions, in a comparison to fewer.
-        query_positions: the queries of the maps' rows, if not all have one; captured stages know.
-            There are no cosines then, for lack of the other vectors' lengths.
+        absent: the reason why a stage does not exist in this block, per letter.
+        max_positions: larger maps are pooled to this many positions, or fewer in a comparison.
+        query_positions: the queries of the rows, if some queries have none; captured stages hold
+            them. Cosines are then left out, because they need the lengths of all vectors.
         skip_keys: first positions that the colour limits leave out, as in `score_maps`.
 
     Raises:
-        ValueError: if there is no map, or a letter that is no stage.
+        ValueError: for no maps, or for a letter that is no stage.
 
     Example:
         >>> import numpy as np
@@ -108,7 +108,7 @@ def circuit(
     if query_positions is None and not isinstance(stages, Mapping):
         query_positions = stages.query_positions.numpy()
     pooled = {stage: pool(cells[None], size, query_positions) for stage, cells in held.items()}
-    # Each map has a colour axis of its own, so that the switches need not exchange limits.
+    # Every map has its own colour axis, so that the switches need not exchange limits.
     axes = {stage: f"coloraxis{axis(place)}" for place, stage in enumerate(held)}
     first = next(iter(shown.values()))
     figure = go.Figure(
@@ -143,7 +143,7 @@ def circuit(
 def _stage_maps(
     stages: StageMaps | Mapping[Any, StageMap] | None, normalised: bool = False
 ) -> dict[Any, np.ndarray]:
-    """Return stages as arrays by letter: those given, or the means of captured ones."""
+    """Return stages as arrays by letter: the given maps, or the means of captured maps."""
     if stages is None or isinstance(stages, Mapping):
         return {letter: np.asarray(values) for letter, values in (stages or {}).items()}
     of = stages.normalised if normalised else stages.mean
@@ -155,15 +155,15 @@ def views(
     reference: Mapping[Letter, np.ndarray],
     normalised: Mapping[Letter, np.ndarray],
 ) -> dict[str, dict[Stage, np.ndarray]]:
-    """Return the maps that each view shows, by the view's name.
+    """Return the maps of each view, by the view's name.
 
-    Scores are not inner products of one stage's vectors: they have no cosines, and a view of
-    cosines shows them as they are.
+    Scores are not inner products of a single stage's vectors, so they have no cosines. A view of
+    cosines shows the scores themselves.
 
     Args:
         maps: per letter its Gram map, or score map in nats for (b) and (i); NaN where masked.
-        reference: the intact model's, to compare with; empty without an ablation.
-        normalised: the same maps less the mean of each diagonal; empty for no such view.
+        reference: the intact model's maps, to compare with; empty without an ablation.
+        normalised: the maps less the mean of each diagonal; empty for no such view.
     """
     views: dict[str, dict[Stage, np.ndarray]] = {}
     n_rows, n = next(iter(maps.values())).shape
@@ -212,7 +212,7 @@ def is_signed(stage: Stage) -> bool:
 
 
 def limits(values: Sequence[np.ndarray], signed: bool, skip: int = 0) -> Scale:
-    """Return colour limits of maps on one scale: the middle 90% of their cells off the diagonal.
+    """Return the colour limits of maps on one scale: the middle 90% of cells off the diagonal.
 
     Args:
         values: the maps.
@@ -239,9 +239,9 @@ def _limits(values: np.ndarray, signed: bool) -> Scale:
 def scales_of(shown: Mapping[Stage, np.ndarray], skip: int = 0) -> dict[str, dict[Stage, Scale]]:
     """Return the colour limits of all maps, by the name of the switch's choice.
 
-    A stage of the ablated model has the colours of the intact one. Inner products never share a
-    scale among stages, whose vectors differ in length by an order of magnitude; cosines can. The
-    first `skip` rows and columns are left out.
+    A stage of the ablated model has the colours of the intact stage. Inner products of different
+    stages never share a scale, because vectors differ in length by an order of magnitude; cosines
+    can. The first `skip` rows and columns are left out.
     """
     own = {}
     for letter, of, kind in shown:
@@ -260,7 +260,7 @@ def scales_of(shown: Mapping[Stage, np.ndarray], skip: int = 0) -> dict[str, dic
 
 
 def formula(letter: Letter) -> str:
-    """Return what a stage holds, as plotly writes it."""
+    """Return the formula of a stage in plotly's markup."""
     text = STAGE_MEANINGS[letter].replace("ᵀ", "<sup>T</sup>").replace("W_O", "W<sub>O</sub>")
     return f"{text}, nats" if letter in SCORE_STAGES else text
 
@@ -286,7 +286,7 @@ def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[Stage, str]) -> di
 
     Args:
         flow: the screen's layout.
-        drawn: the letters that have a map; other panels are blank.
+        drawn: the letters with a map; other panels are blank.
         axes: each map's colour axis.
     """
     keys: dict[str, Any] = {"height": flow.full_height, "margin": flow.margin}
@@ -357,7 +357,7 @@ def _switches(
 def add_switches(figure: go.Figure, switches: Mapping[str, Mapping[str, Choice]]) -> None:
     """Add switches: as menus for notebooks, and in the metadata for the report page.
 
-    A choice is what `Plotly.update` takes: keys of the traces, and keys of the layout.
+    A choice has the arguments of `Plotly.update`: keys of the traces, and keys of the layout.
     """
     menus = []
     for index, choices in enumerate(switches.values()):

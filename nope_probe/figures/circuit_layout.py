@@ -1,8 +1,8 @@
 """The layout of the circuit figure: the panels of a block's stages and the arrows between them.
 
 Points are (share of the width, px from the top), once for a wide screen and once for a phone. An
-arrow is named after the stage that it leads to; `x_e` and `e_g` are the residual stream's, and `_g`
-is the part of (g)'s arrow behind the sum.
+arrow has the name of the stage at its end; `x_e` and `e_g` belong to the residual stream, and `_g`
+is the part of (g)'s arrow after the sum.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _SCORE: tuple[Operation, ...] = (
     ("W<sub>K</sub>", "w_k"),
     ("RoPE", "rope"),
 )
-_NORM: Operation = ("weights", "norms")  # of an LN, named only where they are removed
-# The operations of each arrow, and the component that an ablation removes them with.
+_NORM: Operation = ("weights", "norms")  # of an LN, named only if its weights are removed
+# The operations of each arrow, and the component whose removal removes them.
 OPERATIONS: dict[str, tuple[Operation, ...]] = {
     "a": (("LN", None), _NORM),
     "b": _SCORE,
@@ -39,9 +39,9 @@ OPERATIONS: dict[str, tuple[Operation, ...]] = {
     "e_g": (("residual", None),),
 }
 PANEL = 168  # px
-MENU = 44  # of the switches above the figure, px
-TITLE, BAR, BELOW = 24.0, 44.0, 74.0  # above a panel; from it to its colour bar, and past the bar
-_SHARE, _END = 0.15, 0.975  # a panel's width, and where the last ends
+MENU = 44  # height of the switches above the figure, px
+TITLE, BAR, BELOW = 24.0, 44.0, 74.0  # above a panel; from a panel to its bar, and past it
+_SHARE, _END = 0.15, 0.975  # a panel's width, and the end of the last panel
 _GAP = (_END - 5 * _SHARE) / 4
 _CHANNEL = 46
 _SECOND = TITLE + PANEL + BELOW + _CHANNEL + TITLE  # the second row's panels
@@ -56,7 +56,7 @@ _PHONE_X: Extent = (0.25, 0.95)
 _RAIL, _CENTRE, _PHONE_INPUT = 0.03, sum(_PHONE_X) / 2, 14.0
 _PITCH = TITLE + _PHONE_PANEL + BELOW + _PHONE_ZONE
 _TOPS: dict[str, float] = {letter: 62 + TITLE + i * _PITCH for i, letter in enumerate(LETTERS)}
-_ENDS = {letter: top - TITLE for letter, top in _TOPS.items()}  # of the arrows to each panel
+_ENDS = {letter: top - TITLE for letter, top in _TOPS.items()}  # ends of the arrows to each panel
 _STARTS = {letter: end - _PHONE_ZONE for letter, end in _ENDS.items()} | {"a": 26.0}
 _JOINS = {letter: _STARTS[letter] + 20 for letter in ("e", "g")}
 
@@ -73,11 +73,11 @@ class Flow:
         paths: each arrow's corners.
         labels: the point of each arrow's words, and their horizontal and vertical anchors.
         x: the point of the input.
-        joins: the points at which the residual stream is added to.
-        separator: between an arrow's words.
+        joins: the points at which outputs are added to the residual stream.
+        separator: stands between an arrow's words.
         titled: the panel that names the axes.
         ticked: the panels with ticks at their queries.
-        margin: around the plotting area, px.
+        margin: the margins around the plotting area, px.
     """
 
     height: float

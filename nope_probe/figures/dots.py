@@ -1,7 +1,6 @@
 """Estimates with their intervals: as dots, as a curve in its band, and as dots over layers.
 
-A layer whose shares are undefined, since its pattern does not exceed the noise, is marked with the
-words "no pattern".
+A layer whose pattern does not exceed the noise has undefined shares; it is marked "no pattern".
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from nope_probe.figures.intervals import (
 )
 from nope_probe.figures.style import BLANK, GRID
 
-WIDTH = 0.6  # of a layer's dots, in layers
+WIDTH = 0.6  # width of a layer's dots, in layers
 MOST_TICKS = 12
 LEGEND_ROW = 26  # px; six names on a wide screen, two on a phone
 BOUNDS = "(%{customdata[0]:.3g} to %{customdata[1]:.3g})"  # in hover texts
@@ -54,7 +53,7 @@ FLAT_NOTE = {
 
 
 def marker(name: str, size: int, hollow: bool = False) -> dict[str, object]:
-    """Return the marker of a component, in the colour and shape that it has in every figure."""
+    """Return the marker of a component, in its colour and shape of all figures."""
     shape = symbol(name) + ("-open" if hollow else "")
     return {"color": colour(name), "symbol": shape, "size": size}
 
@@ -73,14 +72,14 @@ def interval_dots(
     """Return estimates as dots with error bars.
 
     Args:
-        at: the dots' places on the axis that the estimates are not on.
+        at: the dots' places on the axis across the estimates.
         estimates: estimates, lower and upper bounds.
         panel: the number of the panel.
         label: the name in the legend, which the first panel shows.
         hover: the hover text; `BOUNDS` stands for the interval.
         marker: colour, symbol and size.
         sideways: whether the estimates are along x.
-        others: of the trace, as plotly calls them.
+        others: further keys of the trace, by plotly's names.
     """
     value, other = ("x", "y") if sideways else ("y", "x")
     return go.Scatter(
@@ -116,7 +115,7 @@ def curve_in_band(
         label: the name in the legend.
         hover: the hover text; `BOUNDS` stands for the interval.
         line: its colour, width and dash.
-        others: of the curve, as plotly calls them.
+        others: further keys of the curve, by plotly's names.
     """
     values, lows, highs = estimates
     band = go.Scatter(
@@ -137,12 +136,12 @@ def curve_in_band(
 
 @dataclass(frozen=True)
 class Dots:
-    """One series of estimates over layers, from the rows of a table, one per layer.
+    """A series of estimates over layers, from a table with a row per layer.
 
     Attributes:
         rows: `layer`, and the column with its bounds (see `bound_columns`).
         name: a component's name, which fixes colour and marker.
-        column: the column to draw; NaN where there is no estimate.
+        column: the column to draw; NaN without an estimate.
         label: its name in the legend; the component's label if empty.
         hollow: whether the markers are open.
         marker: colour and symbol, instead of the component's.
@@ -175,14 +174,14 @@ def over_layers(
 ) -> go.Figure:
     """Draw series over layers, a panel for each kind of number, with one legend.
 
-    All panels zoom together along the layers. Where no number of a panel exceeds its noise, the
-    panel shows them as flat, and says so.
+    All panels zoom together along the layers. A panel without a number that exceeds its noise is
+    drawn flat, with a note.
 
     Args:
         panels: series by the panel's title; every panel has at least one.
         title: the figure's title.
-        columns: panels in a row; all in one row if None. A deep model gets half of them.
-        unmarked: panels in which a layer without numbers may have a pattern: it is left blank.
+        columns: panels in a row; all in a single row if None. A deep model gets half as many.
+        unmarked: panels in which a layer without numbers may have a pattern, so it stays blank.
         same_y: groups of panels, by their numbers, that share one scale.
     """
     layers = sorted({at for of_panel in panels.values() for dots in of_panel for at in dots.layers})
@@ -254,19 +253,19 @@ def fit_axes(
     ends: Sequence[Float[np.ndarray, "3 _"]],
     groups: Sequence[Sequence[int]] = (),
 ) -> None:
-    """Match the axes of panels on one scale, and keep noise flat, with a note that it is.
+    """Match the axes of panels on one scale, and keep noise flat, with a note.
 
     Args:
         figure: the figure, with its panels.
         along: the axes that the numbers are along.
         ends: each panel's estimates, lower and upper bounds.
-        groups: panels, by their numbers, that share one scale; by default each has its own.
+        groups: panels, by their numbers, that share one scale; by default every panel has its own.
     """
     keys: dict[str, Any] = {}
     for group in groups or [[panel] for panel in range(len(ends))]:
         together = np.concatenate([ends[panel] for panel in group], axis=1)
         limits = axis_range(*together)
-        if limits is None and len(group) > 1:  # plotly.js scales a panel without numbers by itself
+        if limits is None and len(group) > 1:  # plotly.js scales a panel without numbers itself
             limits = padded_range(together)
         for panel in group:
             if panel != group[0]:
@@ -278,5 +277,5 @@ def fit_axes(
 
 
 def note_flat(figure: go.Figure, panels: Iterable[int]) -> None:
-    """Note in some panels that what they show is flat within its noise."""
+    """Note in some panels that their numbers are flat within noise."""
     annotate(figure, [{**inside(panel), **FLAT_NOTE} for panel in panels])

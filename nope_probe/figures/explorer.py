@@ -1,9 +1,9 @@
 """Maps in one piece of HTML: the explorer, whose switches remove components, and all heads' maps.
 
-The maps are in the page as bytes, so that nothing needs a kernel, a library or the network: the
-explorer works in notebooks, in reports and as a file. Its cells are 16-bit codes times their map's
-scale, and equal maps are stored once. The maps of all heads are thumbnails of 8-bit codes, each of
-which a click or Enter enlarges.
+The page holds the maps as bytes and needs no kernel, library or network, so the explorer works in
+notebooks, in reports and as a file. Its cells are 16-bit codes times their map's scale, and equal
+maps are stored once. The maps of all heads are thumbnails of 8-bit codes; a click or Enter enlarges
+a thumbnail.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from nope_probe.figures.words import BOTH_WAYS
 from nope_probe.files import local_path
 from nope_probe.maps.downsample import pool
 
-MAX_BYTES = 4_900_000  # of an explorer in a notebook or a file
-SMALLEST = 8  # cells along an axis, below which no map is pooled
-HEIGHT = 760  # px of a frame until its script measures what it holds
+MAX_BYTES = 4_900_000  # size of an explorer in a notebook or a file
+SMALLEST = 8  # cells along an axis; no map is pooled below this
+HEIGHT = 760  # px of a frame until its script measures the content
 MEASURES = ("amplitude", "locality", "share")
 _SHOWN_MEASURES = [  # the script writes the panel's unit after the amplitude
     {"name": "amplitude", "label": "amplitude", "unit": ""},
     {"name": "locality", "label": "locality", "unit": BOTH_WAYS},
     {"name": "share", "label": "share of the intact pattern", "unit": ""},
 ]
-HEADS_BYTES = 4_000_000  # of all maps in base64
+HEADS_BYTES = 4_000_000  # size of all maps in base64
 HEADS_POSITIONS = 256
-FEW = 8  # heads, whose thumbnails are larger
+FEW = 8  # up to this number of heads, thumbnails are larger
 
 Patterns = Float[np.ndarray, "layer head query_pos key_pos"]
 Maps = Float[np.ndarray, "combination layer panel query_pos key_pos"]
@@ -66,15 +66,16 @@ class SwitchedMaps:
         layers: the layers' numbers.
         panels: the heads' names, or the stages' letters.
         maps: nats, or inner products; bit k of a combination's number says that player k is
-            removed. NaN where there is nothing.
-        measures: amplitude, locality and share of the intact pattern, each a value and the ends of
+            removed. NaN marks cells without a number.
+        measures: amplitude, locality and share of the intact pattern, as a value and the ends of
             its 95% interval.
         block: positions per cell and axis; above 1 the maps are pooled.
-        absent: per layer, the stages that it lacks, and why.
+        absent: per layer, the stages that it lacks, with the reasons.
         skip_keys: how many first positions the colours leave out.
-        whole: by the number of a combination that was run on all sequences of a run too, where in
-            `maps` the intact model and the combination on all sequences are.
-        n_seqs: where there are such, how many sequences the other maps and these are means of.
+        whole: for combinations that were also run on all sequences of a run, by number: the places
+            in `maps` of the intact model and the combination on all sequences.
+        n_seqs: with such combinations, the number of sequences behind the other maps and behind
+            these.
     """
 
     kind: Literal["pattern", "circuit"]
@@ -91,12 +92,12 @@ class SwitchedMaps:
     def beside(
         self, whole: SwitchedMaps, combinations: Sequence[int], n_seqs: tuple[int, int]
     ) -> SwitchedMaps:
-        """Return the same beside maps of all sequences of a run, in some of the combinations.
+        """Return these maps beside maps of all sequences of a run, in some combinations.
 
         Args:
             whole: the maps of all sequences, the intact model's first.
             combinations: the numbers of their combinations, 0 first.
-            n_seqs: how many sequences these maps, and those of all sequences, are means of.
+            n_seqs: the number of sequences behind these maps, and behind `whole`.
         """
         first = len(self.maps)
         return replace(
@@ -112,7 +113,7 @@ class SwitchedMaps:
         return self.measures[:, layer, panel, MEASURES.index("share"), 0]
 
     def pooled(self, block: int) -> SwitchedMaps:
-        """Return the same with cells that are means over square blocks of cells."""
+        """Return the maps with cells that are means over square blocks of cells."""
         *outer, n, _ = self.maps.shape
         flat = pool(self.maps.reshape(-1, n, n), -(-n // block))
         maps = flat.values.reshape(*outer, *flat.values.shape[1:])
@@ -124,15 +125,14 @@ class Explorer:
     """A model's maps behind switches; a notebook shows it, and `save` writes it as a page.
 
     Attributes:
-        title: what is shown.
-        players: what the switches remove: the components of each player, by name, the player of
-            bit 0 first.
+        title: the title.
+        players: the components that each switch removes, by the player's name; bit 0 comes first.
         views: patterns, stages or both, of the same combinations.
         components: the components that the model has.
         removed: the players that are removed at first.
-        layer: the place, in `layers`, of the one that is shown at first.
-        note: what was run, in a sentence.
-        max_bytes: how large the page may be; larger maps are pooled.
+        layer: the place, in `layers`, of the layer that is shown at first.
+        note: a sentence about the run.
+        max_bytes: the largest size of the page; larger maps are pooled.
     """
 
     title: str
@@ -145,7 +145,7 @@ class Explorer:
     max_bytes: int = field(default=MAX_BYTES, repr=False)
 
     def html(self) -> str:
-        """Return the explorer as a page of its own, which loads nothing."""
+        """Return the explorer as a complete page, which loads nothing."""
         template, style = Template(asset("explorer.html")), asset("explorer.css")
         code = script("explorer.js")
         room = self.max_bytes - sum(map(len, (template.template, style, code)))
@@ -183,7 +183,7 @@ class Explorer:
             data=json.dumps(content, separators=(",", ":")).replace("</", "<\\/"),
             script=code,
         )
-        # Whoever embeds the page may not say in which encoding.
+        # ASCII, because a page that embeds this may not declare its encoding.
         return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
     def frame(self) -> str:
@@ -218,12 +218,12 @@ class Explorer:
 def strongest_source(
     left: Float[np.ndarray, " player"], players: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Return the source without which least is left of a pattern, as `Explorer.removed` names it.
+    """Return the source whose removal leaves least of a pattern, in the form of `Explorer.removed`.
 
-    Where no player is a source, all players count. There is none where there is no pattern.
+    If no player is a source, all players count. Without a pattern, the list is empty.
 
     Args:
-        left: without each player alone, the share of the intact pattern.
+        left: the share of the intact pattern that is left without each single player.
         players: the components of each player, by name.
 
     Example:
@@ -239,7 +239,7 @@ def strongest_source(
 def fitted(
     views: Sequence[SwitchedMaps], max_bytes: int
 ) -> list[tuple[SwitchedMaps, dict[str, Any]]]:
-    """Return views and their bytes, the largest one pooled until all fit or are 8 cells wide."""
+    """Return views and their bytes, pooling the largest until all fit or are 8 cells wide."""
     blocks = [1 for _ in views]
     shown = [(view, pack(view.maps)) for view in views]
     while sum(sizes := [_n_bytes(packed) for _, packed in shown]) > max_bytes:
@@ -258,7 +258,7 @@ def _n_bytes(packed: Mapping[str, Any]) -> int:
 
 
 def _content(view: SwitchedMaps, packed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a view as the explorer's script reads it."""
+    """Return a view in the form that the explorer's script reads."""
     panels = zip(view.panels, packed["shapes"], strict=True)
     return {
         "kind": view.kind,
@@ -300,16 +300,15 @@ def _panel(kind: str, name: str, shape: str) -> dict[str, str]:
 
 
 def pack(maps: Maps) -> dict[str, Any]:
-    """Return maps as the explorer's script reads them, all in base64 and little-endian.
+    """Return maps in the form that the explorer's script reads, in base64 and little-endian.
 
     Cells that are not finite are blank.
 
     Returns:
-        `cells`: int16 codes of the cells that a panel's shape names, row by row; a value is its
-        code times the map's scale, so it is off by at most half a scale. `offsets`: uint32, per map
-        (combination, layer, panel) where its cells begin. `scales`: float32, per map. `shapes`: per
-        panel which cells are stored: all, those of j <= i (which a symmetric map has twice), or
-        those of j < i.
+        `cells`: int16 codes of the stored cells, row by row; a value is its code times the map's
+        scale, so it is off by at most half a scale. `offsets`: uint32, the start of the cells of
+        each map (combination, layer, panel). `scales`: float32, per map. `shapes`: the stored cells
+        of each panel: all, j <= i (a symmetric map has them twice), or j < i.
     """
     shapes = [shape_of(maps[:, :, panel]) for panel in range(maps.shape[2])]
     inside = [_stored(shape, maps.shape[-1]) for shape in shapes]
@@ -332,9 +331,9 @@ def pack(maps: Maps) -> dict[str, Any]:
 
 
 def quantise(values: Float[np.ndarray, " cell"], kind: str = "<i2") -> tuple[np.ndarray, float]:
-    """Return codes of values, and the number that a code is multiplied with.
+    """Return codes of values, and the scale by which codes are multiplied.
 
-    The lowest code is that of a cell without a number.
+    The lowest code marks a cell without a number.
 
     Args:
         values: the cells of a map.
@@ -355,7 +354,7 @@ def quantise(values: Float[np.ndarray, " cell"], kind: str = "<i2") -> tuple[np.
 
 
 def shape_of(maps: Float[np.ndarray, "*maps query_pos key_pos"]) -> Shape:
-    """Return which cells hold all that there is in some maps.
+    """Return the shape of the cells that determine some maps.
 
     Example:
         >>> shape_of(np.ones((2, 3, 3))), shape_of(np.where(np.tri(3) > 0, 1, np.nan))
@@ -370,7 +369,7 @@ def shape_of(maps: Float[np.ndarray, "*maps query_pos key_pos"]) -> Shape:
 
 
 def _stored(shape: Shape, n: int) -> np.ndarray:
-    """Return which cells are in the bytes of a map."""
+    """Return the cells that the bytes of a map hold."""
     if shape == "full":
         return np.ones((n, n), bool)
     return np.tri(n, k=-1 if shape == "below" else 0, dtype=bool)
@@ -387,7 +386,7 @@ def asset(name: str) -> str:
 
 
 def script(name: str) -> str:
-    """Return a script after what draws maps, in a scope of its own: several share a page."""
+    """Return a script after the code that draws maps, in its own scope: several share a page."""
     return f'"use strict";\n(() => {{\n{asset("canvas.js")}{asset(name)}}})();\n'
 
 
@@ -400,9 +399,9 @@ def head_maps(
     """Return an element of a page with all heads' maps behind thumbnails, pooled until they fit.
 
     Args:
-        patterns: each head's positional pattern, nats; NaN where there is nothing.
+        patterns: each head's positional pattern, nats; NaN marks cells without a number.
         heads: `heads.csv`: layer, head, and the amplitude with its bounds.
-        max_bytes: how many characters all maps may take.
+        max_bytes: the number of characters that all maps may take.
         query_positions: the queries of the rows; all by default.
     """
     n_layers, n_heads, n_rows, n = patterns.shape
@@ -437,11 +436,11 @@ def head_maps(
 
 
 def positions_of_heads(n_maps: int, max_bytes: int = HEADS_BYTES) -> int:
-    """Return how many positions each of so many maps may have.
+    """Return how many positions each of n_maps maps may have.
 
     Example:
         >>> positions_of_heads(16), positions_of_heads(1024)
         (256, 76)
     """
-    cells = max_bytes * 3 / 4 / n_maps  # a byte each, those above the diagonal left out
+    cells = max_bytes * 3 / 4 / n_maps  # a byte per cell, without cells above the diagonal
     return max(8, min(HEADS_POSITIONS, int(((8 * cells + 1) ** 0.5 - 1) / 2)))

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from nope_probe.figures.style import TEMPLATE, ZERO
 
 Extent = tuple[float, float]
-SLIDER = 84  # px that a slider needs, with its value above and its labels below
+SLIDER = 84  # px of a slider, with its value above and its labels below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,10 @@ class Grid:
         columns: panels in a row.
         panel: height of a panel, px.
         row_gap: height between two rows, for titles and ticks, px.
-        gap: between panels in a row, as a share of the width.
-        top, bottom, left, right: margins, px; the bottom one has the legend or colour bar.
+        gap: width between panels in a row, as a share of the figure's width.
+        top, bottom, left, right: margins, px; the bottom margin has the legend or colour bar.
         x_title, y_title: the axes' titles, once per column and row; empty for none.
-        shared_y: whether the panels of a row share the ticks of the first.
+        shared_y: whether the panels of a row share the ticks of the first panel.
     """
 
     columns: int
@@ -47,7 +47,7 @@ class Grid:
     shared_y: bool = False
 
     def rows(self, panels: int) -> int:
-        """Return the number of rows of so many panels."""
+        """Return the number of rows for this number of panels."""
         return -(-panels // self.columns)
 
     def height(self, panels: int) -> int:
@@ -109,7 +109,7 @@ def place(
         title: the figure's title.
         panels: the panels' titles.
         wide: the layout for a wide screen.
-        phone: what the layout for a phone has instead, as `Grid` calls it.
+        phone: the fields of `Grid` that differ on a phone.
 
     Returns:
         Both layouts.
@@ -126,13 +126,13 @@ def place(
 
 
 def annotate(figure: go.Figure, notes: Iterable[Mapping[str, Any]]) -> None:
-    """Add annotations to those that a figure has."""
-    # update_layout would walk every annotation again, much of the time that a page takes.
+    """Add annotations to a figure."""
+    # update_layout would walk every annotation again, which takes much of a page's time.
     figure.layout.annotations = [*figure.layout.annotations, *notes]
 
 
 def zoom_together(figure: go.Figure, along: Literal["x", "y", "xy"] = "xy") -> None:
-    """Match the panels' x axes, y axes or both to those of the first panel."""
+    """Match the panels' x axes, y axes or both to the first panel's."""
     if "x" in along:
         figure.update_xaxes(matches="x").layout.xaxis.matches = None
     if "y" in along:
@@ -145,7 +145,7 @@ def on(panel: int) -> dict[str, str]:
 
 
 def named(panel: int, label: str, hover: str) -> dict[str, object]:
-    """Return the keys of a trace on a panel that the legend names, in the first panel alone."""
+    """Return the keys of a named trace on a panel; the legend shows only the first panel's."""
     return {
         **on(panel),
         "name": label,
@@ -182,7 +182,7 @@ def patch(figure: go.Figure, keys: Mapping[str, Any]) -> None:
         for part in path:
             at = at[int(part)] if part.isdigit() else at.setdefault(part, {})
         at[last] = value
-    figure.layout = layout  # at once: plotly's `update_layout` takes several times as long
+    figure.layout = layout  # plotly's `update_layout` takes several times as long
 
 
 def keep(figure: go.Figure, **entries: Any) -> None:
@@ -198,7 +198,7 @@ def add_slider(
     scales: Float[np.ndarray, "layer 2"] | None = None,
     patches: Sequence[Mapping[str, object]] | None = None,
 ) -> None:
-    """Add a layer slider below a figure whose panels are placed; traces go by layer, then panel.
+    """Add a layer slider below a figure with placed panels; traces go by layer, then panel.
 
     Args:
         figure: the figure.
@@ -219,7 +219,7 @@ def add_slider(
         step = {"label": str(layer), "method": "update", "args": [{"visible": visible}, limits]}
         steps.append(step)
     slider = {"active": first, "currentvalue": {"prefix": "L"}, "steps": steps}
-    # Below all else: the margin grows by what the slider needs, so that the panels keep their size.
+    # The margin grows by the slider's height, so that the panels keep their size.
     margin = figure.layout.margin
     inner = figure.layout.height - margin.t - margin.b
     where = {"x": 0, "len": 1, "y": -margin.b / inner, "yanchor": "top", "pad": {"t": 0, "b": 0}}

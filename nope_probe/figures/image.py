@@ -1,4 +1,4 @@
-"""Figures as files for a paper or a talk, drawn by kaleido with the Chrome that is installed."""
+"""Figures as files for a paper or a talk, drawn by kaleido with the installed Chrome."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ LONGEST_COLUMN = 1300  # px: 10.7 inches where 400 px are 3.3, the most that a p
 def save(
     figure: go.Figure, path: str | Path, *, width: Width = "page", title: bool = False
 ) -> Path:
-    """Draw a figure into a file as a paper prints it, on white, without menus and sliders.
+    """Draw a figure into a file for print, on white, without menus and sliders.
 
-    A slider over layers becomes a panel for each layer, with colours of its own.
+    A slider over layers becomes a panel for each layer, with its own colours.
 
     Args:
         figure: any figure of `nope_probe.figures`; it is not changed.
         path: a .pdf, .png or .svg file, which is overwritten.
-        width: `page` for the layout of a wide screen, 1200 px; `column` for that of a phone, 400 px
-            (a PNG has twice as many pixels). Text has 13 px in both: at 400 px across 3.3 inches
-            that is 8 points.
-        title: whether to draw the figure's title; a paper has its caption.
+        width: `page` for the layout of a wide screen, 1200 px; `column` for the layout of a phone,
+            400 px (a PNG has twice as many pixels). Text has 13 px in both, which is 8 points if
+            400 px span 3.3 inches.
+        title: whether to draw the figure's title; a paper has a caption instead.
 
     Returns:
         The path.
@@ -65,7 +65,7 @@ def export(figure: go.Figure, path: Path, width: int = WIDTHS["page"]) -> Path:
     Args:
         figure: any figure of this project; it is not changed.
         path: a .pdf, .png or .svg file, which is overwritten.
-        width: of the image, px.
+        width: the image's width, px.
 
     Returns:
         The path, absolute.

@@ -1,4 +1,4 @@
-"""Estimates with 95% intervals, as tables hold them: their columns, as text, as error bars."""
+"""Estimates with 95% intervals in tables: their columns, as text, as error bars."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def interval_of(row: Mapping[Any, Any] | pd.Series, column: str) -> ValueAndBoun
 
 
 def excludes_zero(table: pd.DataFrame, column: str) -> pd.Series[bool]:
-    """Return for each row of a table whether an estimate's interval lies on one side of zero.
+    """Return, for each row of a table, whether an estimate's interval excludes zero.
 
     Example:
         >>> table = pd.DataFrame({"share_low": [0.1, -0.1], "share_high": [0.3, 0.2]})
@@ -42,12 +42,12 @@ def excludes_zero(table: pd.DataFrame, column: str) -> pd.Series[bool]:
 
 
 def interval_text(interval: ValueAndBounds, style: str = "z.3f", unit: str = "") -> str:
-    """Return an estimate and its bounds as text, or `no pattern` where there is none.
+    """Return an estimate and its bounds as text, or `no pattern` without an estimate.
 
     Args:
         interval: estimate, lower and upper bound.
         style: the format of each number.
-        unit: what follows the estimate.
+        unit: the text after the estimate.
 
     Example:
         >>> interval_text((0.5, 0.4, 0.625), ".2f", " nats")
@@ -76,11 +76,11 @@ def error_bars(values: np.ndarray, lows: np.ndarray, highs: np.ndarray) -> dict[
     return {"type": "data", "symmetric": False, **arms, "thickness": 1.5, "width": 3}
 
 
-# A map or curve that spans less than so many standard errors, or nats (float32 resolves scores no
-# better), is noise; its colours or axis then span so many times as much.
+# A map or curve is noise if it spans less than this many standard errors, or nats (the resolution
+# of scores in float32). Its colours or axis then span this many times as much.
 NOISE_ERRORS, NOISE_NATS, WIDER = 8, 1e-5, 10
 ROUNDING = 1e-12  # smaller numbers are rounding errors of float64
-PALE = 3  # standard errors of a cell: signed colours reach at least so far
+PALE = 3  # standard errors of a cell that signed colours span at least
 FLOOR = 0.01  # nats, or a share: attention weights change by 1% per hundredth of a nat
 MARGIN = 3.0  # half an axis, in units of the largest noise
 FLAT = "flat: within noise"
@@ -91,7 +91,7 @@ Numbers = Float[np.ndarray, "..."] | Sequence[float]
 
 
 def number_text(value: float) -> str:
-    """Return a number of a table with three digits; what float64 rounds is 0.
+    """Return a number of a table with three digits; rounding errors of float64 are 0.
 
     Example:
         >>> number_text(0.12345), number_text(-1.35e-17)
@@ -101,7 +101,7 @@ def number_text(value: float) -> str:
 
 
 def is_noise(values: Numbers, lows: Numbers, highs: Numbers) -> bool:
-    """Return whether there are numbers and none is told from zero by its interval."""
+    """Return whether there are numbers, all with intervals that include zero."""
     known = np.isfinite(np.asarray(values, float))
     clear = (np.asarray(lows, float) > 0) | (np.asarray(highs, float) < 0)
     return bool(known.any()) and not bool((known & clear).any())
@@ -110,16 +110,16 @@ def is_noise(values: Numbers, lows: Numbers, highs: Numbers) -> bool:
 def axis_range(
     values: Numbers, lows: Numbers, highs: Numbers, *, floor: float = FLOOR
 ) -> tuple[float, float] | None:
-    """Return the range of an axis with zero, or None where the numbers themselves give a good one.
+    """Return the range of an axis with zero, or None if the numbers themselves give a good range.
 
     Numbers within their noise fill a third of the axis around zero, and no axis spans less than the
     floor.
 
     Args:
-        values: estimates, with NaN where there is none.
-        lows: lower bounds,
-        highs: and upper ones.
-        floor: the least that an axis reaches from zero.
+        values: estimates; NaN without an estimate.
+        lows: lower bounds.
+        highs: upper bounds.
+        floor: the least reach of an axis from zero.
 
     Example:
         >>> axis_range([2e-7, -1e-7], [-2e-7, -3e-7], [4e-7, 1e-7])
@@ -141,7 +141,7 @@ def axis_range(
 
 
 def padded_range(ends: Numbers) -> tuple[float, float] | None:
-    """Return the range of an axis from zero to all numbers and a twentieth more; None of none.
+    """Return an axis's range from zero to all numbers and a twentieth more; None without numbers.
 
     Example:
         >>> padded_range([0.5, 2.0, np.nan]), padded_range([np.nan])
@@ -156,7 +156,7 @@ def padded_range(ends: Numbers) -> tuple[float, float] | None:
 
 
 def widened(low: float, high: float, floor: float = NOISE_NATS) -> tuple[float, float, bool]:
-    """Return limits, far apart if they were nearer than `floor`, and whether they were.
+    """Return limits, moved far apart if nearer than `floor`, and whether they were moved.
 
     Example:
         >>> widened(1.0, 3.0, floor=1.0)
@@ -174,13 +174,13 @@ CLIPPED = 0.5  # percent of the cells beyond each limit
 
 
 def percentiles(values: Float[np.ndarray, "..."], at: Sequence[float]) -> Float[np.ndarray, " at"]:
-    """Return percentiles of the finite values, 0 where there is none."""
+    """Return percentiles of the finite values, 0 without finite values."""
     known = values[np.isfinite(values)]
     return np.percentile(known, at) if known.size else np.zeros(len(at))
 
 
 def symmetric(values: Float[np.ndarray, "..."], floor: float) -> float:
-    """Return how far limits around zero reach: to all but the strongest values, at least a floor.
+    """Return the reach of limits around zero: all but the strongest values, at least the floor.
 
     Example:
         >>> symmetric(np.array([-2.0, np.nan, 2.0]), 0.1), symmetric(np.zeros(3), 0.1)
@@ -190,7 +190,7 @@ def symmetric(values: Float[np.ndarray, "..."], floor: float) -> float:
 
 
 def flattened(tops: Sequence[float], flat: Collection[int]) -> Float[np.ndarray, "layer 2"]:
-    """Return each layer's limits around zero; flat layers have those of the strongest layer.
+    """Return each layer's limits around zero; flat layers get the strongest layer's limits.
 
     Example:
         >>> flattened([1e-7, 2.0, 3.0], flat=[0]).tolist()

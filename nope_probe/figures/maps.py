@@ -1,7 +1,7 @@
 """Maps -> plotly figures: score maps, sweeps of them, and term maps on one zero-centred scale.
 
-Every function returns a `go.Figure`; none shows or writes. The query axis points down, the key axis
-to the right, both count positions from 0; cells without a number stay blank.
+Functions return a `go.Figure` and neither show nor write it. The query axis points down and the key
+axis to the right; both count positions from 0. Cells without a number stay blank.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 Layers: TypeAlias = Float[Any, "layer row key_pos"]
 Queries: TypeAlias = Int[np.ndarray, " row"] | None
 MAX_MULTIPLES = 4
-# Percent of a sweep's cells beyond each colour limit: the diagonal would hide the rest.
+# Percent of a sweep's cells beyond each colour limit, because the diagonal would hide the rest.
 SWEEP_CLIPPED = 5.0
 
 
@@ -67,21 +67,21 @@ def score_maps(
 ) -> go.Figure:
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
-    Each map has a scale of its own: the level of the scores, which softmax ignores, differs between
+    Every map has its own scale, because the level of scores, which softmax ignores, differs between
     layers. A map whose cells differ by no more than their errors is drawn flat.
 
     Args:
-        maps: what `capture_scores` returned, or mean scores in nats, pooled or not.
+        maps: the result of `capture_scores`, or mean scores in nats, pooled or not.
         title: the figure's title.
         layer: the number of the layer that a slider shows first; the first by default.
-        layers: the layers' numbers; those of captured maps, else from 0, by default.
+        layers: the layers' numbers; by default those of captured maps, else from 0.
         max_positions: larger maps are pooled to this many positions.
-        multiples: up to how many layers stand side by side.
+        multiples: the largest number of layers that stand side by side.
         clipped: percentage of the cells beyond each colour limit.
         skip_keys: first keys that the colour limits leave out; `auto`: 1 for captured maps of
             sequences that begin with BOS, whose scores would hide all others.
         noise: each layer's standard error of a cell, nats.
-        query_positions: the queries of the maps' rows, if not all have one; captured maps know.
+        query_positions: the queries of the rows, if some have none; captured maps hold them.
 
     Example:
         >>> from nope_probe import capture_scores, figures, gaussian, load
@@ -113,7 +113,7 @@ def fixed_scale_maps(
     """Draw score maps on one colour scale from 0 to `high`, as the paper does.
 
     Args:
-        maps: what `capture_scores` returned, or mean scores in nats.
+        maps: the result of `capture_scores`, or mean scores in nats.
         title: the title.
         high: the score at the upper end of the scale, nats.
         max_positions: larger maps are pooled to this many positions.
@@ -174,15 +174,15 @@ def term_maps(
             shape; pooled or not.
         title: the figure's title.
         layer: the number of the layer that the slider shows first; the first by default.
-        layers: the layers' numbers; those of captured maps, else from 0, by default.
+        layers: the layers' numbers; by default those of captured maps, else from 0.
         max_positions: larger maps are pooled to this many positions.
         skip_keys: first keys that the colour limits leave out, as in `score_maps`.
-        noise: each layer's standard error of a cell; colours span at least three of them, so that
-            noise is pale.
-        flat: by term, the numbers of the layers in which it does not exceed its noise, which its
-            title says.
-        rows: in how many rows of equal length the terms stand.
-        query_positions: the queries of the maps' rows, if not all have one; captured maps know.
+        noise: each layer's standard error of a cell; colours span at least three standard errors,
+            so that noise is pale.
+        flat: by term, the numbers of the layers in which the term does not exceed its noise; the
+            title names them.
+        rows: the number of rows, of equal length, for the terms.
+        query_positions: the queries of the rows, if some have none; captured maps hold them.
 
     Example:
         >>> import numpy as np
@@ -220,7 +220,7 @@ def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Seque
 def _pooled(
     maps: Layers | ScoreMaps | Pooled, max_positions: int, query_positions: Queries = None
 ) -> Pooled:
-    """Return maps of layers pooled; captured maps' mean over sequences."""
+    """Return pooled maps of layers; for captured maps, of their mean over sequences."""
     if isinstance(maps, Pooled):
         return maps
     if hasattr(maps, "query_positions"):
@@ -240,9 +240,9 @@ def _layered(
     first: int,
     rows: int = 1,
 ) -> go.Figure:
-    """Return a figure whose slider shows one layer of each map, on that layer's colour limits.
+    """Return a figure whose slider shows a layer of all maps, with that layer's colour limits.
 
-    The maps, which have titles for each layer, stand side by side, on a phone two in a row.
+    The maps stand side by side, on a phone two in a row; every layer has its own titles.
     """
     n = len(pooled)
     figure = go.Figure(
@@ -281,7 +281,7 @@ def _layered(
 
 
 def unfold_layers(figure: go.Figure) -> go.Figure:
-    """Return a figure of the maps of all layers, each on its own colours, instead of a slider.
+    """Return a figure of all layers' maps, with their own colours, instead of a slider.
 
     A figure without a slider, or of curves, comes back as it is.
 
@@ -322,9 +322,9 @@ def sweep_maps(
     Args:
         maps: a score map per value, nats.
         values: the quantity's values, in the slider's order.
-        name: what the quantity is called.
+        name: the quantity's name.
         title: the figure's title.
-        first: which value is shown first.
+        first: the place of the value that is shown first.
 
     Example:
         >>> import numpy as np
@@ -346,7 +346,7 @@ def sweep_maps(
 
 
 def keys_left_out(maps: object, skip_keys: int | Literal["auto"]) -> int:
-    """Return how many first keys of some maps colour limits leave out.
+    """Return how many first keys the colour limits of some maps leave out.
 
     `auto` is 1 for captured maps of sequences that all begin with the same token (a BOS token,
     which is an attention sink), else 0.

@@ -26,7 +26,7 @@ def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
 
     Args:
         table: `pattern.csv`: layer, kept, and each measure with its bounds.
-        intact: what the intact model keeps, as the table writes it.
+        intact: the table's value of `kept` for the intact model.
     """
     shown = _without_sources(intact)
     rows = {kept: table[table["kept"] == kept] for kept in shown if kept in set(table["kept"])}
@@ -39,9 +39,9 @@ def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
 
 
 def _without_sources(intact: str) -> dict[str, tuple[str, str]]:
-    """Return by kept components the name (for the colour) and label of each model to draw.
+    """Return the name (for the colour) and label of each model to draw, by kept components.
 
-    These are the intact model, and the models without each source and without all sources.
+    The models are the intact model, and the models without each source and without all sources.
     """
     parts = intact.split("+")
     shown = {intact: ("intact", INTACT)}
@@ -58,7 +58,7 @@ def controls(table: pd.DataFrame, intact: str) -> go.Figure:
 
     Args:
         table: `controls.csv`: layer, tokens (text or shuffled), skip_keys, kept, and the measures.
-        intact: what the intact model keeps, as the table writes it.
+        intact: the table's value of `kept` for the intact model.
     """
     shown = _without_sources(intact)
     kinds: list[tuple[tuple[str, str], str, int, pd.DataFrame]] = [
@@ -103,13 +103,13 @@ def mask_effect(table: pd.DataFrame) -> go.Figure:
 
 
 def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplitude") -> go.Figure:
-    """Draw a measure of the pattern over training: one line per layer, models side by side.
+    """Draw a measure of the pattern over training: a line per layer, models side by side.
 
-    Step 0, which a log axis cannot show, is drawn to the left of the first step.
+    Step 0 is drawn to the left of the first step, because a log axis cannot show it.
 
     Args:
         tables: `dynamics.csv` by model: step, layer, and each measure.
-        measure: which measure to draw.
+        measure: the measure to draw.
     """
     layers = sorted({int(layer) for table in tables.values() for layer in table["layer"]})
     figure = go.Figure()
@@ -144,11 +144,11 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "hexagon")
 
 
 def compared_measures(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Draw each measure of the pattern over layers, one series for each run.
+    """Draw each measure of the pattern over layers, a series per run.
 
     Args:
-        runs: by the run's name its rows: `layer`, and each measure with its bounds. A measure that
-            a run lacks is not drawn.
+        runs: the rows of each run by its name: `layer`, and each measure with its bounds. A measure
+            that a run lacks is not drawn.
     """
     markers = [
         {"color": colour, "symbol": symbol}
@@ -171,11 +171,11 @@ CELL = 26  # px
 
 
 def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
-    """Draw one measure of each head; a head without it stays blank.
+    """Draw a measure of all heads; a head without a value stays blank.
 
     Args:
         table: `heads.csv`: layer, head, and each measure with its bounds.
-        measure: one of `ABOUT`.
+        measure: a key of `ABOUT`.
 
     Raises:
         ValueError: for a measure that does not exist.
@@ -205,7 +205,7 @@ def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
     place(figure, f"Each head's {about.title}", [""], wide, left=50)
     ticks = {"showgrid": False, "zeroline": False, "tickformat": "d"}
     known = np.abs(values.to_numpy(float))
-    # A signed measure is coloured around zero, any other from zero on.
+    # Colours of a signed measure run around zero, of other measures from zero on.
     top = 1.0 if about.bounded else max(FLOOR, float(np.nan_to_num(known).max(initial=0.0)))
     return figure.update_layout(
         plot_bgcolor=BLANK,

@@ -1,4 +1,4 @@
-"""Heat maps as all figures draw them, and groups of them side by side in one figure.
+"""Heat maps in the form of all figures, and groups of maps side by side in a figure.
 
 A group is a few maps that belong together: a model's layers, or a published panel, the reproduced
 map and their difference.
@@ -21,7 +21,7 @@ from nope_probe.maps.downsample import pool
 MAX_POSITIONS = 256
 WIDTH, GAP = 1050, 0.025
 ACROSS = 6  # maps in a row of a wide screen
-BAR_DROP, BAR = 30, 58  # from a map to its colour bar, and what the bar needs, px
+BAR_DROP, BAR = 30, 58  # from a map to its colour bar, and the bar's own height, px
 AXES = 24  # the axes' ticks and title below the last row, px
 
 
@@ -35,8 +35,8 @@ class Panel:
         low, high: the colour limits.
         unit: the values' unit, as the colour bar and the hover text name it.
         diverging: whether colours centre on zero: `low` is then `-high`.
-        positions: how many positions it spans, if not one a cell.
-        query_positions: the queries of its rows, if not all have one.
+        positions: how many positions it spans, if not one per cell.
+        query_positions: the queries of its rows, if some queries have none.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Panel:
 
     @property
     def scale(self) -> tuple[float, float, str, bool]:
-        """What panels with one colour bar have in common."""
+        """The properties that panels with a common colour bar share."""
         return self.low, self.high, self.unit, self.diverging
 
 
@@ -59,8 +59,8 @@ def panel_groups(
 ) -> go.Figure:
     """Draw groups of maps side by side; the axes of all maps zoom together.
 
-    Where all groups have the same scales there is one bar for each at the bottom, else each map has
-    a bar below it, but for a map on the scale of its neighbour to the left.
+    If all groups have the same scales, every scale has a bar at the bottom. Otherwise every map has
+    a bar below it, except a map on the scale of its left neighbour.
 
     Args:
         groups: the maps, in groups of equal length.
@@ -110,7 +110,7 @@ def heat_map(
     label: str = "",
     visible: bool | None = None,
 ) -> go.Heatmap:
-    """Return one map as plotly draws it; cells without a number stay blank.
+    """Return a map as a plotly heat map; cells without a number stay blank.
 
     Args:
         values: its cells.
@@ -118,9 +118,9 @@ def heat_map(
         panel: the number of its panel.
         name: its name.
         coloraxis: its colour axis.
-        value: what the hover text says of a cell's number.
+        value: the hover text about a cell's number.
         label: the title of the hover text; the name by default.
-        visible: whether it is shown at first, where a control shows it.
+        visible: whether the map is shown before any use of a control.
     """
     start, about = (span - 1) / 2, "≈ " if span > 1 else ""
     of = f", mean of {span:.2g} × {span:.2g}" if span > 1 else ""
@@ -152,7 +152,7 @@ def place_squares(
     row_gap: int,
     bottom: int,
 ) -> tuple[Grid, Grid]:
-    """Place square maps, with queries downwards, that all zoom and pan together.
+    """Place square maps, with queries downwards; all maps zoom and pan together.
 
     Args:
         figure: the figure of the maps.
@@ -161,7 +161,7 @@ def place_squares(
         columns: maps in a row.
         phone: maps in a row on a phone.
         row_gap: height between two rows, px.
-        bottom: margin, px.
+        bottom: the bottom margin, px.
 
     Returns:
         The layouts for a wide and a narrow screen.
@@ -186,7 +186,7 @@ def place_squares(
     few = {f"{xy}axis{axis(i)}.nticks": 3 for i in range(len(names)) for xy in "xy"}
     keep(figure, narrow={**figure.layout.meta["narrow"], **few})
     zoom_together(figure)
-    # All maps are square, since the first is, and match it.
+    # All maps are square, because they match the first, which is square.
     figure.update_layout(plot_bgcolor=BLANK, yaxis={"scaleanchor": "x"})
     return grids
 
@@ -218,7 +218,7 @@ def _bars(panels: Sequence[Panel], size: int, grid: Grid, shared: bool) -> dict[
 
 
 def _ticks(low: float, high: float) -> dict[str, list[object]]:
-    """Return the ticks of a colour bar at its ends and its middle, two digits of its span."""
+    """Return the ticks of a colour bar at its ends and middle, with two digits of its span."""
     at = [low, (low + high) / 2, high]
     digits = 1 - floor(log10(high - low)) if high > low else 2
     return {"tickvals": [*at], "ticktext": [f"{round(tick, digits) + 0.0:g}" for tick in at]}

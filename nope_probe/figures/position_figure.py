@@ -1,8 +1,8 @@
-"""Who writes position and who reads it: an edge for each writer, maps of a reader's terms, clocks.
+"""Writers and readers of position: an edge for each writer, maps of a reader's terms, clocks.
 
-The circuit on top has a column for each layer: a box of its heads, which stands for what the layer
-reads, its MLP below and RoPE above. Maps and clocks under it belong to one reader, which a switch
-chooses.
+The circuit on top has a column for each layer: a box of its heads, which stands for the layer as a
+reader, its MLP below and RoPE above. A switch chooses a reader; maps and clocks below the circuit
+belong to it.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ TITLE = "Who writes position, and who reads it"
 ALL = "all"  # the whole pattern; readers; or writers of a clock
 WRITTEN = ("written_key", "written_query", "written_both")
 TERMS = (ALL, "rotation", "alibi", *WRITTEN, "covariance")  # in the order of their panels
-ALL_PATHS = "all paths"  # of a total effect
-ENCODINGS = {"rotation": "RoPE", "alibi": "ALiBi"}  # of the terms that no component writes
+ALL_PATHS = "all paths"  # the edge of a total effect
+ENCODINGS = {"rotation": "RoPE", "alibi": "ALiBi"}  # encodings of terms that no component writes
 SIDES = {"key": "keys", "query": "queries"}
 WITH, AGAINST = "rgba(217, 115, 13, 0.8)", "rgba(43, 123, 186, 0.8)"
-MOST_EDGES = 12  # of a reader
-LEAST, LEAST_BESIDE = 0.01, 0.1  # shares that have an edge, alone and beside those of other readers
+MOST_EDGES = 12  # edges of a reader
+LEAST, LEAST_BESIDE = 0.01, 0.1  # smallest share with an edge, alone and beside other readers
 WIDEST = 14.0  # px of an edge that stands for the whole pattern
-FEW = 8  # heads whose nodes have labels
-CLOCKS = 4  # panels: all writers together, and the strongest
+FEW = 8  # up to this number of heads, nodes have labels
+CLOCKS = 4  # panels: all writers together, and the strongest writers
 WIDE, PHONE = 1050, 310  # px of the plotting area
-LARGEST, GAP, ROW_GAP = 230, 44, 74  # px: a panel's side, and what lies between panels
+LARGEST, GAP, ROW_GAP = 230, 44, 74  # px: a panel's side, and the gaps between panels
 TOP, BOTTOM = 70 + MENU, 96  # px
 LEFT = -0.16  # from the middle of a box to its left side, layers
 Point = tuple[float, float]
-Traces = list[tuple[go.Heatmap | go.Scatter, set[str]]]  # each with the choices that show it
+Traces = list[tuple[go.Heatmap | go.Scatter, set[str]]]  # traces with the choices that show them
 
 
 def position_circuit(
@@ -62,11 +62,11 @@ def position_circuit(
     reader: str | None = None,
     max_positions: int = MAX_POSITIONS,
 ) -> go.Figure:
-    """Draw who writes the position that each layer or head reads.
+    """Draw the writers of the position that each layer or head reads.
 
     An edge is as wide as the writer's share of the reader's pattern: orange with the pattern, blue
     against it. A dashed edge is a total effect that differs from the direct share by more than both
-    intervals say. A switch chooses a reader: its edges, the maps of its terms, and its keys' mean
+    intervals allow. A switch chooses a reader: its edges, the maps of its terms, and its keys' mean
     vectors along their two principal axes.
 
     Args:
@@ -74,10 +74,10 @@ def position_circuit(
         writers: `writers.csv`: layer, head, side, writer, and share with its bounds.
         effects: `effects.csv`: layer, head, writer, direct and total with their bounds.
         maps: the terms' patterns by name, such as `L1/rotation`, nats; and `query_positions`, the
-            queries of their rows, if not all have one.
+            queries of their rows, if some queries have none.
         clocks: `clocks.csv`: layer, head, side, writer, position, axis_1, axis_2.
-        reader: whose maps and clocks stand below the edges of all readers; by default the one with
-            the strongest pattern.
+        reader: the reader whose maps and clocks are shown at first, below the edges of all readers;
+            by default the reader with the strongest pattern.
         max_positions: larger maps are pooled to this many positions.
 
     Raises:
@@ -148,11 +148,11 @@ def position_circuit(
 def _edges(
     terms: pd.DataFrame, writers: pd.DataFrame, effects: pd.DataFrame | None
 ) -> pd.DataFrame:
-    """Return the ways on which position comes to readers, of those that are told from zero.
+    """Return the paths by which position reaches readers, if their shares differ from zero.
 
     Returns:
         reader, writer (a component or a position encoding), share with its bounds, and into:
-        `keys` or `queries`; `all paths` of a total effect; empty for an encoding.
+        `keys` or `queries`; `all paths` for a total effect; empty for an encoding.
     """
     encodings = terms[terms["term"].isin(ENCODINGS)]
     encodings = encodings.assign(writer=encodings["term"].map(ENCODINGS), into="")
@@ -171,7 +171,7 @@ def _edges(
 
 
 def _places(edges: pd.DataFrame, readers: Sequence[str]) -> dict[str, Point]:
-    """Return where each node stands: a layer to the right, 0 to 1 upwards inside its box.
+    """Return the place of each node: its layer to the right, 0 to 1 upwards inside the box.
 
     A layer's own name is the left side of its box.
     """
@@ -192,7 +192,7 @@ def _places(edges: pd.DataFrame, readers: Sequence[str]) -> dict[str, Point]:
 
 
 def _legend(edges: pd.DataFrame) -> Iterator[go.Scatter]:
-    """Yield what the legend says of the colours and dashes that there are."""
+    """Yield the legend's entries for the colours and dashes in use."""
     kinds = {
         "with the pattern": (WITH, "solid", edges["share"] > 0),
         "against it": (AGAINST, "solid", edges["share"] < 0),
@@ -205,7 +205,7 @@ def _legend(edges: pd.DataFrame) -> Iterator[go.Scatter]:
 
 
 def _boxes(places: Mapping[str, Point]) -> list[str]:
-    """Return the layers, each of which has a box."""
+    """Return the layers; every layer has a box."""
     return [name for name in places if re.fullmatch(r"L\d+", name)]
 
 
@@ -214,7 +214,7 @@ def _layer_of(name: str) -> int:
 
 
 def _nodes(places: Mapping[str, Point]) -> go.Scatter:
-    """Return a node for each head, MLP and embedding; those of a small model have labels."""
+    """Return a node for each head, MLP and embedding; a small model's nodes have labels."""
     names = [name for name in places if name not in _boxes(places)]
     is_small = sum(name.startswith("L0H") for name in names) <= FEW and len(_boxes(places)) <= FEW
     return go.Scatter(
@@ -232,7 +232,7 @@ def _nodes(places: Mapping[str, Point]) -> go.Scatter:
 
 
 def _edge_traces(edges: pd.DataFrame, places: Mapping[str, Point]) -> Traces:
-    """Return a reader's edges and their shares; weak edges are shown with their reader alone."""
+    """Return a reader's edges and their shares; weak edges show only if the reader is chosen."""
     traces: Traces = []
     strong, total = edges["share"].abs() >= LEAST_BESIDE, edges["into"] == ALL_PATHS
     alone = ~strong | (total & edges["writer"].isin(edges["writer"][strong & ~total]))
@@ -274,7 +274,7 @@ def _edge_traces(edges: pd.DataFrame, places: Mapping[str, Point]) -> Traces:
 
 
 def _curve(start: Point, end: Point, bend: float) -> list[Point]:
-    """Return a cubic curve that leaves and arrives level; one over several layers sags below."""
+    """Return a cubic curve that leaves and arrives level; curves over several layers sag below."""
     (x0, y0), (x1, y1) = start, end
     sag = bend - 0.3 * max(0.0, x1 - x0 - 1)
     t = np.linspace(0, 1, 25)
@@ -285,7 +285,7 @@ def _curve(start: Point, end: Point, bend: float) -> list[Point]:
 
 
 def _terms_in(maps: Mapping[str, np.ndarray], readers: Sequence[str]) -> list[str]:
-    """Return the terms that are not nothing in the maps of all readers."""
+    """Return the terms that are not 0 in the maps of all readers."""
 
     def size(name: str) -> float:
         return float(np.nanmax(np.abs(maps[name]), initial=0.0)) if name in maps else 0.0
@@ -304,7 +304,7 @@ def _map(cells: Pooled, panel: int, name: str) -> go.Heatmap:
 
 
 def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFrame]:
-    """Return a reader's mean keys by their panel's title: of all writers, then of the strongest."""
+    """Return a reader's mean keys by panel title: of all writers, then of the strongest writers."""
     if clocks is None or clocks.empty:
         return {}
     rows = with_readers(clocks)
@@ -357,7 +357,7 @@ def _place(figure: go.Figure, places: Mapping[str, Point], n_maps: int, n_dials:
         if is_map:
             y |= {"autorange": "reversed", "constraintoward": "top"}
         if at == first:
-            if is_map:  # all maps are square, since the first is
+            if is_map:  # all maps are square, because the first is
                 y["scaleanchor"] = f"x{at}"
             x["title"] = {"text": "key position" if is_map else "first principal axis"}
             y["title"] = {"text": "query position" if is_map else "second"}
@@ -373,9 +373,9 @@ def _layout(width: int, circuit: int, *rows: tuple[int, int]) -> dict[str, Any]:
     """Return the layout keys that place the circuit, and rows of square panels below it.
 
     Args:
-        width: of the plotting area, px.
-        circuit: its height, px.
-        rows: of the panels of one kind, how many there are and how many stand side by side.
+        width: the plotting area's width, px.
+        circuit: the circuit's height, px.
+        rows: for each kind of panels, their number, and how many stand side by side.
     """
     boxes: list[tuple[float, float, float, float]] = [(0.0, 0.0, width, circuit)]  # px from the top
     bottom = float(circuit)

@@ -43,7 +43,7 @@ from nope_probe.figures.intervals import (
 MOST_INTERACTIONS = 24
 X_TITLE = "share of the pattern"
 DASHES = ("dot", "dash", "dashdot", "longdash")
-LOSSES = ("lost", "amplification")  # which some replacements have alone
+LOSSES = ("lost", "amplification")  # some replacements have only these columns
 PLAYER_PARTS = {
     "lost": "lost without it",
     "amplification": "amplification",
@@ -57,7 +57,7 @@ def source_shares(table: pd.DataFrame) -> go.Figure:
 
     Args:
         table: `sources.csv`: layer, term, rms (nats) and share, each with its bounds; the term
-            `position`, the sum of all but content, is not drawn.
+            `position`, the sum of all terms but content, is not drawn.
     """
     terms = table[table["term"] != "position"]
     panels = {
@@ -68,12 +68,12 @@ def source_shares(table: pd.DataFrame) -> go.Figure:
 
 
 def player_shares(table: pd.DataFrame) -> go.Figure:
-    """Draw each player's share, what is lost without it and there alone, and its amplification.
+    """Draw each player's share, the loss without it, its part alone, and its amplification.
 
     Args:
-        table: the rows of `players.csv` that belong to one player set; with several values of the
-            column `replacement`, each has a row of panels, on the scales of the first; those
-            without a share are of players' losses alone.
+        table: the rows of `players.csv` of one player set. Every value of the column `replacement`
+            has a row of panels, on the scales of the first row. A replacement without shares shows
+            only losses.
     """
     groups = _by_replacement(table)
     columns = [column for column in PLAYER_PARTS if column == "lost" or table[column].notna().any()]
@@ -93,14 +93,14 @@ def player_shares(table: pd.DataFrame) -> go.Figure:
 
 
 def _players(rows: pd.DataFrame, column: str) -> list[Dots]:
-    """Return a part of each player, without players for which it is undefined (all may be)."""
+    """Return a part of the players, without players whose part is undefined, perhaps all."""
     series = _by_name(rows, "player", column)
     known = [dots for dots in series if not np.isnan(dots.estimates[0]).all()]
     return known or series
 
 
 def _by_replacement(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the rows of each replacement by its name, which is empty if there is one alone."""
+    """Return the rows of each replacement by name; a single replacement has an empty name."""
     if "replacement" not in table or table["replacement"].nunique() < 2:
         return {"": table}
     return {str(name): rows for name, rows in table.groupby("replacement", sort=False)}
@@ -125,19 +125,19 @@ def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
 
 
 def term_entry(term: str) -> str:
-    """Return the name that a term of `mean_covariance.csv` has in the table of components."""
+    """Return the name of a term of `mean_covariance.csv` in the table of components."""
     return f"{term}_term" if term in ("mean", "covariance") else term
 
 
 def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
     """Draw the shares that players add only together, with a layer slider.
 
-    Of many interactions those with the largest share in any layer are drawn.
+    If there are many, only the interactions with the largest shares in any layer are drawn.
 
     Args:
-        table: the rows of `interactions.csv` that belong to one player set; `players` joined by
-            `+`. Each value of the column `replacement` has a panel, on one scale.
-        layer: which layer the slider shows first.
+        table: the rows of `interactions.csv` of one player set; `players` are joined by `+`. Every
+            value of the column `replacement` has a panel, on a common scale.
+        layer: the layer that the slider shows first.
     """
     sizes = table["share"].abs().groupby(table["players"]).max().fillna(0)
     names = sizes.sort_values(ascending=False, kind="stable").index[:MOST_INTERACTIONS][::-1]
@@ -178,7 +178,7 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
 def _interaction_dots(
     names: Sequence[str], shares: Float[np.ndarray, "3 name"], layer: int, panel: int
 ) -> go.Scatter:
-    """Return a layer's shares; where all are undefined, the words that say so."""
+    """Return a layer's shares; if all are undefined, return words that say so."""
     drawn: dict[str, object] = {}
     if np.isnan(shares).all():
         drawn = {"x": np.zeros(len(names)), "mode": "text", "text": NO_PATTERN}
@@ -203,7 +203,7 @@ LABELS = {"score": "scores", "all": "positional pattern"}
 
 
 def band_amplitudes(table: pd.DataFrame) -> go.Figure:
-    """Draw the RMS that each RoPE band has of the positional pattern, a panel per layer.
+    """Draw the RMS of each RoPE band's part of the positional pattern, a panel per layer.
 
     Args:
         table: `bands.csv`: layer, band, the amplitude in nats with its bounds, and the share.
@@ -233,7 +233,7 @@ def band_amplitudes(table: pd.DataFrame) -> go.Figure:
 
 
 def offset_profiles(table: pd.DataFrame) -> go.Figure:
-    """Draw the mean of the scores or of each source's term at each distance, a panel per layer.
+    """Draw the mean of the scores, or of each source's term, by distance, a panel per layer.
 
     Args:
         table: `offsets.csv`: layer, term, offset, and the mean in nats with its bounds.
@@ -267,8 +267,8 @@ def query_strengths(table: pd.DataFrame, lengths: Mapping[str, int]) -> go.Figur
     Args:
         table: `queries.csv`: layer, the first and last query of a group, and rms (nats) with its
             bounds.
-        lengths: what the model states, such as its context, in tokens: lines where queries reach
-            them.
+        lengths: the model's stated lengths, such as its context, in tokens; lines mark lengths that
+            queries reach.
     """
     figure, reached = go.Figure(), int(table["last_query"].max())
     for panel, (_, rows) in enumerate(table.groupby("layer")):
@@ -303,7 +303,7 @@ def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
 def _place_layers(
     figure: go.Figure, table: pd.DataFrame, title: str, x_title: str, bottom: int, ticks: int = 0
 ) -> None:
-    """Place a panel per layer; its x axis's tick labels may stand on end, `ticks` px high."""
+    """Place a panel per layer; tick labels of x may stand on end, `ticks` px high."""
     names = [f"L{layer}" for layer in sorted({*table["layer"]})]
     wide = Grid(
         columns=min(MOST_COLUMNS, len(names)),

@@ -12,11 +12,11 @@ from plotly.colors import sample_colorscale, sequential
 from nope_probe.components import INK
 
 GRID, BLANK, ZERO = "#d9dce1", "#eceef1", "#8b949e"
-TITLE_HEIGHT = 16  # px of a figure's top margin that its title takes
+TITLE_HEIGHT = 16  # px of a figure's title in the top margin
 # Signed values, blue to red (ColorBrewer's RdBu): zero is light on paper, and dark on dark screens.
 _SIGNED = "#053061 #2166ac #4393c3 #92c5de #d1e5f0 #f7f7f7 #fddbc7 #f4a582 #d6604d #b2182b #67001f"
 _DARK = "#a9d8fb #6cb6ee #4190d0 #2d689b #1e4361 #16191d #592a23 #913f30 #c95d43 #ee8b6b #fdc5ab"
-STOPS = {  # as the scripts of explorers and of head maps read them
+STOPS = {  # in the form that the scripts of explorers and of head maps read
     "sequential": list(sequential.Viridis),
     "diverging": _SIGNED.split(),
     "divergingOnDark": _DARK.split(),
@@ -62,7 +62,7 @@ def colour_bar(
     Args:
         title: the unit.
         across: the panel's extent along x, as shares of the plotting area.
-        y: the bar's upper edge, in the same shares; it is for a bar below a panel.
+        y: the upper edge of a bar below a panel, as a share of the plotting area.
     """
     bar = {"orientation": "h", "outlinewidth": 0, "title": {"text": title, "side": "bottom"}}
     if across is None:

@@ -14,12 +14,12 @@ from nope_probe.figures.grid import Grid, axis, named, place, zoom_together
 from nope_probe.figures.intervals import FLAT_WORDS, NOISE_ERRORS, NOISE_NATS, widened
 from nope_probe.figures.style import ZERO
 
-LINES = ["#7d6be0", "#1d87c9", "#2b9a58"]  # between them, all show on paper and on dark screens
+LINES = ["#7d6be0", "#1d87c9", "#2b9a58"]  # colours between these show on paper and on dark screens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """One series per layer, with errors and the values of the theory.
+    """A series per layer, with errors and the values of the theory.
 
     Attributes:
         x: the values' places on the x axis.
@@ -44,7 +44,7 @@ def rows_against_theory(curves: Mapping[str, Curves]) -> go.Figure:
 
 
 def steps_by_distance(curves: Mapping[str, Curves]) -> go.Figure:
-    """Draw the mean gain in score of a key that is nearer by one, at each distance."""
+    """Draw the mean gain in score of a key one position nearer, at each distance."""
     figure = _panels(
         curves,
         title="Mean step of the score towards the query",
@@ -55,7 +55,7 @@ def steps_by_distance(curves: Mapping[str, Curves]) -> go.Figure:
 
 
 def _panels(curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: str) -> go.Figure:
-    """Draw a panel per layer; one all of whose curves are noise is flat, and its title says so."""
+    """Draw a panel per layer; a layer with only noise is flat, and its title says so."""
     n_layers = len(next(iter(curves.values())).values)
     inks = sample_colorscale(LINES, list(np.linspace(0, 1, max(2, len(curves)))))
     figure = go.Figure()
@@ -92,7 +92,7 @@ def _panels(curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: 
 
 
 def _noise_range(curves: Collection[Curves], layer: int) -> tuple[float, float] | None:
-    """Return the y range of a layer all of whose curves are noise; None for any other."""
+    """Return the y range of a layer whose curves are all noise; None for other layers."""
     drawn = np.concatenate(
         [[curve.values[layer], curve.theory[layer]] for curve in curves], axis=None
     )

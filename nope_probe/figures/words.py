@@ -1,4 +1,4 @@
-"""The names of measures, layers and heads, and what the figures of measures need."""
+"""The names of measures, layers and heads, and the words of their figures."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BOTH_WAYS = "-1 to 1"
-MOST_READERS = 32  # that a figure or table shows
+MOST_READERS = 32  # readers that a figure or table shows at most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """The names of a measure of the pattern, and what its figures need.
+    """The names of a measure of the pattern, and the settings of its figures.
 
     Attributes:
         label: its name.
         unit: its unit, range or lag; empty for a share.
-        caption: what it measures, in one sentence.
+        caption: a sentence about the measure.
         neutral: the value that means no trend.
         signed: whether it has a sign, so that colours centre on 0.
         bounded: whether its absolute value is at most 1.
@@ -57,15 +57,14 @@ MEASURES = {
     "monotonicity": Measure(
         label="monotonicity",
         unit="lag 8",
-        caption="Share of pairs of keys, 8 apart, of which the nearer scores higher; 1/2 is no "
-        "trend.",
+        caption="Share of pairs of keys, 8 apart, whose nearer key scores higher; 1/2 is no trend.",
         neutral=0.5,
         bounded=True,
     ),
     "monotonicity_lag1": Measure(
         label="monotonicity",
         unit="lag 1",
-        caption="Share of pairs of neighbouring keys of which the nearer scores higher; 1/2 is no "
+        caption="Share of pairs of neighbouring keys whose nearer key scores higher; 1/2 is no "
         "trend.",
         neutral=0.5,
         bounded=True,
@@ -95,7 +94,7 @@ MEASURES = {
         signed=True,
     ),
 }
-ATTENTION = {  # what a head attends to
+ATTENTION = {  # measures of a head's attention
     "first_key": Measure(
         label="first-key attention",
         caption="Mean attention to the first key; above 0.3 the head is called a sink.",
@@ -128,7 +127,7 @@ ATTENTION = {  # what a head attends to
 
 
 def numbered_layers(numbers: Iterable[int]) -> str:
-    """Return layers by number, runs of three and more as such.
+    """Return layers by number, with runs of three layers or more as `L1 to L3`.
 
     Example:
         >>> numbered_layers([1, 2, 3, 7])
@@ -147,7 +146,7 @@ def numbered_layers(numbers: Iterable[int]) -> str:
 
 
 def reader_of(row: Mapping[Any, Any] | pd.Series) -> str:
-    """Return the layer or head that a row is of.
+    """Return the layer or head of a row.
 
     Example:
         >>> reader_of({"layer": 2}), reader_of({"layer": 2, "head": 1.0})
@@ -163,7 +162,7 @@ def with_readers(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def strongest_reader(terms: pd.DataFrame) -> str | None:
-    """Return the reader whose pattern is the strongest of those that exceed their noise."""
+    """Return the reader with the strongest pattern among patterns that exceed their noise."""
     if "rms" not in terms:
         return None
     above = with_readers(terms[(terms["term"] == "all") & (terms["rms_low"] > 0)])
@@ -171,7 +170,7 @@ def strongest_reader(terms: pd.DataFrame) -> str | None:
 
 
 def shown_readers(terms: pd.DataFrame, first: str | None = None) -> list[str]:
-    """Return the readers that are shown: all, or of many the first and the strongest."""
+    """Return the readers to show: all, or if they are many, the first and the strongest."""
     rows = with_readers(terms)
     readers = list(dict.fromkeys(rows["reader"]))
     if len(readers) <= MOST_READERS:

@@ -52,24 +52,24 @@ def ablated(
 ) -> Iterator[Model]:
     """Run a model without some of its components for as long as the context lasts.
 
-    Other hooks see what is written here and may change it, whether they were added before or
-    inside the context; what they write is read here. Padding stays hidden without the mask. Text is
-    generated without a cache, with a warning, where keys and values of earlier positions change
-    with the next one.
+    Other hooks, added before or inside the context, see the ablation's outputs and may change
+    them; the ablation reads their outputs too. Padding stays hidden without the mask. Text is
+    generated without a cache, with a warning, where a new token changes the keys and values of
+    earlier positions.
 
     Args:
         model: a HookedTransformer or TransformerBridge; its outputs are bit-identical afterwards.
-        ablation: what to remove, and where.
-        calibration: what `calibrate` returned for this model; needed for the gain `output` and the
+        ablation: the removals and their places.
+        calibration: the result of `calibrate` for this model; needed for the gain `output` and the
             replacement `mean` when a weight is removed, and for the position of a component.
         tokens: instead of a calibration, the tokens (or vectors) on which to `calibrate` first.
 
     Raises:
         ValueError: if the model lacks a component, layer, head or band, if neither or both of
-            calibration and tokens are given where one is needed, for a calibration of another model
-            or of other weights, or for a prefix longer than the model's context. In a forward pass,
-            for a prefix longer than the sequences, keys and values from a cache that cannot hold,
-            or padding that cannot be told from tokens or changes what is removed.
+            calibration and tokens are given where means or gains are needed, for another model's
+            or one of other weights, or for a prefix longer than the model's context. In a forward
+            pass, for a prefix longer than the sequences, for keys and values from a cache that
+            the ablation makes wrong, or for padding that looks like tokens or changes the removal.
         RuntimeError: inside another `ablated` on this model: two writers of the attention scores
             do not commute. Name all components in one Ablation. In a forward pass, if
             `reset_hooks` removed the ablation.
@@ -116,7 +116,7 @@ def ablated(
 
 @contextmanager
 def _attention_edited(blocks: Sequence[BlockAblation]) -> Iterator[None]:
-    """Let the taps of blocks compute attention without what is removed from them."""
+    """Let the taps of blocks compute attention without the removed components."""
     try:
         for block in blocks:
             block.layer.tap.edit = block.edit
@@ -178,7 +178,7 @@ def _how_to_calibrate(ablation: Ablation) -> str:
 
 @contextmanager
 def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
-    """Generate without a cache, and refuse texts that are padded unseen, where either is wrong."""
+    """Generate without a cache, and refuse hidden padding, where the ablation makes them wrong."""
     removed = [name for name in ablation.components if name not in LOCAL]
     seen = [name for name in removed if name == "mask" or depends_on_length(name)]
     methods: dict[str, Callable[..., Any]] = {}
@@ -199,7 +199,7 @@ def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
 
 
 def _without_cache(method: Callable[..., Any], warn: Callable[[], None]) -> Callable[..., Any]:
-    """Return a method that generates from whole sequences, and warns if that was not asked for."""
+    """Return a method that generates from whole sequences, and warns callers who want a cache."""
 
     @wraps(method)
     def generate(*args: object, **options: object) -> object:
@@ -217,7 +217,7 @@ def _without_cache(method: Callable[..., Any], warn: Callable[[], None]) -> Call
 def _without_unseen_padding(model: Any, removed: str) -> Callable[..., Any]:
     """Return a forward pass that refuses texts which TransformerLens pads without a mask.
 
-    It leaves the mask out on the right, where the causal mask hides padding from all that precedes.
+    TransformerLens passes no mask for padding on the right: the causal mask hides it from tokens.
     """
     run = model.forward
 

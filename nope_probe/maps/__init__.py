@@ -1,7 +1,7 @@
-"""Maps: what a map is, how its folds are kept and stored, how it is pooled and centred."""
+"""Maps: their folds, how they are kept and stored, how they are pooled and centred."""
 
-ALL_ROWS = 2048  # up to so many positions, maps have the row of every query by default
-DEFAULT_ROWS = 512  # above, those of so many queries
+ALL_ROWS = 2048  # up to this number of positions, maps have the row of every query by default
+DEFAULT_ROWS = 512  # above it, maps have this number of rows
 
 
 def default_rows(n: int) -> int:

@@ -1,8 +1,8 @@
-"""Maps less a mean of their own: each row's (the pattern), or each diagonal's.
+"""Maps less their row means (the pattern), or less the means of their diagonals.
 
-Patterns are defined on the cells skip_keys <= j < i that the model does not mask. A sliding window,
-or a chunk, leaves each query its latest keys: the first of these, per query, says which cells there
-are.
+Patterns are defined on the cells skip_keys <= j < i that the model does not mask. A sliding window
+or a chunk leaves each query its latest keys, so the first visible key of each query determines the
+cells.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 from nope_probe.maps.rows import QueryPositions, rows_of
 
 Rows: TypeAlias = Float[Tensor, "*map row key_pos"]
-EDGE = 0.05  # of the kept keys
+EDGE = 0.05  # share of the kept keys
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptCells:
-    """The cells on which patterns are defined: first[i] <= j < i, of the queries that maps have.
+    """The cells on which patterns are defined: first[i] <= j < i, for the queries with rows.
 
     Attributes:
-        first: the first kept key of every query; of a query without a row, the query itself.
-        query_positions: the queries of which maps have rows.
+        first: the first kept key of every query; for a query without a row, the query itself.
+        query_positions: the queries of the rows.
         skip_keys: how many first keys are left out for all queries.
 
     Example:
@@ -49,7 +49,7 @@ class KeptCells:
         query_positions: QueryPositions = None,
         n: int | None = None,
     ) -> KeptCells:
-        """Return the cells of a layer, from the first key that the query of each row sees.
+        """Return the cells of a layer, from each row's first visible key.
 
         Args:
             first_visible: the first key that a row's query sees.
@@ -58,7 +58,7 @@ class KeptCells:
             n: how many positions; as many as rows by default.
 
         Raises:
-            ValueError: if no row has two of them.
+            ValueError: if no row has two such cells.
         """
         n = len(first_visible) if n is None else n
         queries = rows_of(len(first_visible), query_positions)
@@ -77,10 +77,10 @@ class KeptCells:
         skip_keys: int = 0,
         query_positions: QueryPositions = None,
     ) -> KeptCells:
-        """Return the cells that all of some maps have.
+        """Return the cells that are common to several maps.
 
         Raises:
-            ValueError: if no row has two of them.
+            ValueError: if no row has two such cells.
         """
         first = first_visible_keys(maps, query_positions).reshape(-1, maps.shape[-2]).amax(0)
         return cls.of(first, skip_keys, query_positions, maps.shape[-1])
@@ -92,17 +92,17 @@ class KeptCells:
 
     @cached_property
     def n_keys(self) -> Int[Tensor, " pos"]:
-        """How many keys of each query are kept."""
+        """The number of kept keys of each query."""
         return (torch.arange(self.n) - self.first).clamp_min(0)
 
     @cached_property
     def count(self) -> int:
-        """How many cells are kept."""
+        """The number of kept cells."""
         return int(self.n_keys.sum())
 
     @cached_property
     def by_distance(self) -> Float[Tensor, " distance"]:
-        """The number of kept cells at i - j = 0, 1, ..., n - 1; none is at 0."""
+        """The number of kept cells at i - j = 0, 1, ..., n - 1; it is 0 at 0."""
         n_rows = torch.bincount(self.n_keys, minlength=self.n).double()
         counts = n_rows.flip(0).cumsum(0).flip(0)  # a query of k keys has the distances 1 to k
         counts[0] = 0
@@ -110,22 +110,22 @@ class KeptCells:
 
     @property
     def edge(self) -> int:
-        """The key behind the first 5% of the kept ones, of which there is one at least."""
+        """The key after the first 5% of kept keys, which are one key at least."""
         return self.skip_keys + max(1, round(EDGE * (self.n - self.skip_keys)))
 
     @cached_property
     def first_by_distance(self) -> Float[Tensor, " distance"]:
-        """The number of kept cells at each distance whose keys are among the first 5%."""
+        """The number of kept cells at each distance with a key among the first 5%."""
         others = replace(self, first=self.first.clamp_min(self.edge))
         return self.by_distance - others.by_distance
 
     def rows(self, start: int, stop: int) -> Bool[Tensor, "row key_pos"]:
-        """Return which cells of the queries start to stop - 1 are kept, of the keys before stop."""
+        """Return the kept cells of the queries start to stop - 1 and the keys before stop."""
         return self._of(torch.arange(start, stop), stop)
 
     @cached_property
     def mask(self) -> Bool[Tensor, "row key_pos"]:
-        """Which cells of all rows are kept."""
+        """The kept cells of all rows."""
         return self._of(self.query_positions, self.n)
 
     def _of(self, queries: Int[Tensor, " row"], stop: int) -> Bool[Tensor, "row key_pos"]:
@@ -136,9 +136,9 @@ class KeptCells:
 def first_visible_keys(
     maps: Float[Tensor, "*batch row key_pos"], query_positions: QueryPositions = None
 ) -> Int[Tensor, "*batch row"]:
-    """Return the first key j < i that the query i of each row sees: masked cells are NaN.
+    """Return the first key j < i that is not masked (NaN), for the query i of each row.
 
-    A map whose NaN are not those of windows or chunks counts as without any.
+    If the NaN cells of a map do not form a window or chunks, all keys count as visible.
 
     Example:
         >>> nan = torch.nan
@@ -157,7 +157,7 @@ def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:
     """Return the cells on which patterns are defined without a window: skip_keys <= j < i.
 
     Raises:
-        ValueError: if no row has two of them.
+        ValueError: if no row has two such cells.
     """
     return KeptCells.of(torch.zeros(n, dtype=torch.long), skip_keys).mask
 
@@ -169,7 +169,7 @@ def row_centred(
 ) -> Float[Tensor, "*batch row key_pos"]:
     """Subtract from each row its mean over skip_keys <= j < i: the pattern in a score map.
 
-    Other cells become NaN. Cells that a window hides are NaN, and no part of a mean.
+    Other cells become NaN. Cells that a window hides are NaN, and do not count in a mean.
 
     Args:
         maps: score maps, nats.
@@ -194,11 +194,11 @@ def row_centred(
 
 
 def centred_rows(rows: Rows, cells: Bool[Tensor, "*#map row key_pos"]) -> Rows:
-    """Return a block of rows of patterns: less their means over the kept cells, 0 elsewhere.
+    """Return a block of rows less their means over the kept cells, 0 elsewhere.
 
     Args:
-        rows: scores of some queries, with the keys up to the last of them.
-        cells: which of them are kept.
+        rows: scores of some queries, with the keys up to the last query.
+        cells: the kept cells of the rows.
 
     Raises:
         ValueError: for a kept cell that is not finite.
@@ -206,7 +206,7 @@ def centred_rows(rows: Rows, cells: Bool[Tensor, "*#map row key_pos"]) -> Rows:
     inside = rows.where(cells, 0.0)
     if not inside.sum().isfinite():
         raise ValueError("a score map has a non-finite cell below the diagonal")
-    # Less a key of its own first: rounding would leave a pattern in a row of equal scores.
+    # Subtract a row's own score first, else rounding leaves a pattern in a row of equal scores.
     first = cells.to(torch.uint8).argmax(-1, keepdim=True).expand(*inside.shape[:-1], 1)
     inside = inside.sub_(inside.gather(-1, first)).where(cells, 0.0)
     counts = cells.sum(-1, keepdim=True).clamp_min(1)
@@ -220,7 +220,7 @@ def pattern_rms(
 ) -> Float[Tensor, " layer"]:
     """Return the RMS of maps less each row's mean over the keys skip_keys <= j < i.
 
-    It holds the maps' noise too, which the amplitude of `measure` does not.
+    This RMS includes the maps' noise; the amplitude of `measure` does not.
 
     Example:
         >>> pattern_rms(torch.tensor([[[0.0, 0, 0], [5, 0, 0], [1, 3, 0]]]))
@@ -238,7 +238,7 @@ def diagonal_normalised(
 ) -> Float[Tensor, "*batch row key_pos"]:
     """Subtract from each cell the mean of its diagonal (the paper's Figures 4 and 5).
 
-    Means are over the cells that hold a number; the others, such as masked ones, become NaN.
+    Means are over the cells that hold a number; other cells, such as masked cells, become NaN.
 
     Args:
         maps: score maps, or Gram maps.

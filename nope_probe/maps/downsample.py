@@ -13,7 +13,7 @@ class Pooled:
     """Maps whose cells are means over square blocks of positions.
 
     Attributes:
-        values: nats (or what the maps held); NaN where a block holds no number.
+        values: nats (or the maps' own unit); NaN where a block holds no number.
         block: positions per block and axis; 1 if nothing was pooled.
     """
 
@@ -32,7 +32,7 @@ def pool(
     without a row. The last block may be smaller.
 
     Args:
-        maps: nats, or what the maps hold.
+        maps: maps, in nats or another unit.
         max_positions: how many cells an axis has at most.
         query_positions: the queries of the rows; all by default.
 

@@ -1,4 +1,4 @@
-"""Folds of the sequences: which sequence is in which, sums over each, and their pooled mean."""
+"""Folds of the sequences: the fold of each sequence, sums per fold, and their pooled mean."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 DEFAULT_FOLDS = 8
-Part = tuple[int | slice, Tensor]  # which folds of a total, and the tensor to add to them
+Part = tuple[int | slice, Tensor]  # folds of a total, and the tensor to add to them
 
 
 def fold_products(
@@ -18,7 +18,7 @@ def fold_products(
     fold_of: Int[Tensor, " batch"],
     n_folds: int,
 ) -> Float[Tensor, "fold row_pos col_pos"]:
-    """Return the sum of x_i.y_j over the sequences of each fold, 0 for one without sequences."""
+    """Return the sum of x_i.y_j over the sequences of each fold, 0 for an empty fold."""
     parts = product_parts(x, y, fold_of, n_folds)
     if isinstance(parts[0][0], slice):
         return parts[0][1]
@@ -36,9 +36,9 @@ def product_parts(
 ) -> list[Part]:
     """Return the sums of x_i.y_j over the sequences of each fold in the batch.
 
-    Each is one matrix product; for whole rounds of folds, all are one batched product.
+    Every fold takes a matrix product; for whole rounds of folds, a single batched product suffices.
     """
-    # Both factors keep the positions in front: a transposing copy takes longer than the product.
+    # Positions stay in front in both factors: a transposing copy takes longer than the product.
     at_least_float32 = torch.promote_types(x.dtype, torch.float32)
     x, y = x.to(at_least_float32), y.to(at_least_float32)
     if dealt_in_rounds(fold_of, n_folds):
@@ -62,10 +62,10 @@ def head_products(
     y: Float[Tensor, "batch col_pos head width"],
     fold_of: Int[Tensor, " batch"],
 ) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
-    """Return views of totals, and for each the factors of the product that is added to it.
+    """Return views of totals, and the factors of the product to add to each view.
 
-    A product is batched over heads, and over folds too if the batch holds whole rounds of them; it
-    sums x_i.y_j over the sequences of each fold.
+    A product sums x_i.y_j over the sequences of each fold. It is batched over heads, and over folds
+    too if the batch holds whole rounds of folds.
     """
     n_folds = len(totals)
     if dealt_in_rounds(fold_of, n_folds):
@@ -118,13 +118,13 @@ def interleaved_folds(n_seqs: int, n_folds: int, first: int = 0) -> Int[Tensor, 
 
 
 def grouped_folds(documents: Int[Tensor, " seq"], n_folds: int) -> Int[Tensor, " seq"]:
-    """Return the fold of each sequence, so that those of one document share a fold.
+    """Return the fold of each sequence, so that a document's sequences share a fold.
 
-    Documents go, the largest first, to the fold that has the fewest sequences so far; of equal
-    ones, the first to the first. With a document for each sequence, s goes to fold s % n_folds.
+    Documents go, the largest first, to the fold with the fewest sequences so far. Ties go to the
+    earlier document and the earlier fold. If every sequence is a document, s goes to s % n_folds.
 
     Args:
-        documents: the number of the document that each sequence is from.
+        documents: the number of each sequence's document.
         n_folds: how many folds.
 
     Raises:
@@ -140,7 +140,7 @@ def grouped_folds(documents: Int[Tensor, " seq"], n_folds: int) -> Int[Tensor, "
     if len(sizes) < n_folds:
         raise ValueError(
             f"{len(documents)} sequences of {len(sizes)} documents do not fill {n_folds} folds: "
-            "those of one document are not independent and share a fold"
+            "a document's sequences are not independent, so they share a fold"
         )
     filled, fold_of = [0] * n_folds, dict[int, int]()
     for document in sorted(sizes, key=lambda document: -sizes[document]):
@@ -152,15 +152,15 @@ def grouped_folds(documents: Int[Tensor, " seq"], n_folds: int) -> Int[Tensor, "
 def folds_of(
     n_seqs: int, n_folds: int | None, documents: Int[Tensor, " seq"] | None
 ) -> Int[Tensor, " seq"]:
-    """Return the fold of each sequence, by its document if it has one, else by its number.
+    """Return the fold of each sequence, by its document if given, else by its number.
 
     Args:
         n_seqs: how many sequences.
         n_folds: how many folds; by default 8, or as many as there are sequences (documents).
-        documents: the document of each sequence; by default each sequence is independent.
+        documents: the document of each sequence; by default all sequences are independent.
 
     Raises:
-        ValueError: if a fold would be empty, or there is not one document per sequence.
+        ValueError: if a fold would be empty, or the documents are not as many as the sequences.
     """
     if documents is not None and len(documents) != n_seqs:
         raise ValueError(f"expected the documents of {n_seqs} sequences, got {len(documents)}")
@@ -173,7 +173,7 @@ def folds_of(
 
 
 def default_folds(n_documents: int) -> int:
-    """Return how many folds the data is dealt to by default: 8, or one per document if fewer."""
+    """Return the default number of folds: 8, or the number of documents if it is lower."""
     return min(DEFAULT_FOLDS, n_documents)
 
 

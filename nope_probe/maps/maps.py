@@ -24,13 +24,13 @@ class ScoreMaps:
 
     Attributes:
         folds: fold means; masked cells are NaN (j > i, unless the mask is removed).
-        visible: which cells the model does not mask.
+        visible: the cells that the model does not mask.
         counts: sequences per fold.
         layers: the number of each layer's block, in the order of the maps.
         mean_term: per fold, an unbiased estimate of <E q_i, E k_j> times the scale, the part of a
             score that comes from each position's own mean query and key; or None.
         key_means: per fold, the mean key of each position, key heads concatenated; or None.
-        per_head: the same fold means for each query head; or None.
+        per_head: the fold means for each query head; or None.
         bos: whether all sequences begin with the same token, an attention sink.
         query_positions: the queries of the rows; all by default.
     """
@@ -46,7 +46,7 @@ class ScoreMaps:
     query_positions: Int[Tensor, " row"] = field(default_factory=_all_rows)
 
     def __post_init__(self) -> None:
-        """Set the queries of the rows where they are not given: all."""
+        """Set the queries of the rows to all queries if they are not given."""
         given = self.query_positions if len(self.query_positions) else None
         object.__setattr__(self, "query_positions", rows_of(self.folds.shape[-2], given))
 
@@ -56,7 +56,7 @@ class ScoreMaps:
         return self.folds.shape[-2] == self.folds.shape[-1]
 
     def __repr__(self) -> str:
-        """Return sizes, and how strong each layer's positional pattern is."""
+        """Return sizes, and the strength of each layer's positional pattern."""
         n_layers, n_rows, n = self.folds.shape[1:]
         strength = pattern_rms(self.mean, int(self.bos), self.query_positions).tolist()
         shown = ", ".join(
@@ -82,7 +82,7 @@ class ScoreMaps:
 
     @classmethod
     def from_tensors(cls, tensors: State) -> ScoreMaps:
-        """Return the maps from which `to_tensors` made the tensors."""
+        """Return the maps that `to_tensors` turned into these tensors."""
         others = {name: tensor for name, tensor in tensors.items() if name not in ("bos", "layers")}
         layers = tuple(tensors["layers"].tolist())
         return cls(**others, layers=layers, bos=bool(tensors["bos"]))
@@ -94,7 +94,7 @@ class StageMaps:
 
     Attributes:
         folds: fold means, per letter.
-        visible: of score maps, which cells the model does not mask.
+        visible: for score maps, the cells that the model does not mask.
         counts: sequences per fold.
         bos: whether all sequences begin with the same token, an attention sink.
         query_positions: the positions of the rows; all by default.
@@ -107,13 +107,13 @@ class StageMaps:
     query_positions: Int[Tensor, " row"] = field(default_factory=_all_rows)
 
     def __post_init__(self) -> None:
-        """Set the positions of the rows where they are not given: all."""
+        """Set the positions of the rows to all positions if they are not given."""
         n_rows = next(iter(self.folds.values())).shape[-2]
         given = self.query_positions if len(self.query_positions) else None
         object.__setattr__(self, "query_positions", rows_of(n_rows, given))
 
     def __repr__(self) -> str:
-        """Return which stages there are, and how much data they are means of."""
+        """Return the stages, and how much data their means are taken over."""
         n_rows, n = next(iter(self.folds.values())).shape[-2:]
         return (
             f"StageMaps: stages {' '.join(self.folds)}, {n_rows} × {n} positions; (b) and (i) "
@@ -142,7 +142,7 @@ class StageMaps:
 
     @classmethod
     def from_tensors(cls, tensors: State) -> StageMaps:
-        """Return the maps from which `to_tensors` made the tensors."""
+        """Return the maps that `to_tensors` turned into these tensors."""
         folds, visible = (
             {
                 letter: tensors[f"{kind}/{letter}"]

@@ -1,4 +1,4 @@
-"""Mean queries and keys at each position, and what each component writes into them."""
+"""Mean queries and keys at each position, and each component's part of them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Keys = Float[Tensor, "fold pos kv_head d_head"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Turns:
-    """How RoPE turns the pairs of coordinates of a head at each position.
+    """The rotation of a head's pairs of coordinates by RoPE at each position.
 
     Attributes:
         pairs: the two coordinates of each pair.
-        cos, sin: of the angle of each pair at each position.
+        cos, sin: cos and sin of the angle of each pair at each position.
     """
 
     pairs: Int[Tensor, "pair two"]
@@ -52,17 +52,17 @@ class Turns:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReaderSums:
-    """What one layer reads: fold means of its queries and keys before RoPE, float64.
+    """Fold means of one layer's queries and keys before RoPE, float64.
 
     Attributes:
-        q, k: mean queries and keys at each position. Over heads, the queries that share a key head
-            are added up: the mean over heads needs no more. Of single heads, `q` has all of them.
-        queries, keys: the same for each writer; they add up to `q` and `k`.
-        first_queries, first_keys: of writers that are heads, the part from the first key.
-        scores: mean q.k times the scale, nats, over heads or of each; NaN where masked.
-        bias: what is added to it (ALiBi), nats; None for nothing.
+        q, k: mean queries and keys at each position. For means over heads, the queries that share a
+            key head are added up, which suffices. For single heads, `q` holds all heads.
+        queries, keys: the part of each writer; the parts add up to `q` and `k`.
+        first_queries, first_keys: for writers that are heads, the part from the first key.
+        scores: mean q.k times the scale, nats, over heads or per head; NaN where masked.
+        bias: the bias added to the scores (ALiBi), nats; None without a bias.
         scale: the factor between the sum of q.k over the heads of `q` and `scores`.
-        turns: how RoPE turns q and k; None without it.
+        turns: the rotation of q and k by RoPE; None without RoPE.
         query_positions: the queries of the rows of scores; all by default.
     """
 
@@ -80,11 +80,11 @@ class ReaderSums:
 
     @property
     def per_head(self) -> bool:
-        """Whether each head is kept by itself."""
+        """Whether single heads are kept."""
         return self.scores.ndim == 4
 
     def heads(self) -> Iterator[tuple[int | None, ReaderSums]]:
-        """Yield each head by its number as a reader of one head; of means over heads, the layer."""
+        """Yield each head as a reader, with its number; for means over heads, yield the layer."""
         if not self.per_head:
             yield None, self
             return
@@ -109,10 +109,10 @@ class ReaderSums:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PositionSums:
-    """What the readers of a model read at each position, and who wrote it.
+    """The mean queries and keys of a model's readers at each position, by writer.
 
     Attributes:
-        readers: by the number of their layer.
+        readers: the sums of each layer, by number.
         counts: sequences per fold.
         bos: whether all sequences begin with the same token, an attention sink.
     """
@@ -144,7 +144,7 @@ class PositionSums:
 
     @classmethod
     def from_tensors(cls, tensors: State) -> PositionSums:
-        """Return the sums from which `to_tensors` made the tensors."""
+        """Return the sums that `to_tensors` turned into these tensors."""
         layers = sorted({int(name.partition("/")[0]) for name in tensors if "/" in name})
         return cls(
             readers={layer: _reader(tensors, f"{layer}/") for layer in layers},

@@ -1,7 +1,7 @@
-"""The rows of maps: of which queries a map is kept, and how its cells are stored.
+"""The rows of maps: the queries that a map keeps, and the storage of its cells.
 
-Up to 2,048 positions, a map has the row of every query. Above, it has those of some: a positional
-pattern is a function of query and key, of which a reader sees no more in 32,768 rows than in 512.
+Up to 2,048 positions, a map has the row of every query. Above that, it has the rows of some
+queries, because 512 rows of a positional pattern show as much as 32,768 rows.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from nope_probe.maps import default_rows
 
 QueryPositions: TypeAlias = Int[Tensor, " row"] | None  # None: the map has the row of every query
 
-LAST_ROWS = 64  # of chosen rows, the last follow each other, so that neighbours can be compared
-GROUP_ROWS = 64  # are added up together
-BLOCK_BYTES = 1 << 22  # of a block of rows, so that what is done with it stays in the cache
+LAST_ROWS = 64  # the last chosen rows are consecutive, so that neighbours can be compared
+GROUP_ROWS = 64  # rows that are added up together
+BLOCK_BYTES = 1 << 22  # size of a block of rows, so that operations on it stay in the cache
 
 
 def choose_rows(n: int, query_rows: int | None = None) -> Int[Tensor, " row"]:
-    """Return the queries of which maps are kept: evenly spread ones, and the last in a run.
+    """Return the queries whose rows are kept: evenly spread queries, then a run at the end.
 
     Args:
         n: how many positions there are.
         query_rows: how many rows; by default all up to 2,048 positions, and 512 above.
 
     Raises:
-        ValueError: for no rows, or more than positions.
+        ValueError: for no rows, or more rows than positions.
 
     Example:
         >>> choose_rows(19, 8).tolist()
@@ -48,16 +48,16 @@ def choose_rows(n: int, query_rows: int | None = None) -> Int[Tensor, " row"]:
 
 
 def chosen_rows(n: int, query_rows: int | None) -> QueryPositions:
-    """Return the queries of which maps are kept, or None for all; see `choose_rows`."""
+    """Return the queries whose rows are kept, or None for all; see `choose_rows`."""
     queries = choose_rows(n, query_rows)
     return None if len(queries) == n else queries
 
 
 def rows_of(n_rows: int, query_positions: QueryPositions) -> Int[Tensor, " row"]:
-    """Return the queries of the rows: those given, or 0, 1, 2, ...
+    """Return the queries of the rows: the given queries, or 0, 1, 2, ...
 
     Raises:
-        ValueError: if there are not as many as rows.
+        ValueError: if there are not as many queries as rows.
     """
     if query_positions is None:
         return torch.arange(n_rows)
@@ -69,13 +69,13 @@ def rows_of(n_rows: int, query_positions: QueryPositions) -> Int[Tensor, " row"]
 def row_blocks(
     query_positions: Int[Tensor, " row"], n_keys: int, n_maps: int, n_bytes: int = BLOCK_BYTES
 ) -> Iterator[tuple[int, int]]:
-    """Yield blocks of consecutive queries, from start to stop - 1, that all have rows.
+    """Yield blocks of consecutive queries with rows, as (start, stop).
 
     Args:
         query_positions: the queries of the rows, in order.
         n_keys: how many keys a row has.
-        n_maps: how many float64 maps
-        n_bytes: are to fit into so many bytes.
+        n_maps: how many float64 maps a block holds.
+        n_bytes: how many bytes a block may take.
 
     Example:
         >>> list(row_blocks(torch.arange(7), 7, n_maps=2, n_bytes=400))
@@ -93,10 +93,10 @@ def row_blocks(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowGroup:
-    """Rows that are added up together, with the keys up to the last of their queries.
+    """Rows that are added up together, with the keys up to their last query.
 
     Attributes:
-        name: of the group's sums.
+        name: the name of the group's sums.
         queries: the queries of the rows, or all.
         stop: how many first keys the rows have.
     """
@@ -107,9 +107,9 @@ class RowGroup:
 
 
 def row_groups(query_positions: QueryPositions, n: int) -> list[RowGroup]:
-    """Return the groups of rows: one of all queries and keys, or one of every 64 chosen queries.
+    """Return the groups of rows: a single group of all queries, or a group per 64 chosen queries.
 
-    Chosen rows have no keys j > i, of which a short row would hold many.
+    Groups of chosen rows leave out the keys after their last query, which saves memory.
     """
     if query_positions is None:
         return [RowGroup(name="", queries=slice(None), stop=n)]
@@ -124,14 +124,14 @@ def join_groups(
     groups: Sequence[RowGroup],
     visible: Bool[Tensor, "row key_pos"],
 ) -> Float[Tensor, "*batch row key_pos"]:
-    """Return the maps whose blocks are the rows of groups, NaN where the model masks.
+    """Return maps from the rows of their groups, NaN where the model masks.
 
-    Maps of chosen rows, which are those of long sequences, are in float32.
+    Maps of chosen rows are in float32, because they belong to long sequences.
 
     Args:
         blocks: the rows of each group, with its keys.
-        groups: what `row_groups` returns.
-        visible: which cells are not masked.
+        groups: the result of `row_groups`.
+        visible: the cells that are not masked.
     """
     if len(groups) == 1 and isinstance(groups[0].queries, slice):
         (whole,) = blocks
@@ -148,7 +148,7 @@ def join_groups(
 
 
 def cell_starts(query_positions: Int[Tensor, " row"]) -> Int[Tensor, " row_plus_one"]:
-    """Return where each row's cells begin in packed maps, and behind the last how many there are.
+    """Return the start of each row's cells in packed maps, and at the end the number of cells.
 
     Example:
         >>> cell_starts(torch.tensor([0, 1, 4])).tolist()
@@ -172,7 +172,7 @@ def pack_rows(
 def unpack_rows(
     cells: Float[Tensor, "*batch cell"], query_positions: QueryPositions = None
 ) -> Float[Tensor, "*batch row key_pos"]:
-    """Return the maps whose cells j <= i are given, NaN above the diagonal.
+    """Return maps from their cells j <= i, NaN above the diagonal.
 
     Example:
         >>> unpack_rows(torch.tensor([1.0, 2.0, 3.0]))
@@ -195,7 +195,7 @@ def _cells(query_positions: Int[Tensor, " row"]) -> tuple[Tensor, Tensor]:
 
 
 def triangle_size(n_cells: int) -> int:
-    """Return how many rows a triangle has, diagonal included, from the number of its cells.
+    """Return the number of rows of a triangle, diagonal included, from its number of cells.
 
     Example:
         >>> triangle_size(1024 * 1025 // 2)

@@ -1,6 +1,6 @@
 """Fold maps that are read a block of rows at a time, from memory or from a file.
 
-`StoredMaps` are score maps whose folds stay in a file until a block of their rows is asked for.
+`StoredMaps` are score maps whose folds stay in a file until a block of rows is needed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class StoredLayer:
         index: the block's number.
         folds: fold means at and below the diagonal.
         mean: [row, key_pos], the mean over all sequences; masked cells are NaN.
-        mean_term: the fold means of the mean term, where it was kept.
-        key_means: [fold, pos, width], the mean key of each position, where it was kept.
+        mean_term: the fold means of the mean term, if it was kept.
+        key_means: [fold, pos, width], the mean key of each position, if it was kept.
     """
 
     index: int
@@ -51,7 +51,7 @@ class StoredLayer:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class StoredMaps:
-    """Mean attention scores per layer, of which folds are kept at and below the diagonal.
+    """Mean attention scores per layer, whose folds are kept at and below the diagonal.
 
     Attributes:
         layers: the maps of each layer.
@@ -98,7 +98,7 @@ class StoredMaps:
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Stored]) -> StoredMaps:
-        """Return the maps from the tensors of `packed_tensors`, wherever they are."""
+        """Return the maps from the tensors of `packed_tensors`, in memory or in a file."""
         numbers = sorted(int(name.split("/")[0]) for name in stored if name.endswith("/mean"))
         layers = tuple(_layer(stored, number) for number in numbers)
         return cls(layers=layers, counts=stored["counts"][...], bos=bool(stored["bos"][...]))
@@ -119,7 +119,7 @@ def _layer(stored: Mapping[str, Stored], number: int) -> StoredLayer:
 def packed_tensors(maps: ScoreMaps) -> State:
     """Return the tensors of score maps by name, folds as cells j <= i, for `from_stored`.
 
-    The queries of the rows are among them where the maps do not have all.
+    The tensors include the queries of the rows if the maps do not have all rows.
     """
     tensors = {"counts": maps.counts, "bos": torch.tensor(maps.bos)}
     queries = maps.query_positions
@@ -137,7 +137,7 @@ def packed_tensors(maps: ScoreMaps) -> State:
 
 
 def concatenate_layers(maps: Sequence[StoredMaps]) -> StoredMaps:
-    """Return the maps of single layers as one."""
+    """Return maps of single layers as a single object."""
     return StoredMaps(
         layers=tuple(chain.from_iterable(stored.layers for stored in maps)),
         counts=maps[0].counts,
@@ -150,14 +150,14 @@ Index = int | slice | EllipsisType
 
 @runtime_checkable
 class Stored(Protocol):
-    """A tensor, or one in a file of which the parts are read that are asked for."""
+    """A tensor in memory, or a tensor in a file whose parts are read on demand."""
 
     @property
     def shape(self) -> Sequence[int]:
         """The size of each dimension."""
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
-        """Return a part, all of it for `...`."""
+        """Return a part of the tensor, the whole for `...`."""
 
 
 class LayerFolds(ABC):
@@ -180,7 +180,7 @@ class LayerFolds(ABC):
 
     @abstractmethod
     def rows(self, start: int, stop: int) -> Float[Tensor, "fold row key_pos"]:
-        """Return the queries from start to stop - 1, which have rows, and keys before `stop`."""
+        """Return the rows of the queries from start to stop - 1, with the keys before `stop`."""
 
     def kept_cells(self, skip_keys: int) -> KeptCells:
         """Return the cells on which the patterns are defined.
@@ -193,10 +193,10 @@ class LayerFolds(ABC):
     @cached_property
     @abstractmethod
     def first_keys(self) -> Int[Tensor, " row"]:
-        """The first key that the query of each row sees, 0 without a window."""
+        """Each row's first visible key, 0 without a window."""
 
     def _rows_between(self, start: int, stop: int) -> slice:
-        """Return where the rows of consecutive queries are."""
+        """Return the places of the rows of consecutive queries."""
         first = int(torch.searchsorted(self.query_positions, start))
         return slice(first, first + stop - start)
 
@@ -231,7 +231,7 @@ class PackedFolds(LayerFolds):
     """The cells j <= i of fold maps, as `pack_rows` returns them, in memory or in a file.
 
     Args:
-        cells: [fold, cell], row by row; what is above the diagonal is NaN in `rows`.
+        cells: [fold, cell], row by row; cells above the diagonal are NaN in `rows`.
         query_positions: the queries of the rows; all by default.
     """
 
@@ -259,17 +259,17 @@ class PackedFolds(LayerFolds):
         first = self.starts[places.start]
         cells = self.cells[:, first : self.starts[places.stop]]
         rows = cells.new_full((self.n_folds, stop - start, stop), torch.nan)
-        for row in range(start, stop):  # a copy per row is faster than one by index
+        for row in range(start, stop):  # a copy per row is faster than a copy by index
             place = self.starts[places.start + row - start] - first
             rows[:, row - start, : row + 1] = cells[:, place : place + row + 1]
         return rows
 
 
 def shared_cells(layers: Iterable[LayerFolds], skip_keys: int) -> KeptCells:
-    """Return the cells on which all of some maps have a pattern.
+    """Return the cells on which several maps all have a pattern.
 
-    Without its window a layer sees more keys: its pattern is compared on those that the window
-    leaves.
+    Without its window a layer sees more keys. Its pattern is compared on the keys that the window
+    leaves visible.
 
     Raises:
         ValueError: if no row has two of them.
@@ -280,7 +280,7 @@ def shared_cells(layers: Iterable[LayerFolds], skip_keys: int) -> KeptCells:
 
 
 def windows_of(layers: Mapping[int, LayerFolds]) -> dict[str, int]:
-    """Return how many keys a query sees at most, itself included, of the layers with a window.
+    """Return the window of each layer that has one: how many keys a query sees, itself included.
 
     Args:
         layers: the fold maps of each layer by its number.

@@ -29,15 +29,15 @@ def boot_bridge(
     """Return the bridge of a Hugging Face model, with raw weights.
 
     Args:
-        source: the Hub id or folder that the model was loaded from.
+        source: the Hub id or folder of the model.
         hf: the model, which is rewired in place.
         tokenizer: its tokenizer.
         dtype: its dtype.
-        device: the device it is on; None if its parts are on several.
+        device: its device; None if its parts are on several devices.
 
     Raises:
-        UserError: if TransformerLens does not support its architecture, or if it has a block
-            without attention.
+        UserError: if TransformerLens does not support the architecture, or if the model has no
+            attention that can be read.
     """
     from transformer_lens.model_bridge import TransformerBridge
 
@@ -46,7 +46,7 @@ def boot_bridge(
             source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
         )
     if getattr(hf.config, "is_decoder", False):
-        model.cfg.attention_dir = "causal"  # TransformerLens takes a BERT for an encoder
+        model.cfg.attention_dir = "causal"  # TransformerLens calls any BERT an encoder
     _add_attention(model)
     _add_position_embeddings(model)
     validate_attention(source, model)
@@ -56,7 +56,7 @@ def boot_bridge(
     return model
 
 
-# Attention in blocks of which TransformerLens has hook points for the residual stream only.
+# Attention in blocks where TransformerLens has hook points for the residual stream only.
 _WHOLE_BLOCKS = {
     "NemotronHForCausalLM": "mixer",
     "RecurrentGemmaForCausalLM": "temporal_block",
@@ -64,7 +64,7 @@ _WHOLE_BLOCKS = {
 
 
 def _add_attention(model: TransformerBridge) -> None:
-    """Add TransformerLens's hook points to attention in blocks that have none."""
+    """Add TransformerLens's hook points to attention that lacks them."""
     from transformer_lens.model_bridge.component_setup import setup_submodules
     from transformer_lens.model_bridge.generalized_components import AttentionBridge, LinearBridge
 
@@ -102,14 +102,14 @@ def _add_position_embeddings(model: TransformerBridge) -> None:
 
 
 def _run_as_transformers(model: TransformerBridge) -> None:
-    """Leave to transformers what TransformerLens does by itself in blocks that do not attend."""
+    """Run blocks that do not attend as transformers does, not by TransformerLens's own code."""
     from transformer_lens.model_bridge.generalized_components import RotaryEmbeddingBridge
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
     for module in model.original_model.modules():
         for name, child in module._modules.items():
             if isinstance(child, RotaryEmbeddingBridge) and child.original_component is None:
-                module._modules[name] = None  # a model without RoPE (Granite 4) has none to call
+                module._modules[name] = None  # without RoPE (Granite 4), there is no module to call
     for block in blocks_of(model):
         linear = block._modules.get("linear_attn")
         if linear is not None:
@@ -120,7 +120,7 @@ def validate_attention(source: str, model: TransformerBridge) -> None:
     """Check that some block attends.
 
     Raises:
-        UserError: if none does.
+        UserError: if no block attends.
     """
     layers = layers_of(model) if hasattr(model, "blocks") else []
     if not layers:
@@ -131,7 +131,7 @@ def validate_attention(source: str, model: TransformerBridge) -> None:
         )
 
 
-# Fields of `model.cfg` in which a bridge describes SmolLM3 in general, not the configured model.
+# Fields of `model.cfg` in which a bridge describes SmolLM3 in general, not this model.
 _CONFIGURED = (
     "attention_dir",
     "attn_only",

@@ -1,11 +1,11 @@
-"""What a model's config.json says: its first layers, and its context.
+"""A model's config.json: its first layers, and its context.
 
 Models that are no causal decoders, and models that need remote code, are refused here, before any
 weight is read.
 
-The context is how many positions a model takes, and whether more work.
-RoPE and models without position encoding go on beyond the context. A table of positions (learned
-embeddings, GPT-J's angles, MPT's ALiBi) ends there.
+The context is the number of positions that a model takes. Models with RoPE or without position
+encoding run beyond it. A table of positions (learned embeddings, GPT-J's angles, MPT's ALiBi) ends
+with the context.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, PARAMETER_FREE_
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# Tensors with a row for each position. XGLM's sinusoids (`embed_positions.weights`) grow.
+# Tensors with a row per position. XGLM's sinusoids (`embed_positions.weights`) can grow.
 _TABLE = re.compile(
     r"(^|\.)(wpe\.weight|embed_positions(\.weight)?|(position_embeddings|positions_embed)\.weight)$"
 )
 
 
 def configured_context(name: str, revision: str | None = None) -> int | None:
-    """Return how many positions a model takes, by its config.json; None where it does not say.
+    """Return how many positions a model takes, from its config.json; None if it is not there.
 
     Args:
         name: a model's name, as `load` takes it.
         revision: a Hub revision.
 
     Raises:
-        UserError: for a configuration that cannot be read, or is that of no causal decoder.
+        UserError: for a configuration that cannot be read, or of no causal decoder.
 
     Example:
         >>> configured_context("rope-tiny"), configured_context("parameter-free")
@@ -52,10 +52,10 @@ def configured_context(name: str, revision: str | None = None) -> int | None:
 
 
 def stated_lengths(name: str, revision: str | None = None) -> dict[str, int]:
-    """Return the lengths that a model's files state, in tokens.
+    """Return the lengths in a model's files, in tokens.
 
-    `context` is the number of positions that it takes, `original context` that before RoPE was
-    scaled, and `trained length` that of the sequences that a shipped model was trained on.
+    `context` is the number of positions that the model takes, `original context` the context before
+    RoPE was scaled, and `trained length` the length of a shipped model's training sequences.
 
     Example:
         >>> stated_lengths("nope-tiny")
@@ -88,8 +88,8 @@ def validate_context(
         revision: a Hub revision.
 
     Raises:
-        UserError: for a sequence beyond the context that was not asked for, or that no model with a
-            table of positions can take.
+        UserError: for a sequence beyond the context without `beyond`, or beyond a table of
+            positions.
     """
     n_ctx = configured_context(name, revision)
     if n_ctx is None or seq_len <= n_ctx:
@@ -101,7 +101,7 @@ def validate_context(
 
 
 def beyond_context(seq_len: int, n_ctx: int) -> UserError:
-    """Return the error for a sequence beyond the context that was not asked for."""
+    """Return the error for a sequence beyond the context without `--beyond-context`."""
     return UserError(
         f"--seq-len {seq_len} is beyond the model's context {n_ctx}: take --beyond-context, or "
         "shorter sequences"
@@ -117,9 +117,9 @@ def beyond_table(seq_len: int, n_ctx: int) -> UserError:
 
 
 def has_position_table(name: str, revision: str | None = None) -> bool:
-    """Return whether a model looks positions up in a table, which has no rows beyond its context.
+    """Return whether a model looks positions up in a table, which ends with its context.
 
-    The model's modules are made without storage for weights, from its config.json.
+    The model's modules are made from its config.json, without storage for weights.
 
     Example:
         >>> has_position_table("rope-tiny")
@@ -131,7 +131,7 @@ def has_position_table(name: str, revision: str | None = None) -> bool:
     from transformers import AutoModelForCausalLM
 
     config = _config_of(name, revision)
-    if config.model_type == "mpt":  # its biases are made for the configured length in each pass
+    if config.model_type == "mpt":  # makes biases for the configured length in each pass
         return True
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -152,14 +152,14 @@ WITHOUT_ROPE = ("starmpcc/nope_1.5b_fw_edu_15t", "antnlp/tinyllama-nope-1.1b")
 def read_config(
     source: str, *, n_layers: int | None = None, revision: str | None = None
 ) -> PreTrainedConfig:
-    """Read a causal decoder's configuration, of the first layers only if asked.
+    """Read a causal decoder's configuration, reduced to the first layers if asked.
 
-    The configuration of a Llama that was trained without RoPE is returned as that of a SmolLM3
-    without RoPE, which has the same weights.
+    A Llama that was trained without RoPE gets the configuration of a SmolLM3 without RoPE, which
+    has the same weights.
 
     Raises:
         UserError: for a model that needs remote code, or that is no causal decoder.
-        TooFewLayersError: if more layers are asked for than there are.
+        TooFewLayersError: for more layers than the model has.
     """
     from transformers import AutoConfig, PreTrainedConfig
 
@@ -177,15 +177,15 @@ def read_config(
 def validate_no_remote_code(source: str, fields: Mapping[str, Any]) -> None:
     """Check that a model's class is in transformers, not in its own folder.
 
-    A folder may hold code for a model that transformers has too (Phi-3 does); transformers' own
-    class is used then, if it has the same name.
+    A folder may hold code for a model that transformers has too (Phi-3 does). transformers' own
+    class of the same name is then used.
 
     Args:
         source: a Hub id or a local folder.
         fields: its config.json.
 
     Raises:
-        UserError: naming the class that would have to be run.
+        UserError: naming the class in the remote code.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -199,7 +199,7 @@ def validate_no_remote_code(source: str, fields: Mapping[str, Any]) -> None:
 
 
 def validate_causal_decoder(source: str, config: PreTrainedConfig) -> None:
-    """Check that a configuration is that of a causal decoder, and of text alone.
+    """Check that a configuration belongs to a causal decoder of text alone.
 
     Raises:
         UserError: naming the class of the model.
@@ -222,7 +222,7 @@ def validate_architecture(source: str, config: PreTrainedConfig) -> None:
     """Check that TransformerLens reads a decoder's architecture.
 
     Raises:
-        UserError: with the nearest architectures that it reads.
+        UserError: naming the nearest architectures that TransformerLens reads.
     """
     from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
     from transformer_lens.model_bridge.sources.transformers import (

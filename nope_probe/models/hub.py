@@ -1,8 +1,8 @@
-"""The Hugging Face Hub: whether it can be reached, and what is wrong where it hands out nothing.
+"""The Hugging Face Hub: checks that it can be reached, and errors that say what to do.
 
-While it cannot be reached, its client tries every file six times, which takes half a minute and
-prints 13 lines. Here that is found in seconds. Nothing imports torch or transformers before it is
-used.
+Without a network, the Hub's client tries every file six times, which takes half a minute and prints
+13 lines. This file notices it in seconds. It imports torch and transformers only when it needs
+them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def validate_reachable(name: str, revision: str | None = None) -> None:
         revision: a Hub revision.
 
     Raises:
-        UserError: for an unknown name, a folder without a model, or naming what works offline.
+        UserError: for an unknown name or a folder without a model; offline, naming the models
+            that work.
     """
     if name.lower() in (*CHECKPOINTS, *PARAMETER_FREE):
         return
@@ -46,13 +47,13 @@ def validate_reachable(name: str, revision: str | None = None) -> None:
 
 
 def validate_hub_answers(what: str) -> None:
-    """Check that the Hub answers, unless its client is in offline mode and reads its cache alone.
+    """Check that the Hub answers, unless its client is in offline mode and reads only its cache.
 
     Args:
-        what: what is on the Hub, such as `the data set owner/name`.
+        what: the item on the Hub, such as `the data set owner/name`.
 
     Raises:
-        UserError: if it does not.
+        UserError: if the Hub does not answer.
     """
     from huggingface_hub import constants
 
@@ -127,11 +128,11 @@ def not_cached(source: str) -> UserError:
 
 @contextmanager
 def reading_model(source: str, part: str) -> Iterator[None]:
-    """Raise a UserError of one line for what libraries raise while a part of a model is read.
+    """Turn a library's error while a part of a model is read into a UserError of one line.
 
     Args:
         source: a Hub id or a local folder.
-        part: what is read, such as `config.json`.
+        part: the part, such as `config.json`.
     """
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -1,4 +1,4 @@
-"""Load a Hugging Face model, without pickle or remote code, of its first layers only if asked."""
+"""Load a Hugging Face model, or its first layers, without pickle or remote code."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ def load_hugging_face(
     Args:
         source: a Hub id or a local folder.
         n_layers: load only the first layers; other layers' files and tensors are not read.
-        dtype: of the weights.
+        dtype: the dtype of the weights.
         revision: a Hub revision.
         device_map: how Hugging Face places the parts: `auto`, `balanced`, `sequential`, or a device
             per part.
 
     Raises:
-        UserError: if it cannot be loaded (offline, gated, missing, broken) or is no causal decoder.
+        UserError: for a model that cannot be loaded (offline, gated, missing, broken), or that is
+            no causal decoder.
     """
     with _quiet(), offline_if_unreachable(source):
         with reading_model(source, "config.json"):
@@ -70,7 +71,7 @@ def _model(
     revision: str | None,
     device_map: DeviceMap | None,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a model with its weights, and transformers' report of what was loaded."""
+    """Return a model with its weights, and transformers' report on loading."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     options: dict[str, Any] = {
@@ -89,7 +90,7 @@ def _model(
 
 
 def validate_all_loaded(source: str, report: dict[str, Any]) -> None:
-    """Check that the file has every weight: Hugging Face draws the others at random.
+    """Check that the file has every weight, because Hugging Face draws missing weights at random.
 
     Raises:
         UserError: naming a weight that is missing or has another shape.
@@ -124,7 +125,7 @@ def validate_not_offloaded(source: str, hf: PreTrainedModel) -> None:
     """Check that every weight is on a device, not on disk or in another memory until it is used.
 
     Raises:
-        UserError: naming the first weight that is not.
+        UserError: naming the first weight that is elsewhere.
     """
     away = [name for name, parameter in hf.named_parameters() if parameter.device.type == "meta"]
     if away:
@@ -137,7 +138,9 @@ def validate_not_offloaded(source: str, hf: PreTrainedModel) -> None:
 def load_tokenizer(
     source: str, *, d_vocab: int, revision: str | None = None
 ) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model that embeds d_vocab tokens, or more: vocabularies are padded.
+    """Load the tokenizer of a model that embeds d_vocab tokens.
+
+    The model may embed more tokens than the tokenizer has, because vocabularies are padded.
 
     Raises:
         UserError: for ids that the model does not embed.
@@ -151,16 +154,16 @@ def load_tokenizer(
             f"the tokenizer of {source} has ids up to {largest}, but the model embeds only "
             f"{d_vocab} tokens: they do not belong together"
         )
-    tokenizer("a")  # what is wrong with some files shows only now
+    tokenizer("a")  # some broken files fail only now
     return tokenizer
 
 
 def read_weights(
     source: str, *, n_layers: int | None = None, revision: str | None = None
 ) -> dict[str, Tensor]:
-    """Read a model's tensors, those of the first blocks only if asked.
+    """Read the tensors of a model, or of its first blocks.
 
-    Of a sharded checkpoint only the files that hold these tensors are opened, or downloaded from
+    In a sharded checkpoint, only the files that hold these tensors are opened, or downloaded from
     the Hub.
 
     Args:
@@ -169,7 +172,7 @@ def read_weights(
         revision: a Hub revision.
 
     Raises:
-        UserError: for pickled weights, or naming a missing or broken file.
+        UserError: for pickled weights, or for a missing or broken file, which it names.
     """
     weights: dict[str, Tensor] = {}
     index = _find(source, INDEX, revision)
@@ -187,7 +190,7 @@ def read_weights(
 
 
 def shards_of(index: Path, n_layers: int | None) -> dict[str, list[str]]:
-    """Return for each file that is needed the tensors to read from it.
+    """Return the tensors to read from each file that is needed.
 
     Raises:
         UserError: for a broken index.
@@ -222,7 +225,7 @@ def _find(source: str, name: str, revision: str | None) -> Path | None:
     try:
         return Path(hf_hub_download(source, name, revision=revision))
     except LocalEntryNotFoundError:
-        if name == INDEX:  # offline, the cache of a model in one file has no index
+        if name == INDEX:  # offline, the cache of a single-file model has no index
             return None
         raise
     except EntryNotFoundError:
@@ -232,7 +235,7 @@ def _find(source: str, name: str, revision: str | None) -> Path | None:
 def _read(
     file: Path, keys: list[str] | None = None, n_layers: int | None = None
 ) -> dict[str, Tensor]:
-    """Read some tensors of a file, by default those that belong to the first blocks."""
+    """Read some tensors of a file, by default the tensors of the first blocks."""
     from safetensors import safe_open
 
     with (
@@ -243,12 +246,12 @@ def _read(
         return {key: opened.get_tensor(key) for key in wanted}
 
 
-# The loaders of these methods can return plain weights themselves; others are undone afterwards.
+# Loaders of these methods can return plain weights; other methods are undone afterwards.
 UNDONE_WHILE_LOADING = ("fp8", "mxfp4", "compressed-tensors")
 
 
 def is_quantised(config: PreTrainedConfig) -> bool:
-    """Return whether a configuration is that of quantised weights."""
+    """Return whether a configuration describes quantised weights."""
     return bool(getattr(config, "quantization_config", None))
 
 
@@ -257,14 +260,14 @@ def load_quantised(
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Load a quantised checkpoint and undo the quantisation at once.
 
-    Gains and reparametrisations read weights as numbers, which packed ones are not; and some
-    kernels repack weights in their first forward pass.
+    Gains and reparametrisations need plain numbers, not packed weights. Some kernels also repack
+    weights in their first forward pass.
 
     Args:
         kind: the model's class.
         source: a Hub id or a local folder.
         revision: a Hub revision.
-        options: further arguments of `from_pretrained`; its `config` may be changed.
+        options: further arguments of `from_pretrained`, whose `config` may be changed.
 
     Raises:
         UserError: for a method that transformers does not know, or cannot undo on this machine.
@@ -277,7 +280,7 @@ def load_quantised(
     if method in UNDONE_WHILE_LOADING:
         options["config"].quantization_config = fields | {"dequantize": True}
     try:
-        # transformers ignores an unknown method; bitsandbytes is known by its bit widths.
+        # transformers ignores an unknown method; it names bitsandbytes by bit width.
         if method not in KNOWN and f"{method}_4bit" not in KNOWN:
             raise NotImplementedError("transformers does not know this method")
         model, report = kind.from_pretrained(

@@ -1,6 +1,7 @@
-"""What a model is: its sizes and kind, and whether it computes what plain transformers computes.
+"""The description of a model: sizes, kind, and parity with plain transformers.
 
-Nothing can be measured on a model that differs, so it is refused at load.
+A model whose outputs differ from plain transformers' is refused at load, because no measurement on
+it would hold.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ class ModelInfo:
     """A model's description, for the manifest.
 
     Attributes:
-        name: the name that it was loaded by.
+        name: the name given to `load`.
         source: the Hub id or folder; `configuration` for a model without weights of its own.
         revision: the Hub revision.
         architecture: the class of the Hugging Face or hooked model.
         kind: `HookedTransformer` or `TransformerBridge`.
         n_layers, n_heads, n_kv_heads, d_head, d_model, n_ctx, d_vocab: sizes.
-        rope_layers: for each block whether it has RoPE.
+        rope_layers: for each block, whether it has RoPE.
         not_attending: the numbers of blocks that do not attend, in a hybrid model.
-        parity: relative errors: `logits` and `pattern` (attention weights) against plain
-            transformers; of a parameter-free model, `output` against TransformerLens's own code; of
-            a bridge without position encoding, `positions`: how far permuted position ids change
-            the scores.
+        parity: relative errors. `logits` and `pattern` (attention weights) are against plain
+            transformers; `output`, of a parameter-free model, against TransformerLens's own code;
+            `positions`, of a bridge without position encoding, is the change of scores under
+            permuted position ids.
     """
 
     name: str
@@ -106,7 +107,7 @@ def describe(
 ) -> ModelInfo:
     """Return a model's info, without the parity that `check_parity` measures.
 
-    The architecture is by default the class of the hooked model, or of the model in its bridge.
+    By default, the architecture is the class of the hooked model, or of the model in its bridge.
     """
     layers = layers_of(model)
     return ModelInfo(
@@ -130,18 +131,18 @@ def describe(
 
 
 _REASONS = {
-    "logits": "TransformerLens does not compute what transformers does",
-    "positions": "scores depend on positions by another way than RoPE or learned embeddings",
+    "logits": "TransformerLens and transformers compute different outputs",
+    "positions": "scores depend on positions otherwise than by RoPE or learned embeddings",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What plain transformers computes on the probe.
+    """The outputs of plain transformers on the probe.
 
     Attributes:
         logits: the logits.
-        patterns: the attention weights of each layer that returns some.
+        patterns: the attention weights of each layer that returns them.
     """
 
     logits: Float[Tensor, "seq pos d_vocab"]
@@ -158,7 +159,7 @@ def reference_of(hf: PreTrainedModel) -> Reference:
     tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
     with torch.inference_mode():
         outputs = hf(tokens, output_attentions=True, use_cache=False)
-    attentions = getattr(outputs, "attentions", None) or ()  # none of a state-space model
+    attentions = getattr(outputs, "attentions", None) or ()  # a state-space model has none
     patterns = tuple(attention for attention in attentions if attention is not None)
     return Reference(logits=outputs.logits.float(), patterns=patterns)
 
@@ -166,15 +167,15 @@ def reference_of(hf: PreTrainedModel) -> Reference:
 def check_parity(
     model: HookedModel, info: ModelInfo, reference: Reference | None = None
 ) -> ModelInfo:
-    """Check that a model computes what plain transformers does, and return its info with parity.
+    """Check that a model's outputs equal plain transformers', and return its info with parity.
 
     Args:
         model: the hooked model.
         info: its info, without parity.
-        reference: plain transformers' outputs, where there are any.
+        reference: plain transformers' outputs, if transformers has the model.
 
     Raises:
-        UserError: naming what is off, and by how much.
+        UserError: naming the output that is off, and its error.
     """
     parity: dict[str, float] = {}
     if reference is not None:
@@ -195,7 +196,7 @@ def check_parity(
 
 
 def _errors(model: HookedModel, info: ModelInfo, reference: Reference) -> dict[str, float]:
-    """Return how far logits and attention weights are from those of plain transformers."""
+    """Return the errors of logits and attention weights against plain transformers."""
 
     def pattern(layer: Layer, attention: Attention) -> Tensor:
         scores = attention.scores().masked_fill(~attention.visible, -torch.inf)
@@ -209,12 +210,12 @@ def _errors(model: HookedModel, info: ModelInfo, reference: Reference) -> dict[s
             relative_error(pattern, expected.float().to(pattern.device))
             for pattern, expected in zip(patterns, reference.patterns, strict=True)
         ]
-        errors["pattern"] = float(torch.tensor(of_patterns).max())  # Python's max passes over NaN
+        errors["pattern"] = float(torch.tensor(of_patterns).max())  # Python's max skips NaN
     return errors
 
 
 def _error_of_tap(model: HookedModel, info: ModelInfo) -> float:
-    """Return how far a model's last residual stream is from that of TransformerLens's own code."""
+    """Return the error of a model's last residual stream against TransformerLens's own code."""
     vectors = torch.randn(2, 13, info.d_model, generator=torch.Generator().manual_seed(0))
     vectors = vectors.to(next(model.parameters()).dtype)
     with torch.inference_mode():
@@ -224,10 +225,10 @@ def _error_of_tap(model: HookedModel, info: ModelInfo) -> float:
 
 
 def position_dependence(model: HookedModel) -> float:
-    """Return how far permuted position ids change a bridge's scores, relative to the largest.
+    """Return the change of a bridge's scores under permuted position ids, relative to the largest.
 
-    The all-ones mask is explicit: without one, transformers takes ids out of order for packed
-    sequences and masks between them.
+    The all-ones mask is passed explicitly. Without a mask, transformers takes unordered ids for
+    packed sequences, and masks between them.
     """
     device = next(model.parameters()).device
     tokens = probe_tokens(model.cfg.d_vocab).to(device)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A hooked model, its tokenizer (None for parameter-free models) and its info.
 
-    The tokenizer is the one on disk. `model.tokenizer` is a copy in which TransformerLens has set
-    the special tokens that are missing: BOS to EOS, for one.
+    The tokenizer is as on disk. `model.tokenizer` is a copy in which TransformerLens has set
+    missing special tokens, for example BOS to EOS.
     """
 
     model: HookedTransformer | TransformerBridge
@@ -50,7 +50,7 @@ class LoadedModel:
 def to_hooked(
     hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> HookedTransformer | TransformerBridge:
-    """Return a Llama-like Hugging Face model as a hooked one, in float32 and on the CPU.
+    """Return a Llama-like Hugging Face model as a hooked model, in float32 on the CPU.
 
     The copy is a HookedTransformer, or with TransformerLens 4 a TransformerBridge.
 
@@ -81,8 +81,8 @@ def load(
     """Load a model by name and check its parity.
 
     Args:
-        name: `parameter-free`, `parameter-free-rope`; `nope-tiny`, `rope-tiny` (shipped; like these
-            HookedTransformers, if TransformerLens has them); a friendly name such as
+        name: `parameter-free`, `parameter-free-rope`, or the shipped `nope-tiny`, `rope-tiny` (as
+            HookedTransformers, if TransformerLens has them); or a friendly name such as
             `llama-3.1-8b`, a Hub id or a local Hugging Face folder (through TransformerBridge, raw
             weights).
         n_layers: load only the first layers.
@@ -91,12 +91,12 @@ def load(
         revision: a Hub revision.
         device_map: how Hugging Face places a large model on several devices (`auto`, `balanced`,
             `sequential`, or a device per part); `device` is then only their kind.
-        n_ctx: how many positions the model is to take, if more than by its configuration; a model
-            with a table of positions (learned ones, for example) cannot.
+        n_ctx: how many positions the model is to take beyond its configured context; impossible
+            for a model with a table of positions, such as learned embeddings.
 
     Raises:
-        UserError: if there is no such model, it is not on the Hub and a revision is given, it
-            has no positions up to n_ctx, or it fails parity.
+        UserError: for an unknown model, a revision of a model that is not on the Hub, a table of
+            positions shorter than n_ctx, or a model that fails parity.
 
     Example:
         >>> from nope_probe import load
@@ -109,7 +109,7 @@ def load(
     if revision is not None:
         validate_revision(name)
     if device_map is not None and key in (*CHECKPOINTS, *PARAMETER_FREE):
-        raise UserError(f"{name} is small and stays on one device: --device-map is for others")
+        raise UserError(f"{name} is small and stays on one device: leave out --device-map")
     if n_ctx is not None:
         validate_context(name, n_ctx, beyond=True, revision=revision)
     if key in PARAMETER_FREE:

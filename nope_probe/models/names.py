@@ -1,4 +1,4 @@
-"""Names of models: parameter-free, shipped and friendly ones, Hub ids and folders."""
+"""Names of models: parameter-free, shipped and friendly names, Hub ids and folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nope_probe.errors import UserError
 from nope_probe.files import local_path, read_json, validate_regular_files
 
 PARAMETER_FREE = ("parameter-free", "parameter-free-rope")
-PARAMETER_FREE_CONTEXT = 4096  # positions: any number is right, since nothing is learned
+PARAMETER_FREE_CONTEXT = 4096  # positions: any number works, because no position is learned
 _SHIPPED = Path(__file__).parents[1] / "checkpoints"
 CHECKPOINTS = {name: _SHIPPED / name for name in ("nope-tiny", "rope-tiny")}
 FRIENDLY = {
@@ -34,7 +34,7 @@ _LENS = Path(getattr(find_spec("transformer_lens"), "origin", "")).parent
 
 
 def is_on_hub(name: str) -> bool:
-    """Return whether a name stands for a model on the Hub: it is neither shipped nor a folder.
+    """Return whether a name stands for a model on the Hub, neither shipped nor a local folder.
 
     Example:
         >>> is_on_hub("llama-3.1-8b"), is_on_hub("nope-tiny")
@@ -45,18 +45,18 @@ def is_on_hub(name: str) -> bool:
 
 
 def folder_of(name: str) -> Path | None:
-    """Return the folder of a shipped model or a local one; None for a model on the Hub."""
+    """Return the folder of a shipped or local model; None for a model on the Hub."""
     if name.lower() in CHECKPOINTS:
         return CHECKPOINTS[name.lower()]
     folder = local_path(name)
-    return folder if name and os.path.isdir(folder) else None  # False for what is no folder's name
+    return folder if name and os.path.isdir(folder) else None  # False for impossible names
 
 
 def validate_revision(name: str) -> None:
-    """Check that a model whose revision is given is on the Hub.
+    """Check that a model is on the Hub, as a revision needs.
 
     Raises:
-        UserError: if it is not.
+        UserError: if the model is not on the Hub.
     """
     if not is_on_hub(name):
         raise UserError(f"--revision is for models on the Hub, and {name} is not there")
@@ -106,7 +106,7 @@ def is_hub_id(name: str) -> bool:
 
 @cache
 def _lens_names() -> dict[str, str]:
-    """Return the Hub ids of TransformerLens's names and aliases, which are in lower case."""
+    """Return the Hub ids of TransformerLens's names and aliases, by lower-case name."""
     official = lens_list("supported_models.py", "OFFICIAL_MODEL_NAMES")
     aliases = lens_list("supported_models.py", "MODEL_ALIASES")
     if not aliases:  # TransformerLens 4 keeps them elsewhere
@@ -117,9 +117,9 @@ def _lens_names() -> dict[str, str]:
 
 
 def lens_list(file: str, name: str) -> Any:
-    """Return a list, set or dictionary that a file of TransformerLens spells out; None without it.
+    """Return a list, set or dictionary that is written out in a file of TransformerLens, or None.
 
-    The file is read and not imported: importing TransformerLens takes seconds.
+    The file is read, not imported, because importing TransformerLens takes seconds.
     """
     for statement in ast.parse((_LENS / file).read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == name:
@@ -131,7 +131,7 @@ def lens_list(file: str, name: str) -> Any:
 
 
 def trained_length(name: str) -> int | None:
-    """Return the length, in tokens, that a shipped model was trained at; None for other models.
+    """Return the training length of a shipped model, in tokens; None for other models.
 
     Example:
         >>> trained_length("rope-tiny")

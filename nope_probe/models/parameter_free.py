@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def has_hooked_transformer() -> bool:
-    """Return whether the TransformerLens that is installed has HookedTransformer, as before 4.0.
+    """Return whether the installed TransformerLens has HookedTransformer, as before 4.0.
 
     All code that depends on TransformerLens's version asks this function.
     """
@@ -52,8 +52,8 @@ def parameter_free(
 
     Args:
         n_layers: blocks.
-        d_model: d, also the size of the one head.
-        norm: of each block's input.
+        d_model: d, also the size of the single head.
+        norm: the norm of each block's input.
         rope: whether queries and keys are rotated.
         causal: whether there is a causal mask.
 
@@ -93,7 +93,7 @@ def parameter_free(
 
 
 def configuration(**settings: Any) -> Configuration:
-    """Return the configuration of the fields given, of the class that `build` takes."""
+    """Return a configuration with the given fields, of the class that `build` takes."""
     if has_hooked_transformer():
         from transformer_lens import HookedTransformerConfig
 
@@ -106,8 +106,8 @@ def configuration(**settings: Any) -> Configuration:
 def build(config: Configuration) -> HookedTransformer | TransformerBridge:
     """Build the hooked model of a configuration: a HookedTransformer, or a bridge on 4.x.
 
-    The weights of a parameter-free model are identities, those of others are to be set. What it
-    never uses, its embeddings, is the same in each, so that its fingerprint is.
+    A parameter-free model gets identities as weights; set the weights of other models yourself. The
+    unused embeddings are equal in all parameter-free models, and so are their fingerprints.
 
     Example:
         >>> from nope_probe import build, parameter_free
@@ -125,7 +125,7 @@ def build(config: Configuration) -> HookedTransformer | TransformerBridge:
 
 
 def _build_hooked(config: HookedTransformerConfig) -> HookedTransformer:
-    """Build the HookedTransformer of a configuration, with random weights if it asks for them."""
+    """Build the HookedTransformer of a configuration, with random weights if configured so."""
     from transformer_lens import HookedTransformer
 
     model = HookedTransformer(config).eval()
@@ -198,7 +198,7 @@ def smollm3_config(size: Size, rope: bool) -> SmolLM3Config:
 
 
 def hooked_config(config: PreTrainedConfig) -> Configuration:
-    """Return TransformerLens's configuration of a Llama-like Hugging Face one.
+    """Return TransformerLens's configuration of a Llama-like Hugging Face model.
 
     Raises:
         ValueError: for RoPE in some layers only.

@@ -9,7 +9,7 @@ from nope_probe import components
 from nope_probe.figures import words
 from nope_probe.figures.intervals import CLIPPED
 
-MANY_DOCUMENTS = 20  # from which on intervals come without a note
+MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
 SCORE = (
     "A score is what attention feeds to softmax, in nats: one nat more makes a key e = 2.7 times "
@@ -38,9 +38,8 @@ MEASURES = (
     "pattern depends on distance alone. Edge contrast: the first keys against the others."
 )
 POSITIONAL_PART = (
-    "Shares are of the part of the pattern that the sources among the players bring: the pattern "
-    "less what is left without the sources. Weights cannot make position; they shape what the "
-    "sources make."
+    "Shares are of the positional part: the pattern less the pattern without the sources among the "
+    "players. Weights cannot make position; they shape the effects of sources."
 )
 CONJUNCTION = "the signature of “all are needed”, not a measurement of equal weight"
 HOVER = "hover or tap a cell for its own value"
@@ -56,14 +55,14 @@ HOW_TO_READ = (
 
 
 def run_notes(manifest: Mapping[str, Any]) -> list[str]:
-    """Return what weakens a run's intervals, and which of its measures use a part of the queries.
+    """Return notes on weak intervals, measures of some queries, windows and components left out.
 
     Args:
-        manifest: what was run: `documents` (how many; None where each sequence is drawn by itself),
-            `fold_sizes` (sequences per fold) and `query_stride` (between queries whose keys are
-            ranked), `windows` (of layers with one: how many keys a query sees at most), `left_out`
-            (components that are not removed by default, and why), and the `not_attending` layers of
-            its `model`.
+        manifest: the run's manifest: `documents` (their number; None if sequences are drawn
+            singly), `fold_sizes` (sequences per fold), `query_stride` (between queries whose keys
+            are ranked), `windows` (of layers with a window: how many keys a query sees at most),
+            `left_out` (components that are not removed by default, with reasons), and the
+            `not_attending` layers of its `model`.
 
     Example:
         >>> run_notes({"documents": 40, "fold_sizes": [64] * 8, "query_stride": 1})
@@ -124,7 +123,7 @@ _REPLACED = {
 }
 
 _TWO_CONSTANTS = "the pattern that two constants leave is closer to the model's own."
-STAND_IN_ALONE = {  # why one weight can take more than its circuit
+STAND_IN_ALONE = {  # the reason why one weight can take more than its circuit
     "identity": "an identity for one weight does not fit the other, which was trained for its "
     "partner, and identities for both have a pattern of their own.",
     "random": "a random projection for one weight does not fit the other, which was trained for "
@@ -135,7 +134,7 @@ STAND_IN_ALONE = {  # why one weight can take more than its circuit
 
 
 def replaced_weights(replacements: Sequence[str]) -> list[str]:
-    """Return what removing a weight means in a run, by what stands in for it; nothing for none.
+    """Return notes on the replacements of removed weights in a run; empty without replacements.
 
     Example:
         >>> replaced_weights(["mean"])[0].split(": ")[1]
@@ -152,10 +151,10 @@ def replaced_weights(replacements: Sequence[str]) -> list[str]:
 
 
 def colour_quantiles(percent: float) -> str:
-    """Return between which quantiles of a map its colours run.
+    """Return a sentence on the quantiles of a map between which its colours run.
 
     Args:
-        percent: of the cells beyond each colour limit.
+        percent: the percentage of cells beyond each colour limit.
 
     Example:
         >>> colour_quantiles(1.0).split(";")[0]
@@ -166,7 +165,7 @@ def colour_quantiles(percent: float) -> str:
 
 
 def measure_note(name: str) -> str:
-    """Return what a measure of the pattern is, after its name.
+    """Return the name and meaning of a measure of the pattern.
 
     Example:
         >>> measure_note("amplitude")

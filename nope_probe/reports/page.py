@@ -29,8 +29,8 @@ from nope_probe.reports import notes
 PAGE_BYTES = 14_000_000
 PLOTLY_BYTES = 5_000_000
 CELL_BYTES = 16 / 3  # a float32 in base64
-MAP_BYTES = 500  # of a map beside its cells
-LAYER_BYTES = 30_000  # of a layer's dots and rows of numbers
+MAP_BYTES = 500  # bytes of a map beside its cells
+LAYER_BYTES = 30_000  # bytes of a layer's dots and rows of numbers
 SIZES = {"n_seqs": "sequences", "seq_len": "tokens each"}
 
 
@@ -39,8 +39,8 @@ class Link:
     """A link to another page.
 
     Attributes:
-        text: what is shown.
-        href: the page, relative to the one that links to it.
+        text: the link's text.
+        href: the page, relative to the page with the link.
     """
 
     text: str
@@ -52,11 +52,11 @@ Cell = str | Link
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """Lines of text and links, as a table that becomes a list on a phone, with columns' names.
+    """Lines of text and links, as a table; on a phone, as a list with the columns' names.
 
     Attributes:
         columns: the heading of each column.
-        rows: a cell for each column.
+        rows: rows with a cell per column.
     """
 
     columns: Sequence[str]
@@ -91,7 +91,7 @@ class Section:
     Attributes:
         title: heading.
         caption: one or two lines below the figure.
-        figure: the figure, or what draws it when it is needed; None for a section of words.
+        figure: the figure, or a function that draws it on demand; None for a section of words.
         html: an interactive element instead of a figure.
         table: the figure's numbers, shown folded.
         listing: lines of text and links, shown open.
@@ -107,7 +107,7 @@ class Section:
     folded: bool = False
 
     def drawn(self) -> go.Figure | None:
-        """Return the figure, drawn now if it was not."""
+        """Return the figure, drawn now if necessary."""
         return self.figure() if callable(self.figure) else self.figure
 
 
@@ -133,11 +133,11 @@ def page(
 
     Args:
         title: the page's title.
-        headline: the result, a sentence each.
-        sections: figures with captions, in order; the contents list those that are not folded.
-        manifest: what was run: `command`, `model`, `data`, `settings`, and the rest, which is shown
-            in full at the end.
-        how_to_read: how to read the figures, a sentence or two each.
+        headline: the result, as sentences.
+        sections: figures with captions, in order; the contents list the sections that are open.
+        manifest: the run's manifest: `command`, `model`, `data`, `settings`, and more; the page
+            shows all of it at the end.
+        how_to_read: notes on reading the figures, of a sentence or two.
     """
     template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
     return Template(template).substitute(
@@ -174,7 +174,7 @@ def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
 
 
 def _facts(manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what was run, as far as the manifest says."""
+    """Yield the facts of the run that the manifest holds."""
     settings = manifest.get("settings", {})
     size = [f"{settings[key]} {word}" for key, word in SIZES.items() if key in settings]
     model, data = (
@@ -210,7 +210,7 @@ def _figure(section: Section) -> str:
         return f"{section.html}<p>{caption}</p>"
     spec = _for_page(figure)
     # plotly escapes "<" and "/", so that "</script>" cannot end the element that holds the figure.
-    # Escaping "<" is enough, and the slashes of base64 would be a fifth of the page.
+    # Escaping "<" is enough; escaped slashes of base64 would be a fifth of the page.
     content = str(to_json_plotly(spec)).replace("\\u002f", "/").replace("</", "<\\/")
     label = escape(f"{figure.layout.title.text or section.title}. {section.caption}")
     return (

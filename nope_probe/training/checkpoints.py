@@ -1,4 +1,4 @@
-"""Which run a training folder holds, and which of its checkpoints are whole."""
+"""The identity of the run in a training folder, and its whole checkpoints."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from nope_probe.files import read_json
 from nope_probe.runtime.folder import atomic_write, reason
 from nope_probe.runtime.identity import file_checksum, json_checksum
 
-# torch.save reports what it cannot write as a RuntimeError of its zip writer.
+# torch.save reports a failure to write as a RuntimeError of its zip writer.
 _TORCH_SAVE = re.compile("PytorchStreamWriter|inline_container")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RUN = "run.json"
-OWN_FILES = (_RUN, f".{_RUN}.partial")  # of a training that was killed before its first checkpoint
+OWN_FILES = (_RUN, f".{_RUN}.partial")  # left by a training killed before its first checkpoint
 _WHOLE = "checksums.json"  # written last into a checkpoint
 FINISHED = "training.json"  # written last into the folder of a trained model
 
 
 def write_identity(out: Path, about: Mapping[str, Any]) -> None:
-    """Write down which run a folder holds."""
+    """Write the identity of a run into its folder."""
     out.mkdir(parents=True, exist_ok=True)
     _write_json(out / _RUN, about)
 
@@ -37,7 +37,7 @@ def validate_same_training(out: Path, about: Mapping[str, Any]) -> None:
     """Check that the folder of a run to resume holds this run.
 
     Raises:
-        UserError: naming what differs.
+        UserError: naming the settings that differ.
     """
     if not (out / _RUN).is_file():
         what = "checkpoints of an unknown run" if any(out.glob("checkpoint-*")) else "no checkpoint"
@@ -56,17 +56,17 @@ def validate_same_training(out: Path, about: Mapping[str, Any]) -> None:
 
 
 def mark_whole(checkpoint: Path, about: Mapping[str, Any]) -> None:
-    """Write the checksums of a checkpoint's files, of which run, into it."""
+    """Write the checksums of a checkpoint's files, and the run's identity, into it."""
     _write_json(checkpoint / _WHOLE, _record(checkpoint, about))
 
 
 def newest_whole(out: Path, about: Mapping[str, Any]) -> Path | None:
-    """Return a run's newest checkpoint that is whole; None if there is none.
+    """Return a run's newest whole checkpoint; None without a whole checkpoint.
 
-    One that a killed process left half-written has no checksums and is passed over.
+    A checkpoint that a killed process left half-written has no checksums and is passed over.
 
     Raises:
-        UserError: for a checkpoint whose files have changed since, or that is another run's.
+        UserError: for a checkpoint whose files have changed, or that belongs to another run.
     """
     whole = [path for path in out.glob("checkpoint-*") if (path / _WHOLE).is_file()]
     if not whole:
@@ -86,7 +86,7 @@ def full_disk_is_one_line(out: Path) -> Iterator[None]:
     """Turn a failure to write into one line, and remove the half-written checkpoint.
 
     Raises:
-        StorageError: naming the reason; whole checkpoints stay.
+        StorageError: naming the cause; whole checkpoints stay.
     """
     try:
         yield
@@ -110,7 +110,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def _record(checkpoint: Path, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a checkpoint holds, and of which run."""
+    """Return the record of a checkpoint: checksums of its files, and the run's identity."""
     files = {
         path.relative_to(checkpoint).as_posix(): file_checksum(path)
         for path in sorted(checkpoint.rglob("*"))

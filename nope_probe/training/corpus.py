@@ -1,4 +1,4 @@
-"""The text that a preset is trained on: tokenizer, training and held-out sequences."""
+"""The training text of a preset: tokenizer, training and held-out sequences."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ BOS = "<bos>"
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Sequences to train on and to evaluate on, each beginning with a BOS token."""
+    """Sequences to train on and to evaluate on; all begin with a BOS token."""
 
     train: Dataset | IterableDataset
     held_out: Dataset
 
     def checksum(self) -> str:
-        """Return the SHA-256 of the tokens that are at hand: of a stream, the held-out ones."""
+        """Return the SHA-256 of the tokens; for a stream, only of the held-out tokens."""
         digest = sha256()
         for data in (self.held_out, self.train):
             if isinstance(data, Dataset):
@@ -42,7 +42,7 @@ class Corpus:
 
 
 def tokenizer_of(recipe: Recipe) -> PreTrainedTokenizerBase:
-    """Return the recipe's tokenizer: a byte-level BPE trained here, or one from the Hub."""
+    """Return the recipe's tokenizer: a byte-level BPE trained here, or a tokenizer on the Hub."""
     if recipe.size != "tiny":
         from transformers import AutoTokenizer
 
@@ -68,7 +68,7 @@ def corpus_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> 
     if recipe.data == "stdlib":
         return _library(recipe, tokenizer, seed)
     stream = load_dataset(recipe.data, split="train", streaming=True)
-    # Runs with `--data fineweb-edu` read held-out documents, which are not trained on.
+    # Held-out documents are not trained on, because runs with `--data fineweb-edu` read them.
     few = stream.filter(_row_is_held_out).take(2_000)
     rest = stream.filter(lambda row: not _row_is_held_out(row))
     settings = {"tokenizer": tokenizer, "recipe": recipe}
@@ -82,7 +82,7 @@ def _row_is_held_out(row: dict[str, Any]) -> bool:
 
 
 def _library(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> Corpus:
-    """Cut sequences at random places of the standard library, anew for each pass over it."""
+    """Cut sequences at random places of the standard library, with new places in every pass."""
     generator = torch.Generator().manual_seed(seed)
     length = recipe.seq_len - 1
     n_wanted = recipe.steps * recipe.batch_tokens // recipe.seq_len
@@ -111,7 +111,7 @@ def _dataset(tokens: Int[Tensor, "seq pos"], tokenizer: PreTrainedTokenizerBase)
 def _packed(
     stream: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, recipe: Recipe
 ) -> Iterator[dict[str, list[int]]]:
-    """Join documents, each after a BOS token, and cut them into sequences."""
+    """Join documents, with BOS before every document, and cut them into sequences."""
     pool: list[int] = []
     for row in stream:
         pool += [

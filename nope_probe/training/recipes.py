@@ -10,11 +10,11 @@ from nope_probe.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The settings that decide what a preset learns, except RoPE: both twins share them.
+    """The settings that decide what a preset learns, except RoPE; both twins share a recipe.
 
     Attributes:
         batch_tokens: tokens per optimiser step, over all processes.
-        micro_batch: most sequences per process and forward pass.
+        micro_batch: the largest number of sequences per process and forward pass.
         threads: torch threads, fixed for reproducible runs on a CPU; None leaves the default.
     """
 
@@ -75,7 +75,7 @@ def split_batch(recipe: Recipe, n_processes: int) -> tuple[int, int]:
         ((16, 1), (4, 1))
 
     Raises:
-        UserError: if the processes cannot share them equally.
+        UserError: if the processes cannot share the sequences equally.
     """
     n_seqs = recipe.batch_tokens // recipe.seq_len
     if n_seqs % n_processes:

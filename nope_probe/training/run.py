@@ -54,7 +54,7 @@ class Settings(BoundedSettings):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What identifies the run, as JSON holds it: another run's weights are not continued."""
+        """The identity of the run as JSON values; a run continues only its own weights."""
         recipe = self.recipe
         identity = {
             "preset": self.preset,
@@ -80,7 +80,7 @@ def run(settings: Settings) -> Path:
     validate_reach(settings)
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
-        # Trainer joins the others; a minute is enough to see that there are none.
+        # Trainer joins the other processes; a minute is enough to see that they are missing.
         store = meet() if process_count() > 1 else None
         if is_first_process():
             stack.enter_context(locked(checkpoint_dir(out)))
@@ -88,12 +88,12 @@ def run(settings: Settings) -> Path:
         if not (settings.resume and (out / FINISHED).is_file()):
             stack.enter_context(full_disk_is_one_line(out))
             _train(settings, out, signals)
-        del store  # which the first process may keep for the others
+        del store  # the first process may keep it for the other processes
     return out
 
 
 def closing(settings: Settings, out: Path) -> list[str]:
-    """Return lines that say what was trained, how well it predicts and where it is."""
+    """Return lines that name the trained model, its loss and its folder."""
     loss = json.loads((out / FINISHED).read_text(encoding="utf-8"))["held_out_loss"]
     steps, tokens = settings.steps or settings.recipe.steps, settings.recipe.batch_tokens
     return [
@@ -151,7 +151,7 @@ def _train(settings: Settings, out: Path, signals: Signals) -> None:
 
 
 def validate(settings: Settings, out: Path) -> None:
-    """Check what can be checked before training.
+    """Check the settings and the folder before training.
 
     Raises:
         UserError: naming the flag.
@@ -169,10 +169,10 @@ def validate(settings: Settings, out: Path) -> None:
 
 
 def validate_reach(settings: Settings) -> None:
-    """Check that what a preset trains on is on this machine or within reach.
+    """Check that the tokenizer and data of a preset are on this machine or within reach.
 
     Raises:
-        UserError: naming what is not.
+        UserError: naming the part that is missing.
     """
     recipe = settings.recipe
     if recipe.size != "tiny":

@@ -65,7 +65,7 @@ def make_trainer(
         eval_dataset=corpus.held_out,
     )
     validate_tokens_per_step(trainer.args, recipe)
-    for printing in (PrinterCallback, ProgressCallback):  # they print dictionaries
+    for printing in (PrinterCallback, ProgressCallback):  # both print dictionaries
         trainer.remove_callback(printing)
     trainer.add_callback(SayLoss())
     if not trainer.args.disable_tqdm:
@@ -105,10 +105,10 @@ def _arguments(recipe: Recipe, out: Path, steps: int, seed: int) -> TrainingArgu
 
 
 def validate_tokens_per_step(arguments: TrainingArguments, recipe: Recipe) -> None:
-    """Check that a step takes the recipe's tokens: Trainer gives each GPU that it sees a batch.
+    """Check that a step takes the recipe's tokens: Trainer gives a batch to each visible GPU.
 
     Raises:
-        UserError: if it takes others.
+        UserError: for another number of tokens.
     """
     n_seqs = arguments.train_batch_size * arguments.gradient_accumulation_steps
     tokens = n_seqs * arguments.world_size * recipe.seq_len
@@ -141,7 +141,7 @@ class MarkWhole(TrainerCallback):
     """Writes the checksums of each checkpoint once all its files are written.
 
     Args:
-        about: what identifies the run.
+        about: the identity of the run.
     """
 
     def __init__(self, about: Mapping[str, Any]) -> None:
@@ -176,8 +176,8 @@ class Dynamics(TrainerCallback):
 
     Args:
         path: the file.
-        tokens: on which the model is measured.
-        n_steps: how many steps training has.
+        tokens: the tokens on which the model is measured.
+        n_steps: the number of training steps.
     """
 
     def __init__(self, path: Path, tokens: Int[Tensor, "seq pos"], n_steps: int) -> None:
@@ -186,7 +186,7 @@ class Dynamics(TrainerCallback):
         self.rows: list[dict[str, float | int]] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Read what a resumed run has measured; measure a new run's model at its start."""
+        """Read the measures of a resumed run, or measure a new run's model at its start."""
         if state.global_step and self.path.is_file():
             table = pd.read_csv(self.path)
             self.rows = table[table["step"] <= state.global_step].to_dict("records")
@@ -194,7 +194,7 @@ class Dynamics(TrainerCallback):
             self.on_step_end(args, state, control, **kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Measure the model, if this is one of the steps."""
+        """Measure the model, if this step is due."""
         if state.global_step in self.steps and state.is_world_process_zero:
             self.rows += pattern_rows(kwargs["model"], self.tokens, state.global_step)
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ def log_spaced(n_steps: int) -> set[int]:
 def pattern_rows(
     model: PreTrainedModel, tokens: Int[Tensor, "seq pos"], step: int
 ) -> list[dict[str, float | int]]:
-    """Return the measures of each layer's pattern, a row per layer; the BOS key is left out."""
+    """Return a row of pattern measures per layer; the BOS key is left out."""
     maps = capture_scores(to_hooked(model), tokens.cpu())
     names = Measures.__dataclass_fields__
     return [
@@ -226,7 +226,7 @@ def pattern_rows(
 
 
 class _TrainedAlreadyError(Exception):
-    """Raised where a checkpoint is of the last step."""
+    """Raised if the checkpoint to resume from is the last step's."""
 
 
 class _StopAtLastStep(TrainerCallback):
@@ -238,11 +238,11 @@ class _StopAtLastStep(TrainerCallback):
 
 
 def train(trainer: Trainer, checkpoint: Path | None, signals: Signals | None = None) -> None:
-    """Train to the last step, from a checkpoint if there is one.
+    """Train to the last step, from a checkpoint if given.
 
     Raises:
-        Interrupted: on a signal, after the step in progress; of several processes, which do not
-            get it in the same step, at once.
+        Interrupted: on a signal, after the step in progress; with several processes at once,
+            because they do not get the signal in the same step.
     """
     alone = signals is not None and process_count() == 1
     with signals.deferred() if signals is not None and alone else nullcontext():

@@ -229,8 +229,8 @@ def test_empty_rows_of_behaviour_are_explained_once_for_each_reason() -> None:
 @pytest.mark.parametrize(
     ("heading", "ending"),
     [
-        (simulation.layers_finding("a", FLAT), "those of L1 to L3 depend on distance"),
-        (simulation.layers_finding("a", FLAT[:1]), "none depend on distance"),
+        (simulation.layers_finding("a", FLAT), "scores of L1 to L3 depend on distance"),
+        (simulation.layers_finding("a", FLAT[:1]), "no score depends on distance"),
         (simulation.row_finding([CURVES]), "theory and simulation differ by 4 nats RMS"),
     ],
 )

@@ -137,7 +137,7 @@ def test_a_norm_after_rope_leaves_its_pairs_unknown_and_says_so(
 ) -> None:
     code, out, _ = run_layers(capsys, "--model", write_decoder("hunyuan_v1_dense", tmp_path).folder)
     assert (code, "?" in out) == (0, True)
-    assert "L0: which coordinates RoPE turns together was not recognised" in out
+    assert "L0: RoPE's pairs of coordinates were not recognised" in out
 
 
 def test_layers_that_do_not_attend_are_rows_of_their_own(tmp_path: Path, capsys: Any) -> None:

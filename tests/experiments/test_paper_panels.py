@@ -89,7 +89,7 @@ def test_a_panel_agrees_within_one_colour_step_or_within_its_noise() -> None:
 def test_a_heading_and_a_caption_say_how_well_panels_agree() -> None:
     for actual, heading, caption in (
         ([[2.0, 1.5]] * 2, "within one colour step of the paper's", ""),
-        ([[9.0, 1.5]] * 2, "0 of 1 panels agree", "how far each panel differs"),
+        ([[9.0, 1.5]] * 2, "0 of 1 panels agree", "the difference expected from noise"),
     ):
         section = shown(pair([[1.0, 2.0]] * 2, actual)).sections[0]
         assert section.title.startswith(f"Figure 2, group: {heading}")

@@ -1,7 +1,7 @@
-"""Whether a simulated map increases in j: tests of steps between neighbouring keys.
+"""Tests whether a simulated map increases in j, from steps between neighbouring keys.
 
 A single step is smaller than its noise, so two kinds of mean are tested: the mean step at each
-distance from the query, and the mean over the cells in which the mean field's scores fall.
+distance from the query, and the mean step over the cells in which the mean field's scores fall.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Steps:
 
     Attributes:
         mean: the steps.
-        se: their standard errors, not below what float32 resolves.
-        threshold: how many standard errors are significant at 5%, for all distances together.
+        se: their standard errors, at least the resolution of float32.
+        threshold: the number of standard errors that is significant at 5%, over all distances.
     """
 
     mean: Float[Tensor, "layer distance"]
@@ -44,11 +44,11 @@ class MonotonicityTest:
 
     Attributes:
         layer: the layer, from 0.
-        monotonicity, monotonicity_lag1: share of pairs of keys j < i, 8 or 1 apart, of which the
-            nearer scores higher. Noise biases it towards 1/2.
+        monotonicity, monotonicity_lag1: share of pairs of keys j < i, 8 or 1 apart, whose nearer
+            key scores higher. Noise biases it towards 1/2.
         distances: number of distances from the query at which there is a step.
         rises, falls: number of distances at which the mean step is significantly up, or down.
-        falling_cells: number of cells in which the mean field falls by more than float32 resolves.
+        falling_cells: number of cells in which the mean field falls by more than the resolution.
         theory_fall: the mean field's mean step in these cells, nats.
         fall: the simulation's mean step in these cells, nats, with its 95% interval.
     """
@@ -65,7 +65,7 @@ class MonotonicityTest:
 
     @property
     def verdict(self) -> str:
-        """One of `not increasing`, `flat`, `increasing` and `increasing where resolved`."""
+        """The result: `not increasing`, `flat`, `increasing` or `increasing where resolved`."""
         if self.falls or self.fall.high < 0:
             return "not increasing"
         if not self.rises:

@@ -3,14 +3,14 @@
 Samples are drawn and run through the model in chunks that fit into the CPU's cache; a map is a
 running sum inside a hook. Standard errors come from 32 blocks, sample s in block s % 32.
 
-Most of the Monte Carlo noise in a deep layer's mean scores is the inputs' own Gram matrix G,
-carried from layer to layer. Its expectation is known exactly (`expected_gram`), so that its effect
-can be subtracted: mean(S) - J (mean(G) - E G), J the Jacobian of the mean field at E G. This is
-linear in the sample, hence unbiased.
+Most of the Monte Carlo noise in a deep layer's mean scores comes from the inputs' own Gram matrix
+G, carried from layer to layer. The expectation of G is known exactly (`expected_gram`), so its
+effect can be subtracted: mean(S) - J (mean(G) - E G), with J the Jacobian of the mean field at E G.
+The control variate is linear in the sample, hence unbiased.
 
-With RoPE a mean score depends on the Gram matrix of every frequency. None of them is formed: at E G
-all frequencies are alike, so the part in which they differ is what the network computes with its
-attention frozen at the mean field's, x <- M x with M from theory, and scored with RoPE.
+With RoPE a mean score depends on the Gram matrix of every frequency. No such matrix is formed: at
+E G all frequencies are alike. Their differences are computed by running the network with its
+attention frozen at the mean field's, x <- M x with M from theory, and taking scores with RoPE.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Simulation:
     Attributes:
         n_samples: how many samples were drawn.
         plain: the mean of the scores.
-        controlled: the same less the control variate; None if that was off.
+        controlled: the mean less the control variate; None if that was off.
     """
 
     n_samples: int
@@ -110,7 +110,7 @@ class Simulation:
 
     @classmethod
     def from_tensors(cls, tensors: State) -> Simulation:
-        """Return the simulation from what `to_tensors` returned."""
+        """Return the simulation that `to_tensors` turned into these tensors."""
         estimates = {
             name: Estimate(folds=tensors[name], counts=tensors["counts"])
             for name in ("plain", "controlled")
@@ -151,15 +151,16 @@ def simulate_scores(
         model: `build(parameter_free(...))`.
         alpha: expected inner product of the inputs, 0 <= alpha < 1.
         seq_len: positions.
-        n_samples: how many samples, 2 at least; or
-        target_se: sample until every layer's pooled standard error is at most this, in nats.
+        n_samples: how many samples to draw, 2 at least; or
+        target_se: the pooled standard error, in nats, at which to stop sampling; it holds for
+            every layer.
         control_variate: whether to subtract the effect of the inputs' own Gram matrix.
-        seed: sample s of a seed is the same for every chunk size.
+        seed: the seed of the samples; sample s of a seed is the same for every chunk size.
         chunk_size: samples per forward pass.
         checkpoint: saves the sums after a chunk, for a later process to resume from.
 
     Raises:
-        ValueError: if not exactly one of n_samples and target_se is given, or one is out of range.
+        ValueError: if both or neither of n_samples and target_se are given, or out of range.
 
     Example:
         >>> from nope_probe import load, simulate_scores
@@ -186,7 +187,7 @@ def simulate_scores(
 
 
 def _next_goal(simulation: Simulation, target_se: float) -> int:
-    """Return how many samples the target takes by the noise so far, at most 8 times as many."""
+    """Return how many samples the target needs, judged by the noise so far, at most 8-fold."""
     excess = float(simulation.best.pooled_se.max()) / target_se
     if excess <= 1:
         return simulation.n_samples
@@ -198,7 +199,7 @@ def _validate(spec: ParameterFreeSpec, n_samples: int | None, target_se: float |
     if (n_samples is None) == (target_se is None):
         raise ValueError("expected either n_samples or target_se")
     if n_samples is not None and n_samples < 2:
-        raise ValueError(f"expected at least 2 samples, got {n_samples}: one has no variance")
+        raise ValueError(f"expected at least 2 samples, got {n_samples}: 1 sample has no variance")
     if target_se is not None and not target_se >= spec.resolution:
         raise ValueError(f"float32 resolves {spec.resolution:.1e} nats, not {target_se:g}")
 
@@ -226,7 +227,7 @@ class _Sums:
         )
 
     def add(self, stop: int) -> None:
-        """Add the samples from the last one on up to `stop`."""
+        """Add the samples up to `stop`, from the last added sample on."""
         x = self.sample(self.n_samples, stop)
         self.scores.add(x)
         if self.control_variate is not None:
@@ -243,7 +244,7 @@ class _Sums:
         return state
 
     def restore(self, state: State) -> None:
-        """Resume from a state; an empty one changes nothing."""
+        """Resume from a state; an empty state changes nothing."""
         if not state:
             return
         self.n_samples, self.goal = int(state["n_samples"]), int(state["goal"])
@@ -271,9 +272,9 @@ def sample_inputs(
 ) -> Float[Tensor, "sample pos d_model"]:
     """Return the samples start <= s < stop: unit vectors with E<x_i, x_j> near alpha (eq. 2).
 
-    Each vector is Gaussian noise of its own plus l times noise that its sample shares,
-    l^2 = alpha / (1 - alpha), normalised. Noise is seeded per block of 64 samples, so that sample s
-    of a seed is the same in every run; all alphas share the noise.
+    A vector is its own Gaussian noise plus l times noise that all vectors of its sample share,
+    normalised; l^2 = alpha / (1 - alpha). Noise is seeded per block of 64 samples, so sample s of a
+    seed is the same in every run. All alphas share the noise.
 
     Raises:
         ValueError: for alpha outside [0, 1) or a negative seed.
@@ -291,7 +292,7 @@ def sample_inputs(
 
 def _noise(seed: int, block: int, seq_len: int, d_model: int) -> Tensor:
     """Return a block's noise; position 0 is the shared part."""
-    # The generator takes 32 bits: with an odd stride all blocks of a run have different seeds.
+    # The generator takes 32 bits; the odd stride gives all blocks of a run different seeds.
     (base,) = np.random.SeedSequence(seed).generate_state(1).tolist()
     generator = torch.Generator().manual_seed((base + block * 0x9E3779B1) % 2**32)
     return torch.randn(BLOCK, seq_len + 1, d_model, generator=generator)
@@ -308,7 +309,7 @@ class ControlVariate:
         alpha: the inputs' expected inner product, 0 <= alpha < 1.
         n: positions.
         n_layers: layers.
-        spec: which parameter-free transformer (its d_model has to be finite).
+        spec: the parameter-free transformer (its d_model has to be finite).
         n_folds: sample s goes to fold s % n_folds.
     """
 
@@ -347,7 +348,7 @@ class ControlVariate:
     def deviations(self) -> Float[Tensor, "fold layer query_pos key_pos"]:
         """Return the first-order effect of each fold's inputs on its mean scores, nats.
 
-        Its expectation is 0.
+        The effect's expectation is 0.
         """
         counts = fold_counts(self.n_samples, self.n_folds)[:, None, None]
         direct = self.sums / counts - self.expected
@@ -364,8 +365,8 @@ class ControlVariate:
     ) -> Float[Tensor, "fold layer query_pos key_pos"]:
         """Carry deviations of the input Gram matrix through the linearised mean field.
 
-        `direct` is the part that frozen attention carries on, `indirect` the part that the change
-        of attention adds; only the first differs between RoPE's frequencies.
+        `direct` is the part that frozen attention carries on, `indirect` the part from the change
+        of attention. Only `direct` differs between RoPE's frequencies.
         """
         direct = self.spec.start_scale * direct
         indirect = torch.zeros_like(direct)

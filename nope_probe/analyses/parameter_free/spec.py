@@ -1,4 +1,4 @@
-"""A variant of the parameter-free transformer, and the constants that follow from it. No torch."""
+"""A variant of the parameter-free transformer, and its derived constants. No torch."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class ParameterFreeSpec:
 
     @property
     def dimension(self) -> int:
-        """The dimension; 2 for infinity, where nothing depends on it."""
+        """The dimension; 2 stands for infinity, where the dimension has no effect."""
         return 2 if self.d_model is None else self.d_model
 
     @property
     def centred(self) -> bool:
-        """Whether vectors are centred first (LayerNorm): their cosines live in d - 1 dimensions."""
+        """Whether vectors are centred first (LayerNorm), which leaves them d - 1 dimensions."""
         return self.norm != "l2"
 
     @property
@@ -66,7 +66,7 @@ class ParameterFreeSpec:
 
     @property
     def score_scale(self) -> float:
-        """The factor between a cosine and a score, in nats: the largest score there is."""
+        """The factor between a cosine and a score, in nats: the largest possible score."""
         return self.dimension**0.5 if self.norm == "layernorm-sqrt-d" else 1.0
 
     @property
@@ -81,7 +81,7 @@ class ParameterFreeSpec:
 
 
 def spec_of(model: HookedModel) -> ParameterFreeSpec:
-    """Return the spec that a parameter-free model was configured with."""
+    """Return the spec of a parameter-free model, from its configuration."""
     cfg = model.cfg
     sqrt_d = cfg.normalization_type == "LNPre" and cfg.attn_scale < cfg.d_model
     layernorm: Norm = "layernorm-sqrt-d" if sqrt_d else "layernorm-d"

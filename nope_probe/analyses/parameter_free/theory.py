@@ -1,15 +1,15 @@
 """The theory of the parameter-free transformer: closed forms, the mean field, critical alphas.
 
-Inputs are unit vectors with expected inner product alpha between any two (eq. 2); everything is
+Inputs are unit vectors with expected inner product alpha between any two (eq. 2). All numbers are
 float64.
 
-Closed forms of the second layer, corrected: E = e^alpha; positions i and j count from 1 in these,
-as in the paper, whose layer 2 is L1.
+The closed forms are those of the second layer (the paper's layer 2 is L1), corrected: E = e^alpha.
+In them, positions i and j count from 1, as in the paper.
 
-The mean field has the scores of every layer, without sampling.
-The expected Gram matrix G of the residual stream is carried from layer to layer as if attention
-were computed from G itself: exact as d grows, with an error of about 1/d. L1, the paper's layer 2,
-is eq. (4). One layer, with r = diag(G)^-1/2 and K the RoPE kernel (1 without RoPE):
+The mean field gives the scores of every layer without sampling. It carries the expected Gram
+matrix G of the residual stream from layer to layer, as if attention were computed from G itself.
+Its error is about 1/d. In L1 it equals eq. (4). One layer, with r = diag(G)^-1/2 and K the RoPE
+kernel (1 without RoPE), computes:
 
     S = K o G o r r^T,   A = softmax(causal(S)),   M = A diag(r) + I,   G <- M G M^T
 """
@@ -35,7 +35,7 @@ Square = Float[Tensor, "*batch query_pos key_pos"]
 
 
 def g(alpha: Alphas, i: Positions) -> PerPosition:
-    """Return <x_i, x_j> after L0 for any j < i, which does not depend on j (section 3.2)."""
+    """Return <x_i, x_j> after L0, which is the same for all j < i (section 3.2)."""
     a, e_a, i = _broadcast(alpha, i)
     return 2 * (2 * a * math.e + e_a * (1 + a * (2 * i - 3))) / (math.e + (i - 1) * e_a)
 
@@ -68,7 +68,7 @@ def validate_alphas(alpha: Alphas) -> None:
     """Check that expected inner products are in [0, 1).
 
     Raises:
-        ValueError: naming them.
+        ValueError: naming the alphas.
     """
     if not bool(((alpha >= 0) & (alpha < 1)).all()):
         raise ValueError(f"expected 0 <= alpha < 1, got {alpha.tolist()}")
@@ -77,8 +77,8 @@ def validate_alphas(alpha: Alphas) -> None:
 def expected_cosine(alpha: Alphas, d_model: int) -> Alphas:
     """Return the exact E<y_i, y_j> of y = normalize(g_i + l g_0) at finite d, l^2 = a / (1 - a).
 
-    Given the shared g_0 of length r, the mean of y is a vector of length c(l r), so the expectation
-    is E c(l r)^2 over r ~ chi_d. It is below alpha by O(1/d).
+    Given the shared g_0 of length r, the mean of y is a vector of length c(l r). The expectation is
+    therefore E c(l r)^2 over r ~ chi_d. It is below alpha by O(1/d).
 
     Raises:
         ValueError: for alpha outside [0, 1) or no dimensions.
@@ -138,7 +138,7 @@ def mean_field(alpha: Alphas, n: int, n_layers: int, spec: ParameterFreeSpec) ->
         alpha: expected inner products of the inputs, 0 <= alpha < 1.
         n: positions.
         n_layers: layers.
-        spec: which parameter-free transformer.
+        spec: the parameter-free transformer.
 
     Yields:
         Scores in nats, [alpha, query_pos, key_pos], float64; j > i is NaN if the mask is on.
@@ -165,7 +165,7 @@ def steps(
     Args:
         gram: inner products of the normed inputs.
         n_layers: layers.
-        spec: which parameter-free transformer.
+        spec: the parameter-free transformer.
 
     Yields:
         Per layer its scores (of every pair, masked or not), its mixing matrix M and the Gram
@@ -183,13 +183,13 @@ def steps(
 def attend(gram: Square, rotated: Square, spec: ParameterFreeSpec) -> tuple[Square, Square]:
     """Return a layer's scores and its mixing matrix M, x <- M x.
 
-    With scores over sqrt(d) the logits' variance does not vanish as d grows. It is (1 - cos^2)^2,
-    and half of it adds to the logarithm of the expected exponential off the diagonal.
+    With scores over sqrt(d) the logits' variance does not vanish as d grows. The variance is
+    (1 - cos^2)^2; half of it adds to the logarithm of the expected exponential off the diagonal.
 
     Args:
         gram: inner products of the layer's input vectors (centred for LayerNorm).
-        rotated: the same with RoPE applied to both vectors.
-        spec: which parameter-free transformer.
+        rotated: the inner products with RoPE applied to both vectors.
+        spec: the parameter-free transformer.
     """
     n = gram.shape[-1]
     r = gram.diagonal(dim1=-2, dim2=-1).rsqrt()
@@ -222,7 +222,7 @@ def rope_frequencies(d_model: int) -> Float[Tensor, " frequency"]:
 
 
 def visible(n: int, causal: bool) -> Bool[Tensor, "query_pos key_pos"]:
-    """Return which keys each query attends to."""
+    """Return the cells of keys that each query attends to."""
     cells = torch.ones(n, n, dtype=torch.bool)
     return cells.tril() if causal else cells
 
@@ -236,7 +236,7 @@ def theory_scores(
         alpha: expected inner products of the inputs, 0 <= alpha < 1.
         n: positions.
         n_layers: layers.
-        spec: which parameter-free transformer; by default eq. (1) as d grows.
+        spec: the parameter-free transformer; by default eq. (1) as d grows.
 
     Returns:
         Scores in nats, float64; NaN at j > i if the mask is on.
@@ -263,7 +263,7 @@ def smallest_step(
 def smallest_steps(
     alpha: Alphas, n: int, n_layers: int, spec: ParameterFreeSpec = INFINITE
 ) -> Float[Tensor, "alpha layer"]:
-    """Return each layer's smallest step in j; only one map is held at a time."""
+    """Return each layer's smallest step in j, holding only one layer's map at a time."""
     return torch.stack([smallest_step(s) for s in mean_field(alpha, n, n_layers, spec)], -1)
 
 
@@ -277,20 +277,20 @@ def critical_alphas(
 ) -> Float[Tensor, " layer"]:
     """Find for each layer the alpha below which its scores do not increase in j.
 
-    The largest alpha on a grid (denser near 0) at which a layer does not increase is refined by
-    bisection. Section 4.1 claims an increase at alpha = 0 for layers 3 and 4 (L2 and L3), which
-    is false.
+    Bisection refines the largest alpha on a grid (denser near 0) at which a layer does not
+    increase. Section 4.1 claims an increase at alpha = 0 for layers 3 and 4 (L2 and L3); this
+    claim is false.
 
     Args:
         n: positions, 2 at least.
         n_layers: layers.
-        spec: which parameter-free transformer; by default eq. (1) as d grows.
+        spec: the parameter-free transformer; by default eq. (1) as d grows.
         tolerance: width of the final bracket.
         on_round: called after each of the `n_rounds(tolerance)` rounds.
 
     Returns:
-        0 where the layer always increases; NaN where it does not even at alpha = 0.99 (L0 is
-        constant for j < i).
+        The alphas: 0 where the layer always increases, NaN where it does not even at alpha = 0.99
+        (L0 is constant for j < i).
 
     Example:
         >>> critical_alphas(50, 3)
@@ -309,7 +309,7 @@ def critical_alphas(
 def _brackets(
     n: int, n_layers: int, spec: ParameterFreeSpec
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return per layer the grid's alphas around the critical one; whether there is none, or 0."""
+    """Return the grid's alphas around each layer's critical alpha, and whether it is none or 0."""
     grid = _grid()
     falls = smallest_steps(grid, n, n_layers, spec) <= 0
     above = torch.stack([_first_after(falls[:, layer]) for layer in range(n_layers)])

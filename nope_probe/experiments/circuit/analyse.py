@@ -1,4 +1,4 @@
-"""From captured stages to what a run holds: maps, errors, a table, headline, page and explorer."""
+"""From captured stages to a run: maps, errors, a table, headline, page and explorer."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Stages:
 
     Attributes:
         layer: the block, from 0.
-        intact: of the intact model.
-        ablated: of the ablated one; None without an ablation.
-        removed: what the ablation removed: components, and `norms`.
+        intact: the stages of the intact model.
+        ablated: the stages of the ablated model; None without an ablation.
+        removed: the removed components, and `norms`.
     """
 
     layer: int
@@ -80,7 +80,7 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
 
 
 def _arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:
-    """Return a run's maps; the intact model's are the reference if there is an ablated one."""
+    """Return a run's maps; with an ablation, the intact model's maps are the reference."""
     shown = maps[-1]
     means = {letter: shown.mean(letter) for letter in shown.folds}
     arrays = {f"gram/{letter}": mean for letter, mean in means.items()}
@@ -96,7 +96,7 @@ def _arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:
 
 
 def _folds(maps: StageMaps) -> dict[str, Float[np.ndarray, "fold cell"]]:
-    """Return the fold means of each stage as lower triangles, from which `compare` pairs runs."""
+    """Return the fold means of each stage as lower triangles, with which `compare` pairs runs."""
     return {
         f"gram/{letter}": pack_rows(folds, maps.query_positions).float().cpu().numpy()
         for letter, folds in maps.folds.items()
@@ -104,11 +104,11 @@ def _folds(maps: StageMaps) -> dict[str, Float[np.ndarray, "fold cell"]]:
 
 
 def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.DataFrame:
-    """Return the table of stages: layer, model, stage, and its map measured as if it were scores.
+    """Return the table of stages: layer, model, stage, and the measures of scores for its map.
 
     Args:
         maps: the intact model's stages and, for an ablation, the ablated model's.
-        layer: the block under study, from 0; (h) and (i) belong to the next.
+        layer: the block under study, from 0; (h) and (i) belong to the next block.
         skip_keys: how many first keys to leave out.
     """
     table = measures_table(
@@ -137,14 +137,15 @@ def block_explorer(
 ) -> Explorer:
     """Return the explorer of one block, with a switch for each of the model's components.
 
-    It opens on what the run removed, else without the source that the last stage needs most. What
-    it opens on ran on all sequences of the run, as the intact model and all single sources did.
+    The explorer opens without the run's removed components, else without the source that the last
+    stage needs most. This combination ran on all sequences of the run, as did the intact model and
+    all single sources.
 
     Args:
         whole: the model on all sequences of the run.
         few: the sequences that each combination runs.
-        stages: what the run captured.
-        substitute: what stands for removed weights.
+        stages: the captured stages.
+        substitute: the replacement of removed weights.
         skip_keys: how many first keys the measures leave out.
     """
     has, layer = components(whole.model), stages.layer
@@ -184,7 +185,7 @@ def block_explorer(
 
 
 def _ignored(removed: Sequence[str], has: Sequence[str]) -> str:
-    """Return which removals of the run have no switch, as the end of a note."""
+    """Return a sentence on the run's removals without a switch, for the end of a note."""
     names = [phrase(name) for name in removed if name not in has]
     if not names:
         return ""
@@ -192,13 +193,13 @@ def _ignored(removed: Sequence[str], has: Sequence[str]) -> str:
 
 
 def explored(inputs: Sequences, n_switches: int, times: int, n_folds: int) -> Sequences | None:
-    """Return the sequences that each combination runs; None where they would be too few.
+    """Return the sequences that each combination runs; None if they would be too few.
 
     Args:
         inputs: the run's sequences.
         n_switches: how many components have a switch.
-        times: how many times the run's sequences all combinations may take together.
-        n_folds: parts of the data that intervals are made from.
+        times: the cost of all combinations together, in multiples of the run's sequences.
+        n_folds: parts of the data behind the intervals.
     """
     n_seqs = min(len(inputs), times * len(inputs) // 2**n_switches)
     documents = None if inputs.documents is None else inputs.documents[:n_seqs]

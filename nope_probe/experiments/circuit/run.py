@@ -83,7 +83,7 @@ class Settings(RunSettings):
     unrecorded: ClassVar[tuple[str, ...]] = (*RunSettings.unrecorded, "layers")
 
     def validate(self) -> None:
-        """Check what can be checked without the model."""
+        """Check the settings that need no model."""
         validate_one_process()
         super().validate()
         validate_replacements((self.replacement,), self.gain)
@@ -123,30 +123,30 @@ class Settings(RunSettings):
             ) from error
 
     def validate_layers(self, info: ModelInfo) -> None:
-        """Check that the block attends; others need not.
+        """Check that the block attends.
 
         Raises:
-            UserError: if it does not.
+            UserError: if the block does not attend.
         """
         if self.layer in info.not_attending:
             named = ", ".join(f"L{layer}" for layer in info.attending)
             raise UserError(f"--layer {self.layer} of {info.name} does not attend; {named} do")
 
     def n_maps(self, info: ModelInfo) -> int:
-        """Return how many maps the run holds: of the stages (a) to (i), intact and without."""
+        """Return how many maps the run holds: stages (a) to (i), intact and ablated."""
         return N_STAGES * (1 + bool(self.remove))
 
     @property
     def substitute(self) -> Substitute:
-        """What stands for removed weights."""
+        """The replacement of removed weights."""
         return Substitute(replacement=self.replacement, gain=self.gain, seed=self.seed)
 
 
 def run(settings: Settings) -> Path:
-    """Capture a block's stages unless that is finished, and return the run's folder.
+    """Capture a block's stages unless the run is finished, and return the run's folder.
 
     Raises:
-        UserError: for what cannot be done.
+        UserError: for settings that the model or the data cannot satisfy.
     """
     with Session("circuit", settings) as session:
         if not session.finished:
@@ -160,7 +160,7 @@ def run(settings: Settings) -> Path:
 
 
 def capture(session: Session[Settings]) -> Stages:
-    """Return the stages of the intact model and, if something is removed, of the ablated one.
+    """Return the stages of the intact model and, with an ablation, of the ablated model.
 
     Raises:
         UserError: for a component that the model lacks, or a stage with a non-finite value.
@@ -185,7 +185,7 @@ def capture(session: Session[Settings]) -> Stages:
 
 
 def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
-    """Return the page's explorer, as far as the run's sequences suffice for one."""
+    """Return the page's explorer; None if the run's sequences do not suffice."""
     from nope_probe.experiments.circuit.analyse import block_explorer, explored
     from nope_probe.experiments.engine import Engine
     from nope_probe.hooks.removing.targets import components
@@ -207,7 +207,7 @@ def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
 
 
 def removed_components(session: Session[Settings]) -> tuple[str, ...]:
-    """Return what to remove, circuits as their weights, in the order of the components.
+    """Return the components to remove, circuits as their weights, in the order of the components.
 
     Raises:
         UserError: for a component or band that the model lacks.

@@ -1,4 +1,4 @@
-"""What a run of `circuit` shows: a block stage by stage, with a sentence for each figure."""
+"""The report of a run of `circuit`: a block stage by stage, with a sentence for each figure."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HOW_TO_READ = (
 
 
 def report(run: Run, explorer: Explorer | None = None) -> Report:
-    """Return what a run shows.
+    """Return the report of a run.
 
     Args:
         run: maps `gram/<letter>`, `normalised/<letter>` and, for an ablation,
@@ -66,7 +66,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
 
 
 def _stages_as_text(stages: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per stage: the measures of its map, of the intact model and the ablated one."""
+    """Return a row per stage: the measures of its map, intact and ablated."""
     rows = stages.sort_values("stage", kind="stable")
     names = [f"({stage})" for stage in rows["stage"]]
     if stages["model"].nunique() > 1:
@@ -103,7 +103,7 @@ def _side_by_side(
     skip_keys: int,
     query_positions: Int[np.ndarray, " row"] | None = None,
 ) -> Iterator[Section]:
-    """Yield the section of all stages of the intact and the ablated model, if there are both."""
+    """Yield the section of all stages, intact and ablated, if there is an ablation."""
     intact, ablated = _group(maps, "reference"), _group(maps, "gram")
     if not intact:
         return
@@ -165,7 +165,7 @@ def _group(maps: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:
 
 
 def headline(manifest: Mapping[str, Any], table: pd.DataFrame) -> list[str]:
-    """Return which keys each stage prefers, and whether (g) inverts the pattern.
+    """Return sentences on the keys that each stage prefers, and on the inversion at (g).
 
     Args:
         manifest: the run's `layer`, `model`, `removed` components and `absent` stages.
@@ -187,7 +187,7 @@ def headline(manifest: Mapping[str, Any], table: pd.DataFrame) -> list[str]:
 
 
 def _inversion(rows: Rows, no_ffn: bool) -> str:
-    """Return how the pattern changes from (f) over (g) to (h), which the paper cannot explain."""
+    """Return a sentence on the pattern from (f) over (g) to (h), which the paper cannot explain."""
     values = ", ".join(f"{rows[stage][0]:+.2f} at ({stage})" for stage in "fgh" if stage in rows)
     if "f" not in rows or "g" not in rows:
         return "This block has no (f) to compare (g) with: an inversion by its FFN is undefined."
@@ -228,7 +228,7 @@ def localities(table: pd.DataFrame, model: str) -> Rows:
 
 
 def preferences(rows: Rows) -> str:
-    """Return at which stages near keys have larger values, and at which far keys."""
+    """Return the stages at which near keys, or far keys, have larger values, in words."""
     near = [stage for stage, (_, low, _) in rows.items() if low > 0]
     far = [stage for stage, (_, _, high) in rows.items() if high < 0]
     neither = [stage for stage in rows if stage not in (*near, *far)]
@@ -247,18 +247,18 @@ def have_opposite_signs(one: ValueAndBounds, other: ValueAndBounds) -> bool:
 
 
 def most_changed(rows: Rows, intact: Rows) -> list[str]:
-    """Return the two stages whose correlation an ablation changes most, the first the most."""
+    """Return the two stages whose correlation an ablation changes most, in order."""
     both = [s for s in rows if s in intact and not isnan(rows[s][0] - intact[s][0])]
     return sorted(both, key=lambda stage: -abs(rows[stage][0] - intact[stage][0]))[:2]
 
 
 def flow_finding(table: pd.DataFrame, removed: Sequence[str]) -> str:
-    """Return which keys each stage of the drawn model prefers."""
+    """Return a sentence on the keys that each stage of the drawn model prefers."""
     return capitalised(preferences(localities(table, "ablated" if removed else "intact")))
 
 
 def stage_list(stages: Sequence[str]) -> str:
-    """Return stages by letter, runs of three and more as such.
+    """Return stages by letter, with runs of three stages or more as `(a) to (g)`.
 
     Example:
         >>> stage_list("abcdefgi"), stage_list("fg")

@@ -1,4 +1,4 @@
-"""The differences of the runs to the first one: of their maps, and of every number they share."""
+"""The differences of runs to the first run: in their maps, and in every number that they share."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ PAIRED, UNPAIRED = "paired", "unpaired"
 OF_OTHER = " of other"  # ends the columns of the second run
 COLUMNS = ["table", "item", "measure", "run", "value", "low", "high", "base_value"]
 COLUMNS += ["difference", "difference_low", "difference_high", "method"]
-# Numbers that name rows.
+# Numeric columns that name rows.
 LABELS = ("alpha", "layer", "head", "lag", "skip_keys", "step", "position")
-# Profiles hold a number per distance: hundreds, which would hide all others.
+# Profiles hold hundreds of numbers, one per distance, which would hide all other numbers.
 PROFILES = ("offsets", "head_offsets", "queries")
 # Tables in the order of the page; others follow.
 TABLE_ORDER = ("pattern", "stages", "layers", "sources", "players")
@@ -46,9 +46,9 @@ class Difference:
 
     Attributes:
         values: the other pattern less the first, nats (inner products for a Gram map).
-        rms: its RMS, corrected for noise; bounds are NaN where the runs kept no fold maps.
+        rms: its RMS, corrected for noise; bounds are NaN if the runs kept no fold maps.
         noise: the typical standard error of a cell; NaN if it is not known.
-        paired: whether it was taken fold by fold.
+        paired: whether the difference was taken fold by fold.
     """
 
     values: Map
@@ -58,7 +58,7 @@ class Difference:
 
     @property
     def is_significant(self) -> bool | None:
-        """Whether it exceeds the noise; None if that is not known."""
+        """Whether the difference exceeds the noise; None if the noise is not known."""
         return None if np.isnan(self.rms.low) else self.rms.low > 0
 
     def __str__(self) -> str:
@@ -75,9 +75,9 @@ class Compared:
 
     Attributes:
         name: its name, such as `L2` or `(f)`.
-        patterns: by run, the map less each row's mean over the kept keys.
-        differences: by run but the first.
-        query_positions: the queries of the maps' rows; None where they have the rows of all.
+        patterns: for each run, the map less each row's mean over the kept keys.
+        differences: for each run but the first, the difference to the first.
+        query_positions: the queries of the rows; None if all queries have rows.
     """
 
     name: str
@@ -89,10 +89,11 @@ class Compared:
 def compare_maps(members: Sequence[Member]) -> list[Compared]:
     """Return the maps that all runs have, with their differences.
 
-    Maps are compared on the cells that all runs see: a sliding window may hide some in one of them.
+    Maps are compared on the cells that all runs see, because a sliding window may hide some cells
+    in some runs.
 
     Raises:
-        UserError: if they have no map in common, though some have maps.
+        UserError: if some runs have maps, but no map is common to all.
     """
     base = members[0]
     names = [name for name in base.maps if all(name in member.maps for member in members)]
@@ -164,27 +165,27 @@ def difference(
     *,
     paired: bool = True,
 ) -> pd.DataFrame:
-    """Compare the positional patterns of two models, or of two states of one, as `compare` does.
+    """Compare the positional patterns of two models, or two states of a model, as `compare` does.
 
-    Differences are `other` less `base`. Paired ones are taken fold by fold, so that what the
-    sequences have in common cancels.
+    Differences are `other` less `base`. Paired differences are taken fold by fold, so that the
+    sequences' common noise cancels.
 
     Args:
         base: the maps to compare with, as `capture_scores` returns them.
         other: the maps of the other model, of as many positions.
-        skip_keys: how many first keys to leave out; `auto`: 1 where the sequences of one of the
-            maps all begin with the same token, else 0.
+        skip_keys: how many first keys to leave out; `auto`: 1 if the sequences of either capture
+            all begin with the same token, else 0.
         paired: whether both were captured on the same sequences, dealt to the same folds.
 
     Returns:
-        A row for each layer that both have and each measure of `measure`, under the column names of
-        `compare`'s differences.csv: `item`, `measure`, `value` with its bounds, `base_value`,
-        `difference` with its bounds, and `method`. The row `pattern` has the RMS of the difference
-        of the two patterns, in nats, and no values.
+        A row for each common layer and each measure of `measure`, with the columns of `compare`'s
+        differences.csv: `item`, `measure`, `value` with its bounds, `base_value`, `difference` with
+        its bounds, and `method`. The row `pattern` has the RMS of the difference of the two
+        patterns, in nats, and no values.
 
     Raises:
-        ValueError: for maps without a common layer, of unlike positions, or of other folds than
-            pairs need.
+        ValueError: for maps without a common layer, of unlike positions, or, if paired, of
+            different folds.
 
     Example:
         >>> from nope_probe import Ablation, ablated, capture_scores, difference, load, sequences
@@ -226,11 +227,11 @@ def difference(
 
 
 def differences_table(members: Sequence[Member]) -> pd.DataFrame:
-    """Return every number that the runs share, profiles aside, and its difference to the first's.
+    """Return every number that the runs share, except profiles, and its difference to the first.
 
-    One row per table, item (a layer, head, stage, ...), measure and run but the first. The measures
-    of a pattern are compared fold by fold where the runs had the same sequences and kept their fold
-    maps; all other differences are those of independent estimates.
+    Rows are by table, item (a layer, head, stage, ...), measure and run but the first. The measures
+    of a pattern are compared fold by fold if the runs had the same sequences and kept their fold
+    maps. All other differences treat the estimates as independent.
 
     Args:
         members: the runs; the first is the base.
@@ -285,7 +286,7 @@ def _measures(table: pd.DataFrame) -> list[str]:
 
 
 def _item(row: pd.Series, keys: Sequence[str]) -> str:
-    """Return what a row is about, such as `L2, mask`."""
+    """Return the item of a row, such as `L2, mask`."""
     parts = []
     for key in sorted(keys, key=lambda key: (key != "layer", key != "head")):
         value = row[key]
@@ -305,7 +306,7 @@ def _interval(row: pd.Series, measure: str, suffix: str = "") -> Interval:
 
 
 def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str, Interval]:
-    """Return the paired differences of the measures of a row's pattern; none for other tables."""
+    """Return the paired differences of a row's pattern measures; empty for other tables."""
     if table == "pattern":
         name, kept = f"L{row['layer']:.0f}", str(row.get("kept", INTACT))
     elif table == "stages" and _shown(base) == _shown(other) == row["model"]:
@@ -322,5 +323,5 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
 
 
 def _shown(member: Member) -> str:
-    """Return of which model a circuit run keeps the folds: the ablated one, if there is one."""
+    """Return the model whose folds a circuit run keeps: the ablated model, if it has one."""
     return "ablated" if member.manifest.get("removed") else INTACT

@@ -1,4 +1,4 @@
-"""The runs that are compared: what each holds, and whether they can be compared at all."""
+"""The compared runs: their contents, and the check that they can be compared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # comparisons are shown again without torch
 
 NOT_COMPARED = ("reproduce", "compare")
 INTACT = "intact"
-UNITS = {"circuit": "inner product"}  # of a command's maps, if not nats
+UNITS = {"circuit": "inner product"}  # units of a command's maps, if not nats
 Map: TypeAlias = Float[np.ndarray, "row key_pos"]
 
 
@@ -31,10 +31,10 @@ class StoredMap:
     """A map of a run.
 
     Attributes:
-        mean: over all sequences, nats (inner products for a Gram map).
+        mean: the mean over all sequences, nats (inner products for a Gram map).
         errors: the standard errors of its cells; None if the run did not keep them.
-        key: the name of its fold means among the run's.
-        place: of its layer in these; None if they are of one map.
+        key: the name of its fold means in the run.
+        place: its layer's place in these fold means; None if they belong to a single map.
     """
 
     mean: Map
@@ -45,12 +45,12 @@ class StoredMap:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One of the runs that are compared.
+    """A compared run.
 
     Attributes:
         label: its name in figures and tables.
-        folder: where it is.
-        run: what it holds.
+        folder: its folder.
+        run: its contents.
     """
 
     label: str
@@ -59,7 +59,7 @@ class Member:
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """What was run."""
+        """The run's manifest."""
         return self.run.manifest
 
     @property
@@ -74,18 +74,18 @@ class Member:
 
     @property
     def sequences(self) -> tuple[str, int | None, list[int] | None]:
-        """The checksum of its sequences (empty for a simulation), and the folds that hold them."""
+        """The checksum of its sequences (empty for a simulation), and their folds."""
         checksum = str(self.manifest.get("data", {}).get("sha256", ""))
         return checksum, self.manifest.get("settings", {}).get("folds"), self.fold_sizes
 
     @property
     def fold_sizes(self) -> list[int] | None:
-        """How many sequences each fold has; None if the run does not say."""
+        """The number of sequences in each fold; None if it is not recorded."""
         return self.manifest.get("fold_sizes")
 
     @property
     def intact(self) -> str:
-        """What the intact model keeps, as the run's tables write it."""
+        """The tables' value of `kept` for the intact model."""
         return str(self.manifest.get("conditions", [INTACT])[0])
 
     @cached_property
@@ -119,7 +119,7 @@ class Member:
 
     @property
     def query_positions(self) -> Int[Tensor, " row"] | None:
-        """The queries of the maps' rows; None where the maps have the rows of all."""
+        """The queries of the maps' rows; None if all queries have rows."""
         import torch
 
         queries = self.run.query_positions
@@ -130,7 +130,7 @@ class Member:
 
         Args:
             name: the map, as in `maps`.
-            kept: in runs of `ablate`, of which condition; `intact` for the intact model.
+            kept: in runs of `ablate`, the condition; `intact` for the intact model.
         """
         import torch
         from safetensors import safe_open
@@ -152,7 +152,7 @@ class Member:
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
-        """The run's tables, in which the intact model is called so."""
+        """The run's tables, in which the intact model has the name `intact`."""
         return {
             name: table.assign(kept=table["kept"].replace(self.intact, INTACT))
             if "kept" in table
@@ -166,11 +166,11 @@ def read_members(folders: Sequence[Path], labels: Sequence[str] = ()) -> list[Me
 
     Args:
         folders: their folders.
-        labels: their names; by default their models', or their folders' where these are the same.
+        labels: their names; by default the models' names, or the folders' if models are the same.
 
     Raises:
-        UserError: for fewer than two, for a folder that holds no finished run, and for runs of
-            different commands, lengths or skipped keys.
+        UserError: for fewer than two runs, a folder without a finished run, or runs of different
+            commands, lengths or skipped keys.
     """
     if len(folders) < 2:
         raise UserError(f"expected two runs or more to compare, got {len(folders)}")
@@ -227,7 +227,7 @@ def _validate(base: Member, other: Member) -> None:
 
 
 def _rows(member: Member) -> Int[np.ndarray, " row"]:
-    """Return the queries of chosen rows; nothing where the maps have all."""
+    """Return the queries of chosen rows; empty if the maps have all rows."""
     queries = member.run.query_positions
     return np.empty(0, dtype=np.int64) if queries is None else queries
 

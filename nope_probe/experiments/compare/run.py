@@ -27,11 +27,11 @@ _arg = tyro.conf.arg
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(SessionSettings):
-    """Compare finished runs of one command with the first of them.
+    """Compare finished runs of one command with the first run.
 
-    Draws their positional patterns on one scale and their differences, with intervals that are
-    paired where the runs had the same sequences, and puts their tables side by side, on one page
-    and in differences.csv.
+    Draws their positional patterns on one scale, and their differences with intervals, paired if
+    the runs had the same sequences. Puts their tables side by side, on one page and in
+    differences.csv.
     """
 
     runs: Annotated[
@@ -56,11 +56,11 @@ class Settings(SessionSettings):
 
     @property
     def subject(self) -> str:
-        """The command that wrote the runs, after which the default folder is named."""
+        """The command that wrote the runs, for the default folder's name."""
         return self.members[0].kind
 
     def recorded(self) -> dict[str, Any]:
-        """Return what identifies a comparison: the runs' names, their files' checksums."""
+        """Return the identity of a comparison: the runs' names, and their files' checksums."""
         runs = [
             {"label": member.label, "checksums": dict(member.manifest["checksums"])}
             for member in self.members
@@ -69,10 +69,10 @@ class Settings(SessionSettings):
 
 
 def run(settings: Settings) -> Path:
-    """Compare the runs unless that is finished, and return the comparison's folder.
+    """Compare the runs unless the comparison is finished, and return its folder.
 
     Raises:
-        UserError: for runs that cannot be compared, or a folder in one of them.
+        UserError: for runs that cannot be compared, or a folder inside a run.
     """
     members, session = settings.members, Session("compare", settings)
     folder = session.folder

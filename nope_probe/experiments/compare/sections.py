@@ -1,4 +1,4 @@
-"""What a comparison shows: patterns on one scale, differences, the runs' tables side by side."""
+"""The report of a comparison: patterns on one scale, differences, tables side by side."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Link, Listing, Section, positions
 from nope_probe.runtime.folder import Run
 
-MOST_MAPS = 12  # of more, those that differ most are drawn
-CLEAREST = 12  # differences that are named
+MOST_MAPS = 12  # of more maps, the maps that differ most are drawn
+CLEAREST = 12  # number of differences that are named
 WHAT = 26  # characters in a line of a table's first column on the terminal
 TOPICS = {  # of the tables whose names are no words
     "pattern": "Positional pattern",
@@ -39,9 +39,9 @@ HOW_TO_READ = (
     notes.PATTERN_COLOURS,
     "All patterns of a layer have one scale; a difference has its own, which spans at least "
     f"{PALE} standard errors of a cell, so that noise is pale.",
-    "Paired differences are taken fold by fold: the runs had the same sequences, and what these "
-    "have in common cancels. Unpaired ones treat the runs as independent, so that their intervals "
-    "are too wide where the runs share sequences.",
+    "Paired differences are taken fold by fold: the runs had the same sequences, so their common "
+    "noise cancels. Unpaired differences treat the runs as independent, so their intervals are too "
+    "wide if the runs share sequences.",
     notes.INTERVALS,
 )
 
@@ -49,13 +49,13 @@ HOW_TO_READ = (
 def report(
     run: Run, folder: Path, members: Sequence[Member], maps: Sequence[Compared] = ()
 ) -> Report:
-    """Return what a comparison shows.
+    """Return the report of a comparison.
 
     Args:
         run: its `differences`, and the `headline` and `labels` of its manifest.
-        folder: of the comparison, from which the page links to the runs.
+        folder: the comparison's folder, from which the page links to the runs.
         members: the runs; the first is the base.
-        maps: their patterns, for the page and its figures; the terminal shows none.
+        maps: their patterns, for the page and its figures; the terminal shows no maps.
     """
     table, labels = run.tables["differences"], run.manifest["labels"]
     return Report(
@@ -76,7 +76,7 @@ def report(
 
 
 def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> list[str]:
-    """Return where the runs differ most, and how differences were taken, a sentence each."""
+    """Return sentences on the largest differences, and on how differences were taken."""
     base, *others = members
     sentences = [f"{_largest(other.label, base, maps)}." for other in others if maps]
     sentences.append(f"{_n_different(table)}.")
@@ -86,7 +86,7 @@ def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.Data
 
 
 def _largest(label: str, base: Member, maps: Sequence[Compared]) -> str:
-    """Return in which map a run differs most from the first, if one exceeds its noise."""
+    """Return a sentence on the map in which a run differs most from the first run."""
     if all(compared.differences[label].is_significant is False for compared in maps):
         return f"The positional patterns of {label} and {base.label} do not differ beyond noise"
     most = max(maps, key=lambda compared: compared.differences[label].rms.value)
@@ -111,9 +111,9 @@ def _method(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataF
 
 
 def clearest(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the differences that are largest for their intervals, as text, a row each.
+    """Return the differences that are largest for their intervals, a row of text per difference.
 
-    Controls and other further tables are left out where there are main ones.
+    Controls and other further tables are left out if the main tables have differences.
     """
     main = table[table["table"].isin(TABLE_ORDER)]
     table = main if len(main) else table
@@ -152,7 +152,7 @@ def _map_sections(
     unit = UNITS.get(members[0].kind, "nats")
     groups = [_panels(compared, members, unit) for compared in shown]
     names = ", ".join(compared.name for compared in shown)
-    chosen = "" if len(shown) == len(maps) else f" Of {len(maps)} maps those that differ most."
+    chosen = "" if len(shown) == len(maps) else f" Of {len(maps)} maps, the most different."
     results = "; ".join(
         f"{compared.name}: {label} {difference}"
         for compared in shown
@@ -178,7 +178,7 @@ def strongest(maps: Sequence[Compared]) -> list[Compared]:
 
 
 def _panels(compared: Compared, members: Sequence[Member], unit: str) -> list[Panel]:
-    """Return a map of every run, all on one scale, and then the differences."""
+    """Return a map of every run on one scale, then the differences."""
     top = symmetric(np.stack(list(compared.patterns.values())), FLOOR)
     drawn = [
         (f"{compared.name}, {escape(label)}", pattern, top)

@@ -1,6 +1,6 @@
-"""What is said of a model, held against what was found: by `--expect`, and by its configuration.
+"""Comparison of a probed model with `--expect`, and with its configuration.
 
-An expectation is such as `no_rope_layers=3,7,11`. Nothing here needs torch before a model is there.
+An example of an expectation is `no_rope_layers=3,7,11`. This file needs torch only with a model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NONE = "none"
 Value = bool | int | float | None
-# Which layers have something; the value is a list of layer numbers, or `none`.
+# Keys whose value is a list of the layers that have a property, or `none`.
 LAYER_LISTS: dict[str, Callable[[LayerFindings], bool]] = {
     "rope_layers": lambda layer: layer.rope,
     "no_rope_layers": lambda layer: not layer.rope,
@@ -28,7 +28,7 @@ LAYER_LISTS: dict[str, Callable[[LayerFindings], bool]] = {
     "bias_layers": lambda layer: layer.score_bias > 0,
     "mla_layers": lambda layer: layer.mla,
 }
-# A number that is the same in all layers that have it, or `none` if no layer may have it.
+# Keys whose value is a number, equal in all layers that have it, or `none` if no layer may have it.
 NUMBERS: dict[str, Callable[[LayerFindings], float | None]] = {
     "sliding_window": lambda layer: layer.mask.size if "window" in layer.mask.kind else None,
     "chunk": lambda layer: layer.mask.size if layer.mask.kind == "chunks" else None,
@@ -39,7 +39,7 @@ NUMBERS: dict[str, Callable[[LayerFindings], float | None]] = {
     "soft_cap": lambda layer: layer.soft_cap,
     "scale": lambda layer: layer.scale,
 }
-# What a layer has of what configurations speak of.
+# The findings of a layer that configurations speak of.
 MEASURED: dict[str, Callable[[LayerFindings], Value]] = {
     "RoPE": LAYER_LISTS["rope_layers"],
     "RoPE base": NUMBERS["rope_base"],
@@ -51,18 +51,18 @@ MEASURED: dict[str, Callable[[LayerFindings], Value]] = {
     "scale": lambda layer: abs(layer.scale),
 }
 BOS = "bos"  # `forced` or `none`
-LENGTHS = ("sliding_window", "chunk", "prefix")  # which need a batch that is longer
+LENGTHS = ("sliding_window", "chunk", "prefix")  # these need a longer batch
 KEYS = (*LAYER_LISTS, *NUMBERS, BOS)
 TOLERANCE = 1e-3  # relative, of numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """One `KEY=VALUE` of the command line.
+    """A `KEY=VALUE` of the command line.
 
     Attributes:
-        key: one of `KEYS`.
-        text: the value as it was given.
+        key: an entry of `KEYS`.
+        text: the value as given.
         value: layer numbers, a number, None for `none`, or a word for `bos`.
     """
 
@@ -71,7 +71,7 @@ class Expectation:
     value: frozenset[int] | float | str | None
 
     def check(self, findings: Sequence[LayerFindings], bos: str) -> str | None:
-        """Return a line that says what differs; None if all is as expected."""
+        """Return a line that names the difference; None if the model is as expected."""
         if self.key == BOS:
             return None if bos == self.value else f"bos: expected {self.text}, found {bos}"
         if self.key in LAYER_LISTS:
@@ -141,7 +141,7 @@ def _number(text: str, key: str, value: str) -> float | None:
 
 
 def validate_depth(expectations: Sequence[Expectation], n_layers: int) -> None:
-    """Check that the model has the layers that are expected of it.
+    """Check that the model has all layers that expectations name.
 
     Raises:
         UserError: naming a layer that does not exist.
@@ -180,12 +180,12 @@ def _numbers(values: dict[int, float]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One thing that a configuration says of a layer.
+    """A statement of a configuration about a layer.
 
     Attributes:
         field: the field, as the configuration spells it, with its value.
-        about: what it says something about: an entry of `MEASURED`.
-        value: what it says.
+        about: the subject of the statement: an entry of `MEASURED`.
+        value: the stated value.
     """
 
     field: str
@@ -194,10 +194,10 @@ class Claim:
 
 
 def differences(model: HookedModel, findings: list[LayerFindings]) -> list[str]:
-    """Return the lines that say where the configuration differs; alike layers share a line.
+    """Return a line for each difference to the configuration, with the layers that share it.
 
-    A window that is not shorter than the batch does not show, nor does the base of a single pair.
-    Of a layer without RoPE, only that is said.
+    A window that is not shorter than the batch cannot be detected, nor can the base of a single
+    pair. A layer without RoPE is compared in this alone.
     """
     layers: dict[str, list[str]] = {}
     for finding in findings:
@@ -219,7 +219,7 @@ def _is_visible(claim: Claim, findings: LayerFindings) -> bool:
 
 
 def claims(model: HookedModel, layer: int) -> Iterator[Claim]:
-    """Return what TransformerLens's and Hugging Face's configurations say of a layer."""
+    """Return the claims of TransformerLens's and Hugging Face's configurations about a layer."""
     from nope_probe.hooks.layers.model import hugging_face_config
 
     yield from _lens_claims(model.cfg)
@@ -239,7 +239,7 @@ def _lens_claims(cfg: Any) -> Iterator[Claim]:
 
 
 def hugging_face_claims(config: Mapping[str, Any], layer: int) -> Iterator[Claim]:
-    """Return what a config.json says of a layer."""
+    """Return the claims of a config.json about a layer."""
     rotates = _entry(config.get("no_rope_layers"), layer)
     if rotates is not None:
         field = f"config.no_rope_layers[{layer}] is {rotates} (1: RoPE, 0: none)"
@@ -281,7 +281,7 @@ def _window_claims(config: Mapping[str, Any], layer: int) -> Iterator[Claim]:
 
 
 def _rope_parameters(config: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
-    """Return the RoPE parameters of a layer; some models have those of each kind of layer."""
+    """Return the RoPE parameters of a layer; some models have parameters per kind of layer."""
     rope = config.get("rope_parameters") or {}
     own = rope.get(_entry(config.get("layer_types"), layer) or "")
     return own if isinstance(own, Mapping) else rope

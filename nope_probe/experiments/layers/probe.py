@@ -1,4 +1,4 @@
-"""What each layer of a model does about position, found by intervening on one short batch."""
+"""The positional parts of each layer, found by intervening on one short batch."""
 
 from __future__ import annotations
 
@@ -44,50 +44,50 @@ from nope_probe.hooks.reading.batch_readings import (
 )
 from nope_probe.hooks.removing.targets import components
 
-N_SHORT = 48  # positions of the batch on which everything but the mask is found
-UPSCALED = 64.0  # q and k times this: a norm undoes it, and a soft cap shows
-ACTS = 1e-5  # of the largest score: a smaller change is rounding
-TOLERANCE = 1e-3  # relative, of the lengths of queries
-RESCALED = 1e-5  # relative, of frequencies that float32 turns into angles
+N_SHORT = 48  # positions of the batch for all findings but the mask
+UPSCALED = 64.0  # factor of q and k: a norm undoes it, and a soft cap shows
+ACTS = 1e-5  # share of the largest score: a smaller change is rounding
+TOLERANCE = 1e-3  # relative error of the lengths of queries
+RESCALED = 1e-5  # relative error of frequencies, whose angles are float32
 LongInputs = Int[Tensor, "one long_pos"] | Float[Tensor, "one long_pos d_model"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFindings:
-    """What one layer does about position.
+    """The positional parts of one layer.
 
     Attributes:
         layer: the layer, from 0.
-        rope: whether RoPE acts: removing it changes some score.
+        rope: whether RoPE acts, so that its removal changes some score.
         rope_change: the largest change of a score when RoPE is removed, nats.
         rope_pairs: how many rotary pairs turn.
-        rope_pairs_acting: how many of them change some score when they alone are not turned.
-        rope_base: recovered from the angles; None if they show none.
+        rope_pairs_acting: how many pairs change some score when a single pair is not turned.
+        rope_base: the base, recovered from the angles; None if they follow no base.
         rope_pairs_following: how many of the first pairs follow the base; others are slowed down.
-        rotary_fraction: of each head's coordinates, the share that turns.
-        rope_layout: which coordinates turn together: `halves` or `adjacent`.
-        rope_factor: what RoPE multiplies queries and keys with, 1 as a rule (YaRN has another).
+        rotary_fraction: the share of each head's coordinates that turns.
+        rope_layout: the coordinates that turn together: `halves` or `adjacent`.
+        rope_factor: RoPE's factor on queries and keys, 1 as a rule (not in YaRN).
         learned_positions_change: the largest change of a score when learned position embeddings are
             replaced by their mean, nats; 0 without them.
-        mask: its shape.
-        mask_same_in_all_heads: whether all heads have it.
+        mask: the shape of the mask.
+        mask_same_in_all_heads: whether all heads have this mask.
         q_norm, k_norm: whether a norm undoes a scaling of q, or k.
-        norm_over: what that norm is over: each `head`, or `all heads` at once; None without.
-        mla: whether heads share their keys' rotary coordinates and have others of their own, as in
-            multi-head latent attention.
+        norm_over: the extent of that norm: each `head`, or `all heads` at once; None without a
+            norm.
+        mla: whether heads share the rotary coordinates of their keys but not the other coordinates,
+            as in multi-head latent attention.
         sinks: whether a learned sink takes a share of each row's attention.
-        score_bias: how many nats a bias such as ALiBi gives a key more than another of the same
-            query, at most; 0 without.
-        soft_cap: nats, or None.
-        scale: of q.k.
-        product_error: by how much scores less the bias differ from q.k, scale and soft cap,
-            relative.
-        rope_rescaled_from: the fewest positions of a sequence in which RoPE has other frequencies
-            or another factor than in a short one; None if it keeps them on the long sequence.
-        rope_rescaled_by: what the long sequence multiplies the frequency of the pair with that
-            changes most; 1 where none does.
-        queries_grow_from: the first position from which on queries are longer or shorter than at
-            position 0, though they are of the same token (a temperature); None if they are not.
+        score_bias: the largest difference, in nats, that a bias such as ALiBi makes between two
+            keys of a query; 0 without a bias.
+        soft_cap: the soft cap, nats, or None.
+        scale: the factor of q.k.
+        product_error: the relative error of q.k, scale and soft cap against scores less the bias.
+        rope_rescaled_from: the shortest sequence length at which RoPE has other frequencies or
+            another factor than in a short sequence; None if the long sequence has the same.
+        rope_rescaled_by: the factor of the frequency that changes most in the long sequence; 1
+            without a change.
+        queries_grow_from: the first position from which queries of the same token are longer or
+            shorter than at position 0 (a temperature); None without such a position.
         queries_grow_by: the length of the last such query, in lengths of the first.
     """
 
@@ -126,13 +126,12 @@ class LayerFindings:
 def probe_layers(
     model: HookedModel, short: Inputs, long: LongInputs | None = None
 ) -> list[LayerFindings]:
-    """Find what each layer does about position.
+    """Find the positional parts of each layer.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
-        short: a batch of tokens or vectors, on which all is found that one can find there.
-        long: one sequence on which the mask is found, and what changes with length; the short batch
-            by default.
+        short: a batch of tokens or vectors, for all findings that need no length.
+        long: a sequence for the mask, and for changes with length; the short batch by default.
 
     Example:
         >>> from nope_probe import load
@@ -168,10 +167,7 @@ def probe_layers(
 
 
 def read_masks(model: HookedModel, inputs: LongInputs) -> list[tuple[MaskShape, bool]]:
-    """Run one sequence, and return the mask of each layer, and whether all heads have it.
-
-    No map is made.
-    """
+    """Run one sequence, without maps; return each layer's mask, and whether all heads share it."""
 
     def read(layer: Layer, attention: Attention) -> tuple[MaskShape, bool]:
         n_positions = attention.mask.n_queries
@@ -191,10 +187,10 @@ def read_masks(model: HookedModel, inputs: LongInputs) -> list[tuple[MaskShape, 
 
 @dataclass(frozen=True, kw_only=True)
 class LengthReading:
-    """What one layer does to queries in a sequence of some length.
+    """The queries of one layer in a sequence of some length.
 
     Attributes:
-        rotation: how RoPE turns; None if that is not recognised, or without RoPE.
+        rotation: the rotation by RoPE; None if it is not recognised, or without RoPE.
         query_lengths: the root mean square over heads of the length of each query.
     """
 
@@ -205,7 +201,7 @@ class LengthReading:
 def read_queries(
     model: HookedModel, inputs: LongInputs, n_layers: int | None = None
 ) -> list[LengthReading]:
-    """Run one sequence through the first layers that attend (all by default), and read each."""
+    """Run one sequence, and read the first layers that attend (all by default)."""
     traits = traits_of(model)
 
     def read(layer: Layer, attention: Attention) -> LengthReading:
@@ -227,7 +223,7 @@ def _cells_of_head(
 
 
 def _first_rotation(attention: Attention, rotary: Rotary | None) -> Rotation | None:
-    """Return how RoPE turns at positions 0 and 1; None if that is not recognised."""
+    """Return the rotation by RoPE at positions 0 and 1; None if it is not recognised."""
     angles = attention.angles
     if rotary is None or rotary.pairs is None or angles is None:
         return None
@@ -239,11 +235,11 @@ def _first_rotation(attention: Attention, rotary: Rotary | None) -> Rotation | N
 def with_lengths(
     model: HookedModel, findings: Sequence[LayerFindings], long: LongInputs, n_short: int
 ) -> Iterator[LayerFindings]:
-    """Yield findings with what changes with a sequence's length: frequencies, and a temperature.
+    """Yield findings with the changes by length: of frequencies, and by a temperature.
 
-    A token that is repeated gives equal queries at all positions but for RoPE, which keeps their
-    length, and for what multiplies them by position. The first length at which frequencies change
-    is found by bisection.
+    Queries of a repeated token are equal at all positions, except for RoPE, which keeps their
+    length, and factors that depend on position. Bisection finds the first length at which
+    frequencies change.
     """
     repeated = long[:, :1].expand(-1, long.shape[1], *long.shape[2:]).contiguous()
     n_long = long.shape[1]
@@ -255,10 +251,10 @@ def with_lengths(
     for place, finding in enumerate(findings):
         ratio = _rescaling(before[place].rotation, after[place].rotation)
         if ratio != 1 and ratio not in begins:
-            low, high = n_short, n_long  # of a length that keeps them, and of one that does not
+            low, high = n_short, n_long  # lengths that keep and change frequencies
             while high - low > 1:
                 middle = (low + high) // 2
-                # A dynamic scaling keeps the frequencies of the longest sequence until a short one.
+                # Dynamic scaling keeps the longest sequence's frequencies until a short sequence.
                 read_queries(model, repeated[:, :n_short], place + 1)
                 on_middle = read_queries(model, repeated[:, :middle], place + 1)[place].rotation
                 keeps = _rescaling(before[place].rotation, on_middle) == 1
@@ -278,7 +274,7 @@ def with_lengths(
 
 
 def _rescaling(before: Rotation | None, after: Rotation | None) -> float:
-    """Return the ratio of the frequency (or factor) that changes most; 1 within rounding."""
+    """Return the ratio of the most changed frequency (or factor); 1 within rounding."""
     if before is None or after is None or len(before.pairs) != len(after.pairs):
         return 1.0
     sizes = torch.tensor([after.size / before.size], dtype=torch.float64)
@@ -336,7 +332,7 @@ def _findings(
 
 
 def _rotation(intact: LayerReading, unrotated: LayerReading) -> Rotation:
-    """Return how RoPE turns queries: by the block's angles, or by what becomes of the queries."""
+    """Return RoPE's rotation of queries, from the block's angles or from the queries."""
     matrices = intact.rotation
     if matrices is None:
         straight, turned = (
@@ -344,7 +340,7 @@ def _rotation(intact: LayerReading, unrotated: LayerReading) -> Rotation:
             for reading in (unrotated, intact)
         )
         matrices = turning_matrices(straight, turned)
-    if matrices is None:  # neither shows which coordinates turn together
+    if matrices is None:  # the pairs were not recognised
         matrices = torch.eye(intact.q.shape[-1]).expand(2, -1, -1)
     return recover_rotation(matrices)
 
@@ -352,7 +348,7 @@ def _rotation(intact: LayerReading, unrotated: LayerReading) -> Rotation:
 def _norm_over(
     intact: LayerReading, first_head_scaled: LayerReading
 ) -> Literal["head", "all heads"]:
-    """Return whether the last head's scores stay as they were when the first head is scaled."""
+    """Return a norm's extent: `head` if scaling the first head keeps the last head's scores."""
     before, after = (
         reading.scores[:, -1][intact.visible[-1].expand(len(reading.scores), -1, -1)]
         for reading in (intact, first_head_scaled)
@@ -394,7 +390,7 @@ def _pairs_acting(
     cells: Bool[Tensor, "batch head query_pos key_pos"],
     smallest: float,
 ) -> int:
-    """Return how many pairs change q.k by more than `smallest` when they are not turned."""
+    """Return how many pairs change q.k by more than `smallest` if not turned."""
     count = 0
     for pair in rotation.pairs:
         turned, straight = (

@@ -1,4 +1,4 @@
-"""The `layers` command's run: from settings to what each layer does, as a table or as JSON."""
+"""The `layers` command's run: from settings to findings on each layer, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _arg = tyro.conf.arg
 COLUMNS = ("layer", "RoPE", "pairs", "base", "turned", "mask", "q/k-norm", "cap", "scale")
-# Columns of models in which some layer has it, and what the legend says of them.
+# Columns that only some models need, and their sentences in the legend.
 RARE = {
     "learned": "Learned: the same of learned position embeddings.",
     "bias": "Bias: how many nats it gives a key more than another of the same query, at most.",
@@ -49,7 +49,7 @@ LEGEND = (
 NONE, UNKNOWN, YES = "-", "?", "yes"
 N_SEQS = 2
 N_MARGIN = 16  # positions beyond a window for it to show
-N_LONGEST = 1280  # of the sequence that `auto` takes for the mask
+N_LONGEST = 1280  # positions of the longest sequence that `auto` takes for the mask
 HINTS = ("sliding_window", "attention_chunk_size", "window_size")
 
 
@@ -57,9 +57,9 @@ HINTS = ("sliding_window", "attention_chunk_size", "window_size")
 class Settings(BoundedSettings):
     """Find what each layer of a model does about position.
 
-    Whether RoPE acts, in which pairs and with which base; what the mask hides; norms, soft cap,
-    scale and BOS: found by intervening on one short batch, and never read off the configuration.
-    Prints one table, and where the configuration says otherwise.
+    The findings are RoPE's action, pairs and base, the mask's shape, norms, soft cap, scale and
+    BOS. They come from interventions on one short batch, never from the configuration. Prints one
+    table, and the differences to the configuration.
     """
 
     model: Annotated[
@@ -96,12 +96,12 @@ class Settings(BoundedSettings):
     device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
 
     def sources(self) -> dict[str, Path | None]:
-        """Return where the model's files are; None for those on the Hub."""
+        """Return the paths of the model's files; None for a model on the Hub."""
         made_here = self.model.lower().startswith("parameter-free")
         return {} if made_here else {"model": folder_of(self.model)}
 
     def validate(self) -> None:
-        """Check what can be checked without the model.
+        """Check the settings that need no model.
 
         Raises:
             UserError: naming the flag.
@@ -114,14 +114,14 @@ class Settings(BoundedSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was found in a model.
+    """The findings on a model.
 
     Attributes:
         model: its name.
         bos: `forced` if the tokenizer puts a BOS token before any text, else `none`.
         layers: the findings of each layer.
-        differences: where the configuration says otherwise.
-        unmet: a line for each expectation that is not met.
+        differences: lines on differences to the configuration.
+        unmet: lines on expectations that are not met.
         not_attending: the numbers of layers that do not attend, in a hybrid model.
     """
 
@@ -145,10 +145,10 @@ class Report:
 
 
 def run(settings: Settings) -> Report:
-    """Find what each layer does about position.
+    """Find the positional parts of each layer.
 
     Raises:
-        UserError: for what cannot be done.
+        UserError: for settings that the model cannot satisfy.
     """
     settings.validate()
     expectations = [parse_expectation(expectation) for expectation in settings.expect]
@@ -213,13 +213,13 @@ def load_model(settings: Settings) -> LoadedModel:
 def n_positions(
     settings: Settings, loaded: LoadedModel, expectations: list[Expectation], shortest: int
 ) -> int:
-    """Return on how many positions the mask is read.
+    """Return the number of positions on which the mask is read.
 
-    The configuration and the expectations choose this length, and nothing else: a window that they
-    name and that fits will show, if it is there.
+    The configuration and the expectations choose this length and have no other effect. A window
+    that they name is detected if it exists and fits.
 
     Raises:
-        UserError: if --seq-len is beyond the model's context, or an expected length beyond it.
+        UserError: for a --seq-len beyond the model's context, or an expected length beyond that.
     """
     from nope_probe.hooks.layers.model import hugging_face_config
 
@@ -257,7 +257,7 @@ def batch_of(loaded: LoadedModel, length: int, seed: int) -> Inputs:
 
 
 def as_json(report: Report, settings: Settings) -> str:
-    """Return a report as one JSON document, which holds what is needed to repeat it."""
+    """Return a report as a JSON document, with all settings to repeat it."""
     asked = {name: value for name, value in asdict(settings).items() if name != "json"}
     run = {
         "kind": "layers",
@@ -270,7 +270,7 @@ def as_json(report: Report, settings: Settings) -> str:
 
 
 def print_report(report: Report) -> None:
-    """Print a report's table, and where the configuration says otherwise."""
+    """Print a report's table, and the differences to the configuration."""
     from nope_probe.experiments.sections import PlainConsole, tables_that_fit
 
     console, table = PlainConsole(), as_text(report)
@@ -290,7 +290,7 @@ def print_report(report: Report) -> None:
 
 
 def as_text(report: Report) -> pd.DataFrame:
-    """Return what was found, a row per layer, for a table on the terminal."""
+    """Return the findings, a row per layer, for a table on the terminal."""
     import pandas as pd
 
     cells = {layer.layer: _cells(layer) for layer in report.layers}
@@ -325,7 +325,7 @@ def _cells(layer: LayerFindings) -> dict[str, str]:
 
 
 def _unknown(layer: LayerFindings) -> str:
-    """Return the sign of what no layer without RoPE has, and of what was not recognised."""
+    """Return the sign in RoPE's columns for a layer without RoPE, or for an unknown rotation."""
     return UNKNOWN if layer.rope else NONE
 
 
@@ -334,7 +334,7 @@ def _number(value: float | None, style: str) -> str:
 
 
 def _notes(report: Report) -> list[str]:
-    """Return what the table has no column for."""
+    """Return lines on findings without a column in the table."""
     lines = []
     for layer in report.layers:
         name = f"L{layer.layer}"
@@ -343,7 +343,7 @@ def _notes(report: Report) -> list[str]:
         if layer.product_error > 1e-3:
             lines.append(f"{name}: scores are not q.k alone: off by {layer.product_error:.2g}")
         if layer.rope and not layer.rope_pairs:
-            lines.append(f"{name}: which coordinates RoPE turns together was not recognised")
+            lines.append(f"{name}: RoPE's pairs of coordinates were not recognised")
         if abs(layer.rope_factor - 1) > TOLERANCE:
             lines.append(f"{name}: RoPE multiplies queries and keys by {layer.rope_factor:.4g}")
         if layer.rope and layer.rope_pairs_following < layer.rope_pairs:
@@ -353,7 +353,7 @@ def _notes(report: Report) -> list[str]:
             )
         if layer.rope_rescaled_from is not None:
             lines.append(
-                f"{name}: RoPE is another from sequences of {layer.rope_rescaled_from:,} tokens on "
+                f"{name}: RoPE changes from sequences of {layer.rope_rescaled_from:,} tokens on "
                 f"(the pair that changes most turns {layer.rope_rescaled_by:.3g} times as fast)"
             )
         if layer.queries_grow_from is not None:

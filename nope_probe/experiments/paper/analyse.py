@@ -82,7 +82,7 @@ def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
 
 
 def notes_of(settings: Settings) -> list[str]:
-    """Return in what a figure's run differs from the paper's, a sentence each."""
+    """Return sentences on the differences between a figure's run and the paper's."""
     figure, notes = FIGURES[settings.figure], []
     if figure.is_of_nope and not settings.is_as_the_paper:
         notes.append(NOPE_NOTE.format(model=settings.models[0]))
@@ -94,7 +94,7 @@ def notes_of(settings: Settings) -> list[str]:
 
 
 def verdicts(claims: Sequence[Claim]) -> list[str]:
-    """Return how many claims of the paper are reproduced, and which are not, in sentences."""
+    """Return sentences on the number of reproduced claims, and on the claims that failed."""
     failed = [claim.paper for claim in claims if not claim.reproduced]
     held = len(claims) - len(failed)
     sentences = [f"Reproduced: {held} of {len(claims)} claims of the paper."] if claims else []

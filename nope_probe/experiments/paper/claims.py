@@ -1,9 +1,9 @@
 """The paper's claims about its figures, checked on the finished runs of their experiments.
 
-Numbers are means over samples or sequences; layers count from 0, so that the paper's layer 1 is L0.
-Figure 3 follows one block stage by stage, Figure 8 shows every layer of a NoPE model; Figures 5 and
-11 to 16 show language models (section 5.2), the others are simulated. Signs are reported as
-measured: on the first keys the paper's text, its Figure 5 and its simulation disagree.
+Numbers are means over samples or sequences. Layers count from 0, so the paper's layer 1 is L0.
+Figure 3 follows one block stage by stage, and Figure 8 shows every layer of a NoPE model. Figures 5
+and 11 to 16 show language models (section 5.2); the other figures are simulated. Signs are reported
+as measured, because on the first keys the paper's text, its Figure 5 and its simulation disagree.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from nope_probe.runtime.folder import Run
 
 LayerMaps = Float[Tensor, "layer query_pos key_pos"]
 PerLayer = Float[Tensor, " layer"]
-NEAR_ZERO = 0.1  # of the diagonal
-LISTED = 6  # of more layers the extremes are named
+NEAR_ZERO = 0.1  # share of the diagonal
+LISTED = 6  # of more layers only the extremes are named
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One claim of the paper about a figure.
+    """A claim of the paper about a figure.
 
     Attributes:
-        experiment: the model, or the half of the figure, on whose run it was checked.
+        experiment: the model, or the half of the figure, whose run checked the claim.
         paper: the claim.
         reproduced: whether it holds in the run.
         evidence: the numbers of the run.
@@ -62,7 +62,7 @@ def claims_of(figure: str, runs: Mapping[str, Run]) -> list[Claim]:
     """
     if figure == "figure1":
         return list(figure1())
-    if figure == "figure7":  # of both halves: its claims are put to the first
+    if figure == "figure7":  # its claims need both halves, and count for the first
         return [replace(claim, experiment=next(iter(runs))) for claim in figure7(*runs.values())]
     check = CHECKS.get(figure, lambda run: score_claims(run, FIGURES[figure].maps))
     return [replace(claim, experiment=name) for name, run in runs.items() for claim in check(run)]
@@ -210,7 +210,7 @@ def score_claims(run: Run, kinds: tuple[str, ...]) -> Iterator[Claim]:
 
     Args:
         run: a finished run of `scores`.
-        kinds: which maps the figure shows: `score`, `normalised` or both.
+        kinds: the maps that the figure shows: `score`, `normalised` or both.
     """
     if "score" in kinds:
         yield _scale(run, "score", 10.0, "typical mean scores are within ±10 nats")
@@ -218,7 +218,7 @@ def score_claims(run: Run, kinds: tuple[str, ...]) -> Iterator[Claim]:
         return
     yield _scale(run, "normalised", 1.0, "non-relative patterns are within ±1 nat")
     first, later = run.tables["pattern"].iloc[:1], run.tables["pattern"].iloc[1:]
-    if later.empty:  # there is no further claim about a first layer alone
+    if later.empty:  # the other claims need later layers
         return
     yield Claim(
         paper="from layer 2 (L1) on, the pattern has a part that is no function of distance",
@@ -253,7 +253,7 @@ def simulated_scores(run: Run) -> dict[float, LayerMaps]:
 
 
 def non_relative(maps: LayerMaps) -> PerLayer:
-    """Return each layer's RMS of the non-relative part, what is not a(i) + f(i - j), nats."""
+    """Return each layer's RMS of the non-relative part, the rest of a(i) + f(i - j), nats."""
     pattern = row_centred(maps)
     return (pattern - relative_part(pattern)).square().nanmean(dim=(1, 2)).sqrt()
 
@@ -337,7 +337,7 @@ def _scale(run: Run, name: str, bound: float, paper: str) -> Claim:
 
 
 def listed(rows: pd.DataFrame, name: str) -> str:
-    """Return each layer's value with its interval, or of many layers the smallest and largest."""
+    """Return each layer's value with its interval; for many layers, only the extremes."""
     many = len(rows) > LISTED
     if many:
         rows = rows.loc[[rows[name].idxmin(), rows[name].idxmax()]]

@@ -1,4 +1,4 @@
-"""The page of all sixteen figures: which were run, which claims hold, which panels agree."""
+"""The page of all sixteen figures: the figures run, the claims that hold, the panels that agree."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from nope_probe.runtime.identity import command_line, versions
 HOW_TO_READ = (
     "A verdict is about the run that is linked; figures of trained models name theirs.",
     "Published panels are compared cell by cell, in steps of their own 256 colours.",
-    "A figure of which there are several finished runs shows the one on the paper's models, or "
-    "else the newest.",
+    "A figure with several finished runs shows the run on the paper's models, or else the newest.",
 )
 COLUMNS = ("figure", "the paper's claim", "verdict", "numbers")
 Runs = Mapping[str, tuple[Path, Mapping[str, Any]]]  # folder and manifest by figure
@@ -30,8 +29,8 @@ def write_index(folder: Path, own: Mapping[str, Path]) -> None:
     """Write the page of all figures and its lines, from the finished runs beside its folder.
 
     Args:
-        folder: of the page.
-        own: the folders of the figures that this command ran, which go before others.
+        folder: the page's folder.
+        own: the folders of the figures that this command ran; they go before other runs.
     """
     runs = best_runs(own, folder.parent)
     folder.mkdir(parents=True, exist_ok=True)
@@ -55,11 +54,11 @@ def write_index(folder: Path, own: Mapping[str, Path]) -> None:
 
 
 def best_runs(own: Mapping[str, Path], beside: Path) -> Runs:
-    """Return each figure's best run: on the paper's models, then this command's own, then newest.
+    """Return each figure's best run: on the paper's models, then this command's, then the newest.
 
     Args:
         own: the folders of this command's runs by figure.
-        beside: the folder in which finished runs are looked for.
+        beside: the folder to search for finished runs.
     """
     candidates: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {figure: [] for figure in FIGURES}
     for path in beside.glob("*/manifest.json"):
@@ -77,7 +76,7 @@ def best_runs(own: Mapping[str, Path], beside: Path) -> Runs:
 
 
 def rows_of(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
-    """Return the lines of a figure: one for each claim, and one for its published panels."""
+    """Return the lines of a figure: a line per claim, and a line for its published panels."""
     title = f"{title_of(figure)}: {FIGURES[figure].shows}"
     if figure not in runs:
         command = f"python -m nope_probe.reproduce {figure}"
@@ -102,7 +101,7 @@ def rows_of(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
 
 
 def headline(runs: Runs) -> list[str]:
-    """Return how many figures were run, claims reproduced and panels matched."""
+    """Return sentences on the figures run, the claims reproduced and the panels matched."""
     manifests = [manifest for _, manifest in runs.values()]
     claims = [claim for manifest in manifests for claim in manifest["claims"]]
     panels = pd.DataFrame([manifest["panels"] for manifest in manifests])

@@ -1,6 +1,6 @@
-"""The paper's published panels as numbers, with our maps of the same, in steps of their colours.
+"""The paper's published panels as numbers, and our maps in steps of their colours.
 
-`PANELS.md` says how the numbers were read, and how well.
+`PANELS.md` says how the numbers were read, and with which errors.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Cells = Float[np.ndarray, "row col"]
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """One published heat map.
+    """A published heat map.
 
     Attributes:
         key: its name, such as `figure2/alpha=0/layer1`.
-        values: what its colours stand for; NaN where nothing is drawn.
-        low, high: the ends of its colour bar, beyond which the paper clipped.
+        values: the numbers behind its colours; NaN for blank cells.
+        low, high: the ends of its colour bar, at which the paper clipped values.
         kind: `score`, `normalised` (both in nats) or `gram`.
     """
 
@@ -53,13 +53,13 @@ class Published:
 
     @property
     def step(self) -> float:
-        """What one of the 256 colours spans."""
+        """The span of one of the 256 colours."""
         return (self.high - self.low) / COLOURS
 
 
 @cache
 def published(figure: str) -> dict[str, Published]:
-    """Return the published panels of a figure by the rest of their name; none where none is kept.
+    """Return the published panels of a figure by the rest of their name; empty if none is kept.
 
     Example:
         >>> panel = published("figure3")["a"]
@@ -94,12 +94,11 @@ class Pair:
 
     Attributes:
         group: the panels with which it is drawn.
-        name: what it shows, with the layer as the paper and as this package count it.
+        name: its title, with the layer as the paper and as this package count it.
         published: the panel.
         reproduced: the map of the run, of any size.
-        comparable: whether both are of the same model, so that values may be subtracted.
-        noise: the standard error of the difference of the two, in the panel's unit; NaN if it is
-            not known.
+        comparable: whether both belong to the same model, so that values may be subtracted.
+        noise: the standard error of their difference, in the panel's unit; NaN if not known.
     """
 
     group: str
@@ -111,9 +110,9 @@ class Pair:
 
     @property
     def steps(self) -> Cells | None:
-        """Ours less the published panel, in colour steps; None where they cannot be compared.
+        """Our map less the published panel, in colour steps; None if they are not comparable.
 
-        Our map is clipped as the paper's is.
+        Our map is clipped as the paper's map is.
         """
         panel = self.published
         if not self.comparable:
@@ -123,13 +122,13 @@ class Pair:
 
 
 def agreements(pairs: Sequence[Pair]) -> pd.DataFrame:
-    """Return how well published and reproduced panels agree, a row for each pair of one model.
+    """Return the agreement of published and reproduced panels, a row per comparable pair.
 
-    Columns are the panel's `key` and `name`; how many `cells` are compared; the `step` that one
-    colour spans, in the panel's unit; the `largest` difference in steps; the share of cells
-    `within_one` step; the `rms` of the differences in steps; the `noise`, which sampling noise and
-    the rounding to colours let one expect of it; and whether the panel `agrees`, all cells within
-    one step or the differences within the noise.
+    Columns are the panel's `key` and `name`; the number of compared `cells`; the `step` of a
+    colour, in the panel's unit; the `largest` difference in steps; the share of cells `within_one`
+    step; the `rms` of the differences in steps; the `noise`, the RMS expected from sampling and
+    from rounding to colours; and whether the panel `agrees`: all cells within one step, or the
+    differences within the noise.
     """
     rows = []
     for pair in pairs:
@@ -147,7 +146,7 @@ def agreements(pairs: Sequence[Pair]) -> pd.DataFrame:
 
 
 def verdict(agreement: pd.DataFrame) -> str:
-    """Return how many panels agree, in one sentence, from the table of `agreements`."""
+    """Return a sentence on the number of panels that agree, from the table of `agreements`."""
     is_exact = agreement["within_one"] == 1
     exact, rest = agreement[is_exact], agreement[~is_exact]
     sentence = (
@@ -164,9 +163,9 @@ def verdict(agreement: pd.DataFrame) -> str:
 def resampled(
     values: Float[np.ndarray, "pos pos"], size: int
 ) -> Float[np.ndarray, "{size} {size}"]:
-    """Return a map drawn on `size` pixels: means over the part of each cell that a pixel covers.
+    """Return a map on `size` pixels: a pixel is the mean of the cells that it covers, by area.
 
-    A mean leaves out cells without a number; a pixel without any is NaN.
+    A mean leaves out cells without a number; a pixel without numbers is NaN.
 
     Example:
         >>> resampled(np.array([[1.0, np.nan, np.nan], [3.0, 5.0, np.nan], [1.0, 1.0, 1.0]]), 1)
@@ -185,11 +184,11 @@ def resampled(
 
 
 def pairs_of(figure: str, runs: Mapping[str, Run]) -> list[Pair]:
-    """Return the published panels of a figure, each with our map.
+    """Return the published panels of a figure, with our maps.
 
     Args:
         figure: the figure.
-        runs: its finished experiments by name: a model, or which half of the figure.
+        runs: its finished experiments by name: a model, or a half of the figure.
     """
     if FIGURES[figure].simulations:
         pairs = [_simulated(key, panel, runs) for key, panel in published(figure).items()]
@@ -219,7 +218,7 @@ def _simulated(key: str, panel: Published, runs: Mapping[str, Run]) -> Pair:
 def _trained(figure: str, model: str, run: Run) -> Iterator[Pair]:
     """Yield the panels of a trained model, with our maps.
 
-    Language models that the paper did not run are shown beside the panels of its first one.
+    Language models that the paper did not run are shown beside the panels of its first model.
     """
     papers, beside = papers_name(figure, model), ""
     if figure == "figure3":
@@ -250,7 +249,7 @@ def _trained(figure: str, model: str, run: Run) -> Iterator[Pair]:
 
 
 def _where_drawn(values: Cells, panel: Published) -> Cells:
-    """Return a map without the cells that the published one, if it is as large, leaves blank."""
+    """Return a map without the cells that are blank in a published panel of the same size."""
     if values.shape != panel.values.shape:
         return values.astype(np.float64)
     return np.where(np.isfinite(panel.values), values, np.nan).astype(np.float64)

@@ -1,4 +1,4 @@
-"""The `reproduce` command's run: one figure of the paper, or all that a laptop can."""
+"""The `reproduce` command's run: a figure of the paper, or all figures that a laptop can run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ INDEX_FILES = {"report.html", "figures.csv"}
 
 
 def run(settings: Settings) -> Path:
-    """Reproduce what is asked for unless that is finished, and return the folder with its page.
+    """Reproduce a figure, or all, unless finished, and return the folder with the page.
 
     Raises:
-        UserError: for what cannot be done.
+        UserError: for settings that cannot be run.
     """
     return run_all(settings) if settings.figure == "all" else run_figure(settings)
 
 
 def run_figure(settings: Settings) -> Path:
-    """Reproduce a figure unless that is finished, and return its folder.
+    """Reproduce a figure unless it is finished, and return its folder.
 
     Raises:
-        UserError: for what cannot be done, and for a finished figure whose experiments' files,
-            model or data have changed.
+        UserError: for settings that cannot be run, and for a finished figure whose experiments'
+            files, model or data have changed.
     """
     with Session("reproduce", settings) as session:
         beside, finished = session.folder.parent, session.finished
@@ -47,12 +47,12 @@ def run_figure(settings: Settings) -> Path:
 
 
 def run_all(settings: Settings) -> Path:
-    """Run all figures that a laptop can, write one page about all sixteen, and return its folder.
+    """Run all figures that a laptop can run, write a page about all sixteen, return its folder.
 
-    The page is written anew each time, from the finished runs beside its folder.
+    The page is always written anew, from the finished runs beside its folder.
 
     Raises:
-        UserError: if the folder holds something else.
+        UserError: if the folder holds other files.
     """
     settings.validate()
     folder = output_folder(settings.out or Path("runs") / "reproduce-all")

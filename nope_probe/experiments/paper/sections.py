@@ -1,4 +1,4 @@
-"""What a reproduced figure shows: published and reproduced panels, and the paper's claims."""
+"""The report of a reproduced figure: published and reproduced panels, and the paper's claims."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HOW_TO_READ = (
 
 
 def report(run: Run, pairs: Sequence[Pair]) -> Report:
-    """Return what a reproduced figure shows.
+    """Return the report of a reproduced figure.
 
     Args:
         run: the figure's run.
@@ -55,7 +55,7 @@ def draw(folder: Path, image: Path) -> None:
     """Draw the first figure of a reproduced figure's page into a .pdf, .png or .svg file.
 
     Raises:
-        UserError: if one of the experiments is not there any more, or it cannot be drawn.
+        UserError: if an experiment is missing, or the figure cannot be drawn.
     """
     run = read_run(folder)
     runs = {name: read_run(path) for name, path in _experiments(run.manifest, folder).items()}
@@ -109,7 +109,7 @@ def _figures(figure: str, pairs: Sequence[Pair]) -> Iterator[Section]:
 
 
 def _heading(lead: str, agreement: pd.DataFrame) -> str:
-    """Return what is shown, and how well it agrees with the paper's panels."""
+    """Return a heading with the panels' agreement with the paper."""
     if agreement.empty:
         return lead
     if (agreement["within_one"] == 1).all():
@@ -128,11 +128,11 @@ def _caption(agreement: pd.DataFrame) -> str:
     if (agreement["within_one"] == 1).all():
         largest = agreement["largest"].max()
         return f"{lead} All cells of all panels agree within one step, to {largest:.2f} steps."
-    return f"{lead} The table has how far each panel differs, and how far noise lets it."
+    return f"{lead} The table has each panel's difference, and the difference expected from noise."
 
 
 def _panels(pair: Pair) -> Iterator[Panel]:
-    """Yield the published and the reproduced map, and their difference where it means something."""
+    """Yield the published and the reproduced map, and their difference if they are comparable."""
     published, agreement = pair.published, agreements([pair])
     bar = _scale(published.kind, published.low, published.high)
     shown: list[tuple[str, np.ndarray, dict[str, Any]]] = [
@@ -146,7 +146,7 @@ def _panels(pair: Pair) -> Iterator[Panel]:
         row, limit = agreement.iloc[0], np.nanquantile(np.abs(pair.steps), 0.99)
         exact = row["within_one"] == 1
         size = f" ≤ {row['largest']:.2f}" if exact else f", RMS {row['rms']:.2g}"
-        end = float(max(2, math.ceil(limit)))  # below two steps all is flat
+        end = float(max(2, math.ceil(limit)))  # differences below two steps are drawn flat
         about: dict[str, Any] = {"low": -end, "high": end, "unit": "colour steps"}
         shown.append((f"difference{size}", pair.steps, {**about, "diverging": True}))
     for name, values, scale in shown:
@@ -154,7 +154,7 @@ def _panels(pair: Pair) -> Iterator[Panel]:
 
 
 def _scale(kind: str, low: float, high: float) -> dict[str, Any]:
-    """Return a panel's scale: its own bar, centred on zero if it shows signed values."""
+    """Return a panel's scale: its own colour bar, centred on zero for signed values."""
     if kind == "normalised":
         top = max(abs(low), abs(high))
         return {"low": -top, "high": top, "diverging": True}
@@ -162,7 +162,7 @@ def _scale(kind: str, low: float, high: float) -> dict[str, Any]:
 
 
 def _own_scale(values: np.ndarray, kind: str) -> dict[str, Any]:
-    """Return the scale of one map alone: from its 1% to its 99% quantile, as in Figure 5.
+    """Return the scale of a single map: from its 1% to its 99% quantile, as in Figure 5.
 
     The first key, which may be an attention sink, and the diagonal are left out.
     """

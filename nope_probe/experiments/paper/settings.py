@@ -1,4 +1,4 @@
-"""The paper's figures: what each shows, their settings, and the experiments that reproduce them."""
+"""The paper's figures: their contents, settings, and the experiments that reproduce them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _arg = tyro.conf.arg
 NOPE_MODEL, NOPE_STAND_IN, NOPE_TOKENS = "nope-1.5b", "nope-tiny", 50
 LANGUAGE_MODELS = ("llama-3.1-8b", "phi-4", "qwen3-8b")
 N_SAMPLES, N_SEQS, N_TOKENS, PAPERS_DATA = 4000, 1000, 1024, "fineweb-edu"
-FEWEST_SAMPLES = 32  # one a block
+FEWEST_SAMPLES = 32  # a sample per block
 ExperimentSettings = Simulation | circuit.Settings | scores.Settings
 COMMANDS: dict[type, tuple[str, Callable[[Any], Path]]] = {
     Simulation: ("simulate", simulation.run),
@@ -34,14 +34,14 @@ COMMANDS: dict[type, tuple[str, Callable[[Any], Path]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One figure of the paper.
+    """A figure of the paper.
 
     Attributes:
-        shows: what it shows, in words.
+        shows: its contents, in words.
         simulations: the settings of its simulations, by the half of the figure.
         models: the trained models that are run by default.
-        layers: how many first layers of language models it shows.
-        maps: the kinds of maps of language models that it shows: `score`, `normalised`.
+        layers: how many first layers of language models the figure shows.
+        maps: the kinds of maps of language models in the figure: `score`, `normalised`.
     """
 
     shows: str
@@ -57,7 +57,7 @@ class Figure:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The names of the settings that have an effect on it."""
+        """The names of the settings that have an effect on the figure."""
         if self.simulations:
             return ("out", "seed", "n_samples")
         of_text = ("out", "seed", "model", "n_seqs", "data", "windows")
@@ -122,10 +122,10 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(SessionSettings):
-    """Reproduce one of the paper's figures, or all of those that a laptop can.
+    """Reproduce one of the paper's figures, or all figures that a laptop can run.
 
     Checks the paper's claims about the figure, and draws the published panels beside the reproduced
-    maps, with their difference where both are of the same model. With the control variate, 4,000
+    maps, with their difference if both belong to the same model. With the control variate, 4,000
     samples have smaller errors than the paper's 100,000. Figures 3 and 8 show a trained model, by
     default the small shipped one. Figures 5 and 11 to 16 show the scores of language models, by
     default the paper's on 1,000 sequences of 1,024 tokens of fineweb-edu. `all` runs the simulated
@@ -187,18 +187,18 @@ class Settings(SessionSettings):
 
     @property
     def subject(self) -> str:
-        """The figure, after which the default folder is named."""
+        """The figure, for the default folder's name."""
         return self.figure
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The trained models of the figure; none for a simulated one."""
+        """The trained models of the figure; empty for a simulated figure."""
         default = FIGURES[self.figure].models
         return (self.model or default) if default else ()
 
     @property
     def device(self) -> str:
-        """Where processes share the experiments: language models may run on GPUs."""
+        """The device on which processes share experiments: language models may run on GPUs."""
         return "auto" if FIGURES[self.figure].maps else "cpu"
 
     @property
@@ -209,7 +209,7 @@ class Settings(SessionSettings):
         return not self.models or (same and given == (None,) * len(given))
 
     def recorded(self) -> dict[str, Any]:
-        """Return the settings that identify a figure's run: those of its experiments."""
+        """Return the settings that identify a figure's run: the settings of its experiments."""
         experiments = experiments_of(self)
         return {
             "figure": self.figure,
@@ -219,14 +219,14 @@ class Settings(SessionSettings):
         }
 
     def validate(self) -> None:
-        """Check that every flag that was given has an effect on the figure, and its experiments.
+        """Check that every given flag has an effect on the figure, and check its experiments.
 
         Raises:
             UserError: naming the flag.
         """
         is_all = self.figure == "all"
         known = ("out", "seed", "n_samples") if is_all else FIGURES[self.figure].flags
-        for flag in fields(self)[1:]:  # the first is the figure
+        for flag in fields(self)[1:]:  # the first field is the figure
             if getattr(self, flag.name) != flag.default and flag.name not in known:
                 raise UserError(f"{self.figure} takes no --{flag.name.replace('_', '-')}")
         if len({name.lower() for name in self.model}) < len(self.model):
@@ -260,7 +260,7 @@ def title_of(figure: str) -> str:
 
 
 def papers_name(figure: str, model: str) -> str | None:
-    """Return the paper's model of a figure that a name or Hub id stands for; None for another.
+    """Return the paper's model behind a name or Hub id; None for a model that is not the paper's.
 
     Example:
         >>> papers_name("figure5", "Qwen/Qwen3-8B"), papers_name("figure3", "nope-tiny")
@@ -272,7 +272,7 @@ def papers_name(figure: str, model: str) -> str | None:
 
 
 def experiments_of(settings: Settings) -> dict[str, ExperimentSettings]:
-    """Return the experiments of a figure, with the paper's settings where none is given.
+    """Return the experiments of a figure, with the paper's settings by default.
 
     Returns:
         The settings of other commands, by the model or the half of the figure.
@@ -310,8 +310,8 @@ def run_experiments(
 
     Args:
         experiments: the settings by name.
-        beside: where the folders are.
-        finished: whether all were run before; then a folder that was removed since is left out.
+        beside: the folder that holds the runs' folders.
+        finished: whether all experiments ran before; removed folders are then left out.
     """
     folders = {}
     for name, settings in experiments.items():

@@ -1,4 +1,4 @@
-"""The intact model's score maps, their RoPE bands, and what a run holds of them."""
+"""The intact model's score maps, their RoPE bands, and the run made from them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from nope_probe.runtime.settings import RunSettings
 
 INTACT = "intact"
 MAX_FOLD_BYTES = 2**30
-ADDS_UP = 1e-3  # relative, for scores in half precision
+ADDS_UP = 1e-3  # relative error, for scores in half precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Measured:
     """The score maps of the intact model.
 
     Attributes:
-        maps: the maps, of every head too where these are kept.
+        maps: the maps, with the maps of heads if these are kept.
         bands: the RoPE bands of each layer; empty unless the maps were split by them.
         band_maps: the map of each band, nats.
     """
@@ -76,8 +76,7 @@ def capture(
         choice: the bands of RoPE to split the maps by, if any.
 
     Raises:
-        UserError: for a non-finite score, or bands that the scores of the model cannot be split
-            into.
+        UserError: for a non-finite score, or for scores that cannot be split into bands.
     """
     inputs, model = session.sequences().inputs, session.loaded.model
     layers = session.settings.layers_of(session.loaded.info)
@@ -107,7 +106,7 @@ def capture(
 def bands_of(
     model: HookedModel, inputs: Inputs, layers: Sequence[int], choice: BandChoice
 ) -> list[list[Band]]:
-    """Return the bands of the first layers that attend, from the rotation that each applies.
+    """Return the bands of the first layers that attend, from their rotations.
 
     Raises:
         UserError: if no layer has RoPE, if scores are soft-capped, or for too many bands.
@@ -133,7 +132,7 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
     Args:
         session: the run.
         measured: its maps.
-        choice: which distances share a row of the offset profiles; see `offset_bins`.
+        choice: the distances that share a row of the offset profiles; see `offset_bins`.
     """
     inputs, maps = session.sequences(), measured.maps
     skip_keys = session.settings.n_skipped(inputs)
@@ -177,7 +176,7 @@ def _head_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of heads, of their offset profiles and of attention sinks.
 
-    A row of `heads` has four measures of the head's pattern, and what the head attends to.
+    A row of `heads` has four measures of the head's pattern, and measures of its attention.
     """
     assert maps.per_head is not None
     rows = [
@@ -216,9 +215,9 @@ def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
     """Return the maps that a run keeps, float32, in nats, NaN where the model masks.
 
     `score`, `se` (its standard error, from folds), `normalised` (less each diagonal's mean, the
-    paper's Figure 5) and `band/<name>` are [n_layers, row, key_pos]; `score_per_head`, where heads
-    were kept, is [n_layers, head, row, key_pos]. Where the maps do not have the rows of all
-    queries, `query_positions` are the queries of the rows.
+    paper's Figure 5) and `band/<name>` are [n_layers, row, key_pos]; `score_per_head`, if heads
+    were kept, is [n_layers, head, row, key_pos]. If some queries have no rows, `query_positions`
+    are the queries of the rows.
     """
     maps, counts = measured.maps, measured.maps.counts
     arrays = {
@@ -238,9 +237,9 @@ def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
 
 
 def _folds(maps: ScoreMaps) -> dict[str, dict[str, np.ndarray]]:
-    """Return the fold means as lower triangles, from which `compare` pairs runs, unless too large.
+    """Return the fold means as lower triangles, with which `compare` pairs runs, unless too large.
 
-    Beyond MAX_FOLD_BYTES they would take more space than the maps.
+    Fold means beyond MAX_FOLD_BYTES would take more space than the maps.
     """
     n_folds, n_layers = maps.folds.shape[:2]
     n_cells = int((maps.query_positions + 1).sum())

@@ -34,8 +34,8 @@ from nope_probe.maps.folds import folds_of, pooled
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-N_SEQS = 64  # as many of the run's sequences are read again
-N_CELLS = 2**18  # query-key cells of a layer's head that are held at once
+N_SEQS = 64  # number of the run's sequences that are read again
+N_CELLS = 2**18  # query-key cells of a head that are held at once
 MEANS = ("first_key", "previous_token", "induction")
 SHARES = ("positional", "symbolic")
 PerHead = Float[Tensor, "fold layer head"]
@@ -46,8 +46,8 @@ class HeadInputs:
     """The sequences that heads are measured on.
 
     Attributes:
-        inputs: sequences as the run has them.
-        repeated: n random tokens twice, after a BOS token or not.
+        inputs: the run's sequences.
+        repeated: n random tokens twice, with or without BOS before them.
         n_tokens: n.
         skip_keys: first keys that position and content leave out.
         fold_of: the fold of each sequence.
@@ -67,21 +67,21 @@ def head_scores(
     n_layers: int | None = None,
     n_folds: int | None = None,
 ) -> pd.DataFrame:
-    """Measure what each head attends to, as `scores --per-head` does.
+    """Measure the attention of each head, as `scores --per-head` does.
 
-    The columns are shares of attention: `first_key` (an attention sink), `previous_token` and
-    `induction` (on random tokens that are repeated), and shares of the variance of the last query's
-    scores: `positional` stays where keys are moved, `symbolic` moves with them. Bounds of 95%
-    intervals end in `_low` and `_high`. Where the tokenizer has a BOS token, further columns are
-    those of the same sequences without theirs (`_without_bos`), or with one (`_with_bos`). About 64
-    of the sequences are read.
+    Three columns are shares of attention: `first_key` (an attention sink), `previous_token` and
+    `induction` (on repeated random tokens). Two are shares of the variance of the last query's
+    scores: `positional` stays in place when keys are moved, `symbolic` moves with the keys. Bounds
+    of 95% intervals end in `_low` and `_high`. If the tokenizer has a BOS token, further columns
+    repeat the measures on the sequences without BOS (`_without_bos`), or with BOS added
+    (`_with_bos`). About 64 of the sequences are read.
 
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
-        tokens: `Sequences`, or what `capture_scores` takes, 4 sequences or more.
-        n_layers: of how many first layers to measure those that attend; all by default.
-        n_folds: parts of the data that intervals are made from, 4 or more; by default 8, or as many
-            as there are documents if these are fewer.
+        tokens: `Sequences`, or any inputs of `capture_scores`, 4 sequences or more.
+        n_layers: how many first layers to measure, if they attend; all by default.
+        n_folds: parts of the data behind the intervals, 4 or more; by default 8, or the number of
+            documents if it is lower.
 
     Returns:
         A row for each layer and head.
@@ -117,15 +117,15 @@ def head_columns(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return further columns of the heads' table, and the table of sinks.
 
-    Where the tokenizer has a BOS token, columns that end in `_without_bos` (or `_with_bos`) are of
-    the same sequences without theirs (or with one).
+    If the tokenizer has a BOS token, columns that end in `_without_bos` (or `_with_bos`) measure
+    the same sequences without BOS (or with BOS added).
 
     Args:
         model: the model.
         inputs: the run's sequences.
-        tokenizer: the model's; None for a parameter-free model.
+        tokenizer: the model's tokenizer; None for a parameter-free model.
         layers: the numbers of the layers to measure, the first that attend.
-        n_folds: parts of the sequences that intervals are made from.
+        n_folds: parts of the sequences behind the intervals.
     """
     variants = {"": inputs}
     if tokenizer is not None and tokenizer.bos_token_id is not None:
@@ -148,7 +148,7 @@ def head_columns(
 
 
 def _other_bos(inputs: Sequences, bos_token_id: int) -> Sequences:
-    """Return sequences without their BOS token, or with one before them."""
+    """Return sequences without their BOS token, or with BOS added before them."""
     if inputs.bos:
         return replace(inputs, inputs=inputs.inputs[:, 1:], bos=False)
     longer = torch.nn.functional.pad(inputs.inputs[:, :-1], (1, 0), value=bos_token_id)
@@ -181,9 +181,9 @@ def _head_inputs(
 def measure_heads(model: HookedModel, given: HeadInputs, n_layers: int) -> dict[str, PerHead]:
     """Return each measure per fold, layer and head.
 
-    These are `first_key`, `previous_token` and `induction`, and the variances `positional`,
+    The measures are `first_key`, `previous_token` and `induction`, and the variances `positional`,
     `symbolic` and `total` of the last query's scores, in squared nats. Attention is the softmax of
-    the scores: a learned sink outside them (as in gpt-oss) is left out.
+    the scores, so a learned sink outside them (as in gpt-oss) is left out.
     """
     batches: dict[str, list[Float[Tensor, "batch layer head"]]] = defaultdict(list)
     n_pos = given.inputs.shape[1]
@@ -216,7 +216,7 @@ def _readings(
 
 
 def _keys_before(n_pos: int, distance: int) -> Int[Tensor, " query_pos"]:
-    """Return the key at a distance before each query; 0 for queries that have none."""
+    """Return the key at a distance before each query; 0 for queries without such a key."""
     return (torch.arange(n_pos) - distance).clamp_min(0)
 
 

@@ -35,16 +35,16 @@ class Settings(RunSettings):
     offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
 
     def n_maps(self, info: ModelInfo) -> int:
-        """Return how many maps the run holds; a head's has half the bytes of a layer's."""
+        """Return how many maps the run holds; a head's map has half the bytes of a layer's."""
         n_layers = len(self.layers_of(info))
         return n_layers * (1 + info.n_heads // 2) if self.per_head else n_layers
 
 
 def run(settings: Settings) -> Path:
-    """Map the scores unless that is finished, and return the run's folder.
+    """Map the scores unless the run is finished, and return the run's folder.
 
     Raises:
-        UserError: for what cannot be done.
+        UserError: for settings that the model or the data cannot satisfy.
     """
     with Session("scores", settings) as session:
         if not session.finished:

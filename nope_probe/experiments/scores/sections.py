@@ -1,4 +1,4 @@
-"""What a run of `scores` shows: maps, heads, splits and measures, with a sentence for each."""
+"""The report of a run of `scores`: maps, heads, splits and measures, with a sentence for each."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ SHOWN = ("amplitude", "locality", "relative_r2", "edge_contrast", "edge_contrast
 
 
 def report(run: Run, heads: str = "") -> Report:
-    """Return what a run shows.
+    """Return the report of a run.
 
     Args:
         run: maps `score`, `se` (standard errors) and `normalised`, [n_layers, query_pos, key_pos]
             in nats; tables `pattern`, `heads` where heads were kept, and the splits.
-        heads: the positional pattern of every head, if the page shows them.
+        heads: the positional patterns of all heads, if the page shows them.
     """
     tables, name = run.tables, run.manifest["model"]["name"]
     styles = {key: "z.3f" if MEASURES[key].unit == "nats" else "z.2f" for key in SHOWN}
@@ -79,7 +79,7 @@ def report(run: Run, heads: str = "") -> Report:
 
 
 def headline(tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Return where the pattern is strongest, which keys it prefers and, per head, the strongest."""
+    """Return sentences on the strongest pattern, its preferred keys and the strongest heads."""
     findings = [pattern_finding(tables["pattern"])]
     if "heads" in tables and findings != [NO_PATTERN]:
         findings.append(head_finding(tables["heads"], "amplitude"))
@@ -107,8 +107,8 @@ def _map_sections(run: Run) -> Iterator[Section]:
     yield Section(
         title=pattern_finding(table),
         figure=partial(_pattern_maps, score, **drawn),
-        caption="Mean scores less each row's mean over the keys before the query, which is all "
-        "that softmax can see of them. Red keys get more attention than the row's mean, blue ones "
+        caption="Mean scores less each row's mean over the keys before the query: softmax sees "
+        "nothing else of the scores. Red keys get more attention than the row's mean, blue keys "
         f"less.{left_out}",
     )
     yield Section(
@@ -125,9 +125,9 @@ def _map_sections(run: Run) -> Iterator[Section]:
             title="Mean scores less the mean of each diagonal",
             **drawn,
         ),
-        caption="The mean of each diagonal is subtracted, so that what depends on distance alone "
-        "is gone and the rest depends on the positions of query and key. Softmax ignores all but "
-        f"differences within a row. Red is above the diagonal's mean, blue below.{left_out}",
+        caption="The mean of each diagonal is subtracted. This removes the part that depends on "
+        "distance alone; the rest depends on the positions of query and key. Softmax ignores all "
+        f"but differences within a row. Red is above the diagonal's mean, blue below.{left_out}",
     )
 
 
@@ -137,7 +137,7 @@ def _pattern_maps(
     query_positions: Int[np.ndarray, " row"] | None,
     **drawn: Any,
 ) -> go.Figure:
-    import torch  # drawn for pages and images alone: a run is shown again without torch
+    import torch  # only pages and images draw these maps; other output needs no torch
 
     from nope_probe.maps.centred import row_centred
 
@@ -182,7 +182,7 @@ def _measure_sections(tables: Mapping[str, pd.DataFrame], intact: str) -> Iterat
 
 
 def pattern_finding(pattern: pd.DataFrame) -> str:
-    """Return where the positional pattern is strongest, and which keys it prefers there.
+    """Return a sentence on the strongest positional pattern, and the keys that it prefers.
 
     Args:
         pattern: `pattern.csv`, a row per layer.
@@ -201,7 +201,7 @@ def level_finding(
     layer: int,
     query_positions: Int[np.ndarray, " row"] | None = None,
 ) -> str:
-    """Return how much of the variance of a layer's mean scores is that of its row means.
+    """Return a sentence on the share of row means in the variance of a layer's mean scores.
 
     Args:
         scores: the layer's mean scores, nats.
@@ -214,31 +214,31 @@ def level_finding(
     kept = np.where(before, scores, np.nan)[queries > skip_keys, skip_keys:].astype(float)
     variance = np.nanvar(kept)
     if not variance > 0:
-        return f"Mean scores: those of L{layer} do not differ"
+        return f"Mean scores of L{layer} do not differ"
     within = np.nanmean((kept - np.nanmean(kept, axis=1, keepdims=True)) ** 2)
     share = percents(1 - within / variance)
     return f"Mean scores: {share} of L{layer}'s variance is row means, which softmax ignores"
 
 
 def distance_finding(pattern: pd.DataFrame) -> str:
-    """Return how much of the strongest layer's positional pattern is a function of the distance.
+    """Return a sentence on the share of the strongest pattern that depends on distance alone.
 
     Args:
         pattern: `pattern.csv`, a row per layer.
     """
     topic, best = "Diagonal-normalised scores", strongest(pattern)
     if best is None or np.isnan(best["relative_r2"]):
-        return f"{topic}: what is no function of the distance is {NOISE}"
+        return f"{topic}: the part that is no function of distance is {NOISE}"
     share = percents(best["relative_r2"])
     return f"{topic}: distance alone explains {share} of L{best['layer']:.0f}'s positional pattern"
 
 
 def head_finding(heads: pd.DataFrame, measure: str) -> str:
-    """Return in which head a measure is clearest.
+    """Return a sentence on the head in which a measure is clearest.
 
     Args:
         heads: `heads.csv`, a row per layer and head.
-        measure: one of its columns, of `figures.measures.ABOUT`.
+        measure: a column of it that is a key of `figures.measures.ABOUT`.
     """
     about = ABOUT[measure]
     if heads[measure].abs().max() <= ROUNDING:

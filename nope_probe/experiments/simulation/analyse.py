@@ -1,4 +1,4 @@
-"""From simulations to what a run holds: maps, the table of layers, manifest and page."""
+"""From simulations to a run: maps, the table of layers, manifest and page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def analyse(session: Session[SessionSettings], simulations: Mapping[float, Simul
 
     Args:
         session: the run.
-        simulations: by alpha.
+        simulations: the simulations by alpha.
     """
     model = session.loaded.model
     spec, n = spec_of(model), next(iter(simulations.values())).best.folds.shape[-1]
@@ -73,7 +73,7 @@ def analyse(session: Session[SessionSettings], simulations: Mapping[float, Simul
 
 
 def headline(alpha: float, tests: Sequence[MonotonicityTest], simulation: Simulation) -> str:
-    """Return which layers increase in j at one alpha, from how many samples, with what error."""
+    """Return the headline of an alpha: the layers that increase in j, the samples, the error."""
     verdicts = "; ".join(f"L{test.layer} {_verdict(test)}" for test in tests)
     worst = float(simulation.best.pooled_se.max())
     return (

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 _arg = tyro.conf.arg
 CONTEXT = 4096
 DEFAULT_SAMPLES = 2000
-DIMENSION = Bounds(2, 2**16)  # the series in d takes as long as d is large
-N_SAMPLES = Bounds(2, 10**9)  # one sample has no variance
+DIMENSION = Bounds(2, 2**16)  # the series in d takes time proportional to d
+N_SAMPLES = Bounds(2, 10**9)  # a single sample has no variance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Settings(SessionSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # -0.0 is 0: of another name in tables and folders, it would be a second simulation of it.
+        # -0.0 becomes 0, else its other name would make a second simulation of alpha 0.
         object.__setattr__(self, "alpha", tuple(alpha + 0.0 for alpha in self.alpha))
 
     @property
@@ -75,7 +75,7 @@ class Settings(SessionSettings):
 
     @property
     def spec(self) -> ParameterFreeSpec:
-        """Which parameter-free transformer is simulated.
+        """The simulated parameter-free transformer.
 
         Raises:
             UserError: for a dimension that the norm or RoPE does not allow.
@@ -94,7 +94,7 @@ class Settings(SessionSettings):
         """Check the settings.
 
         Raises:
-            UserError: naming what was given and what is possible.
+            UserError: naming the given and the possible values.
         """
         super().validate()
         if not self.alpha:
@@ -133,7 +133,7 @@ def run(settings: Settings) -> Path:
     """Run a simulation unless it is finished, and return its folder.
 
     Raises:
-        UserError: for what cannot be done.
+        UserError: for settings that cannot be run.
     """
     with Session("simulate", settings) as session:
         if not session.finished:

@@ -1,4 +1,4 @@
-"""What a simulation shows: maps, curves and numbers against theory, with a sentence for each."""
+"""The report of a simulation: maps, curves and numbers against theory, with sentences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOW_TO_READ = (
 
 
 def report(run: Run) -> Report:
-    """Return what a simulation shows.
+    """Return the report of a simulation.
 
     Args:
         run: maps `score/alpha=A`, `se/..`, `theory/..` and `normalised/..`, [n_layers, query_pos,
@@ -131,7 +131,7 @@ def _line_sections(run: Run) -> Iterator[Section]:
 
 
 def _alphas(run: Run) -> dict[str, str]:
-    """Return the simulations as maps name them, `alpha=0`, and in words, in order of alpha."""
+    """Return the simulations' names in maps (`alpha=0`) and in words, in order of alpha."""
     # A folder's maps come back in the order of their names.
     alphas = dict.fromkeys(run.tables["layers"]["alpha"])
     return {f"alpha={alpha:g}": f"alpha = {alpha:g}" for alpha in alphas}
@@ -169,19 +169,19 @@ def _rows_of(alpha: str, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def layers_finding(name: str, rows: pd.DataFrame) -> str:
-    """Return in which layers scores depend on the distance from the query beyond the noise.
+    """Return a sentence on the layers whose scores depend on distance beyond the noise.
 
     Args:
-        name: of the setting: `alpha = 0`.
+        name: the setting's name, such as `alpha = 0`.
         rows: its rows of `layers.csv`.
     """
     clear = numbered_layers(rows[rows["verdict"] != "flat"]["layer"])
-    dependence = f"those of {clear} depend on distance" if clear else "none depend on distance"
-    return f"Scores at {name}, each layer on its own colours: {dependence}"
+    dependence = f"scores of {clear} depend" if clear else "no score depends"
+    return f"Scores at {name}, each layer on its own colours: {dependence} on distance"
 
 
 def rest_finding(normalised: Mapping[str, Maps], errors: Mapping[str, Maps]) -> str:
-    """Return how much of a layer's scores is no function of the distance, where it is most.
+    """Return a sentence on the largest part of scores that is no function of the distance.
 
     Args:
         normalised: diagonal-normalised maps by the setting's name, nats.
@@ -201,7 +201,7 @@ def rest_finding(normalised: Mapping[str, Maps], errors: Mapping[str, Maps]) -> 
 
 
 def gap_finding(layers: pd.DataFrame) -> str:
-    """Return how far theory is from the simulation in the worst layer.
+    """Return a sentence on the gap between theory and simulation in the worst layer.
 
     Args:
         layers: `layers.csv`.
@@ -212,7 +212,7 @@ def gap_finding(layers: pd.DataFrame) -> str:
 
 
 def row_finding(rows: Sequence[Curves]) -> str:
-    """Return how far the last query's scores are from theory.
+    """Return a sentence on the gap between the last query's scores and theory.
 
     Args:
         rows: the last query's scores with their errors and the theory, per setting.
@@ -223,11 +223,11 @@ def row_finding(rows: Sequence[Curves]) -> str:
 
 
 def expected_agreement(rows: Sequence[Curves], dimension: int) -> str:
-    """Return how many scores are within two standard errors of theory, and how many would be.
+    """Return sentences on the scores within two standard errors of theory, and the expected number.
 
     Args:
         rows: the last query's scores with their errors and the theory, per setting.
-        dimension: of the simulated vectors.
+        dimension: the dimension of the simulated vectors.
     """
     near = np.concatenate([np.abs(row.values - row.theory) <= row.errors for row in rows])
     n, chance = near.size, round(0.95 * near.size)

@@ -15,8 +15,8 @@ from nope_probe.experiments.simulation.run import DIMENSION
 from nope_probe.runtime.places import validate_memory
 from nope_probe.runtime.settings import ALPHA, LARGEST, LAYERS, BoundedSettings, Bounds
 
-N_ALPHAS = 17  # of the grid
-N_LIVE = 11  # maps of each alpha at one time, as measured
+N_ALPHAS = 17  # alphas of the grid
+N_LIVE = 11  # maps of each alpha in memory at a time, as measured
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""From what writers bring to each reader to tables, maps and a run; the same in memory."""
+"""From the writers' parts of each reader to tables, maps and a run, on disk or in memory."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from nope_probe.runtime.settings import RunSettings
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Trace:
-    """Who writes the position that each layer (or head) of a model reads.
+    """The writers of the position that each layer (or head) of a model reads.
 
     Attributes:
-        terms: a row for each term of a reader's pattern: its RMS in nats, share, and how much of it
-            is a function of the distance.
+        terms: a row for each term of a reader's pattern: its RMS in nats, its share, and the share
+            of it that is a function of the distance.
         writers: a row for each reader, side (key or query) and writer: its share of the pattern.
-        effects: of the strongest writers, the share that is lost without their position; empty
-            unless it was measured.
+        effects: for the strongest writers, the share that is lost without their position; empty
+            unless measured.
         clocks: a reader's mean keys and queries along their two principal axes, by position.
         maps: the patterns of the terms by name, such as `L1/rotation`, nats.
     """
@@ -52,7 +52,7 @@ class Trace:
         return {name: getattr(self, name) for name in names}
 
     def __repr__(self) -> str:
-        """Return who writes the position of the strongest pattern, and what there is."""
+        """Return the readers, and the main writers of the strongest pattern."""
         readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
         return f"Trace of {readers}: {answer(self.tables)}"
 
@@ -65,14 +65,14 @@ def trace_of(
     confirm: int = 0,
     reader: str | None = None,
 ) -> Trace:
-    """Return the tables and maps of what writers bring to each reader.
+    """Return the tables and maps of the writers' parts of each reader.
 
     Args:
         engine: the model, on the sequences of the sums.
-        sums: what writers bring to each reader.
+        sums: the writers' parts of each reader.
         skip_keys: how many first keys to leave out.
-        confirm: of how many pairs of writer and reader to measure the effect.
-        reader: the layer or head whose writers these are; by default those of all.
+        confirm: how many pairs of writer and reader to measure the effect of.
+        reader: the layer or head whose writers are measured; by default all readers.
     """
     writers = writer_table(sums, skip_keys)
     writers = writers.sort_values(
@@ -97,7 +97,7 @@ def trace_of(
 
 
 def queries_of(sums: PositionSums) -> dict[str, np.ndarray]:
-    """Return the queries of the maps' rows as an array of the run; none where all have rows."""
+    """Return the queries of the maps' rows as an array of the run; empty if all have rows."""
     reader = next(iter(sums.readers.values()))
     n_rows, n = reader.scores.shape[-2:]
     if n_rows == n or reader.query_positions is None:
@@ -123,9 +123,9 @@ def analyse(session: Session[RunSettings], trace: Trace, reader: str | None = No
 
     Args:
         session: the run in progress.
-        trace: what it found.
-        reader: the layer or head that the headline is about; by default that with the strongest
-            pattern.
+        trace: its results.
+        reader: the layer or head that the headline is about; by default the reader with the
+            strongest pattern.
     """
     inputs, n_folds = session.sequences(), session.settings.folds
     counts = folds_of(len(inputs), n_folds, inputs.documents).bincount()
@@ -146,12 +146,12 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame, skip_keys: int) -> pd
     """Return the table of clocks: mean keys and queries along their two principal axes.
 
     Args:
-        sums: what writers bring to each reader.
-        writers: `writers.csv`, which says who are the strongest.
+        sums: the writers' parts of each reader.
+        writers: `writers.csv`, which ranks the writers.
         skip_keys: how many first positions to leave out.
 
     Returns:
-        layer (head), side, writer (`all` and the strongest), position, axis_1 and axis_2, and
+        layer (head), side, writer (`all`, then the strongest), position, axis_1 and axis_2, and
         `explained`: both axes' share of the variance of all writers' sum between positions.
     """
     tables = []

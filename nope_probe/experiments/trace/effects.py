@@ -1,4 +1,4 @@
-"""What a reader's pattern loses when a writer's position is taken away: in total, and directly.
+"""The loss of a reader's pattern without a writer's position: in total, and directly.
 
 The exact share of a writer is its direct path, through the reader's norm, W_Q and W_K, with the
 norm's scale of every token held fixed. Here the model runs without the writer's position, and the
@@ -24,7 +24,7 @@ from nope_probe.hooks.removing.written_positions import block_of_writer, without
 from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.stored_maps import LayerFolds, TensorFolds
 
-MOST_HEADS = 4  # per MLP that are measured because it may have passed on what they wrote
+MOST_HEADS = 4  # heads measured per MLP, because the MLP may have passed on their output
 
 
 class Pair(NamedTuple):
@@ -36,7 +36,7 @@ class Pair(NamedTuple):
 
     @property
     def reader(self) -> tuple[int, int | None]:
-        """The layer and head that read."""
+        """The layer and head of the reader."""
         return self.layer, self.head
 
 
@@ -48,24 +48,24 @@ def measure_effects(
     skip_keys: int,
     n_pairs: int = 6,
 ) -> pd.DataFrame:
-    """Return the share of a reader's pattern that goes with a writer's position.
+    """Return the share of a reader's pattern that is lost without a writer's position.
 
-    It is measured for the strongest pairs of writer and reader. Where the writer is an MLP, the
-    heads whose output it reads are measured on the same reader. A run of the model without a
-    writer's position serves all readers; the direct path into a layer takes a run of its own.
+    The strongest pairs of writer and reader are measured. If the writer is an MLP, the heads whose
+    output it reads are measured on the same reader. A run of the model without a writer's position
+    serves all readers; every direct path into a layer needs its own run.
 
     Args:
         engine: the model on the sequences of the run.
-        sums: what is read, on the same sequences in the same folds.
+        sums: the readers' sums, on the same sequences in the same folds.
         writers: the `writer_table` of the sums, or its rows of some readers.
         skip_keys: how many first keys the patterns leave out.
         n_pairs: how many of the strongest pairs to measure.
 
     Returns:
-        A row for each pair, the strongest first: `layer`, `head` where heads read, `writer`, and
-        with their intervals `predicted`, the exact share; `direct`, what is lost if the reader's
-        own input alone loses the writer's position; and `total`, if all blocks that follow the
-        writer do.
+        A row for each pair, the strongest first: `layer`, `head` if heads are readers, `writer`,
+        and with their intervals `predicted`, the exact share; `direct`, the loss if only the
+        reader's own input loses the writer's position; and `total`, the loss if all blocks after
+        the writer lose it.
     """
     pairs = strongest_pairs(writers, n_pairs)
     heads = {pair: heads_read_by(engine, sums, pair) for pair in pairs}
@@ -133,9 +133,9 @@ def strongest_pairs(writers: pd.DataFrame, n_pairs: int) -> list[Pair]:
 
 
 def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[str]:
-    """Return the heads (or the attention) whose output goes straight into a writer, if an MLP.
+    """Return the heads (or the attention) whose output an MLP reads directly.
 
-    They are those of its block, or of the block before where attention and MLP are parallel.
+    The heads belong to the MLP's block, or to the block before if attention and MLP are parallel.
     """
     if not pair.writer.startswith("MLP"):
         return []
@@ -147,6 +147,6 @@ def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[str]:
 
 
 def share_lost(intact: LayerFolds, without: LayerFolds, skip_keys: int, counts: Tensor) -> Interval:
-    """Return the share of a pattern v that is lost where it becomes w, <v - w, v> / <v, v>."""
+    """Return the lost share of a pattern v that becomes w, <v - w, v> / <v, v>."""
     gram = ContrastGram.of_layers({"v": intact, "w": without}, skip_keys, counts)
     return gram.share({"v": 1.0, "w": -1.0}, {"v": 1.0})

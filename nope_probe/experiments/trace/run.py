@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
-MIN_FOLDS = 5  # a share multiplies queries, keys and pattern of different folds, less one
+MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +31,8 @@ class Settings(RunSettings):
     """Trace who writes the position that each layer reads, without removing anything.
 
     Splits each layer's positional pattern exactly into rotation (RoPE on vectors that know nothing
-    of position), written position and covariance, and the written position into what each
-    embedding, head and MLP before the layer wrote.
+    of position), written position and covariance. Splits the written position into the parts of
+    all embeddings, heads and MLPs before the layer.
     """
 
     model: Annotated[
@@ -64,7 +64,7 @@ class Settings(RunSettings):
     ] = 8
 
     def validate(self) -> None:
-        """Check what can be checked without the model.
+        """Check the settings that need no model.
 
         Raises:
             UserError: naming the flag.
@@ -81,7 +81,7 @@ class Settings(RunSettings):
 
     @property
     def reader_numbers(self) -> list[int]:
-        """The numbers of the reader's layer and, of a head, of the head."""
+        """The number of the reader's layer and, for a head, the head's number."""
         return [int(number) for number in re.findall(r"\d+", self.reader or "")]
 
     @property
@@ -93,7 +93,7 @@ class Settings(RunSettings):
         """Check that the reader exists, and that the sums of all writers fit into memory.
 
         Raises:
-            UserError: naming the readers that there are, or what takes less memory.
+            UserError: naming the possible readers, or the flags that save memory.
         """
         super().validate_layers(info)
         if self.reader is not None:
@@ -108,12 +108,12 @@ class Settings(RunSettings):
         validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
 
     def n_maps(self, info: ModelInfo) -> int:
-        """Return how many maps the run holds, and how many take as much as the writers' sums."""
+        """Return how many maps the run holds, with the writers' sums counted in maps."""
         maps_of_sums = self.bytes_of_sums(info) // (8 * self.folds * self.seq_len**2)
         return len(self.layers_of(info)) + maps_of_sums
 
     def bytes_of_sums(self, info: ModelInfo) -> int:
-        """Return the bytes of what writers bring to queries and keys, by fold and position."""
+        """Return the bytes of the writers' parts of queries and keys, by fold and position."""
         n_layers = info.n_layers if self.layers == "all" else self.layers
         n_heads = info.n_heads if self.writers == "heads" else 1
         n_writers = (n_heads + 1) * n_layers * (n_layers - 1) // 2  # before all readers
@@ -132,14 +132,14 @@ class TraceOptions(RunOptions, total=False):
 
 
 def run(settings: Settings, call: Call | None = None) -> Path:
-    """Trace position unless that is finished, and return the run's folder.
+    """Trace position unless the run is finished, and return the run's folder.
 
     Args:
-        settings: the command's.
-        call: what a call from Python gives beside them.
+        settings: the command's settings.
+        call: the further arguments of a call from Python.
 
     Raises:
-        UserError: for what cannot be done.
+        UserError: for settings that the model or the data cannot satisfy.
     """
     with Session("trace", settings, call) as session:
         if not session.finished:
@@ -153,7 +153,7 @@ def run(settings: Settings, call: Call | None = None) -> Path:
 
 
 def capture(session: Session[Settings]) -> Trace:
-    """Return who writes position: sums from the checkpoint, or captured and saved, and effects.
+    """Return the trace: sums from the checkpoint, or captured and saved, and effects.
 
     Raises:
         UserError: for a model that cannot be traced, or a non-finite score.
@@ -197,18 +197,17 @@ def run_trace(
     """Find who writes the position that each layer reads, as the `trace` command does.
 
     Args:
-        model: a name, as the command takes it; what `load` returns; a HookedTransformer or a
-            TransformerBridge. A model that is no name is traced in all its layers by default.
-        inputs: what `capture_scores` takes; vectors for a parameter-free model. By default the
+        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
+            TransformerBridge. A loaded model is traced in all its layers by default.
+        inputs: any inputs of `capture_scores`; vectors for a parameter-free model. By default the
             sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
         out: a folder for the run, as the command writes it; the same call reads it again. By
             default nothing is kept.
         options: the command's flags, with underscores: `per_head=True`, `confirm=0`, ...
 
     Raises:
-        UserError: for what cannot be done, such as too few sequences or folds, or a family whose
-            residual stream, RoPE or projections have another form than a sum, pairs that turn, and
-            linear maps between norms.
+        UserError: for too few sequences or folds, or for a family whose residual stream is no sum,
+            whose RoPE turns no pairs, or whose projections are no linear maps between norms.
 
     Example:
         >>> from nope_probe import load, run_trace, sequences

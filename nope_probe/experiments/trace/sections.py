@@ -1,4 +1,4 @@
-"""What a run of `trace` shows: who writes position, who reads it, and what was confirmed."""
+"""The report of a run of `trace`: who writes position, who reads it, and confirmed effects."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
 
-IN_TERMINAL = 4  # writers of a reader
-MOST = 0.5  # a term that has so much of a pattern is its answer; so is so much of the top writer
+IN_TERMINAL = 4  # writers of a reader on the terminal
+MOST = 0.5  # share of a pattern that makes a term its answer; share of the top writer's share, too
 HOW_TO_READ = (
     notes.PATTERN_COLOURS,
     "A reader is a layer, or a head, whose queries and keys are made from the residual stream. A "
-    "writer is what adds to that stream before it: an embedding, a head, an MLP.",
+    "writer is a component that adds to that stream before it: an embedding, a head, an MLP.",
     "Rotation: RoPE at work on the mean query and key, which know nothing of position. It depends "
-    "on the distance alone. Written position: what queries and keys carry by themselves, so that "
-    "some writer must have put it into the residual stream. Covariance: what is in no mean, such "
-    "as tokens that resemble their neighbours.",
+    "on the distance alone. Written position: the position in queries and keys themselves, which "
+    "some writer must have put into the residual stream. Covariance: the part outside the means, "
+    "such as tokens that resemble their neighbours.",
     "A writer's share is its direct path into the reader's queries and keys, with the norm's scale "
     "of each token as it was. Shares of a reader's writers add up to its written position. A share "
     "below 0 works against the pattern.",
-    "How shares mislead: a writer may pass on what another wrote, which its direct share does not "
-    "tell; several readers can share one writer; the mean over heads hides heads of opposite sign; "
+    "How shares mislead: a writer may pass on another writer's position, and its direct share does "
+    "not show this; several readers can share a writer; the mean over heads hides opposite signs; "
     "texts that begin alike count as position (--shuffle tells).",
     "First key: how much of a head's positional part comes from the first key, such as BOS, whose "
     "attention fades as more keys come.",
@@ -53,7 +53,7 @@ HOW_TO_READ = (
 
 
 def report(run: Run) -> Report:
-    """Return what a run shows.
+    """Return the report of a run.
 
     Args:
         run: tables `terms`, `writers`, `effects` and `clocks`; maps such as `L1/rotation`, nats.
@@ -104,15 +104,14 @@ def _sections(run: Run) -> Iterator[Section]:
     if len(tables["effects"]):
         yield Section(
             title=effect_findings(tables, _reader(tables, reader))[0],
-            caption="What a reader loses when a writer's position is taken away: only on the "
-            "writer's direct path into the reader's queries and keys, which the exact share "
-            "predicts, and everywhere.",
+            caption="A reader's loss without a writer's position: on the writer's direct path into "
+            "the reader's queries and keys, which the exact share predicts, and on all paths.",
             table=tables["effects"],
         )
 
 
 def headline(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> list[str]:
-    """Return who writes the position of one reader, of all readers, and what was confirmed."""
+    """Return sentences on the writers of a reader and of all readers, and on confirmed effects."""
     sentences = [answer(tables, reader), terms_finding(tables["terms"], reader)]
     if len(tables["effects"]):
         sentences += effect_findings(tables, _reader(tables, reader))
@@ -125,7 +124,7 @@ def _reader(tables: Mapping[str, pd.DataFrame], reader: str | None) -> str | Non
 
 
 def answer(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> str:
-    """Return where one reader's pattern comes from; by default that of the strongest pattern."""
+    """Return a sentence on the origin of a reader's pattern; by default of the strongest."""
     name = _reader(tables, reader)
     if name is None:
         return NO_PATTERN
@@ -153,7 +152,7 @@ def answer(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> str
 
 
 def main_writers(writers: pd.DataFrame, reader: str) -> list[str]:
-    """Return the writers that have at least half as much of a pattern as the strongest."""
+    """Return the writers whose share is at least half the strongest writer's share."""
     rows = with_readers(writers)
     rows = rows[(rows["reader"] == reader) & (rows["share_low"] > 0)]
     rows = rows[rows["share"] >= MOST * rows["share"].max()].sort_values("share", ascending=False)
@@ -161,9 +160,9 @@ def main_writers(writers: pd.DataFrame, reader: str) -> list[str]:
 
 
 def first_key_clause(writers: pd.DataFrame) -> str:
-    """Return how much of its position a head of the first layer, the strongest, has from BOS.
+    """Return a clause on the first token's share in the position that a first-layer head writes.
 
-    It is where position begins without position embeddings: attention to the first key fades.
+    Without position embeddings, position begins there: attention to the first key fades.
     """
     heads = writers[writers["writer"].str.fullmatch(r"L\d+H\d+")]
     if "pos_embed" in set(writers["writer"]) or not (heads["first_key_low"] > 0).any():
@@ -177,7 +176,7 @@ def first_key_clause(writers: pd.DataFrame) -> str:
 
 
 def terms_finding(terms: pd.DataFrame, reader: str | None = None) -> str:
-    """Return the shares of rotation, of what was written, and of covariance in one pattern."""
+    """Return a sentence on the shares of rotation, written position and covariance."""
     name = reader or strongest_reader(terms)
     if name is None:
         return NO_PATTERN
@@ -192,7 +191,7 @@ def terms_finding(terms: pd.DataFrame, reader: str | None = None) -> str:
 
 
 def effect_findings(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> list[str]:
-    """Return what a reader loses without its main writer, and who acts through other writers.
+    """Return sentences on a reader's loss without its main writer, and on indirect writers.
 
     Args:
         tables: `effects` and `writers`.
@@ -229,7 +228,7 @@ def _size(row: pd.Series, column: str) -> str:
 
 
 def strongest_writers(tables: Mapping[str, pd.DataFrame], most: int) -> pd.DataFrame:
-    """Return the rows of the strongest writers of the shown readers, if told from zero."""
+    """Return the rows of the strongest writers of the shown readers, if they differ from zero."""
     rows = with_readers(tables["writers"])
     rows = rows[rows["reader"].isin(shown_readers(tables["terms"]))]
     rows = rows[excludes_zero(rows, "share")]
@@ -252,13 +251,13 @@ def _terms_as_text(terms: pd.DataFrame) -> pd.DataFrame:
 
 
 def _writers_as_text(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return some rows of writers: who writes how much into what."""
+    """Return some rows of writers as text: reader, side, writer and share."""
     names = {"reader": rows["reader"], "writer": rows["writer"], "into": rows["side"].map(SIDES)}
     return with_intervals(names, rows, {"share": ("share", "z.1%")})
 
 
 def _effects_as_text(effects: pd.DataFrame) -> pd.DataFrame:
-    """Return what each reader loses without a writer's position: predicted, directly, in total."""
+    """Return each reader's loss without a writer's position: predicted, directly, in total."""
     rows = with_readers(effects)
     columns = {"predicted": "predicted", "on the direct path": "direct", "on all paths": "total"}
     return with_intervals(

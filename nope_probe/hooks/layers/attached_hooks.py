@@ -1,7 +1,7 @@
-"""Hooks on a model beside those of others: attached, kept in place, taken off for a while.
+"""Hooks on a model beside other hooks: attached, kept in place, taken off for a while.
 
-A hook that writes comes before all others, so that they see and may change what it wrote; a hook
-that reads comes after them, so that it reads what they made of the tensor. The order is restored
+A hook that writes runs before all others, so that they see its output and may change it; a hook
+that reads runs after them, so that it reads their final tensor. The order is restored
 whenever the block (or other module) that the hooks belong to is entered.
 """
 
@@ -18,7 +18,7 @@ from nope_probe.hooks.layers.protocols import Attachment, Hook, HookedModel, Hoo
 
 
 class PlacedHook(NamedTuple):
-    """A hook, and whether it comes before or after all others at its hook point."""
+    """A hook, and whether it runs before or after all others at its hook point."""
 
     point: HookPoint
     hook: Hook
@@ -26,17 +26,17 @@ class PlacedHook(NamedTuple):
 
 
 def first(point: HookPoint, hook: Hook) -> PlacedHook:
-    """Return a hook that comes before all others: one that writes."""
+    """Return a hook that writes, so it runs before all others."""
     return PlacedHook(point, hook, "first")
 
 
 def last(point: HookPoint, hook: Hook) -> PlacedHook:
-    """Return a hook that comes after all others: one that reads."""
+    """Return a hook that reads, so it runs after all others."""
     return PlacedHook(point, hook, "last")
 
 
 class HookGroup(NamedTuple):
-    """The hooks of one module, in the order in which those of the same place are to run."""
+    """The hooks of one module, in their order of running among hooks of the same place."""
 
     module: nn.Module
     hooks: Sequence[PlacedHook]
@@ -47,7 +47,7 @@ def hooks_in_place(groups: Iterable[HookGroup]) -> Iterator[None]:
     """Attach groups of hooks, keep their places, and always remove exactly these.
 
     Raises:
-        RuntimeError: in a forward pass, if one of them was removed meanwhile.
+        RuntimeError: in a forward pass, if somebody removed one of these hooks meanwhile.
     """
     with ExitStack() as stack:
         for module, hooks in groups:
@@ -61,7 +61,7 @@ def hooks_in_place(groups: Iterable[HookGroup]) -> Iterator[None]:
 
 
 def restores_places(hook: object) -> bool:
-    """Return whether a hook on a module is one of those that `hooks_in_place` adds."""
+    """Return whether `hooks_in_place` added a hook to its module."""
     return isinstance(hook, _PlacesRestored)
 
 
@@ -93,7 +93,7 @@ def _move(point: HookPoint, handle: LensHandle, *, to_end: bool) -> None:
 
 
 def keep_and_write() -> tuple[Hook, Hook]:
-    """Return a hook that keeps a tensor, and one that writes it at a later hook point."""
+    """Return a hook that keeps a tensor, and a hook that writes it at a later hook point."""
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor, hook: HookPoint) -> None:
@@ -128,7 +128,7 @@ def _attached(point: HookPoint, hook: Hook) -> Iterator[LensHandle]:
 
 @contextmanager
 def hooks_detached(model: HookedModel) -> Iterator[None]:
-    """Run a model without any hook that is attached to it now, those of an ablation included."""
+    """Run a model without any hook that is attached to it now, even without an ablation's hooks."""
     before: list[tuple[Any, str, OrderedDict[int, Any]]] = []
     for module in cast(nn.Module, model).modules():
         if isinstance(module, HookPoint):

@@ -1,4 +1,4 @@
-"""Attention as tensors: what it is computed from, scores, grouped heads, masked cells."""
+"""Attention as tensors: queries, keys and values, scores, grouped heads, masked cells."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Values = Float[Tensor, "batch key_pos value_head d_value"]
 Scores = Float[Tensor, "batch head query_pos key_pos"]
 Visible = Bool[Tensor, "one_or_batch one_or_head query_pos key_pos"]
 Positions: TypeAlias = Int[Tensor, " row"]
-# Sequences up to this length are computed in one block of queries, longer ones in blocks of so many
-# cells that a block's masks and scores stay small beside a model.
+# Sequences up to this length are computed in one block of queries. Longer sequences are computed in
+# blocks of this many cells, so that a block's masks and scores stay small beside a model.
 WHOLE, BLOCK_CELLS = 2048, 2**24
 
 
@@ -49,9 +49,9 @@ class Mask:
     Attributes:
         n_queries, n_keys: its sizes; the last query stands at the last key.
         device: where its cells are computed.
-        sees: returns the cells of the given queries, which are numbers of rows in a column, and
-            keys, which are numbers in a row or in a column of the same length.
-        known: the shape, if it is known without a look at the cells.
+        sees: returns the cells of given queries (row numbers, as a column) and given keys (key
+            numbers, as a row, or as a column of the same length).
+        known: the mask's shape, if known without a look at the cells.
     """
 
     n_queries: int
@@ -85,7 +85,7 @@ class Mask:
 
     @classmethod
     def of(cls, visible: Visible) -> Mask:
-        """Return the mask of cells that a model has computed."""
+        """Return the mask of the visible cells that a model has computed."""
         return cls(
             n_queries=visible.shape[-2],
             n_keys=visible.shape[-1],
@@ -94,7 +94,7 @@ class Mask:
         )
 
     def rows(self, rows: slice | Positions = slice(None)) -> Visible:
-        """Return which keys some queries attend to."""
+        """Return the visible cells of some queries."""
         queries = torch.arange(self.n_queries, device=self.device)[rows]
         return self.sees(queries[:, None], torch.arange(self.n_keys, device=self.device)[None])
 
@@ -158,7 +158,7 @@ class Mask:
         )
 
     def _with_keys(self, keys: Bool[Tensor, "one_or_batch one_or_head key_pos"]) -> Mask:
-        """Return the mask with some keys alone."""
+        """Return the mask with all but some keys hidden."""
         if bool(keys.all()):
             return self
         return replace(
@@ -167,7 +167,7 @@ class Mask:
 
 
 def _transposed(sees: Callable[..., Visible], query: Tensor, key: Tensor) -> Visible:
-    """Return which queries see which keys with the roles of the two exchanged."""
+    """Return the cells of a mask whose queries and keys are exchanged."""
     if query.shape == key.shape:
         return sees(key, query)  # pairs of positions
     return sees(key.mT, query.mT).mT
@@ -175,7 +175,7 @@ def _transposed(sees: Callable[..., Visible], query: Tensor, key: Tensor) -> Vis
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Attention:
-    """What one block's attention is computed from in a forward pass.
+    """The inputs of one block's attention in a forward pass.
 
     Attributes:
         q, k: queries and keys as they are multiplied: after every norm and rotation.
@@ -183,11 +183,11 @@ class Attention:
         mask: which keys each query attends to.
         scale: the factor between q.k and a score (1/sqrt(d_head) as a rule).
         soft_cap: c of c * tanh(score / c), or None (Gemma-2 has one).
-        bias: what is added to the scores (ALiBi), or None.
+        bias: the number added to every score (ALiBi), or None.
         sinks: the logit of each head's sink, which takes its share of every row outside the scores
             (gpt-oss), or None.
-        angles: by which RoPE turned q and k, or None.
-        hooked: the scores as hooks on `hook_attn_scores` left them; None without such hooks.
+        angles: the angles by which RoPE turned q and k, or None.
+        hooked: the scores after the hooks on `hook_attn_scores`; None without such hooks.
     """
 
     q: Heads
@@ -226,7 +226,7 @@ class Attention:
         return self.mask.rows()
 
     def visible_rows(self, rows: slice | Positions) -> Visible:
-        """Return which keys some queries attend to; no cells of other queries are made."""
+        """Return the visible cells of some queries; no cells of other queries are made."""
         return self.mask.rows(rows)
 
     @property
@@ -250,7 +250,7 @@ class Attention:
         return scores if self.bias is None else scores + self.bias[..., rows, :].to(scores)
 
     def pattern(self, scores: Scores) -> Scores:
-        """Return the attention weights of masked scores, less what a sink takes."""
+        """Return the attention weights of masked scores, less a sink's share."""
         dtype = torch.promote_types(scores.dtype, torch.float32)
         if self.sinks is None:
             pattern = scores.softmax(-1, dtype=dtype)
@@ -285,7 +285,7 @@ class Attention:
 
 
 def _span(visible: Visible) -> slice:
-    """Return the keys from the first to the last that some query sees."""
+    """Return the range of keys, from the first to the last that any query sees."""
     seen = visible.flatten(0, -2).any(0).nonzero().flatten()
     return slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(None)
 
@@ -304,7 +304,7 @@ def unmasked(
 def relative_error(values: Float[Tensor, "*shape"], expected: Float[Tensor, "*shape"]) -> float:
     """Return the largest difference relative to the largest expected value.
 
-    NaN if any value is NaN or there is none.
+    The error is NaN if any value is NaN or there are no values.
     """
     if expected.numel() == 0:
         return float("nan")
@@ -312,7 +312,7 @@ def relative_error(values: Float[Tensor, "*shape"], expected: Float[Tensor, "*sh
 
 
 def score_tolerance(dtype: torch.dtype) -> float:
-    """Return up to which relative error scores of a precision count as equal."""
+    """Return the relative error up to which scores of a precision count as equal."""
     return 1e-4 if dtype in (torch.float32, torch.float64) else 0.05
 
 

@@ -26,10 +26,10 @@ Vectors = Float[Tensor, "batch pos d_model"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Traits:
-    """What one block's attention has.
+    """The positional parts of one block's attention.
 
     Attributes:
-        rotary: how it rotates queries and keys; None if it does not.
+        rotary: the rotation of queries and keys; None without RoPE.
         window: whether a sliding window or a chunk hides earlier keys.
         sinks: whether a learned sink takes a share of each row's attention outside the scores.
         alibi: whether a bias is added to the scores.
@@ -60,7 +60,7 @@ class Layer(ABC):
         attn_out_point: the hook point at which the output of W_O is replaced.
         attention_only: whether the block has no MLP.
         parallel: whether attention and MLP both read the block's input.
-        tap: what computes the block's attention.
+        tap: computes the block's attention.
     """
 
     kind: ClassVar[Kind]
@@ -83,7 +83,7 @@ class Layer(ABC):
 
     @property
     def tap(self) -> Tap:
-        """What computes the block's attention."""
+        """The function that computes the block's attention."""
         own = vars(self.attending)  # past a bridge's own __setattr__
         if "tap" not in own:
             points = self.point("attn.hook_attn_scores"), self.point("attn.hook_pattern")
@@ -107,7 +107,7 @@ class Layer(ABC):
         """Return the hook point of a TransformerLens name.
 
         Raises:
-            KeyError: if there is none; the message lists those that there are.
+            KeyError: if the block has no such point; the message lists the block's hook points.
         """
         point = find_point(self.block, name)
         if point is None:
@@ -143,7 +143,7 @@ class Layer(ABC):
         return self.has("attn.hook_z" if name == "w_o" else self.output_point(name))
 
     def why_not_replaced(self, name: Projection) -> str | None:
-        """Return why a projection cannot be replaced by another; None if it can."""
+        """Return the reason why a projection cannot be replaced; None if it can."""
         return None
 
     @abstractmethod
@@ -152,7 +152,7 @@ class Layer(ABC):
 
     @abstractmethod
     def norm_output(self, norm: NormName, tensor: Vectors) -> Vectors:
-        """Return a norm's output, learned weight included, from what its hook point carries."""
+        """Return a norm's output, learned weight included, from the tensor at its hook point."""
 
     @abstractmethod
     def hooks_without_norm_weight(self, norm: NormName) -> Iterator[PlacedHook]:

@@ -1,4 +1,4 @@
-"""A block of a TransformerBridge: its attention, what its norms carry, the layout of weights."""
+"""A block of a TransformerBridge: its attention, its norms' outputs, the layout of weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nope_probe.hooks.layers.tap import NAME, attend_inline, register
 
 # The classes of attention whose forward pass fixes the number of key and value heads.
 FIXED_KEY_HEADS = ("FalconAttention", "GPTBigCodeAttention", "StableLmAttention")
-_ROWS: dict[Hashable, list[Tensor]] = {}  # of joint projections, by the kind and size of attention
+_ROWS: dict[Hashable, list[Tensor]] = {}  # rows of joint projections, by attention's kind and size
 
 
 class BridgeLayer(Layer):
@@ -50,7 +50,7 @@ class BridgeLayer(Layer):
 
     @property
     def uses_interface(self) -> bool:
-        """Whether transformers looks up by name what computes this block's attention."""
+        """Whether transformers looks up this block's attention function by name."""
         return hasattr(sys.modules[type(self.hf_attn).__module__], "ALL_ATTENTION_FUNCTIONS")
 
     @property
@@ -86,7 +86,7 @@ class BridgeLayer(Layer):
     def _attend(self, *args: Any, **kwargs: Any) -> Any:
         """Run transformers' own attention, in which q, k, v and o have their hook points."""
         tap, attn = self.tap, self.attn
-        # Where attention itself makes angles from positions, positions stand for them.
+        # Where attention itself makes angles from positions, pass on the positions.
         name = "position_embeddings" if "position_embeddings" in kwargs else "position_ids"
         tap.angles = kwargs.get(name)
         if tap.rope is not None and tap.angles is not None:
@@ -101,12 +101,12 @@ class BridgeLayer(Layer):
             output = attend_inline(tap, self.n_heads, self.hf_attn, args, kwargs)
         if isinstance(output, Tensor):
             return attn.hook_out(output)
-        first, *rest = output  # attention weights, if any, are none of transformers' own
+        first, *rest = output  # the tap returns no attention weights
         return type(output)([attn.hook_out(first), *[None for _ in rest[:1]], *rest[1:]])
 
-    @torch.inference_mode(False)  # rows are kept, and tensors of inference mode bar gradients later
+    @torch.inference_mode(False)  # kept rows must not bar gradients later
     def _rows_of_joint(self, joint: Any) -> list[Tensor]:
-        """Return which outputs of a joint projection are those of W_Q, W_K and W_V.
+        """Return the numbers of a joint projection's outputs that belong to W_Q, W_K and W_V.
 
         TransformerLens splits a copy whose weights are the numbers of their rows.
         """
@@ -126,7 +126,7 @@ class BridgeLayer(Layer):
         return _ROWS[size]
 
     def _project(self, rows: list[Tensor], x: Tensor, *_: Any) -> Float[Tensor, "batch pos out"]:
-        """Return what a joint projection does, from W_Q, W_K and W_V with their hook points."""
+        """Return a joint projection's output, from W_Q, W_K and W_V with their hook points."""
         q, k, v = self.attn.q(x), self.attn.k(x), self.attn.v(x)
         if k.ndim == v.ndim == 3:
             self.hf_attn.num_key_value_heads = self.n_kv_heads
@@ -134,7 +134,7 @@ class BridgeLayer(Layer):
             for part, where in zip((q, k, v), rows, strict=True):
                 joint[..., where] = part
             return joint
-        # A key or value head per query head: transformers' forward takes as many as it is told.
+        # With a key or value head per query head, transformers' forward has to learn their number.
         k, v = (
             part if part.ndim == 4 else part.unflatten(-1, (-1, self.d_head)) for part in (k, v)
         )

@@ -1,4 +1,4 @@
-"""A block of a HookedTransformer: its attention, what its norms carry, the layout of weights."""
+"""A block of a HookedTransformer: its attention, its norms' outputs, the layout of weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.protocols import HookPoint
 from nope_probe.hooks.layers.rotation import Rotary
 
-# Options of TransformerLens under which attention has another formula than `_attend` has.
+# Options of TransformerLens that change the formula of attention beyond that of `_attend`.
 OTHER_FORMULAS = ("use_logn_attn", "clip_qkv", "use_normalization_before_and_after")
 
 
@@ -113,7 +113,7 @@ class HookedLayer(Layer):
     def _angles(
         self, q: Tensor, n_before: int, attention_mask: Tensor | None
     ) -> tuple[Float[Tensor, "one_or_batch pos pair"], Float[Tensor, "one_or_batch pos pair"]]:
-        """Return cos and sin of every pair, as what becomes of its first coordinate."""
+        """Return cos and sin of every pair, as the image of its first coordinate."""
         first, second = self._pairs().T
         units = torch.zeros_like(q[:, :, :1] if attention_mask is not None else q[:1, :, :1])
         units[..., first] = 1
@@ -127,7 +127,7 @@ class HookedLayer(Layer):
         return coordinates.view(2, -1).T
 
     def traits(self) -> Traits:
-        """Return what the block's attention has, as its configuration says."""
+        """Return the positional parts of the block's attention, from its configuration."""
         return Traits(
             rotary=self._rotary(),
             window=self.attn.attn_type == "local",

@@ -1,8 +1,8 @@
-"""What is linear in a block once the scales of its norms are kept as they were for each token.
+"""The linear maps of a block when the scales of its norms are kept fixed for every token.
 
 A norm of a token x is s C(x) w + b: C takes the mean away (LayerNorm) or does nothing (RMS norm),
 w and b are learned, and s is the token's scale. With s kept, queries and keys are linear in the
-residual stream, and so exactly the sum of what each component wrote into it. Maps are found by
+residual stream, and so exactly the sum of the components' contributions. Maps are found by
 running a block's own modules on chosen vectors: no family of models is known here by name.
 """
 
@@ -26,13 +26,13 @@ from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.layers.tap import taps_read
 
-_LARGE = 1e3  # of the vectors that show what a norm does: its epsilon is nothing beside them
-_N_POS = 16  # of the sequences in which vectors go through a block's projections
+_LARGE = 1e3  # size of the vectors that show a norm's map: its epsilon is nothing beside them
+_N_POS = 16  # length of the sequences in which vectors go through a block's projections
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NormMap:
-    """What a norm is but for the scale of each token: s C(x) w + b.
+    """A norm, s C(x) w + b, without the scale s of each token.
 
     Attributes:
         weight, bias: w and b; None where there is no norm, which leaves tokens as they are.
@@ -65,11 +65,11 @@ class NormMap:
 
 
 def norm_map(norm: Callable[[Tensor], Tensor], like: Float[Tensor, "*shape width"]) -> NormMap:
-    """Return what a norm does to vectors, from its outputs for three of them.
+    """Return the map of a norm, from its outputs for three vectors.
 
     Args:
         norm: takes vectors to normed vectors.
-        like: vectors that it takes, for their shape.
+        like: vectors of the norm's input shape.
     """
     bias = norm(torch.zeros_like(like))
     ones = torch.full_like(like, _LARGE)
@@ -82,12 +82,12 @@ def norm_map(norm: Callable[[Tensor], Tensor], like: Float[Tensor, "*shape width
 
 
 def norm_between(block: nn.Module, x: Vectors, y: Vectors) -> NormMap | None:
-    """Return the norm that takes x to y: none at all, or one of a block's; None if no one does.
+    """Return the map that takes x to y: the identity, or a norm of the block; None if neither does.
 
     Args:
         block: the block.
         x: tokens before the norm.
-        y: the same tokens behind it.
+        y: the same tokens after the norm.
     """
     tolerance = score_tolerance(x.dtype)
     if relative_error(y, x) <= tolerance:
@@ -105,7 +105,7 @@ def norm_between(block: nn.Module, x: Vectors, y: Vectors) -> NormMap | None:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a norm, as far as its class says."""
+    """Return whether a module is a norm, by the name of its class."""
     wrapped = getattr(module, "original_component", None)
     return any("norm" in type(candidate).__name__.lower() for candidate in (module, wrapped))
 
@@ -116,7 +116,7 @@ def _row(tensor: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProjectionMap:
-    """How a block makes queries and keys, before RoPE, from its normed input y.
+    """The map from a block's normed input y to its queries and keys before RoPE.
 
     With the scale t of an inner norm (q/k-norm, the norms of MLA) they are t (y W + b) + c; t is 1
     where there is no such norm. Query heads come first, then key heads.
@@ -137,7 +137,7 @@ class ProjectionMap:
     def with_grouped_queries(self, n_kv_heads: int) -> ProjectionMap:
         """Return the map to the sums of the queries that share a key head, and to keys.
 
-        Where heads have scales of their own there is none: it stays as it is.
+        Where heads have scales of their own there is no such map: the map itself comes back.
         """
         if self.parts:
             return self
@@ -156,7 +156,7 @@ class ProjectionMap:
         """Return t of each token, head and part of it, from y and its queries and keys.
 
         Raises:
-            NotImplementedError: if queries and keys are not such a map of y.
+            NotImplementedError: if the map does not give queries and keys.
         """
         plain = torch.einsum("bpm,mhd->bphd", y, self.weight.to(y)) + self.bias.to(y)
         own = heads - self.constant.to(heads)
@@ -168,8 +168,8 @@ class ProjectionMap:
         error = relative_error(plain * self.spread(gains), own)
         if not error <= 10 * score_tolerance(y.dtype):
             raise NotImplementedError(
-                "queries and keys are no linear map of the normed residual stream, whatever the "
-                f"scales of norms (relative error {error:.1e})"
+                "queries and keys are no linear map of the normed residual stream, even with the "
+                f"scales of norms kept (relative error {error:.1e})"
             )
         return gains
 
@@ -186,7 +186,7 @@ class ProjectionMap:
 
 
 def projection_map(model: HookedModel, layer: Layer) -> ProjectionMap:
-    """Return how a block makes queries and keys, from a pass in which its input is a basis."""
+    """Return the map to a block's queries and keys, from a pass whose inputs are a basis."""
     basis = torch.cat((torch.zeros(1, layer.d_model), torch.eye(layer.d_model)))
     n_pos = min(_N_POS, getattr(layer.cfg, "n_ctx", None) or _N_POS)
     n_seqs = -(-len(basis) // n_pos)
@@ -204,7 +204,7 @@ def projection_map(model: HookedModel, layer: Layer) -> ProjectionMap:
     if norms and rotary is not None and rotary.pairs is not None:
         turned = torch.zeros(at_one.shape[-1], dtype=torch.bool)
         turned[rotary.pairs.flatten()] = True
-        if not turned.all():  # of MLA, the rotated part of a key has no norm
+        if not turned.all():  # in MLA, the rotated part of a key has no norm
             parts = (turned.nonzero().flatten(), (~turned).nonzero().flatten())
     return ProjectionMap(
         weight=at_one[1:] - at_one[0],
@@ -262,7 +262,7 @@ def _norms_as(layer: Layer, scale: float) -> Iterator[list[nn.Module]]:
 
 
 def _outermost_norms(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the norms in a module, but none inside of another."""
+    """Yield the norms in a module, but no norm inside another norm."""
     for child in module.children():
         if is_norm(child):
             yield child

@@ -1,8 +1,8 @@
-"""A model as a whole: its blocks, what enters them, and a forward pass for its hooks.
+"""A model as a whole: its blocks, their inputs, and a forward pass for its hooks.
 
-What differs between a HookedTransformer and a TransformerBridge as a whole is here; what differs
-between their blocks is in `hooked_layer.py` and `bridge_layer.py` (and, of what a block wraps, in
-`linear_maps.py`); no other file asks which kind a model is.
+This file holds the differences between HookedTransformer and TransformerBridge as models.
+`hooked_layer.py` and `bridge_layer.py` hold the differences between their blocks, `linear_maps.py`
+those of the modules in a block. No other file asks for a model's kind.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
 
 @runtime_checkable
 class HasInputs(Protocol):
-    """Sequences with what is known of them, as `nope_probe.sequences` returns them."""
+    """Sequences and their documents, as `nope_probe.sequences` returns them."""
 
     inputs: Inputs
     documents: Int[Tensor, " seq"] | None
 
 
 OneSequence: TypeAlias = Int[Tensor, " pos"] | Float[Tensor, "pos d_model"]
-# A text, texts of as many tokens each, or lists of token ids beside tensors.
+# A text, texts of equally many tokens, lists of token ids, or tensors.
 Given: TypeAlias = Inputs | OneSequence | HasInputs | str | Sequence[Any]
 
 
@@ -55,7 +55,7 @@ def layers_of(model: HookedModel) -> list[Layer]:
     """Return a model's blocks that attend: all of them, except in hybrid models.
 
     Raises:
-        TypeError: for anything else than a HookedTransformer or TransformerBridge.
+        TypeError: for anything but a HookedTransformer or TransformerBridge.
     """
     blocks = getattr(model, "blocks", None)
     if blocks is None or not hasattr(model, "cfg"):
@@ -73,16 +73,16 @@ def layers_of(model: HookedModel) -> list[Layer]:
 
 
 def blocks_of(model: HookedModel) -> list[nn.Module]:
-    """Return all of a model's blocks, those included that do not attend."""
+    """Return all of a model's blocks, including blocks that do not attend."""
     hooked: Any = model
     return list(hooked.blocks)
 
 
 def numbered_layers(model: HookedModel, numbers: Iterable[int] | None = None) -> list[Layer]:
-    """Return the layers of some numbers, or all that attend.
+    """Return the layers with the given numbers; by default all layers that attend.
 
     Raises:
-        IndexError: for a block that there is not, or that does not attend.
+        IndexError: for a block that does not exist, or does not attend.
     """
     layers = {layer.index: layer for layer in layers_of(model)}
     chosen = list(layers if numbers is None else numbers)
@@ -96,7 +96,7 @@ def numbered_layers(model: HookedModel, numbers: Iterable[int] | None = None) ->
 
 @contextmanager
 def tapped(model: HookedModel) -> Iterator[list[Layer]]:
-    """Let blocks attend through their taps, if they do not do so already, and yield the blocks."""
+    """Let all blocks attend through their taps, and yield the blocks."""
     layers = layers_of(model)
     with ExitStack() as stack:
         for layer in layers:
@@ -110,7 +110,7 @@ def tapped(model: HookedModel) -> Iterator[list[Layer]]:
 def attention_read(
     model: HookedModel, read: Callable[[Layer, Attention], Reading], *, n_layers: int | None = None
 ) -> Iterator[list[Reading]]:
-    """Show the attention of each pass to a reader, and yield the list of what it returns.
+    """Show the attention of each pass to a reader, and yield the list of the reader's results.
 
     A pass ends after the first `n_layers` that attend.
     """
@@ -143,13 +143,13 @@ def begins_alike(inputs: Inputs) -> bool:
 
 
 def as_inputs(model: HookedModel, given: object) -> Inputs:
-    """Return what a public function was given to run the model on, as a tensor of sequences.
+    """Return the inputs that a caller gave to a public function, as a tensor of sequences.
 
-    A text becomes the tokens of `model.tokenizer`, which begin with BOS where it adds one. One
+    A text becomes the tokens of `model.tokenizer`, with BOS if the tokenizer adds it. A single
     sequence becomes a batch of 1.
 
     Raises:
-        TypeError: for a model that is none of TransformerLens's, or for inputs of another kind.
+        TypeError: for a model that is not TransformerLens's, or for inputs of another kind.
         UserError: for sequences of unequal lengths, no token, tokens that the model does not have,
             more positions than it has, or vectors of another size.
 
@@ -179,7 +179,7 @@ def as_inputs(model: HookedModel, given: object) -> Inputs:
 def documents_of(
     given: object, documents: Int[Tensor, " seq"] | None
 ) -> Int[Tensor, " seq"] | None:
-    """Return the documents that were named, or those that come with the sequences."""
+    """Return the given documents, or by default the documents of the `Sequences`."""
     return given.documents if documents is None and isinstance(given, HasInputs) else documents
 
 
@@ -208,7 +208,7 @@ def _tokens_of(model: HookedModel, text: str) -> Int[Tensor, " pos"]:
 
 
 def validate_inputs(model: HookedModel, inputs: Inputs) -> None:
-    """Check that a model has the tokens (-1 would be read as the last) and the positions of inputs.
+    """Check that a model has the inputs' tokens (PyTorch reads -1 as the last) and positions.
 
     Raises:
         UserError: naming the token and the vocabulary, or both lengths or sizes.
@@ -231,7 +231,7 @@ def validate_inputs(model: HookedModel, inputs: Inputs) -> None:
 
 
 def positions_of(model: HookedModel) -> int | None:
-    """Return how many positions a model has; None for a bridge without learned ones.
+    """Return how many positions a model has; None for a bridge without learned positions.
 
     A HookedTransformer has a table of its context's length for every kind of position.
     """
@@ -248,10 +248,10 @@ def logits_of(
 
 
 def position_point(model: HookedModel) -> HookPoint | None:
-    """Return the hook point of learned position embeddings, None if a model has none.
+    """Return the hook point of learned position embeddings; None if a model lacks them.
 
-    A HookedTransformer without position encoding is one whose embeddings are 0: TransformerLens has
-    no position embedding type "none".
+    A HookedTransformer with position embeddings of 0 counts as a model without them, because
+    TransformerLens has no position embedding type "none".
     """
     hooked: Any = model
     if is_bridge(model):
@@ -273,17 +273,17 @@ def hugging_face_config(model: HookedModel | nn.Module) -> dict[str, Any] | None
 
 
 def takes_position_ids(model: HookedModel) -> bool:
-    """Return whether a forward pass can be given the position of each token."""
+    """Return whether a forward pass takes the position of each token."""
     original = getattr(model, "original_model", None)
     return original is not None and "position_ids" in signature(original.forward).parameters
 
 
 def run_forward(model: HookedModel, inputs: Inputs) -> None:
-    """Run a batch of tokens or of vectors through a model's blocks, for its hooks alone.
+    """Run a batch of tokens or vectors through a model's blocks, for its hooks alone.
 
-    Vectors are what enters the first block, on every kind of model. A bridge takes them for input
-    embeddings, to which GPT-2 adds positions: there a hook writes them. (`start_at_layer` would do,
-    but TransformerLens 3.9 has it for HookedTransformers only.)
+    Vectors enter the first block as they are, on every kind of model. A bridge takes vectors as
+    input embeddings, to which GPT-2 adds positions, so a hook writes them after that sum.
+    (`start_at_layer` would do, but TransformerLens 3.9 has it for HookedTransformers only.)
     """
     inputs = inputs.to(next(model.parameters()).device)
     options: dict[str, int] = {} if is_bridge(model) else {"stop_at_layer": model.cfg.n_layers}
@@ -293,13 +293,13 @@ def run_forward(model: HookedModel, inputs: Inputs) -> None:
         entries.append(HookGroup(blocks_of(model)[0], [enter]))
     elif inputs.is_floating_point():
         options["start_at_layer"] = 0
-    # Before all other hooks, those of an ablation included, so that they read what enters.
+    # The first of all hooks, so that even an ablation's hooks read the vectors.
     with suppress(StopForward), hooks_in_place(entries):
         model(inputs, **options)
 
 
 def run_blocks(model: HookedModel, inputs: Inputs) -> Float[Tensor, "batch pos d_model"]:
-    """Run a batch of tokens or of vectors, and return the output of the last block.
+    """Run a batch of tokens or vectors, and return the output of the last block.
 
     Example:
         >>> from nope_probe import load
@@ -329,12 +329,12 @@ TRAITS: WeakKeyDictionary[HookedModel, dict[int, Traits]] = WeakKeyDictionary()
 
 
 def traits_of(model: HookedModel) -> dict[int, Traits]:
-    """Return what the attention of each block has, by the block's number.
+    """Return the traits of every block's attention, by the block's number.
 
-    One short pass shows it, run once for each model, whatever the configuration of a bridge says: a
-    second copy of a sequence goes through every block with the angles of position 0, and enters the
-    next block as the first copy does; masks are made as if the two positions were beyond any
-    window.
+    The traits come from one short pass, run once for each model, because a bridge's configuration
+    may be wrong. The pass holds a sequence twice. The second copy gets the angles of position 0 in
+    every block, and enters every block with the first copy's residual stream. Masks are made as if
+    the two positions lay further apart than any window.
     """
     if model not in TRAITS:
         TRAITS[model] = _traits(model)
@@ -383,7 +383,7 @@ class _SecondStraight:
     """Gives the second sequence of a batch the angles of position 0."""
 
     def turned_back(self, x: Heads, angles: Angles) -> Heads:
-        raise NotImplementedError  # a HookedTransformer's configuration is what it does
+        raise NotImplementedError  # a HookedTransformer's configuration suffices
 
     def straightened(self, angles: Angles) -> Angles:
         if not isinstance(angles, Tensor):

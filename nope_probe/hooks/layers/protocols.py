@@ -1,7 +1,7 @@
-"""The types of what this package uses of TransformerLens: models, hook points and hooks.
+"""The types of TransformerLens that this package uses: models, hook points and hooks.
 
-HookedTransformer and TransformerBridge are a `HookedModel` as they are. Nothing here imports
-TransformerLens, which takes seconds.
+HookedTransformer and TransformerBridge are a `HookedModel` as they are. This file does not import
+TransformerLens, because that import takes seconds.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch.utils.hooks import RemovableHandle
 
 @runtime_checkable
 class Hook(Protocol):
-    """A function of a hook point's tensor; what it returns, unless None, replaces the tensor."""
+    """A function of a hook point's tensor; a returned tensor replaces the hook point's."""
 
     def __call__(self, tensor: Tensor, /, *, hook: HookPoint) -> Tensor | None: ...
 
 
 @runtime_checkable
 class LensHandle(Protocol):
-    """What a hook point keeps of each of its hooks."""
+    """A hook point's handle of a hook."""
 
     @property
     def hook(self) -> RemovableHandle: ...
@@ -36,10 +36,10 @@ class HookPoint(Protocol):
     def fwd_hooks(self) -> list[LensHandle]: ...
 
     def __call__(self, tensor: Tensor, /) -> Tensor:
-        """Return what hooks make of a tensor."""
+        """Return a tensor as hooks change it."""
 
     def add_hook(self, hook: Hook, *, prepend: bool = False) -> object:
-        """Add a hook after the ones that are there, or before them."""
+        """Add a hook after the present hooks, or before them."""
 
 
 Attachment: TypeAlias = tuple[HookPoint, Hook]
@@ -65,7 +65,7 @@ class ModelConfig(Protocol):
 class HookedModel(Protocol):
     """A HookedTransformer or TransformerBridge.
 
-    What differs between the two is in `hooks.layers` alone.
+    Only `hooks.layers` knows the differences between the two.
     """
 
     @property

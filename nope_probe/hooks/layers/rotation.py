@@ -1,4 +1,4 @@
-"""RoPE: how one block turns queries and keys, and some pairs turned as at position 0."""
+"""RoPE: a block's rotation of queries and keys, and the removal of some pairs' rotation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nope_probe.components import BAND
 
-# What a model passes to attention for the angles of all positions: cos and sin, complex numbers, or
+# The angles of all positions, as a model passes them to attention: cos and sin, complex numbers, or
 # the positions themselves.
 Angles: TypeAlias = tuple[Tensor, Tensor] | Tensor
 Heads = Float[Tensor, "batch pos head d_head"]
@@ -22,12 +22,12 @@ FITS = 1e-3  # relative error up to which a rotation is recognised
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rotary:
-    """How one block rotates queries and keys.
+    """The rotation of queries and keys in one block.
 
     Attributes:
         frequencies: the angle per position of each pair, radians.
-        factor: what rotated queries and keys are multiplied with at every position, 1 as a rule;
-            the attention factor of YaRN and LongRoPE.
+        factor: multiplies rotated queries and keys at every position: the attention factor of YaRN
+            and LongRoPE, 1 as a rule.
         pairs: the two coordinates of a head that each pair turns; None if they are not known.
         columns: the pair of each column of the model's angles.
     """
@@ -49,7 +49,7 @@ class Rotary:
     def matrices(self, angles: Angles | None, d_head: int) -> Float[Tensor, "pos d_head d_head"]:
         """Return the matrix that turns a query of the first sequence at each position."""
         if angles is None or self.pairs is None:
-            raise NotImplementedError("which coordinates RoPE turns together was not recognised")
+            raise NotImplementedError("RoPE's pairs of coordinates were not recognised")
         cos, sin = (turn[0] for turn in self.turns(angles))
         (first, second), n_pos = self.pairs.T, len(cos)
         matrix = torch.eye(d_head, dtype=cos.dtype, device=cos.device).repeat(n_pos, 1, 1)
@@ -68,12 +68,12 @@ def fit_rotary(
     turned: Float[Tensor, "head d_head"],
     straight: Float[Tensor, "head d_head"],
 ) -> Rotary | None:
-    """Return how a block rotates, from its queries at position 1; None if it does not.
+    """Return a block's rotation, from its queries at position 1; None if it does not rotate.
 
     Args:
-        angles: what the block takes for the angles of positions 0 and 1, if anything.
-        turned: the queries that it multiplies.
-        straight: the same with the angles of position 0.
+        angles: the block's angles of positions 0 and 1, if it takes any.
+        turned: the block's queries.
+        straight: the queries with the angles of position 0.
     """
     if torch.equal(turned, straight):
         return None
@@ -121,7 +121,7 @@ class RemovedPairs:
 
     Attributes:
         bands: names of bands, or `rope`.
-        rotary: how the block rotates its pairs.
+        rotary: the block's rotation.
 
     Raises:
         ValueError: for a band of pairs that do not exist.
@@ -142,7 +142,7 @@ class RemovedPairs:
         return (int(band[1]), int(band[2])) if band else (0, len(self.rotary.frequencies))
 
     def mask(self, n_pos: int) -> Bool[Tensor, " pair"]:
-        """Return which pairs are removed in sequences of some length."""
+        """Return a mask of the removed pairs, for sequences of n_pos tokens."""
         removed = torch.zeros(len(self.rotary.frequencies), dtype=torch.bool)
         is_high = 2 * pi / self.rotary.frequencies < n_pos
         for name in self.bands:
@@ -152,7 +152,7 @@ class RemovedPairs:
         return removed
 
     def straightened(self, angles: Angles) -> Angles:
-        """Return a model's angles with those of position 0 in the removed pairs."""
+        """Return a model's angles, with the angles of position 0 in the removed pairs."""
         if isinstance(angles, Tensor) and not angles.is_complex():
             return torch.zeros_like(angles)
         assert self.rotary.columns is not None
@@ -164,13 +164,13 @@ class RemovedPairs:
         return cos.masked_fill(removed, self.rotary.factor), sin.masked_fill(removed, 0.0)
 
     def turned_back(self, x: Heads, angles: Angles) -> Heads:
-        """Return rotated queries or keys with the removed pairs as at position 0.
+        """Return rotated queries or keys, with the removed pairs as at position 0.
 
         Raises:
-            NotImplementedError: where the pairs' coordinates are not known.
+            NotImplementedError: if the pairs' coordinates are not known.
         """
         if self.rotary.pairs is None:
-            raise NotImplementedError("which coordinates RoPE turns together was not recognised")
+            raise NotImplementedError("RoPE's pairs of coordinates were not recognised")
         removed = self.mask(x.shape[1])
         first, second = map(_as_slice, self.rotary.pairs[removed].T)
         cos, sin = (

@@ -1,13 +1,13 @@
-"""The tap: what computes a block's attention from q and k as they are multiplied.
+"""The tap: computes a block's attention from q and k as they are multiplied.
 
-transformers looks up the function that attends by name: a bridge whose configuration has our name
-hands q, k, v, mask, scale, soft cap and sinks over to `attention_forward`, of whatever family it
-is. A HookedTransformer's block calls its tap itself.
+transformers looks up its attention function by name. A bridge of any family whose configuration
+holds our name hands q, k, v, mask, scale, soft cap and sinks over to `attention_forward`. A
+HookedTransformer's block calls its tap itself.
 
 BLOOM, CodeGen, Falcon, GPT-J, GPT-Neo, MPT, OpenAI's GPT and XGLM multiply queries with keys, take
 the softmax and multiply with values in line. While their forward pass runs, these three calls of
-PyTorch are answered by `InlineAttention`: the first shows q and k, the second what is added to
-their product (a mask, ALiBi), and the third v.
+PyTorch are answered by `InlineAttention`: the first shows q and k, the second the sum of their
+product and a mask or ALiBi, and the third v.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ NAME = "nope_probe"  # of our functions among transformers' own
 
 
 class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)
-    """Raised by a hook that has read the last tensor that is wanted."""
+    """Raised by a hook that has read the last wanted tensor."""
 
 
 class Straightens(Protocol):
-    """What leaves rotary pairs as at position 0, as `RemovedPairs` does."""
+    """Leaves rotary pairs as at position 0, as `RemovedPairs` does."""
 
     def straightened(self, angles: Angles) -> Angles: ...
 
@@ -50,14 +50,14 @@ class Straightens(Protocol):
 
 
 class Tap:
-    """Computes one block's attention, fires its hook points, and shows it to those who read.
+    """Computes one block's attention, fires its hook points, and shows it to readers.
 
     Attributes:
-        masked: what masked scores are set to: -inf on HookedTransformers, finfo.min on bridges.
-        edit: what an ablation makes of attention before it is computed.
-        rope: the rotary pairs that are as at position 0; None for none.
+        masked: the value of masked scores: -inf on HookedTransformers, finfo.min on bridges.
+        edit: an ablation's change of attention before it is computed.
+        rope: the rotary pairs that stay as at position 0; None for no pairs.
         readers: called with the attention of each pass, after `hook_attn_scores`.
-        stops: whether a pass ends once they have read.
+        stops: whether a pass ends once the readers have read.
         angles: the angles of RoPE in the current pass.
         scale: the factor between q.k and a score, of families that compute attention in line.
     """
@@ -72,7 +72,7 @@ class Tap:
         self.scale: float | None = None
 
     def __call__(self, attention: Attention) -> Float[Tensor, "batch pos head d_value"]:
-        """Return the values weighted by attention: fused, unless somebody needs the scores.
+        """Return the values weighted by attention: fused, unless a hook needs the scores.
 
         Raises:
             StopForward: if the pass ends here.
@@ -129,7 +129,7 @@ def taps_read(
 
 
 def has_hooks(point: HookPoint) -> bool:
-    """Return whether anybody reads or writes at a hook point."""
+    """Return whether a hook point has hooks."""
     module: Any = point
     return bool(module._forward_hooks or module._backward_hooks or module._forward_pre_hooks)
 
@@ -146,10 +146,10 @@ def attention_forward(
     indices: Int[Tensor, "batch query_pos selected"] | None = None,
     **_: object,
 ) -> tuple[Float[Tensor, "batch query_pos head d_value"], None]:
-    """Compute attention in place of transformers' own functions, which have these arguments.
+    """Compute attention in place of transformers' own functions, with their arguments.
 
     Raises:
-        UserError: if queries attend to selected keys, which differ from sequence to sequence.
+        UserError: if queries attend to selected keys only, which differ between sequences.
     """
     if indices is not None and indices.shape[-1] < key.shape[2]:
         raise UserError(
@@ -175,7 +175,7 @@ def attention_forward(
 def _mask(
     module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | Mask | None
 ) -> tuple[Mask, Float[Tensor, "one_or_batch one_or_head query_pos key_pos"] | None]:
-    """Return which keys each query attends to, and what a mask adds to the scores of these."""
+    """Return the mask of visible keys, and the bias that a mask adds to their scores."""
     if isinstance(mask, Mask):
         return mask, None
     n_queries, n_keys = query.shape[2], key.shape[2]
@@ -204,7 +204,7 @@ def attention_mask(
 
     allowed = at_a_distance if _far_apart else mask_function
     if options.get("use_vmap") or hasattr(config, "index_topk"):
-        # The first function is no function of indices; DeepSeek's selection of keys reads cells.
+        # transformers' first function takes no indices; DeepSeek's selection of keys reads cells.
         whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         return sdpa_mask(mask_function=allowed, **options | whole)
     n_queries, n_keys = options["q_length"], options["kv_length"]
@@ -231,7 +231,7 @@ def attention_mask(
 
 @contextmanager
 def positions_far_apart() -> Iterator[None]:
-    """Make masks as if each position were 2**40 from the next: beyond any window or chunk."""
+    """Make masks as if neighbours were 2**40 positions apart: beyond any window or chunk."""
     global _far_apart
     _far_apart = True
     try:
@@ -250,11 +250,11 @@ def register() -> None:
 
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm")
-MASKED = -9e3  # what a mask adds is below; a bias is above
+MASKED = -9e3  # a mask adds less than this, a bias more
 
 
 class _Added(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)
-    """Carries what was added to a product."""
+    """Carries the tensor that was added to a product."""
 
 
 class InlineAttention(TorchFunctionMode):
@@ -263,7 +263,7 @@ class InlineAttention(TorchFunctionMode):
     Args:
         tap: computes attention.
         n_heads: how many query heads there are.
-        product: what stands for each q.k; a pass ends before the softmax unless it is 0.
+        product: stands for every q.k; a pass ends before the softmax unless it is 0.
     """
 
     def __init__(self, tap: Tap, n_heads: int, product: float = 0.0, *, ends: bool = False) -> None:
@@ -310,7 +310,7 @@ class InlineAttention(TorchFunctionMode):
         added = self._by_head(self.added)
         visible = added > MASKED
         bias = added.masked_fill(~visible, 0)
-        of_keys = bias[:, :, -1:]  # ALiBi is a number for each key, which masked cells have too
+        of_keys = bias[:, :, -1:]  # ALiBi adds a number per key, to masked cells too
         if torch.equal(bias, of_keys.masked_fill(~visible, 0)):
             bias = of_keys.expand_as(bias)
         attention = Attention(
@@ -343,7 +343,7 @@ def attend_inline(
             _added(InlineAttention(tap, n_heads, product, ends=True), attend, args, kwargs | caches)
             for product in (0.0, 1.0)
         )
-        cell = without.abs().argmin()  # where nothing is added
+        cell = without.abs().argmin()  # a cell to which nothing is added
         tap.scale = float((with_ones - without).flatten()[cell])
     with InlineAttention(tap, n_heads):
         return attend(*args, **kwargs)
@@ -352,7 +352,7 @@ def attend_inline(
 def _added(
     mode: InlineAttention, attend: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Tensor:
-    """Return what a forward pass takes the softmax of."""
+    """Return the input of a forward pass's softmax."""
     try:
         with mode:
             attend(*args, **kwargs)

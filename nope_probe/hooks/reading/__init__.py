@@ -1,1 +1,1 @@
-"""Reading a model: running sums inside hooks, streams of batches, what they capture."""
+"""Reading a model: running sums inside hooks, streams of batches, captures."""

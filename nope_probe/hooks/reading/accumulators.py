@@ -1,4 +1,4 @@
-"""Running sums over sequences of what one block computes: scores, Gram maps, heads."""
+"""Running sums over sequences of one block's tensors: scores, Gram maps, heads."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from nope_probe.maps.rows import QueryPositions, RowGroup, join_groups, row_grou
 class Accumulator(ABC):
     """Running sums of one block, added to once per forward pass.
 
-    A pass that runs out of memory has been counted by the blocks before the one that did; when its
+    If a pass runs out of memory in a block, the blocks before it have counted the batch. When its
     sequences are run again in smaller batches, `already_counted` tells these blocks to skip them.
 
     Attributes:
-        totals: sums over sequences, one per fold; those of several processes add up.
+        totals: sums over sequences, one per fold; the totals of several processes add up.
         sum_dtype: the least precision of the totals.
-        flags: booleans that the first sequence shows for all, such as which cells are visible.
+        flags: booleans from the first sequence that hold for all, such as the visible cells.
         n_seen: how many sequences of this process are in the totals.
-        reads_attention: whether it reads what attention is computed from.
+        reads_attention: whether it reads the inputs of attention.
     """
 
     layer: Layer
@@ -43,20 +43,20 @@ class Accumulator(ABC):
         self.fold_of: Tensor
 
     def hooks(self) -> Iterable[Attachment]:
-        """Return the hooks that read a forward pass, and last the one that adds it."""
+        """Return the hooks that read a forward pass; the last hook adds it to the totals."""
         return ()
 
     def reset(self) -> None:  # noqa: B027  (most accumulators add what they read at once)
-        """Drop what was read of a forward pass."""
+        """Drop the tensors of a forward pass."""
 
     def read(self, attention: Attention) -> None:
-        """Add what attention is computed from in one forward pass."""
+        """Add the attention of one forward pass."""
         raise NotImplementedError(f"{type(self).__name__} does not read attention")
 
     def read_logits(  # noqa: B027  (most accumulators read hook points alone)
         self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
     ) -> None:
-        """Read the logits of a pass that ran to the end; by default nothing is read of them."""
+        """Read the logits of a pass that ran to the end; by default they are ignored."""
 
     def start_batch(self, fold_of: Int[Tensor, " batch"], upto: int) -> None:
         """Set the folds of the next batch, and how many sequences are counted with it."""
@@ -92,10 +92,10 @@ class Accumulator(ABC):
 
 
 class MapAccumulator(Accumulator):
-    """Sums the rows of a map: of all queries, or of chosen ones.
+    """Sums the rows of a map, for all queries or for chosen queries.
 
     Attributes:
-        flags: `visible`: which cells the model does not mask, of the rows.
+        flags: `visible`: the cells of the rows that the model does not mask.
     """
 
     def __init__(self, layer: Layer, n_folds: int, query_positions: QueryPositions = None) -> None:
@@ -108,7 +108,7 @@ class MapAccumulator(Accumulator):
         return row_groups(self.query_positions, self.flags["visible"].shape[-1])
 
     def see(self, mask: Mask) -> None:
-        """Keep which cells of the rows the first sequence sees, in all heads."""
+        """Keep the cells of the rows that all heads see in the first sequence."""
         if "visible" in self.flags:
             return
         rows = slice(None) if self.query_positions is None else self.query_positions
@@ -121,7 +121,7 @@ class MapAccumulator(Accumulator):
     def joined(
         self, blocks: Iterable[Float[Tensor, "*batch row key_pos"]]
     ) -> Float[Tensor, "*batch row key_pos"]:
-        """Return the map whose rows are given by groups, NaN where the model masks."""
+        """Return the map from its rows by groups, NaN where the model masks."""
         return join_groups(blocks, self.groups, self.flags["visible"].cpu())
 
     def means(
@@ -179,8 +179,8 @@ class ScoreAccumulator(MapAccumulator):
     Where q.k gives the scores, their mean over heads and sequences is one matrix product.
 
     Attributes:
-        flags: `visible`: which cells the model does not mask; `scale`: the factor between the sum
-            of q.k over heads and the mean of their scores.
+        flags: `visible`: the cells that the model does not mask; `scale`: the factor between the
+            sum of q.k over heads and the mean of their scores.
     """
 
     reads_attention = True
@@ -199,7 +199,7 @@ class ScoreAccumulator(MapAccumulator):
         """Add one batch's scores.
 
         Raises:
-            NotImplementedError: if the mean term is asked for and the scores are not q.k.
+            NotImplementedError: for the mean term of scores that are not q.k.
         """
         if self.already_counted:
             return
@@ -237,8 +237,8 @@ class ScoreAccumulator(MapAccumulator):
     def mean_term(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold row key_pos"]:
         """Return M = (N qbar.kbar - S) / (N - 1), without bias in each fold.
 
-        The sums of all scores, keys and queries are needed: ask for `key_means` and `fold_means`,
-        which forget them, afterwards.
+        Call this before `key_means` and `fold_means`: they forget the sums of keys and scores, and
+        the mean term needs both.
         """
         return self.joined(self._mean_terms(counts))
 
@@ -272,7 +272,7 @@ class HeadAccumulator(MapAccumulator):
             return
         self.see(attention.mask)
         if not attention.is_product:
-            # Sequence by sequence: n_folds sums of heads would take as much memory again.
+            # A sequence at a time: n_folds sums of heads would take as much memory again.
             parts = dict[str, list[Part]]()
             for group in self.groups:
                 scores = attention.scores(group.queries)[..., : group.stop]
@@ -287,7 +287,7 @@ class HeadAccumulator(MapAccumulator):
             rows, keys, name = left[:, group.queries], right[:, : group.stop], f"scores{group.name}"
             shape = n_heads, rows.shape[1], group.stop
             self._make_room(name, 0, left.new_empty(1).expand(shape))
-            # Added by the products themselves: no further tensor has these cells for every head.
+            # The products add in place: no further tensor holds these cells for every head.
             for total, product in head_products(self.totals[name], rows, keys, self.fold_of):
                 total.baddbmm_(*product, alpha=attention.scale)
         self.n_seen = self.upto

@@ -87,17 +87,17 @@ def capture_bands(
     Args:
         model: a HookedTransformer or TransformerBridge.
         inputs: token sequences of equal length, or input vectors.
-        groups: for each of the first layers, the coordinates of each group; the groups of a layer
-            share no coordinate, and where they hold all of them, their maps add up to the map.
+        groups: for every layer read, the coordinates of each group. A layer's groups share no
+            coordinate; groups that hold all coordinates have maps that add up to the map.
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
             many as there are sequences (documents) if these are fewer.
-        documents: the document of each sequence: those of one document share a fold.
+        documents: the document of each sequence; a document's sequences share a fold.
         query_rows: how many rows the maps have; see `capture_scores`.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Raises:
-        NotImplementedError: for soft-capped scores, which are no sum.
+        NotImplementedError: for soft-capped scores, which are no sum over coordinates.
     """
     layers = layers_of(model)[: len(groups)]
     capped = [layer.index for layer in layers if layer.soft_cap is not None]

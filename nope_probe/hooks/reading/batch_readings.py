@@ -1,7 +1,7 @@
-"""What blocks and heads do to one short batch: scores, queries, keys, attention to chosen keys.
+"""Readings of blocks and heads on a short batch: scores, queries, keys, attention to chosen keys.
 
-A change in one block would reach the later ones through the residual stream. Writing the intact
-residual stream into every block keeps them apart, so that one pass changes all blocks at once.
+A change in one block would reach later blocks through the residual stream. Writing the intact
+residual stream into every block prevents this, so a single pass changes all blocks separately.
 Attention to a chosen key per query is read without a map of n x n weights per head.
 """
 
@@ -34,17 +34,17 @@ from nope_probe.hooks.removing.block_ablation import mean_over_positions
 
 @dataclass(frozen=True, kw_only=True)
 class LayerReading:
-    """What one block did to a batch.
+    """The tensors of one block in a pass over a batch.
 
     Attributes:
-        residual: what entered the block.
+        residual: the residual stream before the block.
         scores: as softmax takes them, nats.
-        visible: which cells of the first sequence are not masked.
+        visible: the cells of the first sequence that are not masked.
         products: q.k of every query and key, without scale and soft cap.
         q, k: queries, and keys repeated for each query head, as they are multiplied.
-        rotation: the matrix that the block applies to a query at each position; None where which
-            coordinates RoPE turns together was not recognised.
-        bias: what is added to the scores, nats, or None.
+        rotation: the matrix that the block applies to a query at each position; None if
+            RoPE's pairs of coordinates were not recognised.
+        bias: the number added to every score, nats, or None.
         sinks: whether a learned sink takes a share of each row's attention.
     """
 
@@ -71,7 +71,8 @@ def read_layers(
         model: a HookedTransformer or TransformerBridge.
         inputs: tokens, or vectors.
         changes: hooks that change something.
-        residuals: what to write into each block, from an intact reading; nothing by default.
+        residuals: the residual stream to write into each block, from an intact reading; nothing
+            is written by default.
     """
     traits, entering = traits_of(model), list[Tensor]()
 
@@ -133,7 +134,7 @@ def read_rotations(
 ) -> list[Float[Tensor, "two d_head d_head"]]:
     """Return the matrix that each of the first blocks applies to a query at positions 0 and 1.
 
-    All positions are run, since the angles of some models depend on how many there are.
+    All positions are run, because some models' angles depend on the number of positions.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
@@ -151,9 +152,9 @@ def read_rotations(
 
 
 def scaled_point(layer: Layer, name: Literal["q", "k"]) -> HookPoint | None:
-    """Return the hook point of a block's queries or keys before their norms, if it has one.
+    """Return the hook point of a block's queries or keys before their norms; None if it has none.
 
-    In multi-head latent attention it has the keys' part that is not rotated, with the values.
+    In multi-head latent attention, this point carries the unrotated part of keys, and the values.
     """
     latent = {"q": ("q_b_proj", "q_proj"), "k": ("kv_b_proj",)}[name]
     names = [*(f"attn.{part}.hook_out" for part in (*latent, name)), f"attn.hook_{name}"]
@@ -180,7 +181,7 @@ def hooks_scaling(
 
 
 def hooks_without_learned_positions(model: HookedModel) -> Iterator[Attachment]:
-    """Return the hook that replaces learned position embeddings by their mean; none without."""
+    """Return the hook that replaces learned position embeddings by their mean, if there are any."""
     point = position_point(model)
     if point is not None:
         yield point, mean_over_positions
@@ -196,15 +197,15 @@ Weights = Float[Tensor, "batch head query_pos which"]
 
 @dataclass(frozen=True, kw_only=True)
 class HeadReading:
-    """What the heads of one block did to a batch.
+    """The attention of one block's heads in a pass over a batch.
 
     Attributes:
-        weights: each query's attention to the keys that were asked for.
+        weights: each query's attention to the chosen keys.
         q: the last query, as it is multiplied.
         k: keys, repeated for each query head, as they are multiplied.
         rotation: the matrix that the block applies to a query at each position.
         scale: the factor between q.k and a score.
-        soft_cap: of the scores, or None.
+        soft_cap: the soft cap of the scores, or None.
     """
 
     weights: Weights
@@ -218,14 +219,14 @@ class HeadReading:
 def read_heads(
     model: HookedModel, inputs: Inputs, keys: Int[Tensor, "which query_pos"], n_layers: int
 ) -> list[HeadReading]:
-    """Run a batch through the first blocks, and return the reading of each.
+    """Run a batch through the first blocks, and return a reading of every block.
 
     Attention is the softmax of the scores: a learned sink outside them (as in gpt-oss) is left out.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
         inputs: tokens, or vectors.
-        keys: the keys to which each query's attention is wanted.
+        keys: the keys whose attention is read, per query.
         n_layers: how many blocks to read.
     """
     traits = traits_of(model)

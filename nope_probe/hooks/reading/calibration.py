@@ -1,4 +1,4 @@
-"""One pass of the intact model for what removals need: gains, mean outputs, written positions."""
+"""One pass of the intact model, which measures gains, mean outputs and written positions."""
 
 from __future__ import annotations
 
@@ -67,21 +67,21 @@ def calibrate(
 ) -> Calibration:
     """Measure the gains `output` and mean outputs of all projections in one pass.
 
-    Of components that are named as writers, it also measures what they write at each position.
+    For the named writers, the pass also measures their mean output at each position.
 
     Args:
         model: a HookedTransformer or TransformerBridge, intact.
-        inputs: the tokens of the run (or vectors), on which outputs are to have the same RMS, in
-            any form that `capture_scores` takes.
+        inputs: the run's tokens (or vectors), in any form that `capture_scores` takes. On them, a
+            replacement has the RMS of its weight's output.
         batch_size: sequences per forward pass.
-        seed: of the replacement `random`, to measure its gains too.
+        seed: the seed of the replacement `random`, to measure its gains too.
         writers: the components whose position is to be removed, such as `L1H0` or `MLP1`.
-        skip_keys: how many first positions keep what writers write there, and are left out of its
-            mean over positions; by default 1 where all sequences begin with the same token, else 0.
+        skip_keys: how many first positions keep the writers' output, and stay out of its mean
+            over positions; by default 1 if all sequences begin with the same token, else 0.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Raises:
-        RuntimeError: inside `ablated` on this model: gains are those of the intact model.
+        RuntimeError: inside `ablated` on this model, because gains belong to the intact model.
         ValueError: for a writer that the model does not have.
 
     Example:
@@ -139,9 +139,9 @@ def capture_written(
     batch_size: int = 32,
     checkpoint: StreamCheckpoint | None = None,
 ) -> dict[str, WrittenPosition]:
-    """Return what components write at each position, as `calibrate` does, in a model as it is.
+    """Return the components' mean output at each position, as `calibrate` measures it.
 
-    Inside `ablated` it is what they write without what is removed there.
+    Inside `ablated`, it is their output in the ablated model.
     """
     accumulators = _position_accumulators(model, inputs, writers)
     stream(
@@ -161,15 +161,15 @@ def capture_written(
 def blocks_that_write(
     model: HookedModel, writers: Sequence[str], inputs: Inputs | None = None
 ) -> dict[BlockWriting, list[str]]:
-    """Return the blocks that some writers belong to, and the writers of each; see `writer_of`.
+    """Return the blocks of some writers, and the writers in each block; see `writer_of`.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
-        writers: such as `L1H0`, `MLP1` or `embed`.
-        inputs: a sequence on which blocks are run; by default some tokens.
+        writers: names such as `L1H0`, `MLP1` or `embed`.
+        inputs: a sequence on which blocks are run; by default arbitrary tokens.
 
     Raises:
-        ValueError: for a writer that the model does not have; the message says which there are.
+        ValueError: for a writer that the model does not have; the message lists its writers.
     """
     if not writers:
         return {}
@@ -198,10 +198,10 @@ def blocks_that_write(
 
 
 def weights_checksum(model: HookedModel | nn.Module) -> str:
-    """Return a checksum of a model's parameters: equal if all bits are, on whichever device.
+    """Return a checksum of a model's parameters: equal if all bits are equal, on any device.
 
-    The bits of each row are summed as integers, which is exact in any order and reads the weights
-    once, where they are: it is quick enough for every ablation.
+    The bits of each row are summed as integers, which is exact in any order. The sum reads the
+    weights once, on their device, so every ablation can afford it.
 
     Example:
         >>> layer = torch.nn.Linear(3, 2)
@@ -246,10 +246,10 @@ def _positions(
 
 
 class _PositionAccumulator(Accumulator):
-    """Sums what components of one block write into the residual stream at each position.
+    """Sums the outputs of one block's components to the residual stream at each position.
 
     Args:
-        residual: keeps what that block alone writes. Embeddings are written before the first.
+        residual: keeps the outputs of that block alone; embeddings belong to the first block.
         writers: the components.
     """
 
@@ -273,13 +273,13 @@ class _PositionAccumulator(Accumulator):
         self.residual.clear()
 
     def update(self, after: Vectors, hook: HookPoint) -> None:
-        """Add the sums over a batch of what was written."""
+        """Add the sums of the components' outputs over a batch."""
         if not self.already_counted:
             self.add(**{name: [(0, self._sum(name, after))] for name in self.writers})
         self.reset()
 
     def _sum(self, writer: str, after: Vectors) -> Float[Tensor, "pos width"]:
-        """Return the sum over a batch of what a component writes; of a head, of its values."""
+        """Return the sum of a component's output over a batch; for a head, of its z."""
         block, kept = self.block, self.residual.kept
         x, positions = kept[block.index, "x"], kept.get((0, "pos"))
         if writer.startswith("L"):
@@ -297,7 +297,7 @@ class _PositionAccumulator(Accumulator):
         return output.sum(0, dtype=torch.float64)
 
     def written(self, writer: str, n_seqs: int, skip: int) -> WrittenPosition:
-        """Return what a component writes at each position, less its mean over the kept ones."""
+        """Return a component's mean output at each position, less its mean over positions."""
         block, mean = self.block, self.totals[writer][0].cpu() / n_seqs
         if writer.startswith("L"):
             assert block.w_o is not None
@@ -310,11 +310,11 @@ class _PositionAccumulator(Accumulator):
 
 
 class _OutputAccumulator(Accumulator):
-    """Sums the outputs of one block's projections, and the squares of these and of replacements.
+    """Sums one block's projection outputs, their squares, and the squares of replacements.
 
     Args:
         layer: the block.
-        seed: of replacements that are drawn; None leaves them out.
+        seed: the seed of drawn replacements; None leaves these out.
     """
 
     def __init__(self, layer: Layer, seed: int | None) -> None:
@@ -368,7 +368,7 @@ class _OutputAccumulator(Accumulator):
             self._square(f"{kind}(w_o)", units["w_o"].summed(tensor, range(self.layer.n_heads)))
 
     def update(self, tensor: Tensor, hook: HookPoint) -> None:
-        """Add the sums of this pass, the output of W_O being the last."""
+        """Add the sums of this pass, after its last output, that of W_O."""
         self._sum("w_o", tensor)
         self._square("w_o", tensor)
         if not self.already_counted:
@@ -393,8 +393,8 @@ class _OutputAccumulator(Accumulator):
     def gain(self, name: Projection, kind: Replacement) -> float:
         """Return c = RMS of the projection's output / RMS of the replacement's, at a gain of 1.
 
-        It is 0 where the replacement's output is 0 at any gain, as that of W_O is where W_V is 0,
-        and NaN where the block has no such projection.
+        The gain is 0 where the replacement's output is 0 at any gain (W_O's where W_V is 0), and
+        NaN where the block has no such projection.
         """
         if name not in self.projections:
             return nan

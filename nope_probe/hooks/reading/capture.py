@@ -1,7 +1,7 @@
-"""Stream batches through a model and keep running means: maps and losses; nothing is cached.
+"""Stream batches through a model and keep running means of maps and losses, without a cache.
 
 A map is updated inside the hook that reads its tensor, in float64 and one fold at a time. Folds
-are fixed before the first batch, so that no result depends on the batch size or on how many
+are fixed before the first batch, so results do not depend on the batch size or on how many
 processes share the work.
 """
 
@@ -59,18 +59,18 @@ def capture_scores(
 
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
-        inputs: token sequences of equal length, input vectors, `Sequences`, a text, or texts of as
-            many tokens each.
+        inputs: token sequences of equal length, input vectors, `Sequences`, a text, or texts of
+            equally many tokens.
         layers: block numbers from 0; all that attend by default.
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
             many as there are sequences (documents) if these are fewer.
         documents: the document of each sequence (`Sequences.documents`), whose sequences go to one
-            fold; by default those of `Sequences`, else each sequence is independent.
+            fold; by default the documents of `Sequences`, else every sequence is independent.
         mean_term: whether to keep the mean term too (needs 2 sequences in every fold).
         per_head: whether to keep each head's map too (n_heads times the memory).
-        query_rows: of how many queries the maps have rows: evenly spread ones, and a run at the
-            end; by default of all up to 2,048 positions, and of 512 above.
+        query_rows: how many rows (queries) the maps have: evenly spread, and a run at the end; by
+            default all rows up to 2,048 positions, and 512 rows above.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
         residuals: residual streams that captures of the same inputs share; none by default.
 
@@ -79,8 +79,8 @@ def capture_scores(
 
     Raises:
         IndexError: for a layer that the model does not have.
-        ValueError: for no token of the model, an empty fold, more rows than positions, or the mean
-            term of a fold of one sequence.
+        ValueError: for a token that the model lacks, an empty fold, more rows than positions, or
+            the mean term of a fold of one sequence.
         NotImplementedError: for the mean term of scores that are not q.k (soft-capped ones).
 
     Example:
@@ -95,7 +95,7 @@ def capture_scores(
     counts = fold_of.bincount()
     n_folds = len(counts)
     if mean_term and counts.min() < 2:
-        raise ValueError("the mean term needs 2 sequences in every fold: a fold has only one")
+        raise ValueError("the mean term needs 2 sequences in every fold: a fold has only 1")
     queries = chosen_rows(inputs.shape[1], query_rows)
     scores = [ScoreAccumulator(layer, n_folds, mean_term, queries) for layer in blocks]
     heads = [HeadAccumulator(layer, n_folds, queries) for layer in blocks] if per_head else []
@@ -140,21 +140,21 @@ def capture_stages(
 
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
-        inputs: token sequences of equal length, input vectors, `Sequences`, a text, or texts of as
-            many tokens each.
+        inputs: token sequences of equal length, input vectors, `Sequences`, a text, or texts of
+            equally many tokens.
         layer: the block under study, from 0.
-        stages: letters; all that the block has by default.
+        stages: letters; by default all stages of the block.
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
             many as there are sequences (documents) if these are fewer.
         documents: the document of each sequence (`Sequences.documents`), whose sequences go to one
-            fold; by default those of `Sequences`, else each sequence is independent.
+            fold; by default the documents of `Sequences`, else every sequence is independent.
         query_rows: how many rows the maps have; see `capture_scores`.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Raises:
         IndexError: for a block that the model does not have.
-        KeyError: if a stage is asked for that this block does not have.
+        KeyError: for a stage that this block does not have.
 
     Example:
         >>> from nope_probe import capture_stages, load
@@ -212,7 +212,7 @@ def _letters(
 
 
 def _end(letters: Sequence[Letter], blocks: Mapping[int, Layer], layer: int) -> HookPoint:
-    """Return where a pass can stop: at the last scores, or behind the last block with vectors."""
+    """Return where a pass can stop: at the last scores, or after the last block with vectors."""
     last = blocks[layer + max(STAGES[letter].block for letter in letters)]
     only_scores = all(STAGES[letter].scores for letter in letters)
     return last.point("attn.hook_attn_scores" if only_scores else "hook_resid_post")
@@ -221,21 +221,21 @@ def _end(letters: Sequence[Letter], blocks: Mapping[int, Layer], layer: int) -> 
 def _stacked(
     maps: Iterator[Float[Tensor, "fold *map"]], n_layers: int
 ) -> Float[Tensor, "fold layer *map"]:
-    """Stack the maps of layers, holding one of them at a time beside the result."""
+    """Stack the maps of layers, holding one layer's map at a time beside the result."""
     stacked = torch.empty(0)
     for layer in range(n_layers):
         of_layer = next(maps)
         if not layer:
             stacked = of_layer.new_empty(len(of_layer), n_layers, *of_layer.shape[1:])
         stacked[:, layer] = of_layer
-        del of_layer  # before the next is made
+        del of_layer  # before the next map is made
     return stacked
 
 
 class ScoreSums:
     """Sums every layer's scores per fold, one batch at a time.
 
-    Sequence s of the whole stream goes to fold s % n_folds, however it is cut into batches.
+    Sequence s of the whole stream goes to fold s % n_folds, for any batch size.
 
     Example:
         >>> from nope_probe.models.parameter_free import build, parameter_free
@@ -280,17 +280,17 @@ class ScoreSums:
         """Return the fold means so far, in nats; NaN where the model masks."""
         state = self.state()
         means = [accumulator.fold_means(self.counts) for accumulator in self.accumulators]
-        restore(self.accumulators, state)  # more batches may come, and means forget the sums
+        restore(self.accumulators, state)  # for more batches, since means forget the sums
         return torch.stack(means, 1)
 
 
 def token_losses(
     logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch target"]:
-    """Return the loss of every token but the first, in nats: -log p(token | the tokens before it).
+    """Return the loss of every token but the first, in nats: -log p(token | earlier tokens).
 
-    Column i is the loss of token i + 1, as the logits at position i predict it. Logits are taken to
-    float32 one sequence at a time, so that no second tensor of the batch's size is made.
+    Column i is the loss of token i + 1 under the logits at position i. Logits are converted to
+    float32 one sequence at a time, to avoid a second tensor of the batch's size.
     """
     tokens = tokens.to(logits.device)
     rows = [
@@ -311,9 +311,9 @@ def capture_losses(
 
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
-        tokens: sequences of equal length, `Sequences`, a text, or texts of as many tokens each.
+        tokens: sequences of equal length, `Sequences`, a text, or texts of equally many tokens.
         batch_size: sequences per forward pass; the logits of one batch are held.
-        checkpoint: deals out batches to processes and saves what is done; see `stream`.
+        checkpoint: deals out batches to processes and saves finished losses; see `stream`.
 
     Example:
         >>> from nope_probe import capture_losses, load, sequences
@@ -324,7 +324,7 @@ def capture_losses(
     """
     tokens = as_inputs(model, tokens)
     if tokens.is_floating_point():
-        raise UserError("losses are those of tokens: vectors have none")
+        raise UserError("losses need tokens: vectors have none")
     losses = LossAccumulator(len(tokens))
     stream(
         model,
@@ -339,7 +339,7 @@ def capture_losses(
 
 
 class LossAccumulator(Accumulator):
-    """Keeps the loss of every token: each sequence is a fold of its own."""
+    """Keeps the loss of every token; every sequence is a fold of its own."""
 
     def read_logits(
         self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]

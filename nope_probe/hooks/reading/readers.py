@@ -1,8 +1,8 @@
-"""Stream the queries and keys of readers, and what each component brings to them: their means.
+"""Mean queries and keys of readers, and each writer's part of them, in a stream of batches.
 
-With the scales of norms kept as they were for each token, a reader's queries and keys are the sum
-of what each writer brings to them. Sums over sequences are kept per position and writer; no
-residual stream is kept longer than a pass.
+With every token's norm scales kept fixed, a reader's queries and keys are the sum of the writers'
+parts. Sums over sequences are kept per position and writer; no residual stream is kept longer than
+a pass.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def capture_positions(
         model: a HookedTransformer or TransformerBridge, ablated or not.
         inputs: token sequences of equal length, or input vectors.
         layers: the readers' block numbers, from 0; all that attend by default.
-        writers: whether heads write one by one, or a block's attention as a whole; `none` leaves
-            out what each of them brings.
+        writers: whether single heads are writers, or a block's attention as a whole; `none` leaves
+            the writers' parts out.
         per_head: whether queries are kept head by head; else they are summed over the heads that
-            share a key head, which is all that the mean over heads needs.
+            share a key head, which suffices for the mean over heads.
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt; by default 8, or as many as there are
             sequences (documents) if these are fewer.
@@ -87,8 +87,8 @@ def capture_positions(
 
     Raises:
         IndexError: for a layer that the model does not have.
-        NotImplementedError: for a family whose residual stream, RoPE or projections have another
-            form than a sum, pairs that turn, and linear maps between norms.
+        NotImplementedError: for a family whose residual stream is no sum, whose RoPE turns no
+            pairs, or whose projections are no linear maps between norms.
 
     Example:
         >>> from nope_probe import load
@@ -161,7 +161,7 @@ class MeansAccumulator(Accumulator):
         """Add one batch.
 
         Raises:
-            NotImplementedError: for scores that hooks made something else of than q.k.
+            NotImplementedError: for scores that hooks have changed from q.k.
         """
         if self.already_counted:
             return
@@ -173,7 +173,7 @@ class MeansAccumulator(Accumulator):
         self.add(**self.parts(attention))
 
     def parts(self, attention: Attention) -> dict[str, list[Part]]:
-        """Return what one batch adds to the totals."""
+        """Return one batch's parts of the totals."""
         folds, q, k = (self.fold_of, self.n_folds), attention.q, attention.k
         if not self.per_head:
             q = sum_query_groups(q, k.shape[2])
@@ -198,7 +198,7 @@ class MeansAccumulator(Accumulator):
             return flags
         if self.rotary.pairs is None:
             raise NotImplementedError(
-                f"which coordinates RoPE turns together in L{self.layer.index} was not recognised"
+                f"RoPE's pairs of coordinates in L{self.layer.index} were not recognised"
             )
         angles = angles if rope is None else rope.straightened(angles)
         cos, sin = (turn[0].double() / self.rotary.factor for turn in self.rotary.turns(angles))
@@ -206,14 +206,14 @@ class MeansAccumulator(Accumulator):
 
     @property
     def turns(self) -> Turns | None:
-        """How RoPE turns the layer's queries and keys."""
+        """The turns of the layer's queries and keys by RoPE."""
         if self.rotary is None or self.rotary.pairs is None or "cos" not in self.flags:
             return None
         cos, sin = self.flags["cos"].cpu(), self.flags["sin"].cpu()
         return Turns(pairs=self.rotary.pairs, cos=cos, sin=sin)
 
     def _score_parts(self, attention: Attention, q: Tensor) -> list[Part]:
-        """Return the sums of q.k times the scale, over heads or of each."""
+        """Return the sums of q.k times the scale, over heads or per head."""
         q = q[:, self.query_positions]
         if not self.per_head:
             q = q * (attention.scale / attention.n_heads)
@@ -240,7 +240,7 @@ class MeansAccumulator(Accumulator):
         return self.sums_of(means)
 
     def sums_of(self, means: State) -> ReaderSums:
-        """Return what is read, from the totals as fold means."""
+        """Return the reader's sums, from the totals as fold means."""
         scale = float(self.flags["scale"])
         return ReaderSums(
             q=means["q"],
@@ -249,24 +249,24 @@ class MeansAccumulator(Accumulator):
             bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
             scale=scale if self.per_head else scale / self.layer.n_heads,
             turns=self.turns,
-            query_positions=self.query_positions.clone(),  # each reader is saved by itself
+            query_positions=self.query_positions.clone(),  # every reader is saved by itself
         )
 
 
 class ReaderAccumulator(MeansAccumulator):
-    """Sums what each writer brings to one layer's queries and keys too.
+    """Sums each writer's part of one layer's queries and keys too.
 
     Args:
         model: the model.
         layer: the reader.
-        residual: keeps what the blocks before it write.
+        residual: keeps the outputs of the blocks before the reader.
         inputs: a sequence on which the reader's norm is recognised.
         n_folds: how many folds.
         per_head: whether queries and scores are kept head by head.
         query_positions: the queries of the rows of scores.
 
     Raises:
-        NotImplementedError: where queries and keys are no linear map between norms.
+        NotImplementedError: if queries and keys are no linear map between norms.
     """
 
     def __init__(
@@ -348,9 +348,9 @@ class ReaderAccumulator(MeansAccumulator):
         gains: Float[Tensor, "batch pos one_or_head part"],
         weight: Float[Tensor, "one_or_writer width head d_head"],
     ) -> list[Part]:
-        """Return the sums of what writers bring to queries and keys: x times gains, through W.
+        """Return the sums of the writers' parts of queries and keys: x times gains, through W.
 
-        Where all heads have one gain, W is left for the end: it then meets each sum once.
+        Where all heads share a gain, W multiplies the sums at the end instead of every batch.
         """
         parts: list[Part] = []
         for fold, rows in self._folds():
@@ -374,17 +374,17 @@ class ReaderAccumulator(MeansAccumulator):
         means: Float[Tensor, "fold pos writer *rest"],
         weight: Float[Tensor, "one_or_writer width head d_head"],
     ) -> Float[Tensor, "fold pos writer head d_head"]:
-        """Return what writers bring, from fold means of `_brought`."""
+        """Return the writers' parts, from fold means of `_brought`."""
         if self.projection.parts:
             return means
         own = weight.expand(means.shape[2], -1, -1, -1)
         return torch.einsum("fpwx,wxhd->fpwhd", means, own)
 
     def sums_of(self, means: State) -> ReaderSums:
-        """Return what is read and what writers bring to it, from the totals as fold means.
+        """Return the reader's sums and the writers' parts, from the totals as fold means.
 
         Raises:
-            NotImplementedError: if what writers bring does not add up to queries and keys.
+            NotImplementedError: if the writers' parts do not add up to queries and keys.
         """
         own, names = super().sums_of(means), self.residual.names(self.layer.index)
         vectors = self._through(means["vectors"], self.weight[None])
@@ -403,7 +403,7 @@ class ReaderAccumulator(MeansAccumulator):
             error = relative_error(sum(written.values(), torch.zeros_like(whole)), whole)
             if not error <= 10 * score_tolerance(torch.float32):
                 raise NotImplementedError(
-                    f"what is written does not add up to the queries and keys of "
+                    f"the writers' parts do not add up to the queries and keys of "
                     f"L{self.layer.index} (relative error {error:.1e})"
                 )
         return replace(
@@ -420,7 +420,7 @@ class ReaderAccumulator(MeansAccumulator):
     def _constants(
         self, gains: Float[Tensor, "fold pos one_or_head part"]
     ) -> Float[Tensor, "fold pos head d_head"]:
-        """Return what the biases of the reader's own norm and projections bring."""
+        """Return the part of the biases of the reader's own norm and projections."""
         own, projection = self.norm.bias, self.projection
         bias = projection.bias
         if own is not None:

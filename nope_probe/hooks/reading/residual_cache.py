@@ -1,4 +1,4 @@
-"""Residual streams kept between forward passes: a pass begins where it first differs from one."""
+"""Residual streams kept between passes: a pass starts where it first differs from an earlier."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ GIGABYTE = 10**9
 
 
 class ResidualCache:
-    """Outputs of blocks, kept for later passes that do the same up to there.
+    """Outputs of blocks, kept for later passes that are equal up to these blocks.
 
-    Passes over the same batch have the same residual stream up to the first block in which they
-    remove something else. What does not fit is computed again, so results never depend on the size.
-    The weights must stay as they are for as long as a cache is used.
+    Passes over the same batch have the same residual stream up to the first block where their
+    removals differ. Outputs that do not fit are computed again, so results never depend on the
+    cache's size. The weights must not change while a cache is in use.
 
     Attributes:
-        max_bytes: how much may be kept, on the device of the model; 0 keeps nothing.
-        n_bytes: how much is kept.
+        max_bytes: bytes that may be kept, on the model's device; 0 keeps nothing.
+        n_bytes: bytes that are kept.
         n_needed: layer passes (one block, one batch) without the cache.
         n_run: layer passes that were run.
     """
@@ -33,7 +33,7 @@ class ResidualCache:
     def __init__(self, max_bytes: int = GIGABYTE) -> None:
         self.max_bytes, self.n_bytes = max_bytes, 0
         self.n_needed = self.n_run = 0
-        # The batch is kept beside a block's output, so that its address is not given away.
+        # The batch is kept beside a block's output, so that no other tensor gets its address.
         self._outputs: dict[Hashable, tuple[Inputs, Any]] = {}
 
     def clear(self) -> None:
@@ -45,13 +45,13 @@ class ResidualCache:
     def shared(
         self, model: HookedModel, batch: Inputs, layers: Sequence[int], may_share: bool
     ) -> Iterator[None]:
-        """Begin the pass inside as late as possible, and keep what enters the layers it reads.
+        """Start the pass inside as late as possible, and keep the inputs of the layers it reads.
 
         Args:
             model: a HookedTransformer or TransformerBridge, ablated or not.
             batch: the tokens or vectors of the pass, a part of tensors that stay as they are.
             layers: the blocks that are read, in order; the pass ends in the last.
-            may_share: whether the blocks before them may be left out, which no hook then reads.
+            may_share: whether the pass may skip the blocks before them, whose hooks then stay idle.
         """
         shares = may_share and self.max_bytes > 0
         start = self._deepest(model, batch, layers[0]) if shares else 0
@@ -71,7 +71,7 @@ class ResidualCache:
             yield
 
     def _deepest(self, model: HookedModel, batch: Inputs, layer: int) -> int:
-        """Return the last block up to a layer whose input is kept; 0 if there is none."""
+        """Return the last block up to a layer whose input is kept; 0 without such a block."""
         kept = (d for d in range(layer, 0, -1) if _key(model, batch, d) in self._outputs)
         return next(kept, 0)
 
@@ -95,7 +95,7 @@ class ResidualCache:
 
 
 def may_skip_blocks(model: HookedModel) -> bool:
-    """Return whether nobody but an ablation in effect has hooks on a model, of whatever kind."""
+    """Return whether a model has no hooks, of any kind, but those of an ablation in effect."""
     modules = list(cast(nn.Module, model).modules())
     if has_foreign_hooks(model, [module for module in modules if isinstance(module, HookPoint)]):
         return False
@@ -106,8 +106,8 @@ def may_skip_blocks(model: HookedModel) -> bool:
 
 
 def _is_of_the_libraries(hook: object) -> bool:
-    # Once asked for attentions or hidden states, transformers leaves hooks that record nothing more
-    # unless its own caller asks again.
+    # After a call that asked for attentions or hidden states, transformers leaves hooks in place.
+    # They record nothing until such a call comes again.
     known = ("transformer_lens.", "transformers.utils.output_capturing")
     return str(getattr(hook, "__module__", "")).startswith(known)
 

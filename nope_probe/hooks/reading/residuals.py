@@ -1,7 +1,7 @@
 """Stream sequences through a model for a ridge regression on the residual stream after each block.
 
-What a regression needs of the residuals are the sums X'X and X'y; what its evaluation needs is one
-prediction per position. No residual stream of more than a batch is held.
+The regression needs only the sums X'X and X'y of the residuals, and its evaluation a prediction
+per position. Therefore no more than a batch of residual streams is held.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def capture_moments(
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
         tokens: sequences of equal length.
-        targets: y, one or several per position.
+        targets: y, one or several numbers per position.
         n_layers: how many first blocks; all by default.
         skip: first positions to leave out.
         batch_size: sequences per forward pass.
@@ -68,7 +68,7 @@ def capture_distances(
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
         tokens: sequences of equal length.
-        weights: of each block's fits; the last row is the constant.
+        weights: weights of each block's fits; the last row is the constant.
         skip: first positions to leave out.
         batch_size: sequences per forward pass.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
@@ -141,7 +141,7 @@ class MomentAccumulator(ResidualAccumulator):
 
 
 class DistanceAccumulator(ResidualAccumulator):
-    """Keeps, per sequence, the mean absolute difference of predictions and index."""
+    """Keeps every sequence's mean absolute difference between prediction and index."""
 
     def __init__(
         self, layer: Layer, n_seqs: int, weights: Float[Tensor, "row fit"], skip: int

@@ -1,8 +1,8 @@
 """The stages (a) to (i) of the paper's Figure 3 as hook points, in one table.
 
-The paper follows one block from its normed input to the next block's attention scores. A stage is
-where a letter is read: which block (this one or the next), which hook point, and whether it carries
-vectors, whose Gram map is taken, or scores, which are a map already.
+The paper follows one block from its normed input to the next block's attention scores. A stage
+says where to read a letter: the block (this or the next), the hook point, and whether the point
+carries vectors, whose Gram map is taken, or scores, which are a map already.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Stage:
     Attributes:
         block: 0 for the block under study, 1 for the one after it.
         point: the hook point's name within the block; or
-        norm: the norm whose output the stage is, read as each kind of model allows.
+        norm: the norm whose output the stage is; the kind of model decides how it is read.
         scores: whether the hook point carries scores (a map) and not vectors.
     """
 
@@ -53,16 +53,16 @@ STAGES: dict[Letter, Stage] = {
 def available(layers: Mapping[int, Layer], index: int) -> dict[Letter, str]:
     """Return the stages that the block `index` has, each with the name of its hook point.
 
-    The last block has (a) to (g); a block without a second norm has no (f); one without
+    The last block has (a) to (g). A block without a second norm has no (f). A block without
     `hook_resid_mid` (attention only, or attention and MLP in parallel) has no (e) either: in an
-    attention-only block it would equal (g).
+    attention-only block, (e) would equal (g).
 
     Args:
         layers: the blocks that attend, by number.
-        index: the number of one of them.
+        index: a block's number.
 
     Raises:
-        IndexError: if the model has no such block, or if it does not attend.
+        IndexError: if the model has no such block, or the block does not attend.
     """
     if index not in layers:
         if not 0 <= index < max(layers):
@@ -79,7 +79,7 @@ def available(layers: Mapping[int, Layer], index: int) -> dict[Letter, str]:
 
 
 def absent_stages(layers: Mapping[int, Layer], index: int, n_layers: int) -> dict[Letter, str]:
-    """Return for each stage that the block `index`, of so many, lacks the reason."""
+    """Return the reason for every stage that the block `index`, of n_layers, lacks."""
     has, block = available(layers, index), layers[index]
     is_last = index == n_layers - 1
     why = f"L{index} is the last layer" if is_last else f"L{index + 1} does not attend"
@@ -91,7 +91,7 @@ def absent_stages(layers: Mapping[int, Layer], index: int, n_layers: int) -> dic
 
 
 def _why_no_middle(block: Layer) -> str | None:
-    """Return why a block has no (e) and (f), in the paper's sense; None if it may have them.
+    """Return the reason why a block has no (e) and (f) as in the paper; None if it may have them.
 
     A bridge has a norm of an MLP even where it has no MLP.
     """
@@ -108,10 +108,10 @@ def hook_name(stage: Stage, layer: Layer) -> str:
 
 
 def vectors(stage: Stage, layer: Layer, tensor: Tensor) -> Float[Tensor, "batch pos width"]:
-    """Return one vector per position from what a stage's hook point carries.
+    """Return one vector per position from the tensor at a stage's hook point.
 
-    Heads are concatenated, as in the published figure (its caption's mean over heads is this map
-    divided by the number of heads); norms include their learned weight.
+    Heads are concatenated, as in the published figure (the mean over heads in its caption is this
+    map divided by the number of heads). Norms include their learned weight.
     """
     if stage.norm is not None:
         return layer.norm_output(stage.norm, tensor)

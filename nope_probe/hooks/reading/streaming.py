@@ -1,8 +1,8 @@
 """Stream batches through a model for the sums that accumulators keep.
 
-A batch is the unit: between two of them every accumulator has counted the same sequences, so that
-is where a stream is saved, stopped and resumed. Batches are dealt in turn to the processes that
-share a run, and their totals are added up at the end.
+A stream is saved, stopped and resumed between two batches, because every accumulator has counted
+the same sequences there. Batches are dealt in turn to the processes that share a run, and the
+processes' totals are added up at the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from nope_probe.maps.folds import State
 class StreamCheckpoint:
     """Decides which batches of a stream a process runs, and when its sums are saved.
 
-    This one runs all batches and saves nothing; `nope_probe.runtime.checkpoint` has one that does.
+    This class runs all batches and saves nothing; `nope_probe.runtime.checkpoint` has a subclass
+    that saves.
 
     Attributes:
         rank: the number of this process, from 0.
@@ -42,24 +43,24 @@ class StreamCheckpoint:
     n_processes = 1
 
     def restore(self) -> State:
-        """Return the state that was saved last; empty at the start."""
+        """Return the last saved state; empty at the start."""
         return {}
 
     def is_due(self) -> bool:
-        """Return whether to save now; asked after each batch that was run."""
+        """Return whether to save now; called after every batch that was run."""
         return False
 
     def save(self, state: State) -> None:
         """Save the state of the stream."""
 
     def advance(self, n_seqs: int) -> None:
-        """Note that a batch is done, whether it was run or restored; may end the stream."""
+        """Note that a batch was run or restored; may end the stream."""
 
     def all_reduce(self, totals: Sequence[Tensor]) -> None:
         """Replace totals by their sums over the processes, in place."""
 
     def batch_halved(self, batch_size: int) -> None:
-        """Note that a batch did not fit into memory, and the size of the next ones."""
+        """Note that a batch did not fit into memory, and the size of the next batches."""
 
 
 def stream(
@@ -81,12 +82,12 @@ def stream(
         accumulators: the running sums.
         fold_of: the fold of each sequence.
         end: the hook point at which a forward pass stops; None for passes that run to the logits,
-            which accumulators then read.
-        batch_size: sequences per forward pass; halved where that does not fit into GPU memory.
+            so that accumulators read these.
+        batch_size: sequences per forward pass; halved if a batch does not fit into GPU memory.
         checkpoint: deals out batches and saves sums; by default, all batches are run and nothing
             is saved.
-        residuals: residual streams of earlier passes over the same inputs, with which passes may
-            begin unless somebody else has hooks on the model; none by default.
+        residuals: residual streams of earlier passes over the same inputs, from which passes may
+            start if the model has no other hooks; none by default.
 
     Raises:
         ValueError: for batches of no sequences, or fewer batches than processes.
@@ -107,7 +108,7 @@ def stream(
                     checkpoint.save(state_of(accumulators))
             done += stop - start
             checkpoint.advance(stop - start)
-        if checkpoint.n_processes > 1:  # the others may take long, and a kill then loses nothing
+        if checkpoint.n_processes > 1:  # a kill during the wait for other processes loses nothing
             checkpoint.save(state_of(accumulators))
         checkpoint.all_reduce(
             [accumulator.totals[key] for accumulator in accumulators for key in accumulator.names]
@@ -118,7 +119,7 @@ def batches_of(n_seqs: int, batch_size: int, rank: int, n_processes: int) -> lis
     """Return the batches of one process as (start, stop), dealt out in turn.
 
     Raises:
-        ValueError: if it gets none, or a batch has no sequences.
+        ValueError: if the process gets no batch, or a batch has no sequences.
     """
     if batch_size < 1:
         raise ValueError(f"expected batches of 1 sequence or more, got {batch_size}")
@@ -131,11 +132,11 @@ def batches_of(n_seqs: int, batch_size: int, rank: int, n_processes: int) -> lis
 
 
 def state_of(accumulators: Sequence[Accumulator]) -> State:
-    """Return what a later process needs to resume, taken between two batches."""
+    """Return the state from which a later process resumes, taken between two batches."""
     state: State = {"n_seen": torch.tensor(accumulators[0].n_seen)}
     for index, accumulator in enumerate(accumulators):
         state |= {f"{index}.total.{name}": tensor for name, tensor in accumulator.totals.items()}
-        # Copies: two accumulators of a layer may hold the same tensor, which no file keeps twice.
+        # Copies: accumulators of a layer may share a tensor, and safetensors keeps no tensor twice.
         state |= {
             f"{index}.flag.{name}": tensor.clone() for name, tensor in accumulator.flags.items()
         }
@@ -143,7 +144,7 @@ def state_of(accumulators: Sequence[Accumulator]) -> State:
 
 
 def restore(accumulators: Sequence[Accumulator], state: State) -> None:
-    """Set accumulators to a state that `state_of` returned; after an empty one they count anew."""
+    """Set accumulators to a state of `state_of`; an empty state starts the counts anew."""
     for index, accumulator in enumerate(accumulators):
         for kind, values in (("total", accumulator.totals), ("flag", accumulator.flags)):
             prefix = f"{index}.{kind}."
@@ -153,7 +154,7 @@ def restore(accumulators: Sequence[Accumulator], state: State) -> None:
 
 
 class BatchRunner:
-    """Runs batches, and halves one that does not fit into GPU memory; later ones stay small."""
+    """Runs batches. If a batch does not fit into GPU memory, it and later batches are halved."""
 
     def __init__(
         self,
@@ -206,8 +207,8 @@ class BatchRunner:
             run_forward(self.model, batch)
 
     def _halve(self, size: int) -> None:
-        # Called once the error is gone, whose frames hold tensors. Blocks before the one that ran
-        # out of memory have counted the batch already; their accumulators skip its pieces.
+        # Called when the error, whose frames hold tensors, is gone. The blocks that came before
+        # the error have counted the batch already; their accumulators skip its pieces.
         for accumulator in self.accumulators:
             accumulator.reset()
         if self.residuals is not None:
@@ -224,7 +225,7 @@ def _reading(
     """Let accumulators read forward passes that stop at `end`."""
     hooks: list[Attachment] = [pair for accumulator in accumulators for pair in accumulator.hooks()]
     with tapped(model) as layers:
-        # The scores' hook point fires only where somebody has hooks: the tap itself ends the pass.
+        # The scores' hook point fires only if it has hooks, so the tap itself ends the pass.
         last = [layer.tap for layer in layers if layer.tap.scores_point is end]
         if not last and end is not None:
             hooks.append((end, _stop))

@@ -1,8 +1,8 @@
-"""What each component writes into the residual stream before a block.
+"""The output of every component to the residual stream before a block.
 
-The residual stream before a block is a sum: embeddings, each earlier head's output through W_O,
-each earlier MLP. A short pass shows how each block writes; in the passes that follow, `Residual`
-keeps what was written, for the length of a pass.
+The residual stream before a block is a sum of embeddings, the outputs of earlier heads through W_O
+and the outputs of earlier MLPs. A short pass shows how every block writes. In later passes,
+`Residual` keeps the outputs for the length of a pass.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ BLOCK_ROWS = 128  # queries whose attention to the first key is computed at once
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BlockWriting:
-    """What one block adds to the residual stream.
+    """The way in which one block adds to the residual stream.
 
     Attributes:
         index: the block's number.
-        layer: the block, if its heads or its attention are writers; None where the block is one
-            writer, since it does not attend or adds up otherwise.
-        factor: what outputs of attention and MLP are multiplied with before they are added.
-        post_norm: the norm behind W_O.
-        w_o: of single heads; None where attention is one writer.
-        b_o: what W_O adds whatever its input is.
+        layer: the block, if its heads or its attention are writers; None if the whole block is one
+            writer, because it does not attend or is no sum of attention and MLP.
+        factor: multiplies the outputs of attention and MLP before they are added.
+        post_norm: the norm after W_O.
+        w_o: W_O of single heads; None where attention is one writer.
+        b_o: the bias of W_O.
     """
 
     index: int
@@ -84,7 +84,7 @@ class BlockWriting:
 def tensors_at(
     model: HookedModel, inputs: Inputs, points: Mapping[Key, HookPoint]
 ) -> dict[Key, Tensor]:
-    """Return the tensors that some hook points carry in one forward pass, by their keys."""
+    """Return the tensors at some hook points in one forward pass, by key."""
     kept: dict[Key, Tensor] = {}
 
     def keep(key: Key, tensor: Tensor, hook: HookPoint) -> None:
@@ -97,7 +97,7 @@ def tensors_at(
 
 
 def written_by_blocks(model: HookedModel, inputs: Inputs, n_blocks: int) -> list[BlockWriting]:
-    """Return how the first blocks write to the residual stream, as a short pass shows it."""
+    """Return the writing of the first blocks to the residual stream, from a short pass."""
     attending = {layer.index: layer for layer in layers_of(model)}
     names = ("attn.hook_z", "attn.o.hook_out", "hook_attn_out", "hook_mlp_out")
     points = {
@@ -126,7 +126,7 @@ def _written_by_block(
         BlockWriting, index=index, layer=layer, factor=factor, has_mlp=mlp is not None
     )
     z, behind = kept.get((index, "attn.hook_z")), kept.get((index, "attn.o.hook_out"), attn)
-    gain = scalar_between(behind, attn)  # of Granite's attention, the block's factor
+    gain = scalar_between(behind, attn)  # in Granite's attention, the block's factor
     post_norm = norm_between(layer.block, behind, attn) if gain is None else NormMap()
     if z is None or post_norm is None or layer.why_not_replaced("w_o"):
         return written()
@@ -142,7 +142,7 @@ def norm_before(model: HookedModel, layer: Layer, inputs: Inputs) -> NormMap:
     """Return the norm between the residual stream and a block's queries and keys.
 
     Raises:
-        NotImplementedError: if there is another thing than a norm between them.
+        NotImplementedError: if there is more than a norm between them.
     """
     points = {"x": layer.point("hook_resid_pre"), "y": layer.point(layer.norm_point("ln1"))}
     with torch.inference_mode(), hooks_detached(model):
@@ -158,12 +158,12 @@ def norm_before(model: HookedModel, layer: Layer, inputs: Inputs) -> NormMap:
 
 
 def learned_positions(model: HookedModel, inputs: Inputs) -> HookPoint | None:
-    """Return the hook point of position embeddings; None where vectors are the whole input."""
+    """Return the hook point of position embeddings; None for input vectors."""
     return None if inputs.is_floating_point() else position_point(model)
 
 
 def scalar_between(x: Vectors, y: Vectors) -> float | None:
-    """Return the number that makes y of x, 1 within rounding; None if there is none."""
+    """Return the number c with y = c x, exactly 1 within rounding; None without such a number."""
     factor = float((x * y).sum() / x.square().sum().clamp_min(1e-30))
     if not relative_error(factor * x, y) <= score_tolerance(y.dtype):
         return None
@@ -173,16 +173,16 @@ def scalar_between(x: Vectors, y: Vectors) -> float | None:
 def by_head(
     z: Float[Tensor, "batch pos *heads"], w_o: Float[Tensor, "head d_value d_model"]
 ) -> Float[Tensor, "batch pos head d_value"]:
-    """Return z in heads as wide as those of W_O: a bridge divides those of MLA by another width."""
+    """Return z split into heads of W_O's width; for MLA, a bridge splits z by another width."""
     return z.flatten(2).unflatten(-1, w_o.shape[:2]).to(w_o)
 
 
 class Residual:
-    """Keeps, for the length of a pass, what entered each block and what its attention made.
+    """Keeps the inputs of blocks and the outputs of their attention for the length of a pass.
 
     Args:
-        model: whose residual stream it is.
-        blocks: how the blocks before the last reader write.
+        model: the model.
+        blocks: the writing of the blocks before the last reader.
         positions: the hook point of learned position embeddings; None without them.
     """
 
@@ -194,7 +194,7 @@ class Residual:
         self.first: dict[int, Tensor] = {}
 
     def hooks(self) -> Iterator[Attachment]:
-        """Return the hooks that keep what blocks write."""
+        """Return the hooks that keep the blocks' outputs."""
         for index, block in enumerate(blocks_of(self.model)[: len(self.blocks) + 1]):
             point = find_point(block, "hook_resid_pre")
             assert point is not None
@@ -225,7 +225,7 @@ class Residual:
         return [*names, "bias"]
 
     def vectors(self, index: int) -> dict[str, Vectors]:
-        """Return what was written before a block, but by single heads, by the writers' names."""
+        """Return the outputs of all writers before a block except single heads, by name."""
         kept, before = self.kept, self.blocks[:index]
         written: dict[str, Vectors] = {"embed": kept[0, "x"]}
         if (0, "pos") in kept:
@@ -247,18 +247,18 @@ class Residual:
         return written | {"bias": constants}
 
     def _constant(self, block: BlockWriting) -> Vectors:
-        """Return what a block's attention adds that no head writes: the biases of W_O and norm."""
+        """Return the part of attention's output from the biases of W_O and norm, not from heads."""
         assert block.b_o is not None
         norm, b_o = block.post_norm, block.b_o.expand_as(self.kept[block.index, "x"])
         return block.factor * norm.outputs(b_o, self.post_scales(block))
 
     def heads(self, block: BlockWriting) -> Float[Tensor, "batch pos head d_value"]:
-        """Return what enters a block's W_O, head by head."""
+        """Return the input of a block's W_O, head by head."""
         assert block.w_o is not None
         return by_head(self.kept[block.index, "z"], block.w_o)
 
     def post_scales(self, block: BlockWriting) -> Float[Tensor, "batch pos"]:
-        """Return the scale of the norm behind a block's W_O, for each token; once for a pass."""
+        """Return every token's scale in the norm after a block's W_O; computed once per pass."""
         attn, key = self.kept[block.index, "attn"], (block.index, "scales")
         if block.post_norm.weight is None:
             return attn.new_ones(attn.shape[:2])
@@ -271,7 +271,7 @@ class Residual:
 
 
 class FirstKeyAccumulator(Accumulator):
-    """Keeps what each head of a writing block gets from the first key; it sums nothing itself."""
+    """Keeps the first key's share of z in every head of a writing block, without any sums."""
 
     reads_attention = True
 

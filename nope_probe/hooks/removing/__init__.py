@@ -1,1 +1,1 @@
-"""Removing from a model: what replaces a weight, what is written into a block."""
+"""Removing from a model: replacements of weights, and the edits of a block."""

@@ -1,7 +1,7 @@
-"""The removals in one block, and which are in effect on which model.
+"""The removals in one block, and the ablations in effect on each model.
 
-A `BlockAblation` says what has to be read of a forward pass, and what is written. What a pass does
-depends on the ablation in effect, and on whether others have hooks where it reads.
+A `BlockAblation` reads tensors of a forward pass and writes their replacements. The other
+functions compare ablations, so that passes may share residual streams.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class BlockAblation:
 
     Args:
         target: the block, the query heads and the rotary pairs that lose the components.
-        ablation: what is removed.
-        calibration: what `calibrate` measured, where the ablation needs it.
+        ablation: the removals.
+        calibration: the result of `calibrate`, if the ablation needs it.
     """
 
     def __init__(self, target: Target, ablation: Ablation, calibration: Calibration | None) -> None:
@@ -67,7 +67,7 @@ class BlockAblation:
 
     def _hooks(self) -> Iterator[PlacedHook]:
         point, remove = self.layer.point, self.components
-        yield first(point("hook_resid_pre"), self.drop)  # of a pass that ended early
+        yield first(point("hook_resid_pre"), self.drop)  # tensors of a pass that ended early
         if "norms" in remove:
             for norm in NORMS:
                 if self.layer.has(f"{norm}.hook_normalized"):
@@ -94,13 +94,13 @@ class BlockAblation:
     def write_heads(self, name: Projection, tensor: Tensor, hook: HookPoint) -> Tensor:
         """Replace the output of W_Q, W_K or W_V, one head per query head.
 
-        The model then norms and rotates it.
+        The model then norms and rotates the new output.
         """
         new = self.replaced[name].outputs(self._input(name)).to(tensor.dtype)
         return self._in_heads(new, repeat_heads(tensor, self.layer.n_heads), dim=2)
 
     def write_attn_out(self, tensor: Tensor, hook: HookPoint) -> Tensor:
-        """Replace the output of W_O; where some heads keep it, the bias stays."""
+        """Replace the output of W_O; if some heads keep W_O, its bias stays."""
         z, heads = self.z, self.heads
         assert z is not None
         if heads is None:
@@ -114,7 +114,7 @@ class BlockAblation:
         """Return attention without mask, window, ALiBi, sinks, or the RoPE of some heads.
 
         Raises:
-            ValueError: if keys come from a cache, or for padding which the removal would count.
+            ValueError: if keys come from a cache, or for padding that the removal would count.
         """
         remove, mask = self.components, attention.mask
         if not remove <= LOCAL:
@@ -153,14 +153,14 @@ class BlockAblation:
         return replace(attention, q=q, k=k)
 
     def drop(self, tensor: Tensor, hook: HookPoint) -> None:
-        """Drop what was read of a pass: the inputs and values of all blocks are gigabytes."""
+        """Drop the tensors of a pass, because inputs and values of all blocks are gigabytes."""
         self.inputs.clear()
         self.z = None
 
     def _in_heads(
         self, new: Shaped[Tensor, "*shape"], old: Shaped[Tensor, "*shape"], dim: int
     ) -> Shaped[Tensor, "*shape"]:
-        """Return the new tensor in the heads that lose the components, and the old in the rest."""
+        """Return the new tensor in the heads that lose components, and the old tensor elsewhere."""
         if self.heads is None:
             return new
         mixed = old.clone()
@@ -178,7 +178,7 @@ def check_sequences(attention: Attention, remove: frozenset[str]) -> None:
     """Check that a pass is over whole sequences, unpadded where their length matters.
 
     Raises:
-        ValueError: if keys come from a cache, or for padding which the removal would count.
+        ValueError: if keys come from a cache, or for padding that the removal would count.
     """
     n_queries, n_keys = attention.mask.n_queries, attention.mask.n_keys
     if n_queries != n_keys:
@@ -211,7 +211,7 @@ class ActiveAblation:
     """An ablation that is in effect.
 
     Attributes:
-        ablation: what is removed.
+        ablation: the removals.
         calibration: the gains and means of its replacements, compared by identity.
         heads: the query heads that lose components, None for all, by the block's number.
         groups: the hooks that are attached.
@@ -227,9 +227,9 @@ ABLATED: WeakKeyDictionary[HookedModel, ActiveAblation] = WeakKeyDictionary()
 
 
 def removed_before(model: HookedModel, depth: int) -> tuple[Hashable, ...]:
-    """Return what identifies the removals before a block; empty where nothing is removed there.
+    """Return a key of the removals before a block; empty if nothing is removed there.
 
-    Two passes over the same tokens enter the block with equal residual streams if this is equal.
+    Two passes over the same tokens enter the block with equal residual streams if their keys agree.
 
     Args:
         model: the model, ablated or not.
@@ -251,7 +251,7 @@ def removed_before(model: HookedModel, depth: int) -> tuple[Hashable, ...]:
 
 
 def has_foreign_hooks(model: HookedModel, points: Iterable[HookPoint]) -> bool:
-    """Return whether hook points have other hooks than those of an ablation in effect."""
+    """Return whether hook points have hooks beside those of an ablation in effect."""
     active = ABLATED.get(model)
     groups = () if active is None else active.groups
     placed_on = Counter(id(placed.point) for group in groups for placed in group.hooks)

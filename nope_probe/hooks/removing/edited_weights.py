@@ -1,8 +1,8 @@
-"""The same model with other weights for as long as a context lasts: rebased or untrained.
+"""The same model with other weights while a context lasts: in another basis, or untrained.
 
 W_Q and W_K are defined only up to an invertible map per key head that commutes with RoPE, W_V and
-W_O up to any invertible map. A statement about a single matrix should hold in every such basis; one
-about the circuits (W_Q with W_K, W_V with W_O) does by construction.
+W_O up to any invertible map. A statement about a single matrix should hold in every such basis. A
+statement about the circuits (W_Q with W_K, W_V with W_O) does so by construction.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def reparametrised(model: Model, generator: Generator) -> Iterator[Model]:
     """Rewrite a model's weights in a random basis for as long as the context lasts.
 
     Per key head, q and k are turned and stretched by one complex number per rotary pair (k by the
-    inverse), v and o by a random invertible matrix. Blocks with q/k-norm keep their q and k: the
-    norm stands between them and the scores. The weights are restored bit by bit.
+    inverse), v and o by a random invertible matrix. Blocks with q/k-norm keep their q and k,
+    because the norm stands between q, k and the scores. The weights are restored bit by bit.
 
     Example:
         >>> from nope_probe import load
@@ -71,7 +71,7 @@ def complex_map(
 ) -> Float[Tensor, "head d_head d_head"]:
     """Draw per head one complex number for each rotary pair, as a matrix that acts on rows.
 
-    Coordinates that RoPE does not turn, all of them without `pairs`, are paired by halves.
+    Coordinates that RoPE does not turn are paired by halves; without `pairs`, all coordinates are.
     """
     turned = torch.empty(0, 2, dtype=torch.long) if pairs is None else pairs
     rest = torch.tensor([coordinate for coordinate in range(d_head) if coordinate not in turned])
@@ -128,13 +128,13 @@ STD = 0.02  # initializer_range of transformers' Llama, GPT-2, Qwen, Phi and mos
 def untrained(model: Model, seed: int = 0) -> Iterator[Model]:
     """Draw a model's weights anew for as long as the context lasts.
 
-    Matrices become Gaussian with a standard deviation of 0.02, vectors that scale (norm weights)
-    ones and biases zeros. What is zero throughout, such as the positions of a HookedTransformer
-    without position encoding, stays zero. The trained weights wait in main memory.
+    Matrices become Gaussian with a standard deviation of 0.02, norm weights ones and biases zeros.
+    Parameters that are all zero, such as the positions of a HookedTransformer without position
+    encoding, stay zero. The trained weights wait in main memory.
 
     Args:
         model: a HookedTransformer or TransformerBridge; bit-identical afterwards.
-        seed: of the draws.
+        seed: the seed of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
     trained = [(parameter, parameter.detach().cpu().clone()) for parameter in model.parameters()]

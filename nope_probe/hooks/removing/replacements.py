@@ -1,4 +1,4 @@
-"""What a removed projection is replaced by: c * P, c * R, or a constant output.
+"""The replacements of a removed projection: c * P, c * R, or a constant output.
 
 P is the rectangular identity, whose row r reads coordinate r % d_model; R has random orthonormal
 rows for each head. For W_O both are transposed. A constant output is the mean of the weight's
@@ -29,18 +29,18 @@ MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Calibration:
-    """What `calibrate` measured on the run's tokens in the intact model.
+    """The measurements of `calibrate` on the run's tokens in the intact model.
 
     Attributes:
-        checksum: the `weights_checksum` of the model, which no other model may be ablated with.
-        gains: per replacement and projection, the gain `output` in each block: with it, the output
-            of the replacement has the RMS of the weight's output (0 where it is 0 at any gain, NaN
-            in blocks without this projection).
-        seed: the seed of replacements that are drawn, if they were.
+        checksum: the `weights_checksum` of the model; other models must not use this calibration.
+        gains: per replacement and projection, the gain `output` in each block, with which the
+            replacement's output has the RMS of the weight's output. It is 0 where the replacement's
+            output is 0 at any gain, NaN in blocks without this projection.
+        seed: the seed of drawn replacements, if any were drawn.
         means: the mean over tokens and positions of each projection's output, bias included, and of
-            `z`, the input of W_O; heads are concatenated (key heads for w_k and w_v). Blocks whose
-            projection is narrower than another's, or that have none, end in NaN.
-        positions: what the writers that were named write at each position.
+            `z`, the input of W_O; heads are concatenated (key heads for w_k and w_v). Rows of
+            blocks with a narrower projection than other blocks, or none, end in NaN.
+        positions: the mean output of the named writers at each position.
     """
 
     checksum: str
@@ -66,11 +66,11 @@ class Calibration:
 
     @classmethod
     def from_tensors(cls, state: State, checksum: str) -> Calibration:
-        """Return the calibration from which `to_tensors` made the tensors.
+        """Return the calibration that `to_tensors` turned into these tensors.
 
         Args:
             state: the tensors.
-            checksum: the `weights_checksum` of the model that they belong to.
+            checksum: the `weights_checksum` of the calibrated model.
         """
         gains = {
             replacement: {
@@ -94,9 +94,9 @@ class Place:
     Attributes:
         layer: the block.
         name: the projection.
-        ablation: which replacement, of which gain.
-        calibration: what `calibrate` measured, where the ablation needs it.
-        heads: the query heads that lose it; None for all.
+        ablation: names the replacement and its gain.
+        calibration: the result of `calibrate`, if the ablation needs it.
+        heads: the query heads that lose the weight; None for all.
     """
 
     layer: Layer
@@ -130,7 +130,7 @@ class ReplacedWeight(ABC):
 
     @abstractmethod
     def summed(self, z: Heads, heads: Sequence[int]) -> Vectors:
-        """Return what some heads add to the output of the replacement of W_O."""
+        """Return the part of some heads in the output of the replacement of W_O."""
 
 
 class IdentityWeight(ReplacedWeight):
@@ -170,7 +170,7 @@ class ZeroWeight(ReplacedWeight):
     """A weight of 0, and no bias.
 
     Attributes:
-        constant: the output of each query head; of W_O, what each head adds to it.
+        constant: the output of each query head; for W_O, each head's part of the output.
     """
 
     constant: Float[Tensor, "head width"]
@@ -200,7 +200,7 @@ class MeanWeight(ZeroWeight):
             self.constant = torch.einsum("hd,hdm->hm", z, weight)
             return
         mean = place.calibration.mean(place.name, layer.index)
-        if place.name == "w_o":  # each head adds an equal part
+        if place.name == "w_o":  # all heads add equal parts
             self.constant = mean.expand(layer.n_heads, -1) / layer.n_heads
         else:  # one per key head, or per query head
             self.constant = repeat_heads(mean.view(1, 1, -1, layer.d_head), layer.n_heads)[0, 0]
@@ -217,7 +217,7 @@ REPLACED: dict[Replacement, Callable[[Place], ReplacedWeight]] = {
 def project_identity(
     y: Float[Tensor, "batch pos d_model"], n_heads: int, d_head: int
 ) -> Float[Tensor, "batch pos head d_head"]:
-    """Apply P, whose row r reads coordinate r % d_model; rows are those of all heads."""
+    """Apply P, whose row r reads coordinate r % d_model; rows run over all heads."""
     width = n_heads * d_head
     repeated = y.repeat(1, 1, -(-width // y.shape[-1])) if width > y.shape[-1] else y
     heads = "batch pos (head d_head) -> batch pos head d_head"
@@ -235,8 +235,8 @@ def project_identity_transposed(
 def random_rows(layer: Layer, name: Projection, seed: int) -> Float[Tensor, "head d_head d_model"]:
     """Draw R for one projection: for each head, random rows that are orthonormal.
 
-    The draw depends on seed, projection and layer alone: it is made on the CPU, in float64. Heads
-    wider than d_model, whose rows cannot all be orthogonal, get several blocks of orthonormal rows.
+    The draw depends on seed, projection and layer alone, and is made on the CPU in float64. Heads
+    wider than d_model get several blocks of orthonormal rows, as not all rows can be orthogonal.
     """
     entropy = SeedSequence([seed, layer.index, WEIGHTS.index(name)])
     generator = torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
@@ -244,7 +244,7 @@ def random_rows(layer: Layer, name: Projection, seed: int) -> Float[Tensor, "hea
     blocks, size = -(-width // layer.d_model), min(width, layer.d_model)
     shape = (layer.n_heads, blocks, layer.d_model, size)
     basis, triangle = torch.linalg.qr(torch.randn(*shape, generator=generator).double())
-    # QR leaves signs open, and libraries differ: the diagonal of its second factor is positive.
+    # Libraries differ in QR's signs, so the diagonal of its second factor is made positive.
     basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
     rows = rearrange(basis, "head block m row -> head (block row) m")
     return rows[:, :width].float()

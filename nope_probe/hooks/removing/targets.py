@@ -1,4 +1,4 @@
-"""What a model has that can be removed, and what an ablation acts on, checked against it.
+"""The removable components of a model, and the targets of an ablation, checked against the model.
 
 A model has components: mask, RoPE, projections, MLP, learned positions. An ablation acts on blocks,
 heads and rotary pairs.
@@ -45,7 +45,7 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
 
     Raises:
         ValueError: for a component, layer, head or band that the model does not have, or a prefix
-            longer than its context; the message says what there is.
+            longer than its context; the message lists the model's own.
     """
     names = ablation.components
     has = components(model)
@@ -81,7 +81,7 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
 
 
 def lone_mlps(model: HookedModel, ablation: Ablation) -> dict[int, HookPoint]:
-    """Return the MLPs to remove in blocks that do not attend: their outputs, by block number."""
+    """Return the outputs of the MLPs to remove in blocks that do not attend, by block number."""
     if "mlp" not in ablation.components:
         return {}
     attending = {layer.index for layer in layers_of(model)}
@@ -94,7 +94,7 @@ def lone_mlps(model: HookedModel, ablation: Ablation) -> dict[int, HookPoint]:
 
 
 def _validate_weights(target: Target, ablation: Ablation) -> None:
-    """Check that a block has the weights that are to be replaced, as matrices of their own."""
+    """Check that a block has the weights to be replaced, as matrices of their own."""
     for name in ablation.weights:
         reason = target.layer.why_not_replaced(name)
         if reason is not None:
@@ -102,8 +102,8 @@ def _validate_weights(target: Target, ablation: Ablation) -> None:
     rope = target.rope
     if rope is not None and target.heads is not None and rope.rotary.pairs is None:
         raise ValueError(
-            f"RoPE of L{target.layer.index} cannot be removed in some heads: which coordinates it "
-            "turns together was not recognised"
+            f"RoPE of L{target.layer.index} cannot be removed in some heads: its pairs of "
+            "coordinates were not recognised"
         )
 
 
@@ -127,7 +127,7 @@ def removed_pairs(model: HookedModel, bands: Sequence[str]) -> Mapping[int, Remo
     """Return for each block the rotary pairs in some bands of RoPE; None where it rotates none.
 
     Raises:
-        ValueError: for a band that the model does not have; the message says what there is.
+        ValueError: for a band that the model does not have; the message lists the model's bands.
     """
     rotaries = {number: traits.rotary for number, traits in traits_of(model).items()}
     if not bands:

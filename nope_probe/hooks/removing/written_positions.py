@@ -1,7 +1,7 @@
 """The removal of the position that a component writes into the residual stream.
 
-A component's mean output differs between positions. What remains of its output, once that mean has
-become its mean over positions, says as much about content as before, and nothing about position.
+A component's mean output differs between positions. The removal replaces this mean by its mean over
+positions. The rest of the output says as much about content as before, and nothing about position.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _POINTS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WrittenPosition:
-    """What a component writes on average at each position, less its mean over the kept ones.
+    """A component's mean output at each position, less its mean over the kept positions.
 
     Attributes:
         vectors: in the residual stream; 0 at positions that are not kept.
-        factor: what the component's output is multiplied with before it is added.
+        factor: multiplies the component's output before it is added.
     """
 
     vectors: Float[Tensor, "pos d_model"]
     factor: float = 1.0
 
     def to_tensors(self, prefix: str = "") -> State:
-        """Return its tensors, for `from_tensors`; the prefix begins their names."""
+        """Return the tensors for `from_tensors`; the prefix begins their names."""
         factor = torch.tensor(self.factor, dtype=torch.float64)
         return {f"{prefix}vectors": self.vectors, f"{prefix}factor": factor}
 
     @classmethod
     def from_tensors(cls, tensors: State, prefix: str = "") -> WrittenPosition:
-        """Return what `to_tensors` made the tensors from."""
+        """Return the position that `to_tensors` turned into these tensors."""
         factor = float(tensors[f"{prefix}factor"])
         return cls(vectors=tensors[f"{prefix}vectors"], factor=factor)
 
@@ -96,9 +96,9 @@ def without_position(
     Args:
         model: a HookedTransformer or TransformerBridge.
         writer: the component, such as `L1H0`.
-        written: what it writes.
-        reader: the block from whose input alone it is taken; by default it is taken from the
-            component's output, so that all blocks that follow lose it.
+        written: the position to remove.
+        reader: the only block whose input loses the position; by default the component's output
+            loses it, and so do all later blocks.
     """
     kind = re.sub(r"\d.*", "", writer)
     name = "hook_resid_pre" if reader is not None else _POINTS.get(kind, "hook_resid_pre")
