@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from tqdm import tqdm
+from rich.filesize import decimal
 
 from nope_probe.errors import UserError
 
@@ -98,8 +98,8 @@ def validate_memory(n_bytes: int, lower: str) -> None:
     memory = free_memory()
     if n_bytes > memory:
         raise UserError(
-            f"this needs at least {tqdm.format_sizeof(n_bytes, 'B')} of memory, and "
-            f"{tqdm.format_sizeof(memory, 'B')} are free; lower {lower}"
+            f"this needs at least {decimal(n_bytes)} of memory, and "
+            f"{decimal(memory)} are free; lower {lower}"
         )
 
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tqdm import tqdm
+from rich.filesize import decimal
 
 from nope_probe.errors import UserError, is_mistake, printable
 from nope_probe.runtime.folder import (
@@ -309,7 +309,7 @@ class Session(Generic[Settings_co]):
         over = "" if n_seqs is None else f" over {_counted(n_seqs, 'sequence')}"
         done = f", {n_done:,} of them done before" if n_done else ""
         runs = f"{_counted(n_conditions, what)} in {_counted(len(passes), 'pass', 'passes')}"
-        memory = f"; about {tqdm.format_sizeof(n_bytes, 'B')} of memory above the model"
+        memory = f"; about {decimal(n_bytes)} of memory above the model"
         _report(f"running {runs}{over}{done}{memory}")
 
     @property

@@ -53,8 +53,8 @@ NUMBERS = [
     (f"scores {FREE} --seq-len 4097 --n-seqs 8", "is beyond the model's context 4096"),
     ("scores --model short", "--seq-len 64 is beyond the model's context 31"),
     # What fits no machine.
-    ("scores --n-seqs 2000000000", "this needs at least 1.02TB of memory"),
-    ("theory --seq-len 1000000", "this needs at least 1.50PB of memory"),
+    ("scores --n-seqs 2000000000", "this needs at least 1.0 TB of memory"),
+    ("theory --seq-len 1000000", "this needs at least 1.5 PB of memory"),
     # Expectations of a model.
     ("layers --expect sliding_window=nan", "expected a number or none, got 'nan'"),
     ("layers --expect prefix=1.5", "expected a whole number of 1 or more, or none"),

@@ -67,5 +67,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 def test_theory_needs_the_maps_that_the_mean_field_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "free_memory", lambda: 16 * 10**9)
-    with pytest.raises(UserError, match=r"at least 25\.1GB of memory, and 16\.0GB are free; lower"):
+    with pytest.raises(
+        UserError, match=r"at least 25\.1 GB of memory, and 16\.0 GB are free; lower"
+    ):
         print_critical_alphas(Settings(seq_len=4096))
