@@ -1,6 +1,6 @@
-"""The finished parts of a run, and the state of its stream in progress: what a resumed run reads.
+"""The parts that a resumed run reads: finished ones, and the state of a stream in progress.
 
-They are saved in a hidden folder beside the run's folder, `.NAME.unfinished`, which is removed when
+The parts stay in a hidden folder beside the run's folder, `.NAME.unfinished`, which is removed when
 the run is written. A file in it is complete or absent.
 """
 
@@ -35,7 +35,7 @@ from nope_probe.runtime.terminal import open_bar, phase_of
 
 _ENDING = ".safetensors"
 _ABOUT = "about.json"  # which run a folder holds
-_DONE = "n_done"  # in the state of a stream: how many sequences are
+_DONE = "n_done"  # in the state of a stream: the sequences done
 
 
 class RunCheckpoint:
@@ -43,7 +43,7 @@ class RunCheckpoint:
 
     Args:
         folder: where they are saved, which this process holds.
-        about: what identifies the run; an unfinished run about anything else is not resumed.
+        about: the run's identity; an unfinished run of another identity is not resumed.
         processes: the processes that share the run and its folder.
         signals: how signals end a stream.
         every: batches between two saved states of a stream.
@@ -72,7 +72,7 @@ class RunCheckpoint:
         self._finished: set[str] = set()
 
     def __enter__(self) -> RunCheckpoint:
-        """Find what an earlier process finished.
+        """Find an earlier process's parts.
 
         Raises:
             UserError: in the first process, if the folder belongs to another run.
@@ -115,7 +115,7 @@ class RunCheckpoint:
             )
 
     def discard(self) -> None:
-        """Remove what was kept: the run is written, or cannot be."""
+        """Remove the parts: the run is written, or cannot be."""
         if self.processes.is_first:
             clear(self.folder)
 
@@ -166,7 +166,7 @@ class RunCheckpoint:
         return self.load(key)
 
     def scratch(self, name: str) -> Path:
-        """Return where a file of this name can be written, which goes with the checkpoint."""
+        """Return the path of a file of this name, which is removed with the checkpoint."""
         return self.folder / f"{name}.partial"
 
     @contextmanager
@@ -179,7 +179,7 @@ class RunCheckpoint:
 
         Args:
             keys: the streams of the run, or the number of sequences that this process runs in each.
-            n_seqs: where keys alone are given, this number for all; 0 if that is not known.
+            n_seqs: where keys alone are given, the number for all; 0 if it is not known.
             unit: what is counted.
         """
         sizes = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, n_seqs)
@@ -193,7 +193,7 @@ class RunCheckpoint:
         self.bar = None
 
     def counts(self, key: str) -> bool:
-        """Return whether a stream is among those whose sequences the progress bar counts."""
+        """Return whether the progress bar counts the sequences of a stream."""
         return key in self._streams
 
     def say(self, line: str) -> None:
@@ -202,7 +202,7 @@ class RunCheckpoint:
 
     @contextmanager
     def stream(self, key: str) -> Iterator[StreamCheckpoint]:
-        """Save the state of one stream every so many batches; a signal ends it between two."""
+        """Save a stream's state every so many batches; a signal ends it between batches."""
         if self.bar is not None:
             place = ""
             if len(self._streams) > 1 and key in self._streams:
@@ -231,7 +231,7 @@ class _SavedStream(StreamCheckpoint):
 
     @property
     def n_saved(self) -> int:
-        """How many sequences of this stream an earlier process saved, less its last batch."""
+        """The sequences of this stream that an earlier process saved, less its last batch."""
         return int(self._read().get(_DONE, 0))
 
     def _read(self) -> State:
@@ -294,7 +294,7 @@ def _read(path: Path) -> State:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTensor:
-    """A tensor in a file, of which the parts are read that are asked for.
+    """A tensor in a file, of which only requested parts are read.
 
     Attributes:
         path: the file.
@@ -307,7 +307,7 @@ class StoredTensor:
     shape: Sequence[int]
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
-        """Return a part, all of it for `...`; the file is mapped into memory no longer than that.
+        """Return a part, all of it for `...`; the file is mapped into memory only meanwhile.
 
         Raises:
             StorageError: if the file is broken.
@@ -328,8 +328,8 @@ def tensor_writer(path: Path, shapes: Mapping[str, Sequence[int]]) -> Iterator[W
 
     safetensors' own functions need all tensors in memory at once. The function yielded takes a
     tensor's name, the index of the block's first cell (indices that are left out are 0) and a block
-    whose cells follow each other in the tensor. What is not written is 0. Where writing fails, the
-    file is removed: a full disk gets its room back.
+    whose cells follow each other in the tensor. Cells not written are 0. Where writing fails,
+    the file is removed: a full disk gets its room back.
 
     Args:
         path: the file.

@@ -42,7 +42,7 @@ class Run:
     """A finished run.
 
     Attributes:
-        manifest: what was run, with what, and the checksums of the files.
+        manifest: command, settings, versions, and checksums of the files.
         arrays: per .safetensors file, without its ending, the named arrays (`maps`, `tokens`).
         tables: per .csv file, without its ending, the table.
         page: the report, as HTML.
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def query_positions(self) -> Int[np.ndarray, " row"] | None:
-        """The queries of the maps' rows; None where the maps have the rows of all."""
+        """The queries of the maps' rows; None where maps have all rows."""
         queries = self.arrays.get("maps", {}).get("query_positions")
         return None if queries is None else queries.astype("int64")
 
@@ -70,8 +70,8 @@ class Run:
 def write_run(out: Path, run: Run) -> None:
     """Write a run into a folder that does not exist yet, or is empty.
 
-    The process holds the run's unfinished folder, if others may write the run too. What a killed
-    process left there is removed.
+    The process holds the run's unfinished folder, if others may write the run too. Remains of a
+    killed process are removed.
 
     Raises:
         StorageError: if the folder holds something, or cannot be written to.
@@ -133,7 +133,7 @@ def _write_files(folder: Path, run: Run) -> None:
     (folder / PAGE).write_text(run.page, encoding="utf-8")
     for name, path in run.files.items():
         shutil.move(path, folder / name)
-    for path in folder.glob("*.safetensors"):  # safetensors keeps them from all but their owner
+    for path in folder.glob("*.safetensors"):  # safetensors lets only their owner read them
         shutil.copymode(folder / PAGE, path)
     checksums = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
     manifest = json.loads(json.dumps({**run.manifest, "checksums": checksums, "complete": True}))
@@ -157,7 +157,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def reason(error: Exception) -> str:
-    """Return why a file could not be written or read, in the operating system's words."""
+    """Return the operating system's reason why a file could not be written or read."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -180,10 +180,10 @@ def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
 
 
 def read_manifest(out: Path) -> dict[str, Any]:
-    """Read a run's manifest, and check that it is the one that the run wrote.
+    """Read a run's manifest, and check that it is as the run wrote it.
 
     Raises:
-        UserError: if there is none that can be read, or it was changed.
+        UserError: if no manifest can be read, or it was changed.
     """
     try:
         manifest = read_json(out / "manifest.json")
@@ -206,10 +206,10 @@ def read_manifest(out: Path) -> dict[str, Any]:
 
 
 def validate_files(out: Path, manifest: Mapping[str, Any]) -> None:
-    """Check that every file of a run is the one that its manifest names.
+    """Check every file of a run against the checksum in its manifest.
 
     Raises:
-        UserError: naming a file that is not.
+        UserError: naming a file that differs.
     """
     for name, checksum in manifest["checksums"].items():
         if not (out / name).is_file() or file_checksum(out / name) != checksum:
@@ -288,7 +288,7 @@ def read_run(folder: Path | str) -> Run:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a run's table; one that was written without columns is empty."""
+    """Read a run's table; a table without columns is empty."""
     import pandas as pd
 
     if path.stat().st_size <= 1:

@@ -1,7 +1,7 @@
-"""What a run is made of, as hashes, and how it was made: what a manifest records.
+"""The identity of a run, in hashes, and how it was made, as a manifest records them.
 
-An unfinished run is resumed, a finished one is shown again or repeated, only where settings,
-versions, weights, model files and data are the same. Files are hashed without torch.
+A run is resumed, shown again or repeated only where settings, versions, weights, model files and
+data are the same. Files are hashed without torch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
 
 Record = dict[str, dict[str, Any]]  # the hash of each file of a source, by the file's name
-# Of a source, this many bytes are read; files beyond are known by size and time of change.
+# The bytes read of a source; size and time of change identify the files beyond.
 LARGE = 1 << 30
 LIBRARIES = ("nope-probe", "torch", "transformer-lens", "transformers", "numpy", "tokenizers")
 _MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
@@ -103,8 +103,8 @@ def tensor_checksum(name: str, tensor: Tensor) -> str:
 def configuration(model: nn.Module) -> dict[str, Any]:
     """Return the settings that a model's numbers depend on beside its weights.
 
-    They are those of the Hugging Face model in a bridge, else of TransformerLens; none for a model
-    that has neither.
+    A bridge has those of its Hugging Face model, other models those of TransformerLens; a model
+    without either has none.
     """
     from nope_probe.hooks.layers.model import hugging_face_config
 
@@ -124,7 +124,7 @@ def _plain(value: Any) -> object:
 
 
 def record_sources(sources: Mapping[str, Path | None]) -> dict[str, Record | None]:
-    """Return the hashes of the files of each source; None for a source that has none here.
+    """Return the hashes of the files of each source; None for a source without files here.
 
     Raises:
         UserError: for a file that cannot be read.
@@ -150,7 +150,7 @@ def _record(path: Path) -> Record:
 
 
 def _source_files(path: Path) -> list[Path]:
-    """Return the files at a path: the file itself, those of a model, or all in a folder."""
+    """Return the files at a path: the file itself, a model's, or all in a folder."""
     if path.is_file():
         return [path]
     if (path / "config.json").is_file():
@@ -160,13 +160,13 @@ def _source_files(path: Path) -> list[Path]:
 
 
 def _source_checksum(path: Path) -> str:
-    """Return the checksum of a file; of a configuration, without what changes no number."""
+    """Return the checksum of a file; of a configuration, only settings that change numbers."""
     if path.name == "config.json":
         try:
             config = read_json(path)
             return json_checksum({k: v for k, v in config.items() if k not in _UNUSED_IN_FILE})
         except (ValueError, AttributeError):
-            pass  # whoever loads the model says what is wrong with it
+            pass  # loading the model says what is wrong with it
     return file_checksum(path)
 
 
@@ -176,11 +176,11 @@ def validate_unchanged(
     sources: Mapping[str, Path | None],
     remedy: str = "choose another --out",
 ) -> list[str]:
-    """Check that a finished run's sources are what they were, and return those not compared.
+    """Check that a finished run's sources are unchanged, and return sources not compared.
 
     Args:
         run: the run's folder or file.
-        recorded: what its manifest holds; None if it was written before there was such a record.
+        recorded: its manifest's record; None if the manifest is older than such records.
         sources: where the sources are now.
         remedy: what to do about a source that changed.
 
@@ -221,7 +221,7 @@ def versions() -> dict[str, str]:
 
 
 def threads() -> int:
-    """Return how many threads torch computes with: sums are in an order that depends on it."""
+    """Return the number of torch's threads, on which the order of sums depends."""
     import torch
 
     return torch.get_num_threads()
@@ -259,7 +259,7 @@ def input_record(inputs: Sequences, skip_keys: int, counts: Int[Tensor, " fold"]
 def input_arrays(inputs: Sequences) -> dict[str, np.ndarray]:
     """Return the sequences as `tokens` or `vectors`: a run can be repeated without its data.
 
-    With them, where they are cut out of documents, goes the number of each one's `documents`.
+    Sequences that are cut out of documents come with their numbers, `documents`.
     """
     name = "vectors" if inputs.inputs.is_floating_point() else "tokens"
     arrays = {name: inputs.inputs.numpy()}

@@ -1,6 +1,6 @@
-"""Where a command writes: a place that can be written to, for one process at a time; and memory.
+"""The places that a command writes to, for one process at a time; and the memory it needs.
 
-What is tested before a run computes anything is left as it was.
+Tests before a run leave these places as they were.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_BROWSER = (
 
 
 def output_folder(out: Path) -> Path:
-    """Return the folder that `--out` names: for a link, `.` or a path that ends in `..`, which.
+    """Return the folder that `--out` names: a link, `.` or a final `..` is resolved.
 
     Example:
         >>> output_folder(Path("runs/one")).as_posix()
@@ -86,14 +86,14 @@ _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def validate_memory(n_bytes: int, lower: str) -> None:
-    """Check that the memory is free that a run cannot do without.
+    """Check that the memory that a run needs is free.
 
     Args:
-        n_bytes: at one time, at least.
+        n_bytes: needed at one time.
         lower: which flags make it smaller.
 
     Raises:
-        UserError: with the estimate, and what is here.
+        UserError: with the estimate and free memory.
     """
     memory = free_memory()
     if n_bytes > memory:
@@ -122,9 +122,8 @@ LOCK, HOLDER = "lock", "process.txt"
 def locked(folder: Path) -> Iterator[None]:
     """Hold a folder for this process as long as the context lasts, and make it if need be.
 
-    The operating system releases the lock of a process that ends, however it ends, so that a lock
-    which was left behind never blocks. A folder in which nothing was left is removed at the end,
-    with the folders above it that were made for it.
+    A lock left behind never blocks: the operating system releases the lock of any process that
+    ends. An empty folder is removed at the end, with the folders above it that were made for it.
 
     Raises:
         UserError: if another process holds the folder (it is named), or it cannot be made.
@@ -167,7 +166,7 @@ def clear(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a folder with all that is in it, or a link, not what it leads to."""
+    """Remove a file, a folder with its contents, or a link without its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
         return

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 JOIN_TIMEOUT = timedelta(minutes=5)  # in which all processes have to start
-# A process waits so long for the first one, which may stream a data set or write a large run.
+# The longest wait for the first process, which may stream a data set or write a large run.
 TIMEOUT = timedelta(hours=3)
 HEAD_START = 2.0  # seconds until torchrun ends the other processes of a machine
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -92,7 +92,7 @@ def record_error(error: Exception) -> None:
 
 
 def meet() -> tuple[Store, int, int]:
-    """Return the store that all processes share, the rank of this one and how many there are.
+    """Return the store that all processes share, this process's rank, and their number.
 
     Raises:
         MachineError: if torchrun did not tell this process where and which of several it is, nobody
@@ -113,7 +113,7 @@ def meet() -> tuple[Store, int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """One process among those that share a run; alone by default.
+    """A process that shares a run with others; alone by default.
 
     Attributes:
         rank: its number, from 0.
@@ -125,7 +125,7 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that writes and prints."""
+        """Whether this process writes and prints."""
         return self.rank == 0
 
     def n_own(self, n_seqs: int, batch_size: int) -> int:
@@ -195,7 +195,7 @@ def _device() -> torch.device:
 def _waiting() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # torch has no other for a connection that is closed
+    except RuntimeError as error:  # torch's only class for a closed connection
         time.sleep(2 * HEAD_START)  # meanwhile torchrun ends this process, and prints why
         raise PeerEndedError(
             "another process of this run has ended, or has not answered for "
@@ -261,11 +261,11 @@ def own_device(device: str) -> str:
 class Signals:
     """Turns SIGINT and SIGTERM into `Interrupted` for as long as the context lasts.
 
-    A signal raises at once. Inside `deferred` the first one sets `received`, and
-    `raise_if_received` ends the run between two batches; a second one raises at once.
+    A signal raises at once. Inside `deferred` the first signal sets `received`, and
+    `raise_if_received` ends the run between two batches; a second signal raises at once.
 
-    A process that waits for another one ends by an error when that one does; if a signal came
-    first, that error is not shown.
+    When a process ends, the processes that wait for it end by an error; the error is not shown if
+    a signal came first.
 
     Attributes:
         message: the text of `Interrupted`.
@@ -310,10 +310,10 @@ class Signals:
         self._is_deferred = False
 
     def raise_if_received(self) -> None:
-        """Raise what a deferred signal would have raised.
+        """Raise the exception of a deferred signal.
 
         Raises:
-            Interrupted: if there was one.
+            Interrupted: if a signal came.
         """
         if self.received is not None:
             raise Interrupted(self.received, self.message)

@@ -1,8 +1,8 @@
-"""Session: one run of a command, from its settings to its folder; what every command shares.
+"""Session: a run of a command, from its settings to its folder, as every command uses it.
 
 A session validates the settings and the run's folder before anything is computed, joins the
 processes that share the run, loads the model, opens the checkpoint of an unfinished run, and turns
-signals into a saved state. What a command computes is in its own `run(settings)`.
+signals into a saved state. The computation is in the command's own `run(settings)`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """What a call from Python gives a run beside its settings.
+    """The model and sequences that a call from Python gives a run.
 
     Attributes:
         loaded: the model in memory; None where the settings name the model.
@@ -96,7 +96,7 @@ class Call:
         return "" if self.loaded is None else str(next(self.loaded.model.parameters()).device)
 
     def recorded(self) -> dict[str, Any]:
-        """Return what identifies the model's weights and the sequences, which have no path."""
+        """Return the identity of the model's weights and sequences, which have no path."""
         record: dict[str, Any] = {}
         if self.weights:
             record["weights"] = self.weights
@@ -129,7 +129,7 @@ class Session(Generic[Settings_co]):
     Args:
         command: the command's name.
         settings: its settings.
-        call: what a call from Python gives beside them.
+        call: the model and sequences of a Python call.
 
     Attributes:
         folder: the run's folder.
@@ -137,9 +137,9 @@ class Session(Generic[Settings_co]):
         recorded: the settings as the manifest holds them.
         loaded: the model, if the run has one.
         weights: its fingerprint; empty without a model.
-        sources: what identifies the files of the model and of the data.
+        sources: the record of the files of the model and of the data.
         checkpoint: the finished parts of the run, and its stream in progress.
-        started: when, in seconds of the monotonic clock: clocks of the day are set back.
+        started: the start, in seconds of the monotonic clock, which is never set back.
 
     Raises:
         UserError: on entering, for settings, a folder or a model that cannot be used; on leaving,
@@ -168,7 +168,7 @@ class Session(Generic[Settings_co]):
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that writes and prints."""
+        """Whether this process writes and prints."""
         return self.processes.is_first
 
     def __enter__(self) -> Session[Settings_co]:
@@ -229,7 +229,7 @@ class Session(Generic[Settings_co]):
                 signals.message = NOT_KEPT
 
     def _load(self, device: str) -> dict[str, Any]:
-        """Load the model, if the run has one, and return what identifies the run."""
+        """Load the model, if the run has one, and return the run's identity."""
         self.sources = record_sources(self.call.sources(self.settings.sources()))
         loaded = self.call.loaded or self.settings.load_model(device)
         if loaded is not None:
@@ -261,9 +261,9 @@ class Session(Generic[Settings_co]):
         """Return the run's sequences: made once, in the first process, and then read.
 
         Args:
-            key: under which the checkpoint holds them.
+            key: the sequences' name in the checkpoint.
             shuffle: whether to permute tokens; as in the settings by default.
-            settings: which sequences to make, if others than the run's own.
+            settings: of other sequences than the run's own.
 
         Raises:
             UserError: in the first process, if they cannot be made.
@@ -297,7 +297,7 @@ class Session(Generic[Settings_co]):
             n_conditions: models that differ in what is removed.
             passes: the checkpoint's keys of all passes over sequences.
             n_seqs: how many sequences each pass has; None where they differ.
-            what: what a condition is called, in the singular.
+            what: the word for a condition, in the singular.
 
         Raises:
             UserError: for maps and a batch that are larger than the memory that is free.
@@ -314,7 +314,7 @@ class Session(Generic[Settings_co]):
 
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
-        """How many of the sequences this process runs."""
+        """The number of sequences that this process runs."""
         return self.processes.n_own(self.settings.n_seqs, self.settings.seqs_per_batch)
 
     def provenance(self) -> dict[str, Any]:
@@ -335,7 +335,7 @@ class Session(Generic[Settings_co]):
         }
 
     def write_first_page(self, page: str) -> None:
-        """Write a page of what the run has so far, which the finished run replaces."""
+        """Write a page of the results so far, which the finished run replaces."""
         write_first_page(self.folder, page)
         seconds = time.monotonic() - self.started
         self.checkpoint.say(f"first page after {seconds:.0f} s: open {self.folder / PAGE}")

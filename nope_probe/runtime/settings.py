@@ -1,4 +1,4 @@
-"""The settings that the commands on models share, and what holds for all settings.
+"""The settings that the commands on models share, and the checks of all settings.
 
 Numbers are within bounds, words are choices, paths are absolute, and a flag that has no effect
 beside the other flags is refused, never ignored.
@@ -179,7 +179,7 @@ def validate_effects(settings: Any, without_effect: Mapping[str, str]) -> None:
 
     Args:
         settings: a dataclass.
-        without_effect: by setting, why it has none, as in `no effect on --data random`.
+        without_effect: by setting, the reason, as in `no effect on --data random`.
 
     Raises:
         UserError: naming the flag, and why it has no effect.
@@ -215,7 +215,7 @@ class SessionSettings(BoundedSettings):
         return ""
 
     def validate(self) -> None:
-        """Check what can be checked without the model: that one process was started."""
+        """Check without the model that a single process was started."""
         validate_one_process()
 
     def validate_reach(self) -> None:
@@ -231,7 +231,7 @@ class SessionSettings(BoundedSettings):
         raise NotImplementedError
 
     def sources(self) -> dict[str, Path | None]:
-        """Return where the files of the model and of the data are; None for those elsewhere."""
+        """Return the paths of the model's and the data's files; None for files elsewhere."""
         return {}
 
     def load_model(self, device: str) -> LoadedModel | None:
@@ -244,11 +244,11 @@ OFFSET_BINS = _arg(
 )
 # Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
 FORMAT = 3
-# A run stops between batches: one of long sequences must not take minutes.
+# A batch of long sequences must not take minutes: a run stops between batches.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 # The `data` of a run on sequences that a call from Python gives.
 GIVEN = "given in Python"
-# Which settings mean nothing for a source of data; another value than the default is refused.
+# The settings without effect on a source of data; another value than the default is refused.
 MEANINGLESS = {
     "gaussian": ("windows", "pack", "bos", "shuffle"),
     "random": ("windows", "pack", "alpha", "shuffle"),
@@ -352,7 +352,7 @@ class RunSettings(SessionSettings):
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as its manifest holds them."""
         settings = {"format": FORMAT, **asdict(self), "batch_size": self.seqs_per_batch}
-        # Runs that these settings leave as they were are the same runs as before there were any.
+        # Defaults are left out: runs from before these settings existed keep their identity.
         defaults = {"query_rows": None, "beyond_context": False, "offset_bins": "auto"}
         unset = [name for name, default in defaults.items() if settings.get(name) == default]
         left_out = {*self.unrecorded, *unset}
@@ -395,7 +395,7 @@ class RunSettings(SessionSettings):
         return stated_lengths(self.model, self.revision)
 
     def without_effect(self) -> dict[str, str]:
-        """Return which settings have no effect beside the others, by name, and why."""
+        """Return by name why settings have no effect beside the others."""
         unused = MEANINGLESS.get(self.data, ("alpha",))
         return dict.fromkeys(unused, f"on --data {self.data}")
 
@@ -435,9 +435,9 @@ class RunSettings(SessionSettings):
             )
 
     def sources(self) -> dict[str, Path | None]:
-        """Return where the files of the model and of the data are, of those that have files.
+        """Return the paths of the model's and the data's files.
 
-        It is None for what is on the Hub, and for the standard library, which comes with Python.
+        A path is None for the Hub, and for the standard library, which comes with Python.
         """
         files: dict[str, Path | None] = {}
         if not self.model.lower().startswith("parameter-free"):
@@ -481,7 +481,7 @@ class RunSettings(SessionSettings):
         """Check that there are the layers that the run measures, and that some of them attends.
 
         Raises:
-            UserError: if there are not, or none does.
+            UserError: for a missing layer, or no attention.
         """
         if self.layers != "all" and self.layers > info.n_layers:
             raise TooFewLayersError(info.name, depth=info.n_layers, requested=self.layers)
@@ -531,7 +531,7 @@ class RunSettings(SessionSettings):
         return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
 
     def layers_of(self, info: ModelInfo) -> tuple[int, ...]:
-        """Return the numbers of the layers that the run has maps of: the first that attend."""
+        """Return the numbers of the layers that have maps: the first layers that attend."""
         n_layers = info.n_layers if self.layers == "all" else self.layers
         return tuple(layer for layer in info.attending if layer < n_layers)
 

@@ -1,4 +1,4 @@
-"""What a command shows on the terminal: a line of status, and the progress bar."""
+"""The line of status and the progress bar that a command shows on the terminal."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def open_standard_streams() -> None:
 
 
 def discard_output() -> None:
-    """Send what is left of stdout nowhere, so that the interpreter can end."""
+    """Send the rest of stdout nowhere, so that the interpreter can end."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def status(doing: str, *, has_bars: bool = False) -> Iterator[None]:
-    """Show what is being done on stderr, with a spinner that is erased at the end.
+    """Show a line of status on stderr, with a spinner that is erased at the end.
 
-    Only the first process shows it, and only on a terminal: a log file gets nothing. Two of them
+    Only the first process shows the line, and only on a terminal: a log file gets nothing. Lines
     cannot be nested.
 
     Args:
-        doing: what is being done, such as `loading TransformerLens`.
+        doing: the work in progress, such as `loading TransformerLens`.
         has_bars: whether it may draw progress bars of its own, as a download does; then the line
             has no spinner and stays.
     """
