@@ -1,4 +1,4 @@
-"""From the score maps of all conditions to what a run holds: tables, maps, manifest and page."""
+"""From the score maps of all conditions to a run's tables, maps, manifest and page."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def analyse(
         session: the run in progress.
         plan: the conditions.
         measured: their score maps.
-        waiting: what the page says first, if some conditions are still being run.
+        waiting: the page's first words, while some conditions are still being run.
     """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     analysis = Analysis(plan=plan, measured=measured, tokens=inputs.kind, skip_keys=skip_keys)
@@ -118,7 +118,7 @@ def first_page(session: Session[RunSettings], plan: Plan, measured: Measured) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """What score maps of all conditions say.
+    """The measures of all conditions' maps.
 
     Attributes:
         plan: the conditions.
@@ -147,7 +147,7 @@ class Analysis:
         )
 
     def _losses(self) -> dict[Replacement, list[LayerPlayers]]:
-        """Return what is lost without each weight under the replacements that only check this."""
+        """Return the pattern's loss without each weight under replacements that only check it."""
         sources = {condition: self.measured.maps[condition] for condition in self.plan.of_sources}
         return {
             name: attribute_losses(sources | maps, self.plan.player_sets, self.skip_keys)
@@ -189,7 +189,7 @@ class Analysis:
         }
 
     def record(self) -> dict[str, Any]:
-        """Return what the manifest says of the conditions."""
+        """Return the manifest's entries on conditions."""
         plan = self.plan
         gains = {} if self.measured.gains is None else self.measured.gains.gains
         return {
@@ -254,7 +254,7 @@ class Analysis:
         return measures_table(rows, self.plan.layers, labels=("tokens", "skip_keys", "kept"))
 
     def _mean_covariance_table(self) -> pd.DataFrame:
-        """Return the mean and covariance terms, and where they are known the mean term's four."""
+        """Return the mean and covariance terms, and where known the mean term's four parts."""
         counts, positions = self.measured.intact.counts, self.measured.positions
         terms = None if positions is None else term_table(positions, self.skip_keys)
         return mean_covariance_table(
@@ -332,7 +332,7 @@ def side_by_side(tables: Mapping[Replacement, pd.DataFrame]) -> pd.DataFrame:
     """Return tables of players or interactions as one, with a column `replacement`.
 
     Args:
-        tables: per replacement, its table; columns that only the first has are empty in the others.
+        tables: by replacement; columns that only the first table has are empty in the others.
     """
     first = next(iter(tables.values()))
     named = [table.assign(replacement=name) for name, table in tables.items() if len(table)]

@@ -31,7 +31,7 @@ class RunMaps:
     `mean_covariance/<term>` are score maps; `pattern/all`, `pattern/mean_term`,
     `pattern/covariance_term`, `source/<term>` and `shapley/<player>` (of further player sets
     `shapley_<set>/<player>`, of further replacements these with `_<replacement>` before the slash)
-    are patterns; of replacements that only tell what is lost there are score maps alone. The
+    are patterns; replacements that only tell what is lost have score maps alone. The
     Shapley maps of a set, with that of `base` where no source plays, add up to the positional part
     of the pattern. Where maps do not have the rows of all queries, `query_positions` are the
     queries of their rows.
@@ -69,7 +69,7 @@ class RunMaps:
         """Yield all maps by blocks of rows: name, the layer's place, first row, and rows.
 
         Args:
-            n_bytes: as many as one row block of all conditions takes.
+            n_bytes: the size of a row block of all conditions.
         """
         for place, intact in enumerate(self.intact.layers):
             cells = shared_cells([intact.folds], self.skip_keys)
@@ -140,7 +140,7 @@ def named_scores(plan: Plan, measured: Measured) -> dict[str, StoredMaps]:
 
 
 def write_maps(path: Path, maps: RunMaps) -> None:
-    """Write all maps to a file, in float32, and the queries of their rows where some have none.
+    """Write all maps to a file, in float32, and their rows' queries where some queries have no row.
 
     Raises:
         StorageError: if it cannot be written.

@@ -1,4 +1,4 @@
-"""The conditions of an attribution: which there are, and the score maps of each."""
+"""The conditions of an attribution, and the score maps of each condition."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Plan:
         sources: the mask, and the window and position encodings that the model has beside it.
         conditions: the components removed in each condition, the intact model first.
         layers: the numbers of the layers to map.
-        substitutes: what stands for removed weights; each in turn.
-        checks: what stands for them in turn in those conditions alone that tell what is lost
+        substitutes: replacements of removed weights, in turn.
+        checks: further replacements, in turn, for those conditions alone that tell what is lost
             without each weight.
         scope: whether to remove, for a layer's scores, in the layers before it (`upstream`), in
-            itself (`own`), or in both.
+            that layer (`own`), or in both.
         reparametrise: in how many random reparametrisations to run the first player set.
         offset_bins: which distances share a mean; see `offset_bins`.
         left_out: components that by default are no sources or players here, and why.
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def switches(self) -> PlayerSet:
-        """The first player set, or of the sources alone: what an explorer switches."""
+        """The player set that an explorer switches: the first, or the sources."""
         if self.player_sets:
             return self.player_sets[0]
         return player_set(self.sources)
@@ -110,9 +110,9 @@ class Plan:
         return [condition for condition in self.conditions if condition & {*WEIGHTS}]
 
     def checked(self, by: Substitute) -> dict[Condition, Condition]:
-        """Return the conditions that tell what is lost, and the one that is run for each.
+        """Return the conditions that tell what is lost, with the condition run for each.
 
-        Without W_O, whose place a constant takes, it does not matter what W_V is.
+        W_V does not matter where a constant takes the place of W_O.
         """
         needed = losses_need(self.player_sets)
         is_constant = by.replacement not in WITH_GAIN
@@ -123,9 +123,9 @@ class Plan:
         }
 
     def name(self, condition: Condition) -> str:
-        """Return a condition's name: what it keeps of the removable components.
+        """Return a condition's name: the removable components that it keeps.
 
-        RoPE is named as a whole, but where a part of it is removed. Then `rope_rest` are the pairs
+        RoPE is named as a whole unless a part of it is removed. Then `rope_rest` are the pairs
         that no condition removes by themselves.
         """
         bands = {name for name in self.removable if name != "rope" and is_rope(name)}
@@ -267,7 +267,7 @@ class Measured:
             with their mean term, where scores are q.k.
         gains: gains and means of the replacements, where weights are removed and need them.
         others: per further replacement, the conditions that replace weights.
-        checks: per replacement of the plan's `checks`, those that tell what is lost.
+        checks: by replacement in the plan's `checks`, conditions that tell what is lost.
         shuffled: of the intact model and the one without mask on shuffled tokens, if wanted.
         reparametrised: of the first player set's conditions, per reparametrisation.
         layer_passes: passes of one batch through one block, up to its scores or whole: how many

@@ -1,7 +1,7 @@
-"""What a run of `ablate` shows of players: shares, interactions, Shapley maps, per replacement.
+"""The players of a run of `ablate`: shares, interactions, Shapley maps, per replacement.
 
-What a heading or sentence says of a weight holds under all replacements, or names them. What has an
-interval around zero counts as noise.
+Statements on a weight hold under all replacements, or name them. Estimates with an interval around
+zero count as noise.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class Findings:
     """The tables of a run, its maps, pooled when they are drawn, and the layer shown first.
 
     Attributes:
-        manifest: what was run.
+        manifest: the run's.
         maps: the run's maps by name.
-        intact: what the intact model keeps.
-        replacements: what removed weights were replaced by, the first being that of the headings.
-        tables: the tables that have rows, with the first replacement alone,
-        several: and with all replacements.
+        intact: the intact model's name.
+        replacements: of removed weights, the first being that of the headings.
+        tables: the tables that have rows, with the first replacement alone.
+        several: with all replacements.
     """
 
     def __init__(self, run: Run) -> None:
@@ -130,7 +130,7 @@ class Findings:
         return rows if rows is not None and len(rows) else None
 
     def of(self, table: pd.DataFrame, replacement: str) -> pd.DataFrame:
-        """Return the rows of a table that are of one replacement, or all where it names none."""
+        """Return a table's rows of a replacement, or all rows of a table without replacements."""
         if "replacement" not in table:
             return table
         return table[table["replacement"] == replacement].drop(columns="replacement")
@@ -141,7 +141,7 @@ class Findings:
 
     @property
     def replaced(self) -> list[str]:
-        """What removed weights were replaced by; nothing where no weight plays."""
+        """The replacements of removed weights; none where no weight plays."""
         plays = any(self.weights(name) for name in self.manifest["player_sets"])
         return list(self.replacements) if plays else []
 
@@ -257,7 +257,7 @@ def _shapley_figure(findings: Findings, table: pd.DataFrame, group: str) -> go.F
 def _blank_where_undefined(players: pd.DataFrame) -> pd.DataFrame:
     """Return the table of players with blanks where a number is undefined, or was not measured.
 
-    The other empty cells are those of a layer without pattern.
+    Other empty cells belong to layers without pattern.
     """
     known = players[["share", "lost"]].notna().any(axis=1)
     blank = players.isna() & known.to_numpy()[:, None]
@@ -265,7 +265,7 @@ def _blank_where_undefined(players: pd.DataFrame) -> pd.DataFrame:
 
 
 def conjunction_note(players: Sequence[str], layers: Sequence[int]) -> str:
-    """Return the layers in which all players have about the same share, and what that means.
+    """Return the layers in which all players have about the same share, and its meaning.
 
     Args:
         players: the players of one set.
@@ -281,9 +281,9 @@ def conjunction_note(players: Sequence[str], layers: Sequence[int]) -> str:
 
 
 def player_finding(players: pd.DataFrame, layer: int | None, player_set: str) -> str:
-    """Return what the strongest layer's positional part loses without players, needed ones first.
+    """Return the losses of the strongest layer's positional part, needed players first.
 
-    A weight is named with what is lost under each replacement, if it is needed under all of them.
+    A weight that is needed under all replacements is named with its loss under each.
 
     Args:
         players: `players.csv` of one player set.
@@ -335,7 +335,7 @@ SETTLED = ("needed", "not needed")  # by all replacements
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What one layer's positional part loses without a player, under each replacement.
+    """The loss of a layer's positional part without a player, by replacement.
 
     Attributes:
         player: its name.
@@ -363,7 +363,7 @@ class Loss:
 
     @property
     def verdict(self) -> Verdict:
-        """What the replacements say together; a player is needed where a tenth or more is lost."""
+        """The replacements' joint verdict; a player is needed where a tenth or more is lost."""
         needed = {kind for kind, (_, low, _) in self.by_kind.items() if low > NEEDED}
         others = {*self.by_kind} - needed
         if not (needed and others):
@@ -375,14 +375,14 @@ class Loss:
         return "content" if others <= {*WITH_GAIN} else "replacement"
 
     def percents(self) -> list[str]:
-        """Return what is lost under each replacement, which is named."""
+        """Return the loss under each replacement, by name."""
         return [
             percents(value) + (f" ({kind})" if kind else "")
             for kind, (value, _, _) in self.by_kind.items()
         ]
 
     def changes(self) -> str:
-        """Return what is lost without the player, with what stands in for its weights."""
+        """Return the loss without the player, with the stand-in for its weights."""
         first, *others = (
             _change(interval) + (f" with {stand_in(self.player, kind)}" if kind else "")
             for kind, interval in self.by_kind.items()
@@ -392,11 +392,11 @@ class Loss:
 
 
 def weight_sentences(losses: Sequence[Loss], subject: str) -> Iterator[str]:
-    """Yield what a layer loses without weights, a sentence for all that have one verdict.
+    """Yield a layer's losses without weights, a sentence for all weights of a verdict.
 
     Args:
         losses: of players that hold weights.
-        subject: what loses it.
+        subject: that loses it.
     """
     for verdict in dict.fromkeys(loss.verdict for loss in losses):
         alike = [loss for loss in losses if loss.verdict == verdict]
@@ -408,7 +408,7 @@ def weight_sentences(losses: Sequence[Loss], subject: str) -> Iterator[str]:
 
 
 def _conclusion(verdict: Verdict, alike: Sequence[Loss]) -> str:
-    """Return what a verdict says of some players; nothing where there is one replacement."""
+    """Return the words of a verdict on players; empty where there is one replacement."""
     kinds = alike[0].kinds
     if len(kinds) < 2:
         return ""
@@ -444,10 +444,10 @@ def losses_of(rows: pd.DataFrame) -> list[Loss]:
 
 
 def player_sentences(findings: Findings) -> Iterator[str]:
-    """Yield what the strongest layer's positional part loses without players.
+    """Yield the losses of the strongest layer's positional part.
 
-    Weights of the main player set have a sentence each; of the other set those have one that the
-    replacements disagree on, or that take more alone than in their circuit.
+    Every weight of the main player set has a sentence. A weight of the other set has a sentence if
+    replacements disagree on it, or if it takes more alone than in its circuit.
     """
     sets = findings.manifest["player_sets"]
     main = "circuits" if "circuits" in sets else "players"
@@ -501,7 +501,7 @@ def _more_than_the_circuit(circuit: Loss, singles: Sequence[Loss], subject: str)
 
 
 def _positional_part(players: Sequence[str]) -> str:
-    """Return what the shares of some players are shares of, as the subject of a sentence."""
+    """Return the whole of some players' shares, as the subject of a sentence."""
     sources = [phrase(name) for name in players if player(name).is_source]
     if not sources:
         return "The pattern"
@@ -510,7 +510,7 @@ def _positional_part(players: Sequence[str]) -> str:
 
 
 def _change(interval: ValueAndBounds) -> str:
-    """Return what is lost without a player, or gained where the pattern grows without it."""
+    """Return the loss without a player, or the gain where the pattern grows without it."""
     value, low, high = percent(interval)
     if value < 0:
         return f"grows by {interval_text((-value, -high, -low), 'z.0f', '%')}"
@@ -535,7 +535,7 @@ def player_tables(findings: Findings) -> dict[str, pd.DataFrame]:
 
 
 def _players_as_text(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per layer and player; blank where a number is undefined though a share is."""
+    """Return a row per layer and player; blank where only a share is defined."""
     names = {"layer": _layers_as_text(rows), "player": list(rows["player"])}
     table = with_intervals(names, rows, COLUMNS)
     for heading, (column, _) in COLUMNS.items():
@@ -560,6 +560,6 @@ def _lost_as_text(names: Sequence[str], members: Sequence[str], rows: pd.DataFra
 
 
 def _layers_as_text(rows: pd.DataFrame) -> list[str]:
-    """Return the layer of each row, blank where the row before has it."""
+    """Return the layer of each row, blank where it repeats."""
     is_first = rows["layer"] != rows["layer"].shift()
     return [f"L{layer}" if new else "" for layer, new in zip(rows["layer"], is_first, strict=True)]

@@ -118,7 +118,7 @@ class Settings(RunSettings):
             raise UserError(f"{written[0]} is of one place: it takes no --scope {self.scope}")
 
     def without_effect(self) -> dict[str, str]:
-        """Return which settings have no effect beside the others, by name, and why."""
+        """Return by name why settings have no effect beside the others."""
         whole = {"residuals_gb": "with --scope both: no two conditions share residual streams"}
         return super().without_effect() | (whole if self.scope == "both" else {})
 
@@ -148,19 +148,19 @@ class Settings(RunSettings):
 
     @property
     def substitutes(self) -> tuple[Substitute, ...]:
-        """What stands for removed weights, each in turn."""
+        """The replacements of removed weights, in turn."""
         names = self.replacement or DEFAULT_REPLACEMENTS[:1]
         return tuple(Substitute(replacement=name, gain=self.gain, seed=self.seed) for name in names)
 
     @property
     def checks(self) -> tuple[Substitute, ...]:
-        """What stands for them where nothing but what is lost without each weight is measured."""
+        """The replacements that only measure what is lost without each weight."""
         names = () if self.replacement else DEFAULT_REPLACEMENTS[1:]
         return tuple(Substitute(replacement=name, gain=self.gain, seed=self.seed) for name in names)
 
     @property
     def player_names(self) -> tuple[str, ...] | None:
-        """The players as they were named; None where the model decides which there are."""
+        """The players as they were named; None where the model decides on them."""
         if self.players is None and self.bands:
             return ("mask", "rope")
         return self.players
@@ -171,7 +171,7 @@ def run(settings: Settings, call: Call | None = None) -> Path:
 
     Args:
         settings: the command's.
-        call: what a call from Python gives beside them.
+        call: the model and sequences of a Python call.
 
     Raises:
         UserError: for what cannot be done.

@@ -1,6 +1,6 @@
-"""What a run of `ablate` shows: sources, players, terms and controls, with a sentence for each.
+"""The report of `ablate`: sources, players, terms and controls, with a sentence for each.
 
-Findings take tables with one replacement. What has an interval around zero counts as noise.
+Findings take tables with one replacement. Estimates with an interval around 0 count as noise.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ AGREES = 0.05  # of the pattern: two shares that differ by less
 
 
 def report(run: Run, explorer: Explorer | None = None) -> Report:
-    """Return what a run shows.
+    """Return a run's report.
 
     Args:
         run: maps [n_layers, query_pos, key_pos] in nats, as `RunMaps` names them, of which
             `score/<kept>` of the intact model and the patterns are drawn; the tables `sources`,
             `players`, `interactions`, `pattern`, `non_relative`, `controls`, `mean_covariance`,
-            `offsets`; on the page, those that a run does not have may be missing or empty.
+            `offsets`; tables that a run does not have may be missing or empty.
         explorer: the patterns of all conditions behind switches, if the page shows them.
     """
     findings = Findings(run)
@@ -320,7 +320,7 @@ def mean_covariance_finding(table: pd.DataFrame, layer: int | None) -> str:
 
 
 def exact_and_removed(findings: Findings) -> str:
-    """Return how the exact split of the strongest layer differs from what removals take."""
+    """Return how the exact split of the strongest layer differs from its losses by removals."""
     table, sources = findings.tables["mean_covariance"], findings.tables["sources"]
     if findings.layer is None or "rotation" not in set(table["term"]):
         return ""
