@@ -1,4 +1,4 @@
-"""From losses, decodability and score maps to what a run holds: tables, manifest and page."""
+"""From losses, decodability and score maps to a run's tables, manifest and page."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def bin_width(plan: Plan) -> int:
 
 
 def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFrame:
-    """Return how far the decoded index is from the true one, per layer, in positions.
+    """Return the distance of decoded and true index, per layer, in positions.
 
     `distance` is of the regression on the residual stream after the layer, `null` of one on
     shuffled targets, `untrained` of the model with random weights; `difference` is to the intact
@@ -242,7 +242,7 @@ def bridge_table(
     decodability: pd.DataFrame,
     skip: int,
 ) -> pd.DataFrame:
-    """Return per condition and layer what is lost of the pattern and of behaviour.
+    """Return per condition and layer the losses of pattern and behaviour.
 
     `pattern` is in nats of p (see `pattern_lost`); `loss` and `copy` (of the second copy of a text
     segment) in nats per token, the same in all rows of a condition; `position` is how much farther
@@ -290,7 +290,7 @@ def _pattern_lost(
 
 
 def correlations_table(bridge: pd.DataFrame, heads: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return Spearman's rho of what the positional pattern and what behaviour loses.
+    """Return Spearman's rho of the positional pattern's and behaviour's losses.
 
     Args:
         bridge: the table of the bridge: over conditions, each layer's pattern has a row per effect,

@@ -33,13 +33,13 @@ Distances = Float[Tensor, "held_out layer fit"]
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was measured in every condition.
+    """The measurements of every condition.
 
     Attributes:
         losses: per condition (or single head, such as `L2H3`) and probe, nats.
         distances: per condition, of predicted and true index on held-out documents, in positions;
             the last axis is the fit on true and on shuffled targets.
-        untrained: the same of the model with random weights, where only sources are removed.
+        untrained: distances of the model with random weights, where only sources are removed.
         maps: score maps by `map_key`: of each condition, and of each without the sources too.
         head_patterns: per layer, the RMS of each head's positional part p in the intact model,
             nats; empty if single heads are not wanted.
@@ -53,7 +53,7 @@ class Measured:
 
 
 def map_key(ablation: Ablation) -> str:
-    """Return the name of a condition's score maps, the same for all that remove the same.
+    """Return the name of a condition's score maps, the same for equal removals.
 
     Example:
         >>> map_key(Ablation(remove=["mask", "rope"])), map_key(Ablation(remove=["w_q"]))
@@ -69,7 +69,7 @@ def head_name(layer: int, head: int) -> str:
 
 
 def capture(session: Session[Settings], plan: Plan) -> Measured:
-    """Return what was measured, from the checkpoint or captured and saved."""
+    """Return all measurements, from the checkpoint or captured and saved."""
     runner = _Runner(session, plan)
     sizes = runner.sizes()
     session.announce(len(plan.conditions) + len(plan.heads), [*sizes])
@@ -122,7 +122,7 @@ class _Runner:
         }
 
     def streams(self) -> Iterator[tuple[str, Probe, Ablation]]:
-        """Yield the key of each stream, its sequences and what it removes."""
+        """Yield the key of each stream, its sequences and its removals."""
         text, intact = self.plan.text, Ablation()
         if any(condition.needs_calibration for condition in self.conditions.values()):
             yield "calibration", text, intact
@@ -185,7 +185,7 @@ class _Runner:
         return by_document(losses, probe.documents)
 
     def with_positions(self, engine: Engine, probe_name: str) -> Engine:
-        """Return the engine with what writers write in windows of a probe's own length."""
+        """Return the engine with writers' positions in windows of a probe's own length."""
         own = engine.calibrated(f"positions/{probe_name}", self.writing, self.skip).calibration
         assert own is not None
         assert engine.calibration is not None
@@ -222,7 +222,7 @@ class _Runner:
             }
 
     def distances(self, key: str, name: str) -> Distances:
-        """Return how far the index is that fits on half of the documents read in the others."""
+        """Return the held-out documents' distances of the true index and the fits' index."""
         fit, held_out, ablation = self.on(self.fit), self.on(self.held_out), self.conditions[name]
         generator = torch.Generator().manual_seed(self.settings.seed)
         n_seqs, seq_len = fit.inputs.shape

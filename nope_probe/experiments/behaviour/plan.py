@@ -1,4 +1,4 @@
-"""What a run of `behaviour` measures: the conditions, the sequences, and what it has to skip."""
+"""The plan of a run of `behaviour`: the conditions, the sequences, and the skipped measures."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run measures.
+    """A run's plan.
 
     Attributes:
-        conditions: what is removed, by name; the intact model first.
-        heads: what removes the W_Q of a single head, by layer and head, if these are wanted.
+        conditions: the removals by name; the intact model first.
+        heads: removals of the W_Q of a single head, by layer and head, if wanted.
         sources: the mask and the position encoding of the model.
         layers: the numbers of the layers in which position and pattern are read.
         measures: the names of the measures.
@@ -110,7 +110,7 @@ class Plan:
 
 
 def make_plan(session: Session[Settings]) -> Plan:
-    """Return what to measure on which sequences.
+    """Return the measures and sequences of a run.
 
     Raises:
         UserError: for a condition that the model does not have, too few documents, or measures none

@@ -36,7 +36,7 @@ def run(settings: Settings, call: Call | None = None) -> Path:
 
     Args:
         settings: the command's.
-        call: what a call from Python gives beside them.
+        call: the model and sequences of a Python call.
 
     Raises:
         UserError: for what cannot be done.

@@ -1,4 +1,4 @@
-"""What a run of `behaviour` shows: its figures, tables and sentences; no model is needed."""
+"""The report of `behaviour`: its figures, tables and sentences; no model is needed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HOW_TO_READ = (
 
 
 def report(run: Run) -> Report:
-    """Return what a run shows.
+    """Return a run's report.
 
     Args:
         run: tables `behaviour`, `loss_by_position`, `extrapolation`, `decodability`, `bridge` and
@@ -243,7 +243,7 @@ def _not_shown(behaviour: pd.DataFrame) -> Iterator[str]:
 
 
 def difference_finding(behaviour: pd.DataFrame) -> str:
-    """Return which removal raises the loss most, or the first other measure; nothing of none."""
+    """Return which removal raises the loss most, or the first other measure, if any."""
     known = behaviour.dropna(subset=["difference"])
     measured = [name for name in (*LEADING, *QUANTITIES) if name in set(known["measure"])]
     if not measured:
@@ -261,7 +261,7 @@ def difference_finding(behaviour: pd.DataFrame) -> str:
 
 
 def copy_finding(behaviour: pd.DataFrame) -> str:
-    """Return what a second copy of a text segment costs less; nothing if it was not measured."""
+    """Return the loss that a text segment's second copy saves; empty if not measured."""
     rows = behaviour[(behaviour["measure"] == "copy_text") & (behaviour["condition"] == INTACT)]
     if rows.empty:
         return ""
@@ -279,7 +279,7 @@ def window_finding(behaviour: pd.DataFrame, measure: str, title: str, along: str
         behaviour: `behaviour.csv`.
         measure: `in_context`, a loss early in the window less the loss late, or `extrapolation`,
             the loss beyond the trained context less that at its end.
-        title: what the section is about, which is returned alone if the measure was not taken.
+        title: the section's subject, which is returned alone if the measure was not taken.
         along: from where to where.
     """
     rows = behaviour[(behaviour["measure"] == measure) & (behaviour["condition"] == INTACT)]
@@ -317,7 +317,7 @@ def decodability_finding(table: pd.DataFrame) -> str:
 
 
 def bridge_finding(correlations: pd.DataFrame) -> str:
-    """Return how the pattern and the behaviour that removals take go together, over all layers."""
+    """Return how the losses of pattern and behaviour correlate, over all layers."""
     removals = correlations[correlations["over"] == "conditions"]
     rows = removals[removals["layer"].astype(str) == "all"].dropna(subset=["rho"])
     title = "Pattern and behaviour"

@@ -1,4 +1,4 @@
-"""What is measured of a model's behaviour, in which conditions, and the command's settings."""
+"""The measures of a model's behaviour, their conditions, and the command's settings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SHORTEST: dict[Measure, int] = {
     "pattern": 12,
 }
 EXTRAPOLATED = Bounds(16, 2**20)
-TIMES = 4  # as many times the trained context are extrapolated to
+TIMES = 4  # the reach of extrapolation, in trained contexts
 INTACT = "intact"
 REMOVED = (  # by default, as far as the model has it
     *POSITION_ENCODINGS,
@@ -79,7 +79,7 @@ class Quantity:
         measure: the measure that it belongs to.
         label: in tables and figures.
         unit: nats or positions.
-        caption: what it is, in one sentence.
+        caption: its meaning, in one sentence.
         probe: the sequences whose losses it is read from, beside the text windows.
         unmasked: why it means nothing without the mask; empty if it does.
     """
@@ -172,7 +172,7 @@ QUANTITIES: dict[str, Quantity] = {
 }
 
 
-# What behaviour loses, by column of `bridge.csv`: the rows of `behaviour.csv` whose differences to
+# Losses of behaviour, by column of `bridge.csv`: the rows of `behaviour.csv` whose differences to
 # the intact model exist in all conditions.
 EFFECTS = {"loss": "loss_suffix", "copy": "copy_text_second", "position": "position"}
 
@@ -183,15 +183,15 @@ def make_conditions(
     substitutes: Sequence[Substitute],
     left_out: Collection[str] = (),
 ) -> dict[str, Ablation]:
-    """Return what each condition removes, by its name; the intact model first.
+    """Return the conditions' removals by name; the intact model first.
 
-    With several replacements, a condition that removes weights is there once for each, under names
+    With several replacements, a condition that removes weights has an entry for each, with a name
     such as `w_q:mean`.
 
     Args:
         has: the components that the model has.
         names: what to remove; by default each of `REMOVED` that the model has.
-        substitutes: what stands for removed weights.
+        substitutes: replacements of weights.
         left_out: components that are removed only where they are named.
 
     Raises:
@@ -287,7 +287,7 @@ class Settings(RunSettings):
 
     @property
     def substitutes(self) -> tuple[Substitute, ...]:
-        """What stands for removed weights, each in turn."""
+        """The replacements of removed weights, in turn."""
         return tuple(
             Substitute(replacement=name, gain=self.gain, seed=self.seed)
             for name in self.replacement
@@ -333,7 +333,7 @@ class Settings(RunSettings):
             validate_effects(self, {"prefix": "where the mask is not removed"})
 
     def without_effect(self) -> dict[str, str]:
-        """Return which settings have no effect beside the others, by name, and why."""
+        """Return by name why settings have no effect beside the others."""
         reasons = super().without_effect()
         readers = {
             "trained_len": ("extrapolation",),
