@@ -1,7 +1,7 @@
 """The engine of every command that runs a model: conditions times captures.
 
-A capture runs the model on all sequences, intact or in the condition of an ablation. What it found
-is read from the run's checkpoint where it is finished, and computed and saved where it is not.
+A capture runs the model on all sequences, intact or in the condition of an ablation. A
+finished capture is read from the run's checkpoint; any other is computed and saved.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Engine:
         checkpoint: where captures are saved; without one, nothing is kept.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from.
-        calibration: gains, means and positions of what is removed, from `calibrated`.
+        calibration: gains, means and positions of removals, from `calibrated`.
         residuals: residual streams that captures of score maps share.
         skip_keys: how many first positions keep what writers write there; see `calibrate`.
         query_rows: how many rows maps have; see `capture_scores`.
@@ -92,11 +92,10 @@ class Engine:
     def calibrated(
         self, key: str | None, ablations: Iterable[Ablation], skip_keys: int | None = None
     ) -> Engine:
-        """Return the engine with gains, means and positions, if one of the ablations needs them.
+        """Return the engine with gains, means and positions, if an ablation needs them.
 
-        The checkpoint belongs to a run of one model. Weights that are rewritten on another device
-        may differ from the stored gains' in the last bit, so that no checksum is stored beside
-        these.
+        Gains are stored without a checksum of the weights: the checkpoint belongs to a run of one
+        model, and weights rewritten on another device may differ in the last bit.
         """
         needing = [ablation for ablation in ablations if ablation.needs_calibration]
         if not needing:
@@ -119,11 +118,11 @@ class Engine:
         return replace(self, calibration=calibration, skip_keys=skip_keys)
 
     def once(self, key: str | None, capture: Capture, ablation: Ablation | None = None) -> State:
-        """Return what a capture found, from the checkpoint or captured and saved.
+        """Return the result of a capture, from the checkpoint or computed and saved.
 
         Args:
             key: the capture's name in the checkpoint; None to keep nothing.
-            capture: given the stream in which it saves its progress, returns tensors by name.
+            capture: returns tensors by name, given the stream to save its progress in.
             ablation: what the model is run without.
         """
         if key is None or self.checkpoint is None:
@@ -142,7 +141,7 @@ class Engine:
         return ablated(self.model, ablation, self._calibration_for(key, ablation))
 
     def _calibration_for(self, key: str | None, ablation: Ablation) -> Calibration | None:
-        """Return the calibration, with positions as they are written without all else.
+        """Return the calibration, with positions as written in the ablated model.
 
         Without the mask, or behind another writer, a component writes another position than in the
         intact model, and taking away that of the intact model would leave its opposite.
@@ -233,7 +232,7 @@ class Engine:
         writers: WriterKind = "heads",
         per_head: bool = False,
     ) -> PositionSums:
-        """Return what writers bring to the queries and keys of layers; see `capture_positions`."""
+        """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
         options = {"layers": layers, "writers": writers, "per_head": per_head}
 
         def capture(stream: StreamCheckpoint | None) -> State:
@@ -244,7 +243,7 @@ class Engine:
     def by_fold(
         self, capture: Callable[..., Sums], stream: StreamCheckpoint | None, **options: Any
     ) -> Sums:
-        """Return what a capture of `hooks.reading` sums over the sequences of each fold."""
+        """Return the sums of a capture of `hooks.reading` over the sequences of each fold."""
         return capture(
             self.model,
             self.inputs,
@@ -273,7 +272,7 @@ class Engine:
 
 
 def position_keys(key: str, ablation: Ablation) -> dict[str, str]:
-    """Return the keys of the captures of what is written beside what else an ablation removes.
+    """Return by writer the key of the capture of its position in the ablated model.
 
     Args:
         key: of the capture that the ablation is for.
@@ -333,7 +332,7 @@ def validate_first_sequence(model: HookedModel, inputs: Tensor, layers: Sequence
 
 
 def as_sequences(model: HookedModel, given: Given) -> Sequences:
-    """Return sequences with what is known of them; a first token that all share is a BOS token.
+    """Return sequences with their properties; a first token that all share is a BOS token.
 
     Raises:
         TypeError: for a model or inputs of another kind.
@@ -347,10 +346,10 @@ def as_sequences(model: HookedModel, given: Given) -> Sequences:
 
 
 def first_layers(model: HookedModel, n_layers: int | None) -> tuple[int, ...]:
-    """Return the numbers of the layers that attend among some first ones, or among all.
+    """Return the numbers of the layers that attend, among some first layers or all.
 
     Raises:
-        ValueError: for more layers than there are, or none that attends.
+        ValueError: for more layers than there are, or no attention.
     """
     attending, depth = [layer.index for layer in layers_of(model)], len(blocks_of(model))
     if n_layers is not None and not 1 + attending[0] <= n_layers <= depth:

@@ -38,7 +38,7 @@ MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are
 HEADS = "mean over heads"
 Folds = Float[Tensor, "fold layer panel row key_pos"]
 Mean = Float[Tensor, "layer panel row key_pos"]
-# The folds that panels are measured from, the panels as they are shown, and what they are of.
+# The folds that panels are measured from, the panels as they are shown, and their maps.
 Measured = tuple[Folds, Mean, ScoreMaps | StageMaps]
 
 
@@ -141,7 +141,7 @@ def progress(ablations: Sequence[Ablation], what: str) -> Iterable[Ablation]:
 
 
 def note_on(engine: Engine, substitute: Substitute, skip_keys: int) -> str:
-    """Return what an explorer's maps are, in a few sentences."""
+    """Return a description of an explorer's maps, in a few sentences."""
     n_seqs, n_pos = engine.inputs.shape[:2]
     n_rows = len(choose_rows(n_pos, engine.query_rows))
     skipped = {0: "", 1: ", the first key left out"}.get(
@@ -176,8 +176,7 @@ def _arrays(combinations: Iterable[Measured], skip_keys: int) -> dict[str, Any]:
     """Return `maps`, `measures` and `block` of all combinations, as `SwitchedMaps` holds them.
 
     Args:
-        combinations: of each combination, the intact model first. No folds are held but the intact
-            model's.
+        combinations: their maps, the intact model's first. Only its folds are held.
         skip_keys: how many first keys the measures leave out.
     """
     intact: Folds | None = None
@@ -267,7 +266,7 @@ def stage_view(
 
 
 def _letters(blocks: Sequence[StageMaps]) -> Measured:
-    """Return the stages of some blocks, from (a) to (i); those that a block lacks are NaN."""
+    """Return the stages of some blocks, from (a) to (i); stages that a block lacks are NaN."""
     blank = torch.full_like(next(iter(blocks[0].folds.values())), torch.nan)
     panels = [[block.folds.get(letter, blank) for letter in LETTERS] for block in blocks]
     folds = torch.stack([torch.stack(of_block, 1) for of_block in panels], 1)

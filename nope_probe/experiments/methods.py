@@ -53,7 +53,7 @@ MEASURED = {
 
 
 def methods_paragraph(manifest: Manifest) -> str:
-    """Return what a paper has to say of a run: model, data, noise, removals and versions.
+    """Return a paper's paragraph on a run: model, data, noise, removals and versions.
 
     Args:
         manifest: of a run of `ablate`, `scores`, `circuit`, `trace` or `behaviour`.
@@ -77,7 +77,7 @@ def methods_paragraph(manifest: Manifest) -> str:
 
 
 def _model(manifest: Manifest) -> list[str]:
-    """Return which model was run, how much of it, and how it was checked."""
+    """Return the sentences on the model, its layers and its check."""
     model, settings = manifest["model"], manifest["settings"]
     revision = f" at revision {model['revision']}" if model["revision"] else ""
     n_layers, asked, in_memory = model["n_layers"], settings.get("layers"), "given" in settings
@@ -104,7 +104,7 @@ def _model(manifest: Manifest) -> list[str]:
 
 
 def _inputs(manifest: Manifest) -> list[str]:
-    """Return which sequences were run, and which keys were left out."""
+    """Return the sentences on the sequences and the keys left out."""
     settings, data = manifest["settings"], manifest["data"]
     size = f"{settings['n_seqs']:,} sequences of {settings['seq_len']:,}"
     if settings["data"] == "gaussian":
@@ -226,7 +226,7 @@ def _behaviour(manifest: Manifest) -> list[str]:
 
 
 def _removals(removed: Iterable[str], replacements: Iterable[str], gain: str) -> list[str]:
-    """Return how the components, weights and writers were removed, of those that were."""
+    """Return how the removed components, weights and writers were removed."""
     parts = list(dict.fromkeys(part for name in removed for part in name.split("+")))
     weights = {*parts} & {*WEIGHTS, *CIRCUITS}
     written = [phrase(part) for part in parts if writer_of(part)]
@@ -270,7 +270,7 @@ def _intervals(manifest: Manifest) -> list[str]:
 
 
 def _software(manifest: Manifest) -> list[str]:
-    """Return what computed the run, and where it can be looked up."""
+    """Return the sentences on the run's software and manifest."""
     names = {
         "nope-probe": "nope_probe",
         "transformer-lens": "TransformerLens",

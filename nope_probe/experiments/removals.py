@@ -1,4 +1,4 @@
-"""What a command removes: a flag of it, and whether the model has the components and bands."""
+"""The removals of a command: their flag, and whether the model has the components and bands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def validate_components(wanted: Collection[str], has: Sequence[Component]) -> No
     """Check that a model has some components.
 
     Raises:
-        UserError: naming the first that it lacks, and those that it has.
+        UserError: naming a component that it lacks, and its own.
     """
     ordered = [name for name in sorted(wanted, key=removal_order) if not writer_of(name)]
     lacking = [name for name in ordered if ("rope" if is_rope(name) else name) not in has]
@@ -42,7 +42,7 @@ def validate_removable(model: HookedModel, names: Collection[str]) -> None:
     """Check that a model has bands of RoPE, weights as matrices of their own, and writers.
 
     Raises:
-        UserError: naming one that cannot be removed, and why.
+        UserError: naming a part that cannot be removed, and why.
     """
     from nope_probe.hooks.reading.calibration import blocks_that_write
     from nope_probe.hooks.removing.targets import removed_pairs, resolve_targets

@@ -1,7 +1,7 @@
 """Repeat a finished run from its manifest, and say whether it came out the same.
 
-The same is byte for byte, or up to the order of summation. Of `layers --json` one file holds the
-findings and the settings.
+Runs are the same byte for byte, or up to the order of summation. A file of `layers --json` holds
+findings and settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _arg = tyro.conf.arg
-# Which experiment a manifest's `kind` is.
+# The experiment of a manifest's `kind`.
 MODULES = {
     "ablate": "ablation",
     "scores": "scores",
@@ -69,7 +69,7 @@ def methods_of(settings: Settings) -> str:
     """Return the methods paragraph of a finished run; see `methods_paragraph`.
 
     Raises:
-        UserError: for what is no folder of a run, or a run that has no such paragraph.
+        UserError: for a path that is no run's folder, or a run without a paragraph.
     """
     if settings.out is not None:
         raise UserError("--out has no effect with --methods: no run is repeated")
@@ -80,10 +80,10 @@ def methods_of(settings: Settings) -> str:
 
 
 def run(settings: Settings) -> Comparison:
-    """Repeat a run, and return how the two compare.
+    """Repeat a run, and return the comparison.
 
     Raises:
-        UserError: for a folder without a run, or one whose model or data changed or is not there.
+        UserError: for a folder without a run, or a run whose model or data changed or is missing.
     """
     validate_regular(settings.run)
     if settings.run.is_file():
@@ -106,7 +106,7 @@ def run(settings: Settings) -> Comparison:
     experiment: Any = import_module(f"nope_probe.experiments.{MODULES[kind]}.run")
     recorded = restored(experiment.Settings, settings.run, manifest["settings"])
     validate_repeatable(settings.run, manifest.get("sources"), recorded.sources())
-    if "threads" in manifest:  # sums are in the order of the run's then
+    if "threads" in manifest:  # which set the order of sums
         import torch
 
         torch.set_num_threads(manifest["threads"])
@@ -117,7 +117,7 @@ def run(settings: Settings) -> Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """How two runs compare.
+    """The comparison of two runs.
 
     Attributes:
         name: the run that was repeated.
@@ -170,7 +170,7 @@ def restored(kind: type[Any], folder: Path, recorded: Mapping[str, Any]) -> Any:
     Args:
         kind: the class of the command's settings.
         folder: the run's folder.
-        recorded: what the manifest holds.
+        recorded: those of the manifest.
 
     Raises:
         UserError: if an older or newer version wrote them.
@@ -201,8 +201,8 @@ def compare_runs(before: Path, again: Path) -> Comparison:
 def arrays_of(folder: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Return a run's arrays by file and name, and of each table the columns, rows and texts.
 
-    A table's numbers are ranks and quotients of the arrays', in which the last digits of a sum can
-    show: they are left out.
+    A table's numbers are left out: ranks and quotients of the arrays' numbers can show the last
+    digits of a sum.
 
     Args:
         folder: of the run.
@@ -245,12 +245,12 @@ def compare(
 def relative_difference(first: np.ndarray, second: np.ndarray, floor: float = 0.0) -> float:
     """Return the largest difference of two arrays, relative to the largest number of the first.
 
-    Cells that are no finite numbers have to be the same ones, else the difference is infinite.
+    The difference is infinite unless non-finite cells are the same in both.
 
     Args:
         first: an array.
-        second: another one of its shape.
-        floor: a number that counts as the largest where all of the first are smaller.
+        second: an array of its shape.
+        floor: the least value to count as the first's largest number.
     """
     import numpy as np
 
@@ -265,7 +265,7 @@ def relative_difference(first: np.ndarray, second: np.ndarray, floor: float = 0.
 
 
 def changes(before: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return which versions and settings of the machine two manifests differ in."""
+    """Return the versions and settings of the machine that differ in two manifests."""
     then, now = (
         {
             **manifest.get("versions", {}),
@@ -282,7 +282,7 @@ def changes(before: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[str, .
 
 
 def repeat_layers(file: Path) -> Comparison:
-    """Repeat the run that a file of `layers --json` holds, and return how the two compare.
+    """Repeat the run that a file of `layers --json` holds, and return the comparison.
 
     Raises:
         UserError: for a file that holds something else, or a model that changed or is not there.

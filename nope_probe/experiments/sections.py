@@ -1,4 +1,4 @@
-"""What a finished run shows, declared once: on its page, in the terminal, as an image."""
+"""The report of a finished run, declared once for its page, the terminal and images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WIDTH, GAP = 80, 2  # of a terminal, and between two columns of a table
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a run found.
+    """A run's findings.
 
     Attributes:
         title: of the page.
@@ -49,7 +49,7 @@ class Report:
     closing: str = ""
 
     def html(self, manifest: Mapping[str, Any]) -> str:
-        """Return the page of a run, given what was run."""
+        """Return the page of a run, given its manifest."""
         return page(self.title, self.headline, self.sections, manifest, self.how_to_read)
 
     def image(self) -> go.Figure:
@@ -68,7 +68,7 @@ class Report:
 def _titled(figure: go.Figure, title: str) -> go.Figure:
     unfolded = unfold_layers(figure)
     if unfolded is figure:
-        # The height that a figure's own title has is there already.
+        # A figure with its own title has that height already.
         room = 0 if figure.layout.title.text else TITLE_HEIGHT
         figure = go.Figure(figure)
         figure.layout.height += room
@@ -78,10 +78,10 @@ def _titled(figure: go.Figure, title: str) -> go.Figure:
 
 
 def show(report_of: Callable[[Run], Report], folder: Path, image: Path | None = None) -> None:
-    """Print what a finished run found, and draw its first figure into a file.
+    """Print a finished run's findings, and draw its first figure into a file.
 
     Args:
-        report_of: what a run of this command shows.
+        report_of: makes the report of a run.
         folder: the finished run.
         image: a .pdf, .png or .svg file, which is overwritten; None for no image.
 
@@ -123,7 +123,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_report(report: Report, manifest: Mapping[str, Any], folder: Path) -> None:
-    """Print a run's tables, its headline, what its intervals are, and the path of its page."""
+    """Print a run's tables, its headline, its intervals' meaning, and the path of its page."""
     console = PlainConsole()
     for title, table in report.terminal.items():
         for part in tables_that_fit(title, table):
@@ -139,7 +139,7 @@ def print_report(report: Report, manifest: Mapping[str, Any], folder: Path) -> N
 
 
 def closing_of(manifest: Mapping[str, Any]) -> str:
-    """Return what the brackets of a run are, and which keys its measures leave out."""
+    """Return the meaning of a run's brackets, and the keys that its measures leave out."""
     skip, documents = manifest["skip_keys"], manifest.get("documents")
     of_documents = "" if documents is None else f" of {documents} documents"
     return (
@@ -214,7 +214,7 @@ def columns_that_fit(widths: Sequence[int]) -> list[list[int]]:
     """Return the places of a table's columns, in groups that are narrow enough for a terminal.
 
     Args:
-        widths: of the columns; the first names the rows, and stands in every group.
+        widths: of the columns; the first column names the rows, in every group.
 
     Example:
         >>> columns_that_fit([5, 30, 30, 60])
@@ -245,7 +245,7 @@ def band_finding(bands: pd.DataFrame) -> str:
 def offset_finding(offsets: pd.DataFrame) -> str:
     """Return where near and far keys differ most, the nearest and farthest quarter of distances.
 
-    They differ where the mean interval of one quarter ends before that of the other begins.
+    The quarters differ where their mean intervals do not overlap.
     """
     title, largest = "Scores by distance", (0.0, "near and far keys are not distinguishable")
     whole = offsets[offsets["term"].isin(["all"])]
@@ -298,7 +298,7 @@ def split_sections(
 
     Args:
         tables: the run's.
-        lengths: what the model states, such as its context, in tokens.
+        lengths: that the model states, such as its context, in tokens.
     """
     if "bands" in tables:
         yield Section(

@@ -62,7 +62,7 @@ def columns_of(holder: object, names: Iterable[str]) -> Row:
 def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
     """Return the table of sources: layer, term, rms (nats) and share, with bounds.
 
-    The terms add up to the pattern, but for the last: `position`, the sum of all but content.
+    All terms but `position` add up to the pattern; `position`, the last, sums all but content.
     """
     rows = [
         {
@@ -102,7 +102,7 @@ def players_table(
 
     Args:
         layers: the players' parts in each layer.
-        reparametrisations: the same in random reparametrisations, whose range is added as columns.
+        reparametrisations: the parts in random reparametrisations, whose range adds columns.
     """
     columns = ["layer", "player_set", "player", *interval_names(*PARTS)]
     rows = []
@@ -179,7 +179,7 @@ def mean_covariance_table(
 
     Args:
         layers: the two terms of each layer.
-        terms: the exact terms of the same layers (`term_table`), which stand in place of the two:
+        terms: the exact terms of the same layers (`term_table`), which replace the two terms:
             the mean term's row is then the sum of the four before it.
     """
     named = ["share", "rms", "dimensions"]

@@ -1,4 +1,4 @@
-"""Pieces of the sentences that say what a run found: headings, headlines, tables in text."""
+"""Pieces of the sentences on a run's findings: headings, headlines, tables in text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_PATTERN = f"The positional pattern is {NOISE} in any layer"
 
 
 def capitalised(text: str) -> str:
-    """Return a text with its first letter large, and all others as they are.
+    """Return a text with its first letter large, and all others unchanged.
 
     Example:
         >>> capitalised("the causal mask"), capitalised("RoPE")
@@ -37,7 +37,7 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def percents(share: SupportsFloat) -> str:
-    """Return a share in whole percents, and below one in tenths.
+    """Return a share in whole percents, below 1% in tenths.
 
     Example:
         >>> percents(0.984), percents(0.004), percents(0.0), percents(-0.12)
@@ -78,7 +78,7 @@ def preferred_keys(row: Mapping[str, float] | pd.Series) -> str:
 
 
 def measure_finding(pattern: pd.DataFrame) -> str:
-    """Return in which layers near keys are preferred, and in which far ones.
+    """Return the layers that prefer near keys, and the layers that prefer far keys.
 
     Args:
         pattern: the measures of one model, a row per layer.
