@@ -163,7 +163,7 @@ def _one_line_for_a_box(typed: str) -> Iterator[None]:
     """Turn the box that tyro draws on stderr around an error into one line.
 
     Raises:
-        UserError: if there was one.
+        UserError: with that line.
     """
     drawn = StringIO()
     try:
@@ -192,7 +192,7 @@ def _error_of_a_box(box: str, stop: SystemExit, typed: str) -> UserError:
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with one line on stderr after whatever is no fault of the code.
+    """End the process with one line on stderr for an error that is no fault of the code.
 
     A user's mistake has exit code 2, a fault of the environment (a full disk, a closed terminal) 1,
     an interruption 130 (SIGINT) or 143 (SIGTERM). Of the processes that torchrun starts on a
@@ -232,6 +232,6 @@ def _end(message: str, code: int) -> NoReturn:
     if is_first_of_machine():
         sys.stderr.write(f"{printable(message)}\n")
     elif code < 128:
-        # torchrun ends all processes as soon as one has: the line has to be printed before that.
+        # The line has to come first: torchrun ends all processes as soon as a process ends.
         time.sleep(HEAD_START)
     sys.exit(code)

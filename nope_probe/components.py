@@ -1,4 +1,4 @@
-"""What an ablation can remove: every component's name, kind, words, colour and marker.
+"""The components that an ablation can remove: name, kind, words, colour and marker.
 
 Nothing here needs torch, so that the command line, figures and pages read the same table as hooks.
 """
@@ -26,11 +26,11 @@ Gain = Literal["output", "norm", "identity"]
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a replacement of weights needs.
+    """The needs of a replacement of weights.
 
     Attributes:
         gain: a size; the gain `output` is measured.
-        seed: a seed that it is drawn from.
+        seed: a seed to draw it from.
         mean: the measured mean of the weight's output.
     """
 
@@ -60,9 +60,9 @@ class Entry:
         phrase: in sentences; the label if empty.
         short: in unions, interactions and narrow columns; the label if empty.
         colour, marker: of its lines and points.
-        breaks_symmetry: whether it is a source: it makes positions differ.
+        breaks_symmetry: whether it is a source, which makes positions differ.
         per_head: whether it can be removed in some heads only.
-        by_token: whether what is removed at a token depends on that token alone, so that a cache of
+        by_token: whether a removal at a token depends on that token alone, so that a cache of
             keys and values stays right.
     """
 
@@ -184,10 +184,10 @@ POSITION_ENCODINGS: tuple[Component, ...] = ("rope", "pos_embed", "alibi")
 PER_HEAD: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].per_head)
 LOCAL = frozenset(name for name, entry in TABLE.items() if entry.by_token)
 ROPE_HALVES = ("rope_high", "rope_low")
-# What is removed depends on how long a sequence is, so that padding would change it.
+# Padding would change these removals: they depend on a sequence's length.
 OF_LENGTH = frozenset((*ROPE_HALVES, "pos_embed"))
 BAND = re.compile(r"rope\[(\d+):(\d+)\]")
-# Which writers' output a component makes.
+# The writers whose output a component makes.
 _OUTPUTS = {"mlp": r"MLP\d+", "w_o": r"L\d+H\d+|ATTN\d+", "pos_embed": "pos_embed"}
 _WRITERS = {"embed": "the token embeddings", "pos_embed": "the learned embeddings"}
 WRITER = re.compile(r"position\[(embed|pos_embed|L\d+H\d+|(?:ATTN|MLP|BLOCK)\d+)\]")
@@ -196,7 +196,7 @@ Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
 Letter = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
 LETTERS: tuple[Letter, ...] = get_args(Letter)
 SCORE_STAGES: tuple[Letter, ...] = ("b", "i")
-# What each stage of the paper's Figure 3 holds; primes mark the next layer.
+# The contents of each stage of the paper's Figure 3; primes mark the next layer.
 STAGE_MEANINGS: dict[Letter, str] = {
     "a": "Y = LN(X)",
     "b": "QKᵀ/√d",
@@ -303,7 +303,7 @@ def is_rope(name: str) -> bool:
 
 
 def are_sources(components: Iterable[str]) -> bool:
-    """Return whether nothing but sources, or bands of RoPE, is among some components.
+    """Return whether all components are sources or bands of RoPE.
 
     Example:
         >>> are_sources(["mask", "rope"]), are_sources(["mask", "w_q"])
@@ -329,7 +329,7 @@ def writer_of(name: str) -> str | None:
 
 
 def depends_on_length(name: str) -> bool:
-    """Return whether what is removed depends on a sequence's length, so that padding changes it.
+    """Return whether a removal depends on a sequence's length, so that padding changes it.
 
     Example:
         >>> depends_on_length("rope_low"), depends_on_length("position[MLP0]")
@@ -339,7 +339,7 @@ def depends_on_length(name: str) -> bool:
 
 
 def share_output(one: str, other: str) -> bool:
-    """Return whether one name removes the position of what the other removes or holds.
+    """Return whether one name removes the position of the output that the other removes.
 
     Example:
         >>> share_output("position[MLP1]", "mlp"), share_output("position[MLP1]", "w_o")
@@ -358,8 +358,8 @@ def share_output(one: str, other: str) -> bool:
 def share_pairs(one: str, other: str) -> bool:
     """Return whether two names of RoPE or its bands can stand for the same rotary pairs.
 
-    Which pairs `rope_high` has depends on the model and the sequences' length, so it can share
-    pairs with any `rope[a:b]`.
+    `rope_high` can share pairs with any `rope[a:b]`, since its pairs depend on the model and the
+    sequences' length.
 
     Example:
         >>> share_pairs("rope[0:9]", "rope[7:16]"), share_pairs("rope[0:8]", "rope[8:16]")
@@ -379,7 +379,7 @@ def equal_bands(n_pairs: int, n_bands: int) -> tuple[str, ...]:
     """Return the names of bands that divide all pairs as equally as possible.
 
     Raises:
-        ValueError: for more bands than pairs, or none.
+        ValueError: for more bands than pairs, or no band.
 
     Example:
         >>> equal_bands(8, 3)
@@ -403,7 +403,7 @@ def with_bands(players: Sequence[str], bands: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ablation:
-    """What to remove, and where.
+    """Components to remove, and where.
 
     Attributes:
         remove: components; the circuits `qk` and `ov`; `norms`, the learned weights of the norms
@@ -508,7 +508,7 @@ class Ablation:
 
 @dataclass(frozen=True, kw_only=True)
 class Substitute:
-    """What stands for removed weights: an `Ablation`'s options of the same names.
+    """The replacement of removed weights: an `Ablation`'s options of the same names.
 
     Attributes:
         replacement: what a removed projection is replaced by.
@@ -545,7 +545,7 @@ _OUTPUTS_OF = {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "output"}
 
 
 def stand_in(name: str, replacement: Replacement) -> str:
-    """Return what stands in for a player's removed weights, as a sentence says it after "with".
+    """Return the stand-in for a player's removed weights, as sentences say it after "with".
 
     Args:
         name: a weight, a circuit, or a union that holds one.
@@ -569,10 +569,10 @@ def stand_in(name: str, replacement: Replacement) -> str:
 
 
 def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> None:
-    """Check that there is a replacement, each once, and that the gain has an effect.
+    """Check that there are replacements, all different, and that the gain has an effect.
 
     Raises:
-        UserError: for none, one named twice, or a gain where none of them has one.
+        UserError: for no replacement, a repeated one, or a gain without effect.
     """
     if not replacements or len(set(replacements)) < len(replacements):
         raise UserError(f"expected each --replacement once, got {' '.join(replacements) or 'none'}")
@@ -584,7 +584,7 @@ def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> No
 
 
 def without_weights(flags: Sequence[str]) -> dict[str, str]:
-    """Return why flags of removed weights have no effect, for `validate_effects`."""
+    """Return the reason by flag, for `validate_effects`, where no weight is removed."""
     return dict.fromkeys(flags, "where no weight is removed")
 
 
@@ -592,7 +592,7 @@ def validate_disjoint(names: Sequence[str]) -> None:
     """Check that no two components, circuits, bands of RoPE or unions remove the same thing.
 
     Raises:
-        ValueError: naming two that do, and what they share.
+        ValueError: naming two that do, and the shared part.
 
     Example:
         >>> validate_disjoint(["w_q+mlp", "qk"])

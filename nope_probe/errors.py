@@ -36,7 +36,7 @@ class UserError(ValueError):
 class MachineError(UserError):
     """Raised where the request is right and the machine, or the process's environment, is not.
 
-    Such as `WORLD_SIZE` without the other variables of torchrun, or a disk that is full.
+    Causes are `WORLD_SIZE` without the other variables of torchrun, or a full disk.
     """
 
     exit_code: ClassVar[int] = 1
@@ -86,7 +86,7 @@ def closed_choices(
 
         @cache
         def hints() -> dict[str, object]:
-            # Only these arguments': the types of others may be imported for type checkers alone.
+            # Types of other arguments may be imported for type checkers alone.
             written = unwrap(function)
             some = SimpleNamespace(__annotations__={n: written.__annotations__[n] for n in names})
             return get_type_hints(some, written.__globals__)
@@ -106,7 +106,7 @@ def validate_choices(hints: Mapping[str, object], values: Mapping[str, object]) 
     """Check values, or the elements of sequences, against the `Literal`s in their types.
 
     Args:
-        hints: the types by name; one without a `Literal` accepts everything, and a number or None
+        hints: the types by name; a type without `Literal` accepts everything, and a number or None
             beside a `Literal` is left alone.
         values: the values by name.
 

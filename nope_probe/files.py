@@ -47,7 +47,7 @@ def validate_regular(path: Path) -> None:
     """Check that a path is that of a regular file, of a folder, or of nothing.
 
     Raises:
-        UserError: for a pipe, a socket or a device, which can block for ever whoever opens it.
+        UserError: for a pipe, a socket or a device, whose opening can block for ever.
     """
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise UserError(f"{path} is a pipe, a socket or a device: only regular files are opened")
@@ -57,14 +57,14 @@ def validate_regular_files(folder: Path) -> None:
     """Check that a folder holds regular files and folders only.
 
     Raises:
-        UserError: naming another one.
+        UserError: naming any other.
     """
     for path in folder.rglob("*"):
         validate_regular(path)
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file holds.
+    """Return the contents of a JSON file.
 
     Raises:
         OSError: if it cannot be read.
@@ -79,11 +79,11 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def reading(failure: str) -> Iterator[None]:
-    """Raise a UserError of one line for what libraries raise while they read a user's file.
+    """Turn errors of libraries that read a user's file into a UserError of one line.
 
-    Libraries raise nearly every class of error for a file that is broken, those in Rust a bare
-    Exception or a panic, and Python's parsers a RecursionError where brackets are nested too
-    deeply: the context reads files and builds what they describe, nothing else.
+    A broken file makes libraries raise nearly every class of error: libraries in Rust a bare
+    Exception or a panic, Python's parsers a RecursionError where brackets are nested too deeply.
+    So the context only reads files and builds the objects that they describe.
 
     Args:
         failure: the beginning of the line, such as `cannot load gpt2: config.json`; the library's
@@ -105,7 +105,7 @@ def reading(failure: str) -> Iterator[None]:
 
 
 def validate_nesting(folder: Path) -> None:
-    """Check the JSON files of a data set, of large folders those that come first.
+    """Check the JSON files of a data set, of large folders the first files.
 
     The parser under `datasets` recurses in C++: brackets nested too deeply would crash it, where
     Python's own parser raises an error.
