@@ -584,7 +584,7 @@ def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> No
 
 
 def without_weights(flags: Sequence[str]) -> dict[str, str]:
-    """Return the reason by flag, for `validate_effects`, where no weight is removed."""
+    """Return by flag, for `validate_effects`, the reason that no weight is removed."""
     return dict.fromkeys(flags, "where no weight is removed")
 
 

@@ -176,7 +176,7 @@ def _arrays(combinations: Iterable[Measured], skip_keys: int) -> dict[str, Any]:
     """Return `maps`, `measures` and `block` of all combinations, as `SwitchedMaps` holds them.
 
     Args:
-        combinations: their maps, the intact model's first. Only its folds are held.
+        combinations: their maps, the intact model's first. Only the intact model's folds are held.
         skip_keys: how many first keys the measures leave out.
     """
     intact: Folds | None = None

@@ -106,7 +106,7 @@ def run(settings: Settings) -> Comparison:
     experiment: Any = import_module(f"nope_probe.experiments.{MODULES[kind]}.run")
     recorded = restored(experiment.Settings, settings.run, manifest["settings"])
     validate_repeatable(settings.run, manifest.get("sources"), recorded.sources())
-    if "threads" in manifest:  # which set the order of sums
+    if "threads" in manifest:  # then sums are in the run's order
         import torch
 
         torch.set_num_threads(manifest["threads"])

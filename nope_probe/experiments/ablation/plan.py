@@ -267,7 +267,7 @@ class Measured:
             with their mean term, where scores are q.k.
         gains: gains and means of the replacements, where weights are removed and need them.
         others: per further replacement, the conditions that replace weights.
-        checks: by replacement in the plan's `checks`, conditions that tell what is lost.
+        checks: by replacement of the plan's `checks`, conditions that tell what is lost.
         shuffled: of the intact model and the one without mask on shuffled tokens, if wanted.
         reparametrised: of the first player set's conditions, per reparametrisation.
         layer_passes: passes of one batch through one block, up to its scores or whole: how many

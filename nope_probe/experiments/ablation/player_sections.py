@@ -68,7 +68,7 @@ class Findings:
         intact: the intact model's name.
         replacements: of removed weights, the first being that of the headings.
         tables: the tables that have rows, with the first replacement alone.
-        several: with all replacements.
+        several: the same with all replacements.
     """
 
     def __init__(self, run: Run) -> None:
@@ -281,7 +281,7 @@ def conjunction_note(players: Sequence[str], layers: Sequence[int]) -> str:
 
 
 def player_finding(players: pd.DataFrame, layer: int | None, player_set: str) -> str:
-    """Return the losses of the strongest layer's positional part, needed players first.
+    """Return losses of the strongest layer's positional part without players, needed ones first.
 
     A weight that is needed under all replacements is named with its loss under each.
 
@@ -396,7 +396,7 @@ def weight_sentences(losses: Sequence[Loss], subject: str) -> Iterator[str]:
 
     Args:
         losses: of players that hold weights.
-        subject: that loses it.
+        subject: of the sentences.
     """
     for verdict in dict.fromkeys(loss.verdict for loss in losses):
         alike = [loss for loss in losses if loss.verdict == verdict]
@@ -444,7 +444,7 @@ def losses_of(rows: pd.DataFrame) -> list[Loss]:
 
 
 def player_sentences(findings: Findings) -> Iterator[str]:
-    """Yield the losses of the strongest layer's positional part.
+    """Yield losses of the strongest layer's positional part without players.
 
     Every weight of the main player set has a sentence. A weight of the other set has a sentence if
     replacements disagree on it, or if it takes more alone than in its circuit.

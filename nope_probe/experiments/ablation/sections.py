@@ -54,7 +54,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
         run: maps [n_layers, query_pos, key_pos] in nats, as `RunMaps` names them, of which
             `score/<kept>` of the intact model and the patterns are drawn; the tables `sources`,
             `players`, `interactions`, `pattern`, `non_relative`, `controls`, `mean_covariance`,
-            `offsets`; tables that a run does not have may be missing or empty.
+            `offsets`; on the page, tables that a run lacks may be missing or empty.
         explorer: the patterns of all conditions behind switches, if the page shows them.
     """
     findings = Findings(run)

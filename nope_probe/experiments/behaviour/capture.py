@@ -222,7 +222,7 @@ class _Runner:
             }
 
     def distances(self, key: str, name: str) -> Distances:
-        """Return the held-out documents' distances of the true index and the fits' index."""
+        """Return the distances of true and fitted index in the documents held out of the fit."""
         fit, held_out, ablation = self.on(self.fit), self.on(self.held_out), self.conditions[name]
         generator = torch.Generator().manual_seed(self.settings.seed)
         n_seqs, seq_len = fit.inputs.shape
