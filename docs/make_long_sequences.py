@@ -151,8 +151,8 @@ def loss_estimates() -> Iterator[Row]:
                     values["difference"] = loss - span_loss(losses[INTACT], first, stop)
                 where = {"model": model, "length": max(LENGTHS), "removed": name}
                 where |= {"first": first, "last": stop - 1}
-                for measure, each in values.items():
-                    yield {**where, "measure": measure, **asdict(mean_interval(each))}
+                for measure, per_document in values.items():
+                    yield {**where, "measure": measure, **asdict(mean_interval(per_document))}
 
 
 def term_rows(sums: PositionSums) -> Iterator[Row]:
@@ -175,8 +175,8 @@ def group_rows(sums: PositionSums, terms: Sequence[str]) -> Iterator[Row]:
             for where, reader in readers(with_rows(sums, rows, keys), SKIP):
                 estimates = {"all": rms(reader.square, reader.counts)}
                 if terms:
-                    found = position_terms(reader)
-                    estimates |= {name: found[name].rms for name in terms}
+                    split = position_terms(reader)
+                    estimates |= {name: split[name].rms for name in terms}
                 for name, rms_of in estimates.items():
                     place = {"name": name, "first": first, "last": stop - 1, "keys": keys}
                     yield {"measure": "rms", **where, **place, **asdict(rms_of)}
