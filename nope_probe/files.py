@@ -11,12 +11,18 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from nope_probe.errors import UserError
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash left of `http://`
+IMAGE_ENDINGS = (".pdf", ".png", ".svg")
+NO_BROWSER = (
+    "images need Chrome or Chromium, which could not be started: install it, or set BROWSER_PATH "
+    "to its path"
+)
 MOST_CHARACTERS = 300  # of a library's reason
 MOST_BRACKETS = 1000  # of a text that is not looked at
 MOST_BYTES = 1 << 30  # of a folder: reading more than that would take minutes
@@ -41,6 +47,26 @@ def local_path(name: str | Path) -> Path:
     if _URL.match(text):
         raise UserError(f"{text} is a URL: name a path on this machine")
     return Path(os.path.expanduser(text)).absolute()
+
+
+def validate_image_name(path: Path) -> None:
+    """Check that a file's name is that of an image.
+
+    Raises:
+        UserError: unless it ends in .pdf, .png or .svg.
+    """
+    if path.suffix not in IMAGE_ENDINGS:
+        raise UserError(f"cannot draw {path}: expected a name that ends in .pdf, .png or .svg")
+
+
+def validate_kaleido() -> None:
+    """Check that kaleido, which draws images, is installed.
+
+    Raises:
+        UserError: saying what to install.
+    """
+    if find_spec("kaleido") is None:
+        raise UserError("images need kaleido: pip install 'nope-probe[export]'")
 
 
 def validate_regular(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -12,10 +11,9 @@ from nope_probe.errors import UserError, closed_choices
 from nope_probe.figures.grid import SLIDER, patch
 from nope_probe.figures.maps import unfold_layers
 from nope_probe.figures.style import TITLE_HEIGHT
-from nope_probe.files import local_path
+from nope_probe.files import NO_BROWSER, local_path, validate_image_name, validate_kaleido
 
 Width = Literal["column", "page"]
-ENDINGS = (".pdf", ".png", ".svg")
 SCALE = 2  # a PNG's pixels per px
 WIDTHS: dict[Width, int] = {"column": 400, "page": 1200}  # px; a column has the phone's layout
 LONGEST_COLUMN = 1300  # px: 10.7 inches where 400 px are 3.3, the most that a page of A4 holds
@@ -75,10 +73,8 @@ def export(figure: go.Figure, path: Path, width: int = WIDTHS["page"]) -> Path:
             written.
     """
     path = local_path(path)
-    if path.suffix not in ENDINGS:
-        raise UserError(f"cannot draw {path}: expected a name that ends in .pdf, .png or .svg")
-    if find_spec("kaleido") is None:
-        raise UserError("images need kaleido: pip install 'nope-probe[export]'")
+    validate_image_name(path)
+    validate_kaleido()
     still = without_controls(figure)
     still.layout.paper_bgcolor = "white"
     try:
@@ -87,10 +83,7 @@ def export(figure: go.Figure, path: Path, width: int = WIDTHS["page"]) -> Path:
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     except RuntimeError as error:
-        raise UserError(
-            "images need Chrome or Chromium, which could not be started: install it, or set "
-            "BROWSER_PATH to its path"
-        ) from error
+        raise UserError(NO_BROWSER) from error
     return path
 
 

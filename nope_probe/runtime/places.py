@@ -10,20 +10,13 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 from rich.filesize import decimal
 
 from nope_probe.errors import UserError
-
-IMAGE_ENDINGS = (".pdf", ".png", ".svg")
-NO_KALEIDO = "images need kaleido: pip install 'nope-probe[export]'"
-NO_BROWSER = (
-    "images need Chrome or Chromium, which could not be started: install it, or set BROWSER_PATH "
-    "to its path"
-)
+from nope_probe.files import NO_BROWSER, validate_image_name, validate_kaleido
 
 
 def output_folder(out: Path) -> Path:
@@ -61,8 +54,7 @@ def validate_image_place(path: Path) -> None:
     Raises:
         UserError: unless it ends in .pdf, .png or .svg, or without kaleido or Chrome.
     """
-    if path.suffix not in IMAGE_ENDINGS:
-        raise UserError(f"cannot draw {path}: expected a name that ends in .pdf, .png or .svg")
+    validate_image_name(path)
     validate_browser()
 
 
@@ -72,8 +64,7 @@ def validate_browser() -> None:
     Raises:
         UserError: saying what to install.
     """
-    if find_spec("kaleido") is None:
-        raise UserError(NO_KALEIDO)
+    validate_kaleido()
     from choreographer.browsers.chromium import Chromium  # kaleido's own way to find one
 
     browser = Chromium.find_browser(skip_local=False)

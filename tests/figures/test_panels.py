@@ -60,10 +60,10 @@ def test_an_image_without_kaleido_or_chrome_is_refused_with_the_remedy(
     figure = go.Figure()
     with pytest.raises(UserError, match=r"ends in \.pdf, \.png or \.svg"):
         export(figure, tmp_path / "figure.jpg")
-    monkeypatch.setattr("nope_probe.figures.image.find_spec", lambda name: None)
+    monkeypatch.setattr("nope_probe.files.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"need kaleido: pip install 'nope-probe\[export\]'"):
         export(figure, tmp_path / "figure.png")
-    monkeypatch.setattr("nope_probe.figures.image.find_spec", lambda name: object())
+    monkeypatch.setattr("nope_probe.files.find_spec", lambda name: object())
 
     def no_chrome(*args: Any, **options: Any) -> None:
         raise RuntimeError("Kaleido requires Google Chrome to be installed.")
