@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Literal
@@ -77,6 +77,12 @@ class Sequences:
         about = json.dumps([self.name, self.bos, self.kind]).encode()
         tensors = {"inputs": self.inputs, "about": torch.tensor([*about], dtype=torch.uint8)}
         return tensors if self.documents is None else tensors | {"documents": self.documents}
+
+    def shuffled(self, seed: int) -> Sequences:
+        """Return the sequences with their tokens, but for BOS, in random order."""
+        generator = torch.Generator().manual_seed(seed)
+        tokens = permuted(self.inputs, generator, first=int(self.bos))
+        return replace(self, inputs=tokens, kind="shuffled")
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Sequences:
@@ -155,14 +161,29 @@ def sequences(
             windows = (cut if start == "random" else cut_at_start)(ids, n_seqs, length, generator)
         tokens = windows.tokens
     if shuffle:
-        order = torch.rand(tokens.shape, generator=generator).argsort(-1)
-        tokens = tokens.gather(-1, order)
+        tokens = permuted(tokens, generator)
     if begins:
         tokens = torch.nn.functional.pad(tokens, (1, 0), value=tokenizer.bos_token_id)
     name = source + (" packed" if pack else "") + (" shuffled" if shuffle else "")
     kind: Kind = "shuffled" if shuffle else "random" if source == "random" else "text"
     from_documents = None if windows is None else windows.documents
     return Sequences(inputs=tokens, name=name, bos=begins, kind=kind, documents=from_documents)
+
+
+def permuted(
+    tokens: Int[Tensor, "seq pos"], generator: Generator, first: int = 0, stop: int | None = None
+) -> Int[Tensor, "seq pos"]:
+    """Return sequences with the tokens of the positions first to stop - 1 in random order.
+
+    Example:
+        >>> permuted(torch.arange(7)[None], torch.Generator().manual_seed(0), 1, 3)[:, [0, 3, 6]]
+        tensor([[0, 3, 6]])
+    """
+    shuffled = tokens.clone()
+    some = shuffled[:, first:stop]
+    order = torch.rand(some.shape, generator=generator).argsort(-1)
+    shuffled[:, first:stop] = some.gather(-1, order)
+    return shuffled
 
 
 def _read(

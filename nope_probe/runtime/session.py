@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from types import TracebackType
@@ -110,17 +110,6 @@ class Call:
         """Return the files of a run's settings that the run reads."""
         given = {"model": self.loaded, "data": self.inputs}
         return {name: path for name, path in named.items() if given.get(name) is None}
-
-    def shuffled(self, seed: int) -> Sequences:
-        """Return the given sequences with their tokens, but for BOS, in random order."""
-        import torch
-
-        assert self.inputs is not None
-        tokens, n_first = self.inputs.inputs, int(self.inputs.bos)
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.rand(tokens[:, n_first:].shape, generator=generator).argsort(-1) + n_first
-        shuffled = torch.cat([tokens[:, :n_first], tokens.gather(1, order)], 1)
-        return replace(self.inputs, inputs=shuffled, kind="shuffled")
 
 
 class Session(Generic[Settings_co]):
@@ -278,7 +267,7 @@ class Session(Generic[Settings_co]):
                     with status(f"reading {chosen.data}"):
                         made = chosen.make_sequences(self.loaded, shuffle=shuffle)
                 elif shuffle:
-                    made = self.call.shuffled(chosen.seed)
+                    made = made.shuffled(chosen.seed)
                 tensors = made.to_tensors()
             self.checkpoint.save(key, tensors)
         return Sequences.from_tensors(self.checkpoint.load(key))

@@ -117,7 +117,7 @@ def test_given_sequences_are_shuffled_behind_the_first_token_that_they_share():
     tokens = torch.arange(7 * 11).view(7, 11)
     tokens[:, 0] = 99
     given = Sequences(inputs=tokens, name="x", bos=True, documents=torch.arange(7) // 2)
-    shuffled, again, other = (Call(inputs=given).shuffled(seed) for seed in (0, 0, 1))
+    shuffled, again, other = (given.shuffled(seed) for seed in (0, 0, 1))
     assert torch.equal(shuffled.inputs[:, 0], tokens[:, 0])
     assert torch.equal(shuffled.inputs[:, 1:].sort(-1).values, tokens[:, 1:])
     assert (shuffled.inputs == tokens)[:, 1:].float().mean() < 0.4

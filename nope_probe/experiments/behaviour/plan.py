@@ -8,7 +8,7 @@ from math import log
 
 import torch
 from jaxtyping import Int
-from torch import Generator, Tensor
+from torch import Tensor
 
 from nope_probe.analyses.shapley import Condition, removal
 from nope_probe.components import (
@@ -18,7 +18,7 @@ from nope_probe.components import (
     is_rope,
     removal_order,
 )
-from nope_probe.data.sequences import Sequences
+from nope_probe.data.sequences import Sequences, permuted
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.settings import QUANTITIES, Measure, Settings, make_conditions
 from nope_probe.experiments.engine import validate_first_sequence
@@ -178,7 +178,7 @@ def make_probes(
         "copy_text": replace(
             text, tokens=repeated(text.tokens, segment, start), prefix=start + segment
         ),
-        "order": replace(text, tokens=shuffled_prefix(text.tokens, prefix, start, generator)),
+        "order": replace(text, tokens=permuted(text.tokens, generator, start, prefix)),
         "copy_random": replace(
             probe_of(random, start + segment), tokens=repeated(random_tokens, segment, start)
         ),
@@ -227,15 +227,6 @@ def repeated(
     """
     segment = tokens[:, start : start + length]
     return torch.cat([tokens[:, :start], segment, segment], 1)
-
-
-def shuffled_prefix(
-    tokens: Int[Tensor, "seq pos"], prefix: int, start: int, generator: Generator
-) -> Int[Tensor, "seq pos"]:
-    """Return the sequences with the tokens of their prefix, but for BOS, in random order."""
-    order = torch.rand(len(tokens), prefix - start, generator=generator).argsort(-1)
-    shuffled = tokens[:, start:prefix].gather(1, order)
-    return torch.cat([tokens[:, :start], shuffled, tokens[:, prefix:]], 1)
 
 
 def long_windows(session: Session[Settings], has: Sequence[Component]) -> Probe:
