@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from contextvars import ContextVar
 from dataclasses import fields, make_dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -32,7 +32,6 @@ from nope_probe.runtime.processes import (
     process_count,
     record_error,
 )
-from nope_probe.runtime.terminal import discard_output, open_standard_streams
 
 Settings = TypeVar("Settings")
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
@@ -165,7 +164,7 @@ def _one_line_for_a_box(typed: str) -> Iterator[None]:
     Raises:
         UserError: with that line.
     """
-    drawn = StringIO()
+    drawn = io.StringIO()
     try:
         with redirect_stderr(drawn):
             yield
@@ -225,6 +224,26 @@ def one_line_errors() -> Iterator[None]:
     except Exception as error:
         record_error(error)
         raise
+
+
+def open_standard_streams() -> None:
+    """Open closed standard streams on nothing, and let output escape what it cannot encode.
+
+    Without this, the next file that is opened takes the number of a closed stream, and its output.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = io.TextIOWrapper(io.FileIO(os.devnull, mode), encoding="utf-8")
+            setattr(sys, name, stream)
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):  # in a notebook it is of another kind
+            output.reconfigure(errors="backslashreplace")
+
+
+def discard_output() -> None:
+    """Send the rest of stdout nowhere, so that the interpreter can end."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _end(message: str, code: int) -> NoReturn:

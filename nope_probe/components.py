@@ -583,6 +583,18 @@ def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> No
         )
 
 
+def validate_components(wanted: Collection[str], has: Sequence[Component]) -> None:
+    """Check that a model has some components.
+
+    Raises:
+        UserError: naming a component that it lacks, and its own.
+    """
+    ordered = [name for name in sorted(wanted, key=removal_order) if not writer_of(name)]
+    lacking = [name for name in ordered if ("rope" if is_rope(name) else name) not in has]
+    if lacking:
+        raise UserError(f"the model has no {lacking[0]}; it has {', '.join(has)}")
+
+
 def without_weights(flags: Sequence[str]) -> dict[str, str]:
     """Return by flag, for `validate_effects`, the reason that no weight is removed."""
     return dict.fromkeys(flags, "where no weight is removed")

@@ -59,7 +59,7 @@ def reproduce_figure() -> None:
         settings.validate_drawable()
     folder = run(settings)
     if is_first_process():
-        from nope_probe.experiments.paper.index import print_index
+        from nope_probe.experiments.paper.analyse import print_index
         from nope_probe.experiments.paper.sections import draw, print_summary
 
         (print_index if settings.figure == "all" else print_summary)(folder)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nope_probe.cli import one_line_errors, parse
-from nope_probe.experiments.simulation.theory import Settings, print_critical_alphas
+from nope_probe.experiments.simulation.run import TheorySettings as Settings
+from nope_probe.experiments.simulation.run import print_critical_alphas
 
 EXAMPLES = (
     "",

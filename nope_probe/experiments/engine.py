@@ -1,12 +1,13 @@
 """The engine of every command that runs a model: conditions times captures.
 
 A capture runs the model on all sequences, intact or in the condition of an ablation. A
-finished capture is read from the run's checkpoint; any other is computed and saved.
+finished capture is read from the run's checkpoint; any other is computed and saved. Last come
+the checks of what can be removed from a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -15,18 +16,37 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.components import Ablation, writer_of
+from nope_probe.components import WEIGHTS, Ablation, equal_bands, is_rope, writer_of
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.layers.model import Given, as_inputs, begins_alike, blocks_of, layers_of
+from nope_probe.hooks.layers.model import (
+    Given,
+    Inputs,
+    as_inputs,
+    begins_alike,
+    blocks_of,
+    layers_of,
+)
 from nope_probe.hooks.layers.protocols import HookedModel
-from nope_probe.hooks.reading.calibration import calibrate, capture_written, weights_checksum
+from nope_probe.hooks.reading.batch_readings import window_hides
+from nope_probe.hooks.reading.calibration import (
+    blocks_that_write,
+    calibrate,
+    capture_written,
+    weights_checksum,
+)
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import WriterKind, capture_positions
 from nope_probe.hooks.reading.residual_cache import ResidualCache
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.targets import (
+    components,
+    removed_pairs,
+    resolve_targets,
+    rope_frequencies,
+)
 from nope_probe.hooks.removing.written_positions import WrittenPosition, before, in_order
 from nope_probe.maps.folds import State, default_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
@@ -37,6 +57,7 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 Capture = Callable[[StreamCheckpoint | None], State]
+Maps = TypeVar("Maps", ScoreMaps, StageMaps, PositionSums)
 Sums = TypeVar("Sums", ScoreMaps, StageMaps, PositionSums, Tensor)
 
 
@@ -159,17 +180,18 @@ class Engine:
         return calibration
 
     def _written(self, key: str | None, writer: str) -> WrittenPosition:
-        def capture(stream: StreamCheckpoint | None) -> State:
-            return capture_written(
+        tensors = self.once(
+            key,
+            lambda stream: capture_written(
                 self.model,
                 self.inputs,
                 [writer],
                 skip_keys=self.skip_keys,
                 batch_size=self.batch_size,
                 checkpoint=stream,
-            )[writer].to_tensors()
-
-        return WrittenPosition.from_tensors(self.once(key, capture))
+            )[writer].to_tensors(),
+        )
+        return WrittenPosition.from_tensors(tensors)
 
     def scores(
         self,
@@ -180,11 +202,9 @@ class Engine:
         per_head: bool = False,
     ) -> ScoreMaps:
         """Return the score maps of some layers (all by default); see `capture_scores`."""
-
-        def capture(stream: StreamCheckpoint | None) -> State:
-            return self._scores(stream, layers=layers, per_head=per_head).to_tensors()
-
-        return ScoreMaps.from_tensors(self.once(key, capture, ablation))
+        options = {"layers": layers, "per_head": per_head, "residuals": self.residuals}
+        tensors = self._captured(key, capture_scores, ablation, **options)
+        return ScoreMaps.from_tensors(tensors)
 
     def stored_scores(
         self,
@@ -202,7 +222,8 @@ class Engine:
         """
 
         def capture(stream: StreamCheckpoint | None) -> State:
-            maps = self._scores(stream, layers=layers, mean_term=mean_term)
+            options = {"layers": layers, "mean_term": mean_term, "residuals": self.residuals}
+            maps = self.by_fold(capture_scores, stream, **options)
             validate_finite(maps, name)
             return packed_tensors(maps)
 
@@ -210,18 +231,12 @@ class Engine:
         stored = tensors if self.checkpoint is None else self.checkpoint.open(key)
         return StoredMaps.from_stored(stored)
 
-    def _scores(self, stream: StreamCheckpoint | None, **options: Any) -> ScoreMaps:
-        return self.by_fold(capture_scores, stream, residuals=self.residuals, **options)
-
     def stages(
         self, key: str | None, ablation: Ablation | None = None, *, layer: int = 0
     ) -> StageMaps:
         """Return the stage maps of one block; see `capture_stages`."""
-
-        def capture(stream: StreamCheckpoint | None) -> State:
-            return self.by_fold(capture_stages, stream, layer=layer).to_tensors()
-
-        return StageMaps.from_tensors(self.once(key, capture, ablation))
+        tensors = self._captured(key, capture_stages, ablation, layer=layer)
+        return StageMaps.from_tensors(tensors)
 
     def positions(
         self,
@@ -234,11 +249,20 @@ class Engine:
     ) -> PositionSums:
         """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
         options = {"layers": layers, "writers": writers, "per_head": per_head}
+        tensors = self._captured(key, capture_positions, ablation, **options)
+        return PositionSums.from_tensors(tensors)
 
-        def capture(stream: StreamCheckpoint | None) -> State:
-            return self.by_fold(capture_positions, stream, **options).to_tensors()
-
-        return PositionSums.from_tensors(self.once(key, capture, ablation))
+    def _captured(
+        self,
+        key: str | None,
+        capture: Callable[..., Maps],
+        ablation: Ablation | None,
+        **options: Any,
+    ) -> State:
+        """Return the tensors of a capture of `hooks.reading` with some options, once."""
+        return self.once(
+            key, lambda stream: self.by_fold(capture, stream, **options).to_tensors(), ablation
+        )
 
     def by_fold(
         self, capture: Callable[..., Sums], stream: StreamCheckpoint | None, **options: Any
@@ -291,11 +315,9 @@ def validate_finite(maps: ScoreMaps, condition: str) -> None:
     """
     below = torch.arange(maps.folds.shape[-1]) <= maps.query_positions[:, None]
     for place, layer in enumerate(maps.layers):
-        cells = maps.visible[place] & below
-        if not are_finite(maps.folds[:, place], cells):
-            raise UserError(f"non-finite scores in L{layer}, {condition}")
-        if maps.per_head is not None and not are_finite(maps.per_head[:, place], cells):
-            raise UserError(f"non-finite scores of a head in L{layer}, {condition}")
+        for of, folds in (("", maps.folds), (" of a head", maps.per_head)):
+            if folds is not None and not are_finite(folds[:, place], maps.visible[place] & below):
+                raise UserError(f"non-finite scores{of} in L{layer}, {condition}")
 
 
 def validate_finite_stages(maps: StageMaps, model: str) -> None:
@@ -376,3 +398,59 @@ def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:
     if not 4 <= n_folds <= most:
         raise ValueError(f"expected from 4 to {most} folds for {most} {kind}, got {n_folds}")
     return n_folds
+
+
+def validate_removable(model: HookedModel, names: Collection[str]) -> None:
+    """Check that a model has bands of RoPE, weights as matrices of their own, and writers.
+
+    Raises:
+        UserError: naming a part that cannot be removed, and why.
+    """
+    try:
+        removed_pairs(model, [name for name in names if is_rope(name)])
+        blocks_that_write(model, [writer for name in names if (writer := writer_of(name))])
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    try:
+        resolve_targets(model, Ablation(remove=[name for name in WEIGHTS if name in names]))
+    except ValueError as error:
+        raise UserError(f"{error}; name players or removals without it") from error
+
+
+def irreplaceable(model: HookedModel) -> dict[str, str]:
+    """Return the weights of a model that no ablation can replace, and why."""
+    return {
+        name: reason
+        for name in WEIGHTS
+        for layer in layers_of(model)
+        if (reason := layer.why_not_replaced(name)) is not None
+    }
+
+
+def without_effect(model: HookedModel, inputs: Inputs, n_layers: int) -> dict[str, str]:
+    """Return the sources of a model that do nothing in sequences of this length, and why.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: tokens, or vectors.
+        n_layers: how many blocks are run.
+    """
+    if "window" not in components(model) or window_hides(model, inputs[:1], n_layers):
+        return {}
+    return {"window": f"it hides no key in sequences of {inputs.shape[1]} tokens"}
+
+
+def bands_of(model: HookedModel, n_bands: int) -> tuple[str, ...]:
+    """Return the names of equal bands of a model's rotary pairs.
+
+    Raises:
+        UserError: for a model without RoPE, or more bands than pairs.
+    """
+    pairs = [len(angles) for angles in rope_frequencies(model) if angles is not None]
+    if not pairs:
+        has = ", ".join(components(model))
+        raise UserError(f"--bands divides RoPE, and the model has none; it has {has}")
+    try:
+        return equal_bands(min(pairs), n_bands)
+    except ValueError as error:
+        raise UserError(str(error)) from error

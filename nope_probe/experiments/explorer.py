@@ -18,8 +18,14 @@ from nope_probe.analyses.trends import query_stride
 from nope_probe.components import LETTERS, Ablation, Gain, Letter, Replacement, Substitute
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
-from nope_probe.experiments.engine import Engine, as_sequences, folds_for_intervals, name_of
-from nope_probe.experiments.removals import irreplaceable, without_effect
+from nope_probe.experiments.engine import (
+    Engine,
+    as_sequences,
+    folds_for_intervals,
+    irreplaceable,
+    name_of,
+    without_effect,
+)
 from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps, strongest_source
 from nope_probe.hooks.layers.model import Given, blocks_of, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel

@@ -7,7 +7,7 @@ from typing import Any
 
 from nope_probe.components import CIRCUITS, WEIGHTS, WITH_GAIN, is_rope, phrase, writer_of
 from nope_probe.errors import UserError
-from nope_probe.experiments.wording import capitalised, listed
+from nope_probe.experiments.sections import capitalised, listed
 from nope_probe.figures.words import numbered_layers
 from nope_probe.runtime.settings import GIVEN
 
@@ -50,6 +50,13 @@ MEASURED = {
     "position": "how well position can be decoded from the residual stream",
     "pattern": "the positional pattern",
 }
+SOFTWARE = {
+    "nope-probe": "nope_probe",
+    "transformer-lens": "TransformerLens",
+    "transformers": "transformers",
+    "torch": "PyTorch",
+    "python": "Python",
+}
 
 
 def methods_paragraph(manifest: Manifest) -> str:
@@ -66,14 +73,9 @@ def methods_paragraph(manifest: Manifest) -> str:
         raise UserError(
             f"--methods describes runs of {', '.join(PROCEDURES)}, and this is a run of {kind}"
         )
-    sentences = [
-        *_model(manifest),
-        *_inputs(manifest),
-        *PROCEDURES[kind](manifest),
-        *_intervals(manifest),
-        *_software(manifest),
-    ]
-    return " ".join(f"{capitalised(sentence)}." for sentence in sentences)
+    chapters = (_model, _inputs, PROCEDURES[kind], _intervals, _software)
+    sentences = [sentence for chapter in chapters for sentence in chapter(manifest)]
+    return " ".join(f"{capitalised(sentence)}." for sentence in sentences if sentence)
 
 
 def _model(manifest: Manifest) -> list[str]:
@@ -89,17 +91,16 @@ def _model(manifest: Manifest) -> list[str]:
     n_rope = sum(model["rope_layers"][:n_layers])
     rope = f"RoPE in {n_rope} of these layers" if n_rope else "no RoPE"
     checked = {"logits": "logits", "pattern": "attention weights"}
+    parity = model["parity"]
     errors = [
-        f"{error:.1g} for {checked[name]}"
-        for name, error in model["parity"].items()
-        if name in checked
+        f"{error:.1g} for {checked[name]}" for name, error in parity.items() if name in checked
     ]
     against = "the largest error against plain transformers, relative to the largest value, is"
     return [
         f"we ran {layers} of {model['name']}{revision} as a {model['kind']} "
         f"({model['architecture']}, {rope}, {manifest['dtype']} weights, fingerprint "
         f"{model['weights']})",
-        *([f"{against} {listed(errors)}"] if errors else []),
+        f"{against} {listed(errors)}" if errors else "",
     ]
 
 
@@ -128,11 +129,10 @@ def _inputs(manifest: Manifest) -> list[str]:
     ]
     n_skipped = manifest["skip_keys"]
     keys = "the first key was" if n_skipped == 1 else f"the first {n_skipped} keys were"
+    left_out = f"{keys} left out of every pattern and of its row means"
     return [
         f"the inputs were {', '.join([what, *filter(None, details)])}",
-        f"{keys} left out of every pattern and of its row means"
-        if n_skipped
-        else "no keys were left out of the patterns",
+        left_out if n_skipped else "no keys were left out of the patterns",
     ]
 
 
@@ -148,15 +148,10 @@ def _ablate(manifest: Manifest) -> list[str]:
         "the positional pattern of a layer is its mean attention score before softmax, per query "
         "and key, over sequences and heads, less each row's mean over earlier keys",
         f"the pattern was attributed in {len(manifest['conditions']):,} conditions, in which "
-        f"combinations of {listed([phrase(name) for name in removed])} were removed, "
-        f"{SCOPES[settings['scope']]}",
+        f"combinations of {_phrases(removed)} were removed, {SCOPES[settings['scope']]}",
         *_removals(removed, manifest["replacements"], settings["gain"]),
-        *_kept(manifest),
-        *(
-            ["as a control, the same sequences were run with their tokens permuted"]
-            if control
-            else []
-        ),
+        _kept(manifest),
+        "as a control, the same sequences were run with their tokens permuted" if control else "",
     ]
 
 
@@ -166,24 +161,20 @@ def _scores(manifest: Manifest) -> list[str]:
         "attention scores before softmax were averaged per query and key over sequences"
         + (", for each head and over heads" if manifest["settings"]["per_head"] else " and heads"),
         "the positional pattern is this map less each row's mean over earlier keys",
-        *([f"the map was split exactly into bands of RoPE's pairs ({bands})"] if bands else []),
+        f"the map was split exactly into bands of RoPE's pairs ({bands})" if bands else "",
     ]
 
 
 def _circuit(manifest: Manifest) -> list[str]:
-    removed = manifest["removed"]
-    settings = manifest["settings"]
+    removed, settings = manifest["removed"], manifest["settings"]
+    compared = (
+        f"the model without {_phrases(removed)}, removed in every block, was compared with the "
+        "intact model on the same sequences"
+    )
     return [
         f"the inner products of every stage's vectors at two positions, from the input of block "
         f"L{manifest['layer']} to the scores of the next block, were averaged over sequences",
-        *(
-            [
-                f"the model without {listed([phrase(name) for name in removed])}, removed in every "
-                "block, was compared with the intact model on the same sequences"
-            ]
-            if removed
-            else []
-        ),
+        compared if removed else "",
         *_removals(removed, [settings["replacement"]], settings["gain"]),
     ]
 
@@ -203,7 +194,7 @@ def _trace(manifest: Manifest) -> list[str]:
         "the mean query and key, position written into queries and keys, and a covariance term",
         f"the written terms were split exactly by writer (the embeddings, {attention}, each MLP), "
         "with the scale of the norms as it was for each token",
-        *([confirmed] if settings["confirm"] else []),
+        confirmed if settings["confirm"] else "",
     ]
 
 
@@ -220,8 +211,8 @@ def _behaviour(manifest: Manifest) -> list[str]:
         f"we measured {listed([MEASURED[name] for name in manifest['measures']])} of the model, "
         f"{listed(['intact', *without])}",
         *_removals(removed, settings["replacement"], settings["gain"]),
-        *([prefix] if without_mask else []),
-        *_kept(manifest),
+        prefix if without_mask else "",
+        _kept(manifest),
     ]
 
 
@@ -236,20 +227,21 @@ def _removals(removed: Iterable[str], replacements: Iterable[str], gain: str) ->
     ]
     return [
         *(f"to remove {phrase(part)}, {REMOVED_BY[part]}" for part in parts if part in REMOVED_BY),
-        *([BAND_REMOVED] if any(is_rope(part) and part != "rope" for part in parts) else []),
+        BAND_REMOVED if any(is_rope(part) and part != "rope" for part in parts) else "",
         *(f"to remove {writer}, {WRITER_REMOVED}" for writer in written),
-        *(
-            [f"a removed weight was replaced by {', and again by '.join(replaced)}"]
-            if weights
-            else []
-        ),
+        f"a removed weight was replaced by {', and again by '.join(replaced)}" if weights else "",
     ]
 
 
-def _kept(manifest: Manifest) -> list[str]:
-    """Return which components could not be removed, and stayed."""
-    kept = [phrase(name) for name in manifest["left_out"]]
-    return [f"{listed(kept)} cannot be removed from this model and stayed"] if kept else []
+def _kept(manifest: Manifest) -> str:
+    """Return which components could not be removed, and stayed; empty without such components."""
+    kept = manifest["left_out"]
+    return f"{_phrases(kept)} cannot be removed from this model and stayed" if kept else ""
+
+
+def _phrases(names: Iterable[str]) -> str:
+    """Return components in words, as a list in a sentence."""
+    return listed([phrase(name) for name in names])
 
 
 def _intervals(manifest: Manifest) -> list[str]:
@@ -271,14 +263,7 @@ def _intervals(manifest: Manifest) -> list[str]:
 
 def _software(manifest: Manifest) -> list[str]:
     """Return the sentences on the run's software and manifest."""
-    names = {
-        "nope-probe": "nope_probe",
-        "transformer-lens": "TransformerLens",
-        "transformers": "transformers",
-        "torch": "PyTorch",
-        "python": "Python",
-    }
-    used = [f"{name} {manifest['versions'][key]}" for key, name in names.items()]
+    used = [f"{name} {manifest['versions'][key]}" for key, name in SOFTWARE.items()]
     return [
         f"the run used {listed(used)} on {manifest['device']} (threads: {manifest['threads']})",
         f"the manifest with all settings has the checksum {manifest['checksum'][:16]}",

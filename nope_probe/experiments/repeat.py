@@ -19,7 +19,6 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.experiments.layers import run as layers_run
 from nope_probe.experiments.layers.run import as_json
-from nope_probe.experiments.methods import methods_paragraph
 from nope_probe.files import read_json, validate_regular
 from nope_probe.runtime.folder import read_manifest, read_table, validate_files
 from nope_probe.runtime.identity import validate_repeatable
@@ -76,6 +75,8 @@ def methods_of(settings: Settings) -> str:
     validate_regular(settings.run)
     if settings.run.is_file():
         raise UserError(f"--methods describes the folder of a run, and {settings.run} is a file")
+    from nope_probe.experiments.methods import methods_paragraph
+
     return methods_paragraph(read_manifest(settings.run))
 
 

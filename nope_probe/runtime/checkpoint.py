@@ -31,11 +31,19 @@ from nope_probe.maps.stored_maps import Index
 from nope_probe.runtime.folder import atomic_write, reason
 from nope_probe.runtime.places import clear
 from nope_probe.runtime.processes import Processes, Signals
-from nope_probe.runtime.terminal import open_bar, phase_of
 
 _ENDING = ".safetensors"
 _ABOUT = "about.json"  # which run a folder holds
 _DONE = "n_done"  # in the state of a stream: the sequences done
+_PHASES = {
+    "gains": "calibration",
+    "score": "scores",
+    "shuffled": "shuffled tokens",
+    "loss": "losses",
+    "intact": "intact model",
+    "ablated": "ablated model",
+}
+_WITH_ESTIMATE = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {remaining} left"
 
 
 class RunCheckpoint:
@@ -316,6 +324,44 @@ class StoredTensor:
             if index is ...:
                 return file.get_tensor(self.name).clone()
             return file.get_slice(self.name)[index].clone()
+
+
+def open_bar(total: int, done: int, unit: str, *, hidden: bool) -> tqdm:
+    """Return a progress bar on stderr; where the total is unknown, it counts.
+
+    A run that has been started before says first at which percentage it resumes.
+
+    Args:
+        total: of all streams; 0 if that is not known.
+        done: how many were done before.
+        unit: what is counted.
+        hidden: whether to show nothing.
+    """
+    if done and not hidden:
+        at = f" at {100 * done / total:.0f}%" if total else ""
+        sys.stderr.write(f"resuming{at}\n")
+    return tqdm(
+        total=total,
+        initial=done,
+        unit=unit,
+        file=sys.stderr,
+        dynamic_ncols=True,
+        disable=hidden,
+        bar_format=_WITH_ESTIMATE if total else None,
+    )
+
+
+def phase_of(key: str) -> str:
+    """Return a stream's key in words: the phase of the run and, if it has one, the condition.
+
+    Example:
+        >>> phase_of("gains"), phase_of("score/mask+rope"), phase_of("score-zero/rope/L2")
+        ('calibration', 'scores, condition mask+rope', 'scores (zero), condition rope, L2')
+    """
+    head, *condition = key.split("/")
+    name, _, variant = head.partition("-")
+    words = _PHASES.get(name, name) + (f" ({variant})" if variant else "")
+    return f"{words}, condition {', '.join(condition)}" if condition else words
 
 
 ITEM = 4  # bytes of a float32

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from nope_probe.errors import MachineError, UserError
+from nope_probe.errors import MachineError, UserError, printable
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +62,33 @@ def is_first_of_machine() -> bool:
 def process_count() -> int:
     """Return how many processes torchrun started for this command; 1 without it."""
     return int(os.environ.get("WORLD_SIZE") or 1)
+
+
+@contextmanager
+def status(doing: str, *, has_bars: bool = False) -> Iterator[None]:
+    """Show a line of status on stderr, with a spinner that is erased at the end.
+
+    Only the first process shows the line, and only on a terminal: a log file gets nothing. Lines
+    cannot be nested.
+
+    Args:
+        doing: the work in progress, such as `loading TransformerLens`.
+        has_bars: whether it may draw progress bars of its own, as a download does; then the line
+            has no spinner and stays.
+    """
+    if not (is_first_process() and sys.stderr.isatty()):
+        yield
+    elif has_bars:
+        sys.stderr.write(f"{printable(doing)} ...\n")
+        yield
+    else:
+        from rich.console import Console
+        from rich.text import Text
+
+        with Console(stderr=True).status("") as shown:
+            # Drawn here: the thread that turns the spinner waits while a library is imported.
+            shown.update(Text(f"{printable(doing)} ..."), spinner="dots")
+            yield
 
 
 def validate_one_process() -> None:

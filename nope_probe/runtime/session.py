@@ -53,9 +53,9 @@ from nope_probe.runtime.processes import (
     is_first_process,
     own_device,
     process_group,
+    status,
 )
 from nope_probe.runtime.settings import RunSettings, SessionSettings, memory_of
-from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from pathlib import Path

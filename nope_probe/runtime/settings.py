@@ -24,6 +24,7 @@ from typing import (
 
 import tyro
 
+from nope_probe.components import Gain
 from nope_probe.data.documents import (
     MIN_FOLDS,
     file_of,
@@ -44,8 +45,7 @@ from nope_probe.models.names import (
     is_on_hub,
     validate_revision,
 )
-from nope_probe.runtime.processes import process_count, validate_one_process
-from nope_probe.runtime.terminal import status
+from nope_probe.runtime.processes import process_count, status, validate_one_process
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
@@ -238,6 +238,7 @@ class SessionSettings(BoundedSettings):
         """Load the model of the run; None for a run without a model."""
 
 
+GainFlag = Annotated[Gain, _arg(help="The size of the replacements identity and random.")]
 OFFSET_BINS = _arg(
     help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
     "all: each distance has its own."

@@ -14,9 +14,8 @@ from nope_probe.errors import UserError
 from nope_probe.models.hub import validate_hub_answers, validate_reachable
 from nope_probe.runtime.folder import checkpoint_dir
 from nope_probe.runtime.places import locked, output_folder, validate_folder_place
-from nope_probe.runtime.processes import Signals, is_first_process, meet, process_count
+from nope_probe.runtime.processes import Signals, is_first_process, meet, process_count, status
 from nope_probe.runtime.settings import COUNT, SEED, BoundedSettings
-from nope_probe.runtime.terminal import status
 from nope_probe.training.checkpoints import (
     FINISHED,
     OWN_FILES,

@@ -21,8 +21,7 @@ from support.edited_model import edited, norm_sizes, plain_run
 from nope_probe import Ablation, behaviour, read_run
 from nope_probe.experiments.behaviour import sections
 from nope_probe.experiments.behaviour.analyse import position_table
-from nope_probe.experiments.behaviour.capture import Measured
-from nope_probe.experiments.behaviour.plan import Plan, Probe
+from nope_probe.experiments.behaviour.plan import Measured, Plan, Probe
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]

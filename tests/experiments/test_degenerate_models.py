@@ -10,7 +10,7 @@ from support.command_line import run_command
 from support.tiny_models import randomised, smollm3_config, tokenizer
 
 from nope_probe import ablate, circuit, scores
-from nope_probe.experiments.wording import preference
+from nope_probe.experiments.sections import preference
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import load

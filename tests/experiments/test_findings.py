@@ -11,9 +11,16 @@ from nope_probe.experiments.ablation import sections as ablation
 from nope_probe.experiments.behaviour import sections as behaviour
 from nope_probe.experiments.circuit import sections as circuit
 from nope_probe.experiments.scores import sections as scores
-from nope_probe.experiments.sections import band_finding, offset_finding, query_finding
+from nope_probe.experiments.sections import (
+    NO_PATTERN,
+    NOISE,
+    band_finding,
+    measure_finding,
+    noisy_layers,
+    offset_finding,
+    query_finding,
+)
 from nope_probe.experiments.simulation import sections as simulation
-from nope_probe.experiments.wording import NO_PATTERN, NOISE, measure_finding, noisy_layers
 from nope_probe.figures.theory import Curves
 
 Estimate = tuple[float, float, float]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.simulation.theory import Settings, print_critical_alphas
+from nope_probe.experiments.simulation.run import TheorySettings, print_critical_alphas
 from nope_probe.runtime import places
 from nope_probe.runtime.places import (
     clear,
@@ -70,4 +70,4 @@ def test_theory_needs_the_maps_that_the_mean_field_holds(monkeypatch: pytest.Mon
     with pytest.raises(
         UserError, match=r"at least 25\.1 GB of memory, and 16\.0 GB are free; lower"
     ):
-        print_critical_alphas(Settings(seq_len=4096))
+        print_critical_alphas(TheorySettings(seq_len=4096))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nope_probe.runtime.checkpoint import RunCheckpoint
-from nope_probe.runtime.terminal import status
+from nope_probe.runtime.processes import status
 
 ERASE_LINE = "\x1b[2K"
 

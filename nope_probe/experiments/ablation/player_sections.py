@@ -26,16 +26,17 @@ from nope_probe.components import (
     weights_of,
     words,
 )
-from nope_probe.experiments.sections import lengths_of, with_intervals
-from nope_probe.experiments.wording import (
+from nope_probe.experiments.sections import (
     NOISE,
     capitalised,
     largest,
+    lengths_of,
     listed,
     noisy_layers,
     of_layer,
     percents,
     strongest,
+    with_intervals,
 )
 from nope_probe.figures import shares
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent

@@ -27,11 +27,10 @@ from nope_probe.components import (
 )
 from nope_probe.errors import UserError
 from nope_probe.experiments.given import RunOptions, run_of
-from nope_probe.experiments.removals import GainFlag
 from nope_probe.runtime.folder import Run, has_first_page
+from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
-from nope_probe.runtime.settings import OFFSET_BINS, Bounds, RunSettings, validate_effects
-from nope_probe.runtime.terminal import status
+from nope_probe.runtime.settings import OFFSET_BINS, Bounds, GainFlag, RunSettings, validate_effects
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -195,7 +194,7 @@ def plan_of(session: Session[Settings]) -> Plan:
         UserError: for players that the model does not have, or flags that need others.
     """
     from nope_probe.experiments.ablation.plan import make_plan
-    from nope_probe.experiments.removals import (
+    from nope_probe.experiments.engine import (
         bands_of,
         irreplaceable,
         validate_removable,

@@ -20,11 +20,12 @@ from nope_probe.experiments.ablation.player_sections import (
     player_sentences,
     player_tables,
 )
-from nope_probe.experiments.sections import Report, closing_of, split_sections
-from nope_probe.experiments.wording import (
+from nope_probe.experiments.sections import (
     NO_PATTERN,
     NOISE,
+    Report,
     capitalised,
+    closing_of,
     largest,
     listed,
     measure_finding,
@@ -32,6 +33,7 @@ from nope_probe.experiments.wording import (
     of_layer,
     percents,
     preference,
+    split_sections,
     strongest,
 )
 from nope_probe.figures import measures, shares

@@ -24,8 +24,7 @@ from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern_changes import pattern_lost, positional_part
 from nope_probe.components import Ablation
 from nope_probe.errors import UserError
-from nope_probe.experiments.behaviour.capture import Measured, head_name, map_key
-from nope_probe.experiments.behaviour.plan import Plan
+from nope_probe.experiments.behaviour.plan import Measured, Plan, head_name, map_key
 from nope_probe.experiments.behaviour.sections import report
 from nope_probe.experiments.behaviour.settings import EFFECTS, INTACT, QUANTITIES, Settings
 from nope_probe.experiments.tables import Row, interval_columns, interval_names

@@ -10,8 +10,8 @@ from nope_probe.components import Gain, Replacement
 from nope_probe.experiments.behaviour.settings import Measure, Settings
 from nope_probe.experiments.given import RunOptions, run_of
 from nope_probe.runtime.folder import Run
+from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
-from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from nope_probe.experiments.given import Model
@@ -44,8 +44,7 @@ def run(settings: Settings, call: Call | None = None) -> Path:
     with Session("behaviour", settings, call) as session:
         if not session.finished:
             from nope_probe.experiments.behaviour.analyse import analyse
-            from nope_probe.experiments.behaviour.capture import capture
-            from nope_probe.experiments.behaviour.plan import make_plan
+            from nope_probe.experiments.behaviour.plan import capture, make_plan
 
             plan = make_plan(session)
             measured = capture(session, plan)

@@ -13,8 +13,7 @@ import pandas as pd
 
 from nope_probe.components import phrase
 from nope_probe.experiments.behaviour.settings import INTACT, QUANTITIES
-from nope_probe.experiments.sections import Report
-from nope_probe.experiments.wording import NOISE, largest, listed
+from nope_probe.experiments.sections import NOISE, Report, largest, listed
 from nope_probe.figures import behaviour as figures
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.figures.words import reader_of

@@ -17,11 +17,11 @@ from nope_probe.components import (
     Component,
     Replacement,
     Substitute,
+    validate_components,
     validate_replacements,
     without_weights,
 )
 from nope_probe.errors import UserError
-from nope_probe.experiments.removals import GainFlag, validate_components
 from nope_probe.models.names import trained_length
 from nope_probe.runtime.settings import (
     COUNT,
@@ -30,6 +30,7 @@ from nope_probe.runtime.settings import (
     LAYERS,
     SEQ_LEN,
     Bounds,
+    GainFlag,
     RunSettings,
     validate_effects,
 )
@@ -71,23 +72,23 @@ IN_SIGHT = "without the mask the next token is in sight: only the suffix is scor
 FIRST_IN_SIGHT = "without the mask the first copy is in sight: see the second copy's loss"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Quantity:
     """A number of `behaviour.csv`.
 
     Attributes:
         measure: the measure that it belongs to.
         label: in tables and figures.
-        unit: nats or positions.
         caption: its meaning, in one sentence.
+        unit: nats or positions.
         probe: the sequences whose losses it is read from, beside the text windows.
         unmasked: why it means nothing without the mask; empty if it does.
     """
 
     measure: Measure
     label: str
-    unit: str = "nats"
     caption: str
+    unit: str = "nats"
     probe: str = "text"
     unmasked: str = ""
 
@@ -98,76 +99,71 @@ class Quantity:
 
 
 QUANTITIES: dict[str, Quantity] = {
-    "loss": Quantity(
-        measure="loss", label="loss", caption="mean loss per token of the text.", unmasked=IN_SIGHT
-    ),
+    "loss": Quantity("loss", "loss", "mean loss per token of the text.", unmasked=IN_SIGHT),
     "loss_suffix": Quantity(
-        measure="loss",
-        label="loss, suffix",
-        caption="mean loss of the tokens after the prefix (bidirectional without the mask).",
+        "loss",
+        "loss, suffix",
+        "mean loss of the tokens after the prefix (bidirectional without the mask).",
     ),
     "in_context": Quantity(
-        measure="in-context",
-        label="in-context gain",
-        caption="loss early in the window (its second tenth) less loss late (its last tenth).",
+        "in-context",
+        "in-context gain",
+        "loss early in the window (its second tenth) less loss late (its last tenth).",
         unmasked=IN_SIGHT,
     ),
     "copy_text": Quantity(
-        measure="copy",
-        label="copy, text",
+        "copy",
+        "copy, text",
+        "a text segment twice: loss of the second copy less the first; below 0, it copies.",
         probe="copy_text",
-        caption="a text segment twice: loss of the second copy less the first; below 0, it copies.",
         unmasked=FIRST_IN_SIGHT,
     ),
     "copy_text_second": Quantity(
-        measure="copy",
-        label="second copy, text",
-        probe="copy_text",
-        caption="loss of the second copy of a text segment.",
+        "copy", "second copy, text", "loss of the second copy of a text segment.", probe="copy_text"
     ),
     "copy_random": Quantity(
-        measure="copy",
-        label="copy, random",
+        "copy",
+        "copy, random",
+        "random tokens twice: loss of the second copy less the first; below 0, it copies.",
         probe="copy_random",
-        caption="random tokens twice: loss of the second copy less the first; below 0, it copies.",
         unmasked=FIRST_IN_SIGHT,
     ),
     "copy_random_second": Quantity(
-        measure="copy",
-        label="second copy, random",
+        "copy",
+        "second copy, random",
+        "loss of the second copy of random tokens.",
         probe="copy_random",
-        caption="loss of the second copy of random tokens.",
     ),
     "order": Quantity(
-        measure="order",
-        label="order",
+        "order",
+        "order",
+        "rise of the suffix's loss when the tokens of the prefix are shuffled.",
         probe="order",
-        caption="rise of the suffix's loss when the tokens of the prefix are shuffled.",
     ),
     "without_bos": Quantity(
-        measure="bos",
-        label="without BOS",
+        "bos",
+        "without BOS",
+        "rise of the loss when the BOS token is left out.",
         probe="without_bos",
-        caption="rise of the loss when the BOS token is left out.",
     ),
     "other_first": Quantity(
-        measure="bos",
-        label="another first token",
+        "bos",
+        "another first token",
+        "rise of the loss when a random token takes the place of BOS.",
         probe="other_first",
-        caption="rise of the loss when a random token takes the place of BOS.",
     ),
     "extrapolation": Quantity(
-        measure="extrapolation",
-        label="extrapolation",
+        "extrapolation",
+        "extrapolation",
+        "loss beyond the trained context less loss in its last quarter.",
         probe="long",
-        caption="loss beyond the trained context less loss in its last quarter.",
     ),
     "position": Quantity(
-        measure="position",
-        label="position error",
+        "position",
+        "position error",
+        "how far the index that a ridge regression reads from the residual stream is from the true "
+        "one, mean over layers and held-out documents.",
         unit="positions",
-        caption="how far the index that a ridge regression reads from the residual stream is from "
-        "the true one, mean over layers and held-out documents.",
     ),
 }
 
@@ -197,20 +193,14 @@ def make_conditions(
     Raises:
         UserError: for a name that does not exist, or a component that the model lacks.
     """
+    chosen = REMOVED if names is None else names
     try:
-        removed = {
-            name: condition(name)
-            for name in (REMOVED if names is None else names)
-            if name != INTACT
-        }
+        removed = {name: condition(name) for name in chosen if name != INTACT}
     except ValueError as error:
         raise UserError(f"--remove: {error}") from error
     if names is None:
-        removed = {
-            name: components
-            for name, components in removed.items()
-            if components <= {*has} - {*left_out}
-        }
+        removable = {*has} - {*left_out}
+        removed = {name: parts for name, parts in removed.items() if parts <= removable}
     for components in removed.values():
         validate_components(components, has)
     for (one, first), (other, second) in combinations(removed.items(), 2):
@@ -304,10 +294,10 @@ class Settings(RunSettings):
             raise UserError("--bos never: the measure bos needs sequences that begin with BOS")
         validate_replacements(self.replacement, self.gain)
         for measure in self.measures:
-            if self.seq_len < SHORTEST[measure]:
+            if self.seq_len < (least := SHORTEST[measure]):
                 raise UserError(
-                    f"{measure} needs windows of {SHORTEST[measure]} tokens or more, got "
-                    f"--seq-len {self.seq_len}"
+                    f"{measure} needs windows of {least} tokens or more, got --seq-len "
+                    f"{self.seq_len}"
                 )
         if not 4 <= self.prefix_len <= self.seq_len - 4:
             raise UserError(
@@ -335,16 +325,12 @@ class Settings(RunSettings):
     def without_effect(self) -> dict[str, str]:
         """Return by name why settings have no effect beside the others."""
         reasons = super().without_effect()
-        readers = {
-            "trained_len": ("extrapolation",),
-            "max_len": ("extrapolation",),
-            "layers": ("position", "pattern"),
-            "skip_keys": ("position", "pattern"),
-        }
-        for name, measures in readers.items():
-            by_head = self.heads and name in ("layers", "skip_keys")
-            if not {*measures} & {*self.measures} and not by_head:
-                reasons[name] = f"without the measure {' or '.join(measures)}"
+        if "extrapolation" not in self.measures:
+            unread = "without the measure extrapolation"
+            reasons |= {"trained_len": unread, "max_len": unread}
+        if not (self.heads or {"position", "pattern"} & {*self.measures}):
+            unread = "without the measure position or pattern"
+            reasons |= {"layers": unread, "skip_keys": unread}
         return reasons
 
     def load_model(self, device: str) -> LoadedModel:
@@ -375,12 +361,5 @@ class Settings(RunSettings):
         length, bos = n_bos + segment, self.bos
         if self.data == GIVEN:
             length, bos = max(segment, int(SEQ_LEN.low)), "never"
-        return replace(
-            self,
-            data="random",
-            seq_len=length,
-            windows="random",
-            pack=False,
-            bos=bos,
-            shuffle=False,
-        )
+        plain = replace(self, windows="random", pack=False, shuffle=False)
+        return replace(plain, data="random", seq_len=length, bos=bos)

@@ -19,8 +19,8 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.circuit.sections import headline, report
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.explorer import circuit_view, combinations, note_on, stage_view
+from nope_probe.experiments.sections import listed
 from nope_probe.experiments.tables import measures_table
-from nope_probe.experiments.wording import listed
 from nope_probe.figures.explorer import Explorer, strongest_source
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.stages import STAGES, absent_stages

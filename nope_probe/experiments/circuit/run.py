@@ -16,8 +16,7 @@ from nope_probe.components import (
     without_weights,
 )
 from nope_probe.errors import TooFewLayersError, UserError
-from nope_probe.experiments.removals import GainFlag
-from nope_probe.runtime.processes import validate_one_process
+from nope_probe.runtime.processes import status, validate_one_process
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import (
     COUNT,
@@ -25,10 +24,10 @@ from nope_probe.runtime.settings import (
     LAYERS,
     SEQ_LEN,
     Bounds,
+    GainFlag,
     RunSettings,
     validate_effects,
 )
-from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from nope_probe.experiments.circuit.analyse import Stages
@@ -212,8 +211,8 @@ def removed_components(session: Session[Settings]) -> tuple[str, ...]:
     Raises:
         UserError: for a component or band that the model lacks.
     """
-    from nope_probe.components import removal_order
-    from nope_probe.experiments.removals import validate_components, validate_removable
+    from nope_probe.components import removal_order, validate_components
+    from nope_probe.experiments.engine import validate_removable
     from nope_probe.hooks.removing.targets import components
 
     wanted = session.settings.removed

@@ -13,8 +13,7 @@ import plotly.graph_objects as go
 from jaxtyping import Int
 
 from nope_probe.components import SCORE_STAGES, phrase
-from nope_probe.experiments.sections import Report, with_intervals
-from nope_probe.experiments.wording import capitalised, listed
+from nope_probe.experiments.sections import Report, capitalised, listed, with_intervals
 from nope_probe.figures.circuit_figure import circuit, limits
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import ValueAndBounds, interval_of

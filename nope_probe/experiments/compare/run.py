@@ -15,9 +15,9 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import command_line, versions
+from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import SessionSettings
-from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:  # --help needs neither numpy nor pandas
     from nope_probe.experiments.compare.members import Member

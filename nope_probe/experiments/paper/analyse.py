@@ -1,4 +1,8 @@
-"""From a figure's finished experiments to its run: claims, panels, notes and page."""
+"""From finished experiments to the run of a figure, and to the page of all sixteen figures.
+
+A figure has claims, panels, notes and a page. The page of all figures says which figures were run,
+which claims hold and which panels agree.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,11 @@ import pandas as pd
 
 from nope_probe.experiments.paper.claims import Claim, claims_of
 from nope_probe.experiments.paper.panels import agreements, pairs_of, verdict
-from nope_probe.experiments.paper.sections import report
-from nope_probe.experiments.paper.settings import FIGURES, Settings
-from nope_probe.runtime.folder import Run, read_run
+from nope_probe.experiments.paper.sections import report, verdict_mark
+from nope_probe.experiments.paper.settings import FIGURES, Settings, title_of
+from nope_probe.experiments.sections import print_lines
+from nope_probe.reports.page import Cell, Link, Listing, Section, page
+from nope_probe.runtime.folder import Run, atomic_write, read_manifest, read_run
 from nope_probe.runtime.identity import command_line, versions
 from nope_probe.runtime.session import Session
 
@@ -99,3 +105,116 @@ def verdicts(claims: Sequence[Claim]) -> list[str]:
     held = len(claims) - len(failed)
     sentences = [f"Reproduced: {held} of {len(claims)} claims of the paper."] if claims else []
     return sentences + ([f"Not reproduced: {'; '.join(failed)}."] if failed else [])
+
+
+HOW_TO_READ = (
+    "A verdict is about the run that is linked; figures of trained models name theirs.",
+    "Published panels are compared cell by cell, in steps of their own 256 colours.",
+    "A figure with several finished runs shows the run on the paper's models, or else the newest.",
+)
+COLUMNS = ("figure", "the paper's claim", "verdict", "numbers")
+Runs = Mapping[str, tuple[Path, Mapping[str, Any]]]  # folder and manifest by figure
+
+
+def write_index(folder: Path, own: Mapping[str, Path]) -> None:
+    """Write the page of all figures and its lines, from the finished runs beside its folder.
+
+    Args:
+        folder: the page's folder.
+        own: the folders of the figures that this command ran; they go before other runs.
+    """
+    runs = best_runs(own, folder.parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [row for figure in FIGURES for row in rows_of(figure, runs, folder)]
+    text = [[cell.href if isinstance(cell, Link) else cell for cell in row] for row in rows]
+    with atomic_write(folder / "figures.csv") as path:
+        pd.DataFrame(text, columns=list(COLUMNS)).to_csv(path, index=False)
+    section = Section(
+        title="Figure by figure",
+        caption="Each claim of the paper, whether it is reproduced, and by which numbers.",
+        listing=Listing(columns=COLUMNS, rows=rows),
+    )
+    manifest = {
+        "command": command_line(),
+        "figures": {figure: str(run) for figure, (run, _) in runs.items()},
+        "versions": versions(),
+    }
+    html = page("The paper, reproduced", headline(runs), [section], manifest, HOW_TO_READ)
+    with atomic_write(folder / "report.html") as path:
+        path.write_text(html, encoding="utf-8")
+
+
+def best_runs(own: Mapping[str, Path], beside: Path) -> Runs:
+    """Return each figure's best run: on the paper's models, then this command's, then the newest.
+
+    Args:
+        own: the folders of this command's runs by figure.
+        beside: the folder to search for finished runs.
+    """
+    candidates: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {figure: [] for figure in FIGURES}
+    for path in beside.glob("*/manifest.json"):
+        manifest = read_manifest(path.parent)
+        if manifest.get("kind") == "reproduce":
+            candidates[manifest["settings"]["figure"]].append((path.parent, manifest))
+    return {
+        figure: max(
+            runs,
+            key=lambda run: (run[1]["as_the_paper"], run[0] in own.values(), run[1]["finished"]),
+        )
+        for figure, runs in candidates.items()
+        if runs
+    }
+
+
+def rows_of(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
+    """Return the lines of a figure: a line per claim, and a line for its published panels."""
+    title = f"{title_of(figure)}: {FIGURES[figure].shows}"
+    if figure not in runs:
+        command = f"python -m nope_probe.reproduce {figure}"
+        return [[title, "", "○\u00a0not\u00a0run\u00a0yet", f"run: {command}"]]
+    folder, manifest = runs[figure]
+    rows: list[list[Cell]] = []
+    for claim in manifest["claims"]:
+        of = f"{claim['experiment']}: " if FIGURES[figure].models else ""
+        mark = verdict_mark(claim["reproduced"])
+        rows.append(["", claim["paper"], mark, of + claim["evidence"]])
+    panels = manifest["panels"]
+    if panels["compared"]:
+        agrees = panels["agree"] == panels["compared"]
+        rows.append(["", "(the published panels)", verdict_mark(agrees), panels["verdict"]])
+    elif panels["published"]:
+        why = f"{panels['published']} shown beside maps of another model"
+        rows.append(["", "(the published panels)", "○\u00a0not\u00a0compared", why])
+    rows = rows or [[""] * len(COLUMNS)]
+    href = f"{Path(os.path.relpath(folder, start)).as_posix()}/report.html"
+    rows[0][0] = Link(text=title, href=href)
+    return rows
+
+
+def headline(runs: Runs) -> list[str]:
+    """Return sentences on the figures run, the claims reproduced and the panels matched."""
+    manifests = [manifest for _, manifest in runs.values()]
+    claims = [claim for manifest in manifests for claim in manifest["claims"]]
+    panels = pd.DataFrame([manifest["panels"] for manifest in manifests])
+    exact, agree, compared = (int(panels[name].sum()) for name in ("exact", "agree", "compared"))
+    sentences = [
+        f"{len(runs)} of the paper's {len(FIGURES)} figures have been run; "
+        f"{sum(claim['reproduced'] for claim in claims)} of {len(claims)} claims about them are "
+        "reproduced.",
+        f"{exact} of {compared} published panels agree with the reproduced maps within one "
+        f"8-bit colour step, and {agree - exact} more within sampling noise.",
+    ]
+    missing = [title_of(figure) for figure in FIGURES if figure not in runs]
+    return [*sentences, *([f"Not run yet: {', '.join(missing)}."] if missing else [])]
+
+
+def print_index(folder: Path) -> None:
+    """Print the lines of the page, and its path."""
+    table = pd.read_csv(folder / "figures.csv", keep_default_na=False)
+    lines = []
+    for row in table.to_dict("records"):
+        if row["figure"]:
+            lines.append(str(row["figure"]))
+        parts = [str(row[name]) for name in table.columns[1:] if row[name]]
+        lines.append("  " + "; ".join(parts).replace("\u00a0", " "))
+    print_lines([*lines, f"report: {folder / 'report.html'}"])

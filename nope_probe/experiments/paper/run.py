@@ -67,7 +67,7 @@ def run_all(settings: Settings) -> Path:
             known = {flag: value for flag, value in given.items() if flag in figure.flags}
             chosen = Settings(figure=name, **known)
             own[name] = run_figure(replace(chosen, out=place("reproduce", chosen, folder.parent)))
-    from nope_probe.experiments.paper.index import write_index
+    from nope_probe.experiments.paper.analyse import write_index
 
     write_index(folder, own)
     return folder

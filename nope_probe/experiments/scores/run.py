@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import OFFSET_BINS, Bounds, RunSettings
-from nope_probe.runtime.terminal import status
 
 if TYPE_CHECKING:
     from nope_probe.models.info import ModelInfo

@@ -12,21 +12,19 @@ import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
 from nope_probe.experiments.sections import (
-    Report,
-    closing_of,
-    lengths_of,
-    split_sections,
-    with_intervals,
-)
-from nope_probe.experiments.wording import (
     NO_PATTERN,
     NOISE,
+    Report,
+    closing_of,
     largest,
+    lengths_of,
     measure_finding,
     nats,
     percents,
     preferred_keys,
+    split_sections,
     strongest,
+    with_intervals,
 )
 from nope_probe.figures.intervals import ROUNDING, excludes_zero
 from nope_probe.figures.maps import score_maps, term_maps

@@ -8,8 +8,16 @@ from functools import partial
 import pandas as pd
 
 from nope_probe.components import short
-from nope_probe.experiments.sections import Report, closing_of, with_intervals
-from nope_probe.experiments.wording import NO_PATTERN, NOISE, largest, listed, percents
+from nope_probe.experiments.sections import (
+    NO_PATTERN,
+    NOISE,
+    Report,
+    closing_of,
+    largest,
+    listed,
+    percents,
+    with_intervals,
+)
 from nope_probe.figures.intervals import excludes_zero, interval_of
 from nope_probe.figures.position_figure import (
     LEAST,
