@@ -119,15 +119,19 @@ def validate_choices(hints: Mapping[str, object], values: Mapping[str, object]) 
         words = [leaf for leaf in leaves if isinstance(leaf, str | int)]
         if not words:
             continue
-        value = values[name]
-        given = [value]
-        if isinstance(value, Collection) and not isinstance(value, str):
-            given = list(value)
+        given = as_tuple(values[name])
         unknown = [word for word in given if not isinstance(word, types) and word not in words]
         if unknown:
             number = ", or a number" if {int, float} & {*types} else ""
             known = ", ".join(map(str, words))
             raise UserError(f"unknown {name} {unknown[0]!r}; there are {known}{number}")
+
+
+def as_tuple(value: object) -> tuple[object, ...]:
+    """Return the elements of a collection, or a single value or word, as a tuple."""
+    if isinstance(value, Collection) and not isinstance(value, str):
+        return tuple(value)
+    return (value,)
 
 
 def leaves_of(hint: object) -> Iterator[object]:

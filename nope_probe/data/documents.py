@@ -312,12 +312,12 @@ def stdlib_documents(held_out: bool | None = None) -> list[str]:
         held_out: True for held-out modules, False for training modules, None for all modules.
     """
     root = Path(sysconfig.get_path("stdlib"))
-    modules = [path for path in sorted(root.rglob("*.py")) if _is_kept(path.relative_to(root))]
+    modules = {path.relative_to(root): path for path in sorted(root.rglob("*.py"))}
     return [
         document
-        for path in modules
-        if held_out is None or is_held_out(path.relative_to(root).as_posix()) == held_out
-        for document in split(_read(path))
+        for name, path in modules.items()
+        if _is_kept(name) and held_out in (None, is_held_out(name.as_posix()))
+        for document in split(path.read_text(encoding="utf-8", errors="ignore"))
     ]
 
 
@@ -347,10 +347,6 @@ def _first_line(node: ast.stmt) -> int:
 
 def _is_kept(path: Path) -> bool:
     return not _SKIPPED & set(path.parts) and not path.parts[0].startswith("config-")
-
-
-def _read(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="ignore")
 
 
 def write_held_out(path: Path) -> None:

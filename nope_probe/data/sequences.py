@@ -150,7 +150,7 @@ def sequences(
     source = source if isinstance(source, str) else "texts"
     if pack:
         validate_packing(source, start)
-    windows = None
+    from_documents = None
     if source == "random":
         tokens = _random_tokens(tokenizer, n_seqs, length, generator)
     else:
@@ -159,14 +159,13 @@ def sequences(
             windows = pack_documents(ids, n_seqs, length, separator_of(tokenizer), generator)
         else:
             windows = (cut if start == "random" else cut_at_start)(ids, n_seqs, length, generator)
-        tokens = windows.tokens
+        tokens, from_documents = windows.tokens, windows.documents
     if shuffle:
         tokens = permuted(tokens, generator)
     if begins:
         tokens = torch.nn.functional.pad(tokens, (1, 0), value=tokenizer.bos_token_id)
     name = source + (" packed" if pack else "") + (" shuffled" if shuffle else "")
     kind: Kind = "shuffled" if shuffle else "random" if source == "random" else "text"
-    from_documents = None if windows is None else windows.documents
     return Sequences(inputs=tokens, name=name, bos=begins, kind=kind, documents=from_documents)
 
 

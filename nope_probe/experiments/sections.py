@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 import pandas as pd
@@ -31,7 +31,12 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import Run, read_run
 
+if TYPE_CHECKING:
+    from nope_probe.runtime.session import Session
+
 WIDTH, GAP = 80, 2  # of a terminal, and between two columns of a table
+NOISE = "not distinguishable from noise"
+NO_PATTERN = f"The positional pattern is {NOISE} in any layer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +76,21 @@ class Report:
         raise UserError("there is no figure on the page to draw as an image")
 
 
+def with_page(session: Session[Any], run: Run, report_of: Callable[[Run], Report]) -> Run:
+    """Return a run with its page, unless its folder is removed at the end of a Python call."""
+    if not session.call.is_kept:
+        return run
+    return replace(run, page=report_of(run).html(run.manifest))
+
+
 def _titled(figure: go.Figure, title: str) -> go.Figure:
     unfolded = unfold_layers(figure)
     if unfolded is figure:
         # A figure with its own title has that height already.
         room = 0 if figure.layout.title.text else TITLE_HEIGHT
-        figure = go.Figure(figure)
-        figure.layout.height += room
-        figure.layout.margin.t += room
-        unfolded = figure
+        unfolded = go.Figure(figure)
+        unfolded.layout.height += room
+        unfolded.layout.margin.t += room
     return unfolded.update_layout(title={"text": title})
 
 
@@ -254,8 +265,7 @@ def offset_finding(offsets: pd.DataFrame) -> str:
     The quarters differ where their mean intervals do not overlap.
     """
     title, largest = "Scores by distance", (0.0, "near and far keys are not distinguishable")
-    whole = offsets[offsets["term"].isin(["all"])]
-    for layer, rows in whole.groupby("layer"):
+    for layer, rows in offsets[offsets["term"] == "all"].groupby("layer"):
         means = rows[["mean", "mean_low", "mean_high"]].to_numpy(float)
         last = rows["last_offset" if "last_offset" in rows else "offset"].to_numpy(int)
         quarter = -(-last.max() // 4)
@@ -263,11 +273,8 @@ def offset_finding(offsets: pd.DataFrame) -> str:
         far = means[last > last.max() - quarter].mean(axis=0)
         step = near[0] - far[0]
         if (near[1] > far[2] or near[2] < far[1]) and abs(step) > largest[0]:
-            side = "above" if step > 0 else "below"
-            text = (
-                f"in L{layer} the nearest quarter scores {abs(step):.2g} nats {side} the farthest"
-            )
-            largest = abs(step), text
+            size = f"{abs(step):.2g} nats {'above' if step > 0 else 'below'}"
+            largest = abs(step), f"in L{layer} the nearest quarter scores {size} the farthest"
     return f"{title}: {largest[1]}"
 
 
@@ -331,10 +338,6 @@ def split_sections(
             "Shaded: 95% intervals.",
             table=tables["queries"],
         )
-
-
-NOISE = "not distinguishable from noise"
-NO_PATTERN = f"The positional pattern is {NOISE} in any layer"
 
 
 def capitalised(text: str) -> str:
@@ -407,11 +410,10 @@ def measure_finding(pattern: pd.DataFrame) -> str:
     above = pattern[pattern["amplitude_low"] > 0]
     if above.empty:
         return f"Measures: the positional pattern is {NOISE} in any layer"
-    kinds: dict[str, list[int]] = {"near": [], "far": [], "": []}
-    for _, row in above.iterrows():
-        kinds[preferred_keys(row)].append(int(row["layer"]))
+    kinds = above.apply(preferred_keys, axis=1)
     names = {"near": "near keys", "far": "far keys", "": "neither near nor far keys"}
-    parts = [f"{names[kind]} in {numbered_layers(at)}" for kind, at in kinds.items() if at]
+    layers = {name: above.loc[kinds == kind, "layer"].astype(int) for kind, name in names.items()}
+    parts = [f"{name} in {numbered_layers(at)}" for name, at in layers.items() if len(at)]
     return f"Measures: attention prefers {', '.join(parts)}"
 
 

@@ -28,7 +28,7 @@ from nope_probe.files import read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import State
 from nope_probe.maps.stored_maps import Index
-from nope_probe.runtime.folder import atomic_write, reason
+from nope_probe.runtime.folder import atomic_write, reason, write_json
 from nope_probe.runtime.places import clear
 from nope_probe.runtime.processes import Processes, Signals
 
@@ -44,6 +44,8 @@ _PHASES = {
     "ablated": "ablated model",
 }
 _WITH_ESTIMATE = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {remaining} left"
+ITEM = 4  # bytes of a float32
+Write = Callable[[str, Sequence[int], np.ndarray], None]
 
 
 class RunCheckpoint:
@@ -85,12 +87,12 @@ class RunCheckpoint:
         Raises:
             UserError: in the first process, if the folder belongs to another run.
         """
-        finished = []
+        finished: set[str] = set()
         if self.processes.is_first:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._validate_same_run(self.folder / _ABOUT)
-            finished = sorted(path.stem for path in self.folder.glob(f"*{_ENDING}"))
-        self._finished = set(self.processes.broadcast(finished))
+            finished = {path.stem for path in self.folder.glob(f"*{_ENDING}")}
+        self._finished = self.processes.broadcast(finished)
         self.signals.message = "progress was saved; run the same command to resume"
         return self
 
@@ -108,8 +110,7 @@ class RunCheckpoint:
         """
         try:
             if not path.is_file():
-                with atomic_write(path) as partial:
-                    partial.write_text(json.dumps(self.about, indent=2) + "\n", encoding="utf-8")
+                write_json(path, self.about)
             before = read_json(path)
             other = [name for name, value in self.about.items() if before.get(name) != value]
         except OSError as error:
@@ -194,9 +195,18 @@ class RunCheckpoint:
         done = sum(
             size if key in self else _SavedStream(self, key).n_saved for key, size in sizes.items()
         )
-        self._streams = list(sizes)
-        hidden = not self.processes.is_first
-        with open_bar(sum(sizes.values()), done, unit, hidden=hidden) as self.bar:
+        self._streams, total = list(sizes), sum(sizes.values())
+        if done and self.processes.is_first:
+            sys.stderr.write(f"resuming{f' at {100 * done / total:.0f}%' if total else ''}\n")
+        with tqdm(
+            total=total,
+            initial=done,
+            unit=unit,
+            file=sys.stderr,
+            dynamic_ncols=True,
+            disable=not self.processes.is_first,
+            bar_format=_WITH_ESTIMATE if total else None,
+        ) as self.bar:
             yield
         self.bar = None
 
@@ -212,9 +222,9 @@ class RunCheckpoint:
     def stream(self, key: str) -> Iterator[StreamCheckpoint]:
         """Save a stream's state every so many batches; a signal ends it between batches."""
         if self.bar is not None:
-            place = ""
-            if len(self._streams) > 1 and key in self._streams:
-                place = f" ({self._streams.index(key) + 1} of {len(self._streams)})"
+            place, n_streams = "", len(self._streams)
+            if n_streams > 1 and self.counts(key):
+                place = f" ({self._streams.index(key) + 1} of {n_streams})"
             self.bar.set_description(f"{phase_of(key)}{place}")
         with self.signals.deferred():
             yield _SavedStream(self, key)
@@ -326,31 +336,6 @@ class StoredTensor:
             return file.get_slice(self.name)[index].clone()
 
 
-def open_bar(total: int, done: int, unit: str, *, hidden: bool) -> tqdm:
-    """Return a progress bar on stderr; where the total is unknown, it counts.
-
-    A run that has been started before says first at which percentage it resumes.
-
-    Args:
-        total: of all streams; 0 if that is not known.
-        done: how many were done before.
-        unit: what is counted.
-        hidden: whether to show nothing.
-    """
-    if done and not hidden:
-        at = f" at {100 * done / total:.0f}%" if total else ""
-        sys.stderr.write(f"resuming{at}\n")
-    return tqdm(
-        total=total,
-        initial=done,
-        unit=unit,
-        file=sys.stderr,
-        dynamic_ncols=True,
-        disable=hidden,
-        bar_format=_WITH_ESTIMATE if total else None,
-    )
-
-
 def phase_of(key: str) -> str:
     """Return a stream's key in words: the phase of the run and, if it has one, the condition.
 
@@ -362,10 +347,6 @@ def phase_of(key: str) -> str:
     name, _, variant = head.partition("-")
     words = _PHASES.get(name, name) + (f" ({variant})" if variant else "")
     return f"{words}, condition {', '.join(condition)}" if condition else words
-
-
-ITEM = 4  # bytes of a float32
-Write = Callable[[str, Sequence[int], np.ndarray], None]
 
 
 @contextmanager

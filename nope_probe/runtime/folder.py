@@ -156,6 +156,12 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
 
 
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a value as a JSON file, which appears complete."""
+    with atomic_write(path) as partial:
+        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
 def reason(error: Exception) -> str:
     """Return the operating system's reason why a file could not be written or read."""
     return getattr(error, "strerror", None) or str(error)
@@ -276,13 +282,10 @@ def read_run(folder: Path | str) -> Run:
     manifest = read_manifest(out)
     validate_files(out, manifest)
     files = [out / name for name in sorted(manifest["checksums"])]
+    arrays = [file for file in files if file.name in ("maps.safetensors", "tokens.safetensors")]
     return Run(
         manifest=manifest,
-        arrays={
-            file.stem: load_file(file)
-            for file in files
-            if file.name in ("maps.safetensors", "tokens.safetensors")
-        },
+        arrays={file.stem: load_file(file) for file in arrays},
         tables={file.stem: read_table(file) for file in files if file.suffix == ".csv"},
     )
 
@@ -305,5 +308,5 @@ def default_output_dir(command: str, subject: str, recorded: Mapping[str, Any]) 
     """
     name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(subject).name or subject).strip("-")
     settings = json.dumps(recorded, sort_keys=True, default=str)
-    parts = [command, *([name] if name else []), sha256(settings.encode()).hexdigest()[:8]]
-    return Path("runs") / "-".join(parts)
+    parts = (command, name, sha256(settings.encode()).hexdigest()[:8])
+    return Path("runs") / "-".join(filter(None, parts))

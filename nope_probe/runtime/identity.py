@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import file_digest, sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -108,10 +109,9 @@ def configuration(model: nn.Module) -> dict[str, Any]:
     """
     from nope_probe.hooks.layers.model import hugging_face_config
 
-    values = hugging_face_config(model)
+    values, config = hugging_face_config(model), getattr(model, "cfg", None)
     if values is None:
-        config = getattr(model, "cfg", None)
-        values = config.to_dict() if config is not None else {}
+        values = {} if config is None else config.to_dict()
     values = json.loads(json.dumps(values, sort_keys=True, default=_plain))
     return {name: value for name, value in values.items() if name not in _UNUSED}
 
@@ -162,11 +162,9 @@ def _source_files(path: Path) -> list[Path]:
 def _source_checksum(path: Path) -> str:
     """Return the checksum of a file; of a configuration, only settings that change numbers."""
     if path.name == "config.json":
-        try:
+        with suppress(ValueError, AttributeError):  # loading the model says what is wrong with it
             config = read_json(path)
             return json_checksum({k: v for k, v in config.items() if k not in _UNUSED_IN_FILE})
-        except (ValueError, AttributeError):
-            pass  # loading the model says what is wrong with it
     return file_checksum(path)
 
 

@@ -1,4 +1,4 @@
-"""How processes share a run, and how a process ends: torchrun, the process group, and signals.
+"""How processes share a run: the first one's line of status, torchrun, the process group, signals.
 
 torchrun watches the processes that it starts. When one of them fails, torchrun sends SIGTERM to the
 others, which save their progress, and prints the error that the first one recorded.

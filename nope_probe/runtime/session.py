@@ -97,9 +97,7 @@ class Call:
 
     def recorded(self) -> dict[str, Any]:
         """Return the identity of the model's weights and sequences, which have no path."""
-        record: dict[str, Any] = {}
-        if self.weights:
-            record["weights"] = self.weights
+        record = {"weights": self.weights} if self.weights else {}
         if self.inputs is not None:
             tensors = self.inputs.to_tensors()
             checksums = [tensor_checksum(name, tensor) for name, tensor in tensors.items()]
@@ -177,15 +175,13 @@ class Session(Generic[Settings_co]):
         """Check a finished run, and say that it is shown again."""
         # A process may have been killed after it wrote the run and before it cleaned up.
         remove(checkpoint_dir(self.folder))
-        manifest = read_manifest(self.folder)
-        sources = manifest.get("sources")
-        now = self.call.sources(self.settings.sources())
-        unknown = validate_unchanged(self.folder, sources, now)
+        manifest, now = read_manifest(self.folder), self.call.sources(self.settings.sources())
+        unknown = validate_unchanged(self.folder, manifest.get("sources"), now)
         if unknown:
             what = f"{' and '.join(unknown)} changed since was not compared"
-            _report(f"the run in {self.folder} was finished before; whether its {what}")
+            report(f"the run in {self.folder} was finished before; whether its {what}")
         seconds = manifest.get("seconds", 0)
-        _report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
+        report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
 
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
@@ -299,7 +295,7 @@ class Session(Generic[Settings_co]):
         done = f", {n_done:,} of them done before" if n_done else ""
         runs = f"{_counted(n_conditions, what)} in {_counted(len(passes), 'pass', 'passes')}"
         memory = f"; about {decimal(n_bytes)} of memory above the model"
-        _report(f"running {runs}{over}{done}{memory}")
+        report(f"running {runs}{over}{done}{memory}")
 
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
@@ -318,10 +314,14 @@ class Session(Generic[Settings_co]):
             "threads": threads(),
             "device": ", ".join(sorted({str(parameter.device) for parameter in parameters})),
             "dtype": str(parameters[0].dtype).removeprefix("torch."),
-            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": round(time.monotonic() - self.started, 3),
+            **self.timing(),
             "sources": self.sources,
         }
+
+    def timing(self) -> dict[str, Any]:
+        """Return the end of a run, and how long it took, as a manifest records them."""
+        seconds = round(time.monotonic() - self.started, 3)
+        return {"finished": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": seconds}
 
     def write_first_page(self, page: str) -> None:
         """Write a page of the results so far, which the finished run replaces."""
@@ -337,7 +337,7 @@ class Session(Generic[Settings_co]):
         passes = run.manifest.get("layer_passes") or {"run": 0, "needed": 0}
         saved = f", ran {passes['run']:,} of {passes['needed']:,} layer passes"
         saved = saved if passes["run"] != passes["needed"] else ""
-        _report(f"took {run.manifest['seconds']:.0f} s{saved}")
+        report(f"took {run.manifest['seconds']:.0f} s{saved}")
 
 
 def _counted(n: int, one: str, several: str = "") -> str:
@@ -345,7 +345,7 @@ def _counted(n: int, one: str, several: str = "") -> str:
     return f"{n:,} {one if n == 1 else several or f'{one}s'}"
 
 
-def _report(line: str) -> None:
+def report(line: str) -> None:
     """Write a line on stderr, in the first process."""
     if is_first_process():
         sys.stderr.write(f"{printable(line)}\n")

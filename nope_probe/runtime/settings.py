@@ -6,7 +6,7 @@ beside the other flags is refused, never ignored.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,7 @@ from nope_probe.data.documents import (
     validate_packing,
     validate_readable,
 )
-from nope_probe.errors import TooFewLayersError, UserError, leaves_of, validate_choices
+from nope_probe.errors import TooFewLayersError, UserError, as_tuple, leaves_of, validate_choices
 from nope_probe.files import local_path
 from nope_probe.maps import default_rows
 from nope_probe.models.context import beyond_context, stated_lengths, validate_context
@@ -75,6 +75,12 @@ class Bounds:
             return self.low <= value < self.high
         return self.low <= value <= self.high
 
+    def validate(self, flag: str, values: tuple[Any, ...]) -> None:
+        """Check the numbers among a flag's values; None and words such as `auto` are left alone."""
+        for value in values:
+            if isinstance(value, int | float) and value not in self:
+                raise UserError(f"{flag} {value}: expected {self.describe(flag.strip('-'))}")
+
     def describe(self, name: str) -> str:
         """Return the bounds of a number in one line.
 
@@ -114,7 +120,7 @@ class BoundedSettings:
             values = value if isinstance(value, tuple) else (value,)
             for bounds in getattr(hint, "__metadata__", ()):
                 if isinstance(bounds, Bounds):
-                    _validate_bounds(flag_of(name), values, bounds)
+                    bounds.validate(flag_of(name), values)
             if Path in leaves_of(hint) and value is not None:
                 paths = tuple(map(local_path, values))
                 object.__setattr__(self, name, paths if isinstance(value, tuple) else paths[0])
@@ -141,8 +147,7 @@ def settings_from(kind: type[Chosen], values: Mapping[str, Any]) -> Chosen:
         if name not in hints:
             raise UserError(f"unknown option {name!r}; there are {', '.join(sorted(hints))}")
         if value is not None and _takes_several(hints[name]):
-            is_single = isinstance(value, str) or not isinstance(value, Collection)
-            chosen[name] = (value,) if is_single else tuple(value)
+            chosen[name] = as_tuple(value)
     return kind(**chosen)
 
 
@@ -155,13 +160,6 @@ def _takes_several(hint: object) -> bool:
 def _hints_of(settings: type) -> dict[str, Any]:
     hints = get_type_hints(settings, include_extras=True)
     return {field.name: hints[field.name] for field in fields(settings)}
-
-
-def _validate_bounds(flag: str, values: tuple[Any, ...], bounds: Bounds) -> None:
-    """Check the numbers among a flag's values; None and words such as `auto` are left alone."""
-    for value in values:
-        if isinstance(value, int | float) and value not in bounds:
-            raise UserError(f"{flag} {value}: expected {bounds.describe(flag.strip('-'))}")
 
 
 def flag_of(name: str) -> str:
@@ -238,6 +236,13 @@ class SessionSettings(BoundedSettings):
         """Load the model of the run; None for a run without a model."""
 
 
+ModelFlag = Annotated[
+    str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
+]
+RevisionFlag = Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")]
+BeyondContextFlag = Annotated[
+    bool, _arg(help="Take a --seq-len beyond the model's context; no table of positions does.")
+]
 GainFlag = Annotated[Gain, _arg(help="The size of the replacements identity and random.")]
 OFFSET_BINS = _arg(
     help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
@@ -260,12 +265,8 @@ MEANINGLESS = {
 class RunSettings(SessionSettings):
     """Which model is run, on which sequences, and how."""
 
-    model: Annotated[
-        str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
-    ] = "rope-tiny"
-    revision: Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")] = (
-        None
-    )
+    model: ModelFlag = "rope-tiny"
+    revision: RevisionFlag = None
     data: Annotated[
         str,
         _arg(
@@ -292,10 +293,7 @@ class RunSettings(SessionSettings):
     ] = 4
     n_seqs: Annotated[int, COUNT, _arg(help="How many sequences.")] = 512
     seq_len: Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")] = 64
-    beyond_context: Annotated[
-        bool,
-        _arg(help="Take a --seq-len beyond the model's context; no table of positions does."),
-    ] = False
+    beyond_context: BeyondContextFlag = False
     batch_size: Annotated[
         int | Literal["auto"],
         COUNT,
@@ -419,8 +417,7 @@ class RunSettings(SessionSettings):
             raise UserError(f"{self.model} takes text or random tokens, not --data gaussian")
 
     def _validate_devices(self) -> None:
-        n_processes = process_count()
-        n_batches = -(-self.n_seqs // self.seqs_per_batch)
+        n_processes, n_batches = process_count(), -(-self.n_seqs // self.seqs_per_batch)
         if n_batches < n_processes:
             raise UserError(
                 f"{self.n_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches} "
@@ -440,12 +437,10 @@ class RunSettings(SessionSettings):
 
         A path is None for the Hub, and for the standard library, which comes with Python.
         """
-        files: dict[str, Path | None] = {}
-        if not self.model.lower().startswith("parameter-free"):
-            files["model"] = folder_of(self.model)
-        if self.data not in ("random", "gaussian"):
-            files["data"] = file_of(self.data)
-        return files
+        made_here = self.model.lower().startswith("parameter-free")
+        files = {} if made_here else {"model": folder_of(self.model)}
+        is_drawn = self.data in ("random", "gaussian")
+        return files if is_drawn else files | {"data": file_of(self.data)}
 
     def load_model(self, device: str) -> LoadedModel:
         """Load the first layers of the model.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from safetensors import SafetensorError
 
 from nope_probe.errors import StorageError, UserError
 from nope_probe.files import read_json
-from nope_probe.runtime.folder import atomic_write, reason
+from nope_probe.runtime.folder import reason, write_json
 from nope_probe.runtime.identity import file_checksum, json_checksum
 
 # torch.save reports a failure to write as a RuntimeError of its zip writer.
@@ -30,7 +29,7 @@ FINISHED = "training.json"  # written last into the folder of a trained model
 def write_identity(out: Path, about: Mapping[str, Any]) -> None:
     """Write the identity of a run into its folder."""
     out.mkdir(parents=True, exist_ok=True)
-    _write_json(out / _RUN, about)
+    write_json(out / _RUN, about)
 
 
 def validate_same_training(out: Path, about: Mapping[str, Any]) -> None:
@@ -57,7 +56,7 @@ def validate_same_training(out: Path, about: Mapping[str, Any]) -> None:
 
 def mark_whole(checkpoint: Path, about: Mapping[str, Any]) -> None:
     """Write the checksums of a checkpoint's files, and the run's identity, into it."""
-    _write_json(checkpoint / _WHOLE, _record(checkpoint, about))
+    write_json(checkpoint / _WHOLE, _record(checkpoint, about))
 
 
 def newest_whole(out: Path, about: Mapping[str, Any]) -> Path | None:
@@ -117,8 +116,3 @@ def _record(checkpoint: Path, about: Mapping[str, Any]) -> dict[str, Any]:
         if path.is_file() and path.name != _WHOLE
     }
     return {"run": json_checksum(about), "step": step_of(checkpoint), "files": files}
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    with atomic_write(path) as partial:
-        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -69,16 +69,12 @@ def corpus_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> 
         return _library(recipe, tokenizer, seed)
     stream = load_dataset(recipe.data, split="train", streaming=True)
     # Held-out documents are not trained on, because runs with `--data fineweb-edu` read them.
-    few = stream.filter(_row_is_held_out).take(2_000)
-    rest = stream.filter(lambda row: not _row_is_held_out(row))
+    few = stream.filter(lambda row: is_held_out(row["text"])).take(2_000)
+    rest = stream.filter(lambda row: not is_held_out(row["text"]))
     settings = {"tokenizer": tokenizer, "recipe": recipe}
     held_out = Dataset.from_generator(_packed, gen_kwargs={"stream": few, **settings})
     train = IterableDataset.from_generator(_packed, gen_kwargs={"stream": rest, **settings})
     return Corpus(train=train, held_out=held_out)
-
-
-def _row_is_held_out(row: dict[str, Any]) -> bool:
-    return is_held_out(row["text"])
 
 
 def _library(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> Corpus:
@@ -114,10 +110,8 @@ def _packed(
     """Join documents, with BOS before every document, and cut them into sequences."""
     pool: list[int] = []
     for row in stream:
-        pool += [
-            tokenizer.bos_token_id,
-            *tokenizer(row["text"], add_special_tokens=False).input_ids,
-        ]
+        ids = tokenizer(row["text"], add_special_tokens=False).input_ids
+        pool += [tokenizer.bos_token_id, *ids]
         while len(pool) >= recipe.seq_len:
             tokens, pool = pool[: recipe.seq_len], pool[recipe.seq_len :]
             yield {"input_ids": tokens, "labels": tokens}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
@@ -30,7 +29,7 @@ from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.errors import UserError
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import to_hooked
-from nope_probe.runtime.folder import atomic_write
+from nope_probe.runtime.folder import atomic_write, write_json
 from nope_probe.runtime.processes import is_first_process, process_count
 from nope_probe.training.checkpoints import FINISHED, mark_whole
 from nope_probe.training.corpus import Corpus
@@ -285,8 +284,7 @@ def save(
     }
     card = model_card(record, int(trainer.state.global_step))
     (out / "README.md").write_text(card, encoding="utf-8")
-    with atomic_write(out / FINISHED) as partial:
-        partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_json(out / FINISHED, record)
 
 
 def model_card(record: dict[str, Any], steps: int) -> str:
