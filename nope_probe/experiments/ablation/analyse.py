@@ -72,6 +72,9 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 Sums = Float[Tensor, "fold layer distance"]
+MAPS_BYTES = 1 << 26
+QUERIES = "query_positions"  # exact in float32: below 2**24
+Rows = Float[Tensor, "row key_pos"]
 
 
 def analyse(
@@ -178,22 +181,16 @@ class Analysis:
         again = [self._attributed(maps, first=1) for maps in self.measured.reparametrised]
         first = self.plan.substitutes[0].replacement
         others = {name: self._attributed(maps) for name, maps in self.measured.others.items()}
-        players = {
-            name: players_table(layers) for name, layers in (others | self._losses()).items()
-        }
         interactions = {name: interactions_table(layers) for name, layers in others.items()}
+        all_layers: dict[Replacement, Sequence[LayerPlayers]] = {**others, **self._losses()}
+        players = {name: players_table(layers) for name, layers in all_layers.items()}
+        measured = [({"kept": self.plan.name(key)}, some) for key, some in self.measures.items()]
         return {
             "sources": sources_table(self.layers),
             "non_relative": non_relative_table(self._mask_effects(), self.plan.layers),
             "players": side_by_side({first: players_table(self.layers, again)} | players),
             "interactions": side_by_side({first: interactions_table(self.layers)} | interactions),
-            "pattern": measures_table(
-                (
-                    ({"kept": self.plan.name(condition)}, layers)
-                    for condition, layers in self.measures.items()
-                ),
-                self.plan.layers,
-            ),
+            "pattern": measures_table(measured, self.plan.layers),
             "controls": self._controls_table(),
             "mean_covariance": self._mean_covariance_table(),
             "offsets": self._offsets_table(),
@@ -204,27 +201,21 @@ class Analysis:
 
     def record(self) -> dict[str, Any]:
         """Return the manifest's entries on conditions."""
-        plan = self.plan
+        plan, sets = self.plan, {players.name: players for players in self.plan.player_sets}
         gains = {} if self.measured.gains is None else self.measured.gains.gains
+        substitutes = (*plan.substitutes, *plan.checks)
         return {
             "layer_passes": self.measured.layer_passes,
             "gains": gains.get("identity"),
             "gains_random": gains.get("random"),
-            "replacements": [
-                substitute.replacement for substitute in (*plan.substitutes, *plan.checks)
-            ],
-            "player_sets": {
-                player_set.name: [p.name for p in player_set.players]
-                for player_set in plan.player_sets
-            },
+            "replacements": [substitute.replacement for substitute in substitutes],
+            "player_sets": {name: [p.name for p in sets[name].players] for name in sets},
             "conditions": [plan.name(condition) for condition in plan.conditions],
             "positional_sources": list(plan.sources),
             "left_out": dict(plan.left_out),
             "conjunctions": {
-                player_set.name: [
-                    layer.layer for layer in self.layers if layer.is_conjunction(player_set.name)
-                ]
-                for player_set in plan.player_sets
+                name: [layer.layer for layer in self.layers if layer.is_conjunction(name)]
+                for name in sets
             },
         }
 
@@ -269,23 +260,14 @@ class Analysis:
 
     def _mean_covariance_table(self) -> pd.DataFrame:
         """Return the mean and covariance terms, and where known the mean term's four parts."""
-        counts, positions = self.measured.intact.counts, self.measured.positions
+        positions, splits = self.measured.positions, []
         terms = None if positions is None else term_table(positions, self.skip_keys)
-        return mean_covariance_table(
-            [
-                split_mean_covariance(
-                    layer.index,
-                    layer.folds,
-                    layer.mean_term,
-                    layer.key_means[...],
-                    self.skip_keys,
-                    counts,
-                )
-                for layer in self.measured.intact.layers
-                if layer.mean_term is not None and layer.key_means is not None
-            ],
-            terms,
-        )
+        for layer in self.measured.intact.layers:
+            if layer.mean_term is not None and layer.key_means is not None:
+                maps = (layer.folds, layer.mean_term, layer.key_means[...])
+                about = (self.skip_keys, self.measured.intact.counts)
+                splits.append(split_mean_covariance(layer.index, *maps, *about))
+        return mean_covariance_table(splits, terms)
 
     def _offsets_table(self) -> pd.DataFrame:
         """Return the table of offset profiles: layer, term, offset, and the mean with its bounds.
@@ -310,11 +292,8 @@ class Analysis:
 
 def _pattern_sums(maps: StoredMaps, cells: Sequence[KeptCells]) -> Sums:
     """Return the sums of fold patterns at each distance, on the kept cells of each layer."""
-    sums = [
-        pattern_distance_sums(layer.folds, kept)
-        for layer, kept in zip(maps.layers, cells, strict=True)
-    ]
-    return torch.stack(sums, 1)
+    layers = zip(maps.layers, cells, strict=True)
+    return torch.stack([pattern_distance_sums(layer.folds, kept) for layer, kept in layers], 1)
 
 
 def _score_sums(maps: StoredMaps, cells: Sequence[KeptCells]) -> Sums:
@@ -354,11 +333,6 @@ def side_by_side(tables: Mapping[Replacement, pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(named or [first.assign(replacement=[])], ignore_index=True)[columns]
 
 
-MAPS_BYTES = 1 << 26
-QUERIES = "query_positions"  # exact in float32: below 2**24
-Rows = Float[Tensor, "row key_pos"]
-
-
 class RunMaps:
     """The maps of an attribution by name, nats.
 
@@ -391,9 +365,7 @@ class RunMaps:
     @property
     def shapes(self) -> dict[str, tuple[int, int, int]]:
         """The shape [layer, row, key_pos] of each map."""
-        names = [*self.scores]
-        for _, contrasts in self.contrasts:
-            names += contrasts
+        names = [*self.scores, *(name for _, contrasts in self.contrasts for name in contrasts)]
         if self.has_mean_term:
             for term in ("mean", "covariance"):
                 names += [f"mean_covariance/{term}", f"pattern/{term}_term"]
@@ -447,10 +419,8 @@ def _pattern(rows: Rows, start: int, cells: KeptCells) -> Rows:
 
 def _pattern_contrasts(plan: Plan) -> dict[str, Contrast]:
     """Return by name the maps that are contrasts of the patterns of the first replacement."""
-    contrasts: dict[str, Contrast] = {"pattern/all": {INTACT: 1.0}}
-    for name, term in source_terms(plan.sources).items():
-        contrasts[f"source/{name}"] = term
-    return contrasts | _shapley_contrasts(plan)
+    sources = {f"source/{name}": term for name, term in source_terms(plan.sources).items()}
+    return {"pattern/all": {INTACT: 1.0}, **sources, **_shapley_contrasts(plan)}
 
 
 def _shapley_contrasts(plan: Plan, suffix: str = "") -> dict[str, Contrast]:
@@ -498,15 +468,10 @@ def write_folds(path: Path, plan: Plan, measured: Measured) -> None:
         StorageError: if the file cannot be written.
     """
     named = named_scores(plan, measured)
-    cells = {
-        name: [layer_map.folds.cells for layer_map in maps.layers] for name, maps in named.items()
-    }
-    shapes = {
-        name: (of_layers[0].shape[0], len(of_layers), of_layers[0].shape[1])
-        for name, of_layers in cells.items()
-    }
-    with tensor_writer(path, shapes) as write:
-        for name, layers in cells.items():
-            for layer, folds in enumerate(layers):
-                for fold in range(folds.shape[0]):
-                    write(name, (fold, layer), folds[fold].float().numpy())
+    n_folds, n_cells = measured.intact.layers[0].folds.cells.shape
+    shape = (n_folds, len(measured.intact.layers), n_cells)
+    with tensor_writer(path, dict.fromkeys(named, shape)) as write:
+        for name, maps in named.items():
+            for layer, layer_map in enumerate(maps.layers):
+                for fold in range(n_folds):
+                    write(name, (fold, layer), layer_map.folds.cells[fold].float().numpy())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Literal
 
 import torch
@@ -100,6 +101,11 @@ class Plan:
         return [condition for condition in self.conditions if condition <= {*self.sources}]
 
     @property
+    def others(self) -> list[Condition]:
+        """The conditions that remove something else than sources."""
+        return [condition for condition in self.conditions if condition not in self.of_sources]
+
+    @property
     def sources_alone(self) -> Plan:
         """The part of the plan that needs the sources' conditions alone."""
         return replace(self, player_sets=(), conditions=tuple(self.of_sources), checks=())
@@ -149,18 +155,14 @@ class Plan:
             for layer in layers:
                 where = [layer]
                 if self.scope == "upstream":  # blocks that do not attend have an MLP alone
-                    has_mlp = "mlp" in condition
-                    where = [
-                        earlier for earlier in range(layer) if has_mlp or earlier in self.layers
-                    ]
+                    attending = [earlier for earlier in self.layers if earlier < layer]
+                    where = [*range(layer)] if "mlp" in condition else attending
                 yield f"{key}/L{layer}", without(condition, where), [layer]
 
     def keys(self, has_shuffled: bool) -> list[str]:
         """Return the checkpoint's keys of all passes, in the order in which they are run."""
         gains = ["gains"] * any(ablation.needs_calibration for ablation in self.ablations)
-        first = self.of_sources
-        others = [condition for condition in self.conditions if condition not in first]
-        keys = [*self._keys("score", first), *gains, *self._keys("score", others)]
+        keys = [*self._keys("score", self.of_sources), *gains, *self._keys("score", self.others)]
         for substitute in self.substitutes[1:]:
             keys += self._keys(f"score-{substitute.replacement}", self.replacing)
         for substitute in self.checks:
@@ -175,10 +177,10 @@ class Plan:
         return keys
 
     def _keys(self, prefix: str, conditions: Sequence[Condition]) -> list[str]:
-        passes = [one for condition in conditions for one in self.passes(prefix, condition)]
         return [
             name
-            for key, ablation, _ in passes
+            for condition in conditions
+            for key, ablation, _ in self.passes(prefix, condition)
             for name in (*position_keys(key, ablation or Ablation()).values(), key)
         ]
 
@@ -215,11 +217,8 @@ def make_plan(
         player_sets = (_checked_players(players, has, parameter_free, bands),)
     if players is not None or parameter_free:  # where weights are no players, or named
         left_out = {name: why for name, why in left_out.items() if name in SOURCES}
-    removed = (
-        combination
-        for size in range(len(sources) + 1)
-        for combination in combinations(sources, size)
-    )
+    sizes = range(len(sources) + 1)
+    removed = chain.from_iterable(combinations(sources, size) for size in sizes)
     conditions = [frozenset[str](components) for components in removed]
     for players_of_set in player_sets:
         conditions += players_of_set.conditions
@@ -312,15 +311,14 @@ def measure_conditions(
         UserError: for a non-finite score.
     """
     residuals = ResidualCache(0 if plan.scope == "both" else max_residual_bytes)
-    engine, first = replace(engine, residuals=residuals), plan.of_sources
+    engine = replace(engine, residuals=residuals)
     maps = {INTACT: _intact_maps(engine, plan)}
-    maps |= _maps_of(engine, plan, "score", first[1:])
+    maps |= _maps_of(engine, plan, "score", plan.of_sources[1:])
     positions = _positions(engine, maps[INTACT])
-    rest = [condition for condition in plan.conditions if condition not in first]
-    if rest and show_sources is not None:
+    if plan.others and show_sources is not None:
         show_sources(Measured(maps=dict(maps), positions=positions))
     engine = engine.calibrated("gains", plan.ablations)
-    maps |= _maps_of(engine, plan, "score", rest)
+    maps |= _maps_of(engine, plan, "score", plan.others)
 
     def replaced(by: Substitute, conditions: Sequence[Condition]) -> ConditionMaps:
         return _maps_of(engine, plan, f"score-{by.replacement}", conditions, by)
@@ -351,12 +349,10 @@ def _positions(engine: Engine, intact: StoredMaps) -> PositionSums | None:
     """Return the intact model's mean queries and keys, if its scores are q.k of known rotations."""
     if engine.n_folds < MIN_FOLDS or intact.layers[0].mean_term is None:
         return None
-    try:
-        return engine.positions(
-            "positions", layers=[layer.index for layer in intact.layers], writers="none"
-        )
-    except NotImplementedError:
-        return None
+    with suppress(NotImplementedError):
+        layers = [layer.index for layer in intact.layers]
+        return engine.positions("positions", layers=layers, writers="none")
+    return None
 
 
 def _intact_maps(engine: Engine, plan: Plan) -> StoredMaps:

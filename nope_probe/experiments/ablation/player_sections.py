@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -36,7 +36,6 @@ from nope_probe.experiments.sections import (
     of_layer,
     percents,
     strongest,
-    with_intervals,
 )
 from nope_probe.figures import shares
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
@@ -52,12 +51,6 @@ CLEARLY = 0.05  # of the pattern: by how much more a weight takes than its circu
 NAMED = 3  # players in a heading
 PLAYER_SETS = {"circuits": "shapley_circuits", "players": "shapley"}  # and their maps
 SHAPLEY = tuple(PLAYER_SETS.values())
-COLUMNS = {  # of the terminal's table
-    "lost without": ("lost", "z.0%"),
-    "alone": ("alone", "z.0%"),
-    "Shapley share": ("share", "z.0%"),
-    "amplifies": ("amplification", ".1f"),
-}
 
 
 class Findings:
@@ -94,6 +87,10 @@ class Findings:
         n_drawn = sum(len(keys) + 1 for keys in self.names.values())  # a whole beside its terms
         cells = np.asarray(self.maps[key])
         return pool(cells, positions(n_drawn, len(cells)), self.query_positions)
+
+    def drawn(self, maps: Mapping[str, Pooled], **about: Any) -> go.Figure:
+        """Draw maps of all layers, the shown layer first; see `term_maps`."""
+        return term_maps(maps, layer=self.shown, layers=self.layers, **about)
 
     def terms(self, group: str) -> dict[str, Pooled]:
         """Return the maps of a group by their names within it."""
@@ -151,6 +148,12 @@ class Findings:
         members = self.manifest["player_sets"].get(player_set, [])
         return [name for name in members if player(name).has_weight]
 
+    def topic(self, player_set: str) -> str:
+        """Return a player set's name, and what stands in for removed weights in its figures."""
+        if not self.weights(player_set):
+            return player_set
+        return f"{player_set} (removed weights: {self.replacements[0]})"
+
     def conjunctions(self, player_set: str) -> Sequence[int]:
         """Return the layers in which all players of a set have about the same share."""
         return list(self.manifest.get("conjunctions", {}).get(player_set, []))
@@ -164,9 +167,9 @@ class Findings:
 
 def _order(key: str) -> tuple[int, list[int], str]:
     """Return a sort key: the order of the words, unions after these, interactions last."""
-    parts, known = key.split("/")[1].split("_x_"), list(TABLE)
-    places = [known.index(part) if part in TABLE else len(known) for part in parts]
-    return len(parts), places, key
+    parts = key.split("/")[1].split("_x_")
+    places = {name: place for place, name in enumerate(TABLE)}
+    return len(parts), [places.get(part, len(TABLE)) for part in parts], key
 
 
 def player_sections(findings: Findings) -> Iterator[Section]:
@@ -190,7 +193,7 @@ def player_sections(findings: Findings) -> Iterator[Section]:
         if table is not None:
             yield Section(
                 title=interaction_finding(
-                    findings.first(table), findings.layer, _topic(findings, player_set)
+                    findings.first(table), findings.layer, findings.topic(player_set)
                 ),
                 figure=partial(shares.interactions, table, layer=findings.shown),
                 caption="The share of that part that appears only when all players of a row are "
@@ -201,19 +204,12 @@ def player_sections(findings: Findings) -> Iterator[Section]:
         table = findings.rows("players", player_set)
         if table is not None:
             yield Section(
-                title=f"Shapley maps of the {_topic(findings, player_set)}",
+                title=f"Shapley maps of the {findings.topic(player_set)}",
                 figure=partial(_shapley_figure, findings, table, group),
                 caption="What a player adds on average over all orders in which players can join. "
                 "The maps of a row add up to its first, the part of the positional pattern that "
                 f"the sources bring.{_rows_note(findings, table.dropna(subset=['share']))}",
             )
-
-
-def _topic(findings: Findings, player_set: str) -> str:
-    """Return a player set's name, and what stands in for removed weights in its figures."""
-    if not findings.weights(player_set):
-        return player_set
-    return f"{player_set} (removed weights: {findings.replacements[0]})"
 
 
 def _rows_note(findings: Findings, table: pd.DataFrame) -> str:
@@ -228,31 +224,21 @@ def _shapley_figure(findings: Findings, table: pd.DataFrame, group: str) -> go.F
     """Draw a player set's Shapley maps, and before them their sum, a row per replacement."""
     drawn: dict[str, Pooled] = {}
     flat: dict[str, list[int]] = {}
-    n_rows, several = (
-        0,
-        any(findings.terms(f"{group}_{kind}") for kind in findings.replacements[1:]),
-    )
-    for kind in findings.replacements:
-        maps = findings.terms(group if kind == findings.replacements[0] else f"{group}_{kind}")
-        if not maps:
-            continue
-        rows, n_rows = findings.of(table, kind), n_rows + 1
+    first, *others = findings.replacements
+    groups = {first: group} | {kind: f"{group}_{kind}" for kind in others}
+    by_kind = {kind: maps for kind, name in groups.items() if (maps := findings.terms(name))}
+    for kind, maps in by_kind.items():
+        rows = findings.of(table, kind)
         noise = noisy_layers(rows, "player", "share")
         known = {*rows.dropna(subset=["share"])["layer"]}
         noise["position"] = [int(layer) for layer in {*rows["layer"]} - known]
         total = np.sum([shapley_map.values for shapley_map in maps.values()], axis=0)
-        maps = {"position": replace(next(iter(maps.values())), values=total), **maps}
-        for name, values in maps.items():
-            shown = f"{kind}: {words(name)}" if several else name
+        whole = replace(next(iter(maps.values())), values=total)
+        for name, values in {"position": whole, **maps}.items():
+            shown = f"{kind}: {words(name)}" if len(by_kind) > 1 else name
             drawn[shown], flat[shown] = values, noise.get(name, [])
-    return term_maps(
-        drawn,
-        title="What each player adds to the positional pattern (Shapley maps)",
-        layer=findings.shown,
-        layers=findings.layers,
-        flat=flat,
-        rows=n_rows,
-    )
+    title = "What each player adds to the positional pattern (Shapley maps)"
+    return findings.drawn(drawn, title=title, flat=flat, rows=len(by_kind))
 
 
 def _blank_where_undefined(players: pd.DataFrame) -> pd.DataFrame:
@@ -291,12 +277,11 @@ def player_finding(players: pd.DataFrame, layer: int | None, player_set: str) ->
         layer: the layer with the strongest pattern, if there is one.
         player_set: its name.
     """
-    topic, rows = capitalised(player_set), of_layer(players, layer)
-    losses = losses_of(rows)
-    if rows["lost"].isna().all():
+    topic, losses = capitalised(player_set), losses_of(of_layer(players, layer))
+    if not losses:
         return f"{topic}: what the positional part needs is {NOISE}"
     needed = [loss for loss in losses if loss.verdict == "needed"]
-    needed.sort(key=lambda loss: -round(loss.least, 2))
+    needed.sort(key=lambda loss: -round(min(loss.values), 2))
     texts = [
         f"{' or '.join(loss.percents())} without {phrase(loss.player)}" for loss in needed[:NAMED]
     ]
@@ -353,14 +338,9 @@ class Loss:
         return [kind for kind in self.by_kind if kind is not None]
 
     @property
-    def least(self) -> float:
-        """The least that is lost."""
-        return min(value for value, _, _ in self.by_kind.values())
-
-    @property
-    def most(self) -> float:
-        """The most that is lost."""
-        return max(value for value, _, _ in self.by_kind.values())
+    def values(self) -> list[float]:
+        """The share that is lost by each replacement."""
+        return [value for value, _, _ in self.by_kind.values()]
 
     @property
     def verdict(self) -> Verdict:
@@ -454,11 +434,11 @@ def player_sentences(findings: Findings) -> Iterator[str]:
     main = "circuits" if "circuits" in sets else "players"
     rows = of_layer(findings.several["players"], findings.layer)
     of_main = rows[rows["player_set"] == main]
-    subject = _positional_part(sets[main])
-    if of_main["lost"].isna().all():
+    subject = positional_part(sets[main])
+    losses = sorted(losses_of(of_main), key=lambda loss: -max(loss.values))
+    if not losses:
         yield f"{subject} does not exceed the noise: its players have no shares."
         return
-    losses = sorted(losses_of(of_main), key=lambda loss: -loss.most)
     sources = [loss for loss in losses if not player(loss.player).has_weight]
     weights = [loss for loss in losses if player(loss.player).has_weight]
     if sources:
@@ -501,7 +481,7 @@ def _more_than_the_circuit(circuit: Loss, singles: Sequence[Loss], subject: str)
             )
 
 
-def _positional_part(players: Sequence[str]) -> str:
+def positional_part(players: Sequence[str]) -> str:
     """Return the whole of some players' shares, as the subject of a sentence."""
     sources = [phrase(name) for name in players if player(name).is_source]
     if not sources:
@@ -516,51 +496,3 @@ def _change(interval: ValueAndBounds) -> str:
     if value < 0:
         return f"grows by {interval_text((-value, -high, -low), 'z.0f', '%')}"
     return f"loses {interval_text((value, low, high), 'z.0f', '%')}"
-
-
-def player_tables(findings: Findings) -> dict[str, pd.DataFrame]:
-    """Return tables of text for the terminal: each player's part in what the sources bring."""
-    tables = {}
-    for player_set in reversed(findings.manifest["player_sets"]):
-        rows = findings.rows("players", player_set)
-        if rows is None:
-            continue
-        members = findings.manifest["player_sets"][player_set]
-        part = _positional_part(members)
-        title = f"The {_topic(findings, player_set)}, % of {part[0].lower()}{part[1:]}"
-        tables[title] = _players_as_text(findings.first(rows))
-        if weights := findings.weights(player_set) if len(findings.replacements) > 1 else []:
-            title = f"The {player_set}: lost without, %, when removed weights are replaced by"
-            tables[title] = _lost_as_text(findings.replacements, weights, rows)
-    return tables
-
-
-def _players_as_text(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per layer and player; blank where only a share is defined."""
-    names = {"layer": _layers_as_text(rows), "player": list(rows["player"])}
-    table = with_intervals(names, rows, COLUMNS)
-    for heading, (column, _) in COLUMNS.items():
-        if column != "share":
-            table[heading] = table[heading].where(rows[column].notna().to_numpy(), "")
-    return table
-
-
-def _lost_as_text(names: Sequence[str], members: Sequence[str], rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per layer and player: what is lost without it under each replacement."""
-    first = rows[(rows["replacement"] == names[0]) & rows["player"].isin(members)]
-    table = {"layer": _layers_as_text(first), "player": list(first["player"])}
-    for name in names:
-        lost = rows[rows["replacement"] == name].set_index(["layer", "player"])
-        table[name] = [
-            interval_text(percent(interval_of(lost.loc[place], "lost")), "z.0f")
-            if place in lost.index
-            else ""
-            for place in zip(first["layer"], first["player"], strict=True)
-        ]
-    return pd.DataFrame(table)
-
-
-def _layers_as_text(rows: pd.DataFrame) -> list[str]:
-    """Return the layer of each row, blank where it repeats."""
-    is_first = rows["layer"] != rows["layer"].shift()
-    return [f"L{layer}" if new else "" for layer, new in zip(rows["layer"], is_first, strict=True)]

@@ -148,13 +148,14 @@ class Settings(RunSettings):
     @property
     def substitutes(self) -> tuple[Substitute, ...]:
         """The replacements of removed weights, in turn."""
-        names = self.replacement or DEFAULT_REPLACEMENTS[:1]
-        return tuple(Substitute(replacement=name, gain=self.gain, seed=self.seed) for name in names)
+        return self._substitutes(self.replacement or DEFAULT_REPLACEMENTS[:1])
 
     @property
     def checks(self) -> tuple[Substitute, ...]:
         """The replacements that only measure what is lost without each weight."""
-        names = () if self.replacement else DEFAULT_REPLACEMENTS[1:]
+        return () if self.replacement else self._substitutes(DEFAULT_REPLACEMENTS[1:])
+
+    def _substitutes(self, names: Sequence[Replacement]) -> tuple[Substitute, ...]:
         return tuple(Substitute(replacement=name, gain=self.gain, seed=self.seed) for name in names)
 
     @property
@@ -293,27 +294,17 @@ class AblationStudy(Run):
         """Return the shares of the sources per layer, and what else there is."""
         first = "first key" if self.skip_keys == 1 else f"first {self.skip_keys} keys"
         skipped = f", the {first} left out" if self.skip_keys else ""
-        lines = []
-        for layer in self.manifest["layers"]:
-            terms = self.sources.query("layer == @layer and term != 'position'")  # all but content
-            shares = zip(terms["term"], terms["share"], strict=True)
-            lines.append(
-                f"  L{layer}  " + ", ".join(f"{term} {share:.2f}" for term, share in shares)
-            )
+        lines = [f"AblationStudy: shares of the positional pattern{skipped}"]
+        terms = self.sources.query("term != 'position'")  # all but content
+        for layer, rows in terms.groupby("layer"):
+            shares = zip(rows["term"], rows["share"], strict=True)
+            parts = [f"{term} {share:.2f}" for term, share in shares]
+            lines.append(f"  L{layer}  {', '.join(parts)}")
+        tables = [name for name, table in self.tables.items() if len(table)]
         shape = " × ".join(map(str, self.maps["pattern/all"].shape))
-        return "\n".join(
-            [
-                f"AblationStudy: shares of the positional pattern{skipped}",
-                *lines,
-                f"tables: {', '.join(name for name, table in self.tables.items() if len(table))}",
-                fill(
-                    f"maps ({shape}): {', '.join(self.maps)}",
-                    width=100,
-                    subsequent_indent="  ",
-                    break_on_hyphens=False,
-                ),
-            ]
-        )
+        maps = f"maps ({shape}): {', '.join(self.maps)}"
+        wrapped = fill(maps, width=100, subsequent_indent="  ", break_on_hyphens=False)
+        return "\n".join([*lines, f"tables: {', '.join(tables)}", wrapped])
 
     @property
     def sources(self) -> pd.DataFrame:

@@ -5,20 +5,19 @@ Findings take tables with one replacement. Estimates with an interval around 0 c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import isnan
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from nope_probe.components import phrase
 from nope_probe.experiments.ablation.player_sections import (
     Findings,
     player_sections,
     player_sentences,
-    player_tables,
+    positional_part,
 )
 from nope_probe.experiments.sections import (
     NO_PATTERN,
@@ -35,11 +34,12 @@ from nope_probe.experiments.sections import (
     preference,
     split_sections,
     strongest,
+    with_intervals,
 )
 from nope_probe.figures import measures, shares
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import interval_of, interval_text, percent
-from nope_probe.figures.maps import score_maps, term_maps
+from nope_probe.figures.maps import score_maps
 from nope_probe.figures.words import numbered_layers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, explorer_section
@@ -47,6 +47,12 @@ from nope_probe.runtime.folder import Run
 
 MOST = 0.5  # of the pattern
 AGREES = 0.05  # of the pattern: two shares that differ by less
+COLUMNS = {  # of the terminal's table
+    "lost without": ("lost", "z.0%"),
+    "alone": ("alone", "z.0%"),
+    "Shapley share": ("share", "z.0%"),
+    "amplifies": ("amplification", ".1f"),
+}
 
 
 def report(run: Run, explorer: Explorer | None = None) -> Report:
@@ -66,15 +72,14 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
         headline=headline(findings),
         sections=[
             *explorer_section(explorer),
-            *_sources(findings),
-            *_exact_terms(findings),
+            *_answer(findings),
             *(replace(section, folded=True) for section in _details(findings)),
         ],
         how_to_read=[*notes.HOW_TO_READ, *notes.replaced_weights(findings.replaced)],
         terminal={
             f"{name}: the sources of the positional pattern": _sources_as_text(findings),
             "Beside the sources (RMS in nats)": _controls_as_text(findings),
-            **player_tables(findings),
+            **_player_tables(findings),
         },
         closing=closing_of(run.manifest),
     )
@@ -144,88 +149,98 @@ def _controls_as_text(findings: Findings) -> pd.DataFrame:
     return table
 
 
-def _sources(findings: Findings) -> Iterator[Section]:
-    table = findings.tables["sources"]
+def _player_tables(findings: Findings) -> dict[str, pd.DataFrame]:
+    """Return tables of text for the terminal: each player's part in what the sources bring."""
+    tables = {}
+    for player_set in reversed(findings.manifest["player_sets"]):
+        rows = findings.rows("players", player_set)
+        if rows is None:
+            continue
+        members = findings.manifest["player_sets"][player_set]
+        part = positional_part(members)
+        title = f"The {findings.topic(player_set)}, % of {part[0].lower()}{part[1:]}"
+        tables[title] = _players_as_text(findings.first(rows))
+        if weights := findings.weights(player_set) if len(findings.replacements) > 1 else []:
+            title = f"The {player_set}: lost without, %, when removed weights are replaced by"
+            tables[title] = _lost_as_text(findings.replacements, weights, rows)
+    return tables
+
+
+def _players_as_text(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per layer and player; blank where only a share is defined."""
+    table = with_intervals(_names_as_text(rows), rows, COLUMNS)
+    for heading, (column, _) in COLUMNS.items():
+        if column != "share":
+            table[heading] = table[heading].where(rows[column].notna().to_numpy(), "")
+    return table
+
+
+def _lost_as_text(names: Sequence[str], members: Sequence[str], rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per layer and player: what is lost without it under each replacement."""
+    first = rows[(rows["replacement"] == names[0]) & rows["player"].isin(members)]
+    table = _names_as_text(first)
+    for name in names:
+        lost = rows[rows["replacement"] == name].set_index(["layer", "player"])
+        table[name] = [
+            interval_text(percent(interval_of(lost.loc[place], "lost")), "z.0f")
+            if place in lost.index
+            else ""
+            for place in zip(first["layer"], first["player"], strict=True)
+        ]
+    return pd.DataFrame(table)
+
+
+def _names_as_text(rows: pd.DataFrame) -> dict[str, list[str]]:
+    """Return the layer of each row, blank where it repeats, and its player."""
+    layers = [f"L{layer}" for layer in rows["layer"]]
+    new = rows["layer"] != rows["layer"].shift()
+    return {
+        "layer": [layer if first else "" for layer, first in zip(layers, new, strict=True)],
+        "player": rows["player"].tolist(),
+    }
+
+
+def _answer(findings: Findings) -> Iterator[Section]:
+    """Yield the sections that the page shows open: the sources, and the exact terms."""
+    sources = findings.tables["sources"]
     yield Section(
-        title=source_finding(table, findings.layer),
-        figure=partial(_source_maps, findings),
+        title=source_finding(sources, findings.layer),
+        figure=lambda: findings.drawn(
+            {"all": findings.pooled("pattern/all"), **findings.terms("source")},
+            title="The positional pattern and what each source brings",
+            flat=findings.noise(sources, "term", "rms"),
+        ),
         caption="The whole positional pattern is the sum of the maps beside it. Content is "
         "what is left without mask, window and position encoding, as far as the model has them; "
         "the others are what these bring.",
     )
     yield Section(
-        title=layers_finding(table),
-        figure=partial(shares.source_shares, table),
+        title=layers_finding(sources),
+        figure=partial(shares.source_shares, sources),
         caption="A share says how much of the positional pattern a source explains; shares "
         "add up to 1, and a negative one works against the pattern. RMS: each source's own "
         "strength. In the table, “position” is the sum of all but content.",
-        table=table,
+        table=sources,
     )
-
-
-def _source_maps(findings: Findings) -> go.Figure:
-    return term_maps(
-        {"all": findings.pooled("pattern/all"), **findings.terms("source")},
-        title="The positional pattern and what each source brings",
-        layer=findings.shown,
-        layers=findings.layers,
-        flat=findings.noise(findings.tables["sources"], "term", "rms"),
-    )
-
-
-def _details(findings: Findings) -> Iterator[Section]:
-    """Yield the sections that the page folds."""
-    yield from player_sections(findings)
-    yield from _mean_covariance(findings)
-    yield from _measures(findings)
-    yield from _controls(findings)
-    yield from split_sections(findings.tables, findings.lengths)
-    yield _scores(findings)
-
-
-def _exact_terms(findings: Findings) -> Iterator[Section]:
     if "mean_covariance" in findings.tables:
-        table = findings.tables["mean_covariance"]
+        terms = findings.tables["mean_covariance"]
         yield Section(
-            title=mean_covariance_finding(table, findings.layer),
-            figure=partial(shares.mean_covariance_shares, table),
+            title=mean_covariance_finding(terms, findings.layer),
+            figure=partial(shares.mean_covariance_shares, terms),
             caption="No removal is needed for these terms. The mean and the covariance term add up "
             "to 1. The mean term is the sum of rotation (RoPE on vectors that know nothing of "
             "position) and of position that was written into keys, queries or both. Dimensions: "
             "the number of directions in which the positions' mean keys spread; 1 is a line. "
             f"{exact_and_removed(findings)}",
-            table=table,
+            table=terms,
         )
 
 
-def _mean_covariance(findings: Findings) -> Iterator[Section]:
+def _details(findings: Findings) -> Iterator[Section]:
+    """Yield the sections that the page folds."""
+    yield from player_sections(findings)
     if "mean_covariance" in findings.tables:
-        yield Section(
-            title="Maps of the mean and the covariance term",
-            figure=partial(_term_maps, findings),
-            caption="The mean term: each position has a mean query and a mean key of its own. "
-            "The covariance term: tokens that share their past are alike. Nothing is ablated.",
-        )
-
-
-def _term_maps(findings: Findings) -> go.Figure:
-    table = findings.tables["mean_covariance"]
-    return term_maps(
-        findings.terms("pattern"),
-        title="The mean term and the covariance term",
-        layer=findings.shown,
-        layers=findings.layers,
-        flat=findings.noise(
-            table[table["term"].isin(("mean", "covariance"))].assign(
-                map=lambda rows: rows["term"] + "_term"
-            ),
-            "map",
-            "rms",
-        ),
-    )
-
-
-def _measures(findings: Findings) -> Iterator[Section]:
+        yield _mean_covariance_maps(findings)
     pattern, effects = findings.tables["pattern"], findings.tables["non_relative"]
     yield Section(
         title=measure_finding(findings.intact_rows()),
@@ -239,9 +254,6 @@ def _measures(findings: Findings) -> Iterator[Section]:
         "the mask and without. Right: the paired difference; above zero, the mask adds.",
         table=effects,
     )
-
-
-def _controls(findings: Findings) -> Iterator[Section]:
     if "controls" in findings.tables:
         table = findings.tables["controls"]
         yield Section(
@@ -251,26 +263,35 @@ def _controls(findings: Findings) -> Iterator[Section]:
             "from word order. With no key skipped, an attention sink at the first key counts "
             "as positional pattern.",
         )
-
-
-def _scores(findings: Findings) -> Section:
-    skips = findings.manifest["skip_keys"] > 0
-    return Section(
+    yield from split_sections(findings.tables, findings.lengths)
+    skip_keys = findings.manifest["skip_keys"]
+    yield Section(
         title="Scores of the intact model",
-        figure=partial(_score_maps, findings),
+        figure=lambda: score_maps(
+            findings.pooled(f"score/{findings.intact}"),
+            layer=findings.shown,
+            layers=findings.layers,
+            skip_keys=skip_keys,
+        ),
         caption="The mean score that each query gives each key, over sequences and heads. Only "
         "differences within a row matter to attention: brighter keys are attended to more."
-        + (" Colours leave the first key out, as the measures do." if skips else ""),
+        + (" Colours leave the first key out, as the measures do." if skip_keys else ""),
     )
 
 
-def _score_maps(findings: Findings) -> go.Figure:
-    scores = findings.pooled(f"score/{findings.intact}")
-    return score_maps(
-        scores,
-        layer=findings.shown,
-        layers=findings.layers,
-        skip_keys=findings.manifest["skip_keys"],
+def _mean_covariance_maps(findings: Findings) -> Section:
+    terms = findings.tables["mean_covariance"]
+    rows = terms[terms["term"].isin(("mean", "covariance"))]
+    maps = rows.assign(map=rows["term"] + "_term")
+    return Section(
+        title="Maps of the mean and the covariance term",
+        figure=lambda: findings.drawn(
+            findings.terms("pattern"),
+            title="The mean term and the covariance term",
+            flat=findings.noise(maps, "map", "rms"),
+        ),
+        caption="The mean term: each position has a mean query and a mean key of its own. "
+        "The covariance term: tokens that share their past are alike. Nothing is ablated.",
     )
 
 
@@ -326,24 +347,25 @@ def exact_and_removed(findings: Findings) -> str:
     table, sources = findings.tables["mean_covariance"], findings.tables["sources"]
     if findings.layer is None or "rotation" not in set(table["term"]):
         return ""
-    exact = of_layer(table, findings.layer).set_index("term")["share"]
-    removed = of_layer(sources, findings.layer).set_index("term")["share"]
+    exact, removed = (
+        of_layer(rows, findings.layer).set_index("term")["share"] for rows in (table, sources)
+    )
     if exact.isna().all():
         return ""
     source, term, share = "mask", "what was written", exact.filter(like="written").sum()
     if "rope" in removed:
         source, term, share = "rope", "its rotation", exact["rotation"]
     lost = removed.filter(regex=rf"(^|_){source}(_|$)").sum()
-    verb = "agree" if abs(lost - share) < AGREES else "differ"
-    reason = (
-        ""
-        if verb == "agree"
-        else " A removal takes the model off the text that it was trained on, and takes what other "
-        "blocks write because of the source; the split changes nothing."
+    numbers = (
+        f"in L{findings.layer}: {term} is {percents(share)} of the pattern, and {percents(lost)} "
+        f"of it goes without {phrase(source)}."
     )
+    if abs(lost - share) < AGREES:
+        return f"The exact split and the removal agree {numbers}"
     return (
-        f"The exact split and the removal {verb} in L{findings.layer}: {term} is {percents(share)} "
-        f"of the pattern, and {percents(lost)} of it goes without {phrase(source)}.{reason}"
+        f"The exact split and the removal differ {numbers} A removal takes the model off the text "
+        "that it was trained on, and takes what other blocks write because of the source; the "
+        "split changes nothing."
     )
 
 
