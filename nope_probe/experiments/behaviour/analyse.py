@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pandas as pd
 import torch
@@ -27,6 +26,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.plan import Measured, Plan, head_name, map_key
 from nope_probe.experiments.behaviour.sections import report
 from nope_probe.experiments.behaviour.settings import EFFECTS, INTACT, QUANTITIES, Settings
+from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.stored_maps import TensorFolds
@@ -79,14 +79,13 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
         arrays={"tokens": {name: array.numpy() for name, array in tokens.items()}},
         tables=tables_of(plan, measured, skip),
     )
-    if not session.call.is_kept:
-        return run
-    return replace(run, page=report(run).html(manifest))
+    return with_page(session, run, report)
 
 
 def tables_of(plan: Plan, measured: Measured, skip: int) -> dict[str, pd.DataFrame]:
     """Return the run's tables by name; those of measures that were not taken have no rows."""
-    behaviour = behaviour_table(plan, measured)
+    rows = [row for name in QUANTITIES for row in _rows(plan, measured, name)]
+    behaviour = pd.DataFrame(rows, columns=COLUMNS)
     decodability = decodability_table(plan, measured, skip)
     bridge = bridge_table(plan, measured, behaviour, decodability, skip)
     tables = {
@@ -101,17 +100,12 @@ def tables_of(plan: Plan, measured: Measured, skip: int) -> dict[str, pd.DataFra
     return tables | {"correlations": correlations_table(bridge, tables.get("heads"))}
 
 
-def behaviour_table(plan: Plan, measured: Measured) -> pd.DataFrame:
-    """Return the table of behaviour: a row per measure and condition, in nats or positions.
+def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
+    """Yield the rows of one of `QUANTITIES`, a row per condition, in nats or positions.
 
     `difference` is to the intact model on the same documents and targets. An empty value has a
     note that says why.
     """
-    rows = [row for name in QUANTITIES for row in _rows(plan, measured, name)]
-    return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
     about = QUANTITIES[name]
     reason = plan.skipped.get(about.measure, "")
     if about.measure not in plan.measures:
@@ -196,8 +190,8 @@ def position_table(plan: Plan, measured: Measured, probe: str, width: int = 1) -
         spans = [span_loss(losses, *ends) for ends in zip(starts, stops, strict=True)]
         means = position_means(torch.stack(spans, 1))
         columns = (means.value.numpy(), means.low.numpy(), means.high.numpy())
-        row = dict(zip(POSITION_COLUMNS, (condition, starts, *columns), strict=True))
-        tables.append(pd.DataFrame(row))
+        row = zip(POSITION_COLUMNS, (condition, starts, *columns), strict=True)
+        tables.append(pd.DataFrame(dict(row)))
     return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
@@ -222,15 +216,15 @@ def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFram
         untrained = measured.untrained.get(condition)
         for place, layer in enumerate(plan.layers):
             row: Row = {"layer": layer, "condition": condition, "chance": chance}
-            row |= interval_columns(
-                distance=mean_interval(distances[:, place, 0]),
-                null=mean_interval(distances[:, place, 1]),
-                untrained=UNDEFINED if untrained is None else mean_interval(untrained[:, place, 0]),
-                difference=UNDEFINED
-                if condition == INTACT
-                else mean_interval(changes[:, place, 0]),
-            )
-            rows.append(row)
+            intervals = {
+                "distance": mean_interval(distances[:, place, 0]),
+                "null": mean_interval(distances[:, place, 1]),
+            }
+            if untrained is not None:
+                intervals["untrained"] = mean_interval(untrained[:, place, 0])
+            if condition != INTACT:
+                intervals["difference"] = mean_interval(changes[:, place, 0])
+            rows.append(row | interval_columns(**intervals))
     return pd.DataFrame(rows, columns=["layer", "condition", *DECODED, "chance"])
 
 
@@ -276,16 +270,15 @@ def _pattern_lost(
     plan: Plan, measured: Measured, ablation: Ablation, place: int, skip: int
 ) -> Interval:
     """Return what a removal takes from the positional part of one layer, nats."""
-    intact, counts = plan.conditions[INTACT], measured.maps[map_key(ablation)].counts
-    masked = measured.maps[map_key(intact)].folds[:, place].isnan()
-    queries, parts = measured.maps[map_key(intact)].query_positions, []
-    for removed in (intact, ablation):
+    whole = measured.maps[map_key(plan.conditions[INTACT])]
+    masked, parts = whole.folds[:, place].isnan(), []
+    for removed in (plan.conditions[INTACT], ablation):
         scores = measured.maps[map_key(removed)].folds[:, place].masked_fill(masked, torch.nan)
         content = measured.maps[map_key(plan.without_sources(removed))].folds[:, place]
-        layers = TensorFolds(scores, queries), TensorFolds(content, queries)
-        parts.append(positional_part(*layers, skip, counts))
-    whole, left = parts
-    return pattern_lost(whole, left, counts)
+        all_scores, rest = (TensorFolds(x, whole.query_positions) for x in (scores, content))
+        parts.append(positional_part(all_scores, rest, skip, whole.counts))
+    intact_part, left = parts
+    return pattern_lost(intact_part, left, whole.counts)
 
 
 def correlations_table(bridge: pd.DataFrame, heads: pd.DataFrame | None = None) -> pd.DataFrame:
@@ -325,10 +318,8 @@ def heads_table(plan: Plan, measured: Measured) -> pd.DataFrame:
             row |= interval_columns(pattern=measured.head_patterns[layer][head])
         for effect, quantity in (("loss", "loss"), ("copy", "copy_text_second")):
             if QUANTITIES[quantity].probe in plan.probes:
-                without, intact = (
-                    per_document(plan, measured, quantity, name)
-                    for name in (head_name(layer, head), INTACT)
-                )
-                row |= interval_columns(**{effect: mean_interval(without - intact)})
+                without = per_document(plan, measured, quantity, head_name(layer, head))
+                rise = mean_interval(without - per_document(plan, measured, quantity, INTACT))
+                row |= interval_columns(**{effect: rise})
         rows.append(row)
     return pd.DataFrame(rows, columns=HEAD_COLUMNS)

@@ -27,7 +27,7 @@ from nope_probe.components import (
     is_rope,
     removal_order,
 )
-from nope_probe.data.sequences import Sequences, permuted
+from nope_probe.data.sequences import Sequences, permuted, sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.settings import (
     INTACT,
@@ -54,6 +54,9 @@ from nope_probe.maps.stored_maps import TensorFolds
 from nope_probe.runtime.session import Session
 
 MIN_DOCUMENTS = 8  # four to fit on and four held out
+HEAD_PROBES = ("text", "copy_text")  # on which single heads are removed
+Losses = Float[Tensor, "_ _"]  # documents and targets, which differ among probes
+Distances = Float[Tensor, "held_out layer fit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +149,7 @@ def make_plan(session: Session[Settings]) -> Plan:
     tokenizer = session.loaded.tokenizer
     if tokenizer is None or text.kind in ("random", "vectors"):
         raise UserError("behaviour is measured on text, with a language model and its tokenizer")
-    has = components(model)
-    left_out = irreplaceable(model)
+    has, left_out = components(model), irreplaceable(model)
     conditions = make_conditions(has, settings.remove, settings.substitutes, left_out)
     settings.validate_removals(conditions)
     removed = {name for condition in conditions.values() for name in condition.remove}
@@ -195,19 +197,23 @@ def make_probes(
     skipped: dict[str, str] = {}
     start, prefix = int(data.bos), settings.prefix_len
     segment = (settings.seq_len - start) // 2
-    random = session.sequences("random", settings=settings.random_segments(start, segment))
-    random_tokens = torch.cat([data.inputs[:, :start], random.inputs[:, -segment:]], 1)
-    text = probe_of(data, prefix)
+    random = sequences(
+        "random",
+        tokenizer=session.loaded.tokenizer,
+        n_seqs=settings.n_seqs,
+        seq_len=segment,
+        seed=settings.seed,
+        bos="never",
+    )
+    random_tokens = torch.cat([data.inputs[:, :start], random.inputs], 1)
+    text, of_random = probe_of(data, prefix), probe_of(random, start + segment)
     generator = torch.Generator().manual_seed(settings.seed)
+    twice = repeated(text.tokens, segment, start)
     probes = {
         "text": text,
-        "copy_text": replace(
-            text, tokens=repeated(text.tokens, segment, start), prefix=start + segment
-        ),
+        "copy_text": replace(text, tokens=twice, prefix=start + segment),
         "order": replace(text, tokens=permuted(text.tokens, generator, start, prefix)),
-        "copy_random": replace(
-            probe_of(random, start + segment), tokens=repeated(random_tokens, segment, start)
-        ),
+        "copy_random": replace(of_random, tokens=repeated(random_tokens, segment, start)),
     }
     if data.bos:
         other_first = torch.cat([random.inputs[:, -1:], text.tokens[:, 1:]], 1)
@@ -290,11 +296,6 @@ def long_windows(session: Session[Settings], has: Sequence[Component]) -> Probe:
     return probe_of(long, settings.prefix_len)
 
 
-HEAD_PROBES = ("text", "copy_text")  # on which single heads are removed
-Losses = Float[Tensor, "_ _"]  # documents and targets, which differ among probes
-Distances = Float[Tensor, "held_out layer fit"]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """The measurements of every condition.
@@ -358,12 +359,9 @@ class _Runner:
             if ablation.heads is None or probe in HEAD_PROBES
         ]
         self.writing = [condition for condition in self.conditions.values() if condition.writers]
-        length = plan.text.tokens.shape[1]
-        self.other_lengths = [
-            name
-            for name, probe in plan.probes.items()
-            if self.writing and probe.tokens.shape[1] != length
-        ]
+        lengths = {name: probe.tokens.shape[1] for name, probe in plan.probes.items()}
+        other_lengths = [name for name, length in lengths.items() if length != lengths["text"]]
+        self.other_lengths = other_lengths if self.writing else []
         self.decoded: dict[str, list[str]] = {}
         if plan.measured("position"):
             only_sources = [name for name in plan.conditions if plan.removes_sources_alone(name)]
@@ -371,10 +369,9 @@ class _Runner:
         self.maps: dict[str, Ablation] = {}
         self.n_heads: dict[int, int] = {}
         if plan.measured("pattern"):
-            without = [plan.without_sources(condition) for condition in plan.conditions.values()]
-            self.maps = {
-                map_key(ablation): ablation for ablation in (*plan.conditions.values(), *without)
-            }
+            removed = list(plan.conditions.values())
+            removed += [plan.without_sources(condition) for condition in removed]
+            self.maps = {map_key(ablation): ablation for ablation in removed}
             self.n_heads = Counter(layer for layer, _ in plan.heads)
 
     def sizes(self) -> dict[str, int]:
@@ -457,23 +454,16 @@ class _Runner:
 
     def head_patterns(self, layer: int) -> list[Interval]:
         """Return the RMS of p of each head of a layer, whose maps are held one layer at a time."""
-        text, intact = self.on(self.plan.text), Ablation()
-        whole, content = (
+        text, content = self.on(self.plan.text), self.plan.without_sources(Ablation())
+        both = [
             text.scores(f"head/L{layer}/{name}", ablation, layers=[layer], per_head=True)
-            for name, ablation in (
-                ("intact", intact),
-                ("content", self.plan.without_sources(intact)),
-            )
-        )
-        assert whole.per_head is not None
-        assert content.per_head is not None
-        counts, patterns = whole.counts, []
+            for name, ablation in (("intact", Ablation()), ("content", content))
+        ]
+        folds = [maps.per_head for maps in both if maps.per_head is not None]
+        counts, patterns = both[0].counts, []
         for head in range(self.n_heads[layer]):
-            scores, rest = (
-                TensorFolds(folds[:, 0, head], whole.query_positions)
-                for folds in (whole.per_head, content.per_head)
-            )
-            part = positional_part(scores, rest, self.skip, counts)[None]
+            whole, rest = (TensorFolds(of[:, 0, head], both[0].query_positions) for of in folds)
+            part = positional_part(whole, rest, self.skip, counts)[None]
             patterns.append(rms(cross_products(part, part, counts)[:, 0, 0], counts))
         return patterns
 

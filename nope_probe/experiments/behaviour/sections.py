@@ -13,7 +13,7 @@ import pandas as pd
 
 from nope_probe.components import phrase
 from nope_probe.experiments.behaviour.settings import INTACT, QUANTITIES
-from nope_probe.experiments.sections import NOISE, Report, largest, listed
+from nope_probe.experiments.sections import NOISE, Report, capitalised, largest, listed
 from nope_probe.figures import behaviour as figures
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.figures.words import reader_of
@@ -54,16 +54,13 @@ def report(run: Run) -> Report:
     """
     manifest, tables = run.manifest, run.tables
     name, behaviour = manifest["model"]["name"], tables["behaviour"]
-    taken = set(behaviour["measure"])
+    taken = [about for key, about in QUANTITIES.items() if key in set(behaviour["measure"])]
     # The differences and the losses answer the question; all else is folded.
-    answer = [*_difference_sections(behaviour), *_loss_sections(tables, manifest)]
-    details = [
-        *_extrapolation_sections(tables, manifest),
-        *_decodability_sections(tables["decodability"]),
-        *_bridge_sections(tables),
-        *_head_sections(tables),
-        *_skipped_sections(manifest["skipped"]),
-    ]
+    answer, details = list(_answer(tables, manifest)), _details(tables, manifest)
+    intervals = (
+        f"Brackets, ± : 95% intervals over {manifest['documents']} documents. Without the mask the "
+        f"first {manifest['prefix']} tokens see each other, and those after them are scored."
+    )
     return Report(
         title=f"What {name} can do without its mask, RoPE or weights",
         headline=headline(name, tables),
@@ -71,17 +68,10 @@ def report(run: Run) -> Report:
         how_to_read=(
             *HOW_TO_READ,
             WITHOUT_MASK.format(prefix=manifest["prefix"]),
-            *(about.sentence for key, about in QUANTITIES.items() if key in taken),
+            *(f"{capitalised(about.label)}: {about.caption}" for about in taken),
         ),
         terminal={f"{name}: behaviour, less the intact model's": behaviour_as_text(behaviour)},
-        closing="\n".join(
-            [
-                *_not_shown(behaviour),
-                f"Brackets, ± : 95% intervals over {manifest['documents']} documents. Without the "
-                f"mask the first {manifest['prefix']} tokens see each other, and those after them "
-                "are scored.",
-            ]
-        ),
+        closing="\n".join([*_not_shown(behaviour), intervals]),
     )
 
 
@@ -96,26 +86,33 @@ def headline(name: str, tables: Tables) -> list[str]:
     return sentences or [f"The behaviour of {name}, condition by condition."]
 
 
-def _difference_sections(behaviour: pd.DataFrame) -> Iterator[Section]:
+def _answer(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
+    """Yield the sections that the page shows open: differences of conditions, and losses."""
+    behaviour = tables["behaviour"]
     known = behaviour.dropna(subset=["difference"])
     titles = {name: about.label for name, about in QUANTITIES.items()}
     units = {name: about.unit for name, about in QUANTITIES.items()}
+    meaning = (
+        "A dot is the model without a component less the intact model, on the same tokens; losses "
+        "are in nats per token. “How to read the figures” says what the measures are."
+    )
     if len(behaviour):
         yield Section(
             title=difference_finding(behaviour) or "Behaviour",
             figure=partial(figures.differences, known, titles, units) if len(known) else None,
-            caption=" ".join(
-                [
-                    "A dot is the model without a component less the intact model, on the same "
-                    "tokens; losses are in nats per token. “How to read the figures” says what "
-                    "the measures are.",
-                    *_empty_rows(behaviour),
-                ]
-            ),
+            caption=" ".join([meaning, *_empty_rows(behaviour)]),
             table=behaviour.assign(
                 measure=behaviour["measure"].map(titles),
                 note=behaviour["note"].astype(object).fillna(""),
             ),
+        )
+    if {"loss", "in-context"} & {*manifest["measures"]}:
+        title = "Loss by position"
+        yield Section(
+            title=window_finding(behaviour, "in_context", title, "along the window"),
+            figure=partial(figures.loss_by_position, tables["loss_by_position"], title=title),
+            caption="The mean loss of the token at each position, with 95% bands over documents; "
+            "without the mask, of the suffix alone.",
         )
 
 
@@ -128,46 +125,48 @@ def _empty_rows(behaviour: pd.DataFrame) -> Iterator[str]:
         yield f"The rows {removals} are empty at {measures}: {note}."
 
 
-def _loss_sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
-    if {"loss", "in-context"} & {*manifest["measures"]}:
-        title = "Loss by position"
-        yield Section(
-            title=window_finding(tables["behaviour"], "in_context", title, "along the window"),
-            figure=partial(figures.loss_by_position, tables["loss_by_position"], title=title),
-            caption="The mean loss of the token at each position, with 95% bands over documents; "
-            "without the mask, of the suffix alone.",
-        )
-
-
-def _extrapolation_sections(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
-    table, trained = tables["extrapolation"], manifest["trained_len"]
-    if len(table):
+def _details(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
+    """Yield the sections that the page folds, beside an answer."""
+    losses, decoded, trained = (
+        tables["extrapolation"],
+        tables["decodability"],
+        manifest["trained_len"],
+    )
+    if len(losses):
         title = "Loss by position, beyond the trained context"
         yield Section(
             title=window_finding(tables["behaviour"], "extrapolation", title, "from its end on"),
-            figure=partial(figures.loss_by_position, table, title=title, trained=trained),
+            figure=partial(figures.loss_by_position, losses, title=title, trained=trained),
             caption=f"The same in longer windows, as means over {manifest['bin_width']} positions. "
             f"Dotted: the trained context, {trained} tokens.",
         )
-
-
-def _decodability_sections(table: pd.DataFrame) -> Iterator[Section]:
-    if len(table):
+    if len(decoded):
         yield Section(
-            title=decodability_finding(table),
-            figure=partial(figures.decodability, table),
+            title=decodability_finding(decoded),
+            figure=partial(figures.decodability, decoded),
             caption="A ridge regression of the index on the residual stream after each layer, on "
             "held-out documents: the mean distance from the true index, in positions. Open markers "
             "are the model with random weights. A removed mask is gone at all positions here: no "
             "token is predicted, so none has to be hidden.",
-            table=table.drop(columns="chance"),
+            table=decoded.drop(columns="chance"),
         )
+    if len(tables["bridge"]):
+        yield from _bridge(tables["bridge"], tables["correlations"])
+    if "heads" in tables:
+        yield Section(
+            title=head_finding(tables["heads"]),
+            figure=partial(figures.heads_and_behaviour, tables["heads"]),
+            caption="To the right: the RMS of the head's own positional part. Up: the rise of the "
+            "loss when this head's W_Q alone is removed.",
+            table=tables["heads"],
+        )
+    if manifest["skipped"]:
+        words = [f"{measure}: {reason}." for measure, reason in manifest["skipped"].items()]
+        yield Section(title="What was not measured", caption=" ".join(words))
 
 
-def _bridge_sections(tables: Tables) -> Iterator[Section]:
-    bridge, correlations = tables["bridge"], tables["correlations"]
-    if bridge.empty:
-        return
+def _bridge(bridge: pd.DataFrame, correlations: pd.DataFrame) -> Iterator[Section]:
+    """Yield the sections that compare what removals take from the pattern and from behaviour."""
     effects = {name: title for name, title in RISES.items() if bridge[name].notna().any()}
     if not effects:
         yield Section(
@@ -193,23 +192,6 @@ def _bridge_sections(tables: Tables) -> Iterator[Section]:
     )
 
 
-def _head_sections(tables: Tables) -> Iterator[Section]:
-    if "heads" in tables:
-        yield Section(
-            title=head_finding(tables["heads"]),
-            figure=partial(figures.heads_and_behaviour, tables["heads"]),
-            caption="To the right: the RMS of the head's own positional part. Up: the rise of the "
-            "loss when this head's W_Q alone is removed.",
-            table=tables["heads"],
-        )
-
-
-def _skipped_sections(skipped: Mapping[str, str]) -> Iterator[Section]:
-    if skipped:
-        words = [f"{measure}: {reason}." for measure, reason in skipped.items()]
-        yield Section(title="What was not measured", caption=" ".join(words))
-
-
 def behaviour_as_text(behaviour: pd.DataFrame) -> pd.DataFrame:
     """Return a row per condition: the intact model's values, the others' differences to them."""
     rows = {(row["measure"], row["condition"]): row for row in behaviour.to_dict("records")}
@@ -219,9 +201,8 @@ def behaviour_as_text(behaviour: pd.DataFrame) -> pd.DataFrame:
     for measure, about in QUANTITIES.items():
         if measure in set(behaviour["measure"]):
             heading = wrap(about.label, HEADING, break_long_words=False, break_on_hyphens=False)
-            table["\n".join(heading)] = [
-                _cell(rows[measure, condition]) for condition in conditions
-            ]
+            cells = [_cell(rows[measure, condition]) for condition in conditions]
+            table["\n".join(heading)] = cells
     return table
 
 
@@ -259,12 +240,17 @@ def difference_finding(behaviour: pd.DataFrame) -> str:
     return f"Without {removed} the {label} rises most: {rise}"
 
 
+def _intact_row(behaviour: pd.DataFrame, measure: str) -> pd.Series | None:
+    rows = behaviour[(behaviour["measure"] == measure) & (behaviour["condition"] == INTACT)]
+    return None if rows.empty else rows.iloc[0]
+
+
 def copy_finding(behaviour: pd.DataFrame) -> str:
     """Return the loss that a text segment's second copy saves; empty if not measured."""
-    rows = behaviour[(behaviour["measure"] == "copy_text") & (behaviour["condition"] == INTACT)]
-    if rows.empty:
+    row = _intact_row(behaviour, "copy_text")
+    if row is None:
         return ""
-    value, low, high = interval_of(rows.iloc[0], "value")
+    value, low, high = interval_of(row, "value")
     if np.isnan(value):
         return "Text is not copied: the second copy of a segment costs no less than the first"
     less = interval_text((-value, -high, -low), "z.2f", " nats")
@@ -281,11 +267,10 @@ def window_finding(behaviour: pd.DataFrame, measure: str, title: str, along: str
         title: the section's subject, which is returned alone if the measure was not taken.
         along: from where to where.
     """
-    rows = behaviour[(behaviour["measure"] == measure) & (behaviour["condition"] == INTACT)]
-    rows = rows.dropna(subset=["value"])
-    if rows.empty:
+    row = _intact_row(behaviour, measure)
+    if row is None or np.isnan(row["value"]):
         return title
-    value, low, high = interval_of(rows.iloc[0], "value")
+    value, low, high = interval_of(row, "value")
     if low <= 0 <= high:
         return f"{title}: the intact model's change {along} is {NOISE}"
     verb = "falls" if (value > 0) == (measure == "in_context") else "rises"

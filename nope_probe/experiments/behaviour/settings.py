@@ -25,7 +25,6 @@ from nope_probe.errors import UserError
 from nope_probe.models.names import trained_length
 from nope_probe.runtime.settings import (
     COUNT,
-    GIVEN,
     LARGEST,
     LAYERS,
     SEQ_LEN,
@@ -91,11 +90,6 @@ class Quantity:
     unit: str = "nats"
     probe: str = "text"
     unmasked: str = ""
-
-    @property
-    def sentence(self) -> str:
-        """Label and caption."""
-        return f"{self.label[0].upper()}{self.label[1:]}: {self.caption}"
 
 
 QUANTITIES: dict[str, Quantity] = {
@@ -352,14 +346,3 @@ class Settings(RunSettings):
         length = self.extrapolated_len(n_ctx)
         n_seqs = max(self.folds, self.n_seqs * self.seq_len // length)
         return replace(self, n_seqs=n_seqs, seq_len=length, beyond_context=True)
-
-    def random_segments(self, n_bos: int, segment: int) -> Settings:
-        """Return the settings that make segments of random tokens, behind a BOS token or not.
-
-        Sequences that are given begin with a token of their own, or with none.
-        """
-        length, bos = n_bos + segment, self.bos
-        if self.data == GIVEN:
-            length, bos = max(segment, int(SEQ_LEN.low)), "never"
-        plain = replace(self, windows="random", pack=False, shuffle=False)
-        return replace(plain, data="random", seq_len=length, bos=bos)
