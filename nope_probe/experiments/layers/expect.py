@@ -75,8 +75,8 @@ class Expectation:
         if self.key == BOS:
             return None if bos == self.value else f"bos: expected {self.text}, found {bos}"
         if self.key in LAYER_LISTS:
-            layers = frozenset(e.layer for e in findings if LAYER_LISTS[self.key](e))
-            return self._layers_differ(layers)
+            has_it = LAYER_LISTS[self.key]
+            return self._layers_differ(frozenset(e.layer for e in findings if has_it(e)))
         return self._numbers_differ(findings)
 
     def _layers_differ(self, layers: frozenset[int]) -> str | None:
@@ -116,13 +116,11 @@ def parse_expectation(text: str) -> Expectation:
     key, equals, value = text.partition("=")
     if not equals or key not in KEYS:
         raise UserError(f"--expect {text}: expected KEY=VALUE with a KEY of {', '.join(KEYS)}")
-    if key == BOS:
-        if value not in ("forced", NONE):
-            raise UserError(f"--expect {text}: expected bos=forced or bos=none")
-        return Expectation(key=key, text=value, value=value)
-    if key in LAYER_LISTS:
-        return Expectation(key=key, text=value, value=_layer_numbers(text, key, value))
-    return Expectation(key=key, text=value, value=_number(text, key, value))
+    if key == BOS and value not in ("forced", NONE):
+        raise UserError(f"--expect {text}: expected bos=forced or bos=none")
+    read = _layer_numbers if key in LAYER_LISTS else _number
+    expected = value if key == BOS else read(text, key, value)
+    return Expectation(key=key, text=value, value=expected)
 
 
 def _number(text: str, key: str, value: str) -> float | None:
@@ -147,13 +145,11 @@ def validate_depth(expectations: Sequence[Expectation], n_layers: int) -> None:
         UserError: naming a layer that does not exist.
     """
     for expectation in expectations:
-        if (
-            isinstance(expectation.value, frozenset)
-            and max(expectation.value, default=0) >= n_layers
-        ):
+        named = expectation.value if isinstance(expectation.value, frozenset) else ()
+        if max(named, default=0) >= n_layers:
             raise UserError(
                 f"--expect {expectation.key}={expectation.text}: the layers that were read are 0 "
-                f"to {n_layers - 1}, and there is no L{max(expectation.value)}"
+                f"to {n_layers - 1}, and there is no L{max(named)}"
             )
 
 
@@ -231,10 +227,9 @@ def claims(model: HookedModel, layer: int) -> Iterator[Claim]:
 def _lens_claims(cfg: Any) -> Iterator[Claim]:
     kind = cfg.positional_embedding_type
     field = f"TransformerLens's cfg.positional_embedding_type is {kind!r}"
-    if kind == "rotary":
-        yield Claim(field=field, about="RoPE", value=True)
-    elif kind == "standard":
-        yield Claim(field=field, about="RoPE", value=False)
+    if kind in ("rotary", "standard"):
+        yield Claim(field=field, about="RoPE", value=kind == "rotary")
+    if kind == "standard":
         yield Claim(field=field, about="learned positions", value=True)
 
 
@@ -253,18 +248,16 @@ def hugging_face_claims(config: Mapping[str, Any], layer: int) -> Iterator[Claim
     for name, about in (("attn_logit_softcapping", "soft cap"), ("use_qk_norm", "q/k-norm")):
         if name in config:
             yield Claim(field=f"config.{name} is {config[name]}", about=about, value=config[name])
-    if config.get("query_pre_attn_scalar"):
-        scalar = config["query_pre_attn_scalar"]
+    if scalar := config.get("query_pre_attn_scalar"):
         field = f"config.query_pre_attn_scalar is {scalar}"
         yield Claim(field=field, about="scale", value=scalar**-0.5)
 
 
 def _rope_claims(rope: Mapping[str, Any]) -> Iterator[Claim]:
-    if rope.get("rope_theta"):
-        field = f"config.rope_parameters has rope_theta {rope['rope_theta']:g}"
-        yield Claim(field=field, about="RoPE base", value=float(rope["rope_theta"]))
-    if rope.get("partial_rotary_factor"):
-        fraction = rope["partial_rotary_factor"]
+    if base := rope.get("rope_theta"):
+        field = f"config.rope_parameters has rope_theta {base:g}"
+        yield Claim(field=field, about="RoPE base", value=float(base))
+    if fraction := rope.get("partial_rotary_factor"):
         field = f"config.rope_parameters has partial_rotary_factor {fraction:.4g}"
         yield Claim(field=field, about="rotary fraction", value=fraction)
 

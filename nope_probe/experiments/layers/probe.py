@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from einops import rearrange
@@ -118,10 +118,6 @@ class LayerFindings:
     queries_grow_from: int | None = None
     queries_grow_by: float = 1.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the findings as JSON-ready values."""
-        return asdict(self)
-
 
 def probe_layers(
     model: HookedModel, short: Inputs, long: LongInputs | None = None
@@ -156,13 +152,10 @@ def probe_layers(
         "learned": read_layers(model, short, hooks_without_learned_positions(model)),
     }
     long = short[:1] if long is None else long
-    masks = read_masks(model, long)
-    findings = [
-        _findings(
-            layer, reading, {name: some[place] for name, some in changed.items()}, masks[place]
-        )
-        for place, (layer, reading) in enumerate(zip(layers_of(model), intact, strict=True))
-    ]
+    masks, findings = read_masks(model, long), []
+    for place, layer in enumerate(layers_of(model)):
+        own = {name: readings[place] for name, readings in changed.items()}
+        findings.append(_findings(layer, intact[place], own, masks[place]))
     return list(with_lengths(model, findings, long, short.shape[1]))
 
 
@@ -171,14 +164,13 @@ def read_masks(model: HookedModel, inputs: LongInputs) -> list[tuple[MaskShape, 
 
     def read(layer: Layer, attention: Attention) -> tuple[MaskShape, bool]:
         n_positions = attention.mask.n_queries
-        rows = partial(_cells_of_head, attention, 0)
-        others = range(1, attention.visible_rows(slice(1)).shape[1])
-        same = all(
-            torch.equal(rows(block), _cells_of_head(attention, head, block))
-            for head in others
-            for block in query_blocks(n_positions, n_positions)
-        )
-        return mask_shape(rows, n_positions), same
+
+        def cells(rows: slice) -> Bool[Tensor, "query_pos key_pos"]:
+            return attention.visible_rows(rows)[0, 0]
+
+        blocks = query_blocks(n_positions, n_positions)
+        same = all(bool((attention.visible_rows(b)[0] == cells(b)).all()) for b in blocks)
+        return mask_shape(cells, n_positions), same
 
     with torch.inference_mode(), attention_read(model, read) as masks:
         run_forward(model, inputs)
@@ -216,12 +208,6 @@ def read_queries(
     return readings
 
 
-def _cells_of_head(
-    attention: Attention, head: int, rows: slice
-) -> Bool[Tensor, "query_pos key_pos"]:
-    return attention.visible_rows(rows)[0, head]
-
-
 def _first_rotation(attention: Attention, rotary: Rotary | None) -> Rotation | None:
     """Return the rotation by RoPE at positions 0 and 1; None if it is not recognised."""
     angles = attention.angles
@@ -251,15 +237,15 @@ def with_lengths(
     for place, finding in enumerate(findings):
         ratio = _rescaling(before[place].rotation, after[place].rotation)
         if ratio != 1 and ratio not in begins:
-            low, high = n_short, n_long  # lengths that keep and change frequencies
-            while high - low > 1:
-                middle = (low + high) // 2
+
+            def changes(length: int, place: int = place) -> bool:
                 # Dynamic scaling keeps the longest sequence's frequencies until a short sequence.
                 read_queries(model, repeated[:, :n_short], place + 1)
-                on_middle = read_queries(model, repeated[:, :middle], place + 1)[place].rotation
-                keeps = _rescaling(before[place].rotation, on_middle) == 1
-                low, high = (middle, high) if keeps else (low, middle)
-            begins[ratio] = high
+                rotation = read_queries(model, repeated[:, :length], place + 1)[place].rotation
+                return _rescaling(before[place].rotation, rotation) != 1
+
+            longer = range(n_short + 1, n_long)
+            begins[ratio] = longer.start + bisect_left(longer, True, key=changes)
         lengths = after[place].query_lengths / after[place].query_lengths[0]
         grown = ((lengths - 1).abs() > TOLERANCE).nonzero().flatten()
         # Learned positions, convolutions and states change queries from the first positions on.
@@ -302,15 +288,14 @@ def _findings(
         for name in ("q", "k")
     )
     law = power_law(rotation.frequencies) if len(rotation.pairs) else None
-    smallest = ACTS * largest
+    smallest, unrotated = ACTS * largest, changed["rope"]
+    acting = _pairs_acting(intact, unrotated, rotation, cells, smallest / abs(product.scale))
     return LayerFindings(
         layer=layer.index,
         rope=change["rope"] > smallest,
         rope_change=change["rope"],
         rope_pairs=len(rotation.pairs),
-        rope_pairs_acting=_pairs_acting(
-            intact, changed["rope"], rotation, cells, smallest / abs(product.scale)
-        ),
+        rope_pairs_acting=acting,
         rope_base=law.base if law else None,
         rope_pairs_following=law.n_following if law else 0,
         rotary_fraction=2 * len(rotation.pairs) / intact.q.shape[-1],
@@ -349,10 +334,8 @@ def _norm_over(
     intact: LayerReading, first_head_scaled: LayerReading
 ) -> Literal["head", "all heads"]:
     """Return a norm's extent: `head` if scaling the first head keeps the last head's scores."""
-    before, after = (
-        reading.scores[:, -1][intact.visible[-1].expand(len(reading.scores), -1, -1)]
-        for reading in (intact, first_head_scaled)
-    )
+    visible = intact.visible[-1].expand(len(intact.scores), -1, -1)
+    before, after = (reading.scores[:, -1][visible] for reading in (intact, first_head_scaled))
     alike = (after - before).abs().max() < 0.01 * before.abs().max()
     return "head" if bool(alike) or intact.scores.shape[1] == 1 else "all heads"
 
@@ -376,10 +359,10 @@ def _score_product(
     readings: Sequence[LayerReading], cells: Bool[Tensor, "batch head query_pos key_pos"]
 ) -> ScoreProduct:
     products = torch.cat([reading.products[cells] for reading in readings])
-    biases = [
-        0.0 if reading.bias is None else reading.bias.to(reading.scores) for reading in readings
+    scores = [
+        reading.scores if reading.bias is None else reading.scores - reading.bias.to(reading.scores)
+        for reading in readings
     ]
-    scores = [reading.scores - bias for reading, bias in zip(readings, biases, strict=True)]
     return fit_score_product(products, torch.cat([score[cells] for score in scores]))
 
 

@@ -23,7 +23,16 @@ from nope_probe.models.hub import validate_reachable
 from nope_probe.models.names import folder_of, is_on_hub, validate_revision
 from nope_probe.runtime.identity import record_sources, threads, versions
 from nope_probe.runtime.processes import status
-from nope_probe.runtime.settings import LAYERS, SEED, SEQ_LEN, BoundedSettings, validate_effects
+from nope_probe.runtime.settings import (
+    LAYERS,
+    SEED,
+    SEQ_LEN,
+    BeyondContextFlag,
+    BoundedSettings,
+    ModelFlag,
+    RevisionFlag,
+    validate_effects,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,12 +71,8 @@ class Settings(BoundedSettings):
     table, and the differences to the configuration.
     """
 
-    model: Annotated[
-        str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
-    ] = "rope-tiny"
-    revision: Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")] = (
-        None
-    )
+    model: ModelFlag = "rope-tiny"
+    revision: RevisionFlag = None
     layers: Annotated[int | Literal["all"], LAYERS, _arg(help="How many first layers to read.")] = (
         "all"
     )
@@ -79,10 +84,7 @@ class Settings(BoundedSettings):
             "shows if it is shorter."
         ),
     ] = "auto"
-    beyond_context: Annotated[
-        bool,
-        _arg(help="Take a --seq-len beyond the model's context; no table of positions does."),
-    ] = False
+    beyond_context: BeyondContextFlag = False
     expect: Annotated[
         tuple[str, ...],
         _arg(
@@ -137,7 +139,7 @@ class Report:
         return {
             "model": self.model,
             "bos": self.bos,
-            "layers": [layer.to_dict() for layer in self.layers],
+            "layers": [asdict(layer) for layer in self.layers],
             "not_attending": list(self.not_attending),
             "configuration_differs": self.differences,
             "expectations_not_met": self.unmet,
@@ -157,12 +159,8 @@ def run(settings: Settings) -> Report:
         raise UserError(f"--expect names a key twice: {' '.join(settings.expect)}")
     validate_reachable(settings.model, settings.revision)
     if settings.seq_len != "auto":
-        validate_context(
-            settings.model,
-            settings.seq_len,
-            beyond=settings.beyond_context,
-            revision=settings.revision,
-        )
+        beyond, revision = settings.beyond_context, settings.revision
+        validate_context(settings.model, settings.seq_len, beyond=beyond, revision=revision)
     loaded = load_model(settings)
     from nope_probe.data.sequences import forces_bos
     from nope_probe.experiments.layers.probe import N_SHORT, probe_layers
@@ -172,17 +170,13 @@ def run(settings: Settings) -> Report:
     batch = batch_of(loaded, max(n_long, min(N_SHORT, loaded.info.n_ctx)), settings.seed)
     findings = probe_layers(loaded.model, batch[:, :N_SHORT], batch[:1, :n_long])
     bos = "forced" if loaded.tokenizer is not None and forces_bos(loaded.tokenizer) else "none"
-    unmet = [
-        line
-        for expectation in expectations
-        if (line := expectation.check(findings, bos)) is not None
-    ]
+    checks = [expectation.check(findings, bos) for expectation in expectations]
     return Report(
         model=loaded.info.name,
         bos=bos,
         layers=findings,
         differences=differences(loaded.model, findings),
-        unmet=unmet,
+        unmet=[line for line in checks if line is not None],
         not_attending=loaded.info.not_attending,
     )
 
@@ -294,9 +288,8 @@ def as_text(report: Report) -> pd.DataFrame:
     import pandas as pd
 
     cells = {layer.layer: _cells(layer) for layer in report.layers}
-    cells |= {
-        layer: {"layer": f"L{layer}", "mask": "no attention"} for layer in report.not_attending
-    }
+    for layer in report.not_attending:
+        cells[layer] = {"layer": f"L{layer}", "mask": "no attention"}
     table = pd.DataFrame([cells[layer] for layer in sorted(cells)], columns=[*COLUMNS, *RARE])
     absent = [name for name in RARE if table[name].dropna().eq(NONE).all()]
     return table.drop(columns=absent).fillna(NONE)
