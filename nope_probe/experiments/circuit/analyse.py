@@ -56,7 +56,7 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
     """Measure the stages, and return the run."""
     inputs, layer = session.sequences(), stages.layer
     skip_keys = session.settings.n_skipped(inputs)
-    maps = [stages.intact, *([] if stages.ablated is None else [stages.ablated])]
+    maps = [captured for captured in (stages.intact, stages.ablated) if captured is not None]
     table = stages_table(maps, layer, skip_keys)
     model = session.loaded.model
     blocks = {block.index: block for block in layers_of(model)}
@@ -111,23 +111,13 @@ def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.Da
         layer: the block under study, from 0; (h) and (i) belong to the next block.
         skip_keys: how many first keys to leave out.
     """
-    table = measures_table(
-        (
-            (
-                {"model": model, "stage": letter},
-                measure(
-                    folds[:, None],
-                    skip_keys,
-                    counts=stages.counts,
-                    query_positions=stages.query_positions,
-                ),
-            )
-            for model, stages in zip((INTACT, ABLATED), maps, strict=False)
-            for letter, folds in stages.folds.items()
-        ),
-        [layer],
-        labels=("model", "stage"),
-    )
+    measured = []
+    for model, stages in zip((INTACT, ABLATED), maps, strict=False):
+        counts, queries = stages.counts, stages.query_positions
+        for letter, folds in stages.folds.items():
+            measures = measure(folds[:, None], skip_keys, counts=counts, query_positions=queries)
+            measured.append(({"model": model, "stage": letter}, measures))
+    table = measures_table(measured, [layer], labels=("model", "stage"))
     table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]
     return table
 
@@ -154,42 +144,34 @@ def block_explorer(
     engine = whole.on(few).calibrated(None, ablations)
     view = circuit_view(engine, ablations, [layer], skip_keys)
     shown: dict[tuple[str, ...], StageMaps] = {(): stages.intact}
-    if stages.ablated is not None:
-        shown |= {stages.removed: stages.ablated} if {*stages.removed} <= {*has} else {}
-    else:
-        shown |= {
-            (name,): whole.stages(f"explorer/{name}", Ablation(remove=[name]), layer=layer)
-            for name in has
-            if are_sources([name])
-        }
+    if stages.ablated is None:
+        for name in (name for name in has if are_sources([name])):
+            alone = Ablation(remove=[name])
+            shown[name,] = whole.stages(f"explorer/{name}", alone, layer=layer)
+    elif {*stages.removed} <= {*has}:
+        shown[stages.removed] = stages.ablated
     own = stage_view([[maps] for maps in shown.values()], [layer], [{}], skip_keys)
     opened = [name for name in stages.removed if name in players]
     if not stages.removed:
-        alone = {name: players[name] for (name,) in [*shown][1:]}
-        opened = strongest_source(own.left(0, LETTERS.index(max(stages.intact.folds)))[1:], alone)
+        sources = {name: players[name] for (name,) in [*shown][1:]}
+        left = own.left(0, LETTERS.index(max(stages.intact.folds)))[1:]
+        opened = strongest_source(left, sources)
     bits = {name: 1 << bit for bit, name in enumerate(players)}
     numbers = [sum(bits[name] for name in removed) for removed in shown]
-    n_seqs = len(few), len(whole.inputs)
+    n_seqs, note = (len(few), len(whole.inputs)), note_on(engine, substitute, skip_keys)
+    if ignored := [phrase(name) for name in stages.removed if name not in has]:
+        note += f" There is no switch for {listed(ignored)}: removed in the figures below, intact "
+        note += "here."
     return Explorer(
         title="Press an operation on an arrow: it is removed, and every stage changes",
         players=players,
         views=(view.beside(own, numbers, n_seqs),),
         components=has,
         removed=opened,
-        note=(
-            f"{note_on(engine, substitute, skip_keys)}{_ignored(stages.removed, has)} The intact "
-            f"model and the combination that is shown first ran on all {n_seqs[1]:,} sequences of "
-            "the run too; the sentence above the maps says how many sequences are shown."
-        ),
+        note=f"{note} The intact model and the combination that is shown first ran on all "
+        f"{n_seqs[1]:,} sequences of the run too; the sentence above the maps says how many "
+        "sequences are shown.",
     )
-
-
-def _ignored(removed: Sequence[str], has: Sequence[str]) -> str:
-    """Return a sentence on the run's removals without a switch, for the end of a note."""
-    names = [phrase(name) for name in removed if name not in has]
-    if not names:
-        return ""
-    return f" There is no switch for {listed(names)}: removed in the figures below, intact here."
 
 
 def explored(inputs: Sequences, n_switches: int, times: int, n_folds: int) -> Sequences | None:

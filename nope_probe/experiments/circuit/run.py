@@ -25,6 +25,7 @@ from nope_probe.runtime.settings import (
     SEQ_LEN,
     Bounds,
     GainFlag,
+    ModelFlag,
     RunSettings,
     validate_effects,
 )
@@ -47,9 +48,7 @@ class Settings(RunSettings):
     folder with manifest.json, stages.csv and report.html.
     """
 
-    model: Annotated[
-        str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
-    ] = "nope-tiny"
+    model: ModelFlag = "nope-tiny"
     layer: Annotated[
         int,
         Bounds(0, LAYERS.high - 1),
@@ -168,8 +167,7 @@ def capture(session: Session[Settings]) -> Stages:
     from nope_probe.experiments.engine import Engine, validate_finite_stages
 
     layer, removed = session.settings.layer, removed_components(session)
-    ablation = session.settings.substitute.without(removed)
-    engine = Engine.of(session)
+    ablation, engine = session.settings.substitute.without(removed), Engine.of(session)
     gains = ["gains"] * ablation.needs_calibration
     keys = ["intact", *gains, *["ablated"] * bool(removed)]
     session.announce(1 + bool(removed), keys, n_seqs=len(engine.inputs))

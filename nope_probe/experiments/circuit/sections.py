@@ -155,12 +155,8 @@ def circuit_figure(run: Run) -> go.Figure:
 
 
 def _group(maps: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:
-    prefix = f"{name}/"
-    return {
-        key.removeprefix(prefix): np.asarray(values)
-        for key, values in maps.items()
-        if key.startswith(prefix)
-    }
+    named = [key for key in maps if key.startswith(f"{name}/")]
+    return {key.removeprefix(f"{name}/"): np.asarray(maps[key]) for key in named}
 
 
 def headline(manifest: Mapping[str, Any], table: pd.DataFrame) -> list[str]:
@@ -206,9 +202,12 @@ def _inversion(rows: Rows, no_ffn: bool) -> str:
 
 
 def _against_intact(rows: Rows, intact: Rows) -> str:
-    most = most_changed(rows, intact)
-    if not most:
+    """Return the two stages whose correlation an ablation changes most, in a sentence."""
+    changes = {s: rows[s][0] - intact[s][0] for s in rows if s in intact}
+    known = [stage for stage, change in changes.items() if not isnan(change)]
+    if not known:
         return "No stage has an order of keys to compare with the intact model's."
+    most = sorted(known, key=lambda stage: -abs(changes[stage]))[:2]
     parts = [f"from {intact[s][0]:+.2f} to {rows[s][0]:+.2f} at ({s})" for s in most]
     return f"Compared with the intact model it changes most {' and '.join(parts)}."
 
@@ -230,11 +229,10 @@ def preferences(rows: Rows) -> str:
     """Return the stages at which near keys, or far keys, have larger values, in words."""
     near = [stage for stage, (_, low, _) in rows.items() if low > 0]
     far = [stage for stage, (_, _, high) in rows.items() if high < 0]
-    neither = [stage for stage in rows if stage not in (*near, *far)]
     kinds = {
         "near keys have larger values": near,
         "far keys have larger values": far,
-        "no significant trend": neither,
+        "no significant trend": [stage for stage in rows if stage not in (*near, *far)],
     }
     parts = [f"{kind} at {stage_list(stages)}" for kind, stages in kinds.items() if stages]
     return "; ".join(parts) or "a sliding window hides keys at every stage"
@@ -243,12 +241,6 @@ def preferences(rows: Rows) -> str:
 def have_opposite_signs(one: ValueAndBounds, other: ValueAndBounds) -> bool:
     """Return whether two stages' correlations significantly differ in sign."""
     return bool((one[1] > 0 and other[2] < 0) or (one[2] < 0 and other[1] > 0))
-
-
-def most_changed(rows: Rows, intact: Rows) -> list[str]:
-    """Return the two stages whose correlation an ablation changes most, in order."""
-    both = [s for s in rows if s in intact and not isnan(rows[s][0] - intact[s][0])]
-    return sorted(both, key=lambda stage: -abs(rows[stage][0] - intact[stage][0]))[:2]
 
 
 def flow_finding(table: pd.DataFrame, removed: Sequence[str]) -> str:
@@ -269,8 +261,7 @@ def stage_list(stages: Sequence[str]) -> str:
             runs[-1] += stage
         else:
             runs.append(stage)
-    words = [
-        [f"({run[0]}) to ({run[-1]})"] if len(run) > 2 else [f"({stage})" for stage in run]
-        for run in runs
-    ]
-    return listed([word for of_run in words for word in of_run])
+    words: list[str] = []
+    for run in runs:
+        words += [f"({run[0]}) to ({run[-1]})"] if len(run) > 2 else [f"({s})" for s in run]
+    return listed(words)

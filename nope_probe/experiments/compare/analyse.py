@@ -62,11 +62,10 @@ class Difference:
         return None if np.isnan(self.rms.low) else self.rms.low > 0
 
     def __str__(self) -> str:
-        if self.is_significant is False:
-            return "no difference beyond noise"
         if self.is_significant is None:
             return f"{self.rms.value:.3g}"
-        return interval_text((self.rms.value, self.rms.low, self.rms.high), ".3g")
+        interval = interval_text((self.rms.value, self.rms.low, self.rms.high), ".3g")
+        return interval if self.is_significant else "no difference beyond noise"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,16 +100,13 @@ def compare_maps(members: Sequence[Member]) -> list[Compared]:
         raise UserError("the runs have no maps in common")
     compared = []
     for name in names:
-        maps = {
-            member.label: torch.from_numpy(member.maps[name].mean).double() for member in members
-        }
-        hidden = torch.stack([values.isnan() for values in maps.values()]).any(0)
-        patterns = {
-            label: row_centred(
-                values.masked_fill(hidden, torch.nan), base.skip_keys, base.query_positions
-            ).numpy()
-            for label, values in maps.items()
-        }
+        maps = [torch.from_numpy(member.maps[name].mean).double() for member in members]
+        hidden = torch.stack(maps).isnan().any(0)
+        patterns = {}
+        for member, values in zip(members, maps, strict=True):
+            seen = values.masked_fill(hidden, torch.nan)
+            pattern = row_centred(seen, base.skip_keys, base.query_positions)
+            patterns[member.label] = pattern.numpy()
         differences = {
             other.label: _difference(
                 name, base, other, patterns[other.label] - patterns[base.label]
@@ -135,11 +131,11 @@ def _difference(name: str, base: Member, other: Member, values: Map) -> Differen
         return Difference(values=values, rms=rms, noise=noise, paired=False)
     counts, paired = (_counts(other), _counts(base)), share_sequences([base, other])
     rms = pattern_difference(x, y, skip_keys=base.skip_keys, paired=paired, counts=counts)
-    if paired:
-        errors = [standard_error(x.folds - y.folds, counts[0])]
-    else:
-        errors = [standard_error(x.folds, counts[0]), standard_error(y.folds, counts[1])]
-    noise = float(np.sqrt(sum(float(error.square().nanmean()) for error in errors)))
+    noisy = [(x.folds - y.folds, counts[0])]
+    if not paired:
+        noisy = [(x.folds, counts[0]), (y.folds, counts[1])]
+    squares = [float(standard_error(*folds).square().nanmean()) for folds in noisy]
+    noise = float(np.sqrt(sum(squares)))
     return Difference(values=values, rms=rms, noise=noise, paired=paired)
 
 

@@ -98,23 +98,18 @@ class Member:
                 for key in sorted(held)
                 if key.startswith("gram/")
             }
+        keys = {"": f"score/{self.intact}" if self.kind == "ablate" else "score"}
         if self.kind == "simulate":
             scores = [key for key in held if key.startswith("score/")]
             keys = {f"{key.removeprefix('score/')}, ": key for key in scores}
-        else:
-            keys = {"": f"score/{self.intact}" if self.kind == "ablate" else "score"}
         maps = {}
         for about, key in keys.items():
-            errors = held.get(key.replace("score", "se", 1))
-            means = held.get(key, ())
+            errors, means = held.get(key.replace("score", "se", 1)), held.get(key, ())
             layers = self.manifest.get("layers", range(len(means)))
             for place, (layer, mean) in enumerate(zip(layers, means, strict=True)):
-                maps[f"{about}L{layer}"] = StoredMap(
-                    mean=mean,
-                    errors=None if errors is None else errors[place],
-                    key=key,
-                    place=place,
-                )
+                error = None if errors is None else errors[place]
+                stored = StoredMap(mean=mean, errors=error, key=key, place=place)
+                maps[f"{about}L{layer}"] = stored
         return maps
 
     @property
@@ -153,12 +148,8 @@ class Member:
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
         """The run's tables, in which the intact model has the name `intact`."""
-        return {
-            name: table.assign(kept=table["kept"].replace(self.intact, INTACT))
-            if "kept" in table
-            else table
-            for name, table in self.run.tables.items()
-        }
+        named = {"kept": {self.intact: INTACT}}
+        return {name: table.replace(named) for name, table in self.run.tables.items()}
 
 
 def read_members(folders: Sequence[Path], labels: Sequence[str] = ()) -> list[Member]:

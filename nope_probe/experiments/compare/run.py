@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -105,8 +103,7 @@ def analyse(session: Session[Settings], members: Sequence[Member]) -> Run:
         "same_sequences": share_sequences(members),
         "headline": headline(members, maps, table),
         "versions": versions(),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - session.started, 3),
+        **session.timing(),
     }
     differences = {
         f"difference/{label}/{compared.name}": difference.values.astype("float32")

@@ -16,7 +16,14 @@ import plotly.graph_objects as go
 from nope_probe.experiments.compare.analyse import PAIRED, TABLE_ORDER, Compared
 from nope_probe.experiments.compare.members import INTACT, UNITS, Member, share_sequences
 from nope_probe.experiments.sections import Report
-from nope_probe.figures.intervals import FLOOR, PALE, excludes_zero, symmetric
+from nope_probe.figures.intervals import (
+    FLOOR,
+    PALE,
+    excludes_zero,
+    interval_of,
+    interval_text,
+    symmetric,
+)
 from nope_probe.figures.measures import compared_measures
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
@@ -125,13 +132,12 @@ def clearest(table: pd.DataFrame) -> pd.DataFrame:
 
 def _text(row: pd.Series) -> tuple[str, ...]:
     measure = MEASURES[row["measure"]].title if row["measure"] in MEASURES else row["measure"]
-    bounds = f"[{row['difference_low']:+.3g}, {row['difference_high']:+.3g}]"
     return (
         f"{row['item']}, {measure.replace('_', ' ')}",
         str(row["run"]),
         f"{row['value']:.3g}",
         f"{row['base_value']:.3g}",
-        f"{row['difference']:+.3g} {bounds}",
+        interval_text(interval_of(row, "difference"), "+.3g"),
         str(row["method"]),
     )
 
@@ -147,9 +153,8 @@ def _map_sections(
 ) -> Iterator[Section]:
     if not maps:
         return
-    shown = strongest(maps)
+    shown, unit = strongest(maps), UNITS.get(members[0].kind, "nats")
     size = positions(2 * len(members) - 1, len(shown))
-    unit = UNITS.get(members[0].kind, "nats")
     groups = [_panels(compared, members, unit) for compared in shown]
     names = ", ".join(compared.name for compared in shown)
     chosen = "" if len(shown) == len(maps) else f" Of {len(maps)} maps, the most different."
@@ -179,11 +184,9 @@ def strongest(maps: Sequence[Compared]) -> list[Compared]:
 
 def _panels(compared: Compared, members: Sequence[Member], unit: str) -> list[Panel]:
     """Return a map of every run on one scale, then the differences."""
-    top = symmetric(np.stack(list(compared.patterns.values())), FLOOR)
-    drawn = [
-        (f"{compared.name}, {escape(label)}", pattern, top)
-        for label, pattern in compared.patterns.items()
-    ]
+    patterns = compared.patterns
+    top = symmetric(np.stack(list(patterns.values())), FLOOR)
+    drawn = [(f"{compared.name}, {escape(one)}", patterns[one], top) for one in patterns]
     for label, difference in compared.differences.items():
         sign = "no difference" if difference.is_significant is False else "difference"
         name = f"{sign} of {escape(label)}" if len(members) > 2 else sign
