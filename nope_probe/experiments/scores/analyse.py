@@ -112,14 +112,10 @@ def bands_of(
         UserError: if no layer has RoPE, if scores are soft-capped, or for too many bands.
     """
     blocks = numbered_layers(model, layers)
-    for layer in blocks:
-        if layer.soft_cap is not None:
-            raise UserError(
-                f"--bands: the scores of L{layer.index} are soft-capped, so they are no sum"
-            )
-    rotations = [
-        recover_rotation(rotation) for rotation in read_rotations(model, inputs[:1], len(blocks))
-    ]
+    capped = [f"L{layer.index}" for layer in blocks if layer.soft_cap is not None]
+    if capped:
+        raise UserError(f"--bands: the scores of {capped[0]} are soft-capped, so they are no sum")
+    rotations = list(map(recover_rotation, read_rotations(model, inputs[:1], len(blocks))))
     try:
         return make_bands(rotations, blocks[0].d_head, choice, layers)
     except ValueError as error:
@@ -179,26 +175,21 @@ def _head_tables(
     A row of `heads` has four measures of the head's pattern, and measures of its attention.
     """
     assert maps.per_head is not None
+    measured = measure(maps, skip_keys, per_head=True)
     rows = [
         {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
-        for layer, of_layer in zip(
-            maps.layers, measure(maps, skip_keys, per_head=True), strict=True
-        )
+        for layer, of_layer in zip(maps.layers, measured, strict=True)
         for head, measures in enumerate(of_layer)
     ]
     heads = pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])
+    loaded, folds = session.loaded, session.settings.folds
     attended, sinks = head_columns(
-        session.loaded.model,
-        session.sequences(),
-        session.loaded.tokenizer,
-        maps.layers,
-        session.settings.folds,
+        loaded.model, session.sequences(), loaded.tokenizer, maps.layers, folds
     )
+    of_head = dict(enumerate(maps.per_head.unbind(2)))
     return {
         "heads": pd.concat([heads, attended], axis=1),
-        "head_offsets": offsets_table(
-            dict(enumerate(maps.per_head.unbind(2))), maps, skip_keys, choice, label="head"
-        ),
+        "head_offsets": offsets_table(of_head, maps, skip_keys, choice, label="head"),
         "sinks": sinks,
     }
 

@@ -101,10 +101,8 @@ def head_scores(
     data, layers = as_sequences(model, tokens), first_layers(model, n_layers)
     tokenizer = getattr(model, "tokenizer", None)
     columns, _ = head_columns(model, data, tokenizer, layers, folds_for_intervals(data, n_folds))
-    n_heads = [block.n_heads for block in numbered_layers(model, layers)]
-    places = [
-        (layer, head) for layer, count in zip(layers, n_heads, strict=True) for head in range(count)
-    ]
+    blocks = numbered_layers(model, layers)
+    places = [(block.index, head) for block in blocks for head in range(block.n_heads)]
     return pd.concat([pd.DataFrame(places, columns=["layer", "head"]), columns], axis=1)
 
 
@@ -132,10 +130,8 @@ def head_columns(
         suffix = "_without_bos" if inputs.bos else "_with_bos"
         variants[suffix] = _other_bos(inputs, tokenizer.bos_token_id)
     fold_of = folds_of(len(inputs), n_folds, inputs.documents)
-    n_each = -(-N_SEQS // n_folds)
-    chosen = torch.cat(
-        [(fold_of == fold).nonzero().flatten()[:n_each] for fold in fold_of.unique()]
-    )
+    n_each, folds = -(-N_SEQS // n_folds), fold_of.unique()
+    chosen = torch.cat([(fold_of == fold).nonzero().flatten()[:n_each] for fold in folds])
     columns, sinks = [], []
     for suffix, variant in variants.items():
         given = _head_inputs(variant, tokenizer, chosen, fold_of)
@@ -235,12 +231,9 @@ def _columns(
 ) -> pd.DataFrame:
     estimates = {name: leave_one_out(values, counts) for name, values in measured.items()}
     estimates |= {name: estimates[name] / estimates["total"] for name in SHARES}
-    n_layers, n_heads = measured["total"].shape[1:]
+    names, (n_layers, n_heads) = (*MEANS, *SHARES), measured["total"].shape[1:]
     rows = [
-        {
-            name + suffix: jackknife(estimates[name][:, layer, head], counts)
-            for name in (*MEANS, *SHARES)
-        }
+        {name + suffix: jackknife(estimates[name][:, layer, head], counts) for name in names}
         for layer, head in product(range(n_layers), range(n_heads))
     ]
     return pd.DataFrame([interval_columns(**row) for row in rows])

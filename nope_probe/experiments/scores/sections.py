@@ -56,11 +56,9 @@ def report(run: Run, heads: str = "") -> Report:
     """
     tables, name = run.tables, run.manifest["model"]["name"]
     styles = {key: "z.3f" if MEASURES[key].unit == "nats" else "z.2f" for key in SHOWN}
-    measures = with_intervals(
-        {"layer": [f"L{layer}" for layer in tables["pattern"]["layer"]]},
-        tables["pattern"],
-        {MEASURES[key].title: (key, style) for key, style in styles.items()},
-    )
+    columns = {MEASURES[key].title: (key, style) for key, style in styles.items()}
+    layers = {"layer": [f"L{layer}" for layer in tables["pattern"]["layer"]]}
+    measures = with_intervals(layers, tables["pattern"], columns)
     return Report(
         title=f"The attention scores of {name} by position",
         headline=headline(tables),
@@ -86,10 +84,9 @@ def headline(tables: Mapping[str, pd.DataFrame]) -> list[str]:
 
 def _map_sections(run: Run) -> Iterator[Section]:
     table, skip_keys = run.tables["pattern"], int(run.manifest["skip_keys"])
-    score, best = run.maps["score"], strongest(table)
+    score, best, queries = run.maps["score"], strongest(table), run.query_positions
     layers = table["layer"].tolist()
     layer = layers[0] if best is None else int(best["layer"])
-    queries = run.query_positions
     drawn: dict[str, Any] = {
         "max_positions": positions(3, len(score)),
         "query_positions": queries,

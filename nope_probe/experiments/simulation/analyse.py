@@ -56,9 +56,8 @@ def analyse(session: Session[SessionSettings], simulations: Mapping[float, Simul
             "theory": theory,
             "normalised": diagonal_normalised(simulation.best.mean),
         }
-        maps |= {
-            f"{kind}/alpha={alpha:g}": tensor.float().numpy() for kind, tensor in kinds.items()
-        }
+        for kind, tensor in kinds.items():
+            maps[f"{kind}/alpha={alpha:g}"] = tensor.float().numpy()
     manifest = {
         **session.provenance(),
         "data": {"name": "Gaussian unit vectors", "alpha": list(simulations)},
@@ -83,14 +82,13 @@ def headline(alpha: float, tests: Sequence[MonotonicityTest], simulation: Simula
 
 
 def _verdict(test: MonotonicityTest) -> str:
-    fall = test.fall
-    if fall.high < 0:
-        half = (fall.high - fall.low) / 2
-        return (
-            f"{test.verdict} (where theory falls, by {fall.value:.1e} ± {half:.0e} nats a step, "
-            f"theory {test.theory_fall:.1e})"
-        )
-    return test.verdict
+    fall, half = test.fall, (test.fall.high - test.fall.low) / 2
+    if not fall.high < 0:
+        return test.verdict
+    return (
+        f"{test.verdict} (where theory falls, by {fall.value:.1e} ± {half:.0e} nats a step, "
+        f"theory {test.theory_fall:.1e})"
+    )
 
 
 def layer_rows(

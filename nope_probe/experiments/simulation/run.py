@@ -100,9 +100,8 @@ class Settings(SessionSettings):
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that a run's manifest records, which identify the run."""
-        unrecorded = ("out", "checkpoint_every")
-        recorded = {key: value for key, value in asdict(self).items() if key not in unrecorded}
-        return recorded | {"n_samples": self.samples}
+        settings = {**asdict(self), "n_samples": self.samples}
+        return {key: settings[key] for key in settings if key not in ("out", "checkpoint_every")}
 
     def validate(self) -> None:
         """Check the settings.
@@ -226,13 +225,13 @@ def print_critical_alphas(settings: TheorySettings) -> None:
     alphas = torch.tensor(settings.alpha, dtype=torch.float64)
     steps = smallest_steps(alphas, n, n_layers, spec).T.tolist() if settings.alpha else []
     for layer, value in enumerate(critical):
-        sys.stdout.write(f"L{layer}: {_critical(value)}\n")
+        sys.stdout.write(f"L{layer}: {_in_words(value)}\n")
         for alpha, step in zip(settings.alpha, steps[layer] if steps else [], strict=True):
             sys.stdout.write(f"  alpha = {alpha:g}: smallest step {step:+.2e}\n")
     sys.stdout.write(_summary(critical, n) + "\n")
 
 
-def _critical(critical: float) -> str:
+def _in_words(critical: float) -> str:
     if math.isnan(critical):
         return "does not increase in j at any alpha"
     if critical == 0:

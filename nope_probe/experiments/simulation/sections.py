@@ -66,37 +66,30 @@ def _map_sections(run: Run) -> Iterator[Section]:
             "has its own scale, so colours cannot be compared between layers. A layer that shows "
             "only noise is drawn flat.",
         )
+        title = f"Mean scores, {words}, 0 to {high:g}"
         yield Section(
             title=f"Scores at {words}, on the paper's scale, 0 to {high:g}",
             figure=partial(
-                fixed_scale_maps,
-                scores[words],
-                title=f"Mean scores, {words}, 0 to {high:g}",
-                high=high,
-                max_positions=size,
+                fixed_scale_maps, scores[words], title=title, high=high, max_positions=size
             ),
             caption="All layers share one scale, as in the paper's figures. The first layers look "
             "dark because their scores off the diagonal are small; the figure before shows their "
             "pattern.",
             folded=True,
         )
-    squares = np.stack([error**2 for error in errors.values()])
-    about = {
-        "layer": settings["n_layers"] - 1,
-        "max_positions": size,
-        "noise": np.sqrt(np.nanmean(squares, axis=(0, 2, 3))).tolist(),
-    }
-    title = rest_finding(normalised, errors)
+    squares, title = np.stack(list(errors.values())) ** 2, rest_finding(normalised, errors)
+    noise = np.sqrt(np.nanmean(squares, axis=(0, 2, 3))).tolist()
+    drawn = partial(term_maps, layer=settings["n_layers"] - 1, max_positions=size, noise=noise)
     yield Section(
         title=title,
-        figure=partial(term_maps, normalised, title=title, **about),
+        figure=partial(drawn, normalised, title=title),
         caption="The mean of each diagonal is subtracted: nothing would remain of a relative "
         "pattern.",
     )
     gaps, title = {words: scores[words] - theory[words] for words in scores}, gap_finding(layers)
     yield Section(
         title=title,
-        figure=partial(term_maps, gaps, title=title, **about),
+        figure=partial(drawn, gaps, title=title),
         caption="Simulation less theory: the error of the mean field at this dimension.",
     )
 
@@ -105,13 +98,12 @@ def _line_sections(run: Run) -> Iterator[Section]:
     """Yield the sections of curves, the last query's scores and the steps, and of numbers."""
     layers, alphas = run.tables["layers"], _alphas(run)
     curves = {alpha: _last_row(run, alpha) for alpha in alphas}
-    dimension = int(run.manifest["settings"]["d_model"])
+    rows, dimension = list(curves.values()), int(run.manifest["settings"]["d_model"])
     yield Section(
-        title=row_finding(list(curves.values())),
+        title=row_finding(rows),
         figure=partial(rows_against_theory, curves),
         caption="Scores of the last query for each key before it: dots are simulated, with two "
-        f"standard errors; lines are theory, the mean field. "
-        f"{expected_agreement(list(curves.values()), dimension)}",
+        f"standard errors; lines are theory, the mean field. {expected_agreement(rows, dimension)}",
     )
     steps = {alpha: _steps(_rows_of(alpha, run.tables["steps"])) for alpha in alphas}
     yield Section(
@@ -145,21 +137,13 @@ def _last_row(run: Run, alpha: str) -> Curves:
 
 
 def _steps(rows: pd.DataFrame) -> Curves:
-    step, se, theory = (
-        rows.pivot(index="layer", columns="distance", values=name)
-        for name in ("step", "se", "theory")
-    )
-    return Curves(
-        x=step.columns.to_numpy(float),
-        values=step.to_numpy(),
-        errors=2 * se.to_numpy(),
-        theory=theory.to_numpy(),
-    )
+    table = rows.pivot(index="layer", columns="distance")
+    step, se, theory = (table[name].to_numpy() for name in ("step", "se", "theory"))
+    x = table["step"].columns.to_numpy(float)
+    return Curves(x=x, values=step, errors=2 * se, theory=theory)
 
 
-def _off_diagonal(
-    scores: Float[np.ndarray, "layer query_pos key_pos"],
-) -> Float[np.ndarray, "layer query_pos key_pos"]:
+def _off_diagonal(scores: Maps) -> Maps:
     return np.where(np.eye(scores.shape[-1], dtype=bool), np.nan, scores)
 
 
