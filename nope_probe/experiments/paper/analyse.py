@@ -7,10 +7,8 @@ which claims hold and which panels agree.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +37,13 @@ TRUE_MEANS = (
     "the published Figures 11 to 16 are 50 times too small in scale (20 sequences, divided by 50); "
     "these maps are true means."
 )
+HOW_TO_READ_INDEX = (
+    "A verdict is about the run that is linked; figures of trained models name theirs.",
+    "Published panels are compared cell by cell, in steps of their own 256 colours.",
+    "A figure with several finished runs shows the run on the paper's models, or else the newest.",
+)
+INDEX_COLUMNS = ("figure", "the paper's claim", "verdict", "numbers")
+Runs = Mapping[str, tuple[Path, Mapping[str, Any]]]  # folder and manifest by figure
 
 
 def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
@@ -74,8 +79,7 @@ def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
         "headline": [*verdicts(claims), *filter(None, [sentence])],
         "notes": notes_of(settings),
         "versions": versions(),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - session.started, 3),
+        **session.timing(),
     }
     steps = {pair.published.key: pair.steps for pair in pairs}
     differences = {key: step.astype(np.float32) for key, step in steps.items() if step is not None}
@@ -94,9 +98,7 @@ def notes_of(settings: Settings) -> list[str]:
         notes.append(NOPE_NOTE.format(model=settings.models[0]))
     elif figure.maps and not settings.is_as_the_paper:
         notes.append(SCORES_NOTE)
-    if len(figure.maps) == 1:  # the appendix
-        notes.append(TRUE_MEANS)
-    return notes
+    return [*notes, TRUE_MEANS] if len(figure.maps) == 1 else notes  # of the appendix
 
 
 def verdicts(claims: Sequence[Claim]) -> list[str]:
@@ -105,15 +107,6 @@ def verdicts(claims: Sequence[Claim]) -> list[str]:
     held = len(claims) - len(failed)
     sentences = [f"Reproduced: {held} of {len(claims)} claims of the paper."] if claims else []
     return sentences + ([f"Not reproduced: {'; '.join(failed)}."] if failed else [])
-
-
-HOW_TO_READ = (
-    "A verdict is about the run that is linked; figures of trained models name theirs.",
-    "Published panels are compared cell by cell, in steps of their own 256 colours.",
-    "A figure with several finished runs shows the run on the paper's models, or else the newest.",
-)
-COLUMNS = ("figure", "the paper's claim", "verdict", "numbers")
-Runs = Mapping[str, tuple[Path, Mapping[str, Any]]]  # folder and manifest by figure
 
 
 def write_index(folder: Path, own: Mapping[str, Path]) -> None:
@@ -125,21 +118,23 @@ def write_index(folder: Path, own: Mapping[str, Path]) -> None:
     """
     runs = best_runs(own, folder.parent)
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [row for figure in FIGURES for row in rows_of(figure, runs, folder)]
+    rows = [row for figure in FIGURES for row in index_rows(figure, runs, folder)]
     text = [[cell.href if isinstance(cell, Link) else cell for cell in row] for row in rows]
     with atomic_write(folder / "figures.csv") as path:
-        pd.DataFrame(text, columns=list(COLUMNS)).to_csv(path, index=False)
+        pd.DataFrame(text, columns=list(INDEX_COLUMNS)).to_csv(path, index=False)
     section = Section(
         title="Figure by figure",
         caption="Each claim of the paper, whether it is reproduced, and by which numbers.",
-        listing=Listing(columns=COLUMNS, rows=rows),
+        listing=Listing(columns=INDEX_COLUMNS, rows=rows),
     )
     manifest = {
         "command": command_line(),
         "figures": {figure: str(run) for figure, (run, _) in runs.items()},
         "versions": versions(),
     }
-    html = page("The paper, reproduced", headline(runs), [section], manifest, HOW_TO_READ)
+    html = page(
+        "The paper, reproduced", index_headline(runs), [section], manifest, HOW_TO_READ_INDEX
+    )
     with atomic_write(folder / "report.html") as path:
         path.write_text(html, encoding="utf-8")
 
@@ -156,17 +151,14 @@ def best_runs(own: Mapping[str, Path], beside: Path) -> Runs:
         manifest = read_manifest(path.parent)
         if manifest.get("kind") == "reproduce":
             candidates[manifest["settings"]["figure"]].append((path.parent, manifest))
-    return {
-        figure: max(
-            runs,
-            key=lambda run: (run[1]["as_the_paper"], run[0] in own.values(), run[1]["finished"]),
-        )
-        for figure, runs in candidates.items()
-        if runs
-    }
+
+    def merits(run: tuple[Path, Mapping[str, Any]]) -> tuple[bool, bool, str]:
+        return run[1]["as_the_paper"], run[0] in own.values(), run[1]["finished"]
+
+    return {figure: max(runs, key=merits) for figure, runs in candidates.items() if runs}
 
 
-def rows_of(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
+def index_rows(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
     """Return the lines of a figure: a line per claim, and a line for its published panels."""
     title = f"{title_of(figure)}: {FIGURES[figure].shows}"
     if figure not in runs:
@@ -185,13 +177,13 @@ def rows_of(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
     elif panels["published"]:
         why = f"{panels['published']} shown beside maps of another model"
         rows.append(["", "(the published panels)", "○\u00a0not\u00a0compared", why])
-    rows = rows or [[""] * len(COLUMNS)]
+    rows = rows or [[""] * len(INDEX_COLUMNS)]
     href = f"{Path(os.path.relpath(folder, start)).as_posix()}/report.html"
     rows[0][0] = Link(text=title, href=href)
     return rows
 
 
-def headline(runs: Runs) -> list[str]:
+def index_headline(runs: Runs) -> list[str]:
     """Return sentences on the figures run, the claims reproduced and the panels matched."""
     manifests = [manifest for _, manifest in runs.values()]
     claims = [claim for manifest in manifests for claim in manifest["claims"]]
@@ -211,10 +203,8 @@ def headline(runs: Runs) -> list[str]:
 def print_index(folder: Path) -> None:
     """Print the lines of the page, and its path."""
     table = pd.read_csv(folder / "figures.csv", keep_default_na=False)
-    lines = []
-    for row in table.to_dict("records"):
-        if row["figure"]:
-            lines.append(str(row["figure"]))
-        parts = [str(row[name]) for name in table.columns[1:] if row[name]]
-        lines.append("  " + "; ".join(parts).replace("\u00a0", " "))
+    lines: list[str] = []
+    for figure, *parts in table.itertuples(index=False):
+        lines += [figure] if figure else []
+        lines.append("  " + "; ".join(filter(None, parts)).replace("\u00a0", " "))
     print_lines([*lines, f"report: {folder / 'report.html'}"])

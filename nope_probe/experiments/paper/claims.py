@@ -82,13 +82,12 @@ def figure1() -> Iterator[Claim]:
 
 def figure2(run: Run) -> Iterator[Claim]:
     """Check the increase in j without RoPE at alpha = 0 and 0.2."""
-    yield _increase(run, 0.0, range(1, 2), "layer 2 (L1) increases in j at alpha = 0")
-    yield _increase(
-        run, 0.0, range(2, 4), "layers 3 and 4 (L2, L3) strictly increase in j at alpha = 0"
-    )
-    yield _increase(
-        run, 0.2, range(1, 4), "layers 2 to 4 (L1 to L3) strictly increase in j at alpha = 0.2"
-    )
+    for alpha, layers, paper in (
+        (0.0, range(1, 2), "layer 2 (L1) increases in j at alpha = 0"),
+        (0.0, range(2, 4), "layers 3 and 4 (L2, L3) strictly increase in j at alpha = 0"),
+        (0.2, range(1, 4), "layers 2 to 4 (L1 to L3) strictly increase in j at alpha = 0.2"),
+    ):
+        yield _increase(run, alpha, layers, paper)
     weak, strong = (float(pattern_rms(simulated_scores(run)[alpha])[1]) for alpha in (0.0, 0.2))
     yield Claim(
         paper="layer 2's (L1's) pattern is much clearer at alpha = 0.2 than at 0",
@@ -195,13 +194,8 @@ def figure10(run: Run) -> Iterator[Claim]:
 
 
 CHECKS = {
-    "figure2": figure2,
-    "figure3": figure3,
-    "figure4": figure4,
-    "figure6": figure6,
-    "figure8": figure8,
-    "figure9": figure9,
-    "figure10": figure10,
+    check.__name__: check
+    for check in (figure2, figure3, figure4, figure6, figure8, figure9, figure10)
 }
 
 

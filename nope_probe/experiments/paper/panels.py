@@ -66,15 +66,14 @@ def published(figure: str) -> dict[str, Published]:
         >>> panel.values.shape, panel.kind, published("figure11")
         ((50, 50), 'gram', {})
     """
-    file, panels = resources.files("nope_probe.experiments.paper") / "panels.safetensors", {}
+    file = resources.files("nope_probe.experiments.paper") / "panels.safetensors"
     with resources.as_file(file) as path, safe_open(path, "numpy") as packed:
         about = json.loads(packed.metadata()["panels"])
-        # Layer 10 follows layer 9.
-        for key in sorted(about, key=lambda key: (len(key), key)):
-            if key.startswith(f"{figure}/"):
-                panel = _panel(key, packed.get_tensor(key), **about[key])
-                panels[key.removeprefix(f"{figure}/")] = panel
-    return panels
+        own = [key for key in about if key.startswith(f"{figure}/")]
+        return {
+            key.removeprefix(f"{figure}/"): _panel(key, packed.get_tensor(key), **about[key])
+            for key in sorted(own, key=lambda key: (len(key), key))  # layer 10 follows layer 9
+        }
 
 
 def _panel(
@@ -222,15 +221,10 @@ def _trained(figure: str, model: str, run: Run) -> Iterator[Pair]:
     """
     papers, beside = papers_name(figure, model), ""
     if figure == "figure3":
-        group = "stages (a) to (i)"
-        maps = {
-            name.removeprefix("gram/"): values
-            for name, values in run.maps.items()
-            if name.startswith("gram/")
-        }
+        group, stages = "stages (a) to (i)", [name for name in run.maps if name.startswith("gram/")]
+        maps = {name.removeprefix("gram/"): run.maps[name] for name in stages}
     else:
-        kind = "score" if figure == "figure8" else "normalised"
-        group = "scores of each layer"
+        group, kind = "scores of each layer", "score" if figure == "figure8" else "normalised"
         layers = run.manifest.get("layers", range(len(run.maps[kind])))
         maps = {f"layer{layer + 1}": run.maps[kind][place] for place, layer in enumerate(layers)}
     if FIGURES[figure].maps:

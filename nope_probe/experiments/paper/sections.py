@@ -14,7 +14,7 @@ import pandas as pd
 from nope_probe.experiments.paper.claims import Claim
 from nope_probe.experiments.paper.panels import Pair, agreements, pairs_of
 from nope_probe.experiments.paper.settings import title_of
-from nope_probe.experiments.sections import Report, print_lines
+from nope_probe.experiments.sections import Report, capitalised, print_lines
 from nope_probe.figures.image import export
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.reports import notes
@@ -45,7 +45,7 @@ def report(run: Run, pairs: Sequence[Pair]) -> Report:
     figure, manifest = title_of(run.manifest["settings"]["figure"]), run.manifest
     return Report(
         title=f"{figure} of the paper, reproduced",
-        headline=[*manifest["headline"], *map(_sentence, manifest["notes"])],
+        headline=[*manifest["headline"], *map(capitalised, manifest["notes"])],
         sections=[*_figures(figure, pairs), _claims(manifest)],
         how_to_read=HOW_TO_READ,
     )
@@ -69,10 +69,6 @@ def _experiments(manifest: Mapping[str, Any], folder: Path) -> dict[str, Path]:
     return {name: Path(os.path.normpath(folder / path)) for name, path in experiments.items()}
 
 
-def _sentence(note: str) -> str:
-    return note[0].upper() + note[1:]
-
-
 def verdict_mark(reproduced: bool) -> str:
     """Return a verdict with its sign."""
     return "✓\u00a0reproduced" if reproduced else "✗\u00a0not\u00a0reproduced"
@@ -83,12 +79,11 @@ def _claims(manifest: Mapping[str, Any]) -> Section:
         name: Link(text=name or "report", href=f"{path}/report.html")
         for name, path in manifest["experiments"].items()
     }
-    rows: list[list[Cell]] = [["The paper makes no claim about this figure", "", "", ""]]
-    if manifest["claims"]:
-        rows = []
+    rows: list[list[Cell]] = []
     for claim in manifest["claims"]:
         verdict, link = verdict_mark(claim["reproduced"]), links.get(claim["experiment"], "")
         rows.append([claim["paper"], verdict, claim["evidence"], link])
+    rows = rows or [["The paper makes no claim about this figure", "", "", ""]]
     return Section(
         title="What the paper says of it",
         caption="Each claim, checked on the experiment whose report is linked.",
@@ -135,12 +130,10 @@ def _panels(pair: Pair) -> Iterator[Panel]:
     """Yield the published and the reproduced map, and their difference if they are comparable."""
     published, agreement = pair.published, agreements([pair])
     bar = _scale(published.kind, published.low, published.high)
+    maps = {f"paper, {pair.name}": published.values, "reproduced": pair.reproduced}
     shown: list[tuple[str, np.ndarray, dict[str, Any]]] = [
         (name, values, bar if pair.comparable else _own_scale(values, published.kind))
-        for name, values in (
-            (f"paper, {pair.name}", published.values),
-            ("reproduced", pair.reproduced),
-        )
+        for name, values in maps.items()
     ]
     if pair.steps is not None and len(agreement):
         row, limit = agreement.iloc[0], np.nanquantile(np.abs(pair.steps), 0.99)

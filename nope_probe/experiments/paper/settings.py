@@ -58,12 +58,10 @@ class Figure:
     @property
     def flags(self) -> tuple[str, ...]:
         """The names of the settings that have an effect on the figure."""
-        if self.simulations:
-            return ("out", "seed", "n_samples")
-        of_text = ("out", "seed", "model", "n_seqs", "data", "windows")
-        return (
-            (*of_text, "seq_len", "layers") if self.maps else of_text if self.models else ("out",)
-        )
+        if not self.models:
+            return ("out", "seed", "n_samples") if self.simulations else ("out",)
+        of_maps = ("seq_len", "layers") if self.maps else ()
+        return ("out", "seed", "model", "n_seqs", "data", "windows", *of_maps)
 
 
 # n = 50, d = 64 and 4 layers in every simulation (section 4.1).
@@ -210,13 +208,8 @@ class Settings(SessionSettings):
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify a figure's run: the settings of its experiments."""
-        experiments = experiments_of(self)
-        return {
-            "figure": self.figure,
-            "experiments": {
-                name: experiment.recorded() for name, experiment in experiments.items()
-            },
-        }
+        runs = {name: run.recorded() for name, run in experiments_of(self).items()}
+        return {"figure": self.figure, "experiments": runs}
 
     def validate(self) -> None:
         """Check that every given flag has an effect on the figure, and check its experiments.
