@@ -8,7 +8,7 @@ position, so that the blocks between the writer and the reader respond.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -21,6 +21,7 @@ from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.positions import Side, clock, direct_share, readers, term_maps
 from nope_probe.components import Ablation
 from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import (
     Row,
     interval_columns,
@@ -102,16 +103,11 @@ def measure_effects(
         key: str, layers: list[int], ablation: Ablation | None = None
     ) -> dict[tuple[int, int | None], TensorFolds]:
         captured = engine.scores(f"effects-{key}", ablation, layers=layers, per_head=per_head)
-        queries = captured.query_positions
-        if captured.per_head is None:
-            folds = captured.folds.unbind(1)
-            return {
-                (layer, None): TensorFolds(folds[at], queries) for at, layer in enumerate(layers)
-            }
+        of_layer = captured.folds[:, :, None] if captured.per_head is None else captured.per_head
         return {
-            (layer, head): TensorFolds(captured.per_head[:, at, head], queries)
-            for at, layer in enumerate(layers)
-            for head in range(captured.per_head.shape[2])
+            (layer, head if per_head else None): TensorFolds(folds, captured.query_positions)
+            for layer, of_heads in zip(layers, of_layer.unbind(1), strict=True)
+            for head, folds in enumerate(of_heads.unbind(1))
         }
 
     intact = maps("intact", sorted({pair.layer for pair in pairs})) if pairs else {}
@@ -127,14 +123,12 @@ def measure_effects(
                 direct |= maps(f"{writer}-to-L{layer}", [layer])
         for pair in own:
             reader, counts = pair.reader, sums.counts
-            rows[pair] = {
-                **pair._asdict(),
-                **interval_columns(
-                    predicted=direct_share(known[reader], writer),
-                    direct=share_lost(intact[reader], direct[reader], skip_keys, counts),
-                    total=share_lost(intact[reader], total[reader], skip_keys, counts),
-                ),
-            }
+            shares = interval_columns(
+                predicted=direct_share(known[reader], writer),
+                direct=share_lost(intact[reader], direct[reader], skip_keys, counts),
+                total=share_lost(intact[reader], total[reader], skip_keys, counts),
+            )
+            rows[pair] = pair._asdict() | shares
     columns = [*Pair._fields, *interval_names("predicted", "direct", "total")]
     table = pd.DataFrame([rows[pair] for pair in pairs], columns=columns)
     return table if per_head else table.drop(columns="head")
@@ -221,7 +215,7 @@ def trace_of(
     """
     writers = writer_table(sums, skip_keys)
     writers = writers.sort_values(
-        [*(name for name in ("layer", "head") if name in writers), "side", "writer"],
+        [name for name in ("layer", "head", "side", "writer") if name in writers],
         key=lambda column: column.map(writer_order) if column.name == "writer" else column,
         ignore_index=True,
     )
@@ -282,9 +276,7 @@ def analyse(session: Session[RunSettings], trace: Trace, reader: str | None = No
     }
     arrays = {"maps": trace.maps, "tokens": input_arrays(inputs)}
     run = Run(manifest=manifest, arrays=arrays, tables=trace.tables)
-    if not session.call.is_kept:
-        return run
-    return replace(run, page=report(run).html(manifest))
+    return with_page(session, run, report)
 
 
 def clock_table(sums: PositionSums, writers: pd.DataFrame, skip_keys: int) -> pd.DataFrame:
@@ -309,10 +301,14 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame, skip_keys: int) -> pd
             strongest = rows.loc[order, "writer"][: CLOCKS - 1]
             for writer in (ALL, *strongest):
                 points = (hands.whole if writer == ALL else hands.writers[writer])[skip_keys:]
-                place = {"position": range(skip_keys, skip_keys + len(points))}
-                axes = {"axis_1": points[:, 0], "axis_2": points[:, 1]}
-                where = {**names, "side": side, "writer": writer}
-                table = pd.DataFrame({**place, **axes})
-                tables.append(table.assign(**where, explained=float(hands.explained.sum())))
-    columns = [*names, "side", "writer", "position", "axis_1", "axis_2", "explained"]
-    return pd.concat(tables, ignore_index=True)[columns]
+                columns = {
+                    **names,
+                    "side": side,
+                    "writer": writer,
+                    "position": range(skip_keys, skip_keys + len(points)),
+                    "axis_1": points[:, 0],
+                    "axis_2": points[:, 1],
+                    "explained": float(hands.explained.sum()),
+                }
+                tables.append(pd.DataFrame(columns))
+    return pd.concat(tables, ignore_index=True)

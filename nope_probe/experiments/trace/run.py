@@ -14,7 +14,7 @@ from nope_probe.experiments.given import RunOptions, run_of
 from nope_probe.runtime.places import validate_memory
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
-from nope_probe.runtime.settings import LARGEST, Bounds, RunSettings
+from nope_probe.runtime.settings import LARGEST, Bounds, ModelFlag, RunSettings
 
 if TYPE_CHECKING:
     from nope_probe.experiments.given import Model
@@ -35,9 +35,7 @@ class Settings(RunSettings):
     all embeddings, heads and MLPs before the layer.
     """
 
-    model: Annotated[
-        str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
-    ] = "nope-tiny"
+    model: ModelFlag = "nope-tiny"
     reader: Annotated[
         str | None,
         _arg(
@@ -96,14 +94,13 @@ class Settings(RunSettings):
             UserError: naming the possible readers, or the flags that save memory.
         """
         super().validate_layers(info)
-        if self.reader is not None:
-            layer, head = (*self.reader_numbers, 0)[:2]
-            if layer not in self.layers_of(info) or head >= info.n_heads:
-                there = ", ".join(f"L{layer}" for layer in self.layers_of(info))
-                raise UserError(
-                    f"--reader {self.reader}: there are {there}, with the heads H0 to "
-                    f"H{info.n_heads - 1}"
-                )
+        layers, (layer, head) = self.layers_of(info), (*self.reader_numbers, 0, 0)[:2]
+        if self.reader is not None and (layer not in layers or head >= info.n_heads):
+            there = ", ".join(f"L{layer}" for layer in layers)
+            raise UserError(
+                f"--reader {self.reader}: there are {there}, with the heads H0 to "
+                f"H{info.n_heads - 1}"
+            )
         fewer = ", or take --writers layers" if self.writers == "heads" else ""
         validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
 

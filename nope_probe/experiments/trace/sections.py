@@ -67,10 +67,13 @@ def report(run: Run) -> Report:
         run: tables `terms`, `writers`, `effects` and `clocks`; maps such as `L1/rotation`, nats.
     """
     tables, name, reader = run.tables, run.manifest["model"]["name"], run.manifest["reader"]
+    writers = strongest_writers(tables, IN_TERMINAL)
+    names = {"reader": writers["reader"], "writer": writers["writer"]}
+    names["into"] = writers["side"].map(SIDES)
     terminal = {
         f"{name}: the exact terms of each pattern, % of it": _terms_as_text(tables["terms"]),
-        "The strongest writers, % of the reader's pattern": _writers_as_text(
-            strongest_writers(tables, IN_TERMINAL)
+        "The strongest writers, % of the reader's pattern": with_intervals(
+            names, writers, {"share": ("share", "z.1%")}
         ),
         "Lost without the writer's position, %": _effects_as_text(tables["effects"]),
     }
@@ -142,21 +145,19 @@ def answer(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> str
         return f"The positional pattern of {name} is {NOISE}"
     shares = terms["share"]
     if shares.get("rotation", 0.0) >= MOST:
-        share = f"{100 * shares['rotation']:.1f}%"
         return (
-            f"{share} of {name}'s pattern is rotation: RoPE at work on vectors that know nothing "
-            "of position"
+            f"{100 * shares['rotation']:.1f}% of {name}'s pattern is rotation: RoPE at work on "
+            "vectors that know nothing of position"
         )
     if shares.get("alibi", 0.0) >= MOST:
         return f"{percents(shares['alibi'])} of {name}'s pattern is ALiBi's bias"
     if shares["covariance"] >= MOST:
         share = percents(shares["covariance"])
         return f"{share} of {name}'s pattern is covariance: no mean vector carries it"
-    main = main_writers(tables["writers"], name)
+    main, first_key = main_writers(tables["writers"], name), first_key_clause(tables["writers"])
     if not main:
         return f"No writer's share of {name}'s pattern exceeds the noise"
-    sentence = f"{name}'s position is written by {listed(main)}"
-    return sentence + first_key_clause(tables["writers"])
+    return f"{name}'s position is written by {listed(main)}{first_key}"
 
 
 def main_writers(writers: pd.DataFrame, reader: str) -> list[str]:
@@ -212,27 +213,26 @@ def effect_findings(tables: Mapping[str, pd.DataFrame], reader: str | None = Non
     main = [] if reader is None else main_writers(tables["writers"], reader)
     own = clear[(clear["reader"] == reader) & clear["writer"].isin(main)]
     top = largest(clear if own.empty else own, "total")
-    does = "loses" if top["total"] > 0 else "gains"
     sentences = [
-        f"Without the position of {top['writer']}, {top['reader']} {does} {_size(top, 'total')} of "
-        f"its pattern; its direct share is {percents(top['predicted'])}"
+        f"Without the position of {top['writer']}, {top['reader']} {_change(top)} of its pattern; "
+        f"its direct share is {percents(top['predicted'])}"
     ]
     indirect = clear[clear["direct"].abs() < MOST * clear["total"].abs()]
     indirect = indirect[indirect["total"].abs() >= LEAST_BESIDE]
     if len(indirect):
         top = largest(indirect, "total")
-        does = "loses" if top["total"] > 0 else "gains"
         sentences.append(
             f"{top['writer']} acts through other writers: without its position, {top['reader']} "
-            f"{does} {_size(top, 'total')}, and {percents(top['direct'])} on the direct path"
+            f"{_change(top)}, and {percents(top['direct'])} on the direct path"
         )
     return sentences
 
 
-def _size(row: pd.Series, column: str) -> str:
-    """Return a share without its sign, and its interval."""
-    ends = sorted(100 * abs(value) for value in interval_of(row, column)[1:])
-    return f"{100 * abs(row[column]):.0f}% [{ends[0]:.0f}, {ends[1]:.0f}]"
+def _change(row: pd.Series) -> str:
+    """Return what a reader loses or gains in total: a share without its sign, and its interval."""
+    does, (_, *bounds) = "loses" if row["total"] > 0 else "gains", interval_of(row, "total")
+    low, high = sorted(100 * abs(bound) for bound in bounds)
+    return f"{does} {100 * abs(row['total']):.0f}% [{low:.0f}, {high:.0f}]"
 
 
 def strongest_writers(tables: Mapping[str, pd.DataFrame], most: int) -> pd.DataFrame:
@@ -258,18 +258,12 @@ def _terms_as_text(terms: pd.DataFrame) -> pd.DataFrame:
     return texts
 
 
-def _writers_as_text(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return some rows of writers as text: reader, side, writer and share."""
-    names = {"reader": rows["reader"], "writer": rows["writer"], "into": rows["side"].map(SIDES)}
-    return with_intervals(names, rows, {"share": ("share", "z.1%")})
-
-
 def _effects_as_text(effects: pd.DataFrame) -> pd.DataFrame:
     """Return each reader's loss without a writer's position: predicted, directly, in total."""
     rows = with_readers(effects)
-    columns = {"predicted": "predicted", "on the direct path": "direct", "on all paths": "total"}
-    return with_intervals(
-        {"reader": rows["reader"], "writer": rows["writer"]},
-        rows,
-        {heading: (column, "z.0%") for heading, column in columns.items()},
-    )
+    columns = {
+        "predicted": ("predicted", "z.0%"),
+        "on the direct path": ("direct", "z.0%"),
+        "on all paths": ("total", "z.0%"),
+    }
+    return with_intervals({"reader": rows["reader"], "writer": rows["writer"]}, rows, columns)
