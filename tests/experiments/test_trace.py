@@ -153,9 +153,11 @@ def test_the_answer_with_rope_is_rotation_and_without_a_pattern_that_there_is_no
     assert sections.answer(tables) == (
         "The positional pattern is not distinguishable from noise in any layer"
     )
-    assert sections.answer(tables, "L1") == (
-        "The positional pattern of L1 is not distinguishable from noise"
-    )
+    of_l1 = "The positional pattern of L1 is not distinguishable from noise"
+    assert sections.answer(tables, "L1") == of_l1
+    undefined = noise.assign(share=np.nan)
+    assert sections.terms_finding(undefined, "L1") == of_l1
+    assert sections.headline(tables | {"terms": undefined}, "L1") == [f"{of_l1}."]
 
 
 def test_effects_are_told_of_the_main_writer_and_of_who_acts_through_others() -> None:

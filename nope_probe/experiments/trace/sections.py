@@ -191,6 +191,8 @@ def terms_finding(terms: pd.DataFrame, reader: str | None = None) -> str:
         return NO_PATTERN
     rows = with_readers(terms)
     shares = rows[rows["reader"] == name].set_index("term")["share"]
+    if shares.isna().all():
+        return f"The positional pattern of {name} is {NOISE}"
     written = shares[[*WRITTEN]].sum()
     parts = {"rotation": shares["rotation"], "written": written, "covariance": shares["covariance"]}
     if "alibi" in shares:
