@@ -131,13 +131,13 @@ def circuit_view(
     engine: Engine, ablations: Sequence[Ablation], layers: Sequence[int], skip_keys: int
 ) -> SwitchedMaps:
     """Return the stages of some blocks without each combination of components."""
-    blocks, n_layers = layers_of(engine.model), len(blocks_of(engine.model))
-    by_number = {block.index: block for block in blocks}
+    n_layers = len(blocks_of(engine.model))
+    blocks = {block.index: block for block in layers_of(engine.model)}
     stages = (
         [engine.stages(None, ablation, layer=layer) for layer in layers]
         for ablation in progress(ablations, "stages")
     )
-    absent = [absent_stages(by_number, layer, n_layers) for layer in layers]
+    absent = [absent_stages(blocks, layer, n_layers) for layer in layers]
     return stage_view(stages, layers, absent, skip_keys)
 
 
@@ -149,11 +149,9 @@ def progress(ablations: Sequence[Ablation], what: str) -> Iterable[Ablation]:
 def note_on(engine: Engine, substitute: Substitute, skip_keys: int) -> str:
     """Return a description of an explorer's maps, in a few sentences."""
     n_seqs, n_pos = engine.inputs.shape[:2]
-    n_rows = len(choose_rows(n_pos, engine.query_rows))
-    skipped = {0: "", 1: ", the first key left out"}.get(
-        skip_keys, f", the first {skip_keys} keys left out"
-    )
-    stride = query_stride(n_rows)
+    first = "first key" if skip_keys == 1 else f"first {skip_keys} keys"
+    skipped = f", the {first} left out" if skip_keys else ""
+    stride = query_stride(len(choose_rows(n_pos, engine.query_rows)))
     ordered = "" if stride == 1 else f" Locality is of 1 query in {stride}, counted from query 0."
     return (
         f"Maps and numbers are means over {n_seqs:,} sequences of {n_pos} positions{skipped}. A "
@@ -170,12 +168,11 @@ def combinations(players: PlayerSet) -> list[Condition]:
         >>> [sorted(gone) for gone in combinations(player_set(["mask", "rope"]))]
         [[], ['mask'], ['rope'], ['mask', 'rope']]
     """
-    return [
-        players.condition(
-            [player for bit, player in enumerate(players.players) if not number >> bit & 1]
-        )
+    kept = [
+        [player for bit, player in enumerate(players.players) if not number >> bit & 1]
         for number in range(2 ** len(players.players))
     ]
+    return [players.condition(some) for some in kept]
 
 
 def _arrays(combinations: Iterable[Measured], skip_keys: int) -> dict[str, Any]:
@@ -259,7 +256,6 @@ def stage_view(
         absent: per block, the stages that it lacks, and why.
         skip_keys: how many first keys the measures leave out.
     """
-    arrays = _arrays(map(_letters, stages), skip_keys)
     why = tuple({str(letter): reason for letter, reason in missing.items()} for missing in absent)
     return SwitchedMaps(
         kind="circuit",
@@ -267,7 +263,7 @@ def stage_view(
         layers=tuple(layers),
         panels=LETTERS,
         absent=why,
-        **arrays,
+        **_arrays(map(_letters, stages), skip_keys),
     )
 
 

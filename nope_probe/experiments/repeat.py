@@ -267,19 +267,13 @@ def relative_difference(first: np.ndarray, second: np.ndarray, floor: float = 0.
 
 def changes(before: Mapping[str, Any], again: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the versions and settings of the machine that differ in two manifests."""
+    machine = ("threads", "device")
     then, now = (
-        {
-            **manifest.get("versions", {}),
-            "threads": manifest.get("threads"),
-            "device": manifest.get("device"),
-        }
+        {**manifest.get("versions", {}), **{name: manifest.get(name) for name in machine}}
         for manifest in (before, again)
     )
-    return tuple(
-        f"{name} {then.get(name)} then, {now[name]} now"
-        for name in now
-        if then.get(name) != now[name]
-    )
+    changed = [name for name in now if then.get(name) != now[name]]
+    return tuple(f"{name} {then.get(name)} then, {now[name]} now" for name in changed)
 
 
 def repeat_layers(file: Path) -> Comparison:

@@ -65,11 +65,7 @@ def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
     All terms but `position` add up to the pattern; `position`, the last, sums all but content.
     """
     rows = [
-        {
-            "layer": layer.layer,
-            "term": source.term,
-            **interval_columns(rms=source.rms, share=source.share),
-        }
+        {"layer": layer.layer, "term": source.term, **columns_of(source, ("rms", "share"))}
         for layer in layers
         for source in (*layer.sources, layer.position)
     ]
@@ -128,11 +124,9 @@ def _reparametrised_range(player: PlayerAttribution, others: Sequence[LayerAttri
     ]
     row: Row = {}
     for part in PARTS:
-        values = pd.Series(
-            [getattr(variant, part).value for variant in (player, *same)] if same else []
-        )
-        row[f"{part}_reparametrised_min"] = values.min()
-        row[f"{part}_reparametrised_max"] = values.max()
+        values = [getattr(variant, part).value for variant in (player, *same)] if same else []
+        row[f"{part}_reparametrised_min"] = pd.Series(values).min()
+        row[f"{part}_reparametrised_max"] = pd.Series(values).max()
     return row
 
 
@@ -182,8 +176,7 @@ def mean_covariance_table(
         terms: the exact terms of the same layers (`term_table`), which replace the two terms:
             the mean term's row is then the sum of the four before it.
     """
-    named = ["share", "rms", "dimensions"]
-    columns = ["layer", "term", *interval_names(*named)]
+    columns = ["layer", "term", *interval_names("share", "rms", "dimensions")]
     if terms is not None:
         rows = terms[~terms["term"].isin(("all", "alibi"))].reindex(columns=columns)
         for layer in layers:
@@ -253,9 +246,7 @@ def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
         }
         for pattern in patterns
     ]
-    table = pd.DataFrame(rows)
-    pairs = ["first_pair", "last_pair"]
-    return table.astype(dict.fromkeys(pairs, "Int64"))
+    return pd.DataFrame(rows).astype({"first_pair": "Int64", "last_pair": "Int64"})
 
 
 def offsets_table(
@@ -276,12 +267,8 @@ def offsets_table(
     """
     n_offsets = maps.folds.shape[-1] - 1 - skip_keys
     bins, queries = offset_bins(n_offsets, choice), maps.query_positions
-    profiles = {
-        name: offset_profile(
-            folds, skip_keys, counts=maps.counts, query_positions=queries, bins=bins
-        )
-        for name, folds in terms.items()
-    }
+    about = {"counts": maps.counts, "query_positions": queries, "bins": bins}
+    profiles = {name: offset_profile(folds, skip_keys, **about) for name, folds in terms.items()}
     return profiles_table(profiles, maps.layers, bins, n_offsets, label)
 
 
