@@ -40,6 +40,8 @@ from nope_probe.experiments.paper import settings as paper
 from nope_probe.experiments.repeat import Settings as RepeatSettings
 from nope_probe.reports.page import Section
 
+pytestmark = pytest.mark.usefixtures("as_users_do")
+
 ROOT = Path(__file__).parent.parent
 COMMANDS = tuple(find_commands())
 
