@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from nope_probe.components import INK, LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, words
 from nope_probe.errors import closed_choices
 from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
-from nope_probe.figures.grid import axis, keep, patch
+from nope_probe.figures.grid import Layout, Trace, axis, patch
 from nope_probe.figures.maps import keys_left_out
 from nope_probe.figures.panels import heat_map
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, TEMPLATE, ZERO, colour_bar
@@ -111,33 +111,31 @@ def circuit(
     # Every map has its own colour axis, so that the switches need not exchange limits.
     axes = {stage: f"coloraxis{axis(place)}" for place, stage in enumerate(held)}
     first = next(iter(shown.values()))
-    figure = go.Figure(
-        [_heat(stage, pooled[stage], axes[stage], visible=stage in first) for stage in held]
-    )
+    traces = [_heat(stage, pooled[stage], axes[stage], visible=stage in first) for stage in held]
     block = next(iter(pooled.values())).block
     skipped = -(-keys_left_out(stages, skip_keys) // block)
     scales = scales_of({stage: maps.values[0] for stage, maps in pooled.items()}, skipped)
-    for stage, (low, high) in scales[PER_STAGE].items():
-        colours = DIVERGING if is_signed(stage) else SEQUENTIAL
-        figure.layout[axes[stage]] = {"colorscale": colours, "cmin": low, "cmax": high}
     has, absent = (*COMPONENTS, *removed) if components is None else components, absent or {}
-    without = ", ".join(words(name) for name in removed)
-    title = f"L{layer}, from its input to the next layer's scores"
-    figure.update_layout(
-        template=TEMPLATE,
-        title={"text": f"{title}, without {without}" if without else title},
-        plot_bgcolor=BLANK,
-        paper_bgcolor=PAPER,
-    )
     layouts = []
     for flow in (wide(), narrow()):
         shapes, marks = arrows(flow, has, removed, absent)
         notes = [*marks, *_captions(flow, absent)]
         layouts.append({**_layout(flow, maps, axes), "shapes": shapes, "annotations": notes})
-    patch(figure, layouts[0])
-    keep(figure, narrow=layouts[1])
-    add_switches(figure, _switches(axes, shown, scales))
-    return figure
+    without = ", ".join(words(name) for name in removed)
+    title = f"L{layer}, from its input to the next layer's scores"
+    layout: Layout = {
+        "template": TEMPLATE,
+        "title": {"text": f"{title}, without {without}" if without else title},
+        "plot_bgcolor": BLANK,
+        "paper_bgcolor": PAPER,
+        "meta": {"narrow": layouts[1]},
+    }
+    patch(layout, layouts[0])
+    for stage, (low, high) in scales[PER_STAGE].items():
+        colours = DIVERGING if is_signed(stage) else SEQUENTIAL
+        layout[axes[stage]] |= {"colorscale": colours, "cmin": low, "cmax": high}
+    add_switches(layout, _switches(axes, shown, scales))
+    return go.Figure(traces, layout)
 
 
 def _stage_maps(
@@ -265,7 +263,7 @@ def formula(letter: Letter) -> str:
     return f"{text}, nats" if letter in SCORE_STAGES else text
 
 
-def _heat(stage: Stage, pooled: Pooled, coloraxis: str, visible: bool) -> go.Heatmap:
+def _heat(stage: Stage, pooled: Pooled, coloraxis: str, visible: bool) -> Trace:
     letter, of, kind = stage
     about = [f"({letter}) {formula(letter)}", "" if kind == RAW else kind, OF.get(of, "")]
     quantity = "score %{z:.3g} nat" if letter in SCORE_STAGES else "inner product %{z:.3g}"
@@ -281,7 +279,7 @@ def _heat(stage: Stage, pooled: Pooled, coloraxis: str, visible: bool) -> go.Hea
     )
 
 
-def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[Stage, str]) -> dict[str, Any]:
+def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[Stage, str]) -> Layout:
     """Return the layout keys of panels and colour bars on one kind of screen.
 
     Args:
@@ -289,7 +287,7 @@ def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[Stage, str]) -> di
         drawn: the letters with a map; other panels are blank.
         axes: each map's colour axis.
     """
-    keys: dict[str, Any] = {"height": flow.full_height, "margin": flow.margin}
+    keys: Layout = {"height": flow.full_height, "margin": flow.margin}
     square = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 4}
     square["tickfont"] = {"size": 10}
     for panel, letter in enumerate(LETTERS):
@@ -354,18 +352,26 @@ def _switches(
     return switches
 
 
-def add_switches(figure: go.Figure, switches: Mapping[str, Mapping[str, Choice]]) -> None:
+def add_switches(layout: Layout, switches: Mapping[str, Mapping[str, Choice]]) -> None:
     """Add switches: as menus for notebooks, and in the metadata for the report page.
 
     A choice has the arguments of `Plotly.update`: keys of the traces, and keys of the layout.
     """
-    menus = []
-    for index, choices in enumerate(switches.values()):
-        buttons = [
-            {"label": name, "method": "update", "args": args} for name, args in choices.items()
-        ]
-        where = {"x": 0.3 * index, "xanchor": "left", "y": 1, "yanchor": "bottom"}
-        look = {"bgcolor": PAPER, "font": {"size": 12}, "pad": {"b": 14}, "showactive": True}
-        menus.append({"type": "dropdown", "buttons": buttons, **where, **look})
-    figure.update_layout(updatemenus=menus)
-    keep(figure, switches=switches, menu=MENU)
+    layout["updatemenus"] = [
+        {
+            "type": "dropdown",
+            "buttons": [
+                {"label": name, "method": "update", "args": args} for name, args in choices.items()
+            ],
+            "x": 0.3 * index,
+            "xanchor": "left",
+            "y": 1,
+            "yanchor": "bottom",
+            "bgcolor": PAPER,
+            "font": {"size": 12},
+            "pad": {"b": 14},
+            "showactive": True,
+        }
+        for index, choices in enumerate(switches.values())
+    ]
+    layout["meta"] |= {"switches": switches, "menu": MENU}

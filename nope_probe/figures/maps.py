@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from nope_probe.components import words
 from nope_probe.errors import closed_choices
-from nope_probe.figures.grid import add_slider, colour_limits, keep
+from nope_probe.figures.grid import Grid, Layout, add_slider, colour_limits
 from nope_probe.figures.intervals import (
     CLIPPED,
     FLAT_WORDS,
@@ -30,7 +30,6 @@ from nope_probe.figures.intervals import (
 )
 from nope_probe.figures.panels import (
     AXES,
-    BAR,
     BAR_DROP,
     MAX_POSITIONS,
     Panel,
@@ -245,39 +244,35 @@ def _layered(
     The maps stand side by side, on a phone two in a row; every layer has its own titles.
     """
     n = len(pooled)
-    figure = go.Figure(
-        [
-            heat_map(
-                maps.values[place],
-                float(maps.block),
-                panel,
-                name=name or f"L{number}",
-                coloraxis="coloraxis",
-                visible=place == first,
-            )
-            for place, number in enumerate(layers)
-            for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
-        ]
-    )
-    wide, narrow = place_squares(
-        figure,
+    traces = [
+        heat_map(
+            maps.values[place],
+            float(maps.block),
+            panel,
+            name=name or f"L{number}",
+            coloraxis="coloraxis",
+            visible=place == first,
+        )
+        for place, number in enumerate(layers)
+        for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
+    ]
+
+    def bar(grid: Grid) -> Layout:
+        below = colour_bar("nats", (0.35, 0.65), -(BAR_DROP + AXES) / grid.inner(n))
+        return {"coloraxis.colorbar": {**below, "nticks": 6}}
+
+    layout = place_squares(
         title,
         titles[first],
         columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
         phone=min(2, n),
         row_gap=64,
-        bottom=BAR_DROP + BAR + AXES,
+        bars=bar,
     )
-    bars = [
-        {**colour_bar("nats", (0.35, 0.65), -(BAR_DROP + AXES) / grid.inner(n)), "nticks": 6}
-        for grid in (wide, narrow)
-    ]
-    colours_and_bar = {"colorscale": colours, "colorbar": bars[0]}
-    figure.layout.coloraxis = {**colours_and_bar, **colour_limits(limits[first])}
-    keep(figure, narrow={**figure.layout.meta["narrow"], "coloraxis.colorbar": bars[1]})
+    layout["coloraxis"] |= {"colorscale": colours, **colour_limits(limits[first])}
     texts = [{f"annotations[{i}].text": t for i, t in enumerate(of_layer)} for of_layer in titles]
-    add_slider(figure, layers, n, first, limits, texts)
-    return figure
+    add_slider(layout, layers, n, first, limits, texts)
+    return go.Figure(traces, layout)
 
 
 def unfold_layers(figure: go.Figure) -> go.Figure:

@@ -12,7 +12,7 @@ from plotly.colors import qualitative
 
 from nope_probe.components import INK, LETTERS, SOURCES, colour, kept_name, words
 from nope_probe.figures.dots import BOUNDS, Dots, interval_dots, over_layers
-from nope_probe.figures.grid import Grid, draw_guide, named, place, zoom_together
+from nope_probe.figures.grid import Grid, draw_guide, named, place, set_axes, zoom_together
 from nope_probe.figures.intervals import FLOOR, bound_columns, estimates_of
 from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar, layer_colours
 from nope_probe.figures.words import ATTENTION, MEASURES
@@ -112,21 +112,23 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
         measure: the measure to draw.
     """
     layers = sorted({int(layer) for table in tables.values() for layer in table["layer"]})
-    figure = go.Figure()
+    traces = []
     for panel, table in enumerate(tables.values()):
         for layer, ink in zip(layers, layer_colours(len(layers)), strict=True):
             rows = table[table["layer"] == layer]
             steps = rows["step"].to_numpy(float)
             first = steps[steps > 0].min(initial=np.inf)
-            figure.add_scatter(
-                x=np.where(steps > 0, steps, first / 2 if np.isfinite(first) else 0.5),
-                y=rows[measure].to_numpy(float),
-                customdata=steps,
-                mode="lines+markers",
-                line={"color": ink, "width": 2},
-                marker={"size": 5},
+            trace = {
+                "type": "scatter",
+                "x": np.where(steps > 0, steps, first / 2 if np.isfinite(first) else 0.5),
+                "y": rows[measure].to_numpy(float),
+                "customdata": steps,
+                "mode": "lines+markers",
+                "line": {"color": ink, "width": 2},
+                "marker": {"size": 5},
                 **named(panel, f"L{layer}", "step %{customdata:.0f}: %{y:.3g}"),
-            )
+            }
+            traces.append(trace)
     wide = Grid(
         columns=len(tables),
         panel=320,
@@ -135,9 +137,10 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
         y_title=MEASURES[measure].title,
     )
     title = f"The positional pattern during training: {MEASURES[measure].label} per layer"
-    place(figure, title, list(tables), wide, columns=1, panel=240)
-    zoom_together(figure, "y")
-    return figure.update_xaxes(type="log", dtick=1)
+    layout = place(title, list(tables), wide, columns=1, panel=240)
+    zoom_together(layout, "y")
+    set_axes(layout, "x", type="log", dtick=1)
+    return go.Figure(traces, layout)
 
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "hexagon")
@@ -188,36 +191,33 @@ def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
         table.pivot(index="layer", columns="head", values=column) for column in columns
     )
     n_layers, n_heads = values.shape
-    figure = go.Figure(
-        go.Heatmap(
-            z=values.to_numpy(float),
-            x=[int(head) for head in values.columns],
-            y=[int(layer) for layer in values.index],
-            customdata=np.stack([bound.to_numpy(float) for bound in bounds], -1),
-            coloraxis="coloraxis",
-            hoverongaps=False,
-            hovertemplate=f"L%{{y}}H%{{x}}<br>%{{z:.3g}} {BOUNDS}<extra>{about.title}</extra>",
-        )
-    )
+    heads = {
+        "type": "heatmap",
+        "z": values.to_numpy(float),
+        "x": [int(head) for head in values.columns],
+        "y": [int(layer) for layer in values.index],
+        "customdata": np.stack([bound.to_numpy(float) for bound in bounds], -1),
+        "coloraxis": "coloraxis",
+        "hoverongaps": False,
+        "hovertemplate": f"L%{{y}}H%{{x}}<br>%{{z:.3g}} {BOUNDS}<extra>{about.title}</extra>",
+    }
     wide = Grid(
         columns=1, panel=max(160, CELL * n_layers), bottom=124, x_title="head", y_title="layer"
     )
-    place(figure, f"Each head's {about.title}", [""], wide, left=50)
+    layout = place(f"Each head's {about.title}", [""], wide, left=50)
     ticks = {"showgrid": False, "zeroline": False, "tickformat": "d"}
+    layout["xaxis"] |= {**ticks, "nticks": min(17, 1 + n_heads)}
+    layout["yaxis"] |= {**ticks, "autorange": "reversed", "nticks": min(33, 1 + n_layers)}
     known = np.abs(values.to_numpy(float))
     # Colours of a signed measure run around zero, of other measures from zero on.
     top = 1.0 if about.bounded else max(FLOOR, float(np.nan_to_num(known).max(initial=0.0)))
-    return figure.update_layout(
-        plot_bgcolor=BLANK,
-        xaxis={**ticks, "nticks": min(17, 1 + n_heads)},
-        yaxis={**ticks, "autorange": "reversed", "nticks": min(33, 1 + n_layers)},
-        coloraxis={
-            "colorscale": DIVERGING if about.signed else SEQUENTIAL,
-            "cmin": -top if about.signed else 0.0,
-            "cmax": top,
-            "colorbar": colour_bar(about.unit),
-        },
-    )
+    layout["coloraxis"] = {
+        "colorscale": DIVERGING if about.signed else SEQUENTIAL,
+        "cmin": -top if about.signed else 0.0,
+        "cmax": top,
+        "colorbar": colour_bar(about.unit),
+    }
+    return go.Figure(heads, {**layout, "plot_bgcolor": BLANK})
 
 
 STAGE_MEASURES = ("locality", "monotonicity")
@@ -230,17 +230,16 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
         table: `stages.csv`: model (intact or ablated), stage, and the measures with their bounds.
         removed: the components that the ablation removed; the first fixes the colour.
     """
-    figure = go.Figure()
     wide = Grid(columns=2, panel=240, gap=0.08, x_title="stage")
     titles = [MEASURES[measure].title for measure in STAGE_MEASURES]
     title = "Measures of each stage's positional pattern"
-    place(figure, title, titles, wide, columns=1, panel=200, left=44)
+    layout, traces = place(title, titles, wide, columns=1, panel=200, left=44), []
     for panel, measure in enumerate(STAGE_MEASURES):
         for model, rows in table.groupby("model", sort=False):
             ablated = model == "ablated"
             ink = colour(removed[0]) if ablated and removed else INK
             shape = "circle-open" if ablated else "circle"
-            figure.add_trace(
+            traces.append(
                 interval_dots(
                     rows["stage"].tolist(),
                     estimates_of(rows, measure),
@@ -252,7 +251,8 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
                     line={"color": ink, "width": 1, "dash": "dot" if ablated else "solid"},
                 )
             )
-        draw_guide(figure, panel, y=MEASURES[measure].neutral)
-    figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(LETTERS))
-    zoom_together(figure, "x")
-    return figure.update_layout(yaxis={"range": [-1.08, 1.08]}, yaxis2={"range": [-0.04, 1.04]})
+        draw_guide(layout, panel, y=MEASURES[measure].neutral)
+    set_axes(layout, "x", type="category", categoryorder="array", categoryarray=list(LETTERS))
+    zoom_together(layout, "x")
+    layout["yaxis"]["range"], layout["yaxis2"]["range"] = [-1.08, 1.08], [-0.04, 1.04]
+    return go.Figure(traces, layout)

@@ -24,12 +24,14 @@ from nope_probe.figures.dots import (
 )
 from nope_probe.figures.grid import (
     Grid,
+    Layout,
+    Trace,
     add_slider,
-    annotate,
     inside,
     on,
     patch,
     place,
+    set_axes,
     zoom_together,
 )
 from nope_probe.figures.intervals import (
@@ -143,7 +145,7 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
     names = sizes.sort_values(ascending=False, kind="stable").index[:MOST_INTERACTIONS][::-1]
     layers = sorted(int(number) for number in table["layer"].unique())
     groups = _by_replacement(table)
-    figure, patches = go.Figure(), []
+    traces, patches = [], []
     for number in layers:
         shares = [
             estimates_of(rows[rows["layer"] == number].set_index("players").reindex(names), "share")
@@ -151,7 +153,7 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
         ]
         for panel, estimates in enumerate(shares):
             trace = _interaction_dots([words(name) for name in names], estimates, number, panel)
-            figure.add_trace(trace.update(visible=number == layer))
+            traces.append({**trace, "visible": number == layer})
         ends = np.concatenate(shares, axis=1)
         limits = axis_range(*ends)
         ranged = {"xaxis.autorange": True} if limits is None else {"xaxis.range": list(limits)}
@@ -163,21 +165,20 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
         x_title=X_TITLE,
         shared_y=True,
     )
-    place(figure, "Interactions of players", list(groups), wide, columns=1, left=175)
-    annotate(figure, [{**inside(0), **FLAT_NOTE}])
-    figure.update_xaxes(zeroline=True, zerolinewidth=2, nticks=5, tickangle=0)
-    figure.update_yaxes(tickfont={"size": 11})
-    zoom_together(figure)
-    figure.update_layout(showlegend=False)
+    layout = place("Interactions of players", list(groups), wide, columns=1, left=175)
+    layout["annotations"].append({**inside(0), **FLAT_NOTE})
+    set_axes(layout, "x", zeroline=True, zerolinewidth=2, nticks=5, tickangle=0)
+    set_axes(layout, "y", tickfont={"size": 11})
+    zoom_together(layout)
     first = layers.index(layer)
-    add_slider(figure, layers, len(groups), first, patches=patches)
-    patch(figure, patches[first])
-    return figure
+    add_slider(layout, layers, len(groups), first, patches=patches)
+    patch(layout, patches[first])
+    return go.Figure(traces, {**layout, "showlegend": False})
 
 
 def _interaction_dots(
     names: Sequence[str], shares: Float[np.ndarray, "3 name"], layer: int, panel: int
-) -> go.Scatter:
+) -> Trace:
     """Return a layer's shares; if all are undefined, return words that say so."""
     drawn: dict[str, object] = {}
     if np.isnan(shares).all():
@@ -208,28 +209,30 @@ def band_amplitudes(table: pd.DataFrame) -> go.Figure:
     Args:
         table: `bands.csv`: layer, band, the amplitude in nats with its bounds, and the share.
     """
-    figure, flat = go.Figure(), []
+    traces, flat = [], []
     for panel, (_, rows) in enumerate(table.groupby("layer")):
         ends = estimates_of(rows, "amplitude")
-        figure.add_bar(
-            x=rows["band"].astype(str).tolist(),
-            y=ends[0],
-            error_y=error_bars(*ends),
-            customdata=100 * rows["share"].to_numpy(float),
-            marker={"color": TABLE["rope"].colour},
-            showlegend=False,
+        trace = {
+            "type": "bar",
+            "x": rows["band"].astype(str).tolist(),
+            "y": ends[0],
+            "error_y": error_bars(*ends),
+            "customdata": 100 * rows["share"].to_numpy(float),
+            "marker": {"color": TABLE["rope"].colour},
+            "showlegend": False,
             **on(panel),
-            hovertemplate="%{x}: %{y:.3g} nats, share %{customdata:.1f}%<extra></extra>",
-        )
+            "hovertemplate": "%{x}: %{y:.3g} nats, share %{customdata:.1f}%<extra></extra>",
+        }
+        traces.append(trace)
         if is_noise(*ends):
             flat.append(panel)
     title, x_title = "The positional pattern by RoPE band", "wavelength, positions"
-    _place_layers(figure, table, title, x_title, bottom=120, ticks=50)
-    zoom_together(figure, "y")
+    layout = _place_layers(table, title, x_title, bottom=120, ticks=50)
+    zoom_together(layout, "y")
     if (limits := axis_range(*estimates_of(table, "amplitude"))) is not None:
-        figure.update_layout(yaxis={"range": limits})
-    note_flat(figure, flat)
-    return figure
+        layout["yaxis"]["range"] = limits
+    note_flat(layout, flat)
+    return go.Figure(traces, layout)
 
 
 def offset_profiles(table: pd.DataFrame) -> go.Figure:
@@ -238,27 +241,25 @@ def offset_profiles(table: pd.DataFrame) -> go.Figure:
     Args:
         table: `offsets.csv`: layer, term, offset, and the mean in nats with its bounds.
     """
-    figure = go.Figure()
+    traces: list[Trace] = []
     for panel, (_, of_layer) in enumerate(table.groupby("layer")):
         for name, rows in of_layer.groupby("term", sort=False):
             ink = colour("intact" if name in LABELS else str(name))
-            figure.add_traces(
-                curve_in_band(
-                    _middles(rows, "offset"),
-                    estimates_of(rows, "mean"),
-                    panel,
-                    label=LABELS.get(str(name), words(str(name))),
-                    hover="%{x}: %{y:.3g} nats",
-                    line={"color": ink, "width": 2, "dash": "dot" if name == "score" else "solid"},
-                )
+            traces += curve_in_band(
+                _middles(rows, "offset"),
+                estimates_of(rows, "mean"),
+                panel,
+                label=LABELS.get(str(name), words(str(name))),
+                hover="%{x}: %{y:.3g} nats",
+                line={"color": ink, "width": 2, "dash": "dot" if name == "score" else "solid"},
             )
     title = "Mean by distance from query to key"
-    _place_layers(figure, table, title, "distance i - j", bottom=84)
+    layout = _place_layers(table, title, "distance i - j", bottom=84)
     if "last_offset" in table:  # bins that grow with distance
-        figure.update_xaxes(type="log")
+        set_axes(layout, "x", type="log")
     if "score" not in set(table["term"]):  # softmax ignores the scores' level, which differs
-        zoom_together(figure, "y")
-    return figure
+        zoom_together(layout, "y")
+    return go.Figure(traces, layout)
 
 
 def query_strengths(table: pd.DataFrame, lengths: Mapping[str, int]) -> go.Figure:
@@ -270,27 +271,26 @@ def query_strengths(table: pd.DataFrame, lengths: Mapping[str, int]) -> go.Figur
         lengths: the model's stated lengths, such as its context, in tokens; lines mark lengths that
             queries reach.
     """
-    figure, reached = go.Figure(), int(table["last_query"].max())
+    traces: list[Trace] = []
+    reached = int(table["last_query"].max())
     for panel, (_, rows) in enumerate(table.groupby("layer")):
-        figure.add_traces(
-            curve_in_band(
-                _middles(rows, "query"),
-                estimates_of(rows, "rms"),
-                panel,
-                label="pattern",
-                hover="query %{x:.0f}: %{y:.3g} nats",
-                line={"color": colour("intact"), "width": 2},
-            )
+        traces += curve_in_band(
+            _middles(rows, "query"),
+            estimates_of(rows, "rms"),
+            panel,
+            label="pattern",
+            hover="query %{x:.0f}: %{y:.3g} nats",
+            line={"color": colour("intact"), "width": 2},
         )
         top = float(rows["rms_high"].max())
         reachable = {name: length for name, length in lengths.items() if length <= reached}
         for (name, length), dash in zip(reachable.items(), cycle(DASHES), strict=False):
             about = named(panel, f"{name} ({length:,})", "")
+            ends = {"x": [length, length], "y": [0.0, top]}
             line = {"color": INK, "width": 1, "dash": dash}
-            figure.add_scatter(x=[length, length], y=[0.0, top], mode="lines", line=line, **about)
+            traces.append({"type": "scatter", **ends, "mode": "lines", "line": line, **about})
     title = "The strength of the positional pattern by query"
-    _place_layers(figure, table, title, "query position", bottom=84)
-    return figure
+    return go.Figure(traces, _place_layers(table, title, "query position", bottom=84))
 
 
 def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
@@ -301,8 +301,8 @@ def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
 
 
 def _place_layers(
-    figure: go.Figure, table: pd.DataFrame, title: str, x_title: str, bottom: int, ticks: int = 0
-) -> None:
+    table: pd.DataFrame, title: str, x_title: str, bottom: int, ticks: int = 0
+) -> Layout:
     """Place a panel per layer; tick labels of x may stand on end, `ticks` px high."""
     names = [f"L{layer}" for layer in sorted({*table["layer"]})]
     wide = Grid(
@@ -313,5 +313,6 @@ def _place_layers(
         x_title=x_title,
         y_title="nats",
     )
-    place(figure, title, names, wide, columns=1, panel=160, row_gap=80 + ticks, left=50)
-    zoom_together(figure, "x")
+    layout = place(title, names, wide, columns=1, panel=160, row_gap=80 + ticks, left=50)
+    zoom_together(layout, "x")
+    return layout

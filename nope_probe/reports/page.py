@@ -223,7 +223,7 @@ def _figure(section: Section) -> str:
 
 def _for_page(figure: go.Figure) -> dict[str, Any]:
     """Return a figure without its title and controls, which the page has as HTML."""
-    spec = without_controls(figure).to_dict()
+    spec = without_controls(figure)
     layout = spec["layout"]
     for name in ("title", "paper_bgcolor"):
         layout.pop(name, None)

@@ -43,8 +43,8 @@ def test_a_slider_shows_one_layer_with_its_own_limits() -> None:
 @needs_chromium
 def test_a_slider_leaves_the_maps_their_size_at_every_width(tmp_path: Path) -> None:
     figure = term_maps({"all": triangle(5), "mask": triangle(5)}, title="t")
-    still = without_controls(figure)
-    tall = still.layout.height - still.layout.margin.t - still.layout.margin.b
+    still = without_controls(figure)["layout"]
+    tall = still["height"] - still["margin"]["t"] - still["margin"]["b"]
     seen = """<script>setTimeout(() => {
       const { _fullLayout } = document.querySelector(".js-plotly-plot");
       document.body.dataset.tall = Math.round(_fullLayout._size.h);
