@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from typing import Literal, TypeVar
 
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern import (
     AnyMaps,
@@ -24,6 +23,7 @@ from nope_probe.analyses.pattern import (
     skipped_keys,
 )
 from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
+from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import (
     INTACT,
     MASK,

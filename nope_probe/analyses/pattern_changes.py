@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Estimates,
@@ -26,8 +25,9 @@ from nope_probe.analyses.jackknife import (
     rms,
     signed_root,
 )
-from nope_probe.analyses.pattern import FoldCounts, measure_estimates
+from nope_probe.analyses.pattern import FoldCounts, locality, measure_estimates, query_stride
 from nope_probe.analyses.pattern_rows import (
+    ContrastGram,
     Folds,
     NonRelativeRows,
     as_layer,
@@ -36,7 +36,6 @@ from nope_probe.analyses.pattern_rows import (
     mean_squares,
     pattern_distance_sums,
 )
-from nope_probe.analyses.trends import locality, query_stride
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.rows import QueryPositions, row_blocks
 from nope_probe.maps.stored_maps import LayerFolds, TensorFolds, shared_cells

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from nope_probe.analyses.pattern import query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, kept_patterns
 from nope_probe.analyses.shapley import Condition, PlayerSet
-from nope_probe.analyses.trends import query_stride
 from nope_probe.components import LETTERS, Ablation, Gain, Letter, Replacement, Substitute
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attribution import BASE
-from nope_probe.analyses.contrasts import contrast_map
+from nope_probe.analyses.pattern_rows import contrast_map
 from nope_probe.analyses.shapley import INTACT, Condition, Contrast, base, shapley, source_terms
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.maps.centred import KeptCells, centred_rows

@@ -11,9 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.analyses.pattern import measure
+from nope_probe.analyses.pattern import measure, query_stride
 from nope_probe.analyses.shapley import player_set
-from nope_probe.analyses.trends import query_stride
 from nope_probe.components import LETTERS, Ablation, Substitute, are_sources, phrase
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.circuit.sections import headline, report

@@ -11,11 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.analyses.pattern import layer_folds, measure
-from nope_probe.analyses.pattern_rows import OffsetBins
+from nope_probe.analyses.pattern import layer_folds, measure, query_stride
 from nope_probe.analyses.recover import recover_rotation
-from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
-from nope_probe.analyses.trends import query_stride
+from nope_probe.analyses.splits import Band, BandChoice, OffsetBins, make_bands, split_bands
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_finite, validate_first_sequence
 from nope_probe.experiments.scores.heads import head_columns

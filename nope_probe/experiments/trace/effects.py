@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pandas as pd
 from torch import Tensor
 
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import Interval
+from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.positions import direct_share, readers
 from nope_probe.components import Ablation
 from nope_probe.experiments.engine import Engine
