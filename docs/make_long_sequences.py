@@ -28,8 +28,8 @@ from nope_probe.components import Ablation, colour, words
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.tables import writer_table
 from nope_probe.figures.dots import curve_in_band
-from nope_probe.figures.grid import Grid, draw_guide, place, set_axes
 from nope_probe.figures.intervals import interval_text
+from nope_probe.figures.style import Grid, draw_guide, place, set_axes
 from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.rows import choose_rows
 

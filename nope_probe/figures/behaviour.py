@@ -17,18 +17,18 @@ from nope_probe.figures.dots import (
     marker,
     over_layers,
 )
-from nope_probe.figures.grid import (
+from nope_probe.figures.intervals import bound_columns, estimates_of
+from nope_probe.figures.style import (
     Grid,
     Trace,
     axis,
     draw_guide,
+    layer_colours,
     patch,
     place,
     set_axes,
     zoom_together,
 )
-from nope_probe.figures.intervals import bound_columns, estimates_of
-from nope_probe.figures.style import layer_colours
 
 INTACT = "intact"
 PANELS = ("without sources", "without weights or MLPs")

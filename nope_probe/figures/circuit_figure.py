@@ -16,10 +16,20 @@ from jaxtyping import Float, Int
 from nope_probe.components import INK, LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, words
 from nope_probe.errors import closed_choices
 from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
-from nope_probe.figures.grid import Layout, Trace, axis, patch
 from nope_probe.figures.maps import keys_left_out
 from nope_probe.figures.panels import heat_map
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, TEMPLATE, ZERO, colour_bar
+from nope_probe.figures.style import (
+    BLANK,
+    DIVERGING,
+    SEQUENTIAL,
+    TEMPLATE,
+    ZERO,
+    Layout,
+    Trace,
+    axis,
+    colour_bar,
+    patch,
+)
 from nope_probe.maps.downsample import Pooled, pool
 
 if TYPE_CHECKING:

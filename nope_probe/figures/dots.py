@@ -16,18 +16,6 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe.components import colour, symbol, words
-from nope_probe.figures.grid import (
-    Grid,
-    Layout,
-    Trace,
-    axis,
-    inside,
-    named,
-    on,
-    place,
-    set_axes,
-    zoom_together,
-)
 from nope_probe.figures.intervals import (
     FLAT,
     NO_PATTERN,
@@ -37,7 +25,20 @@ from nope_probe.figures.intervals import (
     is_noise,
     padded_range,
 )
-from nope_probe.figures.style import BLANK, GRID
+from nope_probe.figures.style import (
+    BLANK,
+    GRID,
+    Grid,
+    Layout,
+    Trace,
+    axis,
+    inside,
+    on,
+    place,
+    scatter,
+    set_axes,
+    zoom_together,
+)
 
 WIDTH = 0.6  # width of a layer's dots, in layers
 MOST_TICKS = 12
@@ -84,17 +85,15 @@ def interval_dots(
         others: further keys of the trace, by plotly's names.
     """
     value, other = ("x", "y") if sideways else ("y", "x")
-    return {
-        "type": "scatter",
+    dots = {
         other: at,
         value: estimates[0],
         f"error_{value}": error_bars(*estimates),
         "customdata": estimates[1:].T,
         "mode": "markers",
         "marker": marker,
-        **named(panel, label, hover),
-        **others,
     }
+    return scatter(panel, label, hover, **dots | others)
 
 
 def curve_in_band(
@@ -132,17 +131,8 @@ def curve_in_band(
         "legendgroup": label,
         **on(panel),
     }
-    curve = {
-        "type": "scatter",
-        "x": x,
-        "y": values,
-        "customdata": estimates[1:].T,
-        "mode": "lines",
-        "line": line,
-        **named(panel, label, hover),
-        **others,
-    }
-    return [band, curve]
+    curve = {"x": x, "y": values, "customdata": estimates[1:].T, "mode": "lines", "line": line}
+    return [band, scatter(panel, label, hover, **curve | others)]
 
 
 @dataclass(frozen=True)
@@ -252,10 +242,10 @@ def _mark_empty_layers(
     note = {"text": NO_PATTERN, "textangle": -90, "bgcolor": BLANK, "showarrow": False}
     for panel, (title, of_panel) in enumerate(panels.items()):
         values = pd.concat([pd.Series(s.estimates[0], index=s.layers) for s in of_panel])
-        known = values.notna().groupby(level=0).any()
+        known = values.groupby(level=0).count()
         if title not in unmarked:
             where = {**inside(panel), "xref": f"x{axis(panel)}", "y": 0.5, "font": {"size": 11}}
-            layout["annotations"] += [{**note, **where, "x": at} for at in known.index[~known]]
+            layout["annotations"] += [{**note, **where, "x": at} for at in known.index[known == 0]]
 
 
 def fit_axes(

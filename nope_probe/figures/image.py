@@ -8,9 +8,8 @@ from typing import Any, Literal
 import plotly.graph_objects as go
 
 from nope_probe.errors import UserError, closed_choices
-from nope_probe.figures.grid import SLIDER, patch
 from nope_probe.figures.maps import unfold_layers
-from nope_probe.figures.style import TITLE_HEIGHT
+from nope_probe.figures.style import SLIDER, TITLE_HEIGHT, patch
 from nope_probe.files import NO_BROWSER, local_path, validate_image_name, validate_kaleido
 
 Width = Literal["column", "page"]

@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 
 from nope_probe.components import words
 from nope_probe.errors import closed_choices
-from nope_probe.figures.grid import Grid, Layout, add_slider, colour_limits
 from nope_probe.figures.intervals import (
     CLIPPED,
     FLAT_WORDS,
@@ -37,7 +36,16 @@ from nope_probe.figures.panels import (
     panel_groups,
     place_squares,
 )
-from nope_probe.figures.style import DIVERGING, SEQUENTIAL, ColourScale, colour_bar
+from nope_probe.figures.style import (
+    DIVERGING,
+    SEQUENTIAL,
+    ColourScale,
+    Grid,
+    Layout,
+    add_slider,
+    colour_bar,
+    colour_limits,
+)
 from nope_probe.maps.downsample import Pooled, pool
 
 if TYPE_CHECKING:

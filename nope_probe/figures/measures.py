@@ -1,24 +1,208 @@
-"""Measures of the pattern -> plotly figures: over layers, in controls, in training, of runs."""
+"""Shares, interactions and measures of the positional pattern -> plotly figures over layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from jaxtyping import Float
 from plotly.colors import qualitative
 
 from nope_probe.components import INK, LETTERS, SOURCES, colour, kept_name, words
-from nope_probe.figures.dots import BOUNDS, Dots, interval_dots, over_layers
-from nope_probe.figures.grid import Grid, draw_guide, named, place, set_axes, zoom_together
-from nope_probe.figures.intervals import FLOOR, bound_columns, estimates_of
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar, layer_colours
+from nope_probe.figures.dots import (
+    BOUNDS,
+    FLAT_NOTE,
+    Dots,
+    interval_dots,
+    marker,
+    over_layers,
+)
+from nope_probe.figures.intervals import (
+    FLOOR,
+    NO_PATTERN,
+    axis_range,
+    bound_columns,
+    estimates_of,
+    is_noise,
+)
+from nope_probe.figures.style import (
+    BLANK,
+    DIVERGING,
+    SEQUENTIAL,
+    Grid,
+    Trace,
+    add_slider,
+    colour_bar,
+    draw_guide,
+    inside,
+    layer_colours,
+    patch,
+    place,
+    scatter,
+    set_axes,
+    zoom_together,
+)
 from nope_probe.figures.words import ATTENTION, MEASURES
 
 INTACT = words("intact")
 CONTROLS = ("amplitude", "locality", "non_relative")
+MOST_INTERACTIONS = 24
+X_TITLE = "share of the pattern"
+LOSSES = ("lost", "amplification")  # some replacements have only these columns
+PLAYER_PARTS = {
+    "lost": "lost without it",
+    "amplification": "amplification",
+    "share": "Shapley share",
+    "alone": "there alone",
+}
+
+
+def source_shares(table: pd.DataFrame) -> go.Figure:
+    """Draw each source's share of the pattern, per layer, and its RMS in nats.
+
+    Args:
+        table: `sources.csv`: layer, term, rms (nats) and share, each with its bounds; the term
+            `position`, the sum of all terms but content, is not drawn.
+    """
+    terms = table[table["term"] != "position"]
+    panels = {
+        "share of the pattern": _by_name(terms, "term", "share"),
+        "RMS, nats": _by_name(terms, "term", "rms"),
+    }
+    return over_layers(panels, title="The sources of the positional pattern, per layer")
+
+
+def player_shares(table: pd.DataFrame) -> go.Figure:
+    """Draw each player's share, the loss without it, its part alone, and its amplification.
+
+    Args:
+        table: the rows of `players.csv` of one player set. Every value of the column `replacement`
+            has a row of panels, on the scales of the first row. A replacement without shares shows
+            only losses.
+    """
+    groups = _by_replacement(table)
+    columns = [column for column in PLAYER_PARTS if column == "lost" or table[column].notna().any()]
+    panels = {
+        (f"{name}: " if name else "") + PLAYER_PARTS[column]: _players(rows, column)
+        for name, rows in groups.items()
+        for column in columns
+        if column in LOSSES or rows["share"].notna().any()
+    }
+    return over_layers(
+        panels,
+        title="The players' parts in the positional pattern, per layer",
+        columns=len(columns) if len(groups) > 1 else None,
+        unmarked=[t for t in panels if t.endswith((PLAYER_PARTS["alone"], "amplification"))],
+        same_y=[range(place, len(panels), len(columns)) for place in range(len(columns))],
+    )
+
+
+def _players(rows: pd.DataFrame, column: str) -> list[Dots]:
+    """Return a part of the players, without players whose part is undefined, perhaps all."""
+    series = _by_name(rows, "player", column)
+    known = [dots for dots in series if not np.isnan(dots.estimates[0]).all()]
+    return known or series
+
+
+def _by_replacement(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the rows of each replacement by name; a single replacement has an empty name."""
+    if "replacement" not in table or table["replacement"].nunique() < 2:
+        return {"": table}
+    return {str(name): rows for name, rows in table.groupby("replacement", sort=False)}
+
+
+def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
+    """Draw the exact terms' shares and RMS, per layer, and the dimensions of the mean keys.
+
+    Args:
+        table: `mean_covariance.csv`: layer, term, and share, rms (nats) and dimensions, each with
+            its bounds.
+    """
+    terms = table.assign(term=table["term"].map(term_entry))
+    panels = {
+        "share of the pattern": _by_name(terms, "term", "share"),
+        "RMS, nats": _by_name(terms, "term", "rms"),
+        "dimensions of the mean keys": _by_name(
+            terms[terms["term"] == "mean_term"], "term", "dimensions"
+        ),
+    }
+    return over_layers(panels, title="The exact terms of the scores")
+
+
+def term_entry(term: str) -> str:
+    """Return the name of a term of `mean_covariance.csv` in the table of components."""
+    return f"{term}_term" if term in ("mean", "covariance") else term
+
+
+def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
+    """Draw the shares that players add only together, with a layer slider.
+
+    If there are many, only the interactions with the largest shares in any layer are drawn.
+
+    Args:
+        table: the rows of `interactions.csv` of one player set; `players` are joined by `+`. Every
+            value of the column `replacement` has a panel, on a common scale.
+        layer: the layer that the slider shows first.
+    """
+    sizes = table["share"].abs().groupby(table["players"]).max().fillna(0)
+    names = sizes.sort_values(ascending=False, kind="stable").index[:MOST_INTERACTIONS][::-1]
+    layers = sorted(int(number) for number in table["layer"].unique())
+    groups = _by_replacement(table)
+    traces, patches = [], []
+    for number in layers:
+        shares = [
+            estimates_of(rows[rows["layer"] == number].set_index("players").reindex(names), "share")
+            for rows in groups.values()
+        ]
+        for panel, estimates in enumerate(shares):
+            trace = _interaction_dots([words(name) for name in names], estimates, number, panel)
+            traces.append({**trace, "visible": number == layer})
+        ends = np.concatenate(shares, axis=1)
+        limits = axis_range(*ends)
+        ranged = {"xaxis.autorange": True} if limits is None else {"xaxis.range": list(limits)}
+        patches.append({**ranged, f"annotations[{len(groups)}].visible": is_noise(*ends)})
+    wide = Grid(
+        columns=len(groups),
+        panel=30 + 22 * len(names),
+        left=210,
+        x_title=X_TITLE,
+        shared_y=True,
+    )
+    layout = place("Interactions of players", list(groups), wide, columns=1, left=175)
+    layout["annotations"].append({**inside(0), **FLAT_NOTE})
+    set_axes(layout, "x", zeroline=True, zerolinewidth=2, nticks=5, tickangle=0)
+    set_axes(layout, "y", tickfont={"size": 11})
+    zoom_together(layout)
+    first = layers.index(layer)
+    add_slider(layout, layers, len(groups), first, patches=patches)
+    patch(layout, patches[first])
+    return go.Figure(traces, {**layout, "showlegend": False})
+
+
+def _interaction_dots(
+    names: Sequence[str], shares: Float[np.ndarray, "3 name"], layer: int, panel: int
+) -> Trace:
+    """Return a layer's shares; if all are undefined, return words that say so."""
+    drawn: dict[str, object] = {}
+    if np.isnan(shares).all():
+        drawn = {"x": np.zeros(len(names)), "mode": "text", "text": NO_PATTERN}
+    return interval_dots(
+        names,
+        shares,
+        panel,
+        label=f"L{layer}",
+        hover=f"%{{y}}<br>%{{x:.3g}} {BOUNDS}",
+        marker=marker("interaction", 8),
+        sideways=True,
+        **drawn,
+    )
+
+
+def _by_name(table: pd.DataFrame, by: str, column: str) -> list[Dots]:
+    return [Dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
 
 
 def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
@@ -118,16 +302,17 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
             rows = table[table["layer"] == layer]
             steps = rows["step"].to_numpy(float)
             first = steps[steps > 0].min(initial=np.inf)
-            trace = {
-                "type": "scatter",
-                "x": np.where(steps > 0, steps, first / 2 if np.isfinite(first) else 0.5),
-                "y": rows[measure].to_numpy(float),
-                "customdata": steps,
-                "mode": "lines+markers",
-                "line": {"color": ink, "width": 2},
-                "marker": {"size": 5},
-                **named(panel, f"L{layer}", "step %{customdata:.0f}: %{y:.3g}"),
-            }
+            trace = scatter(
+                panel,
+                f"L{layer}",
+                "step %{customdata:.0f}: %{y:.3g}",
+                x=np.where(steps > 0, steps, first / 2 if np.isfinite(first) else 0.5),
+                y=rows[measure].to_numpy(float),
+                customdata=steps,
+                mode="lines+markers",
+                line={"color": ink, "width": 2},
+                marker={"size": 5},
+            )
             traces.append(trace)
     wide = Grid(
         columns=len(tables),

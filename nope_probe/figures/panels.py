@@ -16,18 +16,21 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from nope_probe.figures.grid import (
+from nope_probe.figures.style import (
+    BLANK,
+    DIVERGING,
+    SEQUENTIAL,
     Grid,
     Layout,
     Trace,
     axis,
+    colour_bar,
     on,
     patch,
     place,
     set_axes,
     zoom_together,
 )
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
 from nope_probe.maps.downsample import pool
 
 MAX_POSITIONS = 256

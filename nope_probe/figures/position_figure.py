@@ -17,7 +17,6 @@ import plotly.graph_objects as go
 
 from nope_probe.components import INK, short
 from nope_probe.figures.circuit_figure import MENU, Choice, add_switches
-from nope_probe.figures.grid import Layout, Trace, axis, colour_limits, inside, on, patch
 from nope_probe.figures.intervals import (
     FLOOR,
     excludes_zero,
@@ -27,7 +26,20 @@ from nope_probe.figures.intervals import (
 )
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.panels import heat_map
-from nope_probe.figures.style import DIVERGING, SEQUENTIAL, TEMPLATE, ZERO, colour_bar
+from nope_probe.figures.style import (
+    DIVERGING,
+    SEQUENTIAL,
+    TEMPLATE,
+    ZERO,
+    Layout,
+    Trace,
+    axis,
+    colour_bar,
+    colour_limits,
+    inside,
+    on,
+    patch,
+)
 from nope_probe.figures.words import shown_readers, strongest_reader, with_readers
 from nope_probe.maps.downsample import Pooled, pool
 

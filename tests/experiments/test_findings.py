@@ -14,7 +14,7 @@ from nope_probe.experiments.scores import sections as scores
 from nope_probe.experiments.sections import band_finding, offset_finding, query_finding
 from nope_probe.experiments.simulation import sections as simulation
 from nope_probe.experiments.wording import NO_PATTERN, NOISE, measure_finding, noisy_layers
-from nope_probe.figures.theory import Curves
+from nope_probe.figures.curves import Curves
 
 Estimate = tuple[float, float, float]
 CLEAR = (0.9, 0.8, 1.0)

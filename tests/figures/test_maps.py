@@ -10,9 +10,9 @@ from support.chromium import needs_chromium, opened
 from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import figures, load
+from nope_probe.figures.curves import Curves, rows_against_theory
 from nope_probe.figures.image import without_controls
 from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
-from nope_probe.figures.theory import Curves, rows_against_theory
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.maps import ScoreMaps, StageMaps

@@ -9,9 +9,9 @@ import pytest
 
 from nope_probe.errors import UserError
 from nope_probe.figures.circuit_figure import circuit
-from nope_probe.figures.grid import Grid
 from nope_probe.figures.image import export, without_controls
 from nope_probe.figures.panels import Panel, panel_groups
+from nope_probe.figures.style import Grid
 
 
 def group(layer: int, top: float = 1.0) -> list[Panel]:
