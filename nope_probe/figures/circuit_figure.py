@@ -28,6 +28,7 @@ from nope_probe.figures.style import (
     Trace,
     axis,
     colour_bar,
+    colour_limits,
     patch,
 )
 from nope_probe.maps.downsample import Pooled, pool
@@ -141,10 +142,18 @@ def circuit(
         "meta": {"narrow": layouts[1]},
     }
     patch(layout, layouts[0])
-    for stage, (low, high) in scales[PER_STAGE].items():
-        colours = DIVERGING if is_signed(stage) else SEQUENTIAL
-        layout[axes[stage]] |= {"colorscale": colours, "cmin": low, "cmax": high}
-    add_switches(layout, _switches(axes, shown, scales))
+    for stage, scale in scales[PER_STAGE].items():
+        colours = {"colorscale": DIVERGING if is_signed(stage) else SEQUENTIAL}
+        layout[axes[stage]] |= colours | colour_limits(scale)
+    switches: dict[str, dict[str, Choice]] = {"Maps": {}, "Colours": {}}
+    for name, view in shown.items():
+        switches["Maps"][name] = [{"visible": [stage in view for stage in axes]}, {}]
+    for name, of_choice in scales.items():
+        keys: Layout = {}
+        for stage, scale in of_choice.items():
+            keys |= colour_limits(scale, f"{axes[stage]}.")
+        switches["Colours"][name] = [{}, keys]
+    add_switches(layout, switches)
     return go.Figure(traces, layout)
 
 
@@ -173,31 +182,35 @@ def views(
         reference: the intact model's maps, to compare with; empty without an ablation.
         normalised: the maps less the mean of each diagonal; empty for no such view.
     """
+    letters = [letter for letter in LETTERS if letter in maps]
     views: dict[str, dict[Stage, np.ndarray]] = {}
     n_rows, n = next(iter(maps.values())).shape
     for kind in COMPARED if n_rows == n else (RAW,):
-        shown, intact = (
-            {
-                letter: cosines(cells) if kind == COSINES and letter not in SCORE_STAGES else cells
-                for letter, cells in model.items()
-            }
-            for model in (maps, reference)
-        )
-        models: dict[Of, Mapping[Letter, np.ndarray]] = {"shown": shown}
+        models: dict[Of, Mapping[Letter, np.ndarray]] = {"shown": _of_kind(kind, maps)}
         if reference:
-            change = {letter: shown[letter] - intact[letter] for letter in shown}
-            models |= {"reference": intact, "difference": change}
+            models["reference"] = _of_kind(kind, reference)
+            models["difference"] = {
+                letter: models["shown"][letter] - models["reference"][letter] for letter in letters
+            }
         for of, cells in models.items():
             views[COMPARED[kind][of] if reference else kind] = {
                 (letter, of, RAW if letter in SCORE_STAGES else kind): cells[letter]
-                for letter in LETTERS
-                if letter in maps
+                for letter in letters
             }
     if normalised:
         name = f"ablated {DIAGONAL}" if reference else DIAGONAL
-        of_maps = [letter for letter in LETTERS if letter in maps]
-        views[name] = {(letter, "shown", DIAGONAL): normalised[letter] for letter in of_maps}
+        views[name] = {(letter, "shown", DIAGONAL): normalised[letter] for letter in letters}
     return views
+
+
+def _of_kind(kind: Kind, maps: Mapping[Letter, np.ndarray]) -> Mapping[Letter, np.ndarray]:
+    """Return the maps themselves, or the cosines of Gram maps."""
+    if kind != COSINES:
+        return maps
+    return {
+        letter: cells if letter in SCORE_STAGES else cosines(cells)
+        for letter, cells in maps.items()
+    }
 
 
 def cosines(
@@ -343,23 +356,6 @@ def _captions(flow: Flow, absent: Mapping[str, str]) -> list[dict[str, Any]]:
             middle = {"x": sum(x) / 2, "y": sum(y) / 2}
             captions.append({"text": text, "font": font, **where, **middle})
     return captions
-
-
-def _switches(
-    axes: Mapping[Stage, str],
-    shown: Mapping[str, Collection[Stage]],
-    scales: Mapping[str, Mapping[Stage, Scale]],
-) -> dict[str, dict[str, Choice]]:
-    """Return the switches of the maps and of their colours."""
-    switches: dict[str, dict[str, Choice]] = {"Maps": {}, "Colours": {}}
-    for name, view in shown.items():
-        switches["Maps"][name] = [{"visible": [stage in view for stage in axes]}, {}]
-    for name, of_choice in scales.items():
-        keys: dict[str, float] = {}
-        for stage, (low, high) in of_choice.items():
-            keys |= {f"{axes[stage]}.cmin": low, f"{axes[stage]}.cmax": high}
-        switches["Colours"][name] = [{}, keys]
-    return switches
 
 
 def add_switches(layout: Layout, switches: Mapping[str, Mapping[str, Choice]]) -> None:

@@ -150,7 +150,7 @@ class Dots:
 
     rows: pd.DataFrame
     name: str
-    column: str
+    column: str = ""
     label: str = ""
     hollow: bool = False
     marker: Mapping[str, object] = field(default_factory=dict)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 
 import numpy as np
@@ -212,14 +213,22 @@ def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
         table: `pattern.csv`: layer, kept, and each measure with its bounds.
         intact: the table's value of `kept` for the intact model.
     """
-    shown = _without_sources(intact)
-    rows = {kept: table[table["kept"] == kept] for kept in shown if kept in set(table["kept"])}
-    panels = {
-        about.title: [Dots(rows[kept], shown[kept][0], measure, shown[kept][1]) for kept in rows]
-        for measure, about in MEASURES.items()
-        if measure in table
+    series = [
+        Dots(table[table["kept"] == kept], name, label=label)
+        for kept, (name, label) in _without_sources(intact).items()
+        if kept in set(table["kept"])
+    ]
+    title = "Measures of the positional pattern, per layer"
+    return over_layers(_by_measure(MEASURES, series), title, columns=4)
+
+
+def _by_measure(names: Iterable[str], series: Sequence[Dots]) -> dict[str, list[Dots]]:
+    """Return a panel for each measure that all tables have, with all series."""
+    return {
+        MEASURES[name].title: [replace(dots, column=name) for dots in series]
+        for name in names
+        if all(name in dots.rows for dots in series)
     }
-    return over_layers(panels, "Measures of the positional pattern, per layer", columns=4)
 
 
 def _without_sources(intact: str) -> dict[str, tuple[str, str]]:
@@ -244,27 +253,15 @@ def controls(table: pd.DataFrame, intact: str) -> go.Figure:
         table: `controls.csv`: layer, tokens (text or shuffled), skip_keys, kept, and the measures.
         intact: the table's value of `kept` for the intact model.
     """
-    shown = _without_sources(intact)
-    kinds: list[tuple[tuple[str, str], str, int, pd.DataFrame]] = [
-        (shown[str(kept)], str(tokens), int(str(skip)), rows)
-        for (kept, tokens, skip), rows in table.groupby(["kept", "tokens", "skip_keys"], sort=False)
-        if str(kept) in shown
-    ]
-    panels = {
-        MEASURES[measure].title: [
-            Dots(
-                rows,
-                name,
-                measure,
-                label=f"{label}, {tokens}, {'all keys' if skip == 0 else f'keys from {skip}'}",
-                hollow=tokens != "text",
-            )
-            for (name, label), tokens, skip, rows in kinds
-        ]
-        for measure in CONTROLS
-        if measure in table
-    }
-    return over_layers(panels, "The positional pattern in the controls, per layer")
+    shown, series = _without_sources(intact), []
+    for (kept, tokens, skip), rows in table.groupby(["kept", "tokens", "skip_keys"], sort=False):
+        if kept in shown:
+            name, label = shown[kept]
+            keys = "all keys" if skip == 0 else f"keys from {skip}"
+            hollow = tokens != "text"
+            series.append(Dots(rows, name, label=f"{label}, {tokens}, {keys}", hollow=hollow))
+    title = "The positional pattern in the controls, per layer"
+    return over_layers(_by_measure(CONTROLS, series), title)
 
 
 def mask_effect(table: pd.DataFrame) -> go.Figure:
@@ -342,15 +339,12 @@ def compared_measures(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
         {"color": colour, "symbol": symbol}
         for colour, symbol in zip(qualitative.Safe, cycle(SYMBOLS), strict=False)
     ]
-    panels = {
-        about.title: [
-            Dots(rows, "intact", name, label, marker=marker)
-            for (label, rows), marker in zip(runs.items(), cycle(markers), strict=False)
-        ]
-        for name, about in MEASURES.items()
-        if all(name in rows for rows in runs.values())
-    }
-    return over_layers(panels, "Measures of the positional pattern, per layer", columns=4)
+    series = [
+        Dots(rows, "intact", label=label, marker=marker)
+        for (label, rows), marker in zip(runs.items(), cycle(markers), strict=False)
+    ]
+    title = "Measures of the positional pattern, per layer"
+    return over_layers(_by_measure(MEASURES, series), title, columns=4)
 
 
 HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")

@@ -104,7 +104,7 @@ def position_circuit(
         >>> list(figures.position_circuit(terms, writers).layout.meta["switches"]["Reader"])
         ['all', 'L1']
     """
-    terms, writers = with_readers(terms), with_readers(writers)
+    terms, writers, maps = with_readers(terms), with_readers(writers), maps or {}
     first = reader or strongest_reader(terms) or terms["reader"].iloc[-1]
     readers = shown_readers(terms, first)
     if first not in readers:
@@ -112,7 +112,7 @@ def position_circuit(
     edges = _edges(terms, writers, effects)
     edges = edges[edges["reader"].isin(readers)]
     places = _places(edges, readers)
-    names, queries = _terms_in(maps or {}, readers), (maps or {}).get("query_positions")
+    names, queries = _terms_in(maps, readers), maps.get("query_positions")
     dials = {name: _dials_of(name, clocks) for name in readers}
     n_dials = max(map(len, dials.values()))
     traces: Traces = [(trace, {ALL, *readers}) for trace in (*_legend(edges), _nodes(places))]
@@ -120,12 +120,12 @@ def position_circuit(
     for name in readers:
         chosen = {name, ALL} if name == first else {name}
         traces += _edge_traces(edges[edges["reader"] == name], places)
-        own = {term: (maps or {}).get(f"{name}/{term}") for term in names}
-        for panel, (term, values) in enumerate(own.items(), start=1):
-            if values is not None:
-                cells = pool(np.asarray(values, float)[None], max_positions, queries)
+        for panel, term in enumerate(names, start=1):
+            if f"{name}/{term}" in maps:
+                values = np.asarray(maps[f"{name}/{term}"])
+                cells = pool(values.astype(float)[None], max_positions, queries)
                 traces.append((_map(cells, panel, short(term)), chosen))
-                limits[name] = max(limits.get(name, FLOOR), symmetric(np.asarray(values), FLOOR))
+                limits[name] = max(limits.get(name, FLOOR), symmetric(values, FLOOR))
         for panel, rows in enumerate(dials[name].values(), start=1 + len(names)):
             traces.append((_dial(rows, panel), chosen))
     layout = _place(places, len(names), n_dials)
@@ -138,14 +138,14 @@ def position_circuit(
     for choice in (ALL, *readers):
         below = first if choice == ALL else choice
         top = limits.get(below, FLOOR)
-        keys: dict[str, Any] = colour_limits(np.array([-top, top]), "coloraxis.")
+        keys: dict[str, Any] = colour_limits((-top, top), "coloraxis.")
         titles = [*map(short, names), *dials[below], *[""] * (n_dials - len(dials[below]))]
         keys |= {f"annotations[{i}].text": text for i, text in enumerate(titles)}
         if names:
             keys["annotations[0].text"] = f"<b>{below}</b>: {titles[0]}"
         keys |= {
-            f"shapes[{i}].line.color": INK if _layer_of(box) == _layer_of(below) else ZERO
-            for i, box in enumerate(_boxes(places))
+            f"shapes[{layer}].line.color": INK if layer == _layer_of(below) else ZERO
+            for layer in range(len(_boxes(places)))
         }
         choices[choice] = [{"visible": [choice in shown_in for _, shown_in in traces]}, keys]
     add_switches(layout, {"Reader": choices})
@@ -346,7 +346,7 @@ def _place(places: Mapping[str, Point], n_maps: int, n_dials: int) -> Layout:
     """Return the layout of the circuit over square maps and clocks, also for a phone."""
     boxes = _boxes(places)
     bare = {"showgrid": False, "zeroline": False, "fixedrange": True}
-    layers = {"tickvals": [_layer_of(box) for box in boxes], "ticktext": boxes}
+    layers = {"tickvals": [*range(len(boxes))], "ticktext": boxes}
     half = {"len": 0.42, "lenmode": "fraction"}
     right = {"x": 1, "xanchor": "right"}
     maps, clocks = {**colour_bar("nats"), **half}, {**colour_bar("position"), **half, **right}

@@ -8,7 +8,7 @@ the end.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -293,6 +293,7 @@ def add_slider(
     meta["scales"] = None if scales is None else scales.tolist()
 
 
-def colour_limits(scale: Float[np.ndarray, "2"], prefix: str = "") -> Layout:
+def colour_limits(limits: Iterable[float], prefix: str = "") -> Layout:
     """Return the layout keys of a colour axis from its two limits."""
-    return {f"{prefix}cmin": float(scale[0]), f"{prefix}cmax": float(scale[1])}
+    low, high = limits
+    return {f"{prefix}cmin": float(low), f"{prefix}cmax": float(high)}
