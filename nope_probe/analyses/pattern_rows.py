@@ -56,12 +56,10 @@ def pattern_rows(
         yield start, centred_rows(folds.rows(start, stop).double(), cells.rows(start, stop))
 
 
-def pattern_distance_sums(
-    folds: LayerFolds, cells: KeptCells, n_bytes: int = BLOCK_BYTES
-) -> Float[Tensor, "fold distance"]:
+def pattern_distance_sums(folds: LayerFolds, cells: KeptCells) -> Float[Tensor, "fold distance"]:
     """Return the sums of a layer's fold patterns over the cells at i - j = 0, 1, ..., n - 1."""
     sums = torch.zeros(folds.n_folds, folds.n, dtype=torch.float64)
-    for start, rows in pattern_rows(folds, cells, n_bytes):
+    for start, rows in pattern_rows(folds, cells):
         sums += distance_sums(rows, start, folds.n)
     return sums
 

@@ -363,21 +363,13 @@ def add_switches(layout: Layout, switches: Mapping[str, Mapping[str, Choice]]) -
 
     A choice has the arguments of `Plotly.update`: keys of the traces, and keys of the layout.
     """
-    layout["updatemenus"] = [
-        {
-            "type": "dropdown",
-            "buttons": [
-                {"label": name, "method": "update", "args": args} for name, args in choices.items()
-            ],
-            "x": 0.3 * index,
-            "xanchor": "left",
-            "y": 1,
-            "yanchor": "bottom",
-            "bgcolor": PAPER,
-            "font": {"size": 12},
-            "pad": {"b": 14},
-            "showactive": True,
-        }
-        for index, choices in enumerate(switches.values())
-    ]
+    layout["updatemenus"] = []
+    for index, choices in enumerate(switches.values()):
+        buttons = [
+            {"label": name, "method": "update", "args": args} for name, args in choices.items()
+        ]
+        where = {"x": 0.3 * index, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+        look = {"bgcolor": PAPER, "font": {"size": 12}, "pad": {"b": 14}, "showactive": True}
+        menu = {"type": "dropdown", "buttons": buttons, **where, **look}
+        layout["updatemenus"].append(menu)
     layout["meta"] |= {"switches": switches, "menu": MENU}

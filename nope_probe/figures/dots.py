@@ -44,15 +44,8 @@ WIDTH = 0.6  # width of a layer's dots, in layers
 MOST_TICKS = 12
 LEGEND_ROW = 26  # px; six names on a wide screen, two on a phone
 BOUNDS = "(%{customdata[0]:.3g} to %{customdata[1]:.3g})"  # in hover texts
-FLAT_NOTE = {
-    "text": FLAT,
-    "x": 0.5,
-    "y": 0.98,
-    "yanchor": "top",
-    "showarrow": False,
-    "bgcolor": BLANK,
-    "font": {"size": 11},
-}
+NOTE = {"bgcolor": BLANK, "showarrow": False, "font": {"size": 11}}
+FLAT_NOTE = {**NOTE, "text": FLAT, "x": 0.5, "y": 0.98, "yanchor": "top"}
 
 
 def marker(name: str, size: int, hollow: bool = False) -> dict[str, object]:
@@ -239,12 +232,12 @@ def _mark_empty_layers(
     layout: Layout, panels: Mapping[str, Sequence[Dots]], unmarked: Collection[str]
 ) -> None:
     """Mark the layers in which no series of a panel has a number."""
-    note = {"text": NO_PATTERN, "textangle": -90, "bgcolor": BLANK, "showarrow": False}
+    note = {**NOTE, "text": NO_PATTERN, "textangle": -90}
     for panel, (title, of_panel) in enumerate(panels.items()):
         values = pd.concat([pd.Series(s.estimates[0], index=s.layers) for s in of_panel])
         known = values.groupby(level=0).count()
         if title not in unmarked:
-            where = {**inside(panel), "xref": f"x{axis(panel)}", "y": 0.5, "font": {"size": 11}}
+            where = {**inside(panel), "xref": f"x{axis(panel)}", "y": 0.5}
             layout["annotations"] += [{**note, **where, "x": at} for at in known.index[known == 0]]
 
 

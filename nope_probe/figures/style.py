@@ -79,15 +79,8 @@ def colour_bar(
     bar = {"orientation": "h", "outlinewidth": 0, "title": {"text": title, "side": "bottom"}}
     if across is None:
         where = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
-        return {
-            **bar,
-            **where,
-            **TICKS,
-            "thickness": 10,
-            "len": 300,
-            "lenmode": "pixels",
-            "nticks": 5,
-        }
+        size = {"thickness": 10, "len": 300, "lenmode": "pixels", "nticks": 5}
+        return {**bar, **where, **size, **TICKS}
     along = {"x": sum(across) / 2, "xanchor": "center", "len": across[1] - across[0], "xpad": 0}
     down = {"y": y, "yref": "paper", "yanchor": "top", "ypad": 0, "tickangle": 0}
     return {**bar, **along, **down, "thickness": 8, "tickfont": {"size": 10}, "nticks": 4}
