@@ -27,7 +27,6 @@ from nope_probe.figures.style import (
     patch,
     place,
     set_axes,
-    zoom_together,
 )
 
 INTACT = "intact"
@@ -66,8 +65,7 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
         bottom=110,
         left=70,
     )
-    layout = place(title, list(groups), wide, columns=1, panel=240, bottom=260, left=50)
-    zoom_together(layout)
+    layout = place(title, list(groups), wide, "xy", columns=1, panel=240, bottom=260, left=50)
     if trained is not None:
         for panel in range(len(groups)):
             draw_guide(layout, panel, x=float(trained))
@@ -185,13 +183,12 @@ def differences(
         columns=min(4, len(shown)), panel=height, shared_y=True, left=160, bottom=56, row_gap=86
     )
     heading, phone = "What each removal changes, less the intact model", min(2, len(shown))
-    layout = place(heading, [titles[m] for m in shown], wide, columns=phone, left=140, gap=0.1)
+    layout = place(heading, [titles[m] for m in shown], wide, "y", columns=phone, left=140, gap=0.1)
     below = {f"xaxis{axis(i)}.title.text": units[name] for i, name in enumerate(shown)}
     patch(layout, below)
     layout["meta"]["narrow"] |= below
     names = [label(condition) for condition in reversed(conditions)]
     set_axes(layout, "y", categoryarray=names, range=[-0.5, len(names) - 0.5])
-    zoom_together(layout, "y")
     set_axes(layout, "x", zerolinewidth=2, nticks=4, rangemode="tozero")
     fit_axes(layout, "x", [estimates_of(rows, "difference") for rows in by_measure])
     return go.Figure(traces, {**layout, "showlegend": False})
@@ -221,8 +218,9 @@ def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go
         columns=len(effects), panel=280, x_title="pattern lost, nats, sum over layers", bottom=110
     )
     heading = "What a removal takes from the positional pattern, and from behaviour"
-    layout = place(heading, [*effects.values()], wide, columns=1, panel=220, left=50, bottom=170)
-    zoom_together(layout, "x")
+    layout = place(
+        heading, [*effects.values()], wide, "x", columns=1, panel=220, left=50, bottom=170
+    )
     return go.Figure(traces, layout)
 
 

@@ -38,7 +38,6 @@ from nope_probe.figures.style import (
     place,
     scatter,
     set_axes,
-    zoom_together,
 )
 
 MOST_COLUMNS = 4
@@ -71,8 +70,7 @@ def band_amplitudes(table: pd.DataFrame) -> go.Figure:
         if is_noise(*ends):
             flat.append(panel)
     title, x_title = "The positional pattern by RoPE band", "wavelength, positions"
-    layout = _place_layers(table, title, x_title, bottom=120, ticks=50)
-    zoom_together(layout, "y")
+    layout = _place_layers(table, title, x_title, "xy", bottom=120, ticks=50)
     if (limits := axis_range(*estimates_of(table, "amplitude"))) is not None:
         layout["yaxis"]["range"] = limits
     note_flat(layout, flat)
@@ -98,11 +96,11 @@ def offset_profiles(table: pd.DataFrame) -> go.Figure:
                 line={"color": ink, "width": 2, "dash": "dot" if name == "score" else "solid"},
             )
     title = "Mean by distance from query to key"
-    layout = _place_layers(table, title, "distance i - j", bottom=84)
+    # Softmax ignores the scores' level, which differs between layers.
+    zoom = "x" if "score" in set(table["term"]) else "xy"
+    layout = _place_layers(table, title, "distance i - j", zoom)
     if "last_offset" in table:  # bins that grow with distance
         set_axes(layout, "x", type="log")
-    if "score" not in set(table["term"]):  # softmax ignores the scores' level, which differs
-        zoom_together(layout, "y")
     return go.Figure(traces, layout)
 
 
@@ -134,7 +132,7 @@ def query_strengths(table: pd.DataFrame, lengths: Mapping[str, int]) -> go.Figur
             label = f"{name} ({length:,})"
             traces.append(scatter(panel, label, "", **ends, mode="lines", line=line))
     title = "The strength of the positional pattern by query"
-    return go.Figure(traces, _place_layers(table, title, "query position", bottom=84))
+    return go.Figure(traces, _place_layers(table, title, "query position", "x"))
 
 
 def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
@@ -145,7 +143,7 @@ def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
 
 
 def _place_layers(
-    table: pd.DataFrame, title: str, x_title: str, bottom: int, ticks: int = 0
+    table: pd.DataFrame, title: str, x_title: str, zoom: str, bottom: int = 84, ticks: int = 0
 ) -> Layout:
     """Place a panel per layer; tick labels of x may stand on end, `ticks` px high."""
     names = [f"L{layer}" for layer in sorted({*table["layer"]})]
@@ -157,9 +155,7 @@ def _place_layers(
         x_title=x_title,
         y_title="nats",
     )
-    layout = place(title, names, wide, columns=1, panel=160, row_gap=80 + ticks, left=50)
-    zoom_together(layout, "x")
-    return layout
+    return place(title, names, wide, zoom, columns=1, panel=160, row_gap=80 + ticks, left=50)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +232,7 @@ def _panels(
     wide = Grid(columns=min(4, n_layers), panel=230, x_title=x_title, y_title=y_title, bottom=110)
     phone = {"columns": min(2, n_layers), "panel": 150, "gap": 0.14, "left": 50}
     titles = [f"L{layer}{FLAT_WORDS if limits else ''}" for layer, limits in enumerate(ranges)]
-    layout = place(title, titles, wide, **phone)
-    zoom_together(layout, "x")
+    layout = place(title, titles, wide, "x", **phone)
     set_axes(layout, "y", **y_axis)
     for keys, limits in zip(axes(layout, "y"), ranges, strict=True):
         if limits is not None:

@@ -37,7 +37,6 @@ from nope_probe.figures.style import (
     place,
     scatter,
     set_axes,
-    zoom_together,
 )
 
 WIDTH = 0.6  # width of a layer's dots, in layers
@@ -195,7 +194,7 @@ def over_layers(
     )
     phone = {"columns": 2 if many and not deep else 1, "panel": 120 if many else 220}
     phone["bottom"] = 60 + LEGEND_ROW * -(-n_names // 2)
-    layout = place(title, list(panels), wide, **phone, gap=0.14, left=40)
+    layout = place(title, list(panels), wide, "x", **phone, gap=0.14, left=40)
     set_axes(
         layout,
         "x",
@@ -206,7 +205,6 @@ def over_layers(
         dtick=-(-len(layers) // MOST_TICKS),
         minor={"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID},
     )
-    zoom_together(layout, "x")
     set_axes(layout, "y", rangemode="tozero", zerolinewidth=2, nticks=5)
     _mark_empty_layers(layout, panels, unmarked)
     ends = [np.concatenate([s.estimates for s in of_panel], axis=1) for of_panel in panels.values()]

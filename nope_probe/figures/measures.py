@@ -44,7 +44,6 @@ from nope_probe.figures.style import (
     place,
     scatter,
     set_axes,
-    zoom_together,
 )
 from nope_probe.figures.words import ATTENTION, MEASURES
 
@@ -172,11 +171,10 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
         x_title=X_TITLE,
         shared_y=True,
     )
-    layout = place("Interactions of players", list(groups), wide, columns=1, left=175)
+    layout = place("Interactions of players", list(groups), wide, "xy", columns=1, left=175)
     layout["annotations"].append({**inside(0), **FLAT_NOTE})
     set_axes(layout, "x", zeroline=True, zerolinewidth=2, nticks=5, tickangle=0)
     set_axes(layout, "y", tickfont={"size": 11})
-    zoom_together(layout)
     first = layers.index(layer)
     add_slider(layout, layers, len(groups), first, patches=patches)
     patch(layout, patches[first])
@@ -319,8 +317,7 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
         y_title=MEASURES[measure].title,
     )
     title = f"The positional pattern during training: {MEASURES[measure].label} per layer"
-    layout = place(title, list(tables), wide, columns=1, panel=240)
-    zoom_together(layout, "y")
+    layout = place(title, list(tables), wide, "y", columns=1, panel=240)
     set_axes(layout, "x", type="log", dtick=1)
     return go.Figure(traces, layout)
 
@@ -412,7 +409,7 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
     wide = Grid(columns=2, panel=240, gap=0.08, x_title="stage")
     titles = [MEASURES[measure].title for measure in STAGE_MEASURES]
     title = "Measures of each stage's positional pattern"
-    layout, traces = place(title, titles, wide, columns=1, panel=200, left=44), []
+    layout, traces = place(title, titles, wide, "x", columns=1, panel=200, left=44), []
     for panel, measure in enumerate(STAGE_MEASURES):
         for model, rows in table.groupby("model", sort=False):
             ablated = model == "ablated"
@@ -432,6 +429,5 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
             )
         draw_guide(layout, panel, y=MEASURES[measure].neutral)
     set_axes(layout, "x", type="category", categoryorder="array", categoryarray=list(LETTERS))
-    zoom_together(layout, "x")
     layout["yaxis"]["range"], layout["yaxis2"]["range"] = [-1.08, 1.08], [-0.04, 1.04]
     return go.Figure(traces, layout)

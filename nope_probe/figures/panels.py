@@ -29,7 +29,6 @@ from nope_probe.figures.style import (
     patch,
     place,
     set_axes,
-    zoom_together,
 )
 from nope_probe.maps.downsample import pool
 
@@ -185,12 +184,11 @@ def place_squares(
         left=50,
     )
     on_phone: dict[str, Any] = {"columns": phone, "panel": 300 // phone}
-    layout = place(title, names, wide, **on_phone)
+    layout = place(title, names, wide, "xy", **on_phone)
     same = {"constrain": "domain", "showgrid": False, "zeroline": False}
     same["nticks"] = 4 if columns > 2 else None
     set_axes(layout, "x", **same)
     set_axes(layout, "y", **same, autorange="reversed", constraintoward="top")
-    zoom_together(layout)
     # All maps are square, because they match the first, which is square.
     layout["yaxis"]["scaleanchor"] = "x"
     layout["plot_bgcolor"] = BLANK

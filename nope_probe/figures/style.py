@@ -162,13 +162,14 @@ def axis(panel: int) -> str:
     return "" if panel == 0 else str(panel + 1)
 
 
-def place(title: str, panels: Sequence[str], wide: Grid, **phone: Any) -> Layout:
+def place(title: str, panels: Sequence[str], wide: Grid, zoom: str = "", **phone: Any) -> Layout:
     """Return a figure's layout: its title, its panels and their titles, and its layout for a phone.
 
     Args:
         title: the figure's title.
         panels: the panels' titles.
         wide: the layout for a wide screen.
+        zoom: `x`, `y` or `xy`, the axes that all panels share.
         phone: the fields of `Grid` that differ on a phone.
     """
     above = {"x": 0.5, "y": 1, "yanchor": "bottom", "showarrow": False}
@@ -180,6 +181,9 @@ def place(title: str, panels: Sequence[str], wide: Grid, **phone: Any) -> Layout
     }
     for at in (axis(index) for index in range(len(panels))):
         layout |= {f"xaxis{at}": {"anchor": f"y{at}"}, f"yaxis{at}": {"anchor": f"x{at}"}}
+    for letter in zoom:
+        set_axes(layout, letter, matches=letter)
+        del layout[f"{letter}axis"]["matches"]
     patch(layout, wide.layout(len(panels)))
     return layout
 
@@ -193,13 +197,6 @@ def set_axes(layout: Layout, along: str, **keys: object) -> None:
     """Set keys of all axes along `x` or `y`."""
     for of_axis in axes(layout, along):
         of_axis |= keys
-
-
-def zoom_together(layout: Layout, along: str = "xy") -> None:
-    """Match the panels' x axes, y axes or both to the first panel's."""
-    for letter in along:
-        for of_axis in axes(layout, letter)[1:]:
-            of_axis["matches"] = letter
 
 
 def on(panel: int) -> dict[str, str]:
