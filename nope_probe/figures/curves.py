@@ -25,6 +25,7 @@ from nope_probe.figures.intervals import (
     axis_range,
     error_bars,
     estimates_of,
+    finite,
     is_noise,
     widened,
 )
@@ -243,11 +244,8 @@ def _panels(
 
 def _noise_range(curves: Collection[Curves], layer: int) -> tuple[float, float] | None:
     """Return the y range of a layer whose curves are all noise; None for other layers."""
-    drawn = np.concatenate(
-        [[curve.values[layer], curve.theory[layer]] for curve in curves], axis=None
-    )
+    known = finite(np.array([[curve.values[layer], curve.theory[layer]] for curve in curves]))
     errors = np.concatenate([curve.errors[layer] / 2 for curve in curves])
-    known = drawn[np.isfinite(drawn)]
     if not known.size:
         return None
     floor = max(NOISE_NATS, NOISE_ERRORS * float(np.nanmedian(errors)))

@@ -229,7 +229,7 @@ def _for_page(figure: go.Figure) -> dict[str, Any]:
         layout.pop(name, None)
     for patch in (layout, layout.get("meta", {}).get("narrow", {})):
         if "margin" in patch and "height" in patch:
-            patch["margin"] = {**patch["margin"], "t": patch["margin"]["t"] - TITLE_HEIGHT}
+            patch["margin"]["t"] -= TITLE_HEIGHT
             patch["height"] -= TITLE_HEIGHT
     return spec
 
