@@ -48,12 +48,7 @@ from nope_probe.errors import UserError, closed_choices
 from nope_probe.maps.centred import KeptCells, centred_rows, first_visible_keys
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions, row_blocks, rows_of
-from nope_probe.maps.stored_maps import (
-    LayerFolds,
-    StoredMaps,
-    TensorFolds,
-    shared_cells,
-)
+from nope_probe.maps.stored_maps import LayerFolds, StoredMaps, TensorFolds, shared_cells
 
 FoldMeans: TypeAlias = Float[Tensor, "fold layer row key_pos"]
 AnyMaps: TypeAlias = ScoreMaps | StoredMaps | FoldMeans

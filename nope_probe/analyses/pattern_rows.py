@@ -23,14 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nope_probe.analyses.jackknife import (
-    Estimates,
-    Interval,
-    ProductSums,
-    rms,
-    rms_ratio,
-    share,
-)
+from nope_probe.analyses.jackknife import Estimates, Interval, ProductSums, rms, rms_ratio, share
 from nope_probe.analyses.shapley import Condition, Contrast
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.rows import BLOCK_BYTES, row_blocks

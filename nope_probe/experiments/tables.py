@@ -16,12 +16,7 @@ from nope_probe.analyses.attribution import LayerAttribution, LayerPlayers, Play
 from nope_probe.analyses.jackknife import Interval, Intervals, rms
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
-from nope_probe.analyses.positions import (
-    Side,
-    position_terms,
-    readers,
-    written_terms,
-)
+from nope_probe.analyses.positions import Side, position_terms, readers, written_terms
 from nope_probe.analyses.splits import (
     BandPattern,
     MeanCovariance,

@@ -29,17 +29,7 @@ from nope_probe.figures.intervals import (
     is_noise,
     widened,
 )
-from nope_probe.figures.style import (
-    ZERO,
-    Grid,
-    Layout,
-    Trace,
-    axes,
-    on,
-    place,
-    scatter,
-    set_axes,
-)
+from nope_probe.figures.style import ZERO, Grid, Layout, Trace, axes, on, place, scatter, set_axes
 
 MOST_COLUMNS = 4
 LABELS = {"score": "scores", "all": "positional pattern"}

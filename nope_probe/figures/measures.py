@@ -13,14 +13,7 @@ from jaxtyping import Float
 from plotly.colors import qualitative
 
 from nope_probe.components import INK, LETTERS, SOURCES, colour, kept_name, words
-from nope_probe.figures.dots import (
-    BOUNDS,
-    FLAT_NOTE,
-    Dots,
-    interval_dots,
-    marker,
-    over_layers,
-)
+from nope_probe.figures.dots import BOUNDS, FLAT_NOTE, Dots, interval_dots, marker, over_layers
 from nope_probe.figures.intervals import (
     FLOOR,
     NO_PATTERN,
@@ -269,13 +262,13 @@ def mask_effect(table: pd.DataFrame) -> go.Figure:
         table: `non_relative.csv`: layer, tokens, and with_mask, without_mask and difference with
             their bounds, in nats.
     """
-    kinds = {str(tokens): rows for tokens, rows in table.groupby("tokens", sort=False)}
-    columns = {"with_mask": ("intact", "with the mask"), "without_mask": ("mask", "without it")}
     strength, difference = [], []
-    for tokens, rows in kinds.items():
+    for tokens, rows in table.groupby("tokens", sort=False):
         hollow = tokens == "shuffled"
-        for column, (name, label) in columns.items():
-            strength.append(Dots(rows, name, column, f"{label}, {tokens}", hollow))
+        strength += [
+            Dots(rows, "intact", "with_mask", f"with the mask, {tokens}", hollow),
+            Dots(rows, "mask", "without_mask", f"without it, {tokens}", hollow),
+        ]
         difference.append(Dots(rows, "mask", "difference", f"difference, {tokens}", hollow))
     panels = {"RMS of the non-relative part, nats": strength, "with less without, nats": difference}
     return over_layers(panels, "The mask's effect on the non-relative part, per layer")

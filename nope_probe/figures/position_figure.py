@@ -224,8 +224,9 @@ def _layer_of(name: str) -> int:
 
 def _nodes(places: Mapping[str, Point]) -> Trace:
     """Return a node for each head, MLP and embedding; a small model's nodes have labels."""
-    names = [name for name in places if name not in _boxes(places)]
-    is_small = sum(name.startswith("L0H") for name in names) <= FEW and len(_boxes(places)) <= FEW
+    boxes = _boxes(places)
+    names = [name for name in places if name not in boxes]
+    is_small = sum(name.startswith("L0H") for name in names) <= FEW and len(boxes) <= FEW
     return {
         "type": "scatter",
         "x": [places[name][0] for name in names],
@@ -256,7 +257,7 @@ def _edge_traces(edges: pd.DataFrame, places: Mapping[str, Point]) -> Traces:
             path = [(x - LEFT, 1.22), (x - LEFT, 0.97)]
             texts = [f"{edge.writer} {text}", ""]
         else:
-            if edge.reader in _boxes(places):  # edges end side by side
+            if "H" not in edge.reader:  # edges into a box end side by side
                 y = 0.3 + 0.6 * (rank[edge.Index] - 0.5) / len(written)
             path = _curve(places[edge.writer], (x, y), bend=-0.25 if edge.total else 0.0)
             texts = ["" if at != len(path) // 2 else text for at in range(len(path))]
