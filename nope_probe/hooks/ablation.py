@@ -37,9 +37,8 @@ from nope_probe.hooks.removing.block_ablation import (
     mean_over_positions,
     zeros,
 )
-from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.replacements import Calibration, without_position
 from nope_probe.hooks.removing.targets import lone_mlps, resolve_targets
-from nope_probe.hooks.removing.written_positions import without_position
 
 
 @contextmanager

@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.files import read_json
-from nope_probe.models.hub import offline_if_unreachable, reading_model
-from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, PARAMETER_FREE_CONTEXT, resolve
+from nope_probe.models.names import (
+    CHECKPOINTS,
+    PARAMETER_FREE,
+    PARAMETER_FREE_CONTEXT,
+    offline_if_unreachable,
+    reading_model,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
 from nope_probe.models.context import read_config, validate_architecture
-from nope_probe.models.hub import offline_if_unreachable, reading_model
+from nope_probe.models.names import offline_if_unreachable, reading_model
 
 if TYPE_CHECKING:
     import torch

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from nope_probe.errors import UserError
-from nope_probe.models.bridge import boot_bridge, wrap_in_bridge
+from nope_probe.files import reading
+from nope_probe.hooks.layers.model import blocks_of, layers_of
 from nope_probe.models.context import validate_context
-from nope_probe.models.hub import reading_model
 from nope_probe.models.huggingface import DeviceMap, load_hugging_face
 from nope_probe.models.info import ModelInfo, check_parity, describe, reference_of
-from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, resolve, validate_revision
+from nope_probe.models.names import (
+    CHECKPOINTS,
+    PARAMETER_FREE,
+    reading_model,
+    resolve,
+    validate_revision,
+)
 from nope_probe.models.parameter_free import (
     build,
     has_hooked_transformer,
     hooked_config,
     hooked_weights,
     parameter_free,
+    wrap_in_bridge,
 )
 
 if TYPE_CHECKING:
@@ -179,3 +187,115 @@ def _load_bridge(
     info = check_parity(model, info, reference)
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
     return LoadedModel(model=model, tokenizer=tokenizer, info=info)
+
+
+def boot_bridge(
+    source: str,
+    hf: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    device: str | None,
+) -> TransformerBridge:
+    """Return the bridge of a Hugging Face model, with raw weights.
+
+    Args:
+        source: the Hub id or folder of the model.
+        hf: the model, which is rewired in place.
+        tokenizer: its tokenizer.
+        dtype: its dtype.
+        device: its device; None if its parts are on several devices.
+
+    Raises:
+        UserError: if TransformerLens does not support the architecture, or if the model has no
+            attention that can be read.
+    """
+    from transformer_lens.model_bridge import TransformerBridge
+
+    with reading(f"TransformerLens cannot read {source}, a {type(hf).__name__}"):
+        model = TransformerBridge.boot_transformers(
+            source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
+        )
+    if getattr(hf.config, "is_decoder", False):
+        model.cfg.attention_dir = "causal"  # TransformerLens calls any BERT an encoder
+    _add_attention(model)
+    _add_position_embeddings(model)
+    validate_attention(source, model)
+    _run_as_transformers(model)
+    for layer in layers_of(model):
+        layer.attach_tap()
+    return model
+
+
+# Attention in blocks where TransformerLens has hook points for the residual stream only.
+_WHOLE_BLOCKS = {
+    "NemotronHForCausalLM": "mixer",
+    "RecurrentGemmaForCausalLM": "temporal_block",
+}
+
+
+def _add_attention(model: TransformerBridge) -> None:
+    """Add TransformerLens's hook points to attention that lacks them."""
+    from transformer_lens.model_bridge.component_setup import setup_submodules
+    from transformer_lens.model_bridge.generalized_components import AttentionBridge, LinearBridge
+
+    name = _WHOLE_BLOCKS.get(type(model.original_model).__name__)
+    if name is None:
+        return
+    for block in model.blocks:
+        hf_block = block.original_component
+        module = getattr(hf_block._modules[name], "original_component", hf_block._modules[name])
+        if not hasattr(module, "q_proj"):
+            continue
+        projections = {letter: LinearBridge(name=f"{letter}_proj") for letter in "qkvo"}
+        attn = AttentionBridge(name=name, config=model.cfg, submodules=projections)
+        attn.set_original_component(module)
+        setup_submodules(attn, model.adapter, module)
+        attn.setup_hook_compatibility()
+        attn.hook_z = attn.o.hook_in
+        hf_block._modules[name] = attn
+        block.add_module("attn", attn)
+    model.clear_hook_registry()
+    model._initialize_hook_registry()
+
+
+def _add_position_embeddings(model: TransformerBridge) -> None:
+    """Add a hook point to position embeddings without weights (XGLM's sinusoids)."""
+    from transformer_lens.model_bridge.generalized_components import PosEmbedBridge
+
+    modules = model.original_model.base_model._modules
+    embedding = modules.get("embed_positions")
+    if embedding is not None and "pos_embed" not in model._modules:
+        positions = PosEmbedBridge(name="embed_positions")
+        positions.set_original_component(embedding)
+        modules["embed_positions"] = positions
+        model.add_module("pos_embed", positions)
+
+
+def _run_as_transformers(model: TransformerBridge) -> None:
+    """Run blocks that do not attend as transformers does, not by TransformerLens's own code."""
+    from transformer_lens.model_bridge.generalized_components import RotaryEmbeddingBridge
+    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+
+    for module in model.original_model.modules():
+        for name, child in module._modules.items():
+            if isinstance(child, RotaryEmbeddingBridge) and child.original_component is None:
+                module._modules[name] = None  # without RoPE (Granite 4), there is no module to call
+    for block in blocks_of(model):
+        linear = block._modules.get("linear_attn")
+        if linear is not None:
+            vars(linear)["forward"] = partial(GeneralizedComponent.forward, linear)
+
+
+def validate_attention(source: str, model: TransformerBridge) -> None:
+    """Check that some block attends.
+
+    Raises:
+        UserError: if no block attends.
+    """
+    layers = layers_of(model) if hasattr(model, "blocks") else []
+    if not layers:
+        raise UserError(
+            f"{source} has no attention in a form that can be read (one module of a block, with "
+            "hook points of TransformerLens): there are no scores to map; a hybrid model may "
+            "attend in later layers"
+        )

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 
 from nope_probe.components import WEIGHTS, Norm
 from nope_probe.errors import closed_choices
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.models.bridge import build_bridge
 from nope_probe.models.names import PARAMETER_FREE_CONTEXT
 
 if TYPE_CHECKING:
@@ -262,3 +261,91 @@ def hooked_weights(hf: PreTrainedModel, n_heads: int, n_kv_heads: int) -> dict[s
 
 def _per_head(weight: Tensor, n_heads: int) -> Tensor:
     return rearrange(weight, "(head h) m -> head m h", head=n_heads)
+
+
+if TYPE_CHECKING:
+    from transformer_lens import TransformerBridgeConfig
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, SmolLM3Config
+
+
+# Fields of `model.cfg` in which a bridge describes SmolLM3 in general, not this model.
+_CONFIGURED = (
+    "attention_dir",
+    "attn_only",
+    "attn_scale",
+    "eps",
+    "model_name",
+    "normalization_type",
+    "positional_embedding_type",
+    "rotary_dim",
+)
+
+
+def wrap_in_bridge(
+    hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> TransformerBridge:
+    """Return the bridge of a Hugging Face model, which is rewired in place and frozen."""
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    hf.eval().requires_grad_(False).set_attn_implementation("eager")
+    return build_bridge_from_module(
+        hf,
+        type(hf).__name__,
+        hf_config=hf.config,
+        tokenizer=tokenizer,
+        post_adapter_hook=_drop_causal_mask if not getattr(hf.config, "is_causal", True) else None,
+    )
+
+
+def _drop_causal_mask(adapter: ArchitectureAdapter) -> None:
+    """Set a bridge's attention to bidirectional: transformers passes an encoder no mask at all."""
+    adapter.component_mapping["blocks"].submodules["attn"].is_causal = False
+
+
+def build_bridge(config: TransformerBridgeConfig) -> TransformerBridge:
+    """Build the bridge of a configuration, with weights drawn at random."""
+    model = wrap_in_bridge(_smollm3(config))
+    for name in _CONFIGURED:
+        setattr(model.cfg, name, getattr(config, name))
+    return model
+
+
+def _smollm3(config: TransformerBridgeConfig) -> PreTrainedModel:
+    from transformers import SmolLM3ForCausalLM
+
+    hf = SmolLM3ForCausalLM(_smollm3_config(config)).requires_grad_(False)
+    for block in hf.model.layers:
+        if config.attn_scale > 0:
+            block.self_attn.scaling = 1 / config.attn_scale
+        if config.attn_only:
+            block.mlp.down_proj.weight.zero_()
+        if config.normalization_type == "LNPre":
+            block.input_layernorm = nn.LayerNorm(config.d_model, config.eps)
+    return hf
+
+
+def _smollm3_config(config: TransformerBridgeConfig) -> SmolLM3Config:
+    from transformers import SmolLM3Config
+
+    rotates = int(config.positional_embedding_type == "rotary")
+    settings: dict[str, Any] = {
+        "num_hidden_layers": config.n_layers,
+        "hidden_size": config.d_model,
+        "head_dim": config.d_head,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_key_value_heads or config.n_heads,
+        "intermediate_size": 1 if config.attn_only else config.d_mlp,
+        "vocab_size": config.d_vocab,
+        "max_position_embeddings": config.n_ctx,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "rms_norm_eps": config.eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": float(config.rotary_base)},
+        "no_rope_layers": [rotates] * config.n_layers,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+        "use_cache": False,
+    }
+    return SmolLM3Config(**settings, is_causal=config.attention_dir == "causal")

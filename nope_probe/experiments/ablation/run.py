@@ -241,7 +241,7 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
     """
     from nope_probe.experiments.ablation.plan import measure_conditions
     from nope_probe.experiments.engine import Engine, validate_first_sequence
-    from nope_probe.hooks.reading.residual_cache import GIGABYTE
+    from nope_probe.hooks.reading.streaming import GIGABYTE
 
     settings, engine, shuffled = session.settings, Engine.of(session), None
     if session.sequences().kind == "text":  # with an order that shuffling removes

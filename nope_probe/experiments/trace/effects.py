@@ -20,7 +20,7 @@ from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.hooks.layers.attached_hooks import hooks_in_place
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.removing.written_positions import block_of_writer, without_position
+from nope_probe.hooks.removing.replacements import block_of_writer, without_position
 from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.stored_maps import LayerFolds, TensorFolds
 

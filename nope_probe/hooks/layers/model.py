@@ -28,8 +28,7 @@ from nope_probe.hooks.layers.attached_hooks import (
 )
 from nope_probe.hooks.layers.attention import Attention, Heads
 from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
-from nope_probe.hooks.layers.bridge_layer import BridgeLayer
-from nope_probe.hooks.layers.hooked_layer import HookedLayer
+from nope_probe.hooks.layers.block_kinds import BridgeLayer, HookedLayer
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import Angles, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read

@@ -48,8 +48,9 @@ from nope_probe.hooks.removing.replacements import (
     Calibration,
     Place,
     ReplacedWeight,
+    WrittenPosition,
+    block_of_writer,
 )
-from nope_probe.hooks.removing.written_positions import WrittenPosition, block_of_writer
 from nope_probe.maps.folds import Part
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
@@ -274,8 +275,7 @@ class _PositionAccumulator(Accumulator):
 
     def update(self, after: Vectors, hook: HookPoint) -> None:
         """Add the sums of the components' outputs over a batch."""
-        if not self.already_counted:
-            self.add(**{name: [(0, self._sum(name, after))] for name in self.writers})
+        self.add(**{name: [(0, self._sum(name, after))] for name in self.writers})
         self.reset()
 
     def _sum(self, writer: str, after: Vectors) -> Float[Tensor, "pos width"]:
@@ -371,8 +371,7 @@ class _OutputAccumulator(Accumulator):
         """Add the sums of this pass, after its last output, that of W_O."""
         self._sum("w_o", tensor)
         self._square("w_o", tensor)
-        if not self.already_counted:
-            self.add(**self.parts)
+        self.add(**self.parts)
         self.reset()
 
     def _square(self, key: str, tensor: Tensor) -> None:

@@ -163,8 +163,6 @@ class MeansAccumulator(Accumulator):
         Raises:
             NotImplementedError: for scores that hooks have changed from q.k.
         """
-        if self.already_counted:
-            return
         if attention.hooked is not None and not attention.equals_product():
             raise NotImplementedError(
                 f"the scores of L{self.layer.index} are not q.k: they have no positional terms"

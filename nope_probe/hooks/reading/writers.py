@@ -292,4 +292,3 @@ class FirstKeyAccumulator(Accumulator):
         first = repeat_heads(attention.v[:, :1], attention.n_heads)
         weight = rearrange(torch.cat(weights, -1), "batch head pos -> batch pos head 1")
         self.residual.first[self.layer.index] = weight * first
-        self.n_seen = self.upto

@@ -121,7 +121,7 @@ def test_a_run_of_vectors_equals_one_with_start_at_layer_0(hooked: ByName, tiny:
 def test_a_model_loaded_in_inference_mode_leaves_other_models_their_gradients(
     tiny: ByName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nope_probe.hooks.layers.bridge_layer._ROWS", {})
+    monkeypatch.setattr("nope_probe.hooks.layers.block_kinds._ROWS", {})
     folder = str(tiny("gpt2").folder)
     with torch.inference_mode():
         load(folder)
