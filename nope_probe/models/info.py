@@ -199,8 +199,7 @@ def _errors(model: HookedModel, info: ModelInfo, reference: Reference) -> dict[s
     """Return the errors of logits and attention weights against plain transformers."""
 
     def pattern(layer: Layer, attention: Attention) -> Tensor:
-        scores = attention.scores().masked_fill(~attention.visible, -torch.inf)
-        return attention.pattern(scores).float()
+        return attention.pattern(attention.masked_scores()).float()
 
     with torch.inference_mode(), attention_read(model, pattern) as patterns:
         logits = logits_of(model, probe_tokens(info.d_vocab)).float()

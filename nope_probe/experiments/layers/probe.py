@@ -172,7 +172,7 @@ def read_masks(model: HookedModel, inputs: LongInputs) -> list[tuple[MaskShape, 
     def read(layer: Layer, attention: Attention) -> tuple[MaskShape, bool]:
         n_positions = attention.mask.n_queries
         rows = partial(_cells_of_head, attention, 0)
-        others = range(1, attention.visible_rows(slice(1)).shape[1])
+        others = range(1, attention.mask.rows(slice(1)).shape[1])
         same = all(
             torch.equal(rows(block), _cells_of_head(attention, head, block))
             for head in others
@@ -219,7 +219,7 @@ def read_queries(
 def _cells_of_head(
     attention: Attention, head: int, rows: slice
 ) -> Bool[Tensor, "query_pos key_pos"]:
-    return attention.visible_rows(rows)[0, head]
+    return attention.mask.rows(rows)[0, head]
 
 
 def _first_rotation(attention: Attention, rotary: Rotary | None) -> Rotation | None:

@@ -234,17 +234,15 @@ def _heads_of(
 
     rotary, tap = traits_of(model)[layer.index].rotary, layer.tap
     tokens = torch.full(inputs.shape[:2], min(1, model.cfg.d_vocab - 1))
-    with torch.inference_mode(), hooks_detached(model):
-        before = tap.rope, tap.edit
-        tap.rope = None if rotary is None else RemovedPairs(bands=("rope",), rotary=rotary)
-        tap.edit = None
-        handle = layer.attn.register_forward_pre_hook(enter, with_kwargs=True)
-        try:
-            with taps_read([(tap, keep)], [tap]):
-                run_forward(model, tokens)
-        finally:
-            handle.remove()
-            tap.rope, tap.edit = before
+    straight = None if rotary is None else RemovedPairs(bands=("rope",), rotary=rotary)
+    with (
+        torch.inference_mode(),
+        hooks_detached(model),
+        layer.attn.register_forward_pre_hook(enter, with_kwargs=True),
+        tap.edited(rope=straight),
+        taps_read([(tap, keep)], [tap]),
+    ):
+        run_forward(model, tokens)
     return rearrange(read[0], "seq pos head d_head -> (seq pos) head d_head")
 
 

@@ -349,7 +349,7 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
     def compare(layer: Layer, attention: Attention) -> None:
         traits[layer.index] = Traits(
             rotary=fit_rotary(attention.angles, *attention.q[:, 1]),
-            window=not bool(attention.visible_rows(slice(1, 2))[0, 0, 0, 0])
+            window=not bool(attention.mask.rows(slice(1, 2))[0, 0, 0, 0])
             or getattr(layer.attending, "attention_type", "") == "local",  # of GPT-Neo
             sinks=attention.sinks is not None,
             alibi=attention.bias is not None,
@@ -359,22 +359,18 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
         return tensor[:1].expand(2, *tensor.shape[1:])
 
     entries = [(layer.point("hook_resid_pre"), copy_first) for layer in layers]
-    before = [(layer.tap, layer.tap.rope, layer.tap.edit) for layer in layers]
-    for tap, _, _ in before:
-        tap.rope, tap.edit = _SecondStraight(), None
-    try:
-        with (
-            torch.inference_mode(),
-            hooks_detached(model),
-            hooks_attached(entries),
-            positions_far_apart(),
-            attention_read(model, compare, n_layers=len(layers)),
-        ):
-            # Token 0 may stand for padding, whose embedding is 0.
-            run_forward(model, torch.tensor([[1, 2], [1, 2]]).clamp_max(model.cfg.d_vocab - 1))
-    finally:
-        for tap, rope, edit in before:
-            tap.rope, tap.edit = rope, edit
+    with (
+        torch.inference_mode(),
+        hooks_detached(model),
+        hooks_attached(entries),
+        positions_far_apart(),
+        attention_read(model, compare, n_layers=len(layers)),
+        ExitStack() as stack,
+    ):
+        for layer in layers:
+            stack.enter_context(layer.tap.edited(rope=_SecondStraight()))
+        # Token 0 may stand for padding, whose embedding is 0.
+        run_forward(model, torch.tensor([[1, 2], [1, 2]]).clamp_max(model.cfg.d_vocab - 1))
     return traits
 
 

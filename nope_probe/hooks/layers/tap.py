@@ -80,7 +80,8 @@ class Tap:
         if self.edit is not None:
             attention = self.edit(attention)
         if has_hooks(self.scores_point):
-            attention = replace(attention, hooked=self.scores_point(self._masked(attention)))
+            scores = attention.masked_scores(masked=self.masked)
+            attention = replace(attention, hooked=self.scores_point(scores))
         for read in self.readers:
             read(attention)
         if self.stops:
@@ -96,17 +97,25 @@ class Tap:
         blocks = [slice(None)] if is_hooked else query_blocks(n_queries, cells)
         values = []
         for rows in blocks:
-            scores = self._masked(attention, rows) if attention.hooked is None else attention.hooked
+            hooked = attention.hooked
+            scores = attention.masked_scores(rows, self.masked) if hooked is None else hooked
             pattern = self.pattern_point(attention.pattern(scores))
             values.append(torch.einsum("bhqk,bkhd->bqhd", pattern.to(v.dtype), v))
         return values[0] if len(values) == 1 else torch.cat(values, 1)
 
-    def _masked(
-        self, attention: Attention, rows: slice = slice(None)
-    ) -> Float[Tensor, "batch head query_pos key_pos"]:
-        scores = attention.scores(rows)
-        masked = torch.finfo(scores.dtype).min if self.masked is None else self.masked
-        return scores.masked_fill(~attention.visible_rows(rows), masked)
+    @contextmanager
+    def edited(
+        self,
+        rope: Straightens | None = None,
+        edit: Callable[[Attention], Attention] | None = None,
+    ) -> Iterator[None]:
+        """Compute attention with these edits, and no others, for as long as the context lasts."""
+        before = self.rope, self.edit
+        self.rope, self.edit = rope, edit
+        try:
+            yield
+        finally:
+            self.rope, self.edit = before
 
 
 @contextmanager

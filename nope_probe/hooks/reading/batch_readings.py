@@ -234,13 +234,7 @@ def read_heads(
     def read(layer: Layer, attention: Attention) -> HeadReading:
         n_pos = attention.q.shape[1]
         blocks = [slice(start, start + ROWS) for start in range(0, n_pos, ROWS)]
-        weights = [
-            weights_at(
-                attention.scores(rows).masked_fill(~attention.visible_rows(rows), -torch.inf),
-                keys[:, rows],
-            )
-            for rows in blocks
-        ]
+        weights = [weights_at(attention.masked_scores(rows), keys[:, rows]) for rows in blocks]
         return HeadReading(
             weights=torch.cat(weights, 2).cpu(),
             q=attention.q[:, -1].cpu(),

@@ -183,7 +183,7 @@ class MeansAccumulator(Accumulator):
 
     def _flags_of(self, attention: Attention) -> State:
         queries = self.query_positions
-        visible = attention.visible_rows(queries)[0]
+        visible = attention.mask.rows(queries)[0]
         flags = {"visible": visible.all(0)}
         if self.per_head:
             flags["visible"] = visible.expand(attention.n_heads, -1, -1).clone()
