@@ -5,7 +5,6 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -126,26 +125,38 @@ def load(
         model = _placed(build(config), device, dtype)
         info = check_parity(model, describe(model, key))
         return LoadedModel(model=model, tokenizer=None, info=info)
-    if key in CHECKPOINTS:
-        return _load_shipped(key, n_layers, device, dtype, n_ctx)
-    return _load_bridge(name, n_layers, device, dtype, revision, device_map, n_ctx)
-
-
-def _load_shipped(
-    name: str,
-    n_layers: int | None,
-    device: str,
-    dtype: torch.dtype | None,
-    n_ctx: int | None = None,
-) -> LoadedModel:
+    is_shipped = key in CHECKPOINTS
+    source = str(CHECKPOINTS[key]) if is_shipped else resolve(name)
+    on_gpu = torch.device(device).type == "cuda"
+    by_default = torch.bfloat16 if on_gpu else torch.float32
+    read_as = torch.float32 if is_shipped else dtype or by_default
     hf, tokenizer = load_hugging_face(
-        str(CHECKPOINTS[name]), n_layers=n_layers, dtype=torch.float32
+        source,
+        n_layers=n_layers,
+        dtype=read_as,
+        revision=revision,
+        device_map=device_map,
     )
-    hf.config.max_position_embeddings = max(n_ctx or 0, hf.config.max_position_embeddings)
-    model = _placed(to_hooked(hf, tokenizer), device, dtype)
-    model.cfg.model_name = name
-    info = describe(model, name, source=Path(hf.name_or_path).name, architecture=type(hf).__name__)
-    info = check_parity(model, info, reference_of(hf.to(device)))
+    if device_map is None:
+        hf = hf.to(device)
+    with reading_model(source, "forward pass"):
+        reference = reference_of(hf)  # before a bridge rewires the model in place
+    if is_shipped:
+        hf.config.max_position_embeddings = max(n_ctx or 0, hf.config.max_position_embeddings)
+        model = _placed(to_hooked(hf, tokenizer), device, dtype)
+        model.cfg.model_name = name = key
+    else:
+        on_one = device if device_map is None else None
+        model = boot_bridge(source, hf, deepcopy(tokenizer), read_as, on_one)
+    info = describe(
+        model,
+        name,
+        source=key if is_shipped else source,
+        architecture=type(hf).__name__,
+        revision=getattr(hf.config, "_commit_hash", None) or revision,
+    )
+    info = check_parity(model, info, reference)
+    model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
     return LoadedModel(model=model, tokenizer=tokenizer, info=info)
 
 
@@ -154,39 +165,6 @@ def _placed(
 ) -> HookedTransformer | TransformerBridge:
     model = model.to(device, print_details=False)
     return model.to(dtype or torch.float32, print_details=False)
-
-
-def _load_bridge(
-    name: str,
-    n_layers: int | None,
-    device: str,
-    dtype: torch.dtype | None,
-    revision: str | None,
-    device_map: DeviceMap | None,
-    n_ctx: int | None = None,
-) -> LoadedModel:
-    source = resolve(name)
-    on_gpu = torch.device(device).type == "cuda"
-    dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
-    hf, tokenizer = load_hugging_face(
-        source, n_layers=n_layers, dtype=dtype, revision=revision, device_map=device_map
-    )
-    if device_map is None:
-        hf = hf.to(device)
-    with reading_model(source, "forward pass"):
-        reference = reference_of(hf)  # before the bridge rewires the model in place
-    on_one = device if device_map is None else None
-    model = boot_bridge(source, hf, deepcopy(tokenizer), dtype, on_one)
-    info = describe(
-        model,
-        name,
-        source=source,
-        architecture=type(hf).__name__,
-        revision=getattr(hf.config, "_commit_hash", None) or revision,
-    )
-    info = check_parity(model, info, reference)
-    model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
-    return LoadedModel(model=model, tokenizer=tokenizer, info=info)
 
 
 def boot_bridge(

@@ -1,4 +1,9 @@
-"""Names of models: parameter-free, shipped and friendly names, Hub ids and folders."""
+"""Names of models: parameter-free, shipped and friendly names, folders, and ids on the Hub.
+
+Without a network, the Hub's client tries every file six times, which takes half a minute and prints
+13 lines. This file notices it in seconds, and says what to do. It imports torch and transformers
+only when it needs them.
+"""
 
 from __future__ import annotations
 
@@ -151,8 +156,6 @@ def trained_length(name: str) -> int | None:
 
 
 SECONDS = 3.0
-
-
 _GATED_OWNERS = ("meta-llama",)
 
 

@@ -1,4 +1,7 @@
-"""Models built from a TransformerLens configuration: the parameter-free transformer, Llamas."""
+"""Models built from a TransformerLens configuration: the parameter-free transformer, Llamas.
+
+On TransformerLens 4, such a model is the bridge of a SmolLM3.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A block of a HookedTransformer: its attention, its norms' outputs, the layout of weights."""
+"""A block of each kind of model: its attention, its norms' outputs, the layout of weights."""
 
 from __future__ import annotations
 
@@ -194,8 +194,6 @@ class HookedLayer(Layer):
 
 # The classes of attention whose forward pass fixes the number of key and value heads.
 FIXED_KEY_HEADS = ("FalconAttention", "GPTBigCodeAttention", "StableLmAttention")
-
-
 _ROWS: dict[Hashable, list[Tensor]] = {}  # rows of joint projections, by attention's kind and size
 
 

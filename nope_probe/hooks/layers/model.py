@@ -1,8 +1,8 @@
 """A model as a whole: its blocks, their inputs, and a forward pass for its hooks.
 
 This file holds the differences between HookedTransformer and TransformerBridge as models.
-`hooked_layer.py` and `bridge_layer.py` hold the differences between their blocks, `linear_maps.py`
-those of the modules in a block. No other file asks for a model's kind.
+`block_kinds.py` holds the differences between their blocks, `linear_maps.py` those of the modules
+in a block. No other file asks for a model's kind.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -41,6 +41,7 @@ class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it i
     """Raised by a hook that has read the last wanted tensor."""
 
 
+@runtime_checkable
 class Straightens(Protocol):
     """Leaves rotary pairs as at position 0, as `RemovedPairs` does."""
 

@@ -46,8 +46,6 @@ class Stage:
 
 
 _SCORES = "attn.hook_attn_scores"
-
-
 STAGES: dict[Letter, Stage] = {
     "a": Stage(norm="ln1"),
     "b": Stage(point=_SCORES, scores=True),

@@ -2,7 +2,8 @@
 
 A stream is saved, stopped and resumed between two batches, because every accumulator has counted
 the same sequences there. Batches are dealt in turn to the processes that share a run, and the
-processes' totals are added up at the end.
+processes' totals are added up at the end. With a `ResidualCache`, a pass starts where it first
+differs from an earlier pass.
 """
 
 from __future__ import annotations

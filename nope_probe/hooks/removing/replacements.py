@@ -1,8 +1,12 @@
-"""The replacements of a removed projection: c * P, c * R, or a constant output.
+"""The replacements of a removed projection or position: c * P, c * R, or a constant output.
 
 P is the rectangular identity, whose row r reads coordinate r % d_model; R has random orthonormal
 rows for each head. For W_O both are transposed. A constant output is the mean of the weight's
 output over tokens and positions, or 0. Gains and means come from a `Calibration`.
+
+A component's mean output differs between positions. The removal of the position that it writes
+into the residual stream replaces this mean by its mean over positions. The rest of the output says
+as much about content as before, and nothing about position.
 """
 
 from __future__ import annotations
