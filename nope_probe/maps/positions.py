@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.maps.folds import State
+from nope_probe.maps.folds import State, tensors_of, under
 from nope_probe.maps.rows import QueryPositions
 
 Queries = Float[Tensor, "fold pos head d_head"]
@@ -123,54 +123,30 @@ class PositionSums:
 
     def to_tensors(self) -> State:
         """Return the sums by name, for `from_tensors`."""
-        tensors: State = {"counts": self.counts, "bos": torch.tensor(self.bos)}
-        for layer, reader in self.readers.items():
-            values = {
-                attribute.name: getattr(reader, attribute.name) for attribute in fields(reader)
-            }
-            values |= {"scale": torch.tensor(reader.scale, dtype=torch.float64)}
-            turns = values.pop("turns")
-            if turns is not None:
-                values |= {
-                    f"turns.{attribute.name}": getattr(turns, attribute.name)
-                    for attribute in fields(turns)
-                }
-            for name, value in values.items():
-                if isinstance(value, Mapping):
-                    tensors |= {f"{layer}/{name}/{writer}": x for writer, x in value.items()}
-                elif value is not None:
-                    tensors[f"{layer}/{name}"] = value
-        return tensors
+        readers = tensors_of(self.readers)
+        tensors = {name.replace("/turns/", "/turns."): tensor for name, tensor in readers.items()}
+        return tensors | {"counts": self.counts, "bos": torch.tensor(self.bos)}
 
     @classmethod
     def from_tensors(cls, tensors: State) -> PositionSums:
         """Return the sums that `to_tensors` turned into these tensors."""
         layers = sorted({int(name.partition("/")[0]) for name in tensors if "/" in name})
         return cls(
-            readers={layer: _reader(tensors, f"{layer}/") for layer in layers},
+            readers={layer: _reader(under(tensors, f"{layer}/")) for layer in layers},
             counts=tensors["counts"],
             bos=bool(tensors["bos"]),
         )
 
 
-def _reader(tensors: State, prefix: str) -> ReaderSums:
-    values = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
-
-    def of_writers(name: str) -> dict[str, Tensor]:
-        return {n.partition("/")[2]: x for n, x in values.items() if n.startswith(f"{name}/")}
-
-    turns = {
-        attribute.name: values[name]
-        for attribute in fields(Turns)
-        if (name := f"turns.{attribute.name}") in values
-    }
+def _reader(values: State) -> ReaderSums:
+    turns = under(values, "turns.")
     return ReaderSums(
         q=values["q"],
         k=values["k"],
-        queries=of_writers("queries"),
-        keys=of_writers("keys"),
-        first_queries=of_writers("first_queries"),
-        first_keys=of_writers("first_keys"),
+        queries=under(values, "queries/"),
+        keys=under(values, "keys/"),
+        first_queries=under(values, "first_queries/"),
+        first_keys=under(values, "first_keys/"),
         scores=values["scores"],
         bias=values.get("bias"),
         scale=float(values["scale"]),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,23 +96,20 @@ def norm_between(block: nn.Module, x: Vectors, y: Vectors) -> NormMap | None:
     original: Any = getattr(block, "original_component", None)
     for norm in [*block.children(), *([] if original is None else original.children())]:
         if is_norm(norm):
-            fitted = norm_map(norm, x[:1, :1])
-            candidate = NormMap(
-                weight=_row(fitted.weight), bias=_row(fitted.bias), centred=fitted.centred
-            )
+            candidate = norm_map(partial(_of_token, norm), x[0, 0])
             if relative_error(candidate.outputs(x, candidate.scales(x, y)), y) <= tolerance:
                 return candidate
     return None
+
+
+def _of_token(norm: nn.Module, token: Float[Tensor, " width"]) -> Float[Tensor, " width"]:
+    return norm(token[None, None])[0, 0]
 
 
 def is_norm(module: nn.Module) -> bool:
     """Return whether a module is a norm, by the name of its class."""
     wrapped = getattr(module, "original_component", None)
     return any("norm" in type(candidate).__name__.lower() for candidate in (module, wrapped))
-
-
-def _row(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.flatten()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

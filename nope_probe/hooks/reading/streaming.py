@@ -28,7 +28,7 @@ from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.tap import StopForward, taps_read
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.removing.block_ablation import has_foreign_hooks, removed_before
-from nope_probe.maps.folds import State
+from nope_probe.maps.folds import State, under
 
 
 class StreamCheckpoint:
@@ -150,9 +150,7 @@ def restore(accumulators: Sequence[Accumulator], state: State) -> None:
     """Set accumulators to a state of `state_of`; an empty state starts the counts anew."""
     for index, accumulator in enumerate(accumulators):
         for kind, values in (("total", accumulator.totals), ("flag", accumulator.flags)):
-            prefix = f"{index}.{kind}."
-            names = [name for name in state if name.startswith(prefix)]
-            values |= {name.removeprefix(prefix): state[name] for name in names}
+            values |= under(state, f"{index}.{kind}.")
         accumulator.n_seen = int(state.get("n_seen", 0))
 
 

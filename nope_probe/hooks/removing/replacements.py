@@ -29,7 +29,7 @@ from nope_probe.hooks.layers.attention import Heads, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.model import block_point, blocks_of
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
-from nope_probe.maps.folds import State
+from nope_probe.maps.folds import State, tensors_of, under
 
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
 
@@ -63,13 +63,8 @@ class Calibration:
 
     def to_tensors(self) -> State:
         """Return gains, means and positions as tensors, for `from_tensors`."""
-        state = {f"mean/{name}": mean for name, mean in self.means.items()}
-        for writer, written in self.positions.items():
-            state |= written.to_tensors(f"{writer}/")
-        for replacement, gains in self.gains.items():
-            for name, c in gains.items():
-                state[f"gain/{replacement}/{name}"] = torch.tensor(c, dtype=torch.float64)
-        return state if self.seed is None else state | {"seed": torch.tensor(self.seed)}
+        measured = {"mean": self.means, "gain": self.gains, "seed": self.seed}
+        return tensors_of(measured) | tensors_of(self.positions)
 
     @classmethod
     def from_tensors(cls, state: State, checksum: str) -> Calibration:
@@ -88,9 +83,10 @@ class Calibration:
         }
         means = {name: state[f"mean/{name}"] for name in MEANS}
         seed = int(state["seed"]) if "seed" in state else None
-        ends = [name for name in state if name.endswith("/vectors")]
-        writers = [name.removesuffix("/vectors") for name in ends]
-        positions = {name: WrittenPosition.from_tensors(state, f"{name}/") for name in writers}
+        writers = [name.removesuffix("/vectors") for name in state if name.endswith("/vectors")]
+        positions = {
+            name: WrittenPosition.from_tensors(under(state, f"{name}/")) for name in writers
+        }
         return cls(checksum=checksum, gains=gains, seed=seed, means=means, positions=positions)
 
 
@@ -285,16 +281,14 @@ class WrittenPosition:
     vectors: Float[Tensor, "pos d_model"]
     factor: float = 1.0
 
-    def to_tensors(self, prefix: str = "") -> State:
-        """Return the tensors for `from_tensors`; the prefix begins their names."""
-        factor = torch.tensor(self.factor, dtype=torch.float64)
-        return {f"{prefix}vectors": self.vectors, f"{prefix}factor": factor}
+    def to_tensors(self) -> State:
+        """Return the tensors for `from_tensors`."""
+        return tensors_of(self)
 
     @classmethod
-    def from_tensors(cls, tensors: State, prefix: str = "") -> WrittenPosition:
+    def from_tensors(cls, tensors: State) -> WrittenPosition:
         """Return the position that `to_tensors` turned into these tensors."""
-        factor = float(tensors[f"{prefix}factor"])
-        return cls(vectors=tensors[f"{prefix}vectors"], factor=factor)
+        return cls(vectors=tensors["vectors"], factor=float(tensors["factor"]))
 
 
 def block_of_writer(writer: str) -> int:
