@@ -83,7 +83,7 @@ def _model(
         "device_map": device_map,
     }
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if is_quantised(config):
+    if getattr(config, "quantization_config", None):
         return load_quantised(kind, source, revision, options)
     weights = read_weights(source, n_layers=n_layers, revision=revision)
     return kind.from_pretrained(None, state_dict=weights, **options)
@@ -248,11 +248,6 @@ def _read(
 
 # Loaders of these methods can return plain weights; other methods are undone afterwards.
 UNDONE_WHILE_LOADING = ("fp8", "mxfp4", "compressed-tensors")
-
-
-def is_quantised(config: PreTrainedConfig) -> bool:
-    """Return whether a configuration describes quantised weights."""
-    return bool(getattr(config, "quantization_config", None))
 
 
 def load_quantised(

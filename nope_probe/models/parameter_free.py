@@ -96,13 +96,10 @@ def parameter_free(
 
 def configuration(**settings: Any) -> Configuration:
     """Return a configuration with the given fields, of the class that `build` takes."""
-    if has_hooked_transformer():
-        from transformer_lens import HookedTransformerConfig
+    import transformer_lens
 
-        return HookedTransformerConfig(**settings)
-    from transformer_lens import TransformerBridgeConfig
-
-    return TransformerBridgeConfig(**settings)
+    name = "HookedTransformerConfig" if has_hooked_transformer() else "TransformerBridgeConfig"
+    return getattr(transformer_lens, name)(**settings)
 
 
 def build(config: Configuration) -> HookedTransformer | TransformerBridge:
@@ -176,6 +173,10 @@ SHAPES: dict[Size, dict[str, Any]] = {
 }
 
 
+# The fields that all configurations of SmolLM3 here share.
+_COMMON = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "use_cache": False}
+
+
 def nope_llama(size: Size = "tiny", rope: bool = False) -> Configuration:
     """Return TransformerLens's configuration of the trained Llama, without RoPE or with it."""
     return hooked_config(smollm3_config(size, rope))
@@ -195,8 +196,7 @@ def smollm3_config(size: Size, rope: bool) -> SmolLM3Config:
         raise ValueError(f"unknown size {size!r}; there are {', '.join(SHAPES)}")
     shape = SHAPES[size]
     switches = [int(rope)] * shape["num_hidden_layers"]
-    tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    return SmolLM3Config(**shape, **tokens, no_rope_layers=switches, use_cache=False)
+    return SmolLM3Config(**shape, **_COMMON, no_rope_layers=switches)
 
 
 def hooked_config(config: PreTrainedConfig) -> Configuration:
@@ -316,21 +316,7 @@ def build_bridge(config: TransformerBridgeConfig) -> TransformerBridge:
 
 
 def _smollm3(config: TransformerBridgeConfig) -> PreTrainedModel:
-    from transformers import SmolLM3ForCausalLM
-
-    hf = SmolLM3ForCausalLM(_smollm3_config(config)).requires_grad_(False)
-    for block in hf.model.layers:
-        if config.attn_scale > 0:
-            block.self_attn.scaling = 1 / config.attn_scale
-        if config.attn_only:
-            block.mlp.down_proj.weight.zero_()
-        if config.normalization_type == "LNPre":
-            block.input_layernorm = nn.LayerNorm(config.d_model, config.eps)
-    return hf
-
-
-def _smollm3_config(config: TransformerBridgeConfig) -> SmolLM3Config:
-    from transformers import SmolLM3Config
+    from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
     rotates = int(config.positional_embedding_type == "rotary")
     settings: dict[str, Any] = {
@@ -346,9 +332,14 @@ def _smollm3_config(config: TransformerBridgeConfig) -> SmolLM3Config:
         "rms_norm_eps": config.eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": float(config.rotary_base)},
         "no_rope_layers": [rotates] * config.n_layers,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "pad_token_id": None,
-        "use_cache": False,
+        "is_causal": config.attention_dir == "causal",
     }
-    return SmolLM3Config(**settings, is_causal=config.attention_dir == "causal")
+    hf = SmolLM3ForCausalLM(SmolLM3Config(**settings, **_COMMON)).requires_grad_(False)
+    for block in hf.model.layers:
+        if config.attn_scale > 0:
+            block.self_attn.scaling = 1 / config.attn_scale
+        if config.attn_only:
+            block.mlp.down_proj.weight.zero_()
+        if config.normalization_type == "LNPre":
+            block.input_layernorm = nn.LayerNorm(config.d_model, config.eps)
+    return hf

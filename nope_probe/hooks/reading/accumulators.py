@@ -140,11 +140,13 @@ class Accumulator(ABC):
         sum_dtype: the least precision of the totals.
         flags: booleans from the first sequence that hold for all, such as the visible cells.
         n_seen: how many sequences of this process are in the totals.
-        reads_attention: whether it reads the inputs of attention.
+        reads_attention: whether it reads the inputs of attention, no later tensor of the block.
+        reads_logits: whether it reads the logits of a pass that runs to the end.
     """
 
     layer: Layer
     reads_attention = False
+    reads_logits = False
     sum_dtype = torch.float64
 
     def __init__(self, n_folds: int) -> None:
@@ -153,6 +155,11 @@ class Accumulator(ABC):
         self.flags: State = {}
         self.n_seen = self.upto = 0
         self.fold_of: Tensor
+
+    @property
+    def depth(self) -> int:
+        """The number of the block that the sums are of."""
+        return self.layer.index
 
     def hooks(self) -> Iterable[Attachment]:
         """Return the hooks that read a forward pass; the last hook adds it to the totals."""
@@ -178,11 +185,6 @@ class Accumulator(ABC):
     def already_counted(self) -> bool:
         """Whether the sequences of this batch are in the totals already."""
         return self.upto <= self.n_seen
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the totals, in an order that all processes share."""
-        return sorted(self.totals)
 
     def add(self, **parts: Sequence[Part]) -> None:
         """Add a batch to the totals, once: all of it or, if memory runs out, nothing."""

@@ -100,16 +100,8 @@ def calibrate(
     layers = layers_of(model)
     accumulators = [_OutputAccumulator(layer, seed) for layer in layers]
     written = _position_accumulators(model, inputs, writers)
-    last = max([layers[-1].index, *(accumulator.block.index for accumulator in written)])
-    stream(
-        model,
-        inputs,
-        [*accumulators, *written],
-        fold_of=torch.zeros(len(inputs), dtype=torch.long),
-        end=block_point(model, last, "hook_resid_post"),
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-    )
+    one_fold = torch.zeros(len(inputs), dtype=torch.long)
+    stream(model, inputs, [*accumulators, *written], one_fold, batch_size, checkpoint)
     measured = {accumulator.layer.index: accumulator for accumulator in accumulators}
     blocks = [measured.get(number) for number in range(len(blocks_of(model)))]
     means = {
@@ -145,17 +137,8 @@ def capture_written(
     Inside `ablated`, it is their output in the ablated model.
     """
     accumulators = _position_accumulators(model, inputs, writers)
-    stream(
-        model,
-        inputs,
-        accumulators,
-        fold_of=torch.zeros(len(inputs), dtype=torch.long),
-        end=block_point(
-            model, max(accumulator.block.index for accumulator in accumulators), "hook_resid_post"
-        ),
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-    )
+    one_fold = torch.zeros(len(inputs), dtype=torch.long)
+    stream(model, inputs, accumulators, one_fold, batch_size, checkpoint)
     return _positions(accumulators, inputs, skip_keys)
 
 
@@ -258,6 +241,10 @@ class _PositionAccumulator(Accumulator):
         super().__init__(n_folds=1)
         self.residual, self.writers = residual, writers
         [self.block] = residual.blocks
+
+    @property
+    def depth(self) -> int:
+        return self.block.index
 
     def hooks(self) -> Iterator[Attachment]:
         index, names = self.block.index, {"x": "hook_resid_pre", "z": "attn.hook_z"}

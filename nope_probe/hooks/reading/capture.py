@@ -26,7 +26,7 @@ from nope_probe.hooks.layers.model import (
     layers_of,
     numbered_layers,
 )
-from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
+from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.accumulators import (
     STAGES,
     Accumulator,
@@ -107,16 +107,7 @@ def capture_scores(
     queries = chosen_rows(inputs.shape[1], query_rows)
     scores = [ScoreAccumulator(layer, n_folds, mean_term, queries) for layer in blocks]
     heads = [HeadAccumulator(layer, n_folds, queries) for layer in blocks] if per_head else []
-    stream(
-        model,
-        inputs,
-        [*scores, *heads],
-        fold_of=fold_of,
-        end=max(blocks, key=lambda layer: layer.index).point("attn.hook_attn_scores"),
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-        residuals=residuals,
-    )
+    stream(model, inputs, [*scores, *heads], fold_of, batch_size, checkpoint, residuals)
     n = len(blocks)
     return ScoreMaps(
         mean_term=_stacked((score.mean_term(counts) for score in scores), n) if mean_term else None,
@@ -184,15 +175,7 @@ def capture_stages(
             if stage.scores
             else GramAccumulator(stage, block, n_folds, queries)
         )
-    stream(
-        model,
-        inputs,
-        list(accumulators.values()),
-        fold_of=fold_of,
-        end=_end(letters, blocks, layer),
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-    )
+    stream(model, inputs, list(accumulators.values()), fold_of, batch_size, checkpoint)
     return StageMaps(
         folds={
             letter: accumulator.fold_means(counts) for letter, accumulator in accumulators.items()
@@ -217,13 +200,6 @@ def _letters(
     if missing:
         raise KeyError(f"block {layer} has the stages {' '.join(names)}, not {' '.join(missing)}")
     return letters
-
-
-def _end(letters: Sequence[Letter], blocks: Mapping[int, Layer], layer: int) -> HookPoint:
-    """Return where a pass can stop: at the last scores, or after the last block with vectors."""
-    last = blocks[layer + max(STAGES[letter].block for letter in letters)]
-    only_scores = all(STAGES[letter].scores for letter in letters)
-    return last.point("attn.hook_attn_scores" if only_scores else "hook_resid_post")
 
 
 def _stacked(
@@ -260,14 +236,8 @@ class ScoreSums:
 
     def add(self, batch: Inputs) -> None:
         """Run one batch through the model and add its scores."""
-        stream(
-            self.model,
-            batch,
-            self.accumulators,
-            fold_of=interleaved_folds(len(batch), self.n_folds, first=self.n_seqs),
-            end=self.accumulators[-1].layer.point("attn.hook_attn_scores"),
-            batch_size=len(batch),
-        )
+        fold_of = interleaved_folds(len(batch), self.n_folds, first=self.n_seqs)
+        stream(self.model, batch, self.accumulators, fold_of, len(batch))
         self.n_seqs += len(batch)
 
     @property
@@ -334,20 +304,14 @@ def capture_losses(
     if tokens.is_floating_point():
         raise UserError("losses need tokens: vectors have none")
     losses = LossAccumulator(len(tokens))
-    stream(
-        model,
-        tokens,
-        [losses],
-        fold_of=torch.arange(len(tokens)),
-        end=None,
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-    )
+    stream(model, tokens, [losses], torch.arange(len(tokens)), batch_size, checkpoint)
     return losses.totals["losses"].cpu()
 
 
 class LossAccumulator(Accumulator):
     """Keeps the loss of every token; every sequence is a fold of its own."""
+
+    reads_logits = True
 
     def read_logits(
         self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
@@ -395,13 +359,5 @@ def capture_bands(
         BandAccumulator(layer, len(counts), of_layer, queries)
         for layer, of_layer in zip(layers, groups, strict=True)
     ]
-    stream(
-        model,
-        inputs,
-        accumulators,
-        fold_of=fold_of,
-        end=layers[-1].point("attn.hook_attn_scores"),
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-    )
+    stream(model, inputs, accumulators, fold_of, batch_size, checkpoint)
     return torch.stack([accumulator.fold_means(counts) for accumulator in accumulators], 1)

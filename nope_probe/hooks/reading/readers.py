@@ -116,15 +116,7 @@ def capture_positions(
             for layer in readers
         ]
         first = [FirstKeyAccumulator(block, residual) for block in blocks if block.w_o is not None]
-    stream(
-        model,
-        inputs,
-        [*accumulators, *first],
-        fold_of=fold_of,
-        end=readers[-1].point("attn.hook_attn_scores"),
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-    )
+    stream(model, inputs, [*accumulators, *first], fold_of, batch_size, checkpoint)
     return PositionSums(
         readers={accumulator.layer.index: accumulator.sums(counts) for accumulator in accumulators},
         counts=counts,

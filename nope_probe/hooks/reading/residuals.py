@@ -6,7 +6,7 @@ per position. Therefore no more than a batch of residual streams is held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -59,7 +59,7 @@ def capture_moments(
 
     blocks = layers_of(model)[:n_layers]
     sums = [ResidualAccumulator(layer, 1, skip, products) for layer in blocks]
-    _stream(model, tokens, sums, batch_size, checkpoint)
+    stream(model, tokens, sums, torch.arange(len(tokens)), batch_size, checkpoint)
     xx, xy = (torch.cat([moments.totals[name].cpu() for moments in sums]) for name in ("xx", "xy"))
     return xx, xy
 
@@ -94,26 +94,8 @@ def capture_distances(
         ResidualAccumulator(layer, len(tokens), skip, partial(distances, fits))
         for layer, fits in zip(layers_of(model), weights, strict=False)
     ]
-    _stream(model, tokens, sums, batch_size, checkpoint)
+    stream(model, tokens, sums, torch.arange(len(tokens)), batch_size, checkpoint)
     return torch.stack([accumulator.totals["distances"].cpu() for accumulator in sums], 1)
-
-
-def _stream(
-    model: HookedModel,
-    tokens: Int[Tensor, "seq pos"],
-    sums: Sequence[ResidualAccumulator],
-    batch_size: int,
-    checkpoint: StreamCheckpoint | None,
-) -> None:
-    stream(
-        model,
-        tokens,
-        sums,
-        fold_of=torch.arange(len(tokens)),  # a sequence's number, by which its targets are known
-        end=sums[-1].layer.point("hook_resid_post"),
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-    )
 
 
 class ResidualAccumulator(Accumulator):
@@ -124,7 +106,7 @@ class ResidualAccumulator(Accumulator):
         n_folds: how many numbers of folds the parts have.
         skip: how many first positions are left out.
         parts: returns a batch's parts of the totals, from its residuals in float64 with a last
-            column of ones, and the numbers of its sequences.
+            column of ones, and the numbers of its sequences, by which their targets are known.
     """
 
     def __init__(

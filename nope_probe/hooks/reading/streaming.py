@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from nope_probe.hooks.layers.attached_hooks import hooks_attached, methods_replaced, restores_places
 from nope_probe.hooks.layers.model import (
     Inputs,
+    block_point,
     blocks_of,
     logits_of,
     run_forward,
@@ -29,6 +30,8 @@ from nope_probe.hooks.layers.tap import StopForward, taps_read
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.removing.block_ablation import has_foreign_hooks, removed_before
 from nope_probe.maps.folds import State, under
+
+_SCORES = "attn.hook_attn_scores"
 
 
 class StreamCheckpoint:
@@ -70,22 +73,20 @@ def stream(
     model: HookedModel,
     inputs: Inputs,
     accumulators: Sequence[Accumulator],
-    *,
     fold_of: Int[Tensor, " seq"],
-    end: HookPoint | None,
     batch_size: int,
     checkpoint: StreamCheckpoint | None = None,
     residuals: ResidualCache | None = None,
 ) -> None:
     """Run this process's batches, and add up the totals of all processes.
 
+    A forward pass stops where the accumulators have read the last block.
+
     Args:
         model: a HookedTransformer or TransformerBridge.
         inputs: token sequences of equal length, or input vectors.
         accumulators: the running sums.
         fold_of: the fold of each sequence.
-        end: the hook point at which a forward pass stops; None for passes that run to the logits,
-            so that accumulators read these.
         batch_size: sequences per forward pass; halved if a batch does not fit into GPU memory.
         checkpoint: deals out batches and saves sums; by default, all batches are run and nothing
             is saved.
@@ -99,11 +100,9 @@ def stream(
     checkpoint = checkpoint or StreamCheckpoint()
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
     restore(accumulators, checkpoint.restore())
-    runner = BatchRunner(
-        model, accumulators, checkpoint, batch_size, to_logits=end is None, residuals=residuals
-    )
+    runner = BatchRunner(model, accumulators, checkpoint, batch_size, residuals)
     done, restored = 0, accumulators[0].n_seen
-    with torch.inference_mode(), _reading(model, accumulators, end):
+    with torch.inference_mode(), _reading(model, accumulators):
         for start, stop in batches:
             if done >= restored:
                 runner.run(inputs[start:stop], fold_of[start:stop], done)
@@ -113,8 +112,9 @@ def stream(
             checkpoint.advance(stop - start)
         if checkpoint.n_processes > 1:  # a kill during the wait for other processes loses nothing
             checkpoint.save(state_of(accumulators))
+        # Sorted by name: an order that all processes share.
         checkpoint.all_reduce(
-            [accumulator.totals[key] for accumulator in accumulators for key in accumulator.names]
+            [entry.totals[name] for entry in accumulators for name in sorted(entry.totals)]
         )
 
 
@@ -163,11 +163,10 @@ class BatchRunner:
         accumulators: Sequence[Accumulator],
         checkpoint: StreamCheckpoint,
         batch_size: int,
-        to_logits: bool = False,
-        residuals: ResidualCache | None = None,
+        residuals: ResidualCache | None,
     ) -> None:
         self.model, self.accumulators, self.checkpoint = model, accumulators, checkpoint
-        self.batch_size, self.to_logits, self.residuals = batch_size, to_logits, residuals
+        self.batch_size, self.residuals = batch_size, residuals
         keeps = residuals is not None and residuals.max_bytes > 0
         self.may_skip = keeps and may_skip_blocks(model)
 
@@ -195,7 +194,7 @@ class BatchRunner:
         return True
 
     def _run_once(self, batch: Inputs) -> None:
-        if self.to_logits:
+        if any(accumulator.reads_logits for accumulator in self.accumulators):
             logits = logits_of(self.model, batch)
             for accumulator in self.accumulators:
                 accumulator.read_logits(logits, batch)
@@ -220,10 +219,12 @@ class BatchRunner:
 
 
 @contextmanager
-def _reading(
-    model: HookedModel, accumulators: Sequence[Accumulator], end: HookPoint | None
-) -> Iterator[None]:
-    """Let accumulators read forward passes that stop at `end`."""
+def _reading(model: HookedModel, accumulators: Sequence[Accumulator]) -> Iterator[None]:
+    """Let accumulators read forward passes, which stop after the last block that they read."""
+    end = None
+    if not any(accumulator.reads_logits for accumulator in accumulators):
+        depth, has_hooks = max((each.depth, not each.reads_attention) for each in accumulators)
+        end = block_point(model, depth, "hook_resid_post" if has_hooks else _SCORES)
     hooks: list[Attachment] = [pair for accumulator in accumulators for pair in accumulator.hooks()]
     with tapped(model) as layers:
         # The scores' hook point fires only if it has hooks, so the tap itself ends the pass.

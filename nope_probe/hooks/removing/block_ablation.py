@@ -238,10 +238,12 @@ def removed_before(model: HookedModel, depth: int) -> tuple[Hashable, ...]:
     active = ABLATED.get(model)
     if active is None:
         return ()
-    ablation, removals = active.ablation, []
-    for index, heads in sorted(active.heads.items()):
-        if index < depth:
-            removals.append((index, None if heads is None else tuple(heads)))
+    ablation = active.ablation
+    removals = [
+        (index, None if heads is None else tuple(heads))
+        for index, heads in sorted(active.heads.items())
+        if index < depth
+    ]
     embeds = "pos_embed" in ablation.components or ablation.writers
     if not (removals or embeds) or not ablation.components:
         return ()
