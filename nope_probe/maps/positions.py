@@ -43,11 +43,21 @@ class Turns:
 
     def _turned(self, x: Tensor, sin: Tensor) -> Tensor:
         first, second = self.pairs.T
-        cos, sin = self.cos[:, None].to(x), sin[:, None].to(x)
-        turned, low, high = x.clone(), x[..., first], x[..., second]
-        turned[..., first] = low * cos - high * sin
-        turned[..., second] = high * cos + low * sin
-        return turned
+        return turned_in_pairs(x, first, second, self.cos[:, None].to(x), sin[:, None].to(x))
+
+
+def turned_in_pairs(
+    x: Float[Tensor, "*batch d_head"],
+    first: slice | Int[Tensor, " pair"],
+    second: slice | Int[Tensor, " pair"],
+    cos: Float[Tensor, "*#batch pair"],
+    sin: Float[Tensor, "*#batch pair"],
+) -> Float[Tensor, "*batch d_head"]:
+    """Return vectors with pairs of coordinates turned by angles, of which cos and sin are given."""
+    result, low, high = x.clone(), x[..., first], x[..., second]
+    result[..., first] = (low * cos - high * sin).to(x.dtype)
+    result[..., second] = (high * cos + low * sin).to(x.dtype)
+    return result
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

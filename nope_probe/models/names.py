@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from nope_probe.errors import UserError
@@ -216,13 +216,10 @@ def answers(address: str) -> bool:
     def ask() -> None:
         try:
             urlopen(Request(address, method="HEAD"), timeout=SECONDS).close()
-        except HTTPError:
-            pass
-        except URLError as error:
-            if not isinstance(error.reason, ssl.SSLError):  # the client has its own certificates
+        except OSError as error:
+            reason = getattr(error, "reason", None)  # the client has its own certificates
+            if not (isinstance(error, HTTPError) or isinstance(reason, ssl.SSLError)):
                 return
-        except OSError:
-            return
         answered.append(True)
 
     # A name server that does not answer blocks for longer than any timeout of a request.

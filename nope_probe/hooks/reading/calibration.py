@@ -9,7 +9,6 @@ from hashlib import sha256
 from math import nan
 
 import torch
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -309,20 +308,13 @@ class _OutputAccumulator(Accumulator):
         self.layer = layer
         self.parts: dict[str, list[Part]] = {}
         self.projections = [name for name in WEIGHTS if layer.has_matrix(name)]
-        self.units: dict[Replacement, dict[Projection, ReplacedWeight]] = {
-            kind: {
-                name: REPLACED[kind](
-                    Place(
-                        layer=layer,
-                        name=name,
-                        ablation=Ablation(replacement=kind, gain="identity", seed=seed or 0),
-                    )
-                )
-                for name in self.projections
-            }
-            for kind in WITH_GAIN
-            if seed is not None or not NEEDS[kind].seed
-        }
+        self.units: dict[Replacement, dict[Projection, ReplacedWeight]] = {}
+        for kind in WITH_GAIN:
+            if seed is not None or not NEEDS[kind].seed:
+                unit = Ablation(replacement=kind, gain="identity", seed=seed or 0)
+                self.units[kind] = {
+                    name: REPLACED[kind](Place(layer, name, unit)) for name in self.projections
+                }
 
     def hooks(self) -> Iterator[Attachment]:
         layer = self.layer
@@ -338,7 +330,7 @@ class _OutputAccumulator(Accumulator):
         self.parts.clear()
 
     def _read_output(self, key: str, tensor: Tensor, hook: HookPoint) -> None:
-        self._sum(key, tensor.flatten(2))
+        self._sum(key, tensor)
         self._square(key, tensor)
 
     def read_input(self, tensor: Tensor, hook: HookPoint) -> None:
@@ -349,15 +341,13 @@ class _OutputAccumulator(Accumulator):
                     self._square(f"{kind}({name})", unit.outputs(y))
 
     def read_z(self, tensor: Tensor, hook: HookPoint) -> None:
-        z = rearrange(tensor, "batch pos head d_head -> batch pos (head d_head)")
-        self._sum("z", z)
+        self._sum("z", tensor)
         for kind, units in self.units.items():
             self._square(f"{kind}(w_o)", units["w_o"].summed(tensor, range(self.layer.n_heads)))
 
     def update(self, tensor: Tensor, hook: HookPoint) -> None:
         """Add the sums of this pass, after its last output, that of W_O."""
-        self._sum("w_o", tensor)
-        self._square("w_o", tensor)
+        self._read_output("w_o", tensor, hook)
         self.add(**self.parts)
         self.reset()
 
@@ -367,8 +357,8 @@ class _OutputAccumulator(Accumulator):
             (0, torch.stack((square, square.new_tensor(tensor.numel()))))
         ]
 
-    def _sum(self, key: str, tensor: Float[Tensor, "batch pos width"]) -> None:
-        total = tensor.sum((0, 1), dtype=torch.float64)
+    def _sum(self, key: str, tensor: Float[Tensor, "batch pos *heads width"]) -> None:
+        total = tensor.sum((0, 1), dtype=torch.float64).flatten()
         n_tokens = total.new_tensor([tensor.shape[0] * tensor.shape[1]])
         self.parts[f"sum/{key}"] = [(0, torch.cat((total, n_tokens)))]
 

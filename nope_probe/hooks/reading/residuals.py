@@ -103,7 +103,7 @@ class ResidualAccumulator(Accumulator):
 
     Args:
         layer: the block.
-        n_folds: how many numbers of folds the parts have.
+        n_folds: how many folds.
         skip: how many first positions are left out.
         parts: returns a batch's parts of the totals, from its residuals in float64 with a last
             column of ones, and the numbers of its sequences, by which their targets are known.

@@ -31,8 +31,6 @@ from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.removing.block_ablation import has_foreign_hooks, removed_before
 from nope_probe.maps.folds import State, under
 
-_SCORES = "attn.hook_attn_scores"
-
 
 class StreamCheckpoint:
     """Decides which batches of a stream a process runs, and when its sums are saved.
@@ -223,8 +221,11 @@ def _reading(model: HookedModel, accumulators: Sequence[Accumulator]) -> Iterato
     """Let accumulators read forward passes, which stop after the last block that they read."""
     end = None
     if not any(accumulator.reads_logits for accumulator in accumulators):
-        depth, has_hooks = max((each.depth, not each.reads_attention) for each in accumulators)
-        end = block_point(model, depth, "hook_resid_post" if has_hooks else _SCORES)
+        depth, past_attention = max(
+            (accumulator.depth, not accumulator.reads_attention) for accumulator in accumulators
+        )
+        name = "hook_resid_post" if past_attention else "attn.hook_attn_scores"
+        end = block_point(model, depth, name)
     hooks: list[Attachment] = [pair for accumulator in accumulators for pair in accumulator.hooks()]
     with tapped(model) as layers:
         # The scores' hook point fires only if it has hooks, so the tap itself ends the pass.

@@ -48,13 +48,7 @@ class BlockAblation:
         self.components, self.prefix = frozenset(ablation.components), ablation.prefix
         self.replaced: dict[Projection, ReplacedWeight] = {
             name: REPLACED[ablation.replacement](
-                Place(
-                    layer=target.layer,
-                    name=name,
-                    ablation=ablation,
-                    calibration=calibration,
-                    heads=target.heads,
-                )
+                Place(target.layer, name, ablation, calibration, target.heads)
             )
             for name in ablation.weights
         }

@@ -90,7 +90,7 @@ class Calibration:
         return cls(checksum=checksum, gains=gains, seed=seed, means=means, positions=positions)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Place:
     """Where a weight is replaced, and how.
 
