@@ -101,20 +101,18 @@ class ReaderSums:
         n_heads = self.q.shape[2]
         for head in range(n_heads):
             key_head = head * self.k.shape[2] // n_heads
-            yield (
-                head,
-                replace(
-                    self,
-                    q=self.q[:, :, [head]],
-                    k=self.k[:, :, [key_head]],
-                    queries={name: x[:, :, [head]] for name, x in self.queries.items()},
-                    keys={name: x[:, :, [key_head]] for name, x in self.keys.items()},
-                    first_queries={n: x[:, :, [head]] for n, x in self.first_queries.items()},
-                    first_keys={n: x[:, :, [key_head]] for n, x in self.first_keys.items()},
-                    scores=self.scores[:, head],
-                    bias=None if self.bias is None else self.bias[head],
-                ),
+            of_head = replace(
+                self,
+                q=self.q[:, :, [head]],
+                k=self.k[:, :, [key_head]],
+                queries={name: x[:, :, [head]] for name, x in self.queries.items()},
+                keys={name: x[:, :, [key_head]] for name, x in self.keys.items()},
+                first_queries={name: x[:, :, [head]] for name, x in self.first_queries.items()},
+                first_keys={name: x[:, :, [key_head]] for name, x in self.first_keys.items()},
+                scores=self.scores[:, head],
+                bias=None if self.bias is None else self.bias[head],
             )
+            yield head, of_head
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -24,9 +24,15 @@ if TYPE_CHECKING:
         TransformerBridgeConfig,
     )
     from transformer_lens.model_bridge import TransformerBridge
+    from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
+    from transformers import (
+        PreTrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        SmolLM3Config,
+    )
 
     Configuration: TypeAlias = HookedTransformerConfig | TransformerBridgeConfig
-    from transformers import PreTrainedConfig, PreTrainedModel, SmolLM3Config
 
 
 def has_hooked_transformer() -> bool:
@@ -117,21 +123,18 @@ def build(config: Configuration) -> HookedTransformer | TransformerBridge:
     with torch.random.fork_rng(devices=[], enabled=has_identities):
         if has_identities:
             torch.default_generator.manual_seed(0)
-        model = _build_hooked(config) if has_hooked_transformer() else build_bridge(config)
+        if has_hooked_transformer():
+            from transformer_lens import HookedTransformer
+
+            model = HookedTransformer(config).eval()
+            if config.positional_embedding_type == "standard":
+                # TransformerLens has no position embedding type "none".
+                model.pos_embed.W_pos.data.zero_()
+        else:
+            model = build_bridge(config)
     if has_identities:
         _set_identities(model)
     return model.requires_grad_(False)
-
-
-def _build_hooked(config: HookedTransformerConfig) -> HookedTransformer:
-    """Build the HookedTransformer of a configuration, with random weights if configured so."""
-    from transformer_lens import HookedTransformer
-
-    model = HookedTransformer(config).eval()
-    if config.positional_embedding_type == "standard":
-        # TransformerLens has no position embedding type "none".
-        model.pos_embed.W_pos.data.zero_()
-    return model
 
 
 def _set_identities(model: HookedTransformer | TransformerBridge) -> None:
@@ -266,13 +269,6 @@ def _per_head(weight: Tensor, n_heads: int) -> Tensor:
     return rearrange(weight, "(head h) m -> head m h", head=n_heads)
 
 
-if TYPE_CHECKING:
-    from transformer_lens import TransformerBridgeConfig
-    from transformer_lens.model_bridge import TransformerBridge
-    from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, SmolLM3Config
-
-
 # Fields of `model.cfg` in which a bridge describes SmolLM3 in general, not this model.
 _CONFIGURED = (
     "attention_dir",
@@ -309,13 +305,6 @@ def _drop_causal_mask(adapter: ArchitectureAdapter) -> None:
 
 def build_bridge(config: TransformerBridgeConfig) -> TransformerBridge:
     """Build the bridge of a configuration, with weights drawn at random."""
-    model = wrap_in_bridge(_smollm3(config))
-    for name in _CONFIGURED:
-        setattr(model.cfg, name, getattr(config, name))
-    return model
-
-
-def _smollm3(config: TransformerBridgeConfig) -> PreTrainedModel:
     from transformers import SmolLM3Config, SmolLM3ForCausalLM
 
     rotates = int(config.positional_embedding_type == "rotary")
@@ -342,4 +331,7 @@ def _smollm3(config: TransformerBridgeConfig) -> PreTrainedModel:
             block.mlp.down_proj.weight.zero_()
         if config.normalization_type == "LNPre":
             block.input_layernorm = nn.LayerNorm(config.d_model, config.eps)
-    return hf
+    model = wrap_in_bridge(hf)
+    for name in _CONFIGURED:
+        setattr(model.cfg, name, getattr(config, name))
+    return model

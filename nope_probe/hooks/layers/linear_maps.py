@@ -9,7 +9,7 @@ running a block's own modules on chosen vectors: no family of models is known he
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nope_probe.hooks.layers.attached_hooks import hooks_detached
+from nope_probe.hooks.layers.attached_hooks import hooks_detached, methods_replaced
 from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.model import run_forward, tapped, traits_of
@@ -248,13 +248,10 @@ def _heads_of(
 def _norms_as(layer: Layer, scale: float) -> Iterator[list[nn.Module]]:
     """Let the norms inside a block's attention have one scale for all tokens; yield these norms."""
     norms = list(_outermost_norms(layer.attending))
-    for norm in norms:
-        vars(norm)["forward"] = _with_scale(norm, scale)
-    try:
-        yield norms
-    finally:
+    with ExitStack() as stack:
         for norm in norms:
-            del vars(norm)["forward"]
+            stack.enter_context(methods_replaced(norm, forward=_with_scale(norm, scale)))
+        yield norms
 
 
 def _outermost_norms(module: nn.Module) -> Iterator[nn.Module]:

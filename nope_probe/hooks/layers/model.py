@@ -124,6 +124,19 @@ def attention_read(
             yield readings
 
 
+def read_attention(
+    model: HookedModel,
+    inputs: Inputs,
+    read: Callable[[Layer, Attention], Reading],
+    *,
+    n_layers: int | None = None,
+) -> list[Reading]:
+    """Run a batch, and return what a reader makes of the attention of the first blocks."""
+    with torch.inference_mode(), attention_read(model, read, n_layers=n_layers) as readings:
+        run_forward(model, inputs)
+    return readings
+
+
 def is_bridge(model: HookedModel) -> bool:
     """Return whether a model is a TransformerBridge, not a HookedTransformer."""
     return hasattr(model, "original_model")

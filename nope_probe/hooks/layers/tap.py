@@ -13,7 +13,7 @@ product and a mask or ALiBi, and the third v.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -87,15 +87,14 @@ class Tap:
             read(attention)
         if self.stops:
             raise StopForward
-        has_formula = attention.soft_cap is not None or attention.sinks is not None
-        if attention.hooked is None and not has_formula and not has_hooks(self.pattern_point):
+        is_hooked = attention.hooked is not None or has_hooks(self.pattern_point)
+        if not is_hooked and attention.soft_cap is None and attention.sinks is None:
             return attention.weighted_values()
         v = repeat_heads(attention.v, attention.n_heads)
-        n_queries, n_keys = attention.mask.n_queries, attention.mask.n_keys
+        cells = len(v) * attention.n_heads * attention.mask.n_keys
         # A hook point needs the scores of all queries at once.
-        is_hooked = attention.hooked is not None or has_hooks(self.pattern_point)
-        cells = len(v) * attention.n_heads * n_keys
-        blocks = [slice(None)] if is_hooked else query_blocks(n_queries, cells)
+        whole = [slice(None)]
+        blocks = whole if is_hooked else query_blocks(attention.mask.n_queries, cells)
         values = []
         for rows in blocks:
             hooked = attention.hooked
@@ -124,18 +123,14 @@ def taps_read(
     readers: Iterable[tuple[Tap, Callable[[Attention], None]]], stopping: Collection[Tap] = ()
 ) -> Iterator[None]:
     """Show the attention of each pass to readers; a pass ends at the taps that stop it."""
-    pairs = list(readers)
-    try:
-        for tap, read in pairs:
+    with ExitStack() as stack:
+        for tap, read in readers:
             tap.readers.append(read)
+            stack.callback(tap.readers.remove, read)
         for tap in stopping:
             tap.stops = True
+            stack.callback(setattr, tap, "stops", False)
         yield
-    finally:
-        for tap, read in pairs:
-            tap.readers.remove(read)
-        for tap in stopping:
-            tap.stops = False
 
 
 def has_hooks(point: HookPoint) -> bool:

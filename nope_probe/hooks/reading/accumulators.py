@@ -237,6 +237,20 @@ class MapAccumulator(Accumulator):
             visible = visible & before.to(visible.device)
         self.flags["visible"] = visible.clone()
 
+    def products(
+        self,
+        name: str,
+        x: Float[Tensor, "batch pos width"],
+        y: Float[Tensor, "batch pos width"],
+    ) -> dict[str, list[Part]]:
+        """Return the sums of x_i.y_j over a batch, by groups of rows i."""
+        return {
+            name + group.name: product_parts(
+                x[:, group.queries], y[:, : group.stop], self.fold_of, self.n_folds
+            )
+            for group in self.groups
+        }
+
     def joined(
         self, blocks: Iterable[Float[Tensor, "*batch row key_pos"]]
     ) -> Float[Tensor, "*batch row key_pos"]:
@@ -281,13 +295,7 @@ class GramAccumulator(MapAccumulator):
         if self.latest is not None:
             x = vectors(self.stage, self.layer, self.latest)
             self.see(Mask.full(x.shape[1], x.shape[1], x.device))
-            parts = {
-                f"{self.total}{group.name}": product_parts(
-                    x[:, group.queries], x[:, : group.stop], self.fold_of, self.n_folds
-                )
-                for group in self.groups
-            }
-            self.add(**parts)
+            self.add(**self.products(self.total, x, x))
         self.reset()
 
     def reset(self) -> None:
@@ -325,8 +333,9 @@ class ScoreAccumulator(MapAccumulator):
         scale = attention.scale / attention.n_heads
         self.see(attention.mask)
         self.flags.setdefault("scale", torch.tensor(scale, dtype=torch.float64))
-        folds, parts = (self.fold_of, self.n_folds), dict[str, list[Part]]()
+        folds = self.fold_of, self.n_folds
         if not (attention.is_product or self.keeps_means):
+            parts = dict[str, list[Part]]()
             for group in self.groups:
                 scores = attention.scores(group.queries)[..., : group.stop]
                 over_heads = scores.mean(dim=1, dtype=torch.float64)
@@ -339,9 +348,7 @@ class ScoreAccumulator(MapAccumulator):
             )
         q = sum_query_groups(attention.q, attention.k.shape[2]).flatten(2)
         k = attention.k.flatten(2)
-        for group in self.groups:
-            rows = q[:, group.queries] * scale
-            parts[f"scores{group.name}"] = product_parts(rows, k[:, : group.stop], *folds)
+        parts = self.products(self.total, q * scale, k)
         if self.keeps_means:
             parts |= {"q": sum_parts(q, *folds), "k": sum_parts(k, *folds)}
         self.add(**parts)
@@ -432,11 +439,9 @@ class BandAccumulator(MapAccumulator):
         q = sum_query_groups(attention.q, k.shape[2]) * scale
         parts = dict[str, list[Part]]()
         for index, chosen in enumerate(map(list, self.coordinates)):
-            for group in self.groups if chosen else ():
-                rows = q[:, group.queries][..., chosen].flatten(2)
-                keys = k[:, : group.stop][..., chosen].flatten(2)
-                name = f"{index}/{group.name}"
-                parts[name] = product_parts(rows, keys, self.fold_of, self.n_folds)
+            if chosen:
+                rows, keys = q[..., chosen].flatten(2), k[..., chosen].flatten(2)
+                parts |= self.products(f"{index}/", rows, keys)
         self.add(**parts)
 
     def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold band row key_pos"]:

@@ -50,7 +50,7 @@ from nope_probe.hooks.removing.replacements import (
     WrittenPosition,
     block_of_writer,
 )
-from nope_probe.maps.folds import Part
+from nope_probe.maps.folds import State
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
@@ -306,7 +306,7 @@ class _OutputAccumulator(Accumulator):
     def __init__(self, layer: Layer, seed: int | None) -> None:
         super().__init__(n_folds=1)
         self.layer = layer
-        self.parts: dict[str, list[Part]] = {}
+        self.parts: State = {}
         self.projections = [name for name in WEIGHTS if layer.has_matrix(name)]
         self.units: dict[Replacement, dict[Projection, ReplacedWeight]] = {}
         for kind in WITH_GAIN:
@@ -348,19 +348,17 @@ class _OutputAccumulator(Accumulator):
     def update(self, tensor: Tensor, hook: HookPoint) -> None:
         """Add the sums of this pass, after its last output, that of W_O."""
         self._read_output("w_o", tensor, hook)
-        self.add(**self.parts)
+        self.add(**{name: [(0, part)] for name, part in self.parts.items()})
         self.reset()
 
     def _square(self, key: str, tensor: Tensor) -> None:
         square = tensor.double().square().sum()
-        self.parts[f"square/{key}"] = [
-            (0, torch.stack((square, square.new_tensor(tensor.numel()))))
-        ]
+        self.parts[f"square/{key}"] = torch.stack((square, square.new_tensor(tensor.numel())))
 
     def _sum(self, key: str, tensor: Float[Tensor, "batch pos *heads width"]) -> None:
         total = tensor.sum((0, 1), dtype=torch.float64).flatten()
         n_tokens = total.new_tensor([tensor.shape[0] * tensor.shape[1]])
-        self.parts[f"sum/{key}"] = [(0, torch.cat((total, n_tokens)))]
+        self.parts[f"sum/{key}"] = torch.cat((total, n_tokens))
 
     def _rms(self, key: str) -> float:
         square, size = self.totals[f"square/{key}"][0].tolist()
