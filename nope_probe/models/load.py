@@ -131,11 +131,7 @@ def load(
     by_default = torch.bfloat16 if on_gpu else torch.float32
     read_as = torch.float32 if is_shipped else dtype or by_default
     hf, tokenizer = load_hugging_face(
-        source,
-        n_layers=n_layers,
-        dtype=read_as,
-        revision=revision,
-        device_map=device_map,
+        source, n_layers=n_layers, dtype=read_as, revision=revision, device_map=device_map
     )
     if device_map is None:
         hf = hf.to(device)
@@ -197,9 +193,15 @@ def boot_bridge(
         model.cfg.attention_dir = "causal"  # TransformerLens calls any BERT an encoder
     _add_attention(model)
     _add_position_embeddings(model)
-    validate_attention(source, model)
+    layers = layers_of(model) if hasattr(model, "blocks") else []
+    if not layers:
+        raise UserError(
+            f"{source} has no attention in a form that can be read (one module of a block, with "
+            "hook points of TransformerLens): there are no scores to map; a hybrid model may "
+            "attend in later layers"
+        )
     _run_as_transformers(model)
-    for layer in layers_of(model):
+    for layer in layers:
         layer.attach_tap()
     return model
 
@@ -262,18 +264,3 @@ def _run_as_transformers(model: TransformerBridge) -> None:
         linear = block._modules.get("linear_attn")
         if linear is not None:
             vars(linear)["forward"] = partial(GeneralizedComponent.forward, linear)
-
-
-def validate_attention(source: str, model: TransformerBridge) -> None:
-    """Check that some block attends.
-
-    Raises:
-        UserError: if no block attends.
-    """
-    layers = layers_of(model) if hasattr(model, "blocks") else []
-    if not layers:
-        raise UserError(
-            f"{source} has no attention in a form that can be read (one module of a block, with "
-            "hook points of TransformerLens): there are no scores to map; a hybrid model may "
-            "attend in later layers"
-        )

@@ -7,7 +7,7 @@ processes share the work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 
 from nope_probe.components import Letter
 from nope_probe.errors import UserError, closed_choices
-from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
     Given,
     Inputs,
@@ -163,7 +162,11 @@ def capture_stages(
     """
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     blocks = {block.index: block for block in layers_of(model)}
-    letters = _letters(blocks, layer, stages)
+    names = available(blocks, layer)
+    letters = list(names) if stages is None else list(stages)
+    missing = [letter for letter in letters if letter not in names]
+    if missing:
+        raise KeyError(f"block {layer} has the stages {' '.join(names)}, not {' '.join(missing)}")
     fold_of = folds_of(len(inputs), n_folds, documents)
     counts = fold_of.bincount()
     n_folds, queries = len(counts), chosen_rows(inputs.shape[1], query_rows)
@@ -189,17 +192,6 @@ def capture_stages(
         bos=begins_alike(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
     )
-
-
-def _letters(
-    blocks: Mapping[int, Layer], layer: int, stages: Sequence[Letter] | None
-) -> list[Letter]:
-    names = available(blocks, layer)
-    letters = list(names) if stages is None else list(stages)
-    missing = [letter for letter in letters if letter not in names]
-    if missing:
-        raise KeyError(f"block {layer} has the stages {' '.join(names)}, not {' '.join(missing)}")
-    return letters
 
 
 def _stacked(

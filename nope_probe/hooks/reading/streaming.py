@@ -9,7 +9,7 @@ differs from an earlier pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import torch
@@ -98,6 +98,7 @@ def stream(
     checkpoint = checkpoint or StreamCheckpoint()
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
     restore(accumulators, checkpoint.restore())
+    residuals = residuals or ResidualCache(max_bytes=0)
     runner = BatchRunner(model, accumulators, checkpoint, batch_size, residuals)
     done, restored = 0, accumulators[0].n_seen
     with torch.inference_mode(), _reading(model, accumulators):
@@ -161,12 +162,11 @@ class BatchRunner:
         accumulators: Sequence[Accumulator],
         checkpoint: StreamCheckpoint,
         batch_size: int,
-        residuals: ResidualCache | None,
+        residuals: ResidualCache,
     ) -> None:
         self.model, self.accumulators, self.checkpoint = model, accumulators, checkpoint
         self.batch_size, self.residuals = batch_size, residuals
-        keeps = residuals is not None and residuals.max_bytes > 0
-        self.may_skip = keeps and may_skip_blocks(model)
+        self.may_skip = residuals.max_bytes > 0 and may_skip_blocks(model)
 
     def run(self, batch: Inputs, fold_of: Int[Tensor, " seq"], done: int) -> None:
         """Run a batch before which `done` sequences of this process were run."""
@@ -178,18 +178,14 @@ class BatchRunner:
             return
         for accumulator in self.accumulators:
             accumulator.start_batch(fold_of, done + len(batch))
-        if not self._fits(batch):
-            self._halve(len(batch))
-            self.run(batch, fold_of, done)
-
-    def _fits(self, batch: Inputs) -> bool:
         try:
             self._run_once(batch)
+            return
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
-            return False
-        return True
+        self._halve(len(batch))
+        self.run(batch, fold_of, done)
 
     def _run_once(self, batch: Inputs) -> None:
         if any(accumulator.reads_logits for accumulator in self.accumulators):
@@ -197,11 +193,8 @@ class BatchRunner:
             for accumulator in self.accumulators:
                 accumulator.read_logits(logits, batch)
             return
-        shared: AbstractContextManager[None] = nullcontext()
-        if self.residuals is not None:
-            layers = sorted({accumulator.layer.index for accumulator in self.accumulators})
-            shared = self.residuals.shared(self.model, batch, layers, self.may_skip)
-        with shared:
+        layers = sorted({accumulator.depth for accumulator in self.accumulators})
+        with self.residuals.shared(self.model, batch, layers, self.may_skip):
             run_forward(self.model, batch)
 
     def _halve(self, size: int) -> None:
@@ -209,8 +202,7 @@ class BatchRunner:
         # the error have counted the batch already; their accumulators skip its pieces.
         for accumulator in self.accumulators:
             accumulator.reset()
-        if self.residuals is not None:
-            self.residuals.clear()
+        self.residuals.clear()
         torch.cuda.empty_cache()
         self.batch_size = size // 2
         self.checkpoint.batch_halved(self.batch_size)
