@@ -19,7 +19,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.components import Letter
-from nope_probe.hooks.layers.attention import Attention, Mask, repeat_heads, sum_query_groups
+from nope_probe.hooks.layers.attention import (
+    Attention,
+    Mask,
+    Scores,
+    repeat_heads,
+    sum_query_groups,
+)
 from nope_probe.hooks.layers.base_layer import Layer, NormName
 from nope_probe.hooks.layers.protocols import Attachment, HookPoint
 from nope_probe.maps.folds import Part, State, head_products, product_parts, sum_parts
@@ -251,6 +257,11 @@ class MapAccumulator(Accumulator):
             for group in self.groups
         }
 
+    def scores_by_group(self, attention: Attention) -> Iterator[tuple[str, Scores]]:
+        """Yield a batch's scores by groups of rows, with the name of their sums."""
+        for group in self.groups:
+            yield self.total + group.name, attention.scores(group.queries)[..., : group.stop]
+
     def joined(
         self, blocks: Iterable[Float[Tensor, "*batch row key_pos"]]
     ) -> Float[Tensor, "*batch row key_pos"]:
@@ -335,11 +346,9 @@ class ScoreAccumulator(MapAccumulator):
         self.flags.setdefault("scale", torch.tensor(scale, dtype=torch.float64))
         folds = self.fold_of, self.n_folds
         if not (attention.is_product or self.keeps_means):
-            parts = dict[str, list[Part]]()
-            for group in self.groups:
-                scores = attention.scores(group.queries)[..., : group.stop]
-                over_heads = scores.mean(dim=1, dtype=torch.float64)
-                parts[f"scores{group.name}"] = sum_parts(over_heads, *folds)
+            parts = {}
+            for name, scores in self.scores_by_group(attention):
+                parts[name] = sum_parts(scores.mean(dim=1, dtype=torch.float64), *folds)
             self.add(**parts)
             return
         if not attention.equals_product():
@@ -392,11 +401,10 @@ class HeadAccumulator(MapAccumulator):
         self.see(attention.mask)
         if not attention.is_product:
             # A sequence at a time: n_folds sums of heads would take as much memory again.
-            parts = dict[str, list[Part]]()
-            for group in self.groups:
-                scores = attention.scores(group.queries)[..., : group.stop]
-                of_group = list(zip(self.fold_of.tolist(), scores, strict=True))
-                parts[f"scores{group.name}"] = of_group
+            parts = {
+                name: list(zip(self.fold_of.tolist(), scores, strict=True))
+                for name, scores in self.scores_by_group(attention)
+            }
             self.add(**parts)
             return
         q, n_heads = attention.q, attention.n_heads
