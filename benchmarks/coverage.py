@@ -19,8 +19,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import Interval, cross_products, jackknife, leave_one_out
+from nope_probe.analyses.pattern import locality
+from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import (
     INTACT,
     MASK,
@@ -32,7 +33,6 @@ from nope_probe.analyses.shapley import (
     shapley,
     source_terms,
 )
-from nope_probe.analyses.trends import locality
 from nope_probe.components import POSITION_ENCODINGS, Component
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.protocols import HookedModel

@@ -22,14 +22,14 @@ from PIL import Image
 from nope_probe import figures, load, sequences
 from nope_probe.analyses.behaviour import by_document, mean_interval, span_loss
 from nope_probe.analyses.jackknife import Interval, mean_intervals, rms
-from nope_probe.analyses.pattern_rows import offset_bins, offset_means
 from nope_probe.analyses.positions import position_terms, readers
+from nope_probe.analyses.splits import offset_bins, offset_means
 from nope_probe.components import Ablation, colour, words
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.tables import writer_table
 from nope_probe.figures.dots import curve_in_band
-from nope_probe.figures.grid import Grid, draw_guide, place
 from nope_probe.figures.intervals import interval_text
+from nope_probe.figures.style import Grid, draw_guide, place, set_axes
 from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.rows import choose_rows
 
@@ -343,14 +343,14 @@ def lay_out(figure: go.Figure, titles: list[str], columns: int, x_title: str) ->
         x_title=x_title,
         y_title="nats",
     )
-    place(figure, "", titles, wide)
+    layout = place("", titles, wide)
     ticks = [2**power for power in range(12)]
-    figure.update_xaxes(
-        type="log", tickvals=ticks, range=np.log10([EDGES[0], max(LENGTHS)]).tolist()
-    )
-    figure.update_yaxes(rangemode="tozero")
+    shown = np.log10([EDGES[0], max(LENGTHS)]).tolist()
+    set_axes(layout, "x", type="log", tickvals=ticks, range=shown)
+    set_axes(layout, "y", rangemode="tozero")
     for panel in range(len(titles)):
-        draw_guide(figure, panel, x=TRAINED)
+        draw_guide(layout, panel, x=TRAINED)
+    figure.update_layout(layout)
 
 
 def called(removed: str) -> str:

@@ -100,7 +100,7 @@ def _shown(output: nbformat.NotebookNode, place: Path, name: str) -> nbformat.No
 
 def _picture(figure: go.Figure) -> str:
     """Return a figure as a PNG, without its controls."""
-    still = without_controls(figure)
+    still = go.Figure(without_controls(figure))
     return _light(still.to_image("png", width=WIDTH, height=still.layout.height))
 
 
@@ -125,7 +125,7 @@ def _with_slider(figure: go.Figure, name: str) -> dict[str, str]:
     )
     shown, last = labels[slider.active], len(labels) - 1
     page = STEPS.format(label=shown, last=last, first=slider.active, images=images)
-    height = without_controls(figure).layout.height + 36
+    height = without_controls(figure)["layout"]["height"] + 36
     style = f"width:100%;max-width:{WIDTH}px;aspect-ratio:{WIDTH}/{height};border:0"
     frame = f'<iframe class="steps" title="{shown}" style="{style}" srcdoc="{escape(page)}">'
     return _behind_a_still(

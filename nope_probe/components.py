@@ -638,13 +638,8 @@ def expanded(names: Iterable[str]) -> tuple[str, ...]:
     """
     components: list[str] = []
     for name in names:
-        if (
-            name not in COMPONENTS
-            and name not in CIRCUITS
-            and name != "norms"
-            and not is_rope(name)
-            and writer_of(name) is None
-        ):
+        is_listed = name in (*COMPONENTS, *CIRCUITS, "norms")
+        if not (is_listed or is_rope(name) or writer_of(name)):
             known = [*COMPONENTS, "norms", *CIRCUITS, *ROPE_HALVES, "rope[a:b]", "position[L1H0]"]
             raise ValueError(f"unknown component {name!r}; there are {', '.join(known)}")
         components += CIRCUITS.get(name, (name,))

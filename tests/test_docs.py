@@ -20,6 +20,8 @@ import nope_probe
 from nope_probe import figures
 from nope_probe.models.parameter_free import has_hooked_transformer
 
+pytestmark = pytest.mark.usefixtures("as_users_do")
+
 ROOT = Path(__file__).parent.parent
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")

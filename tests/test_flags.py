@@ -40,6 +40,8 @@ from nope_probe.experiments.paper import settings as paper
 from nope_probe.experiments.repeat import Settings as RepeatSettings
 from nope_probe.reports.page import Section
 
+pytestmark = pytest.mark.usefixtures("as_users_do")
+
 ROOT = Path(__file__).parent.parent
 COMMANDS = tuple(find_commands())
 
@@ -240,7 +242,7 @@ def documented_text() -> Iterator[str]:
         for command, words in [*anywhere.findall(text), *in_prose.findall(text)]:
             yield f"{command} {words}"
     for line in overview(find_commands()).partition("examples:\n")[2].splitlines():
-        yield line.strip().split(maxsplit=1)[1].removeprefix("-m nope_probe ")
+        yield re.search(rf"(?:{'|'.join(COMMANDS)}) --.*", line)[0]  # whatever started Python
     for command in COMMANDS:
         for words in import_module(f"nope_probe.{command}").EXAMPLES:
             yield f"{command} {words}"

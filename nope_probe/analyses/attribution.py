@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, combinations
 from typing import Literal, TypeVar
 
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern import (
     AnyMaps,
@@ -24,6 +22,7 @@ from nope_probe.analyses.pattern import (
     skipped_keys,
 )
 from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
+from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import (
     INTACT,
     MASK,
@@ -33,6 +32,7 @@ from nope_probe.analyses.shapley import (
     PlayerSet,
     alone,
     base,
+    coalitions,
     condition,
     lost,
     moebius,
@@ -192,14 +192,8 @@ def attribute(
             layer=layer,
             sources=tuple(_source(gram, *term) for term in source_terms(sources).items()),
             position=_source(gram, "position", position_term(sources)),
-            players=tuple(
-                chain.from_iterable(attribute_players(gram, players) for players in player_sets)
-            ),
-            interactions=tuple(
-                chain.from_iterable(
-                    attribute_interactions(gram, players) for players in player_sets
-                )
-            ),
+            players=tuple(attribute_players(gram, player_sets)),
+            interactions=tuple(attribute_interactions(gram, player_sets)),
             non_relative=mask_effect(of_layer[INTACT], of_layer[MASK], skipped, counts),
             kept={condition: gram.share({condition: 1.0}, {INTACT: 1.0}) for condition in of_layer},
         )
@@ -269,31 +263,35 @@ def _without_player(gram: ContrastGram, players: PlayerSet, player: Player) -> P
     )
 
 
-def attribute_players(gram: ContrastGram, players: PlayerSet) -> Iterator[PlayerAttribution]:
-    """Yield the parts of all players of a set, and `base` where no source plays."""
-    whole = positional_whole(players)
-    for one in players.players:
-        yield replace(
-            _without_player(gram, players, one),
-            share=gram.share(shapley(players, one), whole),
-            alone=gram.share(alone(players, one), whole) if one.is_source else UNDEFINED,
-        )
-    if not players.has_source:
-        yield PlayerAttribution(
-            player_set=players.name, player=BASE, share=gram.share(base(players), whole)
-        )
+def attribute_players(
+    gram: ContrastGram, player_sets: Iterable[PlayerSet]
+) -> Iterator[PlayerAttribution]:
+    """Yield the parts of all players of all sets, and `base` where no source plays."""
+    for players in player_sets:
+        whole = positional_whole(players)
+        for one in players.players:
+            yield replace(
+                _without_player(gram, players, one),
+                share=gram.share(shapley(players, one), whole),
+                alone=gram.share(alone(players, one), whole) if one.is_source else UNDEFINED,
+            )
+        if not players.has_source:
+            share = gram.share(base(players), whole)
+            yield PlayerAttribution(player_set=players.name, player=BASE, share=share)
 
 
-def attribute_interactions(gram: ContrastGram, players: PlayerSet) -> Iterator[Interaction]:
+def attribute_interactions(
+    gram: ContrastGram, player_sets: Iterable[PlayerSet]
+) -> Iterator[Interaction]:
     """Yield the shares of all Moebius terms of two players or more, except terms that must be 0."""
-    whole = positional_whole(players)
-    for size in range(2, len(players.players) + 1):
-        for members in combinations(players.players, size):
-            if any(member.is_source for member in members) or not players.has_source:
+    for players in player_sets:
+        for members in coalitions(players.players):
+            has_source = any(member.is_source for member in members) or not players.has_source
+            if len(members) > 1 and has_source:
                 yield Interaction(
                     player_set=players.name,
                     players=tuple(player.name for player in members),
-                    share=gram.share(moebius(players, members), whole),
+                    share=gram.share(moebius(players, members), positional_whole(players)),
                 )
 
 

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Estimates,
@@ -26,8 +25,9 @@ from nope_probe.analyses.jackknife import (
     rms,
     signed_root,
 )
-from nope_probe.analyses.pattern import FoldCounts, measure_estimates
+from nope_probe.analyses.pattern import FoldCounts, locality, measure_estimates, query_stride
 from nope_probe.analyses.pattern_rows import (
+    ContrastGram,
     Folds,
     NonRelativeRows,
     as_layer,
@@ -36,7 +36,6 @@ from nope_probe.analyses.pattern_rows import (
     mean_squares,
     pattern_distance_sums,
 )
-from nope_probe.analyses.trends import locality, query_stride
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.rows import QueryPositions, row_blocks
 from nope_probe.maps.stored_maps import LayerFolds, TensorFolds, shared_cells
@@ -147,8 +146,8 @@ def positional_part(
         skip_keys: how many first keys to leave out.
         counts: sequences per fold; all the same by default.
     """
-    cells = _shared(scores, content, skip_keys)
-    both = [as_layer(folds).maps.double() for folds in (scores, content)]
+    layers = as_layer(scores), as_layer(content)
+    cells, both = shared_cells(layers, skip_keys), [layer.maps.double() for layer in layers]
     part = _pattern_cells(both[0] - both[1], cells)
     score_square = sum(maps[..., cells.mask].square().mean() for maps in both)
     exceeds = exceeds_rounding(_inner(part, part, counts), score_square)
@@ -268,8 +267,9 @@ def pattern_difference(
 
     The arguments are as in `measure_differences`.
     """
-    cells = _shared(one, other, skip_keys)
-    x, y = (_pattern_cells(as_layer(folds).maps, cells) for folds in (one, other))
+    layers = as_layer(one), as_layer(other)
+    cells = shared_cells(layers, skip_keys)
+    x, y = (_pattern_cells(layer.maps, cells) for layer in layers)
     n_x, n_y = counts
     if paired:
         return rms(_inner(x - y, x - y, n_x), n_x)
@@ -317,11 +317,6 @@ def _measure_estimates(
     if jackknife(p_p, counts).low > 0:
         estimates["relative_r2"] = 1 - r_r / p_p
     return estimates
-
-
-def _shared(one: FoldMaps, other: OtherFoldMaps, skip_keys: int) -> KeptCells:
-    """Return the cells that both maps have."""
-    return shared_cells((as_layer(one), as_layer(other)), skip_keys)
 
 
 def _pattern_cells(

@@ -1,4 +1,4 @@
-"""Patterns a block of rows at a time, their cells by the distance i - j, and their rounding.
+"""Patterns a block of rows at a time: by distance, beyond rounding, and as contrasts.
 
 A block of rows of a pattern is zero outside the kept cells. The rows have mean 0, so the projection
 on {a(i) + f(i-j)} follows from the pattern's sums over each distance. With a eliminated, f solves
@@ -8,32 +8,32 @@ has no constant part.
 Where all tokens are equal, or a removed component had no effect, rounding errors remain as a
 pattern. They are identical in all folds, so they look like signal. A pattern that does not exceed
 the rounding of the scores is therefore set to 0.
+
+Every share of a contrast of conditions is an inner product in one Gram matrix of their patterns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from math import ceil, log2
-from typing import Literal, TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nope_probe.analyses.jackknife import Estimates, Intervals, ProductSums, mean_intervals
-from nope_probe.maps import ALL_ROWS
+from nope_probe.analyses.jackknife import Estimates, Interval, ProductSums, rms, rms_ratio, share
+from nope_probe.analyses.shapley import Condition, Contrast
 from nope_probe.maps.centred import KeptCells, centred_rows
-from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions, row_blocks, rows_of
-from nope_probe.maps.stored_maps import LayerFolds, TensorFolds
+from nope_probe.maps.rows import BLOCK_BYTES, row_blocks
+from nope_probe.maps.stored_maps import LayerFolds, TensorFolds, shared_cells
 
 Folds: TypeAlias = LayerFolds | Float[Tensor, "fold row key_pos"]
 # Share of the RMS score. Models in float32 leave up to half of this (128 equal tokens).
 ROUNDING = 8 * torch.finfo(torch.float32).eps
-OffsetBins = Literal["auto", "all"]
-FINE_OFFSETS = 64  # up to this distance, every distance has its own bin
-QUERY_GROUPS = 64
+GRAM_BYTES = 1 << 26
+Name = TypeVar("Name", bound=Hashable)  # names a map: a condition, or a term of a split
 
 
 def as_layer(folds: Folds) -> LayerFolds:
@@ -49,12 +49,10 @@ def pattern_rows(
         yield start, centred_rows(folds.rows(start, stop).double(), cells.rows(start, stop))
 
 
-def pattern_distance_sums(
-    folds: LayerFolds, cells: KeptCells, n_bytes: int = BLOCK_BYTES
-) -> Float[Tensor, "fold distance"]:
+def pattern_distance_sums(folds: LayerFolds, cells: KeptCells) -> Float[Tensor, "fold distance"]:
     """Return the sums of a layer's fold patterns over the cells at i - j = 0, 1, ..., n - 1."""
     sums = torch.zeros(folds.n_folds, folds.n, dtype=torch.float64)
-    for start, rows in pattern_rows(folds, cells, n_bytes):
+    for start, rows in pattern_rows(folds, cells):
         sums += distance_sums(rows, start, folds.n)
     return sums
 
@@ -184,118 +182,103 @@ def _factor(n_rows: tuple[int, ...]) -> Float[Tensor, "distance distance2"]:
     return torch.linalg.cholesky(equations)
 
 
-def offset_bins(n_offsets: int, choice: OffsetBins = "auto") -> Int[Tensor, " bin"]:
-    """Return the first distance of each bin; the distances of a bin share a mean.
+def contrast_map(
+    contrast: Contrast, maps: Mapping[Condition, Float[Tensor, "*batch row key_pos"]]
+) -> Float[Tensor, "*batch row key_pos"]:
+    """Return the map of a contrast, nats: the weighted sum of the conditions' maps."""
+    total = torch.zeros_like(next(iter(maps.values())))
+    for condition, weight in contrast.items():
+        total += weight * maps[condition]
+    return total
+
+
+class ContrastGram(Generic[Name]):
+    """Inner products of contrasts, on all folds and without each fold, from one Gram matrix.
 
     Args:
-        n_offsets: the largest distance.
-        choice: `all` gives every distance a bin. So does `auto` up to the length at which maps
-            have all rows by default; for longer sequences it gives every distance up to 64 a bin,
-            and above that eight bins per doubling.
-
-    Example:
-        >>> offset_bins(5).tolist()
-        [1, 2, 3, 4, 5]
-        >>> offset_bins(4000)[62:70].tolist()
-        [63, 64, 65, 71, 77, 84, 92, 100]
-    """
-    if choice == "all" or n_offsets < ALL_ROWS:
-        return torch.arange(1, n_offsets + 1)
-    n_bins = 8 * ceil(log2(n_offsets / FINE_OFFSETS))
-    ends = [round(FINE_OFFSETS * 2 ** (index / 8)) for index in range(n_bins)]
-    growing = torch.tensor([end + 1 for end in ends if end < n_offsets])
-    return torch.cat((torch.arange(1, FINE_OFFSETS + 1), growing))
-
-
-def bin_of_offset(offsets: Int[Tensor, " offset"], bins: Int[Tensor, " bin"]) -> Tensor:
-    """Return the number of the bin that holds each distance."""
-    return torch.searchsorted(bins, offsets, right=True) - 1
-
-
-def offset_means(
-    maps: Float[Tensor, "*batch row key_pos"],
-    skip_keys: int = 0,
-    query_positions: QueryPositions = None,
-    bins: Int[Tensor, " bin"] | None = None,
-) -> Float[Tensor, "*batch bin"]:
-    """Return the mean of maps over skip_keys <= j < i at each distance i - j, from 1 on.
-
-    The mean is NaN at distances whose cells are all hidden by a window, or that no row has.
-
-    Args:
-        maps: score maps, or patterns.
-        skip_keys: how many first keys to leave out.
-        query_positions: the queries of the rows; all by default.
-        bins: the first distance of each bin; by default every distance has a bin.
-
-    Example:
-        >>> offset_means(torch.tensor([[0., 0, 0], [5, 0, 0], [1, 3, 0]]))
-        tensor([4., 1.])
-    """
-    n_rows, n = maps.shape[-2:]
-    queries = rows_of(n_rows, query_positions)
-    unhidden = torch.zeros(n_rows, dtype=torch.long)
-    cells = KeptCells.of(unhidden, skip_keys, queries, n).mask
-    bins = offset_bins(n - 1 - skip_keys, "all") if bins is None else bins
-    place = bin_of_offset((queries[:, None] - torch.arange(n))[cells], bins)
-    values = maps[..., cells]
-    sums, counts = (values.new_zeros(*maps.shape[:-2], len(bins)) for _ in range(2))
-    known = ~values.isnan()
-    sums.index_add_(-1, place, values.where(known, 0.0))
-    counts.index_add_(-1, place, known.to(maps.dtype))
-    return sums / counts
-
-
-def offset_profile(
-    folds: Float[Tensor, "fold *batch row key_pos"],
-    skip_keys: int = 0,
-    *,
-    counts: Int[Tensor, " fold"] | None = None,
-    query_positions: QueryPositions = None,
-    bins: Int[Tensor, " bin"] | None = None,
-) -> Intervals:
-    """Return f(tau), the mean of a map at i - j = tau, for tau = 1, 2, ..., with its interval.
-
-    Args:
-        folds: fold maps, nats.
-        skip_keys: how many first keys to leave out.
+        conditions: the conditions, or other maps of a layer, in the order of the Gram matrix.
+        gram: the inner products of their patterns, as `cross_products` returns them, squared nats.
         counts: sequences per fold; all the same by default.
-        query_positions: the queries of the rows; all by default.
-        bins: the first distance of each bin; by default every distance has a bin.
+        score_squares: the mean square of each condition's scores, squared nats. A contrast within
+            their rounding is 0, and shares of it are undefined.
     """
-    return mean_intervals(offset_means(folds.double(), skip_keys, query_positions, bins), counts)
 
+    def __init__(
+        self,
+        conditions: Iterable[Name],
+        gram: Float[Tensor, "one_plus_folds condition condition"],
+        counts: Int[Tensor, " fold"] | None = None,
+        score_squares: Float[Tensor, " condition"] | None = None,
+    ) -> None:
+        self.row = {condition: row for row, condition in enumerate(conditions)}
+        self.gram, self.counts = gram, counts
+        none = torch.zeros(len(self.row), dtype=torch.float64)
+        self.score_squares = none if score_squares is None else score_squares
 
-def mean_squares_by_query(
-    folds: LayerFolds, cells: KeptCells, counts: Int[Tensor, " fold"] | None = None
-) -> tuple[Float[Tensor, "one_plus_folds group"], list[tuple[int, int]]]:
-    """Return the mean square of a layer's pattern over the keys of groups of queries.
+    @classmethod
+    def of_layers(
+        cls,
+        folds: Mapping[Name, LayerFolds],
+        skip_keys: int = 0,
+        counts: Int[Tensor, " fold"] | None = None,
+        *,
+        n_bytes: int = GRAM_BYTES,
+    ) -> ContrastGram[Name]:
+        """Return the inner products of one layer's patterns, read a block of rows at a time.
 
-    Products are between different folds, so that noise does not count. Results are on all folds,
-    then without each fold.
+        Patterns are taken on the cells that no condition hides: without its window a layer sees
+        more keys, and the other conditions have no scores to compare with them.
 
-    Args:
-        folds: the layer's fold maps.
-        cells: the kept cells.
-        counts: sequences per fold; all the same by default.
+        Args:
+            folds: the fold maps of a layer in each condition, nats.
+            skip_keys: how many first keys the patterns leave out.
+            counts: sequences per fold; all the same by default.
+            n_bytes: memory for the patterns of all conditions that are held at once.
+        """
+        layers, sums = list(folds.values()), ProductSums()
+        n, n_folds = layers[0].n, layers[0].n_folds
+        cells = shared_cells(layers, skip_keys)
+        squares = torch.zeros(len(layers), dtype=torch.float64)
+        queries = cells.query_positions
+        for start, stop in row_blocks(queries, n, len(layers) * n_folds, n_bytes):
+            patterns = torch.empty(len(layers), n_folds, stop - start, stop, dtype=torch.float64)
+            for index, layer in enumerate(layers):
+                rows = layer.rows(start, stop).double()
+                squares[index] += mean_squares(rows, start, cells).mean()
+                patterns[index] = centred_rows(rows, cells.rows(start, stop))
+            sums.add(patterns)
+        return cls(folds, sums.cross_products(cells.count, counts), counts, squares)
 
-    Returns:
-        Squared nats, and the first and last query of each group: at most 64 groups of equally
-        many rows.
-    """
-    queries = cells.query_positions[cells.n_keys[cells.query_positions] > 1]
-    groups = queries.tensor_split(min(QUERY_GROUPS, len(queries)))
-    group_of = torch.full((cells.n,), -1)
-    for index, group in enumerate(groups):
-        group_of[group] = index
-    grams = torch.zeros(len(groups), folds.n_folds, folds.n_folds, dtype=torch.float64)
-    for start, rows in pattern_rows(folds, cells):
-        of_rows = torch.einsum("frk,grk->rfg", rows, rows)
-        held = group_of[start : start + len(of_rows)]
-        grams.index_add_(0, held[held >= 0], of_rows[held >= 0])
-    squares = [
-        ProductSums(gram[None, :, None]).cross_products(int(cells.n_keys[group].sum()), counts)
-        for gram, group in zip(grams, groups, strict=True)
-    ]
-    ends = [(int(group[0]), int(group[-1])) for group in groups]
-    return torch.stack([square[:, 0, 0] for square in squares], 1), ends
+    def product(
+        self, one: Mapping[Name, float], other: Mapping[Name, float]
+    ) -> Float[Tensor, " one_plus_folds"]:
+        """Return <one, other> as a mean over cells, in squared nats.
+
+        Raises:
+            KeyError: for a condition without a pattern.
+        """
+        left, right = self._coefficients(one), self._coefficients(other)
+        return torch.einsum("x,fxy,y->f", left, self.gram, right)
+
+    def rms(self, contrast: Mapping[Name, float]) -> Interval:
+        """Return the RMS of a contrast, nats."""
+        return rms(self._square(contrast), self.counts)
+
+    def share(self, part: Mapping[Name, float], whole: Mapping[Name, float]) -> Interval:
+        """Return <part, whole> / <whole, whole>."""
+        return share(self.product(part, whole), self._square(whole), self.counts)
+
+    def rms_ratio(self, whole: Mapping[Name, float], part: Mapping[Name, float]) -> Interval:
+        """Return RMS whole / RMS part; undefined where either does not exceed its noise."""
+        return rms_ratio(self._square(whole), self._square(part), self.counts)
+
+    def _square(self, contrast: Mapping[Name, float]) -> Float[Tensor, " one_plus_folds"]:
+        """Return the mean square of a contrast, 0 within the rounding of its conditions' scores."""
+        score_square = self._coefficients(contrast).square() @ self.score_squares
+        return beyond_rounding(self.product(contrast, contrast), score_square)
+
+    def _coefficients(self, contrast: Mapping[Name, float]) -> Float[Tensor, " condition"]:
+        vector = torch.zeros(len(self.row), dtype=torch.float64)
+        for condition, weight in contrast.items():
+            vector[self.row[condition]] += weight
+        return vector

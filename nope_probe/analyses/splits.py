@@ -1,4 +1,4 @@
-"""Exact splits of a score map without any ablation: RoPE frequencies, mean and covariance.
+"""Splits of a score map without any ablation: bands, mean and covariance, distances, queries.
 
 A score is a sum over RoPE's pairs of coordinates and the coordinates that do not turn. A score map
 is therefore the sum of the maps of bands of pairs, and of the unrotated rest.
@@ -24,22 +24,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor, log2, pi
+from math import ceil, floor, log2, pi
 from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.contrasts import ContrastGram
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, fold_weights, jackknife
-from nope_probe.analyses.pattern_rows import Folds, as_layer, exceeds_rounding
+from nope_probe.analyses.jackknife import (
+    UNDEFINED,
+    Interval,
+    Intervals,
+    ProductSums,
+    fold_weights,
+    jackknife,
+    mean_intervals,
+)
+from nope_probe.analyses.pattern_rows import (
+    ContrastGram,
+    Folds,
+    as_layer,
+    exceeds_rounding,
+    pattern_rows,
+)
 from nope_probe.analyses.recover import Rotation
-from nope_probe.maps.rows import QueryPositions
-from nope_probe.maps.stored_maps import TensorFolds
+from nope_probe.maps import ALL_ROWS
+from nope_probe.maps.centred import KeptCells
+from nope_probe.maps.rows import QueryPositions, rows_of
+from nope_probe.maps.stored_maps import LayerFolds, TensorFolds
 
 UNROTATED = "unrotated"
 BandChoice = int | Literal["octaves"]
+OffsetBins = Literal["auto", "all"]
+FINE_OFFSETS = 64  # up to this distance, every distance has its own bin
+QUERY_GROUPS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,3 +331,120 @@ def _gram(
     weighted = weights[:, None, None] * folds
     total, same = weighted.sum(0), torch.einsum("fpw,fqw->pq", weighted, weighted)
     return (total @ total.T - same) / (weights.sum().square() - weights.square().sum())
+
+
+def offset_bins(n_offsets: int, choice: OffsetBins = "auto") -> Int[Tensor, " bin"]:
+    """Return the first distance of each bin; the distances of a bin share a mean.
+
+    Args:
+        n_offsets: the largest distance.
+        choice: `all` gives every distance a bin. So does `auto` up to the length at which maps
+            have all rows by default; for longer sequences it gives every distance up to 64 a bin,
+            and above that eight bins per doubling.
+
+    Example:
+        >>> offset_bins(5).tolist()
+        [1, 2, 3, 4, 5]
+        >>> offset_bins(4000)[62:70].tolist()
+        [63, 64, 65, 71, 77, 84, 92, 100]
+    """
+    if choice == "all" or n_offsets < ALL_ROWS:
+        return torch.arange(1, n_offsets + 1)
+    n_bins = 8 * ceil(log2(n_offsets / FINE_OFFSETS))
+    ends = [round(FINE_OFFSETS * 2 ** (index / 8)) for index in range(n_bins)]
+    growing = torch.tensor([end + 1 for end in ends if end < n_offsets])
+    return torch.cat((torch.arange(1, FINE_OFFSETS + 1), growing))
+
+
+def bin_of_offset(offsets: Int[Tensor, " offset"], bins: Int[Tensor, " bin"]) -> Tensor:
+    """Return the number of the bin that holds each distance."""
+    return torch.searchsorted(bins, offsets, right=True) - 1
+
+
+def offset_means(
+    maps: Float[Tensor, "*batch row key_pos"],
+    skip_keys: int = 0,
+    query_positions: QueryPositions = None,
+    bins: Int[Tensor, " bin"] | None = None,
+) -> Float[Tensor, "*batch bin"]:
+    """Return the mean of maps over skip_keys <= j < i at each distance i - j, from 1 on.
+
+    The mean is NaN at distances whose cells are all hidden by a window, or that no row has.
+
+    Args:
+        maps: score maps, or patterns.
+        skip_keys: how many first keys to leave out.
+        query_positions: the queries of the rows; all by default.
+        bins: the first distance of each bin; by default every distance has a bin.
+
+    Example:
+        >>> offset_means(torch.tensor([[0., 0, 0], [5, 0, 0], [1, 3, 0]]))
+        tensor([4., 1.])
+    """
+    n_rows, n = maps.shape[-2:]
+    queries = rows_of(n_rows, query_positions)
+    unhidden = torch.zeros(n_rows, dtype=torch.long)
+    cells = KeptCells.of(unhidden, skip_keys, queries, n).mask
+    bins = offset_bins(n - 1 - skip_keys, "all") if bins is None else bins
+    place = bin_of_offset((queries[:, None] - torch.arange(n))[cells], bins)
+    values = maps[..., cells]
+    sums, counts = (values.new_zeros(*maps.shape[:-2], len(bins)) for _ in range(2))
+    known = ~values.isnan()
+    sums.index_add_(-1, place, values.where(known, 0.0))
+    counts.index_add_(-1, place, known.to(maps.dtype))
+    return sums / counts
+
+
+def offset_profile(
+    folds: Float[Tensor, "fold *batch row key_pos"],
+    skip_keys: int = 0,
+    *,
+    counts: Int[Tensor, " fold"] | None = None,
+    query_positions: QueryPositions = None,
+    bins: Int[Tensor, " bin"] | None = None,
+) -> Intervals:
+    """Return f(tau), the mean of a map at i - j = tau, for tau = 1, 2, ..., with its interval.
+
+    Args:
+        folds: fold maps, nats.
+        skip_keys: how many first keys to leave out.
+        counts: sequences per fold; all the same by default.
+        query_positions: the queries of the rows; all by default.
+        bins: the first distance of each bin; by default every distance has a bin.
+    """
+    return mean_intervals(offset_means(folds.double(), skip_keys, query_positions, bins), counts)
+
+
+def mean_squares_by_query(
+    folds: LayerFolds, cells: KeptCells, counts: Int[Tensor, " fold"] | None = None
+) -> tuple[Float[Tensor, "one_plus_folds group"], list[tuple[int, int]]]:
+    """Return the mean square of a layer's pattern over the keys of groups of queries.
+
+    Products are between different folds, so that noise does not count. Results are on all folds,
+    then without each fold.
+
+    Args:
+        folds: the layer's fold maps.
+        cells: the kept cells.
+        counts: sequences per fold; all the same by default.
+
+    Returns:
+        Squared nats, and the first and last query of each group: at most 64 groups of equally
+        many rows.
+    """
+    queries = cells.query_positions[cells.n_keys[cells.query_positions] > 1]
+    groups = queries.tensor_split(min(QUERY_GROUPS, len(queries)))
+    group_of = torch.full((cells.n,), -1)
+    for index, group in enumerate(groups):
+        group_of[group] = index
+    grams = torch.zeros(len(groups), folds.n_folds, folds.n_folds, dtype=torch.float64)
+    for start, rows in pattern_rows(folds, cells):
+        of_rows = torch.einsum("frk,grk->rfg", rows, rows)
+        held = group_of[start : start + len(of_rows)]
+        grams.index_add_(0, held[held >= 0], of_rows[held >= 0])
+    squares = [
+        ProductSums(gram[None, :, None]).cross_products(int(cells.n_keys[group].sum()), counts)
+        for gram, group in zip(grams, groups, strict=True)
+    ]
+    ends = [(int(group[0]), int(group[-1])) for group in groups]
+    return torch.stack([square[:, 0, 0] for square in squares], 1), ends

@@ -38,16 +38,14 @@ from nope_probe.hooks.reading.calibration import (
 )
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import WriterKind, capture_positions
-from nope_probe.hooks.reading.residual_cache import ResidualCache
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint
+from nope_probe.hooks.removing.replacements import Calibration, WrittenPosition, before, in_order
 from nope_probe.hooks.removing.targets import (
     components,
     removed_pairs,
     resolve_targets,
     rope_frequencies,
 )
-from nope_probe.hooks.removing.written_positions import WrittenPosition, before, in_order
 from nope_probe.maps.folds import State, default_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.positions import PositionSums

@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from nope_probe.analyses.pattern import query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, kept_patterns
 from nope_probe.analyses.shapley import Condition, PlayerSet
-from nope_probe.analyses.trends import query_stride
 from nope_probe.components import LETTERS, Ablation, Gain, Letter, Replacement, Substitute
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
@@ -29,7 +29,7 @@ from nope_probe.experiments.engine import (
 from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps, strongest_source
 from nope_probe.hooks.layers.model import Given, blocks_of, layers_of
 from nope_probe.hooks.layers.protocols import HookedModel
-from nope_probe.hooks.reading.stages import absent_stages
+from nope_probe.hooks.reading.accumulators import absent_stages
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.downsample import Pooled, pool

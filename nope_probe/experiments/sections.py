@@ -21,10 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from nope_probe.errors import UserError, printable
+from nope_probe.figures.curves import band_amplitudes, offset_profiles, query_strengths
 from nope_probe.figures.image import export
 from nope_probe.figures.intervals import excludes_zero, interval_of, interval_text, percent
 from nope_probe.figures.maps import unfold_layers
-from nope_probe.figures.shares import band_amplitudes, offset_profiles, query_strengths
 from nope_probe.figures.style import TITLE_HEIGHT
 from nope_probe.figures.words import numbered_layers
 from nope_probe.reports import notes

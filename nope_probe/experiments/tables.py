@@ -16,19 +16,15 @@ from nope_probe.analyses.attribution import LayerAttribution, LayerPlayers, Play
 from nope_probe.analyses.jackknife import Interval, Intervals, rms
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
-from nope_probe.analyses.pattern_rows import (
+from nope_probe.analyses.positions import Side, position_terms, readers, written_terms
+from nope_probe.analyses.splits import (
+    BandPattern,
+    MeanCovariance,
     OffsetBins,
     mean_squares_by_query,
     offset_bins,
     offset_profile,
 )
-from nope_probe.analyses.positions import (
-    Side,
-    position_terms,
-    readers,
-    written_terms,
-)
-from nope_probe.analyses.splits import BandPattern, MeanCovariance
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.maps.positions import PositionSums

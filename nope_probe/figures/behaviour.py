@@ -17,9 +17,17 @@ from nope_probe.figures.dots import (
     marker,
     over_layers,
 )
-from nope_probe.figures.grid import Grid, axis, draw_guide, keep, patch, place, zoom_together
 from nope_probe.figures.intervals import bound_columns, estimates_of
-from nope_probe.figures.style import layer_colours
+from nope_probe.figures.style import (
+    Grid,
+    Trace,
+    axis,
+    draw_guide,
+    layer_colours,
+    patch,
+    place,
+    set_axes,
+)
 
 INTACT = "intact"
 PANELS = ("without sources", "without weights or MLPs")
@@ -35,21 +43,19 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
         trained: the trained context, in tokens, which a vertical line marks; None for no line.
     """
     groups = _panels(list(dict.fromkeys(table["condition"])))
-    figure = go.Figure()
+    traces: list[Trace] = []
     for panel, conditions in enumerate(groups.values()):
         for name in conditions:
             rows = table[table["condition"] == name]
             ink = colour(component(name))
-            figure.add_traces(
-                curve_in_band(
-                    rows["position"].to_numpy(int),
-                    estimates_of(rows, "loss"),
-                    panel,
-                    label=label(name),
-                    hover=f"position %{{x}}: %{{y:.3g}} nats {BOUNDS}",
-                    line={"color": ink, "width": 1.5, "dash": _dash(name)},
-                    showlegend=name != INTACT or panel == 0,
-                )
+            traces += curve_in_band(
+                rows["position"].to_numpy(int),
+                estimates_of(rows, "loss"),
+                panel,
+                label=label(name),
+                hover=f"position %{{x}}: %{{y:.3g}} nats {BOUNDS}",
+                line={"color": ink, "width": 1.5, "dash": _dash(name)},
+                showlegend=name != INTACT or panel == 0,
             )
     wide = Grid(
         columns=len(groups),
@@ -59,12 +65,11 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
         bottom=110,
         left=70,
     )
-    place(figure, title, list(groups), wide, columns=1, panel=240, bottom=260, left=50)
-    zoom_together(figure)
+    layout = place(title, list(groups), wide, "xy", columns=1, panel=240, bottom=260, left=50)
     if trained is not None:
         for panel in range(len(groups)):
-            draw_guide(figure, panel, x=float(trained))
-    return figure
+            draw_guide(layout, panel, x=float(trained))
+    return go.Figure(traces, layout)
 
 
 def _panels(conditions: Sequence[str]) -> dict[str, list[str]]:
@@ -157,12 +162,12 @@ def differences(
     known = table.dropna(subset=["difference"])
     shown = [name for name in titles if name in set(known["measure"])]
     conditions = [name for name in dict.fromkeys(table["condition"]) if name != INTACT]
-    figure = go.Figure()
     by_measure = [known[known["measure"] == measure] for measure in shown]
+    traces = []
     for panel, of_measure in enumerate(by_measure):
         for condition in conditions:
             rows = of_measure[of_measure["condition"] == condition]
-            figure.add_trace(
+            traces.append(
                 interval_dots(
                     [label(condition)] * len(rows),
                     estimates_of(rows, "difference"),
@@ -178,16 +183,15 @@ def differences(
         columns=min(4, len(shown)), panel=height, shared_y=True, left=160, bottom=56, row_gap=86
     )
     heading, phone = "What each removal changes, less the intact model", min(2, len(shown))
-    place(figure, heading, [titles[m] for m in shown], wide, columns=phone, left=140, gap=0.1)
+    layout = place(heading, [titles[m] for m in shown], wide, "y", columns=phone, left=140, gap=0.1)
     below = {f"xaxis{axis(i)}.title.text": units[name] for i, name in enumerate(shown)}
-    patch(figure, below)
-    keep(figure, narrow={**figure.layout.meta["narrow"], **below})
+    patch(layout, below)
+    layout["meta"]["narrow"] |= below
     names = [label(condition) for condition in reversed(conditions)]
-    figure.update_yaxes(categoryarray=names, range=[-0.5, len(names) - 0.5])
-    zoom_together(figure, "y")
-    figure.update_xaxes(zerolinewidth=2, nticks=4, rangemode="tozero")
-    fit_axes(figure, "x", [estimates_of(rows, "difference") for rows in by_measure])
-    return figure.update_layout(showlegend=False)
+    set_axes(layout, "y", categoryarray=names, range=[-0.5, len(names) - 0.5])
+    set_axes(layout, "x", zerolinewidth=2, nticks=4, rangemode="tozero")
+    fit_axes(layout, "x", [estimates_of(rows, "difference") for rows in by_measure])
+    return go.Figure(traces, {**layout, "showlegend": False})
 
 
 def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go.Figure:
@@ -198,26 +202,26 @@ def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go
             pattern is summed over layers, and a layer's own effect averaged.
         effects: the titles of the y axes by the effect's column.
     """
-    figure = go.Figure()
-    for panel, effect in enumerate(effects):
-        for condition, rows in table.groupby("condition", sort=False):
-            figure.add_trace(
-                interval_dots(
-                    [rows["pattern"].sum(min_count=1)],
-                    rows[[effect, *bound_columns(effect)]].mean().to_numpy(float)[:, None],
-                    panel,
-                    label=label(str(condition)),
-                    hover="pattern %{x:.3g} nats, %{y:.3g}",
-                    marker=marker(component(str(condition)), 10),
-                )
-            )
+    traces = [
+        interval_dots(
+            [rows["pattern"].sum(min_count=1)],
+            rows[[effect, *bound_columns(effect)]].mean().to_numpy(float)[:, None],
+            panel,
+            label=label(str(condition)),
+            hover="pattern %{x:.3g} nats, %{y:.3g}",
+            marker=marker(component(str(condition)), 10),
+        )
+        for panel, effect in enumerate(effects)
+        for condition, rows in table.groupby("condition", sort=False)
+    ]
     wide = Grid(
         columns=len(effects), panel=280, x_title="pattern lost, nats, sum over layers", bottom=110
     )
     heading = "What a removal takes from the positional pattern, and from behaviour"
-    place(figure, heading, [*effects.values()], wide, columns=1, panel=220, left=50, bottom=170)
-    zoom_together(figure, "x")
-    return figure
+    layout = place(
+        heading, [*effects.values()], wide, "x", columns=1, panel=220, left=50, bottom=170
+    )
+    return go.Figure(traces, layout)
 
 
 def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
@@ -226,24 +230,22 @@ def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
     Args:
         table: `heads.csv`: layer, head, pattern (nats), and loss with its bounds, nats.
     """
-    layers = sorted(set(table["layer"]))
-    figure = go.Figure()
-    for layer, ink in zip(layers, layer_colours(len(layers)), strict=True):
-        rows = table[table["layer"] == layer]
-        figure.add_trace(
-            interval_dots(
-                rows["pattern"].to_numpy(float),
-                estimates_of(rows, "loss"),
-                panel=0,
-                label=f"L{layer}",
-                hover="%{text}: pattern %{x:.3g} nats, loss %{y:+.3g} nats",
-                marker={"color": ink, "size": 9},
-                text=[f"L{layer}H{head}" for head in rows["head"]],
-                mode="markers+text",
-                textposition="top right",
-                showlegend=len(layers) > 1,
-            )
+    n_layers = table["layer"].nunique()
+    traces = [
+        interval_dots(
+            rows["pattern"].to_numpy(float),
+            estimates_of(rows, "loss"),
+            panel=0,
+            label=f"L{layer}",
+            hover="%{text}: pattern %{x:.3g} nats, loss %{y:+.3g} nats",
+            marker={"color": ink, "size": 9},
+            text=[f"L{layer}H{head}" for head in rows["head"]],
+            mode="markers+text",
+            textposition="top right",
+            showlegend=n_layers > 1,
         )
+        for (layer, rows), ink in zip(table.groupby("layer"), layer_colours(n_layers), strict=True)
+    ]
     wide = Grid(
         columns=1,
         panel=320,
@@ -251,5 +253,5 @@ def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
         x_title="the head's positional pattern, nats",
         y_title="rise of the loss without its W_Q, nats",
     )
-    place(figure, "Heads: pattern and behaviour", [""], wide, panel=240, left=50)
-    return figure
+    layout = place("Heads: pattern and behaviour", [""], wide, panel=240, left=50)
+    return go.Figure(traces, layout)

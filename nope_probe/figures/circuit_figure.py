@@ -16,10 +16,21 @@ from jaxtyping import Float, Int
 from nope_probe.components import INK, LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, words
 from nope_probe.errors import closed_choices
 from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
-from nope_probe.figures.grid import axis, keep, patch
 from nope_probe.figures.maps import keys_left_out
 from nope_probe.figures.panels import heat_map
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, TEMPLATE, ZERO, colour_bar
+from nope_probe.figures.style import (
+    BLANK,
+    DIVERGING,
+    SEQUENTIAL,
+    TEMPLATE,
+    ZERO,
+    Layout,
+    Trace,
+    axis,
+    colour_bar,
+    colour_limits,
+    patch,
+)
 from nope_probe.maps.downsample import Pooled, pool
 
 if TYPE_CHECKING:
@@ -111,33 +122,39 @@ def circuit(
     # Every map has its own colour axis, so that the switches need not exchange limits.
     axes = {stage: f"coloraxis{axis(place)}" for place, stage in enumerate(held)}
     first = next(iter(shown.values()))
-    figure = go.Figure(
-        [_heat(stage, pooled[stage], axes[stage], visible=stage in first) for stage in held]
-    )
+    traces = [_heat(stage, pooled[stage], axes[stage], visible=stage in first) for stage in held]
     block = next(iter(pooled.values())).block
     skipped = -(-keys_left_out(stages, skip_keys) // block)
     scales = scales_of({stage: maps.values[0] for stage, maps in pooled.items()}, skipped)
-    for stage, (low, high) in scales[PER_STAGE].items():
-        colours = DIVERGING if is_signed(stage) else SEQUENTIAL
-        figure.layout[axes[stage]] = {"colorscale": colours, "cmin": low, "cmax": high}
     has, absent = (*COMPONENTS, *removed) if components is None else components, absent or {}
-    without = ", ".join(words(name) for name in removed)
-    title = f"L{layer}, from its input to the next layer's scores"
-    figure.update_layout(
-        template=TEMPLATE,
-        title={"text": f"{title}, without {without}" if without else title},
-        plot_bgcolor=BLANK,
-        paper_bgcolor=PAPER,
-    )
     layouts = []
     for flow in (wide(), narrow()):
         shapes, marks = arrows(flow, has, removed, absent)
         notes = [*marks, *_captions(flow, absent)]
         layouts.append({**_layout(flow, maps, axes), "shapes": shapes, "annotations": notes})
-    patch(figure, layouts[0])
-    keep(figure, narrow=layouts[1])
-    add_switches(figure, _switches(axes, shown, scales))
-    return figure
+    without = ", ".join(words(name) for name in removed)
+    title = f"L{layer}, from its input to the next layer's scores"
+    layout: Layout = {
+        "template": TEMPLATE,
+        "title": {"text": f"{title}, without {without}" if without else title},
+        "plot_bgcolor": BLANK,
+        "paper_bgcolor": PAPER,
+        "meta": {"narrow": layouts[1]},
+    }
+    patch(layout, layouts[0])
+    for stage, scale in scales[PER_STAGE].items():
+        colours = {"colorscale": DIVERGING if is_signed(stage) else SEQUENTIAL}
+        layout[axes[stage]] |= colours | colour_limits(scale)
+    switches: dict[str, dict[str, Choice]] = {"Maps": {}, "Colours": {}}
+    for name, view in shown.items():
+        switches["Maps"][name] = [{"visible": [stage in view for stage in axes]}, {}]
+    for name, of_choice in scales.items():
+        keys: Layout = {}
+        for stage, scale in of_choice.items():
+            keys |= colour_limits(scale, f"{axes[stage]}.")
+        switches["Colours"][name] = [{}, keys]
+    add_switches(layout, switches)
+    return go.Figure(traces, layout)
 
 
 def _stage_maps(
@@ -165,31 +182,35 @@ def views(
         reference: the intact model's maps, to compare with; empty without an ablation.
         normalised: the maps less the mean of each diagonal; empty for no such view.
     """
+    letters = [letter for letter in LETTERS if letter in maps]
     views: dict[str, dict[Stage, np.ndarray]] = {}
     n_rows, n = next(iter(maps.values())).shape
     for kind in COMPARED if n_rows == n else (RAW,):
-        shown, intact = (
-            {
-                letter: cosines(cells) if kind == COSINES and letter not in SCORE_STAGES else cells
-                for letter, cells in model.items()
-            }
-            for model in (maps, reference)
-        )
-        models: dict[Of, Mapping[Letter, np.ndarray]] = {"shown": shown}
+        models: dict[Of, Mapping[Letter, np.ndarray]] = {"shown": _of_kind(kind, maps)}
         if reference:
-            change = {letter: shown[letter] - intact[letter] for letter in shown}
-            models |= {"reference": intact, "difference": change}
+            models["reference"] = _of_kind(kind, reference)
+            models["difference"] = {
+                letter: models["shown"][letter] - models["reference"][letter] for letter in letters
+            }
         for of, cells in models.items():
             views[COMPARED[kind][of] if reference else kind] = {
                 (letter, of, RAW if letter in SCORE_STAGES else kind): cells[letter]
-                for letter in LETTERS
-                if letter in maps
+                for letter in letters
             }
     if normalised:
         name = f"ablated {DIAGONAL}" if reference else DIAGONAL
-        of_maps = [letter for letter in LETTERS if letter in maps]
-        views[name] = {(letter, "shown", DIAGONAL): normalised[letter] for letter in of_maps}
+        views[name] = {(letter, "shown", DIAGONAL): normalised[letter] for letter in letters}
     return views
+
+
+def _of_kind(kind: Kind, maps: Mapping[Letter, np.ndarray]) -> Mapping[Letter, np.ndarray]:
+    """Return the maps themselves, or the cosines of Gram maps."""
+    if kind != COSINES:
+        return maps
+    return {
+        letter: cells if letter in SCORE_STAGES else cosines(cells)
+        for letter, cells in maps.items()
+    }
 
 
 def cosines(
@@ -265,7 +286,7 @@ def formula(letter: Letter) -> str:
     return f"{text}, nats" if letter in SCORE_STAGES else text
 
 
-def _heat(stage: Stage, pooled: Pooled, coloraxis: str, visible: bool) -> go.Heatmap:
+def _heat(stage: Stage, pooled: Pooled, coloraxis: str, visible: bool) -> Trace:
     letter, of, kind = stage
     about = [f"({letter}) {formula(letter)}", "" if kind == RAW else kind, OF.get(of, "")]
     quantity = "score %{z:.3g} nat" if letter in SCORE_STAGES else "inner product %{z:.3g}"
@@ -281,7 +302,7 @@ def _heat(stage: Stage, pooled: Pooled, coloraxis: str, visible: bool) -> go.Hea
     )
 
 
-def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[Stage, str]) -> dict[str, Any]:
+def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[Stage, str]) -> Layout:
     """Return the layout keys of panels and colour bars on one kind of screen.
 
     Args:
@@ -289,7 +310,7 @@ def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[Stage, str]) -> di
         drawn: the letters with a map; other panels are blank.
         axes: each map's colour axis.
     """
-    keys: dict[str, Any] = {"height": flow.full_height, "margin": flow.margin}
+    keys: Layout = {"height": flow.full_height, "margin": flow.margin}
     square = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 4}
     square["tickfont"] = {"size": 10}
     for panel, letter in enumerate(LETTERS):
@@ -337,35 +358,18 @@ def _captions(flow: Flow, absent: Mapping[str, str]) -> list[dict[str, Any]]:
     return captions
 
 
-def _switches(
-    axes: Mapping[Stage, str],
-    shown: Mapping[str, Collection[Stage]],
-    scales: Mapping[str, Mapping[Stage, Scale]],
-) -> dict[str, dict[str, Choice]]:
-    """Return the switches of the maps and of their colours."""
-    switches: dict[str, dict[str, Choice]] = {"Maps": {}, "Colours": {}}
-    for name, view in shown.items():
-        switches["Maps"][name] = [{"visible": [stage in view for stage in axes]}, {}]
-    for name, of_choice in scales.items():
-        keys: dict[str, float] = {}
-        for stage, (low, high) in of_choice.items():
-            keys |= {f"{axes[stage]}.cmin": low, f"{axes[stage]}.cmax": high}
-        switches["Colours"][name] = [{}, keys]
-    return switches
-
-
-def add_switches(figure: go.Figure, switches: Mapping[str, Mapping[str, Choice]]) -> None:
+def add_switches(layout: Layout, switches: Mapping[str, Mapping[str, Choice]]) -> None:
     """Add switches: as menus for notebooks, and in the metadata for the report page.
 
     A choice has the arguments of `Plotly.update`: keys of the traces, and keys of the layout.
     """
-    menus = []
+    layout["updatemenus"] = []
     for index, choices in enumerate(switches.values()):
         buttons = [
             {"label": name, "method": "update", "args": args} for name, args in choices.items()
         ]
         where = {"x": 0.3 * index, "xanchor": "left", "y": 1, "yanchor": "bottom"}
         look = {"bgcolor": PAPER, "font": {"size": 12}, "pad": {"b": 14}, "showactive": True}
-        menus.append({"type": "dropdown", "buttons": buttons, **where, **look})
-    figure.update_layout(updatemenus=menus)
-    keep(figure, switches=switches, menu=MENU)
+        menu = {"type": "dropdown", "buttons": buttons, **where, **look}
+        layout["updatemenus"].append(menu)
+    layout["meta"] |= {"switches": switches, "menu": MENU}

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nope_probe.components import INK, LETTERS, TABLE
-from nope_probe.figures.grid import Extent
-from nope_probe.figures.style import ZERO
+from nope_probe.figures.style import ZERO, Extent
 
 Point = tuple[float, float]
 Operation = tuple[str, str | None]

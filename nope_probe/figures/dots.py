@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,17 +16,6 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 
 from nope_probe.components import colour, symbol, words
-from nope_probe.figures.grid import (
-    Grid,
-    annotate,
-    axis,
-    inside,
-    named,
-    on,
-    patch,
-    place,
-    zoom_together,
-)
 from nope_probe.figures.intervals import (
     FLAT,
     NO_PATTERN,
@@ -35,21 +25,26 @@ from nope_probe.figures.intervals import (
     is_noise,
     padded_range,
 )
-from nope_probe.figures.style import BLANK, GRID
+from nope_probe.figures.style import (
+    BLANK,
+    GRID,
+    Grid,
+    Layout,
+    Trace,
+    axis,
+    inside,
+    on,
+    place,
+    scatter,
+    set_axes,
+)
 
 WIDTH = 0.6  # width of a layer's dots, in layers
 MOST_TICKS = 12
 LEGEND_ROW = 26  # px; six names on a wide screen, two on a phone
 BOUNDS = "(%{customdata[0]:.3g} to %{customdata[1]:.3g})"  # in hover texts
-FLAT_NOTE = {
-    "text": FLAT,
-    "x": 0.5,
-    "y": 0.98,
-    "yanchor": "top",
-    "showarrow": False,
-    "bgcolor": BLANK,
-    "font": {"size": 11},
-}
+NOTE = {"bgcolor": BLANK, "showarrow": False, "font": {"size": 11}}
+FLAT_NOTE = {**NOTE, "text": FLAT, "x": 0.5, "y": 0.98, "yanchor": "top"}
 
 
 def marker(name: str, size: int, hollow: bool = False) -> dict[str, object]:
@@ -68,7 +63,7 @@ def interval_dots(
     marker: Mapping[str, object],
     sideways: bool = False,
     **others: object,
-) -> go.Scatter:
+) -> Trace:
     """Return estimates as dots with error bars.
 
     Args:
@@ -82,18 +77,15 @@ def interval_dots(
         others: further keys of the trace, by plotly's names.
     """
     value, other = ("x", "y") if sideways else ("y", "x")
-    return go.Scatter(
-        {
-            other: at,
-            value: estimates[0],
-            f"error_{value}": error_bars(*estimates),
-            "customdata": estimates[1:].T,
-            "mode": "markers",
-            "marker": marker,
-            **named(panel, label, hover),
-            **others,
-        }
-    )
+    dots = {
+        other: at,
+        value: estimates[0],
+        f"error_{value}": error_bars(*estimates),
+        "customdata": estimates[1:].T,
+        "mode": "markers",
+        "marker": marker,
+    }
+    return scatter(panel, label, hover, **dots | others)
 
 
 def curve_in_band(
@@ -105,7 +97,7 @@ def curve_in_band(
     hover: str,
     line: Mapping[str, object],
     **others: object,
-) -> list[go.Scatter]:
+) -> list[Trace]:
     """Return estimates as a curve, and the band between their bounds.
 
     Args:
@@ -118,20 +110,21 @@ def curve_in_band(
         others: further keys of the curve, by plotly's names.
     """
     values, lows, highs = estimates
-    band = go.Scatter(
-        x=np.concatenate([x, x[::-1]]),
-        y=np.concatenate([highs, lows[::-1]]),
-        fill="toself",
-        mode="none",
-        fillcolor=line["color"],
-        opacity=0.2,
-        hoverinfo="skip",
-        showlegend=False,
-        legendgroup=label,
+    band = {
+        "type": "scatter",
+        "x": np.concatenate([x, x[::-1]]),
+        "y": np.concatenate([highs, lows[::-1]]),
+        "fill": "toself",
+        "mode": "none",
+        "fillcolor": line["color"],
+        "opacity": 0.2,
+        "hoverinfo": "skip",
+        "showlegend": False,
+        "legendgroup": label,
         **on(panel),
-    )
-    about = {"customdata": estimates[1:].T, **named(panel, label, hover), **others}
-    return [band, go.Scatter(x=x, y=values, mode="lines", line=line, **about)]
+    }
+    curve = {"x": x, "y": values, "customdata": estimates[1:].T, "mode": "lines", "line": line}
+    return [band, scatter(panel, label, hover, **curve | others)]
 
 
 @dataclass(frozen=True)
@@ -149,17 +142,17 @@ class Dots:
 
     rows: pd.DataFrame
     name: str
-    column: str
+    column: str = ""
     label: str = ""
     hollow: bool = False
     marker: Mapping[str, object] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def layers(self) -> list[int]:
         """Layer numbers, from 0."""
         return self.rows["layer"].astype(int).tolist()
 
-    @property
+    @cached_property
     def estimates(self) -> Float[np.ndarray, "3 layer"]:
         """Estimates and the bounds of their 95% intervals."""
         return estimates_of(self.rows, self.column)
@@ -185,15 +178,13 @@ def over_layers(
         same_y: groups of panels, by their numbers, that share one scale.
     """
     layers = sorted({at for of_panel in panels.values() for dots in of_panel for at in dots.layers})
-    figure = go.Figure(
-        [
-            _layer_dots(series, panel, WIDTH * ((index + 0.5) / len(of_panel) - 0.5))
-            for panel, of_panel in enumerate(panels.values())
-            for index, series in enumerate(of_panel)
-        ]
-    )
+    traces = [
+        _layer_dots(series, panel, WIDTH * ((index + 0.5) / len(of_panel) - 0.5))
+        for panel, of_panel in enumerate(panels.values())
+        for index, series in enumerate(of_panel)
+    ]
     many, deep = columns is not None, len(layers) > MOST_TICKS
-    n_names = len({trace.name for trace in figure.data})
+    n_names = len({trace["name"] for trace in traces})
     across = columns or len(panels)
     wide = Grid(
         columns=max(1, across // 2) if deep else across,
@@ -203,8 +194,10 @@ def over_layers(
     )
     phone = {"columns": 2 if many and not deep else 1, "panel": 120 if many else 220}
     phone["bottom"] = 60 + LEGEND_ROW * -(-n_names // 2)
-    place(figure, title, list(panels), wide, **phone, gap=0.14, left=40)
-    figure.update_xaxes(
+    layout = place(title, list(panels), wide, "x", **phone, gap=0.14, left=40)
+    set_axes(
+        layout,
+        "x",
         range=[layers[0] - 0.5, layers[-1] + 0.5],
         showgrid=False,
         zeroline=False,
@@ -212,15 +205,14 @@ def over_layers(
         dtick=-(-len(layers) // MOST_TICKS),
         minor={"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID},
     )
-    zoom_together(figure, "x")
-    figure.update_yaxes(rangemode="tozero", zerolinewidth=2, nticks=5)
-    _mark_empty_layers(figure, panels, unmarked)
+    set_axes(layout, "y", rangemode="tozero", zerolinewidth=2, nticks=5)
+    _mark_empty_layers(layout, panels, unmarked)
     ends = [np.concatenate([s.estimates for s in of_panel], axis=1) for of_panel in panels.values()]
-    fit_axes(figure, "y", ends, same_y)
-    return figure
+    fit_axes(layout, "y", ends, same_y)
+    return go.Figure(traces, layout)
 
 
-def _layer_dots(series: Dots, panel: int, offset: float) -> go.Scatter:
+def _layer_dots(series: Dots, panel: int, offset: float) -> Trace:
     size = 9 if len(series.layers) <= MOST_TICKS else 6
     return interval_dots(
         np.asarray(series.layers, float) + offset,
@@ -235,47 +227,46 @@ def _layer_dots(series: Dots, panel: int, offset: float) -> go.Scatter:
 
 
 def _mark_empty_layers(
-    figure: go.Figure, panels: Mapping[str, Sequence[Dots]], unmarked: Collection[str]
+    layout: Layout, panels: Mapping[str, Sequence[Dots]], unmarked: Collection[str]
 ) -> None:
     """Mark the layers in which no series of a panel has a number."""
-    note = {"text": NO_PATTERN, "textangle": -90, "bgcolor": BLANK, "showarrow": False}
+    note = {**NOTE, "text": NO_PATTERN, "textangle": -90}
     for panel, (title, of_panel) in enumerate(panels.items()):
         values = pd.concat([pd.Series(s.estimates[0], index=s.layers) for s in of_panel])
-        known = values.notna().groupby(level=0).any()
+        known = values.groupby(level=0).count()
         if title not in unmarked:
-            where = {**inside(panel), "xref": f"x{axis(panel)}", "y": 0.5, "font": {"size": 11}}
-            annotate(figure, [{**note, **where, "x": layer} for layer in known.index[~known]])
+            where = {**inside(panel), "xref": f"x{axis(panel)}", "y": 0.5}
+            layout["annotations"] += [{**note, **where, "x": at} for at in known.index[known == 0]]
 
 
 def fit_axes(
-    figure: go.Figure,
-    along: Literal["x", "y"],
+    layout: Layout,
+    along: str,
     ends: Sequence[Float[np.ndarray, "3 _"]],
     groups: Sequence[Sequence[int]] = (),
 ) -> None:
     """Match the axes of panels on one scale, and keep noise flat, with a note.
 
     Args:
-        figure: the figure, with its panels.
-        along: the axes that the numbers are along.
+        layout: the figure's layout, with its panels.
+        along: `x` or `y`, the axes that the numbers are along.
         ends: each panel's estimates, lower and upper bounds.
         groups: panels, by their numbers, that share one scale; by default every panel has its own.
     """
-    keys: dict[str, Any] = {}
     for group in groups or [[panel] for panel in range(len(ends))]:
         together = np.concatenate([ends[panel] for panel in group], axis=1)
         limits = axis_range(*together)
         if limits is None and len(group) > 1:  # plotly.js scales a panel without numbers itself
             limits = padded_range(together)
         for panel in group:
+            keys = layout[f"{along}axis{axis(panel)}"]
             if panel != group[0]:
-                keys[f"{along}axis{axis(panel)}.matches"] = f"{along}{axis(group[0])}"
+                keys["matches"] = f"{along}{axis(group[0])}"
             if limits is not None:
-                keys[f"{along}axis{axis(panel)}.range"] = limits
-    patch(figure, keys)
-    note_flat(figure, [panel for panel, numbers in enumerate(ends) if is_noise(*numbers)])
+                keys["range"] = limits
+    note_flat(layout, [panel for panel, numbers in enumerate(ends) if is_noise(*numbers)])
 
 
-def note_flat(figure: go.Figure, panels: Iterable[int]) -> None:
+def note_flat(layout: Layout, panels: Iterable[int]) -> None:
     """Note in some panels that their numbers are flat within noise."""
-    annotate(figure, [{**inside(panel), **FLAT_NOTE} for panel in panels])
+    layout["annotations"] += [{**inside(panel), **FLAT_NOTE} for panel in panels]

@@ -150,6 +150,7 @@ class Explorer:
         code = script("explorer.js")
         room = self.max_bytes - sum(map(len, (template.template, style, code)))
         views = [_content(view, packed) for view, packed in fitted(self.views, room)]
+        known = (None, *self.components)
         content = {
             "colours": STOPS,
             "players": [
@@ -157,17 +158,13 @@ class Explorer:
                     "name": name,
                     "label": words(name),
                     "colour": colour(name),
-                    "components": list(components),
+                    "components": list(parts),
                 }
-                for name, components in self.players.items()
+                for name, parts in self.players.items()
             ],
             "measures": _SHOWN_MEASURES,
             "operations": {
-                arrow: [
-                    operation
-                    for operation in operations
-                    if operation[1] in (None, *self.components)
-                ]
+                arrow: [(text, name) for text, name in operations if name in known]
                 for arrow, operations in OPERATIONS.items()
             },
             "flows": {"wide": vars(wide()), "narrow": vars(narrow())},

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import plotly.graph_objects as go
 
 from nope_probe.errors import UserError, closed_choices
-from nope_probe.figures.grid import SLIDER, patch
 from nope_probe.figures.maps import unfold_layers
-from nope_probe.figures.style import TITLE_HEIGHT
+from nope_probe.figures.style import SLIDER, TITLE_HEIGHT, patch
 from nope_probe.files import NO_BROWSER, local_path, validate_image_name, validate_kaleido
 
 Width = Literal["column", "page"]
@@ -42,19 +41,19 @@ def save(
         UserError: for another ending, if kaleido or Chrome is missing, if the file cannot be
             written, or if a column of the figure is longer than a page.
     """
-    drawn = without_controls(unfold_layers(figure))
+    spec = without_controls(unfold_layers(figure))
+    layout = spec["layout"]
     if width == "column":
-        patch(drawn, (drawn.layout.meta or {}).get("narrow", {}))
-        if drawn.layout.height > LONGEST_COLUMN:
+        patch(layout, layout.get("meta", {}).get("narrow", {}))
+        if layout["height"] > LONGEST_COLUMN:
             raise UserError(
-                f"a column of this figure is {drawn.layout.height:,.0f} px long, and a page holds "
+                f"a column of this figure is {layout['height']:,.0f} px long, and a page holds "
                 f"{LONGEST_COLUMN:,}: draw it with width='page'"
             )
-    if not title and drawn.layout.title.text:
-        drawn.layout.title.text = None
-        drawn.layout.margin.t -= TITLE_HEIGHT
-        drawn.layout.height -= TITLE_HEIGHT
-    return export(drawn, Path(path), WIDTHS[width])
+    if not title and layout.get("title", {}).pop("text", None):
+        layout["margin"]["t"] -= TITLE_HEIGHT
+        layout["height"] -= TITLE_HEIGHT
+    return export(go.Figure(spec), Path(path), WIDTHS[width])
 
 
 def export(figure: go.Figure, path: Path, width: int = WIDTHS["page"]) -> Path:
@@ -75,8 +74,7 @@ def export(figure: go.Figure, path: Path, width: int = WIDTHS["page"]) -> Path:
     path = local_path(path)
     validate_image_name(path)
     validate_kaleido()
-    still = without_controls(figure)
-    still.layout.paper_bgcolor = "white"
+    still = go.Figure(without_controls(figure)).update_layout(paper_bgcolor="white")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         still.write_image(path, width=width, height=still.layout.height, scale=SCALE)
@@ -87,16 +85,14 @@ def export(figure: go.Figure, path: Path, width: int = WIDTHS["page"]) -> Path:
     return path
 
 
-def without_controls(figure: go.Figure) -> go.Figure:
-    """Return a copy without buttons and sliders, and without the space for them."""
-    still = go.Figure(figure)
-    if still.layout.updatemenus:
-        menu = still.layout.meta["menu"]
-        still.layout.margin.t -= menu
-        still.layout.height -= menu
-    if still.layout.sliders:
-        still.layout.margin.b -= SLIDER
-        still.layout.height -= SLIDER
-    still.layout.updatemenus = None
-    still.layout.sliders = None
-    return still
+def without_controls(figure: go.Figure) -> dict[str, Any]:
+    """Return a figure's `data` and `layout` without buttons, sliders and their space."""
+    spec = figure.to_plotly_json()
+    layout = spec["layout"]
+    if layout.pop("updatemenus", ()):
+        layout["margin"]["t"] -= layout["meta"]["menu"]
+        layout["height"] -= layout["meta"]["menu"]
+    if layout.pop("sliders", ()):
+        layout["margin"]["b"] -= SLIDER
+        layout["height"] -= SLIDER
+    return spec

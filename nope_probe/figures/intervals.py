@@ -100,6 +100,12 @@ def number_text(value: float) -> str:
     return f"{value:.3g}" if abs(value) > ROUNDING else "0"
 
 
+def finite(values: Numbers | Sequence[Numbers]) -> Float[np.ndarray, " number"]:
+    """Return the numbers that are finite, without their shape."""
+    numbers = np.asarray(values, float)
+    return numbers[np.isfinite(numbers)]
+
+
 def is_noise(values: Numbers, lows: Numbers, highs: Numbers) -> bool:
     """Return whether there are numbers, all with intervals that include zero."""
     known = np.isfinite(np.asarray(values, float))
@@ -107,19 +113,16 @@ def is_noise(values: Numbers, lows: Numbers, highs: Numbers) -> bool:
     return bool(known.any()) and not bool((known & clear).any())
 
 
-def axis_range(
-    values: Numbers, lows: Numbers, highs: Numbers, *, floor: float = FLOOR
-) -> tuple[float, float] | None:
+def axis_range(values: Numbers, lows: Numbers, highs: Numbers) -> tuple[float, float] | None:
     """Return the range of an axis with zero, or None if the numbers themselves give a good range.
 
-    Numbers within their noise fill a third of the axis around zero, and no axis spans less than the
-    floor.
+    Numbers within their noise fill a third of the axis around zero, and no axis spans less than
+    `FLOOR`.
 
     Args:
         values: estimates; NaN without an estimate.
         lows: lower bounds.
         highs: upper bounds.
-        floor: the least reach of an axis from zero.
 
     Example:
         >>> axis_range([2e-7, -1e-7], [-2e-7, -3e-7], [4e-7, 1e-7])
@@ -129,15 +132,14 @@ def axis_range(
         >>> axis_range([0.5], [0.4], [0.6]) is None
         True
     """
-    ends = np.concatenate([np.ravel(np.asarray(part, float)) for part in (values, lows, highs)])
-    known = ends[np.isfinite(ends)]
+    known = finite([values, lows, highs])
     largest = float(np.abs(known).max(initial=0.0))
     if not known.size:
         return None
     if is_noise(values, lows, highs):
-        top = max(MARGIN * largest, floor)
+        top = max(MARGIN * largest, FLOOR)
         return -top, top
-    return (0.0 if known.min() >= 0 else -floor, floor) if largest < floor else None
+    return (0.0 if known.min() >= 0 else -FLOOR, FLOOR) if largest < FLOOR else None
 
 
 def padded_range(ends: Numbers) -> tuple[float, float] | None:
@@ -147,7 +149,7 @@ def padded_range(ends: Numbers) -> tuple[float, float] | None:
         >>> padded_range([0.5, 2.0, np.nan]), padded_range([np.nan])
         ((0.0, 2.1), None)
     """
-    known = np.asarray(ends, float)[np.isfinite(np.asarray(ends, float))]
+    known = finite(ends)
     if not known.size:
         return None
     low, high = min(0.0, float(known.min())), max(0.0, float(known.max()))

@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 
 from nope_probe.components import words
 from nope_probe.errors import closed_choices
-from nope_probe.figures.grid import add_slider, colour_limits, keep
 from nope_probe.figures.intervals import (
     CLIPPED,
     FLAT_WORDS,
@@ -30,7 +29,6 @@ from nope_probe.figures.intervals import (
 )
 from nope_probe.figures.panels import (
     AXES,
-    BAR,
     BAR_DROP,
     MAX_POSITIONS,
     Panel,
@@ -38,7 +36,16 @@ from nope_probe.figures.panels import (
     panel_groups,
     place_squares,
 )
-from nope_probe.figures.style import DIVERGING, SEQUENTIAL, ColourScale, colour_bar
+from nope_probe.figures.style import (
+    DIVERGING,
+    SEQUENTIAL,
+    ColourScale,
+    Grid,
+    Layout,
+    add_slider,
+    colour_bar,
+    colour_limits,
+)
 from nope_probe.maps.downsample import Pooled, pool
 
 if TYPE_CHECKING:
@@ -92,15 +99,12 @@ def score_maps(
     """
     pooled = _pooled(maps, max_positions, query_positions)
     shown = pooled.values[..., -(-keys_left_out(maps, skip_keys) // pooled.block) :]
-    limits, flat = [], []
+    limits = []
     for layer_values, error in zip(shown, noise or [0.0] * len(shown), strict=True):
-        low, high = percentiles(layer_values, (clipped, 100 - clipped))
-        floor = max(NOISE_NATS, NOISE_ERRORS * error)
-        *ends, is_flat = widened(float(low), float(high), floor)
-        limits.append(ends)
-        flat.append(is_flat)
+        low, high = percentiles(layer_values, (clipped, 100 - clipped)).tolist()
+        limits.append(widened(low, high, max(NOISE_NATS, NOISE_ERRORS * error)))
     numbers = _numbers(maps, layers, len(limits))
-    return _score_maps(pooled, title, np.array(limits), flat, numbers, layer, multiples)
+    return _score_maps(pooled, title, limits, numbers, layer, multiples)
 
 
 def fixed_scale_maps(
@@ -119,25 +123,33 @@ def fixed_scale_maps(
         max_positions: larger maps are pooled to this many positions.
     """
     pooled = _pooled(maps, max_positions)
-    limits = np.array([[0.0, high]] * len(pooled.values))
-    numbers, flat = _numbers(maps, None, len(limits)), [False] * len(limits)
-    return _score_maps(pooled, title, limits, flat, numbers, None, MAX_MULTIPLES)
+    limits = [(0.0, high, False) for _ in pooled.values]
+    return _score_maps(pooled, title, limits, _numbers(maps, None, len(limits)))
 
 
 def _score_maps(
     pooled: Pooled,
     title: str,
-    limits: Float[np.ndarray, "layer 2"],
-    flat: Sequence[bool],
+    limits: Sequence[tuple[float, float, bool]],
     layers: Sequence[int],
-    layer: int | None,
-    multiples: int,
+    layer: int | None = None,
+    multiples: int = MAX_MULTIPLES,
 ) -> go.Figure:
-    """Draw each layer's map on its own limits: side by side if they are few, else with a slider."""
+    """Draw each layer's map on its own limits: side by side if they are few, else with a slider.
+
+    Args:
+        pooled: the maps.
+        title: the figure's title.
+        limits: each layer's colour limits, and whether the map is flat.
+        layers: the layers' numbers.
+        layer: the number of the layer that a slider shows first.
+        multiples: the largest number of layers that stand side by side.
+    """
     if len(limits) > multiples:
-        first, names = 0 if layer is None else layers.index(layer), [[""]] * len(limits)
-        return _layered([pooled], [""], names, title, SEQUENTIAL, limits, layers, first)
-    maps = zip(layers, pooled.values, limits.tolist(), flat, strict=True)
+        scales = np.array([(low, high) for low, high, _ in limits])
+        titles = [[""]] * len(limits)
+        return _layered([pooled], [""], titles, title, SEQUENTIAL, scales, layers, layer)
+    maps = zip(layers, pooled.values, limits, strict=True)
     panels = [
         Panel(
             name=f"L{number}{FLAT_WORDS if is_flat else ''}",
@@ -146,7 +158,7 @@ def _score_maps(
             high=high,
             positions=pooled.block * len(values),
         )
-        for number, values, (low, high), is_flat in maps
+        for number, values, (low, high, is_flat) in maps
     ]
     return panel_groups([panels], title=title)
 
@@ -198,7 +210,6 @@ def term_maps(
     floors = [max(NOISE_NATS, PALE * error) for error in noise or [0.0] * len(shown)]
     tops = [symmetric(values, floor) for values, floor in zip(shown, floors, strict=True)]
     numbers = _numbers(next(iter(terms.values())), layers, len(tops))
-    first_shown = 0 if layer is None else numbers.index(layer)
     flat = flat or {}
     flat_first = flat.get(next(iter(terms)), ())
     limits = flattened(tops, [i for i, number in enumerate(numbers) if number in flat_first])
@@ -208,7 +219,7 @@ def term_maps(
         for number in numbers
     ]
     names = [words(name) for name in terms]
-    return _layered(pooled, names, titles, title, DIVERGING, limits, numbers, first_shown, rows)
+    return _layered(pooled, names, titles, title, DIVERGING, limits, numbers, layer, rows)
 
 
 def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Sequence[int]:
@@ -237,47 +248,43 @@ def _layered(
     colours: ColourScale,
     limits: Float[np.ndarray, "layer 2"],
     layers: Sequence[int],
-    first: int,
+    layer: int | None,
     rows: int = 1,
 ) -> go.Figure:
     """Return a figure whose slider shows a layer of all maps, with that layer's colour limits.
 
     The maps stand side by side, on a phone two in a row; every layer has its own titles.
     """
-    n = len(pooled)
-    figure = go.Figure(
-        [
-            heat_map(
-                maps.values[place],
-                float(maps.block),
-                panel,
-                name=name or f"L{number}",
-                coloraxis="coloraxis",
-                visible=place == first,
-            )
-            for place, number in enumerate(layers)
-            for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
-        ]
-    )
-    wide, narrow = place_squares(
-        figure,
+    n, first = len(pooled), 0 if layer is None else layers.index(layer)
+    traces = [
+        heat_map(
+            maps.values[place],
+            float(maps.block),
+            panel,
+            name=name or f"L{number}",
+            coloraxis="coloraxis",
+            visible=place == first,
+        )
+        for place, number in enumerate(layers)
+        for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
+    ]
+
+    def bar(grid: Grid) -> Layout:
+        below = colour_bar("nats", (0.35, 0.65), -(BAR_DROP + AXES) / grid.inner(n))
+        return {"coloraxis.colorbar": {**below, "nticks": 6}}
+
+    layout = place_squares(
         title,
         titles[first],
         columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
         phone=min(2, n),
         row_gap=64,
-        bottom=BAR_DROP + BAR + AXES,
+        bars=bar,
     )
-    bars = [
-        {**colour_bar("nats", (0.35, 0.65), -(BAR_DROP + AXES) / grid.inner(n)), "nticks": 6}
-        for grid in (wide, narrow)
-    ]
-    colours_and_bar = {"colorscale": colours, "colorbar": bars[0]}
-    figure.layout.coloraxis = {**colours_and_bar, **colour_limits(limits[first])}
-    keep(figure, narrow={**figure.layout.meta["narrow"], "coloraxis.colorbar": bars[1]})
+    layout["coloraxis"] |= {"colorscale": colours, **colour_limits(limits[first])}
     texts = [{f"annotations[{i}].text": t for i, t in enumerate(of_layer)} for of_layer in titles]
-    add_slider(figure, layers, n, first, limits, texts)
-    return figure
+    add_slider(layout, layers, n, first, limits, texts)
+    return go.Figure(traces, layout)
 
 
 def unfold_layers(figure: go.Figure) -> go.Figure:

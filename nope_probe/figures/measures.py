@@ -1,24 +1,200 @@
-"""Measures of the pattern -> plotly figures: over layers, in controls, in training, of runs."""
+"""Shares, interactions and measures of the positional pattern -> plotly figures over layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from jaxtyping import Float
 from plotly.colors import qualitative
 
 from nope_probe.components import INK, LETTERS, SOURCES, colour, kept_name, words
-from nope_probe.figures.dots import BOUNDS, Dots, interval_dots, over_layers
-from nope_probe.figures.grid import Grid, draw_guide, named, place, zoom_together
-from nope_probe.figures.intervals import FLOOR, bound_columns, estimates_of
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar, layer_colours
+from nope_probe.figures.dots import BOUNDS, FLAT_NOTE, Dots, interval_dots, marker, over_layers
+from nope_probe.figures.intervals import (
+    FLOOR,
+    NO_PATTERN,
+    axis_range,
+    bound_columns,
+    estimates_of,
+    is_noise,
+)
+from nope_probe.figures.style import (
+    BLANK,
+    DIVERGING,
+    SEQUENTIAL,
+    Grid,
+    Trace,
+    add_slider,
+    colour_bar,
+    draw_guide,
+    inside,
+    layer_colours,
+    patch,
+    place,
+    scatter,
+    set_axes,
+)
 from nope_probe.figures.words import ATTENTION, MEASURES
 
 INTACT = words("intact")
 CONTROLS = ("amplitude", "locality", "non_relative")
+MOST_INTERACTIONS = 24
+X_TITLE = "share of the pattern"
+LOSSES = ("lost", "amplification")  # some replacements have only these columns
+PLAYER_PARTS = {
+    "lost": "lost without it",
+    "amplification": "amplification",
+    "share": "Shapley share",
+    "alone": "there alone",
+}
+
+
+def source_shares(table: pd.DataFrame) -> go.Figure:
+    """Draw each source's share of the pattern, per layer, and its RMS in nats.
+
+    Args:
+        table: `sources.csv`: layer, term, rms (nats) and share, each with its bounds; the term
+            `position`, the sum of all terms but content, is not drawn.
+    """
+    terms = table[table["term"] != "position"]
+    panels = {
+        "share of the pattern": _by_name(terms, "term", "share"),
+        "RMS, nats": _by_name(terms, "term", "rms"),
+    }
+    return over_layers(panels, title="The sources of the positional pattern, per layer")
+
+
+def player_shares(table: pd.DataFrame) -> go.Figure:
+    """Draw each player's share, the loss without it, its part alone, and its amplification.
+
+    Args:
+        table: the rows of `players.csv` of one player set. Every value of the column `replacement`
+            has a row of panels, on the scales of the first row. A replacement without shares shows
+            only losses.
+    """
+    groups = _by_replacement(table)
+    columns = [column for column in PLAYER_PARTS if column == "lost" or table[column].notna().any()]
+    panels = {
+        (f"{name}: " if name else "") + PLAYER_PARTS[column]: _players(rows, column)
+        for name, rows in groups.items()
+        for column in columns
+        if column in LOSSES or rows["share"].notna().any()
+    }
+    return over_layers(
+        panels,
+        title="The players' parts in the positional pattern, per layer",
+        columns=len(columns) if len(groups) > 1 else None,
+        unmarked=[t for t in panels if t.endswith((PLAYER_PARTS["alone"], "amplification"))],
+        same_y=[range(place, len(panels), len(columns)) for place in range(len(columns))],
+    )
+
+
+def _players(rows: pd.DataFrame, column: str) -> list[Dots]:
+    """Return a part of the players, without players whose part is undefined, perhaps all."""
+    series = _by_name(rows, "player", column)
+    known = [dots for dots in series if not np.isnan(dots.estimates[0]).all()]
+    return known or series
+
+
+def _by_replacement(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the rows of each replacement by name; a single replacement has an empty name."""
+    if "replacement" not in table or table["replacement"].nunique() < 2:
+        return {"": table}
+    return {str(name): rows for name, rows in table.groupby("replacement", sort=False)}
+
+
+def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
+    """Draw the exact terms' shares and RMS, per layer, and the dimensions of the mean keys.
+
+    Args:
+        table: `mean_covariance.csv`: layer, term, and share, rms (nats) and dimensions, each with
+            its bounds.
+    """
+    terms = table.assign(term=table["term"].map(term_entry))
+    panels = {
+        "share of the pattern": _by_name(terms, "term", "share"),
+        "RMS, nats": _by_name(terms, "term", "rms"),
+        "dimensions of the mean keys": _by_name(
+            terms[terms["term"] == "mean_term"], "term", "dimensions"
+        ),
+    }
+    return over_layers(panels, title="The exact terms of the scores")
+
+
+def term_entry(term: str) -> str:
+    """Return the name of a term of `mean_covariance.csv` in the table of components."""
+    return f"{term}_term" if term in ("mean", "covariance") else term
+
+
+def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
+    """Draw the shares that players add only together, with a layer slider.
+
+    If there are many, only the interactions with the largest shares in any layer are drawn.
+
+    Args:
+        table: the rows of `interactions.csv` of one player set; `players` are joined by `+`. Every
+            value of the column `replacement` has a panel, on a common scale.
+        layer: the layer that the slider shows first.
+    """
+    sizes = table["share"].abs().groupby(table["players"]).max().fillna(0)
+    names = sizes.sort_values(ascending=False, kind="stable").index[:MOST_INTERACTIONS][::-1]
+    layers = sorted(int(number) for number in table["layer"].unique())
+    groups = _by_replacement(table)
+    traces, patches = [], []
+    for number in layers:
+        shares = [
+            estimates_of(rows[rows["layer"] == number].set_index("players").reindex(names), "share")
+            for rows in groups.values()
+        ]
+        for panel, estimates in enumerate(shares):
+            trace = _interaction_dots([words(name) for name in names], estimates, number, panel)
+            traces.append({**trace, "visible": number == layer})
+        ends = np.concatenate(shares, axis=1)
+        limits = axis_range(*ends)
+        ranged = {"xaxis.autorange": True} if limits is None else {"xaxis.range": list(limits)}
+        patches.append({**ranged, f"annotations[{len(groups)}].visible": is_noise(*ends)})
+    wide = Grid(
+        columns=len(groups),
+        panel=30 + 22 * len(names),
+        left=210,
+        x_title=X_TITLE,
+        shared_y=True,
+    )
+    layout = place("Interactions of players", list(groups), wide, "xy", columns=1, left=175)
+    layout["annotations"].append({**inside(0), **FLAT_NOTE})
+    set_axes(layout, "x", zeroline=True, zerolinewidth=2, nticks=5, tickangle=0)
+    set_axes(layout, "y", tickfont={"size": 11})
+    first = layers.index(layer)
+    add_slider(layout, layers, len(groups), first, patches=patches)
+    patch(layout, patches[first])
+    return go.Figure(traces, {**layout, "showlegend": False})
+
+
+def _interaction_dots(
+    names: Sequence[str], shares: Float[np.ndarray, "3 name"], layer: int, panel: int
+) -> Trace:
+    """Return a layer's shares; if all are undefined, return words that say so."""
+    drawn: dict[str, object] = {}
+    if np.isnan(shares).all():
+        drawn = {"x": np.zeros(len(names)), "mode": "text", "text": NO_PATTERN}
+    return interval_dots(
+        names,
+        shares,
+        panel,
+        label=f"L{layer}",
+        hover=f"%{{y}}<br>%{{x:.3g}} {BOUNDS}",
+        marker=marker("interaction", 8),
+        sideways=True,
+        **drawn,
+    )
+
+
+def _by_name(table: pd.DataFrame, by: str, column: str) -> list[Dots]:
+    return [Dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
 
 
 def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
@@ -28,14 +204,22 @@ def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
         table: `pattern.csv`: layer, kept, and each measure with its bounds.
         intact: the table's value of `kept` for the intact model.
     """
-    shown = _without_sources(intact)
-    rows = {kept: table[table["kept"] == kept] for kept in shown if kept in set(table["kept"])}
-    panels = {
-        about.title: [Dots(rows[kept], shown[kept][0], measure, shown[kept][1]) for kept in rows]
-        for measure, about in MEASURES.items()
-        if measure in table
+    series = [
+        Dots(table[table["kept"] == kept], name, label=label)
+        for kept, (name, label) in _without_sources(intact).items()
+        if kept in set(table["kept"])
+    ]
+    title = "Measures of the positional pattern, per layer"
+    return over_layers(_by_measure(MEASURES, series), title, columns=4)
+
+
+def _by_measure(names: Iterable[str], series: Sequence[Dots]) -> dict[str, list[Dots]]:
+    """Return a panel for each measure that all tables have, with all series."""
+    return {
+        MEASURES[name].title: [replace(dots, column=name) for dots in series]
+        for name in names
+        if all(name in dots.rows for dots in series)
     }
-    return over_layers(panels, "Measures of the positional pattern, per layer", columns=4)
 
 
 def _without_sources(intact: str) -> dict[str, tuple[str, str]]:
@@ -60,27 +244,15 @@ def controls(table: pd.DataFrame, intact: str) -> go.Figure:
         table: `controls.csv`: layer, tokens (text or shuffled), skip_keys, kept, and the measures.
         intact: the table's value of `kept` for the intact model.
     """
-    shown = _without_sources(intact)
-    kinds: list[tuple[tuple[str, str], str, int, pd.DataFrame]] = [
-        (shown[str(kept)], str(tokens), int(str(skip)), rows)
-        for (kept, tokens, skip), rows in table.groupby(["kept", "tokens", "skip_keys"], sort=False)
-        if str(kept) in shown
-    ]
-    panels = {
-        MEASURES[measure].title: [
-            Dots(
-                rows,
-                name,
-                measure,
-                label=f"{label}, {tokens}, {'all keys' if skip == 0 else f'keys from {skip}'}",
-                hollow=tokens != "text",
-            )
-            for (name, label), tokens, skip, rows in kinds
-        ]
-        for measure in CONTROLS
-        if measure in table
-    }
-    return over_layers(panels, "The positional pattern in the controls, per layer")
+    shown, series = _without_sources(intact), []
+    for (kept, tokens, skip), rows in table.groupby(["kept", "tokens", "skip_keys"], sort=False):
+        if kept in shown:
+            name, label = shown[kept]
+            keys = "all keys" if skip == 0 else f"keys from {skip}"
+            hollow = tokens != "text"
+            series.append(Dots(rows, name, label=f"{label}, {tokens}, {keys}", hollow=hollow))
+    title = "The positional pattern in the controls, per layer"
+    return over_layers(_by_measure(CONTROLS, series), title)
 
 
 def mask_effect(table: pd.DataFrame) -> go.Figure:
@@ -90,13 +262,13 @@ def mask_effect(table: pd.DataFrame) -> go.Figure:
         table: `non_relative.csv`: layer, tokens, and with_mask, without_mask and difference with
             their bounds, in nats.
     """
-    kinds = {str(tokens): rows for tokens, rows in table.groupby("tokens", sort=False)}
-    columns = {"with_mask": ("intact", "with the mask"), "without_mask": ("mask", "without it")}
     strength, difference = [], []
-    for tokens, rows in kinds.items():
+    for tokens, rows in table.groupby("tokens", sort=False):
         hollow = tokens == "shuffled"
-        for column, (name, label) in columns.items():
-            strength.append(Dots(rows, name, column, f"{label}, {tokens}", hollow))
+        strength += [
+            Dots(rows, "intact", "with_mask", f"with the mask, {tokens}", hollow),
+            Dots(rows, "mask", "without_mask", f"without it, {tokens}", hollow),
+        ]
         difference.append(Dots(rows, "mask", "difference", f"difference, {tokens}", hollow))
     panels = {"RMS of the non-relative part, nats": strength, "with less without, nats": difference}
     return over_layers(panels, "The mask's effect on the non-relative part, per layer")
@@ -112,21 +284,24 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
         measure: the measure to draw.
     """
     layers = sorted({int(layer) for table in tables.values() for layer in table["layer"]})
-    figure = go.Figure()
+    traces = []
     for panel, table in enumerate(tables.values()):
         for layer, ink in zip(layers, layer_colours(len(layers)), strict=True):
             rows = table[table["layer"] == layer]
             steps = rows["step"].to_numpy(float)
             first = steps[steps > 0].min(initial=np.inf)
-            figure.add_scatter(
+            trace = scatter(
+                panel,
+                f"L{layer}",
+                "step %{customdata:.0f}: %{y:.3g}",
                 x=np.where(steps > 0, steps, first / 2 if np.isfinite(first) else 0.5),
                 y=rows[measure].to_numpy(float),
                 customdata=steps,
                 mode="lines+markers",
                 line={"color": ink, "width": 2},
                 marker={"size": 5},
-                **named(panel, f"L{layer}", "step %{customdata:.0f}: %{y:.3g}"),
             )
+            traces.append(trace)
     wide = Grid(
         columns=len(tables),
         panel=320,
@@ -135,9 +310,9 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
         y_title=MEASURES[measure].title,
     )
     title = f"The positional pattern during training: {MEASURES[measure].label} per layer"
-    place(figure, title, list(tables), wide, columns=1, panel=240)
-    zoom_together(figure, "y")
-    return figure.update_xaxes(type="log", dtick=1)
+    layout = place(title, list(tables), wide, "y", columns=1, panel=240)
+    set_axes(layout, "x", type="log", dtick=1)
+    return go.Figure(traces, layout)
 
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "hexagon")
@@ -154,15 +329,12 @@ def compared_measures(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
         {"color": colour, "symbol": symbol}
         for colour, symbol in zip(qualitative.Safe, cycle(SYMBOLS), strict=False)
     ]
-    panels = {
-        about.title: [
-            Dots(rows, "intact", name, label, marker=marker)
-            for (label, rows), marker in zip(runs.items(), cycle(markers), strict=False)
-        ]
-        for name, about in MEASURES.items()
-        if all(name in rows for rows in runs.values())
-    }
-    return over_layers(panels, "Measures of the positional pattern, per layer", columns=4)
+    series = [
+        Dots(rows, "intact", label=label, marker=marker)
+        for (label, rows), marker in zip(runs.items(), cycle(markers), strict=False)
+    ]
+    title = "Measures of the positional pattern, per layer"
+    return over_layers(_by_measure(MEASURES, series), title, columns=4)
 
 
 HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")
@@ -188,36 +360,33 @@ def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
         table.pivot(index="layer", columns="head", values=column) for column in columns
     )
     n_layers, n_heads = values.shape
-    figure = go.Figure(
-        go.Heatmap(
-            z=values.to_numpy(float),
-            x=[int(head) for head in values.columns],
-            y=[int(layer) for layer in values.index],
-            customdata=np.stack([bound.to_numpy(float) for bound in bounds], -1),
-            coloraxis="coloraxis",
-            hoverongaps=False,
-            hovertemplate=f"L%{{y}}H%{{x}}<br>%{{z:.3g}} {BOUNDS}<extra>{about.title}</extra>",
-        )
-    )
+    heads = {
+        "type": "heatmap",
+        "z": values.to_numpy(float),
+        "x": [int(head) for head in values.columns],
+        "y": [int(layer) for layer in values.index],
+        "customdata": np.stack([bound.to_numpy(float) for bound in bounds], -1),
+        "coloraxis": "coloraxis",
+        "hoverongaps": False,
+        "hovertemplate": f"L%{{y}}H%{{x}}<br>%{{z:.3g}} {BOUNDS}<extra>{about.title}</extra>",
+    }
     wide = Grid(
         columns=1, panel=max(160, CELL * n_layers), bottom=124, x_title="head", y_title="layer"
     )
-    place(figure, f"Each head's {about.title}", [""], wide, left=50)
+    layout = place(f"Each head's {about.title}", [""], wide, left=50)
     ticks = {"showgrid": False, "zeroline": False, "tickformat": "d"}
+    layout["xaxis"] |= {**ticks, "nticks": min(17, 1 + n_heads)}
+    layout["yaxis"] |= {**ticks, "autorange": "reversed", "nticks": min(33, 1 + n_layers)}
     known = np.abs(values.to_numpy(float))
     # Colours of a signed measure run around zero, of other measures from zero on.
     top = 1.0 if about.bounded else max(FLOOR, float(np.nan_to_num(known).max(initial=0.0)))
-    return figure.update_layout(
-        plot_bgcolor=BLANK,
-        xaxis={**ticks, "nticks": min(17, 1 + n_heads)},
-        yaxis={**ticks, "autorange": "reversed", "nticks": min(33, 1 + n_layers)},
-        coloraxis={
-            "colorscale": DIVERGING if about.signed else SEQUENTIAL,
-            "cmin": -top if about.signed else 0.0,
-            "cmax": top,
-            "colorbar": colour_bar(about.unit),
-        },
-    )
+    layout["coloraxis"] = {
+        "colorscale": DIVERGING if about.signed else SEQUENTIAL,
+        "cmin": -top if about.signed else 0.0,
+        "cmax": top,
+        "colorbar": colour_bar(about.unit),
+    }
+    return go.Figure(heads, {**layout, "plot_bgcolor": BLANK})
 
 
 STAGE_MEASURES = ("locality", "monotonicity")
@@ -230,17 +399,16 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
         table: `stages.csv`: model (intact or ablated), stage, and the measures with their bounds.
         removed: the components that the ablation removed; the first fixes the colour.
     """
-    figure = go.Figure()
     wide = Grid(columns=2, panel=240, gap=0.08, x_title="stage")
     titles = [MEASURES[measure].title for measure in STAGE_MEASURES]
     title = "Measures of each stage's positional pattern"
-    place(figure, title, titles, wide, columns=1, panel=200, left=44)
+    layout, traces = place(title, titles, wide, "x", columns=1, panel=200, left=44), []
     for panel, measure in enumerate(STAGE_MEASURES):
         for model, rows in table.groupby("model", sort=False):
             ablated = model == "ablated"
             ink = colour(removed[0]) if ablated and removed else INK
             shape = "circle-open" if ablated else "circle"
-            figure.add_trace(
+            traces.append(
                 interval_dots(
                     rows["stage"].tolist(),
                     estimates_of(rows, measure),
@@ -252,7 +420,7 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
                     line={"color": ink, "width": 1, "dash": "dot" if ablated else "solid"},
                 )
             )
-        draw_guide(figure, panel, y=MEASURES[measure].neutral)
-    figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(LETTERS))
-    zoom_together(figure, "x")
-    return figure.update_layout(yaxis={"range": [-1.08, 1.08]}, yaxis2={"range": [-0.04, 1.04]})
+        draw_guide(layout, panel, y=MEASURES[measure].neutral)
+    set_axes(layout, "x", type="category", categoryorder="array", categoryarray=list(LETTERS))
+    layout["yaxis"]["range"], layout["yaxis2"]["range"] = [-1.08, 1.08], [-0.04, 1.04]
+    return go.Figure(traces, layout)

@@ -6,16 +6,30 @@ map and their difference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from math import floor, log10
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from nope_probe.figures.grid import Grid, axis, keep, on, patch, place, zoom_together
-from nope_probe.figures.style import BLANK, DIVERGING, SEQUENTIAL, colour_bar
+from nope_probe.figures.style import (
+    BLANK,
+    DIVERGING,
+    SEQUENTIAL,
+    Grid,
+    Layout,
+    Trace,
+    axis,
+    colour_bar,
+    on,
+    patch,
+    place,
+    set_axes,
+)
 from nope_probe.maps.downsample import pool
 
 MAX_POSITIONS = 256
@@ -70,33 +84,30 @@ def panel_groups(
     panels, size = [panel for group in groups for panel in group], len(groups[0])
     scales = [[panel.scale for panel in group] for group in groups]
     shared = len(groups) > 1 and all(group == scales[0] for group in scales)
-    figure = go.Figure([_heat(panel, index, max_positions) for index, panel in enumerate(panels)])
-    wide, narrow = place_squares(
-        figure,
+    layout = place_squares(
         title,
         [panel.name for panel in panels],
         columns=max(size, size * min(len(groups), ACROSS // size)),
         phone=size if size <= 3 else 2,
         row_gap=52 if shared else 52 + BAR,
-        bottom=BAR_DROP + BAR + AXES,
+        bars=partial(_bars, panels, size, shared),
     )
-    figure.update_annotations(font={"size": 12})
+    traces = []
     for index, panel in enumerate(panels):
-        colours = DIVERGING if panel.diverging else SEQUENTIAL
-        limits = {"cmin": panel.low, "cmax": panel.high}
-        figure.layout[f"coloraxis{axis(index)}"] = {"colorscale": colours, **limits}
-    patch(figure, _bars(panels, size, wide, shared))
-    bars = _bars(panels, size, narrow, shared)
-    keep(figure, narrow={**figure.layout.meta["narrow"], **bars})
-    return figure
-
-
-def _heat(panel: Panel, index: int, max_positions: int) -> go.Heatmap:
-    small = pool(panel.values[None], max_positions, panel.query_positions)
-    n_cells = panel.values.shape[1]
-    span = small.block * (panel.positions or n_cells) / n_cells
-    value, colours = f"%{{z:.3g}} {panel.unit}", f"coloraxis{axis(index)}"
-    return heat_map(small.values[0], span, index, name=panel.name, coloraxis=colours, value=value)
+        layout["annotations"][index]["font"] = {"size": 12}
+        coloraxis = f"coloraxis{axis(index)}"
+        colours = {"colorscale": DIVERGING if panel.diverging else SEQUENTIAL}
+        layout[coloraxis] |= {**colours, "cmin": panel.low, "cmax": panel.high}
+        small = pool(panel.values[None], max_positions, panel.query_positions)
+        n_cells = panel.values.shape[1]
+        span = small.block * (panel.positions or n_cells) / n_cells
+        value = f"%{{z:.3g}} {panel.unit}"
+        traces.append(
+            heat_map(
+                small.values[0], span, index, name=panel.name, coloraxis=coloraxis, value=value
+            )
+        )
+    return go.Figure(traces, layout)
 
 
 def heat_map(
@@ -109,7 +120,7 @@ def heat_map(
     value: str = "%{z:.3g} nats",
     label: str = "",
     visible: bool | None = None,
-) -> go.Heatmap:
+) -> Trace:
     """Return a map as a plotly heat map; cells without a number stay blank.
 
     Args:
@@ -124,47 +135,41 @@ def heat_map(
     """
     start, about = (span - 1) / 2, "≈ " if span > 1 else ""
     of = f", mean of {span:.2g} × {span:.2g}" if span > 1 else ""
-    return go.Heatmap(
-        z=values,
-        x0=start,
-        dx=span,
-        y0=start,
-        dy=span,
+    return {
+        "type": "heatmap",
+        "z": values,
+        "x0": start,
+        "dx": span,
+        "y0": start,
+        "dy": span,
         **on(panel),
-        coloraxis=coloraxis,
-        name=name,
-        visible=visible,
-        hoverongaps=False,
-        hovertemplate=(
-            f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}<br>{value}{of}"
-            f"<extra>{label or name}</extra>"
-        ),
-    )
+        "coloraxis": coloraxis,
+        "name": name,
+        "visible": visible,
+        "hoverongaps": False,
+        "hovertemplate": f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}<br>{value}{of}"
+        f"<extra>{label or name}</extra>",
+    }
 
 
 def place_squares(
-    figure: go.Figure,
     title: str,
     names: Sequence[str],
     *,
     columns: int,
     phone: int,
     row_gap: int,
-    bottom: int,
-) -> tuple[Grid, Grid]:
-    """Place square maps, with queries downwards; all maps zoom and pan together.
+    bars: Callable[[Grid], Layout],
+) -> Layout:
+    """Return the layout of square maps, with queries downwards; all maps zoom and pan together.
 
     Args:
-        figure: the figure of the maps.
-        title: its title.
+        title: the figure's title.
         names: the maps' titles.
         columns: maps in a row.
         phone: maps in a row on a phone.
         row_gap: height between two rows, px.
-        bottom: the bottom margin, px.
-
-    Returns:
-        The layouts for a wide and a narrow screen.
+        bars: returns the layout keys of the colour bars on a wide screen or on a phone.
     """
     largest = 400 if len(names) == 1 else 330
     wide = Grid(
@@ -175,25 +180,27 @@ def place_squares(
         x_title="key position",
         y_title="query position",
         row_gap=row_gap,
-        bottom=bottom,
+        bottom=BAR_DROP + BAR + AXES,
         left=50,
     )
-    grids = place(figure, title, names, wide, columns=phone, panel=300 // phone)
+    on_phone: dict[str, Any] = {"columns": phone, "panel": 300 // phone}
+    layout = place(title, names, wide, "xy", **on_phone)
     same = {"constrain": "domain", "showgrid": False, "zeroline": False}
     same["nticks"] = 4 if columns > 2 else None
-    figure.update_xaxes(same)
-    figure.update_yaxes(same, autorange="reversed", constraintoward="top")
-    few = {f"{xy}axis{axis(i)}.nticks": 3 for i in range(len(names)) for xy in "xy"}
-    keep(figure, narrow={**figure.layout.meta["narrow"], **few})
-    zoom_together(figure)
+    set_axes(layout, "x", **same)
+    set_axes(layout, "y", **same, autorange="reversed", constraintoward="top")
     # All maps are square, because they match the first, which is square.
-    figure.update_layout(plot_bgcolor=BLANK, yaxis={"scaleanchor": "x"})
-    return grids
+    layout["yaxis"]["scaleanchor"] = "x"
+    layout["plot_bgcolor"] = BLANK
+    patch(layout, bars(wide))
+    few = {f"{xy}axis{axis(i)}.nticks": 3 for i in range(len(names)) for xy in "xy"}
+    layout["meta"]["narrow"] |= {**few, **bars(replace(wide, **on_phone))}
+    return layout
 
 
-def _bars(panels: Sequence[Panel], size: int, grid: Grid, shared: bool) -> dict[str, object]:
+def _bars(panels: Sequence[Panel], size: int, shared: bool, grid: Grid) -> Layout:
     """Return the layout keys of the colour bars: below each scale's first map in its row."""
-    keys: dict[str, object] = {}
+    keys: Layout = {}
     domains, inner = grid.domains(len(panels)), grid.inner(len(panels))
     last_row = (len(panels) - 1) // grid.columns * grid.columns
     for index, panel in enumerate(panels):

@@ -17,7 +17,6 @@ import plotly.graph_objects as go
 
 from nope_probe.components import INK, short
 from nope_probe.figures.circuit_figure import MENU, Choice, add_switches
-from nope_probe.figures.grid import axis, colour_limits, inside, keep, on, patch
 from nope_probe.figures.intervals import (
     FLOOR,
     excludes_zero,
@@ -27,7 +26,20 @@ from nope_probe.figures.intervals import (
 )
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.panels import heat_map
-from nope_probe.figures.style import DIVERGING, SEQUENTIAL, TEMPLATE, ZERO, colour_bar
+from nope_probe.figures.style import (
+    DIVERGING,
+    SEQUENTIAL,
+    TEMPLATE,
+    ZERO,
+    Layout,
+    Trace,
+    axis,
+    colour_bar,
+    colour_limits,
+    inside,
+    on,
+    patch,
+)
 from nope_probe.figures.words import shown_readers, strongest_reader, with_readers
 from nope_probe.maps.downsample import Pooled, pool
 
@@ -49,7 +61,7 @@ LARGEST, GAP, ROW_GAP = 230, 44, 74  # px: a panel's side, and the gaps between 
 TOP, BOTTOM = 70 + MENU, 96  # px
 LEFT = -0.16  # from the middle of a box to its left side, layers
 Point = tuple[float, float]
-Traces = list[tuple[go.Heatmap | go.Scatter, set[str]]]  # traces with the choices that show them
+Traces = list[tuple[Trace, set[str]]]  # traces with the choices that show them
 
 
 def position_circuit(
@@ -92,7 +104,7 @@ def position_circuit(
         >>> list(figures.position_circuit(terms, writers).layout.meta["switches"]["Reader"])
         ['all', 'L1']
     """
-    terms, writers = with_readers(terms), with_readers(writers)
+    terms, writers, maps = with_readers(terms), with_readers(writers), maps or {}
     first = reader or strongest_reader(terms) or terms["reader"].iloc[-1]
     readers = shown_readers(terms, first)
     if first not in readers:
@@ -100,7 +112,7 @@ def position_circuit(
     edges = _edges(terms, writers, effects)
     edges = edges[edges["reader"].isin(readers)]
     places = _places(edges, readers)
-    names, queries = _terms_in(maps or {}, readers), (maps or {}).get("query_positions")
+    names, queries = _terms_in(maps, readers), maps.get("query_positions")
     dials = {name: _dials_of(name, clocks) for name in readers}
     n_dials = max(map(len, dials.values()))
     traces: Traces = [(trace, {ALL, *readers}) for trace in (*_legend(edges), _nodes(places))]
@@ -108,41 +120,37 @@ def position_circuit(
     for name in readers:
         chosen = {name, ALL} if name == first else {name}
         traces += _edge_traces(edges[edges["reader"] == name], places)
-        own = {term: (maps or {}).get(f"{name}/{term}") for term in names}
-        for panel, (term, values) in enumerate(own.items(), start=1):
-            if values is not None:
-                cells = pool(np.asarray(values, float)[None], max_positions, queries)
+        for panel, term in enumerate(names, start=1):
+            if f"{name}/{term}" in maps:
+                values = np.asarray(maps[f"{name}/{term}"])
+                cells = pool(values.astype(float)[None], max_positions, queries)
                 traces.append((_map(cells, panel, short(term)), chosen))
-                limits[name] = max(limits.get(name, FLOOR), symmetric(np.asarray(values), FLOOR))
+                limits[name] = max(limits.get(name, FLOOR), symmetric(values, FLOOR))
         for panel, rows in enumerate(dials[name].values(), start=1 + len(names)):
             traces.append((_dial(rows, panel), chosen))
-    figure = go.Figure([trace for trace, _ in traces])
-    _place(figure, places, len(names), n_dials)
+    layout = _place(places, len(names), n_dials)
     if (edges["into"] != "").all():
-        figure.layout.yaxis.range = (-0.3, 1.05)  # nothing above the boxes
+        layout["yaxis"]["range"] = (-0.3, 1.05)  # nothing above the boxes
     above = {"x": 0.5, "y": 1, "yanchor": "bottom", "showarrow": False, "font": {"size": 12}}
     n_panels = len(names) + n_dials
-    figure.layout.annotations = [{**inside(1 + panel), **above} for panel in range(n_panels)]
+    layout["annotations"] = [{**inside(1 + panel), **above} for panel in range(n_panels)]
     choices: dict[str, Choice] = {}
     for choice in (ALL, *readers):
         below = first if choice == ALL else choice
         top = limits.get(below, FLOOR)
-        keys: dict[str, Any] = colour_limits(np.array([-top, top]), "coloraxis.")
+        keys: dict[str, Any] = colour_limits((-top, top), "coloraxis.")
         titles = [*map(short, names), *dials[below], *[""] * (n_dials - len(dials[below]))]
         keys |= {f"annotations[{i}].text": text for i, text in enumerate(titles)}
         if names:
             keys["annotations[0].text"] = f"<b>{below}</b>: {titles[0]}"
         keys |= {
-            f"shapes[{i}].line.color": INK if _layer_of(box) == _layer_of(below) else ZERO
-            for i, box in enumerate(_boxes(places))
+            f"shapes[{layer}].line.color": INK if layer == _layer_of(below) else ZERO
+            for layer in range(len(_boxes(places)))
         }
         choices[choice] = [{"visible": [choice in shown_in for _, shown_in in traces]}, keys]
-    add_switches(figure, {"Reader": choices})
-    shown, keys = choices[ALL]
-    for trace, is_shown in zip(figure.data, shown["visible"], strict=True):
-        trace.visible = is_shown
-    patch(figure, keys)
-    return figure
+    add_switches(layout, {"Reader": choices})
+    patch(layout, choices[ALL][1])
+    return go.Figure([{**trace, "visible": ALL in of} for trace, of in traces], layout)
 
 
 def _edges(
@@ -191,7 +199,7 @@ def _places(edges: pd.DataFrame, readers: Sequence[str]) -> dict[str, Point]:
     return places | {name: (-0.6, 0.7 - 0.3 * i) for i, name in enumerate(sources)}
 
 
-def _legend(edges: pd.DataFrame) -> Iterator[go.Scatter]:
+def _legend(edges: pd.DataFrame) -> Iterator[Trace]:
     """Yield the legend's entries for the colours and dashes in use."""
     kinds = {
         "with the pattern": (WITH, "solid", edges["share"] > 0),
@@ -201,7 +209,8 @@ def _legend(edges: pd.DataFrame) -> Iterator[go.Scatter]:
     for label, (colour, dash, drawn) in kinds.items():
         if drawn.any():
             line = {"color": colour, "dash": dash, "width": 4}
-            yield go.Scatter(x=[None], y=[None], mode="lines", line=line, name=label)
+            nowhere = {"type": "scatter", "x": [None], "y": [None]}
+            yield {**nowhere, "mode": "lines", "line": line, "name": label}
 
 
 def _boxes(places: Mapping[str, Point]) -> list[str]:
@@ -213,22 +222,24 @@ def _layer_of(name: str) -> int:
     return int(re.findall(r"\d+", name)[0])
 
 
-def _nodes(places: Mapping[str, Point]) -> go.Scatter:
+def _nodes(places: Mapping[str, Point]) -> Trace:
     """Return a node for each head, MLP and embedding; a small model's nodes have labels."""
-    names = [name for name in places if name not in _boxes(places)]
-    is_small = sum(name.startswith("L0H") for name in names) <= FEW and len(_boxes(places)) <= FEW
-    return go.Scatter(
-        x=[places[name][0] for name in names],
-        y=[places[name][1] for name in names],
-        mode="markers+text" if is_small else "markers",
-        text=[re.sub(r"^L\d+|(?<=[A-Z]{2})\d+$", "", name) for name in names],
-        textposition="bottom center",
-        textfont={"size": 11},
-        marker={"size": 9 if is_small else 5, "color": INK},
-        hovertext=names,
-        hovertemplate="%{hovertext}<extra></extra>",
-        showlegend=False,
-    )
+    boxes = _boxes(places)
+    names = [name for name in places if name not in boxes]
+    is_small = sum(name.startswith("L0H") for name in names) <= FEW and len(boxes) <= FEW
+    return {
+        "type": "scatter",
+        "x": [places[name][0] for name in names],
+        "y": [places[name][1] for name in names],
+        "mode": "markers+text" if is_small else "markers",
+        "text": [re.sub(r"^L\d+|(?<=[A-Z]{2})\d+$", "", name) for name in names],
+        "textposition": "bottom center",
+        "textfont": {"size": 11},
+        "marker": {"size": 9 if is_small else 5, "color": INK},
+        "hovertext": names,
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "showlegend": False,
+    }
 
 
 def _edge_traces(edges: pd.DataFrame, places: Mapping[str, Point]) -> Traces:
@@ -246,7 +257,7 @@ def _edge_traces(edges: pd.DataFrame, places: Mapping[str, Point]) -> Traces:
             path = [(x - LEFT, 1.22), (x - LEFT, 0.97)]
             texts = [f"{edge.writer} {text}", ""]
         else:
-            if edge.reader in _boxes(places):  # edges end side by side
+            if "H" not in edge.reader:  # edges into a box end side by side
                 y = 0.3 + 0.6 * (rank[edge.Index] - 0.5) / len(written)
             path = _curve(places[edge.writer], (x, y), bend=-0.25 if edge.total else 0.0)
             texts = ["" if at != len(path) // 2 else text for at in range(len(path))]
@@ -257,18 +268,19 @@ def _edge_traces(edges: pd.DataFrame, places: Mapping[str, Point]) -> Traces:
             "width": min(WIDEST, max(1.0, WIDEST * abs(edge.share))),
             "dash": "dash" if edge.total else "solid",
         }
-        trace = go.Scatter(
-            x=[point[0] for point in path],
-            y=[point[1] for point in path],
-            mode="lines+text",
-            line=line,
-            text=texts,
-            textposition="top center",
-            textfont={"size": 11, "color": INK},
-            name=about,
-            hovertemplate=f"{about}<br>{share} of its pattern<extra></extra>",
-            showlegend=False,
-        )
+        trace = {
+            "type": "scatter",
+            "x": [point[0] for point in path],
+            "y": [point[1] for point in path],
+            "mode": "lines+text",
+            "line": line,
+            "text": texts,
+            "textposition": "top center",
+            "textfont": {"size": 11, "color": INK},
+            "name": about,
+            "hovertemplate": f"{about}<br>{share} of its pattern<extra></extra>",
+            "showlegend": False,
+        }
         traces.append((trace, {edge.reader} if edge.alone else {edge.reader, ALL}))
     return traces
 
@@ -297,7 +309,7 @@ def _terms_in(maps: Mapping[str, np.ndarray], readers: Sequence[str]) -> list[st
     ]
 
 
-def _map(cells: Pooled, panel: int, name: str) -> go.Heatmap:
+def _map(cells: Pooled, panel: int, name: str) -> Trace:
     """Return the map of a term."""
     value, span = "%{z:.3g} nat", float(cells.block)
     return heat_map(cells.values[0], span, panel, name=name, coloraxis="coloraxis", value=value)
@@ -315,40 +327,55 @@ def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFram
     }
 
 
-def _dial(rows: pd.DataFrame, panel: int) -> go.Scatter:
+def _dial(rows: pd.DataFrame, panel: int) -> Trace:
     """Return the line of mean keys from the first position to the last."""
-    return go.Scatter(
-        x=rows["axis_1"],
-        y=rows["axis_2"],
+    return {
+        "type": "scatter",
+        "x": rows["axis_1"],
+        "y": rows["axis_2"],
         **on(panel),
-        mode="lines+markers",
-        line={"color": ZERO, "width": 1},
-        marker={"color": rows["position"], "coloraxis": "coloraxis2", "size": 5},
-        customdata=rows["position"],
-        hovertemplate=f"position %{{customdata}}<extra>{rows['writer'].iloc[0]}</extra>",
-        showlegend=False,
-    )
+        "mode": "lines+markers",
+        "line": {"color": ZERO, "width": 1},
+        "marker": {"color": rows["position"], "coloraxis": "coloraxis2", "size": 5},
+        "customdata": rows["position"],
+        "hovertemplate": f"position %{{customdata}}<extra>{rows['writer'].iloc[0]}</extra>",
+        "showlegend": False,
+    }
 
 
-def _place(figure: go.Figure, places: Mapping[str, Point], n_maps: int, n_dials: int) -> None:
-    """Place the circuit over square maps and clocks, and keep the layout for a phone."""
+def _place(places: Mapping[str, Point], n_maps: int, n_dials: int) -> Layout:
+    """Return the layout of the circuit over square maps and clocks, also for a phone."""
     boxes = _boxes(places)
     bare = {"showgrid": False, "zeroline": False, "fixedrange": True}
-    layers = {"tickvals": [_layer_of(box) for box in boxes], "ticktext": boxes}
-    box = {"type": "rect", "y0": 0.22, "y1": 0.97, "line": {"width": 1.5, "color": ZERO}}
+    layers = {"tickvals": [*range(len(boxes))], "ticktext": boxes}
     half = {"len": 0.42, "lenmode": "fraction"}
     right = {"x": 1, "xanchor": "right"}
     maps, clocks = {**colour_bar("nats"), **half}, {**colour_bar("position"), **half, **right}
-    figure.update_layout(
-        template=TEMPLATE,
-        title={"text": TITLE},
-        legend={"y": 1, "yref": "paper", "yanchor": "bottom"},
-        xaxis={**bare, **layers, "range": [-0.8 if "embed" in places else -0.3, len(boxes) - 0.7]},
-        yaxis={**bare, "range": [-0.3, 1.35], "showticklabels": False},
-        shapes=[{**box, "x0": places[name][0], "x1": places[name][0] - 2 * LEFT} for name in boxes],
-        coloraxis={"colorscale": DIVERGING, "showscale": n_maps > 0, "colorbar": maps},
-        coloraxis2={"colorscale": SEQUENTIAL, "showscale": n_dials > 0, "colorbar": clocks},
-    )
+    layout: Layout = {
+        "template": TEMPLATE,
+        "title": {"text": TITLE},
+        "legend": {"y": 1, "yref": "paper", "yanchor": "bottom"},
+        "xaxis": {
+            **bare,
+            **layers,
+            "range": [-0.8 if "embed" in places else -0.3, len(boxes) - 0.7],
+        },
+        "yaxis": {**bare, "range": [-0.3, 1.35], "showticklabels": False},
+        "shapes": [
+            {
+                "type": "rect",
+                "x0": places[name][0],
+                "x1": places[name][0] - 2 * LEFT,
+                "y0": 0.22,
+                "y1": 0.97,
+                "line": {"width": 1.5, "color": ZERO},
+            }
+            for name in boxes
+        ],
+        "coloraxis": {"colorscale": DIVERGING, "showscale": n_maps > 0, "colorbar": maps},
+        "coloraxis2": {"colorscale": SEQUENTIAL, "showscale": n_dials > 0, "colorbar": clocks},
+        "meta": {"narrow": _layout(PHONE, 280, (n_maps, 2), (n_dials, 2))},
+    }
     for panel in range(1, 1 + n_maps + n_dials):
         is_map, at = panel <= n_maps, axis(panel)
         first = axis(1 if is_map else 1 + n_maps)
@@ -364,9 +391,9 @@ def _place(figure: go.Figure, places: Mapping[str, Point], n_maps: int, n_dials:
         else:
             x |= {"matches": f"x{first}"}
             y |= {"matches": f"y{first}", "showticklabels": False}
-        figure.layout[f"xaxis{at}"], figure.layout[f"yaxis{at}"] = x, y
-    patch(figure, _layout(WIDE, 340, (n_maps, n_maps), (n_dials, n_dials)))
-    keep(figure, narrow=_layout(PHONE, 280, (n_maps, 2), (n_dials, 2)))
+        layout |= {f"xaxis{at}": x, f"yaxis{at}": y}
+    patch(layout, _layout(WIDE, 340, (n_maps, n_maps), (n_dials, n_dials)))
+    return layout
 
 
 def _layout(width: int, circuit: int, *rows: tuple[int, int]) -> dict[str, Any]:

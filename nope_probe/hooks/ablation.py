@@ -8,8 +8,8 @@ every removal is written through hook points, and equals the model edited by han
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
 from inspect import signature
 from typing import Any
@@ -37,9 +37,8 @@ from nope_probe.hooks.removing.block_ablation import (
     mean_over_positions,
     zeros,
 )
-from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.replacements import Calibration, without_position
 from nope_probe.hooks.removing.targets import lone_mlps, resolve_targets
-from nope_probe.hooks.removing.written_positions import without_position
 
 
 @contextmanager
@@ -106,26 +105,15 @@ def ablated(
         with (
             tapped(model),
             hooks_in_place(groups),
-            _attention_edited(blocks),
+            ExitStack() as stack,
             _whole_sequences(model, ablation),
         ):
+            for block in blocks:
+                rope = block.rope if block.heads is None else None
+                stack.enter_context(block.layer.tap.edited(rope, block.edit))
             yield model
     finally:
         ABLATED.pop(model, None)
-
-
-@contextmanager
-def _attention_edited(blocks: Sequence[BlockAblation]) -> Iterator[None]:
-    """Let the taps of blocks compute attention without the removed components."""
-    try:
-        for block in blocks:
-            block.layer.tap.edit = block.edit
-            if block.heads is None:
-                block.layer.tap.rope = block.rope
-        yield
-    finally:
-        for block in blocks:
-            block.layer.tap.edit = block.layer.tap.rope = None
 
 
 def _calibration(

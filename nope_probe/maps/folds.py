@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+
+import numpy as np
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
@@ -10,6 +15,39 @@ from torch import Tensor
 State = dict[str, Tensor]
 DEFAULT_FOLDS = 8
 Part = tuple[int | slice, Tensor]  # folds of a total, and the tensor to add to them
+
+
+def tensors_of(value: object, name: str = "") -> State:
+    """Return the tensors and numbers in a value by name, its fields and keys joined by `/`.
+
+    Numbers become tensors, floats in float64. None is left out.
+
+    Example:
+        >>> tensors_of({"seed": 3, "gain": {"w_q": (0.5, 2.0)}, "bias": None})
+        {'seed': tensor(3), 'gain/w_q': tensor([0.5000, 2.0000], dtype=torch.float64)}
+    """
+    if value is None:
+        return {}
+    if isinstance(value, Tensor):
+        return {name: value}
+    if is_dataclass(value):
+        value = {attribute.name: getattr(value, attribute.name) for attribute in fields(value)}
+    if not isinstance(value, Mapping):
+        return {name: torch.tensor(np.asarray(value))}
+    tensors: State = {}
+    for key, part in value.items():
+        tensors |= tensors_of(part, f"{name}/{key}" if name else str(key))
+    return tensors
+
+
+def under(state: State, prefix: str) -> State:
+    """Return the tensors whose names begin with a prefix, by the rest of their names.
+
+    Example:
+        >>> under({"gain/w_q": torch.tensor(2.0), "seed": torch.tensor(3)}, "gain/")
+        {'w_q': tensor(2.)}
+    """
+    return {n.removeprefix(prefix): x for n, x in state.items() if n.startswith(prefix)}
 
 
 def fold_products(
@@ -134,18 +172,16 @@ def grouped_folds(documents: Int[Tensor, " seq"], n_folds: int) -> Int[Tensor, "
         >>> grouped_folds(torch.tensor([7, 7, 7, 2, 2, 9]), 2)
         tensor([0, 0, 0, 1, 1, 1])
     """
-    sizes = dict[int, int]()  # in the order in which documents come
-    for document in documents.tolist():
-        sizes[document] = sizes.get(document, 0) + 1
+    sizes = Counter(documents.tolist())
     if len(sizes) < n_folds:
         raise ValueError(
             f"{len(documents)} sequences of {len(sizes)} documents do not fill {n_folds} folds: "
             "a document's sequences are not independent, so they share a fold"
         )
     filled, fold_of = [0] * n_folds, dict[int, int]()
-    for document in sorted(sizes, key=lambda document: -sizes[document]):
+    for document, size in sizes.most_common():  # of equal sizes, the first in the text comes first
         fold_of[document] = filled.index(min(filled))
-        filled[fold_of[document]] += sizes[document]
+        filled[fold_of[document]] += size
     return torch.tensor([fold_of[document] for document in documents.tolist()])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nope_probe.components import LETTERS, Letter
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms
-from nope_probe.maps.folds import State, pooled
+from nope_probe.maps.folds import State, pooled, tensors_of, under
 from nope_probe.maps.rows import rows_of
 
 
@@ -76,9 +76,7 @@ class ScoreMaps:
 
     def to_tensors(self) -> State:
         """Return the maps by name, for `from_tensors`."""
-        values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
-        values |= {"bos": torch.tensor(self.bos), "layers": torch.tensor(self.layers)}
-        return {name: value for name, value in values.items() if value is not None}
+        return tensors_of(self)
 
     @classmethod
     def from_tensors(cls, tensors: State) -> ScoreMaps:
@@ -131,29 +129,15 @@ class StageMaps:
 
     def to_tensors(self) -> State:
         """Return the maps by name, for `from_tensors`."""
-        folds = {f"folds/{letter}": means for letter, means in self.folds.items()}
-        visible = {f"visible/{letter}": cells for letter, cells in self.visible.items()}
-        others = {
-            "counts": self.counts,
-            "bos": torch.tensor(self.bos),
-            "query_positions": self.query_positions,
-        }
-        return {**others, **folds, **visible}
+        return tensors_of(self)
 
     @classmethod
     def from_tensors(cls, tensors: State) -> StageMaps:
         """Return the maps that `to_tensors` turned into these tensors."""
-        folds, visible = (
-            {
-                letter: tensors[f"{kind}/{letter}"]
-                for letter in LETTERS
-                if f"{kind}/{letter}" in tensors
-            }
-            for kind in ("folds", "visible")
-        )
+        folds, visible = under(tensors, "folds/"), under(tensors, "visible/")
         return cls(
-            folds=folds,
-            visible=visible,
+            folds={letter: folds[letter] for letter in LETTERS if letter in folds},
+            visible={letter: visible[letter] for letter in LETTERS if letter in visible},
             counts=tensors["counts"],
             bos=bool(tensors["bos"]),
             query_positions=tensors["query_positions"],

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.maps.folds import State
+from nope_probe.maps.folds import State, tensors_of, under
 from nope_probe.maps.rows import QueryPositions
 
 Queries = Float[Tensor, "fold pos head d_head"]
@@ -43,11 +43,21 @@ class Turns:
 
     def _turned(self, x: Tensor, sin: Tensor) -> Tensor:
         first, second = self.pairs.T
-        cos, sin = self.cos[:, None].to(x), sin[:, None].to(x)
-        turned, low, high = x.clone(), x[..., first], x[..., second]
-        turned[..., first] = low * cos - high * sin
-        turned[..., second] = high * cos + low * sin
-        return turned
+        return turned_in_pairs(x, first, second, self.cos[:, None].to(x), sin[:, None].to(x))
+
+
+def turned_in_pairs(
+    x: Float[Tensor, "*batch d_head"],
+    first: slice | Int[Tensor, " pair"],
+    second: slice | Int[Tensor, " pair"],
+    cos: Float[Tensor, "*#batch pair"],
+    sin: Float[Tensor, "*#batch pair"],
+) -> Float[Tensor, "*batch d_head"]:
+    """Return vectors with pairs of coordinates turned by angles, of which cos and sin are given."""
+    result, low, high = x.clone(), x[..., first], x[..., second]
+    result[..., first] = (low * cos - high * sin).to(x.dtype)
+    result[..., second] = (high * cos + low * sin).to(x.dtype)
+    return result
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,20 +101,18 @@ class ReaderSums:
         n_heads = self.q.shape[2]
         for head in range(n_heads):
             key_head = head * self.k.shape[2] // n_heads
-            yield (
-                head,
-                replace(
-                    self,
-                    q=self.q[:, :, [head]],
-                    k=self.k[:, :, [key_head]],
-                    queries={name: x[:, :, [head]] for name, x in self.queries.items()},
-                    keys={name: x[:, :, [key_head]] for name, x in self.keys.items()},
-                    first_queries={n: x[:, :, [head]] for n, x in self.first_queries.items()},
-                    first_keys={n: x[:, :, [key_head]] for n, x in self.first_keys.items()},
-                    scores=self.scores[:, head],
-                    bias=None if self.bias is None else self.bias[head],
-                ),
+            of_head = replace(
+                self,
+                q=self.q[:, :, [head]],
+                k=self.k[:, :, [key_head]],
+                queries={name: x[:, :, [head]] for name, x in self.queries.items()},
+                keys={name: x[:, :, [key_head]] for name, x in self.keys.items()},
+                first_queries={name: x[:, :, [head]] for name, x in self.first_queries.items()},
+                first_keys={name: x[:, :, [key_head]] for name, x in self.first_keys.items()},
+                scores=self.scores[:, head],
+                bias=None if self.bias is None else self.bias[head],
             )
+            yield head, of_head
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,54 +131,30 @@ class PositionSums:
 
     def to_tensors(self) -> State:
         """Return the sums by name, for `from_tensors`."""
-        tensors: State = {"counts": self.counts, "bos": torch.tensor(self.bos)}
-        for layer, reader in self.readers.items():
-            values = {
-                attribute.name: getattr(reader, attribute.name) for attribute in fields(reader)
-            }
-            values |= {"scale": torch.tensor(reader.scale, dtype=torch.float64)}
-            turns = values.pop("turns")
-            if turns is not None:
-                values |= {
-                    f"turns.{attribute.name}": getattr(turns, attribute.name)
-                    for attribute in fields(turns)
-                }
-            for name, value in values.items():
-                if isinstance(value, Mapping):
-                    tensors |= {f"{layer}/{name}/{writer}": x for writer, x in value.items()}
-                elif value is not None:
-                    tensors[f"{layer}/{name}"] = value
-        return tensors
+        readers = tensors_of(self.readers)
+        tensors = {name.replace("/turns/", "/turns."): tensor for name, tensor in readers.items()}
+        return tensors | {"counts": self.counts, "bos": torch.tensor(self.bos)}
 
     @classmethod
     def from_tensors(cls, tensors: State) -> PositionSums:
         """Return the sums that `to_tensors` turned into these tensors."""
         layers = sorted({int(name.partition("/")[0]) for name in tensors if "/" in name})
         return cls(
-            readers={layer: _reader(tensors, f"{layer}/") for layer in layers},
+            readers={layer: _reader(under(tensors, f"{layer}/")) for layer in layers},
             counts=tensors["counts"],
             bos=bool(tensors["bos"]),
         )
 
 
-def _reader(tensors: State, prefix: str) -> ReaderSums:
-    values = {n.removeprefix(prefix): x for n, x in tensors.items() if n.startswith(prefix)}
-
-    def of_writers(name: str) -> dict[str, Tensor]:
-        return {n.partition("/")[2]: x for n, x in values.items() if n.startswith(f"{name}/")}
-
-    turns = {
-        attribute.name: values[name]
-        for attribute in fields(Turns)
-        if (name := f"turns.{attribute.name}") in values
-    }
+def _reader(values: State) -> ReaderSums:
+    turns = under(values, "turns.")
     return ReaderSums(
         q=values["q"],
         k=values["k"],
-        queries=of_writers("queries"),
-        keys=of_writers("keys"),
-        first_queries=of_writers("first_queries"),
-        first_keys=of_writers("first_keys"),
+        queries=under(values, "queries/"),
+        keys=under(values, "keys/"),
+        first_queries=under(values, "first_queries/"),
+        first_keys=under(values, "first_keys/"),
         scores=values["scores"],
         bias=values.get("bias"),
         scale=float(values["scale"]),

@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.files import read_json
-from nope_probe.models.hub import offline_if_unreachable, reading_model
-from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, PARAMETER_FREE_CONTEXT, resolve
+from nope_probe.models.names import (
+    CHECKPOINTS,
+    PARAMETER_FREE,
+    PARAMETER_FREE_CONTEXT,
+    offline_if_unreachable,
+    reading_model,
+    resolve,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -46,7 +52,10 @@ def configured_context(name: str, revision: str | None = None) -> int | None:
     """
     if name.lower() in PARAMETER_FREE:
         return PARAMETER_FREE_CONTEXT
-    text = _config_of(name, revision).get_text_config()
+    return _context_in(_config_of(name, revision).get_text_config())
+
+
+def _context_in(text: PreTrainedConfig) -> int | None:
     names = ("max_position_embeddings", "max_seq_len")  # the second is MPT's
     return next((getattr(text, name) for name in names if getattr(text, name, None)), None)
 
@@ -61,18 +70,18 @@ def stated_lengths(name: str, revision: str | None = None) -> dict[str, int]:
         >>> stated_lengths("nope-tiny")
         {'context': 256, 'trained length': 128}
     """
-    lengths = {"context": configured_context(name, revision)}
-    if name.lower() not in PARAMETER_FREE:
-        text = _config_of(name, revision).get_text_config()
-        scaling = getattr(text, "rope_parameters", None) or {}
-        original = getattr(text, "original_max_position_embeddings", None)
-        if isinstance(scaling, dict):
-            original = scaling.get("original_max_position_embeddings", original)
-        lengths["original context"] = original
-        folder = Path(CHECKPOINTS.get(name.lower(), name))
-        if (folder / "training.json").is_file():
-            recipe = read_json(folder / "training.json").get("recipe", {})
-            lengths["trained length"] = recipe.get("seq_len")
+    if name.lower() in PARAMETER_FREE:
+        return {"context": PARAMETER_FREE_CONTEXT}
+    text = _config_of(name, revision).get_text_config()  # once: on the Hub, every look is a request
+    scaling = getattr(text, "rope_parameters", None) or {}
+    original = getattr(text, "original_max_position_embeddings", None)
+    if isinstance(scaling, dict):
+        original = scaling.get("original_max_position_embeddings", original)
+    lengths = {"context": _context_in(text), "original context": original}
+    folder = Path(CHECKPOINTS.get(name.lower(), name))
+    if (folder / "training.json").is_file():
+        recipe = read_json(folder / "training.json").get("recipe", {})
+        lengths["trained length"] = recipe.get("seq_len")
     return {kind: int(length) for kind, length in lengths.items() if length}
 
 

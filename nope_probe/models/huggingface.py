@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
 from nope_probe.models.context import read_config, validate_architecture
-from nope_probe.models.hub import offline_if_unreachable, reading_model
+from nope_probe.models.names import offline_if_unreachable, reading_model
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _BLOCK = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
@@ -49,6 +49,8 @@ def load_hugging_face(
         UserError: for a model that cannot be loaded (offline, gated, missing, broken), or that is
             no causal decoder.
     """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
     with _quiet(), offline_if_unreachable(source):
         with reading_model(source, "config.json"):
             config = read_config(source, n_layers=n_layers, revision=revision)
@@ -56,37 +58,24 @@ def load_hugging_face(
         with reading_model(source, "tokenizer"):
             tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
         with reading_model(source, "weights"):
-            model, report = _model(source, config, n_layers, dtype, revision, device_map)
+            kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            options: dict[str, Any] = {
+                "config": config,
+                "dtype": dtype,
+                "attn_implementation": "eager",
+                "ignore_mismatched_sizes": True,  # `validate_all_loaded` names them
+                "output_loading_info": True,
+                "device_map": device_map,
+            }
+            if getattr(config, "quantization_config", None):
+                model, report = load_quantised(kind, source, revision, options)
+            else:
+                weights = read_weights(source, n_layers=n_layers, revision=revision)
+                model, report = kind.from_pretrained(None, state_dict=weights, **options)
         model.name_or_path = model.config.name_or_path = source
         validate_all_loaded(source, report)
         validate_not_offloaded(source, model)
     return model.eval().requires_grad_(False), tokenizer
-
-
-def _model(
-    source: str,
-    config: PreTrainedConfig,
-    n_layers: int | None,
-    dtype: torch.dtype,
-    revision: str | None,
-    device_map: DeviceMap | None,
-) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return a model with its weights, and transformers' report on loading."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    options: dict[str, Any] = {
-        "config": config,
-        "dtype": dtype,
-        "attn_implementation": "eager",
-        "ignore_mismatched_sizes": True,  # `validate_all_loaded` names them
-        "output_loading_info": True,
-        "device_map": device_map,
-    }
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    if is_quantised(config):
-        return load_quantised(kind, source, revision, options)
-    weights = read_weights(source, n_layers=n_layers, revision=revision)
-    return kind.from_pretrained(None, state_dict=weights, **options)
 
 
 def validate_all_loaded(source: str, report: dict[str, Any]) -> None:
@@ -248,11 +237,6 @@ def _read(
 
 # Loaders of these methods can return plain weights; other methods are undone afterwards.
 UNDONE_WHILE_LOADING = ("fp8", "mxfp4", "compressed-tensors")
-
-
-def is_quantised(config: PreTrainedConfig) -> bool:
-    """Return whether a configuration describes quantised weights."""
-    return bool(getattr(config, "quantization_config", None))
 
 
 def load_quantised(

@@ -199,8 +199,7 @@ def _errors(model: HookedModel, info: ModelInfo, reference: Reference) -> dict[s
     """Return the errors of logits and attention weights against plain transformers."""
 
     def pattern(layer: Layer, attention: Attention) -> Tensor:
-        scores = attention.scores().masked_fill(~attention.visible, -torch.inf)
-        return attention.pattern(scores).float()
+        return attention.pattern(attention.masked_scores()).float()
 
     with torch.inference_mode(), attention_read(model, pattern) as patterns:
         logits = logits_of(model, probe_tokens(info.d_vocab)).float()
@@ -233,21 +232,14 @@ def position_dependence(model: HookedModel) -> float:
     device = next(model.parameters()).device
     tokens = probe_tokens(model.cfg.d_vocab).to(device)
     order = torch.randperm(tokens.shape[1], generator=torch.Generator().manual_seed(0)).to(device)
-    in_order, permuted = (
-        _scores_at(model, tokens, ids[None].expand_as(tokens)) for ids in (order.sort()[0], order)
-    )
-    changes = [relative_error(*pair) for pair in zip(permuted, in_order, strict=True)]
-    return float(torch.tensor(changes).max())
 
-
-def _scores_at(
-    model: HookedModel, tokens: Int[Tensor, "seq pos"], position_ids: Int[Tensor, "seq pos"]
-) -> list[Float[Tensor, "seq head cell"]]:
-    """Return each layer's unmasked scores of tokens at given positions."""
-
-    def read(layer: Layer, attention: Attention) -> Tensor:
+    def unmasked(layer: Layer, attention: Attention) -> Float[Tensor, "seq head cell"]:
         return attention.scores()[..., attention.visible_to_all].float()
 
-    with torch.inference_mode(), attention_read(model, read) as scores:
-        model(tokens, position_ids=position_ids, attention_mask=torch.ones_like(tokens))
-    return scores
+    with torch.inference_mode(), attention_read(model, unmasked) as scores:
+        for ids in (order.sort()[0], order):
+            all_seen = torch.ones_like(tokens)
+            model(tokens, position_ids=ids[None].expand_as(tokens), attention_mask=all_seen)
+    in_order, permuted = scores[: len(scores) // 2], scores[len(scores) // 2 :]
+    changes = [relative_error(*pair) for pair in zip(permuted, in_order, strict=True)]
+    return float(torch.tensor(changes).max())

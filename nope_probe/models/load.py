@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from nope_probe.errors import UserError
-from nope_probe.models.bridge import boot_bridge, wrap_in_bridge
+from nope_probe.files import reading
+from nope_probe.hooks.layers.model import blocks_of, layers_of
 from nope_probe.models.context import validate_context
-from nope_probe.models.hub import reading_model
 from nope_probe.models.huggingface import DeviceMap, load_hugging_face
 from nope_probe.models.info import ModelInfo, check_parity, describe, reference_of
-from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, resolve, validate_revision
+from nope_probe.models.names import (
+    CHECKPOINTS,
+    PARAMETER_FREE,
+    reading_model,
+    resolve,
+    validate_revision,
+)
 from nope_probe.models.parameter_free import (
     build,
     has_hooked_transformer,
     hooked_config,
     hooked_weights,
     parameter_free,
+    wrap_in_bridge,
 )
 
 if TYPE_CHECKING:
@@ -118,26 +125,34 @@ def load(
         model = _placed(build(config), device, dtype)
         info = check_parity(model, describe(model, key))
         return LoadedModel(model=model, tokenizer=None, info=info)
-    if key in CHECKPOINTS:
-        return _load_shipped(key, n_layers, device, dtype, n_ctx)
-    return _load_bridge(name, n_layers, device, dtype, revision, device_map, n_ctx)
-
-
-def _load_shipped(
-    name: str,
-    n_layers: int | None,
-    device: str,
-    dtype: torch.dtype | None,
-    n_ctx: int | None = None,
-) -> LoadedModel:
+    is_shipped = key in CHECKPOINTS
+    source = str(CHECKPOINTS[key]) if is_shipped else resolve(name)
+    on_gpu = torch.device(device).type == "cuda"
+    by_default = torch.bfloat16 if on_gpu else torch.float32
+    read_as = torch.float32 if is_shipped else dtype or by_default
     hf, tokenizer = load_hugging_face(
-        str(CHECKPOINTS[name]), n_layers=n_layers, dtype=torch.float32
+        source, n_layers=n_layers, dtype=read_as, revision=revision, device_map=device_map
     )
-    hf.config.max_position_embeddings = max(n_ctx or 0, hf.config.max_position_embeddings)
-    model = _placed(to_hooked(hf, tokenizer), device, dtype)
-    model.cfg.model_name = name
-    info = describe(model, name, source=Path(hf.name_or_path).name, architecture=type(hf).__name__)
-    info = check_parity(model, info, reference_of(hf.to(device)))
+    if device_map is None:
+        hf = hf.to(device)
+    with reading_model(source, "forward pass"):
+        reference = reference_of(hf)  # before a bridge rewires the model in place
+    if is_shipped:
+        hf.config.max_position_embeddings = max(n_ctx or 0, hf.config.max_position_embeddings)
+        model = _placed(to_hooked(hf, tokenizer), device, dtype)
+        model.cfg.model_name = name = key
+    else:
+        on_one = device if device_map is None else None
+        model = boot_bridge(source, hf, deepcopy(tokenizer), read_as, on_one)
+    info = describe(
+        model,
+        name,
+        source=key if is_shipped else source,
+        architecture=type(hf).__name__,
+        revision=getattr(hf.config, "_commit_hash", None) or revision,
+    )
+    info = check_parity(model, info, reference)
+    model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
     return LoadedModel(model=model, tokenizer=tokenizer, info=info)
 
 
@@ -148,34 +163,104 @@ def _placed(
     return model.to(dtype or torch.float32, print_details=False)
 
 
-def _load_bridge(
-    name: str,
-    n_layers: int | None,
-    device: str,
-    dtype: torch.dtype | None,
-    revision: str | None,
-    device_map: DeviceMap | None,
-    n_ctx: int | None = None,
-) -> LoadedModel:
-    source = resolve(name)
-    on_gpu = torch.device(device).type == "cuda"
-    dtype = dtype or (torch.bfloat16 if on_gpu else torch.float32)
-    hf, tokenizer = load_hugging_face(
-        source, n_layers=n_layers, dtype=dtype, revision=revision, device_map=device_map
-    )
-    if device_map is None:
-        hf = hf.to(device)
-    with reading_model(source, "forward pass"):
-        reference = reference_of(hf)  # before the bridge rewires the model in place
-    on_one = device if device_map is None else None
-    model = boot_bridge(source, hf, deepcopy(tokenizer), dtype, on_one)
-    info = describe(
-        model,
-        name,
-        source=source,
-        architecture=type(hf).__name__,
-        revision=getattr(hf.config, "_commit_hash", None) or revision,
-    )
-    info = check_parity(model, info, reference)
-    model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
-    return LoadedModel(model=model, tokenizer=tokenizer, info=info)
+def boot_bridge(
+    source: str,
+    hf: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    device: str | None,
+) -> TransformerBridge:
+    """Return the bridge of a Hugging Face model, with raw weights.
+
+    Args:
+        source: the Hub id or folder of the model.
+        hf: the model, which is rewired in place.
+        tokenizer: its tokenizer.
+        dtype: its dtype.
+        device: its device; None if its parts are on several devices.
+
+    Raises:
+        UserError: if TransformerLens does not support the architecture, or if the model has no
+            attention that can be read.
+    """
+    from transformer_lens.model_bridge import TransformerBridge
+
+    with reading(f"TransformerLens cannot read {source}, a {type(hf).__name__}"):
+        model = TransformerBridge.boot_transformers(
+            source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
+        )
+    if getattr(hf.config, "is_decoder", False):
+        model.cfg.attention_dir = "causal"  # TransformerLens calls any BERT an encoder
+    _add_attention(model)
+    _add_position_embeddings(model)
+    layers = layers_of(model) if hasattr(model, "blocks") else []
+    if not layers:
+        raise UserError(
+            f"{source} has no attention in a form that can be read (one module of a block, with "
+            "hook points of TransformerLens): there are no scores to map; a hybrid model may "
+            "attend in later layers"
+        )
+    _run_as_transformers(model)
+    for layer in layers:
+        layer.attach_tap()
+    return model
+
+
+# Attention in blocks where TransformerLens has hook points for the residual stream only.
+_WHOLE_BLOCKS = {
+    "NemotronHForCausalLM": "mixer",
+    "RecurrentGemmaForCausalLM": "temporal_block",
+}
+
+
+def _add_attention(model: TransformerBridge) -> None:
+    """Add TransformerLens's hook points to attention that lacks them."""
+    from transformer_lens.model_bridge.component_setup import setup_submodules
+    from transformer_lens.model_bridge.generalized_components import AttentionBridge, LinearBridge
+
+    name = _WHOLE_BLOCKS.get(type(model.original_model).__name__)
+    if name is None:
+        return
+    for block in model.blocks:
+        hf_block = block.original_component
+        module = getattr(hf_block._modules[name], "original_component", hf_block._modules[name])
+        if not hasattr(module, "q_proj"):
+            continue
+        projections = {letter: LinearBridge(name=f"{letter}_proj") for letter in "qkvo"}
+        attn = AttentionBridge(name=name, config=model.cfg, submodules=projections)
+        attn.set_original_component(module)
+        setup_submodules(attn, model.adapter, module)
+        attn.setup_hook_compatibility()
+        attn.hook_z = attn.o.hook_in
+        hf_block._modules[name] = attn
+        block.add_module("attn", attn)
+    model.clear_hook_registry()
+    model._initialize_hook_registry()
+
+
+def _add_position_embeddings(model: TransformerBridge) -> None:
+    """Add a hook point to position embeddings without weights (XGLM's sinusoids)."""
+    from transformer_lens.model_bridge.generalized_components import PosEmbedBridge
+
+    modules = model.original_model.base_model._modules
+    embedding = modules.get("embed_positions")
+    if embedding is not None and "pos_embed" not in model._modules:
+        positions = PosEmbedBridge(name="embed_positions")
+        positions.set_original_component(embedding)
+        modules["embed_positions"] = positions
+        model.add_module("pos_embed", positions)
+
+
+def _run_as_transformers(model: TransformerBridge) -> None:
+    """Run blocks that do not attend as transformers does, not by TransformerLens's own code."""
+    from transformer_lens.model_bridge.generalized_components import RotaryEmbeddingBridge
+    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+
+    for module in model.original_model.modules():
+        for name, child in module._modules.items():
+            if isinstance(child, RotaryEmbeddingBridge) and child.original_component is None:
+                module._modules[name] = None  # without RoPE (Granite 4), there is no module to call
+    for block in blocks_of(model):
+        linear = block._modules.get("linear_attn")
+        if linear is not None:
+            vars(linear)["forward"] = partial(GeneralizedComponent.forward, linear)

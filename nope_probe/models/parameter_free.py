@@ -1,4 +1,7 @@
-"""Models built from a TransformerLens configuration: the parameter-free transformer, Llamas."""
+"""Models built from a TransformerLens configuration: the parameter-free transformer, Llamas.
+
+On TransformerLens 4, such a model is the bridge of a SmolLM3.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 
 from nope_probe.components import WEIGHTS, Norm
 from nope_probe.errors import closed_choices
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.models.bridge import build_bridge
 from nope_probe.models.names import PARAMETER_FREE_CONTEXT
 
 if TYPE_CHECKING:
@@ -22,9 +24,15 @@ if TYPE_CHECKING:
         TransformerBridgeConfig,
     )
     from transformer_lens.model_bridge import TransformerBridge
+    from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
+    from transformers import (
+        PreTrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        SmolLM3Config,
+    )
 
     Configuration: TypeAlias = HookedTransformerConfig | TransformerBridgeConfig
-    from transformers import PreTrainedConfig, PreTrainedModel, SmolLM3Config
 
 
 def has_hooked_transformer() -> bool:
@@ -94,13 +102,10 @@ def parameter_free(
 
 def configuration(**settings: Any) -> Configuration:
     """Return a configuration with the given fields, of the class that `build` takes."""
-    if has_hooked_transformer():
-        from transformer_lens import HookedTransformerConfig
+    import transformer_lens
 
-        return HookedTransformerConfig(**settings)
-    from transformer_lens import TransformerBridgeConfig
-
-    return TransformerBridgeConfig(**settings)
+    name = "HookedTransformerConfig" if has_hooked_transformer() else "TransformerBridgeConfig"
+    return getattr(transformer_lens, name)(**settings)
 
 
 def build(config: Configuration) -> HookedTransformer | TransformerBridge:
@@ -118,21 +123,18 @@ def build(config: Configuration) -> HookedTransformer | TransformerBridge:
     with torch.random.fork_rng(devices=[], enabled=has_identities):
         if has_identities:
             torch.default_generator.manual_seed(0)
-        model = _build_hooked(config) if has_hooked_transformer() else build_bridge(config)
+        if has_hooked_transformer():
+            from transformer_lens import HookedTransformer
+
+            model = HookedTransformer(config).eval()
+            if config.positional_embedding_type == "standard":
+                # TransformerLens has no position embedding type "none".
+                model.pos_embed.W_pos.data.zero_()
+        else:
+            model = build_bridge(config)
     if has_identities:
         _set_identities(model)
     return model.requires_grad_(False)
-
-
-def _build_hooked(config: HookedTransformerConfig) -> HookedTransformer:
-    """Build the HookedTransformer of a configuration, with random weights if configured so."""
-    from transformer_lens import HookedTransformer
-
-    model = HookedTransformer(config).eval()
-    if config.positional_embedding_type == "standard":
-        # TransformerLens has no position embedding type "none".
-        model.pos_embed.W_pos.data.zero_()
-    return model
 
 
 def _set_identities(model: HookedTransformer | TransformerBridge) -> None:
@@ -174,6 +176,10 @@ SHAPES: dict[Size, dict[str, Any]] = {
 }
 
 
+# The fields that all configurations of SmolLM3 here share.
+_COMMON = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "use_cache": False}
+
+
 def nope_llama(size: Size = "tiny", rope: bool = False) -> Configuration:
     """Return TransformerLens's configuration of the trained Llama, without RoPE or with it."""
     return hooked_config(smollm3_config(size, rope))
@@ -193,8 +199,7 @@ def smollm3_config(size: Size, rope: bool) -> SmolLM3Config:
         raise ValueError(f"unknown size {size!r}; there are {', '.join(SHAPES)}")
     shape = SHAPES[size]
     switches = [int(rope)] * shape["num_hidden_layers"]
-    tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
-    return SmolLM3Config(**shape, **tokens, no_rope_layers=switches, use_cache=False)
+    return SmolLM3Config(**shape, **_COMMON, no_rope_layers=switches)
 
 
 def hooked_config(config: PreTrainedConfig) -> Configuration:
@@ -262,3 +267,71 @@ def hooked_weights(hf: PreTrainedModel, n_heads: int, n_kv_heads: int) -> dict[s
 
 def _per_head(weight: Tensor, n_heads: int) -> Tensor:
     return rearrange(weight, "(head h) m -> head m h", head=n_heads)
+
+
+# Fields of `model.cfg` in which a bridge describes SmolLM3 in general, not this model.
+_CONFIGURED = (
+    "attention_dir",
+    "attn_only",
+    "attn_scale",
+    "eps",
+    "model_name",
+    "normalization_type",
+    "positional_embedding_type",
+    "rotary_dim",
+)
+
+
+def wrap_in_bridge(
+    hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> TransformerBridge:
+    """Return the bridge of a Hugging Face model, which is rewired in place and frozen."""
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    hf.eval().requires_grad_(False).set_attn_implementation("eager")
+    return build_bridge_from_module(
+        hf,
+        type(hf).__name__,
+        hf_config=hf.config,
+        tokenizer=tokenizer,
+        post_adapter_hook=_drop_causal_mask if not getattr(hf.config, "is_causal", True) else None,
+    )
+
+
+def _drop_causal_mask(adapter: ArchitectureAdapter) -> None:
+    """Set a bridge's attention to bidirectional: transformers passes an encoder no mask at all."""
+    adapter.component_mapping["blocks"].submodules["attn"].is_causal = False
+
+
+def build_bridge(config: TransformerBridgeConfig) -> TransformerBridge:
+    """Build the bridge of a configuration, with weights drawn at random."""
+    from transformers import SmolLM3Config, SmolLM3ForCausalLM
+
+    rotates = int(config.positional_embedding_type == "rotary")
+    settings: dict[str, Any] = {
+        "num_hidden_layers": config.n_layers,
+        "hidden_size": config.d_model,
+        "head_dim": config.d_head,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_key_value_heads or config.n_heads,
+        "intermediate_size": 1 if config.attn_only else config.d_mlp,
+        "vocab_size": config.d_vocab,
+        "max_position_embeddings": config.n_ctx,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "rms_norm_eps": config.eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": float(config.rotary_base)},
+        "no_rope_layers": [rotates] * config.n_layers,
+        "is_causal": config.attention_dir == "causal",
+    }
+    hf = SmolLM3ForCausalLM(SmolLM3Config(**settings, **_COMMON)).requires_grad_(False)
+    for block in hf.model.layers:
+        if config.attn_scale > 0:
+            block.self_attn.scaling = 1 / config.attn_scale
+        if config.attn_only:
+            block.mlp.down_proj.weight.zero_()
+        if config.normalization_type == "LNPre":
+            block.input_layernorm = nn.LayerNorm(config.d_model, config.eps)
+    model = wrap_in_bridge(hf)
+    for name in _CONFIGURED:
+        setattr(model.cfg, name, getattr(config, name))
+    return model

@@ -223,13 +223,13 @@ def _figure(section: Section) -> str:
 
 def _for_page(figure: go.Figure) -> dict[str, Any]:
     """Return a figure without its title and controls, which the page has as HTML."""
-    spec = without_controls(figure).to_dict()
+    spec = without_controls(figure)
     layout = spec["layout"]
     for name in ("title", "paper_bgcolor"):
         layout.pop(name, None)
     for patch in (layout, layout.get("meta", {}).get("narrow", {})):
         if "margin" in patch and "height" in patch:
-            patch["margin"] = {**patch["margin"], "t": patch["margin"]["t"] - TITLE_HEIGHT}
+            patch["margin"]["t"] -= TITLE_HEIGHT
             patch["height"] -= TITLE_HEIGHT
     return spec
 

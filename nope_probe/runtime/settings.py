@@ -37,12 +37,13 @@ from nope_probe.errors import TooFewLayersError, UserError, as_tuple, leaves_of,
 from nope_probe.files import local_path
 from nope_probe.maps import default_rows
 from nope_probe.models.context import beyond_context, stated_lengths, validate_context
-from nope_probe.models.hub import validate_hub_answers, validate_reachable
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
     folder_of,
     is_on_hub,
+    validate_hub_answers,
+    validate_reachable,
     validate_revision,
 )
 from nope_probe.runtime.processes import process_count, status, validate_one_process

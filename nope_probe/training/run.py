@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.models.hub import validate_hub_answers, validate_reachable
+from nope_probe.models.names import validate_hub_answers, validate_reachable
 from nope_probe.runtime.folder import checkpoint_dir
 from nope_probe.runtime.places import locked, output_folder, validate_folder_place
 from nope_probe.runtime.processes import Signals, is_first_process, meet, process_count, status

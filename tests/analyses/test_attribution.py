@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from nope_probe.analyses.attribution import CONJUNCTION_TOLERANCE, attribute, sources_of
-from nope_probe.analyses.contrasts import contrast_map
 from nope_probe.analyses.pattern import measure
+from nope_probe.analyses.pattern_rows import contrast_map
 from nope_probe.analyses.shapley import (
     INTACT,
     Condition,

@@ -10,8 +10,14 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.pattern import Measures, edge_contrast, measure, relative_part
-from nope_probe.analyses.trends import locality, monotonicity
+from nope_probe.analyses.pattern import (
+    Measures,
+    edge_contrast,
+    locality,
+    measure,
+    monotonicity,
+    relative_part,
+)
 from nope_probe.maps.centred import KeptCells, diagonal_normalised, kept_cells, row_centred
 
 NAN = float("nan")

@@ -6,12 +6,18 @@ import torch
 from scipy.stats import spearmanr
 
 from nope_probe.analyses.attribution import attribute
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import cross_products, jackknife, leave_one_out
-from nope_probe.analyses.pattern import edge_contrast, measure_estimates, relative_part
-from nope_probe.analyses.pattern_rows import offset_means, offset_profile
+from nope_probe.analyses.pattern import (
+    TrendSums,
+    edge_contrast,
+    locality,
+    measure_estimates,
+    monotonicity,
+    relative_part,
+)
+from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import player_set
-from nope_probe.analyses.trends import TrendSums, locality, monotonicity
+from nope_probe.analyses.splits import offset_means, offset_profile
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.maps.rows import pack_rows, row_blocks

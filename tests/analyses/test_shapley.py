@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nope_probe.analyses.contrasts import contrast_map
+from nope_probe.analyses.pattern_rows import contrast_map
 from nope_probe.analyses.shapley import (
     Condition,
     Player,

@@ -9,10 +9,10 @@ from support.plain_attention import plain_attention
 from torch import Tensor
 
 from nope_probe import attribute, capture_scores, measure, row_centred
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import signed_root
 from nope_probe.analyses.pattern_changes import kept_patterns, pattern_difference
-from nope_probe.analyses.pattern_rows import offset_means
+from nope_probe.analyses.pattern_rows import ContrastGram
+from nope_probe.analyses.splits import offset_means
 from nope_probe.maps.centred import first_visible_keys
 from nope_probe.maps.rows import pack_rows
 from nope_probe.maps.stored_maps import PackedFolds, TensorFolds

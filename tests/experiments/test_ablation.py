@@ -38,6 +38,7 @@ def default_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (out.parent / "first.html").write_bytes((out / "report.html").read_bytes())
 
         patch.setattr(Session, "write_first_page", keep)
+        patch.setattr("nope_probe.experiments.ablation.run.SHORT", 0.0)
         run_command(ablate, *SMALL, "--layers", "2", "--out", str(out))
     return out
 

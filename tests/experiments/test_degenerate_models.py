@@ -16,7 +16,10 @@ from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import load
 
 SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random", "--folds", "4"]
-pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning", "error::UserWarning:nope_probe")
+pytestmark = [
+    pytest.mark.filterwarnings("error::RuntimeWarning", "error::UserWarning:nope_probe"),
+    pytest.mark.usefixtures("as_users_do"),
+]
 
 
 def write(folder: Path, *dead: str) -> Path:

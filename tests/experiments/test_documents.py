@@ -14,6 +14,8 @@ from support.command_line import refused, run_command
 from nope_probe import ablate, circuit, load, run_ablations, scores, sequences
 from nope_probe.maps.folds import grouped_folds
 
+pytestmark = pytest.mark.usefixtures("as_users_do", "undrawn")
+
 SMALL = ["--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "13", "--folds", "4"]
 COMMANDS = {
     scores: ["--layers", "1"],

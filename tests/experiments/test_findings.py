@@ -21,7 +21,7 @@ from nope_probe.experiments.sections import (
     query_finding,
 )
 from nope_probe.experiments.simulation import sections as simulation
-from nope_probe.figures.theory import Curves
+from nope_probe.figures.curves import Curves
 
 Estimate = tuple[float, float, float]
 CLEAR = (0.9, 0.8, 1.0)

@@ -19,7 +19,9 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.runtime.folder import read_manifest
 
-SIZES: dict[str, Any] = {"n_seqs": 29, "seq_len": 23, "seed": 3}
+pytestmark = pytest.mark.usefixtures("as_users_do", "undrawn")
+
+SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 23, "seed": 3}
 # Of each function: its command, its options, and which tables come from shuffled tokens too.
 RUNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "run_ablations": ("ablation.run", {"players": ["mask", "w_q"]}, ("controls", "non_relative")),
@@ -83,6 +85,7 @@ def test_a_name_and_a_model_in_memory_or_in_a_folder_give_what_the_command_write
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr("nope_probe.experiments.ablation.run.SHORT", 0.0)
     whole = {**options, **SIZES, "folds": 5}
     capfd.readouterr()
     compare(function("rope-tiny", **whole), command_run)
@@ -191,7 +194,7 @@ def test_mistakes_are_one_line_before_anything_is_run(
     with pytest.raises(UserError, match=r"unknown option 'fold'; there are .*, folds, .*, windows"):
         function("rope-tiny", fold=4)
     with pytest.raises(UserError, match="n_seqs has no effect beside inputs of your own"):
-        function("rope-tiny", text, n_seqs=29)
+        function("rope-tiny", text, n_seqs=17)
     with pytest.raises(UserError, match="dtype has no effect beside a model in memory"):
         function(loaded, dtype="float32")
     with pytest.raises(UserError, match="has 4 layers, 5 were asked for; try --layers all"):
@@ -211,7 +214,7 @@ def test_mistakes_are_one_line_before_anything_is_run(
 def test_behaviour_needs_text_and_a_tokenizer(loaded: Any, text: Sequences) -> None:
     model = deepcopy(loaded.model)
     model.tokenizer = None
-    vectors = torch.randn(29, 23, model.cfg.d_model)
+    vectors = torch.randn(17, 23, model.cfg.d_model)
     for case in ((model, text.inputs), (loaded, vectors)):
         with pytest.raises(UserError, match="behaviour is measured on text, with a language model"):
             nope_probe.run_behaviour(*case, measures=["loss"])
@@ -234,6 +237,6 @@ def test_a_run_of_a_model_in_memory_is_described_and_not_repeated(
     told = capfd.readouterr().out
     assert told.startswith("We ran L0 of rope-tiny as ")
     assert "RoPE in 1 of these layers" in told
-    assert "The inputs were 29 sequences of 23 tokens (data: tokens), each with a BOS" in told
+    assert "The inputs were 17 sequences of 23 tokens (data: tokens), each with a BOS" in told
     assert "as a control" in told.lower()
     assert "drawn with seed" not in told

@@ -37,7 +37,7 @@ from nope_probe.experiments.ablation import sections as ablation_sections
 from nope_probe.experiments.behaviour import sections as behaviour_sections
 from nope_probe.experiments.scores import sections as scores_sections
 from nope_probe.experiments.sections import Report
-from nope_probe.hooks.reading.residual_cache import ResidualCache
+from nope_probe.hooks.reading.streaming import ResidualCache
 from nope_probe.maps.stored_maps import StoredMaps
 from nope_probe.runtime.folder import Run
 

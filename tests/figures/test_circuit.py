@@ -54,7 +54,7 @@ def test_every_stage_is_a_heat_map_in_the_order_of_the_flow() -> None:
 
 
 def test_the_stages_that_hold_scores_are_those_that_are_read_as_scores() -> None:
-    from nope_probe.hooks.reading.stages import STAGES
+    from nope_probe.hooks.reading.accumulators import STAGES
 
     assert [letter for letter, stage in STAGES.items() if stage.scores] == list(SCORE_STAGES)
 

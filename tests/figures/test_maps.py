@@ -10,9 +10,9 @@ from support.chromium import needs_chromium, opened
 from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import figures, load
+from nope_probe.figures.curves import Curves, rows_against_theory
 from nope_probe.figures.image import without_controls
 from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
-from nope_probe.figures.theory import Curves, rows_against_theory
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.maps import ScoreMaps, StageMaps
@@ -43,8 +43,8 @@ def test_a_slider_shows_one_layer_with_its_own_limits() -> None:
 @needs_chromium
 def test_a_slider_leaves_the_maps_their_size_at_every_width(tmp_path: Path) -> None:
     figure = term_maps({"all": triangle(5), "mask": triangle(5)}, title="t")
-    still = without_controls(figure)
-    tall = still.layout.height - still.layout.margin.t - still.layout.margin.b
+    still = without_controls(figure)["layout"]
+    tall = still["height"] - still["margin"]["t"] - still["margin"]["b"]
     seen = """<script>setTimeout(() => {
       const { _fullLayout } = document.querySelector(".js-plotly-plot");
       document.body.dataset.tall = Math.round(_fullLayout._size.h);

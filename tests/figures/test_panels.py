@@ -9,9 +9,9 @@ import pytest
 
 from nope_probe.errors import UserError
 from nope_probe.figures.circuit_figure import circuit
-from nope_probe.figures.grid import Grid
 from nope_probe.figures.image import export, without_controls
 from nope_probe.figures.panels import Panel, panel_groups
+from nope_probe.figures.style import Grid
 
 
 def group(layer: int, top: float = 1.0) -> list[Panel]:
@@ -48,9 +48,9 @@ def test_groups_on_scales_of_their_own_have_bars_of_their_own() -> None:
 
 def test_an_image_has_no_buttons_and_leaves_the_figure_as_it_was() -> None:
     figure = circuit({"a": np.eye(5)})
-    still = without_controls(figure)
-    assert not still.layout.updatemenus
-    assert still.layout.height == figure.layout.height - figure.layout.meta["menu"]
+    still = without_controls(figure)["layout"]
+    assert "updatemenus" not in still
+    assert still["height"] == figure.layout.height - figure.layout.meta["menu"]
     assert len(figure.layout.updatemenus) == 2
 
 

@@ -6,14 +6,9 @@ import pytest
 from support.maps import text_of
 
 from nope_probe.components import TABLE
+from nope_probe.figures.curves import band_amplitudes, offset_profiles
 from nope_probe.figures.intervals import FLAT
-from nope_probe.figures.shares import (
-    band_amplitudes,
-    interactions,
-    offset_profiles,
-    player_shares,
-    source_shares,
-)
+from nope_probe.figures.measures import interactions, player_shares, source_shares
 
 
 def sources() -> pd.DataFrame:

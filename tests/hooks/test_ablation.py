@@ -11,6 +11,7 @@ from support.edited_model import (
     edited,
     norm_sizes,
     output_sizes,
+    pairs_and_most,
     plain_run,
     subsets,
 )
@@ -36,12 +37,21 @@ def errors(
     return errors_above(1e-5, model, tokens, cases, calibrate(model, tokens))
 
 
-@pytest.mark.parametrize("spec", [*ALL, "bridge:cohere"])
+@pytest.mark.parametrize("spec", ["bridge:llama", *HOOKED])
 def test_all_combinations_equal_an_edited_model(spec: str, model_of: ModelOf, tiny: ByName) -> None:
     model, name = model_of(spec)
     has_rope = spec != "hooked:smollm3-nope"
     assert components(model) == tuple(c for c in SEVEN if c != "rope" or has_rope)
     assert not errors(model, tiny(name), subsets(components(model)))
+
+
+@pytest.mark.parametrize("spec", [*BRIDGES[1:], "bridge:cohere"])
+def test_every_pair_of_removals_equals_an_edited_model_in_other_families(
+    spec: str, model_of: ModelOf, tiny: ByName
+) -> None:
+    model, name = model_of(spec)
+    assert components(model) == SEVEN
+    assert not errors(model, tiny(name), pairs_and_most(SEVEN))
 
 
 @pytest.mark.parametrize("gain", ["identity", "norm"])

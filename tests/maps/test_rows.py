@@ -8,15 +8,14 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from nope_probe.analyses.jackknife import cross_products
-from nope_probe.analyses.pattern import measure_estimates
+from nope_probe.analyses.pattern import LAG, measure_estimates
 from nope_probe.analyses.pattern_changes import kept_patterns
-from nope_probe.analyses.pattern_rows import (
+from nope_probe.analyses.splits import (
     bin_of_offset,
     mean_squares_by_query,
     offset_bins,
     offset_means,
 )
-from nope_probe.analyses.trends import LAG
 from nope_probe.maps.centred import KeptCells, diagonal_normalised, row_centred
 from nope_probe.maps.downsample import pool
 from nope_probe.maps.rows import choose_rows, pack_rows, row_blocks, unpack_rows

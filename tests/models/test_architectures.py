@@ -15,6 +15,8 @@ from support.tiny_models import ByName
 
 from nope_probe import ablate, scores
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 N_SEQS = 23
 WINDOW = 5  # of Mistral's blocks and every other one of Gemma-2's
 LENGTHS = {

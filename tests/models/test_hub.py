@@ -22,7 +22,7 @@ from transformers import (
 
 from nope_probe.errors import UserError
 from nope_probe.models.context import configured_context, has_position_table, validate_context
-from nope_probe.models.hub import (
+from nope_probe.models.names import (
     answers,
     offline_if_unreachable,
     validate_hub_answers,

@@ -34,6 +34,11 @@ def subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
     return [c for size in range(len(names) + 1) for c in combinations(names, size)]
 
 
+def pairs_and_most(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the subsets of at most two names, and of all or all but one."""
+    return [subset for subset in subsets(names) if not 2 < len(subset) < len(names) - 1]
+
+
 def blocks(hf: PreTrainedModel) -> Any:
     return hf.transformer.h if hf.config.model_type == "gpt2" else hf.model.layers
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import MIN_FOLDS, UNDEFINED, Interval, jackknife, leave_one_out
 from nope_probe.analyses.parameter_free.simulation import Estimate
-from nope_probe.analyses.trends import LAG, monotonicity
+from nope_probe.analyses.pattern import LAG, monotonicity
 
 LEVEL = 0.05
 ScoreMaps = Float[Tensor, "layer query_pos key_pos"]

@@ -23,16 +23,10 @@ from nope_probe.analyses.attribution import (
     attribute,
     attribute_losses,
 )
-from nope_probe.analyses.contrasts import contrast_map
 from nope_probe.analyses.jackknife import mean_intervals
-from nope_probe.analyses.pattern import Measures, layer_folds, measure
+from nope_probe.analyses.pattern import Measures, layer_folds, measure, query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
-from nope_probe.analyses.pattern_rows import (
-    bin_of_offset,
-    distance_sums,
-    offset_bins,
-    pattern_distance_sums,
-)
+from nope_probe.analyses.pattern_rows import contrast_map, distance_sums, pattern_distance_sums
 from nope_probe.analyses.shapley import (
     INTACT,
     MASK,
@@ -42,8 +36,7 @@ from nope_probe.analyses.shapley import (
     shapley,
     source_terms,
 )
-from nope_probe.analyses.splits import split_mean_covariance
-from nope_probe.analyses.trends import query_stride
+from nope_probe.analyses.splits import bin_of_offset, offset_bins, split_mean_covariance
 from nope_probe.components import Replacement, phrase
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan

@@ -31,7 +31,7 @@ from nope_probe.components import (
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, position_keys
-from nope_probe.hooks.reading.residual_cache import GIGABYTE, ResidualCache
+from nope_probe.hooks.reading.streaming import GIGABYTE, ResidualCache
 from nope_probe.hooks.removing.edited_weights import reparametrised
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import folds_of

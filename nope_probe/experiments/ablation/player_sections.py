@@ -37,7 +37,7 @@ from nope_probe.experiments.sections import (
     percents,
     strongest,
 )
-from nope_probe.figures import shares
+from nope_probe.figures import measures
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import numbered_layers
@@ -180,7 +180,7 @@ def player_sections(findings: Findings) -> Iterator[Section]:
             players = list(dict.fromkeys(table["player"]))
             yield Section(
                 title=player_finding(table, findings.layer, player_set),
-                figure=partial(shares.player_shares, table),
+                figure=partial(measures.player_shares, table),
                 caption=f"{notes.POSITIONAL_PART} Lost without it: the player is needed. There "
                 "alone: the source is enough. Amplification: the pattern's strength with the "
                 "player, over its strength without the player. A weight can amplify and is never "
@@ -195,7 +195,7 @@ def player_sections(findings: Findings) -> Iterator[Section]:
                 title=interaction_finding(
                     findings.first(table), findings.layer, findings.topic(player_set)
                 ),
-                figure=partial(shares.interactions, table, layer=findings.shown),
+                figure=partial(measures.interactions, table, layer=findings.shown),
                 caption="The share of that part that appears only when all players of a row are "
                 "kept, beyond what fewer of them bring. A bar across zero may be zero. Weights "
                 f"without a source have none.{_rows_note(findings, table)}",

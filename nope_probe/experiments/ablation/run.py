@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Literal, Unpack
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _arg = tyro.conf.arg
 MOST_BANDS = 128  # rotary pairs of the widest heads
+SHORT = 1.0  # seconds for the sources: such a run ends before its first page is opened
 FLAGS_OF_WEIGHTS = ("reparametrise", "replacement", "gain")
 
 
@@ -240,22 +241,29 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
     """
     from nope_probe.experiments.ablation.plan import measure_conditions
     from nope_probe.experiments.engine import Engine, validate_first_sequence
-    from nope_probe.hooks.reading.residual_cache import GIGABYTE
+    from nope_probe.hooks.reading.streaming import GIGABYTE
 
     settings, engine, shuffled = session.settings, Engine.of(session), None
     if session.sequences().kind == "text":  # with an order that shuffling removes
         shuffled = session.sequences("shuffled-inputs", shuffle=True)
     keys = plan.keys(shuffled is not None)
-    if f"score/{plan.name(plan.conditions[0])}" not in session.checkpoint:
+    is_resumed = f"score/{plan.name(plan.conditions[0])}" in session.checkpoint
+    if not is_resumed:
         validate_first_sequence(engine.model, engine.inputs, plan.layers)
     session.announce(len(plan.conditions), keys, n_seqs=len(engine.inputs))
+    started = time.monotonic()
+
+    def show(sources: Measured) -> None:
+        if is_resumed or time.monotonic() - started > SHORT:
+            show_sources(session, plan, sources)
+
     with session.checkpoint.progress(keys, session.n_own_seqs):
         return measure_conditions(
             engine,
             plan,
             shuffled,
             max_residual_bytes=int(settings.residuals_gb * GIGABYTE),
-            show_sources=partial(show_sources, session, plan),
+            show_sources=show,
         )
 
 

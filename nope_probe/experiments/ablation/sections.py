@@ -36,7 +36,7 @@ from nope_probe.experiments.sections import (
     strongest,
     with_intervals,
 )
-from nope_probe.figures import measures, shares
+from nope_probe.figures import measures
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.maps import score_maps
@@ -216,7 +216,7 @@ def _answer(findings: Findings) -> Iterator[Section]:
     )
     yield Section(
         title=layers_finding(sources),
-        figure=partial(shares.source_shares, sources),
+        figure=partial(measures.source_shares, sources),
         caption="A share says how much of the positional pattern a source explains; shares "
         "add up to 1, and a negative one works against the pattern. RMS: each source's own "
         "strength. In the table, “position” is the sum of all but content.",
@@ -226,7 +226,7 @@ def _answer(findings: Findings) -> Iterator[Section]:
         terms = findings.tables["mean_covariance"]
         yield Section(
             title=mean_covariance_finding(terms, findings.layer),
-            figure=partial(shares.mean_covariance_shares, terms),
+            figure=partial(measures.mean_covariance_shares, terms),
             caption="No removal is needed for these terms. The mean and the covariance term add up "
             "to 1. The mean term is the sum of rotation (RoPE on vectors that know nothing of "
             "position) and of position that was written into keys, queries or both. Dimensions: "
@@ -335,7 +335,7 @@ def mean_covariance_finding(table: pd.DataFrame, layer: int | None) -> str:
         return f"Mean and covariance terms: {NOISE}"
     for name, row in rows.iterrows():
         if row["share_low"] > MOST:
-            share, term = percents(row["share"]), phrase(shares.term_entry(str(name)))
+            share, term = percents(row["share"]), phrase(measures.term_entry(str(name)))
             return f"{capitalised(term)} carries {share} of L{layer}'s positional pattern"
     rows = rows.loc[["mean", "covariance"]]
     parts = [f"{name} term {percents(row['share'])}" for name, row in rows.iterrows()]

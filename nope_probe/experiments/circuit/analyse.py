@@ -11,9 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.analyses.pattern import measure
+from nope_probe.analyses.pattern import measure, query_stride
 from nope_probe.analyses.shapley import player_set
-from nope_probe.analyses.trends import query_stride
 from nope_probe.components import LETTERS, Ablation, Substitute, are_sources, phrase
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.circuit.sections import headline, report
@@ -23,7 +22,7 @@ from nope_probe.experiments.sections import listed
 from nope_probe.experiments.tables import measures_table
 from nope_probe.figures.explorer import Explorer, strongest_source
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.stages import STAGES, absent_stages
+from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.maps import StageMaps
 from nope_probe.maps.rows import pack_rows

@@ -166,10 +166,10 @@ def read_masks(model: HookedModel, inputs: LongInputs) -> list[tuple[MaskShape, 
         n_positions = attention.mask.n_queries
 
         def cells(rows: slice) -> Bool[Tensor, "query_pos key_pos"]:
-            return attention.visible_rows(rows)[0, 0]
+            return attention.mask.rows(rows)[0, 0]
 
         blocks = query_blocks(n_positions, n_positions)
-        same = all(bool((attention.visible_rows(b)[0] == cells(b)).all()) for b in blocks)
+        same = all(bool((attention.mask.rows(b)[0] == cells(b)).all()) for b in blocks)
         return mask_shape(cells, n_positions), same
 
     with torch.inference_mode(), attention_read(model, read) as masks:

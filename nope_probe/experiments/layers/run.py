@@ -19,8 +19,7 @@ from nope_probe.experiments.layers.expect import (
     validate_depth,
 )
 from nope_probe.models.context import beyond_context, validate_context
-from nope_probe.models.hub import validate_reachable
-from nope_probe.models.names import folder_of, is_on_hub, validate_revision
+from nope_probe.models.names import folder_of, is_on_hub, validate_reachable, validate_revision
 from nope_probe.runtime.identity import record_sources, threads, versions
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.settings import (

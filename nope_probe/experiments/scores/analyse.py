@@ -11,11 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.analyses.pattern import layer_folds, measure
-from nope_probe.analyses.pattern_rows import OffsetBins
+from nope_probe.analyses.pattern import layer_folds, measure, query_stride
 from nope_probe.analyses.recover import recover_rotation
-from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
-from nope_probe.analyses.trends import query_stride
+from nope_probe.analyses.splits import Band, BandChoice, OffsetBins, make_bands, split_bands
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_finite, validate_first_sequence
 from nope_probe.experiments.scores.heads import head_columns
@@ -33,8 +31,8 @@ from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.model import Inputs, numbered_layers
 from nope_probe.hooks.layers.protocols import HookedModel
-from nope_probe.hooks.reading.bands import capture_bands
 from nope_probe.hooks.reading.batch_readings import read_rotations
+from nope_probe.hooks.reading.capture import capture_bands
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.maps import ScoreMaps

@@ -11,8 +11,8 @@ from jaxtyping import Float
 
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.experiments.sections import Report, largest, percents
+from nope_probe.figures.curves import Curves, rows_against_theory, steps_by_distance
 from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
-from nope_probe.figures.theory import Curves, rows_against_theory, steps_by_distance
 from nope_probe.figures.words import numbered_layers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions

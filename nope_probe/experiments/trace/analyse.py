@@ -16,8 +16,8 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import Interval
+from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.positions import Side, clock, direct_share, readers, term_maps
 from nope_probe.components import Ablation
 from nope_probe.experiments.engine import Engine
@@ -34,7 +34,7 @@ from nope_probe.figures.position_figure import ALL, CLOCKS
 from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.layers.attached_hooks import hooks_in_place
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.removing.written_positions import block_of_writer, without_position
+from nope_probe.hooks.removing.replacements import block_of_writer, without_position
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.stored_maps import LayerFolds, TensorFolds

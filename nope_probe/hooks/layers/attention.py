@@ -94,7 +94,7 @@ class Mask:
         )
 
     def rows(self, rows: slice | Positions = slice(None)) -> Visible:
-        """Return the visible cells of some queries."""
+        """Return the visible cells of some queries; no cells of other queries are made."""
         queries = torch.arange(self.n_queries, device=self.device)[rows]
         return self.sees(queries[:, None], torch.arange(self.n_keys, device=self.device)[None])
 
@@ -221,23 +221,14 @@ class Attention:
         return error <= max(1e-5, 4 * torch.finfo(self.q.dtype).eps)
 
     @property
-    def visible(self) -> Visible:
-        """Which keys each query attends to."""
-        return self.mask.rows()
-
-    def visible_rows(self, rows: slice | Positions) -> Visible:
-        """Return the visible cells of some queries; no cells of other queries are made."""
-        return self.mask.rows(rows)
-
-    @property
     def visible_to_all(self) -> Bool[Tensor, "query_pos key_pos"]:
         """The cells that are visible in every head of the first sequence."""
-        return self.visible[0].all(0)
+        return self.mask.rows()[0].all(0)
 
     @property
     def visible_per_head(self) -> Bool[Tensor, "head query_pos key_pos"]:
         """The cells that are visible in each head of the first sequence."""
-        return self.visible[0].expand(self.n_heads, -1, -1)
+        return self.mask.rows()[0].expand(self.n_heads, -1, -1)
 
     def scores(self, rows: slice | Positions = slice(None)) -> Scores:
         """Return the scores of some queries with every key, masked ones too."""
@@ -248,6 +239,14 @@ class Attention:
         if self.soft_cap is not None:
             scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
         return scores if self.bias is None else scores + self.bias[..., rows, :].to(scores)
+
+    def masked_scores(
+        self, rows: slice | Positions = slice(None), masked: float | None = -torch.inf
+    ) -> Scores:
+        """Return the scores of some queries; masked ones get a value, None for the lowest."""
+        scores = self.scores(rows)
+        masked = torch.finfo(scores.dtype).min if masked is None else masked
+        return scores.masked_fill(~self.mask.rows(rows), masked)
 
     def pattern(self, scores: Scores) -> Scores:
         """Return the attention weights of masked scores, less a sink's share."""

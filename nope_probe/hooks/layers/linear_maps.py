@@ -9,8 +9,9 @@ running a block's own modules on chosen vectors: no family of models is known he
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nope_probe.hooks.layers.attached_hooks import hooks_detached
+from nope_probe.hooks.layers.attached_hooks import hooks_detached, methods_replaced
 from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.model import run_forward, tapped, traits_of
@@ -95,23 +96,20 @@ def norm_between(block: nn.Module, x: Vectors, y: Vectors) -> NormMap | None:
     original: Any = getattr(block, "original_component", None)
     for norm in [*block.children(), *([] if original is None else original.children())]:
         if is_norm(norm):
-            fitted = norm_map(norm, x[:1, :1])
-            candidate = NormMap(
-                weight=_row(fitted.weight), bias=_row(fitted.bias), centred=fitted.centred
-            )
+            candidate = norm_map(partial(_of_token, norm), x[0, 0])
             if relative_error(candidate.outputs(x, candidate.scales(x, y)), y) <= tolerance:
                 return candidate
     return None
+
+
+def _of_token(norm: nn.Module, token: Float[Tensor, " width"]) -> Float[Tensor, " width"]:
+    return norm(token[None, None])[0, 0]
 
 
 def is_norm(module: nn.Module) -> bool:
     """Return whether a module is a norm, by the name of its class."""
     wrapped = getattr(module, "original_component", None)
     return any("norm" in type(candidate).__name__.lower() for candidate in (module, wrapped))
-
-
-def _row(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.flatten()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -234,17 +232,15 @@ def _heads_of(
 
     rotary, tap = traits_of(model)[layer.index].rotary, layer.tap
     tokens = torch.full(inputs.shape[:2], min(1, model.cfg.d_vocab - 1))
-    with torch.inference_mode(), hooks_detached(model):
-        before = tap.rope, tap.edit
-        tap.rope = None if rotary is None else RemovedPairs(bands=("rope",), rotary=rotary)
-        tap.edit = None
-        handle = layer.attn.register_forward_pre_hook(enter, with_kwargs=True)
-        try:
-            with taps_read([(tap, keep)], [tap]):
-                run_forward(model, tokens)
-        finally:
-            handle.remove()
-            tap.rope, tap.edit = before
+    straight = None if rotary is None else RemovedPairs(bands=("rope",), rotary=rotary)
+    with (
+        torch.inference_mode(),
+        hooks_detached(model),
+        layer.attn.register_forward_pre_hook(enter, with_kwargs=True),
+        tap.edited(rope=straight),
+        taps_read([(tap, keep)], [tap]),
+    ):
+        run_forward(model, tokens)
     return rearrange(read[0], "seq pos head d_head -> (seq pos) head d_head")
 
 
@@ -252,13 +248,10 @@ def _heads_of(
 def _norms_as(layer: Layer, scale: float) -> Iterator[list[nn.Module]]:
     """Let the norms inside a block's attention have one scale for all tokens; yield these norms."""
     norms = list(_outermost_norms(layer.attending))
-    for norm in norms:
-        vars(norm)["forward"] = _with_scale(norm, scale)
-    try:
-        yield norms
-    finally:
+    with ExitStack() as stack:
         for norm in norms:
-            del vars(norm)["forward"]
+            stack.enter_context(methods_replaced(norm, forward=_with_scale(norm, scale)))
+        yield norms
 
 
 def _outermost_norms(module: nn.Module) -> Iterator[nn.Module]:

@@ -1,8 +1,8 @@
 """A model as a whole: its blocks, their inputs, and a forward pass for its hooks.
 
 This file holds the differences between HookedTransformer and TransformerBridge as models.
-`hooked_layer.py` and `bridge_layer.py` hold the differences between their blocks, `linear_maps.py`
-those of the modules in a block. No other file asks for a model's kind.
+`block_kinds.py` holds the differences between their blocks, `linear_maps.py` those of the modules
+in a block. No other file asks for a model's kind.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from nope_probe.hooks.layers.attached_hooks import (
 )
 from nope_probe.hooks.layers.attention import Attention, Heads
 from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
-from nope_probe.hooks.layers.bridge_layer import BridgeLayer
-from nope_probe.hooks.layers.hooked_layer import HookedLayer
+from nope_probe.hooks.layers.block_kinds import BridgeLayer, HookedLayer
 from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import Angles, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read
@@ -123,6 +122,19 @@ def attention_read(
         readers = [(layer.tap, partial(keep, layer)) for layer in layers[:n_layers]]
         with taps_read(readers, [] if n_layers is None else [readers[-1][0]]):
             yield readings
+
+
+def read_attention(
+    model: HookedModel,
+    inputs: Inputs,
+    read: Callable[[Layer, Attention], Reading],
+    *,
+    n_layers: int | None = None,
+) -> list[Reading]:
+    """Run a batch, and return what a reader makes of the attention of the first blocks."""
+    with torch.inference_mode(), attention_read(model, read, n_layers=n_layers) as readings:
+        run_forward(model, inputs)
+    return readings
 
 
 def is_bridge(model: HookedModel) -> bool:
@@ -350,7 +362,7 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
     def compare(layer: Layer, attention: Attention) -> None:
         traits[layer.index] = Traits(
             rotary=fit_rotary(attention.angles, *attention.q[:, 1]),
-            window=not bool(attention.visible_rows(slice(1, 2))[0, 0, 0, 0])
+            window=not bool(attention.mask.rows(slice(1, 2))[0, 0, 0, 0])
             or getattr(layer.attending, "attention_type", "") == "local",  # of GPT-Neo
             sinks=attention.sinks is not None,
             alibi=attention.bias is not None,
@@ -360,22 +372,18 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
         return tensor[:1].expand(2, *tensor.shape[1:])
 
     entries = [(layer.point("hook_resid_pre"), copy_first) for layer in layers]
-    before = [(layer.tap, layer.tap.rope, layer.tap.edit) for layer in layers]
-    for tap, _, _ in before:
-        tap.rope, tap.edit = _SecondStraight(), None
-    try:
-        with (
-            torch.inference_mode(),
-            hooks_detached(model),
-            hooks_attached(entries),
-            positions_far_apart(),
-            attention_read(model, compare, n_layers=len(layers)),
-        ):
-            # Token 0 may stand for padding, whose embedding is 0.
-            run_forward(model, torch.tensor([[1, 2], [1, 2]]).clamp_max(model.cfg.d_vocab - 1))
-    finally:
-        for tap, rope, edit in before:
-            tap.rope, tap.edit = rope, edit
+    with (
+        torch.inference_mode(),
+        hooks_detached(model),
+        hooks_attached(entries),
+        positions_far_apart(),
+        attention_read(model, compare, n_layers=len(layers)),
+        ExitStack() as stack,
+    ):
+        for layer in layers:
+            stack.enter_context(layer.tap.edited(rope=_SecondStraight()))
+        # Token 0 may stand for padding, whose embedding is 0.
+        run_forward(model, torch.tensor([[1, 2], [1, 2]]).clamp_max(model.cfg.d_vocab - 1))
     return traits
 
 

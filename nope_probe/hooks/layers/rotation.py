@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nope_probe.components import BAND
+from nope_probe.maps.positions import turned_in_pairs
 
 # The angles of all positions, as a model passes them to attention: cos and sin, complex numbers, or
 # the positions themselves.
@@ -95,10 +96,8 @@ def fit_rotary(
         if not torch.allclose(theta[columns], angle):
             continue
         for pairs in _possible_pairs(n_pairs, turned.shape[-1]):
-            low, high = straight[:, pairs.T[0]], straight[:, pairs.T[1]]
-            expected = straight.clone()
-            expected[:, pairs.T[0]] = low * theta.cos() - high * theta.sin()
-            expected[:, pairs.T[1]] = high * theta.cos() + low * theta.sin()
+            first, second = pairs.T
+            expected = turned_in_pairs(straight, first, second, theta.cos(), theta.sin())
             if (expected - turned).abs().max() <= fits:
                 frequencies = theta.to(torch.float64)
                 return Rotary(frequencies=frequencies, factor=factor, pairs=pairs, columns=columns)
@@ -177,10 +176,7 @@ class RemovedPairs:
             turn[..., None, removed.to(turn.device)] / self.rotary.factor
             for turn in self.rotary.turns(angles)
         )
-        straight, low, high = x.clone(), x[..., first], x[..., second]
-        straight[..., first] = (low * cos + high * sin).to(x.dtype)
-        straight[..., second] = (high * cos - low * sin).to(x.dtype)
-        return straight
+        return turned_in_pairs(x, first, second, cos, -sin)
 
 
 def _as_slice(coordinates: Int[Tensor, " pair"]) -> slice | Int[Tensor, " pair"]:

@@ -13,9 +13,9 @@ product and a mask or ALiBi, and the third v.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -41,6 +41,7 @@ class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it i
     """Raised by a hook that has read the last wanted tensor."""
 
 
+@runtime_checkable
 class Straightens(Protocol):
     """Leaves rotary pairs as at position 0, as `RemovedPairs` does."""
 
@@ -80,33 +81,41 @@ class Tap:
         if self.edit is not None:
             attention = self.edit(attention)
         if has_hooks(self.scores_point):
-            attention = replace(attention, hooked=self.scores_point(self._masked(attention)))
+            scores = attention.masked_scores(masked=self.masked)
+            attention = replace(attention, hooked=self.scores_point(scores))
         for read in self.readers:
             read(attention)
         if self.stops:
             raise StopForward
-        has_formula = attention.soft_cap is not None or attention.sinks is not None
-        if attention.hooked is None and not has_formula and not has_hooks(self.pattern_point):
+        is_hooked = attention.hooked is not None or has_hooks(self.pattern_point)
+        if not is_hooked and attention.soft_cap is None and attention.sinks is None:
             return attention.weighted_values()
         v = repeat_heads(attention.v, attention.n_heads)
-        n_queries, n_keys = attention.mask.n_queries, attention.mask.n_keys
+        cells = len(v) * attention.n_heads * attention.mask.n_keys
         # A hook point needs the scores of all queries at once.
-        is_hooked = attention.hooked is not None or has_hooks(self.pattern_point)
-        cells = len(v) * attention.n_heads * n_keys
-        blocks = [slice(None)] if is_hooked else query_blocks(n_queries, cells)
+        whole = [slice(None)]
+        blocks = whole if is_hooked else query_blocks(attention.mask.n_queries, cells)
         values = []
         for rows in blocks:
-            scores = self._masked(attention, rows) if attention.hooked is None else attention.hooked
+            hooked = attention.hooked
+            scores = attention.masked_scores(rows, self.masked) if hooked is None else hooked
             pattern = self.pattern_point(attention.pattern(scores))
             values.append(torch.einsum("bhqk,bkhd->bqhd", pattern.to(v.dtype), v))
         return values[0] if len(values) == 1 else torch.cat(values, 1)
 
-    def _masked(
-        self, attention: Attention, rows: slice = slice(None)
-    ) -> Float[Tensor, "batch head query_pos key_pos"]:
-        scores = attention.scores(rows)
-        masked = torch.finfo(scores.dtype).min if self.masked is None else self.masked
-        return scores.masked_fill(~attention.visible_rows(rows), masked)
+    @contextmanager
+    def edited(
+        self,
+        rope: Straightens | None = None,
+        edit: Callable[[Attention], Attention] | None = None,
+    ) -> Iterator[None]:
+        """Compute attention with these edits, and no others, for as long as the context lasts."""
+        before = self.rope, self.edit
+        self.rope, self.edit = rope, edit
+        try:
+            yield
+        finally:
+            self.rope, self.edit = before
 
 
 @contextmanager
@@ -114,18 +123,14 @@ def taps_read(
     readers: Iterable[tuple[Tap, Callable[[Attention], None]]], stopping: Collection[Tap] = ()
 ) -> Iterator[None]:
     """Show the attention of each pass to readers; a pass ends at the taps that stop it."""
-    pairs = list(readers)
-    try:
-        for tap, read in pairs:
+    with ExitStack() as stack:
+        for tap, read in readers:
             tap.readers.append(read)
+            stack.callback(tap.readers.remove, read)
         for tap in stopping:
             tap.stops = True
+            stack.callback(setattr, tap, "stops", False)
         yield
-    finally:
-        for tap, read in pairs:
-            tap.readers.remove(read)
-        for tap in stopping:
-            tap.stops = False
 
 
 def has_hooks(point: HookPoint) -> bool:

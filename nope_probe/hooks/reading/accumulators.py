@@ -1,38 +1,158 @@
-"""Running sums over sequences of one block's tensors: scores, Gram maps, heads."""
+"""Running sums over sequences of one block's tensors: scores, Gram maps of stages, heads, bands.
+
+The stages (a) to (i) of the paper's Figure 3 follow one block from its normed input to the next
+block's attention scores. A stage says where to read a letter: the block (this or the next), the
+hook point, and whether the point carries vectors, whose Gram map is taken, or scores, which are a
+map already.
+"""
 
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.hooks.layers.attention import Attention, Mask, repeat_heads, sum_query_groups
-from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.components import Letter
+from nope_probe.hooks.layers.attention import (
+    Attention,
+    Mask,
+    Scores,
+    repeat_heads,
+    sum_query_groups,
+)
+from nope_probe.hooks.layers.base_layer import Layer, NormName
 from nope_probe.hooks.layers.protocols import Attachment, HookPoint
-from nope_probe.hooks.reading.stages import Stage, hook_name, vectors
 from nope_probe.maps.folds import Part, State, head_products, product_parts, sum_parts
 from nope_probe.maps.rows import QueryPositions, RowGroup, join_groups, row_groups
+
+Groups = Sequence[Sequence[int]]  # the coordinates of each group, of one layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One letter of Figure 3 (`components.STAGE_MEANINGS` says what it holds).
+
+    Attributes:
+        block: 0 for the block under study, 1 for the one after it.
+        point: the hook point's name within the block; or
+        norm: the norm whose output the stage is; the kind of model decides how it is read.
+        scores: whether the hook point carries scores (a map) and not vectors.
+    """
+
+    block: Literal[0, 1] = 0
+    point: str = ""
+    norm: NormName | None = None
+    scores: bool = False
+
+
+_SCORES = "attn.hook_attn_scores"
+STAGES: dict[Letter, Stage] = {
+    "a": Stage(norm="ln1"),
+    "b": Stage(point=_SCORES, scores=True),
+    "c": Stage(point="attn.hook_z"),
+    "d": Stage(point="hook_attn_out"),
+    "e": Stage(point="hook_resid_mid"),
+    "f": Stage(norm="ln2"),
+    "g": Stage(point="hook_resid_post"),
+    "h": Stage(norm="ln1", block=1),
+    "i": Stage(point=_SCORES, scores=True, block=1),
+}
+
+
+def available(layers: Mapping[int, Layer], index: int) -> dict[Letter, str]:
+    """Return the stages that the block `index` has, each with the name of its hook point.
+
+    The last block has (a) to (g). A block without a second norm has no (f). A block without
+    `hook_resid_mid` (attention only, or attention and MLP in parallel) has no (e) either: in an
+    attention-only block, (e) would equal (g).
+
+    Args:
+        layers: the blocks that attend, by number.
+        index: a block's number.
+
+    Raises:
+        IndexError: if the model has no such block, or the block does not attend.
+    """
+    if index not in layers:
+        if not 0 <= index < max(layers):
+            raise IndexError(f"expected a block from 0 to {max(layers)}, got {index}")
+        raise IndexError(f"L{index} does not attend; the layers that do are {[*layers]}")
+    names: dict[Letter, str] = {}
+    for letter, stage in STAGES.items():
+        if index + stage.block in layers:
+            layer = layers[index + stage.block]
+            name = hook_name(stage, layer)
+            if layer.has(name) and not (letter in ("e", "f") and _why_no_middle(layer)):
+                names[letter] = name
+    return names
+
+
+def absent_stages(layers: Mapping[int, Layer], index: int, n_layers: int) -> dict[Letter, str]:
+    """Return the reason for every stage that the block `index`, of n_layers, lacks."""
+    has, block = available(layers, index), layers[index]
+    is_last = index == n_layers - 1
+    why = f"L{index} is the last layer" if is_last else f"L{index + 1} does not attend"
+    return {
+        letter: why if stage.block else _why_no_middle(block) or "this block has no such stage"
+        for letter, stage in STAGES.items()
+        if letter not in has
+    }
+
+
+def _why_no_middle(block: Layer) -> str | None:
+    """Return the reason why a block has no (e) and (f) as in the paper; None if it may have them.
+
+    A bridge has a norm of an MLP even where it has no MLP.
+    """
+    if block.attention_only:
+        return "no FFN: the block ends with attention, at (g)"
+    if block.parallel:
+        return "attention and FFN run in parallel"
+    return "there are norms after attention and FFN" if block.has_post_norm else None
+
+
+def hook_name(stage: Stage, layer: Layer) -> str:
+    """Return the name of the hook point that carries a stage in this block."""
+    return stage.point if stage.norm is None else layer.norm_point(stage.norm)
+
+
+def vectors(stage: Stage, layer: Layer, tensor: Tensor) -> Float[Tensor, "batch pos width"]:
+    """Return one vector per position from the tensor at a stage's hook point.
+
+    Heads are concatenated, as in the published figure (the mean over heads in its caption is this
+    map divided by the number of heads). Norms include their learned weight.
+    """
+    if stage.norm is not None:
+        return layer.norm_output(stage.norm, tensor)
+    if tensor.ndim == 4:
+        return rearrange(tensor, "batch pos head d_head -> batch pos (head d_head)")
+    return tensor
 
 
 class Accumulator(ABC):
     """Running sums of one block, added to once per forward pass.
 
     If a pass runs out of memory in a block, the blocks before it have counted the batch. When its
-    sequences are run again in smaller batches, `already_counted` tells these blocks to skip them.
+    sequences are run again in smaller batches, `add` leaves them out of these blocks' totals.
 
     Attributes:
         totals: sums over sequences, one per fold; the totals of several processes add up.
         sum_dtype: the least precision of the totals.
         flags: booleans from the first sequence that hold for all, such as the visible cells.
         n_seen: how many sequences of this process are in the totals.
-        reads_attention: whether it reads the inputs of attention.
+        reads_attention: whether it reads the inputs of attention, no later tensor of the block.
+        reads_logits: whether it reads the logits of a pass that runs to the end.
     """
 
     layer: Layer
     reads_attention = False
+    reads_logits = False
     sum_dtype = torch.float64
 
     def __init__(self, n_folds: int) -> None:
@@ -41,6 +161,11 @@ class Accumulator(ABC):
         self.flags: State = {}
         self.n_seen = self.upto = 0
         self.fold_of: Tensor
+
+    @property
+    def depth(self) -> int:
+        """The number of the block that the sums are of."""
+        return self.layer.index
 
     def hooks(self) -> Iterable[Attachment]:
         """Return the hooks that read a forward pass; the last hook adds it to the totals."""
@@ -67,13 +192,10 @@ class Accumulator(ABC):
         """Whether the sequences of this batch are in the totals already."""
         return self.upto <= self.n_seen
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the totals, in an order that all processes share."""
-        return sorted(self.totals)
-
     def add(self, **parts: Sequence[Part]) -> None:
-        """Add a batch to the totals: all of it or, if memory runs out, nothing."""
+        """Add a batch to the totals, once: all of it or, if memory runs out, nothing."""
+        if self.already_counted:
+            return
         for name, some in parts.items():
             self._make_room(name, *some[0])
         for name, some in parts.items():
@@ -95,8 +217,11 @@ class MapAccumulator(Accumulator):
     """Sums the rows of a map, for all queries or for chosen queries.
 
     Attributes:
+        total: the name of the map's sums.
         flags: `visible`: the cells of the rows that the model does not mask.
     """
+
+    total = "scores"
 
     def __init__(self, layer: Layer, n_folds: int, query_positions: QueryPositions = None) -> None:
         super().__init__(n_folds)
@@ -118,15 +243,38 @@ class MapAccumulator(Accumulator):
             visible = visible & before.to(visible.device)
         self.flags["visible"] = visible.clone()
 
+    def products(
+        self,
+        name: str,
+        x: Float[Tensor, "batch pos width"],
+        y: Float[Tensor, "batch pos width"],
+    ) -> dict[str, list[Part]]:
+        """Return the sums of x_i.y_j over a batch, by groups of rows i."""
+        return {
+            name + group.name: product_parts(
+                x[:, group.queries], y[:, : group.stop], self.fold_of, self.n_folds
+            )
+            for group in self.groups
+        }
+
+    def scores_by_group(self, attention: Attention) -> Iterator[tuple[str, Scores]]:
+        """Yield a batch's scores by groups of rows, with the name of their sums."""
+        for group in self.groups:
+            yield self.total + group.name, attention.scores(group.queries)[..., : group.stop]
+
     def joined(
         self, blocks: Iterable[Float[Tensor, "*batch row key_pos"]]
     ) -> Float[Tensor, "*batch row key_pos"]:
         """Return the map from its rows by groups, NaN where the model masks."""
         return join_groups(blocks, self.groups, self.flags["visible"].cpu())
 
+    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold *head row key_pos"]:
+        """Return the mean map of each fold, NaN where the model masks, and forget the sums."""
+        return self.joined(self.means(self.total, counts))
+
     def means(
         self, name: str, counts: Int[Tensor, " fold"]
-    ) -> Iterator[Float[Tensor, "fold row key_pos"]]:
+    ) -> Iterator[Float[Tensor, "fold *head row key_pos"]]:
         """Yield the fold means of a total by groups of rows, and forget the sums of each group."""
         for group in self.groups:
             yield self.totals.pop(name + group.name).cpu() / counts[:, None, None]
@@ -134,6 +282,8 @@ class MapAccumulator(Accumulator):
 
 class GramAccumulator(MapAccumulator):
     """Sums inner products of one stage's vectors, per fold."""
+
+    total = "products"
 
     def __init__(
         self, stage: Stage, layer: Layer, n_folds: int, query_positions: QueryPositions = None
@@ -153,24 +303,14 @@ class GramAccumulator(MapAccumulator):
 
     def update(self, tensor: Tensor, hook: HookPoint) -> None:
         """Add the inner products of the tensor that was kept."""
-        if self.latest is not None and not self.already_counted:
+        if self.latest is not None:
             x = vectors(self.stage, self.layer, self.latest)
             self.see(Mask.full(x.shape[1], x.shape[1], x.device))
-            parts = {
-                f"products{group.name}": product_parts(
-                    x[:, group.queries], x[:, : group.stop], self.fold_of, self.n_folds
-                )
-                for group in self.groups
-            }
-            self.add(**parts)
+            self.add(**self.products(self.total, x, x))
         self.reset()
 
     def reset(self) -> None:
         self.latest = None
-
-    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold row col_pos"]:
-        """Return the mean Gram map of each fold, and forget the sums."""
-        return self.joined(self.means("products", counts))
 
 
 class ScoreAccumulator(MapAccumulator):
@@ -201,17 +341,14 @@ class ScoreAccumulator(MapAccumulator):
         Raises:
             NotImplementedError: for the mean term of scores that are not q.k.
         """
-        if self.already_counted:
-            return
         scale = attention.scale / attention.n_heads
         self.see(attention.mask)
         self.flags.setdefault("scale", torch.tensor(scale, dtype=torch.float64))
-        folds, parts = (self.fold_of, self.n_folds), dict[str, list[Part]]()
+        folds = self.fold_of, self.n_folds
         if not (attention.is_product or self.keeps_means):
-            for group in self.groups:
-                scores = attention.scores(group.queries)[..., : group.stop]
-                over_heads = scores.mean(dim=1, dtype=torch.float64)
-                parts[f"scores{group.name}"] = sum_parts(over_heads, *folds)
+            parts = {}
+            for name, scores in self.scores_by_group(attention):
+                parts[name] = sum_parts(scores.mean(dim=1, dtype=torch.float64), *folds)
             self.add(**parts)
             return
         if not attention.equals_product():
@@ -220,19 +357,10 @@ class ScoreAccumulator(MapAccumulator):
             )
         q = sum_query_groups(attention.q, attention.k.shape[2]).flatten(2)
         k = attention.k.flatten(2)
-        for group in self.groups:
-            rows = q[:, group.queries] * scale
-            parts[f"scores{group.name}"] = product_parts(rows, k[:, : group.stop], *folds)
+        parts = self.products(self.total, q * scale, k)
         if self.keeps_means:
             parts |= {"q": sum_parts(q, *folds), "k": sum_parts(k, *folds)}
         self.add(**parts)
-
-    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold row key_pos"]:
-        """Return the mean scores of each fold, in nats, and forget the sums.
-
-        They are NaN where the model masks.
-        """
-        return self.joined(self.means("scores", counts))
 
     def mean_term(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold row key_pos"]:
         """Return M = (N qbar.kbar - S) / (N - 1), without bias in each fold.
@@ -273,11 +401,10 @@ class HeadAccumulator(MapAccumulator):
         self.see(attention.mask)
         if not attention.is_product:
             # A sequence at a time: n_folds sums of heads would take as much memory again.
-            parts = dict[str, list[Part]]()
-            for group in self.groups:
-                scores = attention.scores(group.queries)[..., : group.stop]
-                of_group = list(zip(self.fold_of.tolist(), scores, strict=True))
-                parts[f"scores{group.name}"] = of_group
+            parts = {
+                name: list(zip(self.fold_of.tolist(), scores, strict=True))
+                for name, scores in self.scores_by_group(attention)
+            }
             self.add(**parts)
             return
         q, n_heads = attention.q, attention.n_heads
@@ -292,17 +419,47 @@ class HeadAccumulator(MapAccumulator):
                 total.baddbmm_(*product, alpha=attention.scale)
         self.n_seen = self.upto
 
+    @torch.inference_mode()  # in place, since the maps of heads are gigabytes
     def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold head row key_pos"]:
-        """Return the mean scores of each fold and head, in nats, and forget the sums.
+        sums = (self.totals.pop(f"{self.total}{group.name}").cpu() for group in self.groups)
+        return self.joined(total.div_(counts[:, None, None, None].to(total)) for total in sums)
 
-        They are NaN where the model masks.
+
+class BandAccumulator(MapAccumulator):
+    """Sums one layer's scores per fold and group of coordinates, over heads and sequences."""
+
+    reads_attention = True
+
+    def __init__(
+        self,
+        layer: Layer,
+        n_folds: int,
+        coordinates: Groups,
+        query_positions: QueryPositions = None,
+    ) -> None:
+        super().__init__(layer, n_folds, query_positions)
+        self.coordinates = coordinates
+
+    def read(self, attention: Attention) -> None:
+        """Add one batch's scores."""
+        self.see(attention.mask)
+        k, scale = attention.k, attention.scale / attention.n_heads
+        q = sum_query_groups(attention.q, k.shape[2]) * scale
+        parts = dict[str, list[Part]]()
+        for index, chosen in enumerate(map(list, self.coordinates)):
+            if chosen:
+                rows, keys = q[..., chosen].flatten(2), k[..., chosen].flatten(2)
+                parts |= self.products(f"{index}/", rows, keys)
+        self.add(**parts)
+
+    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold band row key_pos"]:
+        """Return the mean map of each fold and group, nats; NaN where the model masks.
+
+        A group without coordinates adds nothing to a score.
         """
-        with torch.inference_mode():  # in place, since they are gigabytes
-            return self.joined(self._means(counts))
-
-    def _means(
-        self, counts: Int[Tensor, " fold"]
-    ) -> Iterator[Float[Tensor, "fold head row key_pos"]]:
-        for group in self.groups:
-            sums = self.totals.pop(f"scores{group.name}").cpu()
-            yield sums.div_(counts[:, None, None, None].to(sums.dtype))
+        bands = [
+            self.joined(self.means(f"{index}/", counts)) if chosen else None
+            for index, chosen in enumerate(self.coordinates)
+        ]
+        zeros = next(0 * band for band in bands if band is not None)
+        return torch.stack([zeros if band is None else band for band in bands], 1)

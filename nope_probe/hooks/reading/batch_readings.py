@@ -21,10 +21,9 @@ from nope_probe.hooks.layers.attention import Attention, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
     Inputs,
-    attention_read,
     layers_of,
     position_point,
-    run_forward,
+    read_attention,
     traits_of,
 )
 from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
@@ -101,13 +100,8 @@ def read_layers(
         for point, residual in zip(points, residuals, strict=False)
     ]
     keepers = [(point, keep_residual) for point in points]
-    with (
-        torch.inference_mode(),
-        hooks_attached([*writers, *changes, *keepers]),
-        attention_read(model, read) as readings,
-    ):
-        run_forward(model, inputs)
-    return readings
+    with hooks_attached([*writers, *changes, *keepers]):
+        return read_attention(model, inputs, read)
 
 
 def rotation_of(attention: Attention, rotary: Rotary | None) -> Float[Tensor, "pos d_head d_head"]:
@@ -124,9 +118,7 @@ def window_hides(model: HookedModel, inputs: Inputs, n_layers: int) -> bool:
     def hides(layer: Layer, attention: Attention) -> bool:
         return bool((~attention.visible_to_all).tril().any())
 
-    with torch.inference_mode(), attention_read(model, hides, n_layers=n_layers) as readings:
-        run_forward(model, inputs)
-    return any(readings)
+    return any(read_attention(model, inputs, hides, n_layers=n_layers))
 
 
 def read_rotations(
@@ -146,9 +138,7 @@ def read_rotations(
     def read(layer: Layer, attention: Attention) -> Tensor:
         return rotation_of(attention, traits[layer.index].rotary)[:2].cpu().clone()
 
-    with torch.inference_mode(), attention_read(model, read, n_layers=n_layers) as rotations:
-        run_forward(model, inputs)
-    return rotations
+    return read_attention(model, inputs, read, n_layers=n_layers)
 
 
 def scaled_point(layer: Layer, name: Literal["q", "k"]) -> HookPoint | None:
@@ -234,13 +224,7 @@ def read_heads(
     def read(layer: Layer, attention: Attention) -> HeadReading:
         n_pos = attention.q.shape[1]
         blocks = [slice(start, start + ROWS) for start in range(0, n_pos, ROWS)]
-        weights = [
-            weights_at(
-                attention.scores(rows).masked_fill(~attention.visible_rows(rows), -torch.inf),
-                keys[:, rows],
-            )
-            for rows in blocks
-        ]
+        weights = [weights_at(attention.masked_scores(rows), keys[:, rows]) for rows in blocks]
         return HeadReading(
             weights=torch.cat(weights, 2).cpu(),
             q=attention.q[:, -1].cpu(),
@@ -250,9 +234,7 @@ def read_heads(
             soft_cap=attention.soft_cap,
         )
 
-    with torch.inference_mode(), attention_read(model, read, n_layers=n_layers) as readings:
-        run_forward(model, inputs)
-    return readings
+    return read_attention(model, inputs, read, n_layers=n_layers)
 
 
 def weights_at(

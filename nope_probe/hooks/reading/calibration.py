@@ -9,7 +9,6 @@ from hashlib import sha256
 from math import nan
 
 import torch
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -48,9 +47,10 @@ from nope_probe.hooks.removing.replacements import (
     Calibration,
     Place,
     ReplacedWeight,
+    WrittenPosition,
+    block_of_writer,
 )
-from nope_probe.hooks.removing.written_positions import WrittenPosition, block_of_writer
-from nope_probe.maps.folds import Part
+from nope_probe.maps.folds import State
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
@@ -99,16 +99,8 @@ def calibrate(
     layers = layers_of(model)
     accumulators = [_OutputAccumulator(layer, seed) for layer in layers]
     written = _position_accumulators(model, inputs, writers)
-    last = max([layers[-1].index, *(accumulator.block.index for accumulator in written)])
-    stream(
-        model,
-        inputs,
-        [*accumulators, *written],
-        fold_of=torch.zeros(len(inputs), dtype=torch.long),
-        end=block_point(model, last, "hook_resid_post"),
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-    )
+    one_fold = torch.zeros(len(inputs), dtype=torch.long)
+    stream(model, inputs, [*accumulators, *written], one_fold, batch_size, checkpoint)
     measured = {accumulator.layer.index: accumulator for accumulator in accumulators}
     blocks = [measured.get(number) for number in range(len(blocks_of(model)))]
     means = {
@@ -144,17 +136,8 @@ def capture_written(
     Inside `ablated`, it is their output in the ablated model.
     """
     accumulators = _position_accumulators(model, inputs, writers)
-    stream(
-        model,
-        inputs,
-        accumulators,
-        fold_of=torch.zeros(len(inputs), dtype=torch.long),
-        end=block_point(
-            model, max(accumulator.block.index for accumulator in accumulators), "hook_resid_post"
-        ),
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-    )
+    one_fold = torch.zeros(len(inputs), dtype=torch.long)
+    stream(model, inputs, accumulators, one_fold, batch_size, checkpoint)
     return _positions(accumulators, inputs, skip_keys)
 
 
@@ -258,6 +241,10 @@ class _PositionAccumulator(Accumulator):
         self.residual, self.writers = residual, writers
         [self.block] = residual.blocks
 
+    @property
+    def depth(self) -> int:
+        return self.block.index
+
     def hooks(self) -> Iterator[Attachment]:
         index, names = self.block.index, {"x": "hook_resid_pre", "z": "attn.hook_z"}
         model, positions = self.residual.model, self.residual.positions
@@ -274,8 +261,7 @@ class _PositionAccumulator(Accumulator):
 
     def update(self, after: Vectors, hook: HookPoint) -> None:
         """Add the sums of the components' outputs over a batch."""
-        if not self.already_counted:
-            self.add(**{name: [(0, self._sum(name, after))] for name in self.writers})
+        self.add(**{name: [(0, self._sum(name, after))] for name in self.writers})
         self.reset()
 
     def _sum(self, writer: str, after: Vectors) -> Float[Tensor, "pos width"]:
@@ -320,22 +306,15 @@ class _OutputAccumulator(Accumulator):
     def __init__(self, layer: Layer, seed: int | None) -> None:
         super().__init__(n_folds=1)
         self.layer = layer
-        self.parts: dict[str, list[Part]] = {}
+        self.parts: State = {}
         self.projections = [name for name in WEIGHTS if layer.has_matrix(name)]
-        self.units: dict[Replacement, dict[Projection, ReplacedWeight]] = {
-            kind: {
-                name: REPLACED[kind](
-                    Place(
-                        layer=layer,
-                        name=name,
-                        ablation=Ablation(replacement=kind, gain="identity", seed=seed or 0),
-                    )
-                )
-                for name in self.projections
-            }
-            for kind in WITH_GAIN
-            if seed is not None or not NEEDS[kind].seed
-        }
+        self.units: dict[Replacement, dict[Projection, ReplacedWeight]] = {}
+        for kind in WITH_GAIN:
+            if seed is not None or not NEEDS[kind].seed:
+                unit = Ablation(replacement=kind, gain="identity", seed=seed or 0)
+                self.units[kind] = {
+                    name: REPLACED[kind](Place(layer, name, unit)) for name in self.projections
+                }
 
     def hooks(self) -> Iterator[Attachment]:
         layer = self.layer
@@ -351,7 +330,7 @@ class _OutputAccumulator(Accumulator):
         self.parts.clear()
 
     def _read_output(self, key: str, tensor: Tensor, hook: HookPoint) -> None:
-        self._sum(key, tensor.flatten(2))
+        self._sum(key, tensor)
         self._square(key, tensor)
 
     def read_input(self, tensor: Tensor, hook: HookPoint) -> None:
@@ -362,29 +341,24 @@ class _OutputAccumulator(Accumulator):
                     self._square(f"{kind}({name})", unit.outputs(y))
 
     def read_z(self, tensor: Tensor, hook: HookPoint) -> None:
-        z = rearrange(tensor, "batch pos head d_head -> batch pos (head d_head)")
-        self._sum("z", z)
+        self._sum("z", tensor)
         for kind, units in self.units.items():
             self._square(f"{kind}(w_o)", units["w_o"].summed(tensor, range(self.layer.n_heads)))
 
     def update(self, tensor: Tensor, hook: HookPoint) -> None:
         """Add the sums of this pass, after its last output, that of W_O."""
-        self._sum("w_o", tensor)
-        self._square("w_o", tensor)
-        if not self.already_counted:
-            self.add(**self.parts)
+        self._read_output("w_o", tensor, hook)
+        self.add(**{name: [(0, part)] for name, part in self.parts.items()})
         self.reset()
 
     def _square(self, key: str, tensor: Tensor) -> None:
         square = tensor.double().square().sum()
-        self.parts[f"square/{key}"] = [
-            (0, torch.stack((square, square.new_tensor(tensor.numel()))))
-        ]
+        self.parts[f"square/{key}"] = torch.stack((square, square.new_tensor(tensor.numel())))
 
-    def _sum(self, key: str, tensor: Float[Tensor, "batch pos width"]) -> None:
-        total = tensor.sum((0, 1), dtype=torch.float64)
+    def _sum(self, key: str, tensor: Float[Tensor, "batch pos *heads width"]) -> None:
+        total = tensor.sum((0, 1), dtype=torch.float64).flatten()
         n_tokens = total.new_tensor([tensor.shape[0] * tensor.shape[1]])
-        self.parts[f"sum/{key}"] = [(0, torch.cat((total, n_tokens)))]
+        self.parts[f"sum/{key}"] = torch.cat((total, n_tokens))
 
     def _rms(self, key: str) -> float:
         square, size = self.totals[f"square/{key}"][0].tolist()

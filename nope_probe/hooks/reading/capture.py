@@ -7,7 +7,7 @@ processes share the work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 
 from nope_probe.components import Letter
 from nope_probe.errors import UserError, closed_choices
-from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
     Given,
     Inputs,
@@ -26,16 +25,24 @@ from nope_probe.hooks.layers.model import (
     layers_of,
     numbered_layers,
 )
-from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
+from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.accumulators import (
+    STAGES,
     Accumulator,
+    BandAccumulator,
     GramAccumulator,
+    Groups,
     HeadAccumulator,
     ScoreAccumulator,
+    available,
 )
-from nope_probe.hooks.reading.residual_cache import ResidualCache
-from nope_probe.hooks.reading.stages import STAGES, available
-from nope_probe.hooks.reading.streaming import StreamCheckpoint, restore, state_of, stream
+from nope_probe.hooks.reading.streaming import (
+    ResidualCache,
+    StreamCheckpoint,
+    restore,
+    state_of,
+    stream,
+)
 from nope_probe.maps.folds import State, fold_counts, folds_of, interleaved_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows, chosen_rows
@@ -99,16 +106,7 @@ def capture_scores(
     queries = chosen_rows(inputs.shape[1], query_rows)
     scores = [ScoreAccumulator(layer, n_folds, mean_term, queries) for layer in blocks]
     heads = [HeadAccumulator(layer, n_folds, queries) for layer in blocks] if per_head else []
-    stream(
-        model,
-        inputs,
-        [*scores, *heads],
-        fold_of=fold_of,
-        end=max(blocks, key=lambda layer: layer.index).point("attn.hook_attn_scores"),
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-        residuals=residuals,
-    )
+    stream(model, inputs, [*scores, *heads], fold_of, batch_size, checkpoint, residuals)
     n = len(blocks)
     return ScoreMaps(
         mean_term=_stacked((score.mean_term(counts) for score in scores), n) if mean_term else None,
@@ -164,7 +162,11 @@ def capture_stages(
     """
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     blocks = {block.index: block for block in layers_of(model)}
-    letters = _letters(blocks, layer, stages)
+    names = available(blocks, layer)
+    letters = list(names) if stages is None else list(stages)
+    missing = [letter for letter in letters if letter not in names]
+    if missing:
+        raise KeyError(f"block {layer} has the stages {' '.join(names)}, not {' '.join(missing)}")
     fold_of = folds_of(len(inputs), n_folds, documents)
     counts = fold_of.bincount()
     n_folds, queries = len(counts), chosen_rows(inputs.shape[1], query_rows)
@@ -176,15 +178,7 @@ def capture_stages(
             if stage.scores
             else GramAccumulator(stage, block, n_folds, queries)
         )
-    stream(
-        model,
-        inputs,
-        list(accumulators.values()),
-        fold_of=fold_of,
-        end=_end(letters, blocks, layer),
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-    )
+    stream(model, inputs, list(accumulators.values()), fold_of, batch_size, checkpoint)
     return StageMaps(
         folds={
             letter: accumulator.fold_means(counts) for letter, accumulator in accumulators.items()
@@ -198,24 +192,6 @@ def capture_stages(
         bos=begins_alike(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
     )
-
-
-def _letters(
-    blocks: Mapping[int, Layer], layer: int, stages: Sequence[Letter] | None
-) -> list[Letter]:
-    names = available(blocks, layer)
-    letters = list(names) if stages is None else list(stages)
-    missing = [letter for letter in letters if letter not in names]
-    if missing:
-        raise KeyError(f"block {layer} has the stages {' '.join(names)}, not {' '.join(missing)}")
-    return letters
-
-
-def _end(letters: Sequence[Letter], blocks: Mapping[int, Layer], layer: int) -> HookPoint:
-    """Return where a pass can stop: at the last scores, or after the last block with vectors."""
-    last = blocks[layer + max(STAGES[letter].block for letter in letters)]
-    only_scores = all(STAGES[letter].scores for letter in letters)
-    return last.point("attn.hook_attn_scores" if only_scores else "hook_resid_post")
 
 
 def _stacked(
@@ -252,14 +228,8 @@ class ScoreSums:
 
     def add(self, batch: Inputs) -> None:
         """Run one batch through the model and add its scores."""
-        stream(
-            self.model,
-            batch,
-            self.accumulators,
-            fold_of=interleaved_folds(len(batch), self.n_folds, first=self.n_seqs),
-            end=self.accumulators[-1].layer.point("attn.hook_attn_scores"),
-            batch_size=len(batch),
-        )
+        fold_of = interleaved_folds(len(batch), self.n_folds, first=self.n_seqs)
+        stream(self.model, batch, self.accumulators, fold_of, len(batch))
         self.n_seqs += len(batch)
 
     @property
@@ -326,26 +296,60 @@ def capture_losses(
     if tokens.is_floating_point():
         raise UserError("losses need tokens: vectors have none")
     losses = LossAccumulator(len(tokens))
-    stream(
-        model,
-        tokens,
-        [losses],
-        fold_of=torch.arange(len(tokens)),
-        end=None,
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-    )
+    stream(model, tokens, [losses], torch.arange(len(tokens)), batch_size, checkpoint)
     return losses.totals["losses"].cpu()
 
 
 class LossAccumulator(Accumulator):
     """Keeps the loss of every token; every sequence is a fold of its own."""
 
+    reads_logits = True
+
     def read_logits(
         self, logits: Float[Tensor, "batch pos d_vocab"], tokens: Int[Tensor, "batch pos"]
     ) -> None:
         """Add the losses of a batch."""
-        if self.already_counted:
-            return
         losses = token_losses(logits, tokens)
         self.add(losses=list(zip(self.fold_of.tolist(), losses, strict=True)))
+
+
+def capture_bands(
+    model: HookedModel,
+    inputs: Inputs,
+    groups: Sequence[Groups],
+    *,
+    batch_size: int = 32,
+    n_folds: int | None = None,
+    documents: Int[Tensor, " seq"] | None = None,
+    query_rows: int | None = None,
+    checkpoint: StreamCheckpoint | None = None,
+) -> Float[Tensor, "fold layer band row key_pos"]:
+    """Average the scores of the first layers by groups of coordinates, over sequences and heads.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        inputs: token sequences of equal length, or input vectors.
+        groups: for every layer read, the coordinates of each group. A layer's groups share no
+            coordinate; groups that hold all coordinates have maps that add up to the map.
+        batch_size: sequences per forward pass.
+        n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
+            many as there are sequences (documents) if these are fewer.
+        documents: the document of each sequence; a document's sequences share a fold.
+        query_rows: how many rows the maps have; see `capture_scores`.
+        checkpoint: deals out batches to processes and saves sums; see `stream`.
+
+    Raises:
+        NotImplementedError: for soft-capped scores, which are no sum over coordinates.
+    """
+    layers = layers_of(model)[: len(groups)]
+    capped = [layer.index for layer in layers if layer.soft_cap is not None]
+    if capped:
+        raise NotImplementedError(f"the scores of L{capped[0]} are soft-capped: they are no sum")
+    fold_of = folds_of(len(inputs), n_folds, documents)
+    counts, queries = fold_of.bincount(), chosen_rows(inputs.shape[1], query_rows)
+    accumulators = [
+        BandAccumulator(layer, len(counts), of_layer, queries)
+        for layer, of_layer in zip(layers, groups, strict=True)
+    ]
+    stream(model, inputs, accumulators, fold_of, batch_size, checkpoint)
+    return torch.stack([accumulator.fold_means(counts) for accumulator in accumulators], 1)

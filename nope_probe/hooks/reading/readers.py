@@ -116,15 +116,7 @@ def capture_positions(
             for layer in readers
         ]
         first = [FirstKeyAccumulator(block, residual) for block in blocks if block.w_o is not None]
-    stream(
-        model,
-        inputs,
-        [*accumulators, *first],
-        fold_of=fold_of,
-        end=readers[-1].point("attn.hook_attn_scores"),
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-    )
+    stream(model, inputs, [*accumulators, *first], fold_of, batch_size, checkpoint)
     return PositionSums(
         readers={accumulator.layer.index: accumulator.sums(counts) for accumulator in accumulators},
         counts=counts,
@@ -163,8 +155,6 @@ class MeansAccumulator(Accumulator):
         Raises:
             NotImplementedError: for scores that hooks have changed from q.k.
         """
-        if self.already_counted:
-            return
         if attention.hooked is not None and not attention.equals_product():
             raise NotImplementedError(
                 f"the scores of L{self.layer.index} are not q.k: they have no positional terms"
@@ -185,7 +175,7 @@ class MeansAccumulator(Accumulator):
 
     def _flags_of(self, attention: Attention) -> State:
         queries = self.query_positions
-        visible = attention.visible_rows(queries)[0]
+        visible = attention.mask.rows(queries)[0]
         flags = {"visible": visible.all(0)}
         if self.per_head:
             flags["visible"] = visible.expand(attention.n_heads, -1, -1).clone()

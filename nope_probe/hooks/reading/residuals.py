@@ -6,8 +6,8 @@ per position. Therefore no more than a batch of residual streams is held.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from einops import rearrange
@@ -19,8 +19,11 @@ from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
+from nope_probe.maps.folds import Part
 
 Targets = Float[Tensor, "seq pos target"]
+Residuals = Float[Tensor, "batch pos row"]
+Parts = dict[str, list[Part]]
 
 
 def capture_moments(
@@ -47,9 +50,16 @@ def capture_moments(
         batch_size: sequences per forward pass.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
     """
+    kept = targets[:, skip:].double()
+
+    def products(x: Residuals, numbers: Int[Tensor, " batch"]) -> Parts:
+        y = rearrange(kept[numbers], "seq pos target -> (seq pos) target")
+        rows = rearrange(x, "seq pos row -> (seq pos) row")
+        return {"xx": [(0, rows.T @ rows)], "xy": [(0, rows.T @ y.to(rows.device))]}
+
     blocks = layers_of(model)[:n_layers]
-    sums = [MomentAccumulator(layer, targets, skip) for layer in blocks]
-    _stream(model, tokens, sums, batch_size, checkpoint)
+    sums = [ResidualAccumulator(layer, 1, skip, products) for layer in blocks]
+    stream(model, tokens, sums, torch.arange(len(tokens)), batch_size, checkpoint)
     xx, xy = (torch.cat([moments.totals[name].cpu() for moments in sums]) for name in ("xx", "xy"))
     return xx, xy
 
@@ -73,85 +83,47 @@ def capture_distances(
         batch_size: sequences per forward pass.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
     """
-    blocks = layers_of(model)[: len(weights)]
-    distances = [
-        DistanceAccumulator(layer, len(tokens), fits, skip)
-        for layer, fits in zip(blocks, weights, strict=True)
+
+    def distances(fits: Tensor, x: Residuals, numbers: Int[Tensor, " batch"]) -> Parts:
+        predicted = x @ fits.double().to(x.device)
+        index = torch.arange(skip, skip + x.shape[1], device=x.device)
+        errors = (predicted - index[:, None]).abs().mean(1)
+        return {"distances": list(zip(numbers.tolist(), errors, strict=True))}
+
+    sums = [
+        ResidualAccumulator(layer, len(tokens), skip, partial(distances, fits))
+        for layer, fits in zip(layers_of(model), weights, strict=False)
     ]
-    _stream(model, tokens, distances, batch_size, checkpoint)
-    return torch.stack([accumulator.totals["distances"].cpu() for accumulator in distances], 1)
-
-
-def _stream(
-    model: HookedModel,
-    tokens: Int[Tensor, "seq pos"],
-    accumulators: Sequence[ResidualAccumulator],
-    batch_size: int,
-    checkpoint: StreamCheckpoint | None,
-) -> None:
-    stream(
-        model,
-        tokens,
-        accumulators,
-        fold_of=torch.arange(len(tokens)),  # the accumulators look up their targets by sequence
-        end=accumulators[-1].layer.point("hook_resid_post"),
-        batch_size=batch_size,
-        checkpoint=checkpoint,
-    )
+    stream(model, tokens, sums, torch.arange(len(tokens)), batch_size, checkpoint)
+    return torch.stack([accumulator.totals["distances"].cpu() for accumulator in sums], 1)
 
 
 class ResidualAccumulator(Accumulator):
     """Sums over positions of one block's output.
 
-    Attributes:
+    Args:
         layer: the block.
+        n_folds: how many folds.
         skip: how many first positions are left out.
+        parts: returns a batch's parts of the totals, from its residuals in float64 with a last
+            column of ones, and the numbers of its sequences, by which their targets are known.
     """
 
-    def __init__(self, layer: Layer, n_folds: int, skip: int) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        n_folds: int,
+        skip: int,
+        parts: Callable[[Residuals, Int[Tensor, " batch"]], Parts],
+    ) -> None:
         super().__init__(n_folds)
-        self.layer, self.skip = layer, skip
+        self.layer, self.skip, self.parts = layer, skip, parts
 
     def hooks(self) -> Iterator[Attachment]:
         yield self.layer.point("hook_resid_post"), self.update
 
     def update(self, tensor: Float[Tensor, "batch pos d_model"], hook: HookPoint) -> None:
         """Add a batch."""
-        if not self.already_counted:
-            kept = tensor[:, self.skip :].double()
-            self.add_rows(torch.cat([kept, kept.new_ones(*kept.shape[:2], 1)], -1))
-
-    @abstractmethod
-    def add_rows(self, x: Float[Tensor, "batch pos row"]) -> None:
-        """Add a batch of residuals, a last column of ones included."""
-
-
-class MomentAccumulator(ResidualAccumulator):
-    """Sums X'X and X'y."""
-
-    def __init__(self, layer: Layer, targets: Targets, skip: int) -> None:
-        super().__init__(layer, 1, skip)
-        self.targets = targets[:, skip:].double()
-
-    def add_rows(self, x: Float[Tensor, "batch pos row"]) -> None:
-        """Add a batch's products."""
-        y = rearrange(self.targets[self.fold_of], "seq pos target -> (seq pos) target")
-        rows = rearrange(x, "seq pos row -> (seq pos) row")
-        self.add(xx=[(0, rows.T @ rows)], xy=[(0, rows.T @ y.to(rows.device))])
-
-
-class DistanceAccumulator(ResidualAccumulator):
-    """Keeps every sequence's mean absolute difference between prediction and index."""
-
-    def __init__(
-        self, layer: Layer, n_seqs: int, weights: Float[Tensor, "row fit"], skip: int
-    ) -> None:
-        super().__init__(layer, n_seqs, skip)
-        self.weights = weights.double()
-
-    def add_rows(self, x: Float[Tensor, "batch pos row"]) -> None:
-        """Add the distances of a batch's sequences."""
-        predicted = x @ self.weights.to(x.device)
-        index = torch.arange(self.skip, self.skip + x.shape[1], device=x.device)
-        distances = (predicted - index[:, None]).abs().mean(1)
-        self.add(distances=list(zip(self.fold_of.tolist(), distances, strict=True)))
+        kept = tensor[:, self.skip :].double()
+        x = torch.cat([kept, kept.new_ones(*kept.shape[:2], 1)], -1)
+        self.add(**self.parts(x, self.fold_of))

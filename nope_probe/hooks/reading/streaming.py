@@ -2,21 +2,25 @@
 
 A stream is saved, stopped and resumed between two batches, because every accumulator has counted
 the same sequences there. Batches are dealt in turn to the processes that share a run, and the
-processes' totals are added up at the end.
+processes' totals are added up at the end. With a `ResidualCache`, a pass starts where it first
+differs from an earlier pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, cast
 
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.attached_hooks import hooks_attached, methods_replaced, restores_places
 from nope_probe.hooks.layers.model import (
     Inputs,
+    block_point,
+    blocks_of,
     logits_of,
     run_forward,
     tapped,
@@ -24,8 +28,8 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.tap import StopForward, taps_read
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.reading.residual_cache import ResidualCache, may_skip_blocks
-from nope_probe.maps.folds import State
+from nope_probe.hooks.removing.block_ablation import has_foreign_hooks, removed_before
+from nope_probe.maps.folds import State, under
 
 
 class StreamCheckpoint:
@@ -67,22 +71,20 @@ def stream(
     model: HookedModel,
     inputs: Inputs,
     accumulators: Sequence[Accumulator],
-    *,
     fold_of: Int[Tensor, " seq"],
-    end: HookPoint | None,
     batch_size: int,
     checkpoint: StreamCheckpoint | None = None,
     residuals: ResidualCache | None = None,
 ) -> None:
     """Run this process's batches, and add up the totals of all processes.
 
+    A forward pass stops where the accumulators have read the last block.
+
     Args:
         model: a HookedTransformer or TransformerBridge.
         inputs: token sequences of equal length, or input vectors.
         accumulators: the running sums.
         fold_of: the fold of each sequence.
-        end: the hook point at which a forward pass stops; None for passes that run to the logits,
-            so that accumulators read these.
         batch_size: sequences per forward pass; halved if a batch does not fit into GPU memory.
         checkpoint: deals out batches and saves sums; by default, all batches are run and nothing
             is saved.
@@ -96,11 +98,10 @@ def stream(
     checkpoint = checkpoint or StreamCheckpoint()
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
     restore(accumulators, checkpoint.restore())
-    runner = BatchRunner(
-        model, accumulators, checkpoint, batch_size, to_logits=end is None, residuals=residuals
-    )
+    residuals = residuals or ResidualCache(max_bytes=0)
+    runner = BatchRunner(model, accumulators, checkpoint, batch_size, residuals)
     done, restored = 0, accumulators[0].n_seen
-    with torch.inference_mode(), _reading(model, accumulators, end):
+    with torch.inference_mode(), _reading(model, accumulators):
         for start, stop in batches:
             if done >= restored:
                 runner.run(inputs[start:stop], fold_of[start:stop], done)
@@ -110,8 +111,9 @@ def stream(
             checkpoint.advance(stop - start)
         if checkpoint.n_processes > 1:  # a kill during the wait for other processes loses nothing
             checkpoint.save(state_of(accumulators))
+        # Sorted by name: an order that all processes share.
         checkpoint.all_reduce(
-            [accumulator.totals[key] for accumulator in accumulators for key in accumulator.names]
+            [entry.totals[name] for entry in accumulators for name in sorted(entry.totals)]
         )
 
 
@@ -147,9 +149,7 @@ def restore(accumulators: Sequence[Accumulator], state: State) -> None:
     """Set accumulators to a state of `state_of`; an empty state starts the counts anew."""
     for index, accumulator in enumerate(accumulators):
         for kind, values in (("total", accumulator.totals), ("flag", accumulator.flags)):
-            prefix = f"{index}.{kind}."
-            names = [name for name in state if name.startswith(prefix)]
-            values |= {name.removeprefix(prefix): state[name] for name in names}
+            values |= under(state, f"{index}.{kind}.")
         accumulator.n_seen = int(state.get("n_seen", 0))
 
 
@@ -162,13 +162,11 @@ class BatchRunner:
         accumulators: Sequence[Accumulator],
         checkpoint: StreamCheckpoint,
         batch_size: int,
-        to_logits: bool = False,
-        residuals: ResidualCache | None = None,
+        residuals: ResidualCache,
     ) -> None:
         self.model, self.accumulators, self.checkpoint = model, accumulators, checkpoint
-        self.batch_size, self.to_logits, self.residuals = batch_size, to_logits, residuals
-        keeps = residuals is not None and residuals.max_bytes > 0
-        self.may_skip = keeps and may_skip_blocks(model)
+        self.batch_size, self.residuals = batch_size, residuals
+        self.may_skip = residuals.max_bytes > 0 and may_skip_blocks(model)
 
     def run(self, batch: Inputs, fold_of: Int[Tensor, " seq"], done: int) -> None:
         """Run a batch before which `done` sequences of this process were run."""
@@ -180,30 +178,23 @@ class BatchRunner:
             return
         for accumulator in self.accumulators:
             accumulator.start_batch(fold_of, done + len(batch))
-        if not self._fits(batch):
-            self._halve(len(batch))
-            self.run(batch, fold_of, done)
-
-    def _fits(self, batch: Inputs) -> bool:
         try:
             self._run_once(batch)
+            return
         except torch.OutOfMemoryError:
             if len(batch) == 1:
                 raise
-            return False
-        return True
+        self._halve(len(batch))
+        self.run(batch, fold_of, done)
 
     def _run_once(self, batch: Inputs) -> None:
-        if self.to_logits:
+        if any(accumulator.reads_logits for accumulator in self.accumulators):
             logits = logits_of(self.model, batch)
             for accumulator in self.accumulators:
                 accumulator.read_logits(logits, batch)
             return
-        shared: AbstractContextManager[None] = nullcontext()
-        if self.residuals is not None:
-            layers = sorted({accumulator.layer.index for accumulator in self.accumulators})
-            shared = self.residuals.shared(self.model, batch, layers, self.may_skip)
-        with shared:
+        layers = sorted({accumulator.depth for accumulator in self.accumulators})
+        with self.residuals.shared(self.model, batch, layers, self.may_skip):
             run_forward(self.model, batch)
 
     def _halve(self, size: int) -> None:
@@ -211,18 +202,22 @@ class BatchRunner:
         # the error have counted the batch already; their accumulators skip its pieces.
         for accumulator in self.accumulators:
             accumulator.reset()
-        if self.residuals is not None:
-            self.residuals.clear()
+        self.residuals.clear()
         torch.cuda.empty_cache()
         self.batch_size = size // 2
         self.checkpoint.batch_halved(self.batch_size)
 
 
 @contextmanager
-def _reading(
-    model: HookedModel, accumulators: Sequence[Accumulator], end: HookPoint | None
-) -> Iterator[None]:
-    """Let accumulators read forward passes that stop at `end`."""
+def _reading(model: HookedModel, accumulators: Sequence[Accumulator]) -> Iterator[None]:
+    """Let accumulators read forward passes, which stop after the last block that they read."""
+    end = None
+    if not any(accumulator.reads_logits for accumulator in accumulators):
+        depth, past_attention = max(
+            (accumulator.depth, not accumulator.reads_attention) for accumulator in accumulators
+        )
+        name = "hook_resid_post" if past_attention else "attn.hook_attn_scores"
+        end = block_point(model, depth, name)
     hooks: list[Attachment] = [pair for accumulator in accumulators for pair in accumulator.hooks()]
     with tapped(model) as layers:
         # The scores' hook point fires only if it has hooks, so the tap itself ends the pass.
@@ -240,3 +235,106 @@ def _reading(
 
 def _stop(tensor: Tensor, hook: HookPoint) -> None:
     raise StopForward
+
+
+GIGABYTE = 10**9
+
+
+class ResidualCache:
+    """Outputs of blocks, kept for later passes that are equal up to these blocks.
+
+    Passes over the same batch have the same residual stream up to the first block where their
+    removals differ. Outputs that do not fit are computed again, so results never depend on the
+    cache's size. The weights must not change while a cache is in use.
+
+    Attributes:
+        max_bytes: bytes that may be kept, on the model's device; 0 keeps nothing.
+        n_bytes: bytes that are kept.
+        n_needed: layer passes (one block, one batch) without the cache.
+        n_run: layer passes that were run.
+    """
+
+    def __init__(self, max_bytes: int = GIGABYTE) -> None:
+        self.max_bytes, self.n_bytes = max_bytes, 0
+        self.n_needed = self.n_run = 0
+        # The batch is kept beside a block's output, so that no other tensor gets its address.
+        self._outputs: dict[Hashable, tuple[Inputs, Any]] = {}
+
+    def clear(self) -> None:
+        """Drop all residual streams: no later pass can begin with them."""
+        self._outputs.clear()
+        self.n_bytes = 0
+
+    @contextmanager
+    def shared(
+        self, model: HookedModel, batch: Inputs, layers: Sequence[int], may_share: bool
+    ) -> Iterator[None]:
+        """Start the pass inside as late as possible, and keep the inputs of the layers it reads.
+
+        Args:
+            model: a HookedTransformer or TransformerBridge, ablated or not.
+            batch: the tokens or vectors of the pass, a part of tensors that stay as they are.
+            layers: the blocks that are read, in order; the pass ends in the last.
+            may_share: whether the pass may skip the blocks before them, whose hooks then stay idle.
+        """
+        shares = may_share and self.max_bytes > 0
+        start = self._deepest(model, batch, layers[0]) if shares else 0
+        self.n_needed += layers[-1] + 1
+        self.n_run += layers[-1] + 1 - start
+        blocks = blocks_of(model)[: layers[-1]]
+        forwards: dict[nn.Module, Callable[..., Any]] = {}
+        if start:
+            _, output = self._outputs[_key(model, batch, start)]
+            forwards = dict.fromkeys(blocks[:start], lambda *_, **__: output)
+        for depth in layers if shares else ():
+            if depth > start:
+                forwards[blocks[depth - 1]] = self._keeping(model, batch, depth, blocks[depth - 1])
+        with ExitStack() as stack:
+            for block, forward in forwards.items():
+                stack.enter_context(methods_replaced(block, forward=forward))
+            yield
+
+    def _deepest(self, model: HookedModel, batch: Inputs, layer: int) -> int:
+        """Return the last block up to a layer whose input is kept; 0 without such a block."""
+        kept = (d for d in range(layer, 0, -1) if _key(model, batch, d) in self._outputs)
+        return next(kept, 0)
+
+    def _keeping(
+        self, model: HookedModel, batch: Inputs, depth: int, block: nn.Module
+    ) -> Callable[..., Any]:
+        """Return a block's forward pass, which keeps its output if there is room."""
+        forward = block.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            residual = cast(Tensor, output[0] if isinstance(output, tuple) else output)
+            size = residual.numel() * residual.element_size()
+            key = _key(model, batch, depth)
+            if key not in self._outputs and self.n_bytes + size <= self.max_bytes:
+                self._outputs[key] = batch, output
+                self.n_bytes += size
+            return output
+
+        return run
+
+
+def may_skip_blocks(model: HookedModel) -> bool:
+    """Return whether a model has no hooks, of any kind, but those of an ablation in effect."""
+    modules = list(cast(nn.Module, model).modules())
+    if has_foreign_hooks(model, [module for module in modules if isinstance(module, HookPoint)]):
+        return False
+    others = [module for module in modules if not isinstance(module, HookPoint)]
+    hooks = [hook for module in others for hook in module._forward_pre_hooks.values()]
+    hooks += [hook for module in others for hook in module._forward_hooks.values()]
+    return all(restores_places(hook) or _is_of_the_libraries(hook) for hook in hooks)
+
+
+def _is_of_the_libraries(hook: object) -> bool:
+    # After a call that asked for attentions or hidden states, transformers leaves hooks in place.
+    # They record nothing until such a call comes again.
+    known = ("transformer_lens.", "transformers.utils.output_capturing")
+    return str(getattr(hook, "__module__", "")).startswith(known)
+
+
+def _key(model: HookedModel, batch: Inputs, depth: int) -> Hashable:
+    return batch.data_ptr(), batch.shape, batch.dtype, depth, removed_before(model, depth)

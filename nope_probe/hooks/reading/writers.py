@@ -284,12 +284,8 @@ class FirstKeyAccumulator(Accumulator):
         """Keep the first key's share of z: its weight times its value."""
         weights = []
         for start in range(0, attention.q.shape[1], BLOCK_ROWS):
-            rows = slice(start, start + BLOCK_ROWS)
-            scores = attention.scores(rows)
-            visible = attention.visible_rows(rows).expand_as(scores)
-            scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+            scores = attention.masked_scores(slice(start, start + BLOCK_ROWS), masked=None)
             weights.append(attention.pattern(scores)[..., 0])
         first = repeat_heads(attention.v[:, :1], attention.n_heads)
         weight = rearrange(torch.cat(weights, -1), "batch head pos -> batch pos head 1")
         self.residual.first[self.layer.index] = weight * first
-        self.n_seen = self.upto

@@ -48,13 +48,7 @@ class BlockAblation:
         self.components, self.prefix = frozenset(ablation.components), ablation.prefix
         self.replaced: dict[Projection, ReplacedWeight] = {
             name: REPLACED[ablation.replacement](
-                Place(
-                    layer=target.layer,
-                    name=name,
-                    ablation=ablation,
-                    calibration=calibration,
-                    heads=target.heads,
-                )
+                Place(target.layer, name, ablation, calibration, target.heads)
             )
             for name in ablation.weights
         }
@@ -238,10 +232,12 @@ def removed_before(model: HookedModel, depth: int) -> tuple[Hashable, ...]:
     active = ABLATED.get(model)
     if active is None:
         return ()
-    ablation, removals = active.ablation, []
-    for index, heads in sorted(active.heads.items()):
-        if index < depth:
-            removals.append((index, None if heads is None else tuple(heads)))
+    ablation = active.ablation
+    removals = [
+        (index, None if heads is None else tuple(heads))
+        for index, heads in sorted(active.heads.items())
+        if index < depth
+    ]
     embeds = "pos_embed" in ablation.components or ablation.writers
     if not (removals or embeds) or not ablation.components:
         return ()

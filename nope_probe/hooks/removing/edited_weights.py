@@ -7,7 +7,7 @@ statement about the circuits (W_Q with W_K, W_V with W_O) does so by constructio
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -39,16 +39,23 @@ def reparametrised(model: Model, generator: Generator) -> Iterator[Model]:
         ...     logits = model(torch.tensor([[0, 5, 9]]))
     """
     layers, traits = layers_of(model), traits_of(model)
-    saved = [(view, view.clone()) for layer in layers for view in _rewritten(layer)]
-    try:
+    with _restored(view for layer in layers for view in _rewritten(layer)):
         with torch.no_grad():
             for layer in layers:
                 _reparametrise(layer, traits[layer.index].rotary, generator)
         yield model
+
+
+@contextmanager
+def _restored(weights: Iterable[Tensor]) -> Iterator[None]:
+    """Give weights their values back at the end, which wait in main memory."""
+    saved = [(weight, weight.detach().cpu().clone()) for weight in weights]
+    try:
+        yield
     finally:
         with torch.no_grad():
-            for view, value in saved:
-                view.copy_(value)
+            for weight, value in saved:
+                weight.copy_(value)
 
 
 def _reparametrise(layer: Layer, rotary: Rotary | None, generator: Generator) -> None:
@@ -137,16 +144,11 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Model]:
         seed: the seed of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
-    trained = [(parameter, parameter.detach().cpu().clone()) for parameter in model.parameters()]
-    try:
+    with _restored(model.parameters()):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(_drawn(name, parameter, generator))
         yield model
-    finally:
-        with torch.no_grad():
-            for parameter, before in trained:
-                parameter.copy_(before)
 
 
 def _drawn(name: str, parameter: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,14 +1,19 @@
-"""The replacements of a removed projection: c * P, c * R, or a constant output.
+"""The replacements of a removed projection or position: c * P, c * R, or a constant output.
 
 P is the rectangular identity, whose row r reads coordinate r % d_model; R has random orthonormal
 rows for each head. For W_O both are transposed. A constant output is the mean of the weight's
 output over tokens and positions, or 0. Gains and means come from a `Calibration`.
+
+A component's mean output differs between positions. The removal of the position that it writes
+into the residual stream replaces this mean by its mean over positions. The rest of the output says
+as much about content as before, and nothing about position.
 """
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,10 +24,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nope_probe.components import WEIGHTS, WITH_GAIN, Ablation, Projection, Replacement
+from nope_probe.hooks.layers.attached_hooks import HookGroup, first
 from nope_probe.hooks.layers.attention import Heads, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
-from nope_probe.hooks.removing.written_positions import WrittenPosition
-from nope_probe.maps.folds import State
+from nope_probe.hooks.layers.model import block_point, blocks_of
+from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
+from nope_probe.maps.folds import State, tensors_of, under
 
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
 
@@ -56,13 +63,8 @@ class Calibration:
 
     def to_tensors(self) -> State:
         """Return gains, means and positions as tensors, for `from_tensors`."""
-        state = {f"mean/{name}": mean for name, mean in self.means.items()}
-        for writer, written in self.positions.items():
-            state |= written.to_tensors(f"{writer}/")
-        for replacement, gains in self.gains.items():
-            for name, c in gains.items():
-                state[f"gain/{replacement}/{name}"] = torch.tensor(c, dtype=torch.float64)
-        return state if self.seed is None else state | {"seed": torch.tensor(self.seed)}
+        measured = {"mean": self.means, "gain": self.gains, "seed": self.seed}
+        return tensors_of(measured) | tensors_of(self.positions)
 
     @classmethod
     def from_tensors(cls, state: State, checksum: str) -> Calibration:
@@ -81,13 +83,14 @@ class Calibration:
         }
         means = {name: state[f"mean/{name}"] for name in MEANS}
         seed = int(state["seed"]) if "seed" in state else None
-        ends = [name for name in state if name.endswith("/vectors")]
-        writers = [name.removesuffix("/vectors") for name in ends]
-        positions = {name: WrittenPosition.from_tensors(state, f"{name}/") for name in writers}
+        writers = [name.removesuffix("/vectors") for name in state if name.endswith("/vectors")]
+        positions = {
+            name: WrittenPosition.from_tensors(under(state, f"{name}/")) for name in writers
+        }
         return cls(checksum=checksum, gains=gains, seed=seed, means=means, positions=positions)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Place:
     """Where a weight is replaced, and how.
 
@@ -256,3 +259,98 @@ def norm_gain(layer: Layer, name: Projection) -> float:
     n_heads = layer.n_kv_heads if name in ("w_k", "w_v") else layer.n_heads
     width = layer.d_value if name == "w_o" else layer.d_head
     return float(weight.float().norm() / (n_heads * width) ** 0.5)
+
+
+_POINTS = {
+    "L": "hook_attn_out",
+    "ATTN": "hook_attn_out",
+    "MLP": "hook_mlp_out",
+    "BLOCK": "hook_resid_post",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WrittenPosition:
+    """A component's mean output at each position, less its mean over the kept positions.
+
+    Attributes:
+        vectors: in the residual stream; 0 at positions that are not kept.
+        factor: multiplies the component's output before it is added.
+    """
+
+    vectors: Float[Tensor, "pos d_model"]
+    factor: float = 1.0
+
+    def to_tensors(self) -> State:
+        """Return the tensors for `from_tensors`."""
+        return tensors_of(self)
+
+    @classmethod
+    def from_tensors(cls, tensors: State) -> WrittenPosition:
+        """Return the position that `to_tensors` turned into these tensors."""
+        return cls(vectors=tensors["vectors"], factor=float(tensors["factor"]))
+
+
+def block_of_writer(writer: str) -> int:
+    """Return the number of the block that a writer belongs to; of embeddings, the first.
+
+    Example:
+        >>> block_of_writer("L2H11"), block_of_writer("MLP3"), block_of_writer("pos_embed")
+        (2, 3, 0)
+    """
+    named = re.match(r"[A-Z]+(\d+)", writer)
+    return 0 if named is None else int(named[1])
+
+
+def in_order(writers: Iterable[str]) -> list[str]:
+    """Return writers in the order in which a model runs them.
+
+    Example:
+        >>> in_order(["L1H0", "MLP0", "L0H10", "pos_embed"])
+        ['pos_embed', 'L0H10', 'MLP0', 'L1H0']
+    """
+    return sorted(writers, key=_place)
+
+
+def before(writer: str, writers: Iterable[str]) -> list[str]:
+    """Return the writers that run before a writer, in order; heads of a layer run side by side.
+
+    Example:
+        >>> before("L1H1", ["MLP1", "L1H0", "MLP0", "embed"])
+        ['embed', 'MLP0']
+    """
+    return [name for name in in_order(writers) if _place(name) < _place(writer)]
+
+
+def _place(writer: str) -> tuple[int, bool, bool]:
+    """Return the place of a writer in a forward pass, which heads of a layer share."""
+    return block_of_writer(writer), writer.startswith("MLP"), writer[0] in "LA"
+
+
+def without_position(
+    model: HookedModel, writer: str, written: WrittenPosition, reader: int | None = None
+) -> HookGroup:
+    """Return the hook that takes a component's position out of the residual stream.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        writer: the component, such as `L1H0`.
+        written: the position to remove.
+        reader: the only block whose input loses the position; by default the component's output
+            loses it, and so do all later blocks.
+    """
+    kind = re.sub(r"\d.*", "", writer)
+    name = "hook_resid_pre" if reader is not None else _POINTS.get(kind, "hook_resid_pre")
+    number, n = block_of_writer(writer) if reader is None else reader, len(written.vectors)
+    vectors = written.vectors / (1.0 if reader is not None else written.factor)
+
+    def subtract(tensor: Vectors, hook: HookPoint) -> Vectors:
+        if tensor.shape[1] != n:
+            raise ValueError(
+                f"sequences of {tensor.shape[1]} tokens, but the position of {writer} was "
+                f"calibrated on sequences of {n}: pass calibrate(model, tokens) of that length"
+            )
+        return tensor - vectors.to(tensor)
+
+    block, point = blocks_of(model)[number], block_point(model, number, name)
+    return HookGroup(block, [first(point, subtract)])

@@ -121,7 +121,7 @@ def test_a_run_of_vectors_equals_one_with_start_at_layer_0(hooked: ByName, tiny:
 def test_a_model_loaded_in_inference_mode_leaves_other_models_their_gradients(
     tiny: ByName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nope_probe.hooks.layers.bridge_layer._ROWS", {})
+    monkeypatch.setattr("nope_probe.hooks.layers.block_kinds._ROWS", {})
     folder = str(tiny("gpt2").folder)
     with torch.inference_mode():
         load(folder)
@@ -130,7 +130,7 @@ def test_a_model_loaded_in_inference_mode_leaves_other_models_their_gradients(
 
 # Names by which a file asks which kind a model is, and the files that may.
 KINDS = ("is_bridge", "HookedLayer", "BridgeLayer", "original_model", "original_component")
-BLOCKS = ("hooks/layers/hooked_layer.py", "hooks/layers/bridge_layer.py")
+BLOCKS = ("hooks/layers/block_kinds.py",)
 HOMES = (*BLOCKS, "hooks/layers/linear_maps.py", "hooks/layers/model.py", "models/")
 
 

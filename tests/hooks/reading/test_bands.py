@@ -10,9 +10,8 @@ from support.tiny_models import ByName, tokens
 from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import make_bands
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.bands import capture_bands
 from nope_probe.hooks.reading.batch_readings import read_layers
-from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.reading.capture import capture_bands, capture_scores
 
 N_SEQS, N_POS, N_FOLDS = 23, 13, 5
 

@@ -13,7 +13,7 @@ from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
-from nope_probe.hooks.reading.residual_cache import ResidualCache, may_skip_blocks
+from nope_probe.hooks.reading.streaming import ResidualCache, may_skip_blocks
 from nope_probe.models.load import load
 
 SPECS = ("bridge:llama", "bridge:phi3", "bridge:gpt2", "hooked:smollm3-rope")

@@ -171,8 +171,13 @@ def padding_error(model: Any, side: str) -> float:
         )
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("spec", [*SPECS, "bridge:mistral", "bridge:gemma2"])
+@pytest.mark.parametrize(
+    ("spec", "side"),
+    [
+        *((spec, "left") for spec in (*SPECS, "bridge:mistral", "bridge:gemma2")),
+        *((spec, "right") for spec in ("bridge:llama", "bridge:mistral", "hooked:smollm3-rope")),
+    ],
+)
 def test_padding_stays_hidden_or_is_refused_for_every_removal(
     spec: str, side: str, model_of: ModelOf
 ) -> None:

@@ -1,0 +1,243 @@
+"""Curves of each layer -> plotly figures: bands, distances, queries, and simulations.
+
+A layer has a panel. Scores and patterns are of a model; the rows and steps of simulated maps stand
+beside the theory's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import cycle
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from jaxtyping import Float
+from plotly.colors import sample_colorscale
+
+from nope_probe.components import INK, TABLE, colour, words
+from nope_probe.figures.dots import curve_in_band, note_flat
+from nope_probe.figures.intervals import (
+    FLAT_WORDS,
+    NOISE_ERRORS,
+    NOISE_NATS,
+    axis_range,
+    error_bars,
+    estimates_of,
+    finite,
+    is_noise,
+    widened,
+)
+from nope_probe.figures.style import ZERO, Grid, Layout, Trace, axes, on, place, scatter, set_axes
+
+MOST_COLUMNS = 4
+LABELS = {"score": "scores", "all": "positional pattern"}
+DASHES = ("dot", "dash", "dashdot", "longdash")
+LINES = ["#7d6be0", "#1d87c9", "#2b9a58"]  # colours between these show on paper and on dark screens
+
+
+def band_amplitudes(table: pd.DataFrame) -> go.Figure:
+    """Draw the RMS of each RoPE band's part of the positional pattern, a panel per layer.
+
+    Args:
+        table: `bands.csv`: layer, band, the amplitude in nats with its bounds, and the share.
+    """
+    traces, flat = [], []
+    for panel, (_, rows) in enumerate(table.groupby("layer")):
+        ends = estimates_of(rows, "amplitude")
+        trace = {
+            "type": "bar",
+            "x": rows["band"].astype(str).tolist(),
+            "y": ends[0],
+            "error_y": error_bars(*ends),
+            "customdata": 100 * rows["share"].to_numpy(float),
+            "marker": {"color": TABLE["rope"].colour},
+            "showlegend": False,
+            **on(panel),
+            "hovertemplate": "%{x}: %{y:.3g} nats, share %{customdata:.1f}%<extra></extra>",
+        }
+        traces.append(trace)
+        if is_noise(*ends):
+            flat.append(panel)
+    title, x_title = "The positional pattern by RoPE band", "wavelength, positions"
+    layout = _place_layers(table, title, x_title, "xy", bottom=120, ticks=50)
+    if (limits := axis_range(*estimates_of(table, "amplitude"))) is not None:
+        layout["yaxis"]["range"] = limits
+    note_flat(layout, flat)
+    return go.Figure(traces, layout)
+
+
+def offset_profiles(table: pd.DataFrame) -> go.Figure:
+    """Draw the mean of the scores, or of each source's term, by distance, a panel per layer.
+
+    Args:
+        table: `offsets.csv`: layer, term, offset, and the mean in nats with its bounds.
+    """
+    traces: list[Trace] = []
+    for panel, (_, of_layer) in enumerate(table.groupby("layer")):
+        for name, rows in of_layer.groupby("term", sort=False):
+            ink = colour("intact" if name in LABELS else str(name))
+            traces += curve_in_band(
+                _middles(rows, "offset"),
+                estimates_of(rows, "mean"),
+                panel,
+                label=LABELS.get(str(name), words(str(name))),
+                hover="%{x}: %{y:.3g} nats",
+                line={"color": ink, "width": 2, "dash": "dot" if name == "score" else "solid"},
+            )
+    title = "Mean by distance from query to key"
+    # Softmax ignores the scores' level, which differs between layers.
+    zoom = "x" if "score" in set(table["term"]) else "xy"
+    layout = _place_layers(table, title, "distance i - j", zoom)
+    if "last_offset" in table:  # bins that grow with distance
+        set_axes(layout, "x", type="log")
+    return go.Figure(traces, layout)
+
+
+def query_strengths(table: pd.DataFrame, lengths: Mapping[str, int]) -> go.Figure:
+    """Draw the RMS of the pattern at each query's position, a panel per layer.
+
+    Args:
+        table: `queries.csv`: layer, the first and last query of a group, and rms (nats) with its
+            bounds.
+        lengths: the model's stated lengths, such as its context, in tokens; lines mark lengths that
+            queries reach.
+    """
+    traces: list[Trace] = []
+    reached = int(table["last_query"].max())
+    for panel, (_, rows) in enumerate(table.groupby("layer")):
+        traces += curve_in_band(
+            _middles(rows, "query"),
+            estimates_of(rows, "rms"),
+            panel,
+            label="pattern",
+            hover="query %{x:.0f}: %{y:.3g} nats",
+            line={"color": colour("intact"), "width": 2},
+        )
+        top = float(rows["rms_high"].max())
+        reachable = {name: length for name, length in lengths.items() if length <= reached}
+        for (name, length), dash in zip(reachable.items(), cycle(DASHES), strict=False):
+            line = {"color": INK, "width": 1, "dash": dash}
+            ends = {"x": [length, length], "y": [0.0, top]}
+            label = f"{name} ({length:,})"
+            traces.append(scatter(panel, label, "", **ends, mode="lines", line=line))
+    title = "The strength of the positional pattern by query"
+    return go.Figure(traces, _place_layers(table, title, "query position", "x"))
+
+
+def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
+    """Return the middle of each row's distances or queries."""
+    last = f"last_{name}"
+    first = rows[name].to_numpy(int)
+    return (first + rows[last].to_numpy(int)) / 2 if last in rows else first
+
+
+def _place_layers(
+    table: pd.DataFrame, title: str, x_title: str, zoom: str, bottom: int = 84, ticks: int = 0
+) -> Layout:
+    """Place a panel per layer; tick labels of x may stand on end, `ticks` px high."""
+    names = [f"L{layer}" for layer in sorted({*table["layer"]})]
+    wide = Grid(
+        columns=min(MOST_COLUMNS, len(names)),
+        panel=200,
+        row_gap=90 + ticks,
+        bottom=bottom,
+        x_title=x_title,
+        y_title="nats",
+    )
+    return place(title, names, wide, zoom, columns=1, panel=160, row_gap=80 + ticks, left=50)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """A series per layer, with errors and the values of the theory.
+
+    Attributes:
+        x: the values' places on the x axis.
+        values, errors: estimates and two standard errors.
+        theory: the mean field's values.
+    """
+
+    x: Float[np.ndarray, " x"]
+    values: Float[np.ndarray, "layer x"]
+    errors: Float[np.ndarray, "layer x"]
+    theory: Float[np.ndarray, "layer x"]
+
+
+def rows_against_theory(curves: Mapping[str, Curves]) -> go.Figure:
+    """Draw the last query's scores over its keys: dots with two standard errors; theory: lines."""
+    return _panels(
+        curves,
+        title="The last query's scores: simulation (dots) and mean field (lines)",
+        x_title="key position",
+        y_title="score, nats",
+    )
+
+
+def steps_by_distance(curves: Mapping[str, Curves]) -> go.Figure:
+    """Draw the mean gain in score of a key one position nearer, at each distance."""
+    return _panels(
+        curves,
+        title="Mean step of the score towards the query",
+        x_title="distance i - j",
+        y_title="step, nats",
+        zeroline=True,
+        zerolinecolor=ZERO,
+    )
+
+
+def _panels(
+    curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: str, **y_axis: object
+) -> go.Figure:
+    """Draw a panel per layer; a layer with only noise is flat, and its title says so."""
+    n_layers = len(next(iter(curves.values())).values)
+    inks = sample_colorscale(LINES, list(np.linspace(0, 1, max(2, len(curves)))))
+    traces: list[Trace] = []
+    hover = "%{x}: %{y:.4g} nat"
+    for (name, series), ink in zip(curves.items(), inks, strict=False):
+        for layer in range(n_layers):
+            theory = scatter(
+                layer,
+                f"{name}, mean field",
+                hover,
+                x=series.x,
+                y=series.theory[layer],
+                mode="lines",
+                line={"color": ink, "width": 1.5},
+                legendgroup=name,
+                showlegend=False,
+            )
+            simulation = scatter(
+                layer,
+                name,
+                hover,
+                x=series.x,
+                y=series.values[layer],
+                error_y={"array": series.errors[layer], "thickness": 1, "width": 0},
+                mode="markers",
+                marker={"size": 4, "color": ink},
+            )
+            traces += [theory, simulation]
+    ranges = [_noise_range(curves.values(), layer) for layer in range(n_layers)]
+    wide = Grid(columns=min(4, n_layers), panel=230, x_title=x_title, y_title=y_title, bottom=110)
+    phone = {"columns": min(2, n_layers), "panel": 150, "gap": 0.14, "left": 50}
+    titles = [f"L{layer}{FLAT_WORDS if limits else ''}" for layer, limits in enumerate(ranges)]
+    layout = place(title, titles, wide, "x", **phone)
+    set_axes(layout, "y", **y_axis)
+    for keys, limits in zip(axes(layout, "y"), ranges, strict=True):
+        if limits is not None:
+            middle = {"tickvals": [sum(limits) / 2], "tickformat": ".3~f"}  # the rest is noise
+            keys |= {"range": limits, **middle}
+    return go.Figure(traces, layout)
+
+
+def _noise_range(curves: Collection[Curves], layer: int) -> tuple[float, float] | None:
+    """Return the y range of a layer whose curves are all noise; None for other layers."""
+    known = finite(np.array([[curve.values[layer], curve.theory[layer]] for curve in curves]))
+    errors = np.concatenate([curve.errors[layer] / 2 for curve in curves])
+    if not known.size:
+        return None
+    floor = max(NOISE_NATS, NOISE_ERRORS * float(np.nanmedian(errors)))
+    low, high, flat = widened(float(known.min()), float(known.max()), floor)
+    return (low, high) if flat else None
