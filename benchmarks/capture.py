@@ -25,7 +25,7 @@ import torch
 import tyro
 
 from nope_probe import capture_scores, load
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import StopForward, layers_of, run_forward
 
 What = Literal["bare", "streamed", "cached"]

@@ -35,7 +35,7 @@ from nope_probe.analyses.shapley import (
 )
 from nope_probe.components import POSITION_ENCODINGS, Component
 from nope_probe.data.sequences import Sequences
-from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.folds import grouped_folds, interleaved_folds

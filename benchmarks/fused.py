@@ -22,8 +22,8 @@ from rows import Row, row, show
 
 from nope_probe import Ablation, ablated, capture_scores
 from nope_probe.components import Component
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.layers.protocols import HookedModel
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

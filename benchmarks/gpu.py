@@ -22,7 +22,7 @@ from rows import Row, row, show
 from nope_probe import capture_scores
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.engine import Engine
-from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.targets import components
 
 

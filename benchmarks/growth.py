@@ -23,7 +23,7 @@ from rounds import interleaved_times, peak_rise
 from rows import Row, row, show
 
 from nope_probe import capture_scores
-from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.layers.hook_points import HookedModel
 
 LENGTHS = (256, 512, 1024, 2048)
 DEPTHS = (2, 4, 8)

@@ -22,8 +22,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import tyro
 
 from nope_probe.errors import UserError, line_of, printable
+from nope_probe.runtime.folder import validate_image_place
 from nope_probe.runtime.identity import program
-from nope_probe.runtime.places import validate_image_place
 from nope_probe.runtime.processes import (
     HEAD_START,
     Signals,

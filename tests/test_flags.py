@@ -275,7 +275,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setitem(CONFIGS, "smollm3-deep", lambda: smollm3_config([1, 1, 1, 0] * 3))
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
         patch.setattr(go.Figure, "write_image", draw)
-        patch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
+        patch.setattr("nope_probe.runtime.folder.validate_browser", lambda: None)
         patch.setattr(paper, "N_SEQS", 8)  # of `reproduce all`, which has no flag for it
         shorten_training(patch.setattr, patch.setitem)
         made = {name: write_tiny(name, tmp_path_factory.mktemp("made")) for name in {*HUB.values()}}

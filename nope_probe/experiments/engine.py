@@ -20,6 +20,7 @@ from nope_probe.components import WEIGHTS, Ablation, equal_bands, is_rope, write
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
     Given,
     Inputs,
@@ -28,7 +29,6 @@ from nope_probe.hooks.layers.model import (
     blocks_of,
     layers_of,
 )
-from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.batch_readings import window_hides
 from nope_probe.hooks.reading.calibration import (
     blocks_that_write,

@@ -27,12 +27,12 @@ from nope_probe.experiments.engine import (
     without_effect,
 )
 from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps, strongest_source
+from nope_probe.figures.panels import Pooled, pool
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, blocks_of, layers_of
-from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.accumulators import absent_stages
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells, row_centred
-from nope_probe.maps.downsample import Pooled, pool
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows

@@ -15,8 +15,8 @@ from nope_probe.runtime.session import Call
 from nope_probe.runtime.settings import GIVEN, RunSettings, settings_from
 
 if TYPE_CHECKING:
+    from nope_probe.hooks.layers.hook_points import HookedModel
     from nope_probe.hooks.layers.model import Given
-    from nope_probe.hooks.layers.protocols import HookedModel
     from nope_probe.models.load import LoadedModel
 
     Model: TypeAlias = str | HookedModel | LoadedModel

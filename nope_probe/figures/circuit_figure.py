@@ -17,7 +17,7 @@ from nope_probe.components import INK, LETTERS, SCORE_STAGES, STAGE_MEANINGS, Le
 from nope_probe.errors import closed_choices
 from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
 from nope_probe.figures.maps import keys_left_out
-from nope_probe.figures.panels import heat_map
+from nope_probe.figures.panels import Pooled, heat_map, pool
 from nope_probe.figures.style import (
     BLANK,
     DIVERGING,
@@ -31,7 +31,6 @@ from nope_probe.figures.style import (
     colour_limits,
     patch,
 )
-from nope_probe.maps.downsample import Pooled, pool
 
 if TYPE_CHECKING:
     from nope_probe.maps.maps import StageMaps

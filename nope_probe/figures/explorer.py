@@ -34,10 +34,10 @@ from nope_probe.components import (
 from nope_probe.figures.circuit_figure import formula
 from nope_probe.figures.circuit_layout import OPERATIONS, narrow, wide
 from nope_probe.figures.intervals import FLOOR, symmetric
+from nope_probe.figures.panels import pool
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import BOTH_WAYS
 from nope_probe.files import local_path
-from nope_probe.maps.downsample import pool
 
 MAX_BYTES = 4_900_000  # size of an explorer in a notebook or a file
 SMALLEST = 8  # cells along an axis; no map is pooled below this

@@ -32,9 +32,11 @@ from nope_probe.figures.panels import (
     BAR_DROP,
     MAX_POSITIONS,
     Panel,
+    Pooled,
     heat_map,
     panel_groups,
     place_squares,
+    pool,
 )
 from nope_probe.figures.style import (
     DIVERGING,
@@ -46,7 +48,6 @@ from nope_probe.figures.style import (
     colour_bar,
     colour_limits,
 )
-from nope_probe.maps.downsample import Pooled, pool
 
 if TYPE_CHECKING:
     from nope_probe.maps.maps import ScoreMaps

@@ -25,7 +25,7 @@ from nope_probe.figures.intervals import (
     symmetric,
 )
 from nope_probe.figures.maps import MAX_POSITIONS
-from nope_probe.figures.panels import heat_map
+from nope_probe.figures.panels import Pooled, heat_map, pool
 from nope_probe.figures.style import (
     DIVERGING,
     SEQUENTIAL,
@@ -41,7 +41,6 @@ from nope_probe.figures.style import (
     patch,
 )
 from nope_probe.figures.words import shown_readers, strongest_reader, with_readers
-from nope_probe.maps.downsample import Pooled, pool
 
 TITLE = "Who writes position, and who reads it"
 ALL = "all"  # the whole pattern; readers; or writers of a clock

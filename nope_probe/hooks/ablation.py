@@ -15,8 +15,10 @@ from inspect import signature
 from typing import Any
 
 from nope_probe.components import LOCAL, NEEDS, Ablation, depends_on_length
-from nope_probe.hooks.layers.attached_hooks import (
+from nope_probe.hooks.layers.hook_points import (
+    HookedModel,
     HookGroup,
+    Model,
     first,
     hooks_in_place,
     methods_replaced,
@@ -28,7 +30,6 @@ from nope_probe.hooks.layers.model import (
     position_point,
     tapped,
 )
-from nope_probe.hooks.layers.protocols import HookedModel, Model
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.removing.block_ablation import (
     ABLATED,

@@ -16,6 +16,7 @@ from torch import Tensor
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
 from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
     attention_read,
     blocks_of,
@@ -26,7 +27,6 @@ from nope_probe.hooks.layers.model import (
     takes_position_ids,
     tapped,
 )
-from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.removing.targets import rope_layers
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from nope_probe.files import read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import State
 from nope_probe.maps.stored_maps import Index
-from nope_probe.runtime.folder import atomic_write, reason, write_json
-from nope_probe.runtime.places import clear
+from nope_probe.runtime.folder import atomic_write, clear, reason, write_json
 from nope_probe.runtime.processes import Processes, Signals
 
 _ENDING = ".safetensors"

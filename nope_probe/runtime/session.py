@@ -24,9 +24,14 @@ from nope_probe.runtime.folder import (
     PAGE,
     Run,
     check_output_dir,
+    checkpoint_dir,
     default_output_dir,
+    locked,
+    output_folder,
     read_manifest,
+    remove,
     remove_first_page,
+    validate_memory,
     write_first_page,
     write_run,
 )
@@ -39,13 +44,6 @@ from nope_probe.runtime.identity import (
     threads,
     validate_unchanged,
     versions,
-)
-from nope_probe.runtime.places import (
-    checkpoint_dir,
-    locked,
-    output_folder,
-    remove,
-    validate_memory,
 )
 from nope_probe.runtime.processes import (
     Processes,

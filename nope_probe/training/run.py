@@ -12,8 +12,7 @@ import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.models.names import validate_hub_answers, validate_reachable
-from nope_probe.runtime.folder import checkpoint_dir
-from nope_probe.runtime.places import locked, output_folder, validate_folder_place
+from nope_probe.runtime.folder import checkpoint_dir, locked, output_folder, validate_folder_place
 from nope_probe.runtime.processes import Signals, is_first_process, meet, process_count, status
 from nope_probe.runtime.settings import COUNT, SEED, BoundedSettings
 from nope_probe.training.checkpoints import (

@@ -141,7 +141,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in COMPUTED:
         module, _, function = name.rpartition(".")
         monkeypatch.setattr(import_module(module), function, compute)
-    monkeypatch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
+    monkeypatch.setattr("nope_probe.runtime.folder.validate_browser", lambda: None)
     for name in ("full",):
         (tmp_path / name).mkdir()
     for name in ("file", "full/x"):

@@ -13,7 +13,7 @@ from nope_probe import load, sequences
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.tables import writer_table
 from nope_probe.experiments.trace.analyse import measure_effects, strongest_pairs
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.readers import capture_positions
 

@@ -9,7 +9,7 @@ from support.hooked_runs import hooked_run, hooks_left, largest_error
 from support.tiny_models import ByName, ModelOf, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.targets import components

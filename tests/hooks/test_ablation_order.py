@@ -11,7 +11,7 @@ from support.tiny_models import ByName, ModelOf, distance
 
 from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 
 POINTS = (

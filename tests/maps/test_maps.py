@@ -9,9 +9,9 @@ import torch
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.pattern import measure
 from nope_probe.figures.maps import score_maps
+from nope_probe.figures.panels import pool
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import pattern_rms
-from nope_probe.maps.downsample import pool
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 
 

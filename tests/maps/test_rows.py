@@ -16,8 +16,8 @@ from nope_probe.analyses.splits import (
     offset_bins,
     offset_means,
 )
+from nope_probe.figures.panels import pool
 from nope_probe.maps.centred import KeptCells, diagonal_normalised, row_centred
-from nope_probe.maps.downsample import pool
 from nope_probe.maps.rows import choose_rows, pack_rows, row_blocks, unpack_rows
 from nope_probe.maps.stored_maps import PackedFolds, TensorFolds
 

@@ -11,7 +11,7 @@ from support.reference_maps import INPUTS, MAPS, differences, reference_maps
 from support.tiny_models import ByName, ModelOf
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.models.info import (
     ModelInfo,

@@ -19,6 +19,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.scores.run import Settings, run
 from nope_probe.models.load import load
 from nope_probe.models.parameter_free import build, parameter_free
+from nope_probe.runtime.folder import checkpoint_dir
 from nope_probe.runtime.identity import (
     LARGE,
     command_line,
@@ -29,7 +30,6 @@ from nope_probe.runtime.identity import (
     record_sources,
     validate_unchanged,
 )
-from nope_probe.runtime.places import checkpoint_dir
 from nope_probe.runtime.session import Session
 
 

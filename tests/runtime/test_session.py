@@ -13,7 +13,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.scores.analyse import capture
 from nope_probe.experiments.scores.run import Settings, run
-from nope_probe.runtime.places import checkpoint_dir, locked
+from nope_probe.runtime.folder import checkpoint_dir, locked
 from nope_probe.runtime.processes import Interrupted
 from nope_probe.runtime.session import Call, Session
 from nope_probe.runtime.settings import RunSettings

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from nope_probe.components import REPLACEMENTS
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.replacements import Calibration, random_rows
 

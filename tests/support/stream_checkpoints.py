@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import State

@@ -16,7 +16,7 @@ from support.short_training import SHORT, short_corpus, shorten_training
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainerState
 
 from nope_probe.errors import StorageError, UserError
-from nope_probe.runtime.places import locked
+from nope_probe.runtime.folder import locked
 from nope_probe.runtime.processes import Interrupted
 from nope_probe.training import trainer as trainer_module
 from nope_probe.training.recipes import RECIPES, split_batch

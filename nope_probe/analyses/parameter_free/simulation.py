@@ -34,7 +34,7 @@ from nope_probe.analyses.parameter_free.theory import (
     steps,
     visible,
 )
-from nope_probe.hooks.layers.protocols import HookedModel
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.capture import ScoreSums
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import State, fold_counts, fold_products, pooled

@@ -9,7 +9,7 @@ from nope_probe.components import Norm
 from nope_probe.errors import UserError, validate_choices
 
 if TYPE_CHECKING:
-    from nope_probe.hooks.layers.protocols import HookedModel
+    from nope_probe.hooks.layers.hook_points import HookedModel
 
 FLOAT32_EPS = 2.0**-23
 

@@ -40,8 +40,8 @@ from nope_probe.experiments.sections import (
 from nope_probe.figures import measures
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
 from nope_probe.figures.maps import term_maps
+from nope_probe.figures.panels import Pooled, pool
 from nope_probe.figures.words import numbered_layers
-from nope_probe.maps.downsample import Pooled, pool
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run

@@ -14,7 +14,7 @@ from nope_probe.errors import UserError
 
 if TYPE_CHECKING:
     from nope_probe.experiments.layers.probe import LayerFindings
-    from nope_probe.hooks.layers.protocols import HookedModel
+    from nope_probe.hooks.layers.hook_points import HookedModel
 
 NONE = "none"
 Value = bool | int | float | None

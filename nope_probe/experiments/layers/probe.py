@@ -26,6 +26,7 @@ from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.attention import Attention, query_blocks
 from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
     Inputs,
     attention_read,
@@ -33,7 +34,6 @@ from nope_probe.hooks.layers.model import (
     run_forward,
     traits_of,
 )
-from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.layers.rotation import Rotary, cos_and_sin
 from nope_probe.hooks.reading.batch_readings import (
     LayerReading,

@@ -14,7 +14,7 @@ from nope_probe.experiments.paper.settings import (
     place,
     run_experiments,
 )
-from nope_probe.runtime.places import output_folder, validate_folder_place
+from nope_probe.runtime.folder import output_folder, validate_folder_place
 from nope_probe.runtime.session import Session
 
 INDEX_FILES = {"report.html", "figures.csv"}

@@ -29,8 +29,8 @@ from nope_probe.experiments.tables import (
 from nope_probe.figures.explorer import head_maps
 from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.hooks.layers.attention import relative_error
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, numbered_layers
-from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.hooks.reading.capture import capture_bands
 from nope_probe.maps.centred import diagonal_normalised, row_centred

@@ -26,8 +26,8 @@ from nope_probe.analyses.jackknife import jackknife, leave_one_out
 from nope_probe.data.sequences import Sequences, sequences
 from nope_probe.experiments.engine import as_sequences, first_layers, folds_for_intervals
 from nope_probe.experiments.tables import interval_columns
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers
-from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.batch_readings import HeadReading, read_heads
 from nope_probe.maps.folds import folds_of, pooled
 

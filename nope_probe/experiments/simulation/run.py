@@ -13,7 +13,7 @@ import tyro
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.components import Norm
 from nope_probe.errors import UserError
-from nope_probe.runtime.places import validate_memory
+from nope_probe.runtime.folder import validate_memory
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import (

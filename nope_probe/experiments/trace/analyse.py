@@ -32,7 +32,7 @@ from nope_probe.experiments.tables import (
 from nope_probe.experiments.trace.sections import answer, headline, report
 from nope_probe.figures.position_figure import ALL, CLOCKS
 from nope_probe.figures.words import reader_of, with_readers
-from nope_probe.hooks.layers.attached_hooks import hooks_in_place
+from nope_probe.hooks.layers.hook_points import hooks_in_place
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.replacements import block_of_writer, without_position
 from nope_probe.maps.folds import folds_of

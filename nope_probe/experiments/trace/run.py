@@ -11,7 +11,7 @@ import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.experiments.given import RunOptions, run_of
-from nope_probe.runtime.places import validate_memory
+from nope_probe.runtime.folder import validate_memory
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
 from nope_probe.runtime.settings import LARGEST, Bounds, ModelFlag, RunSettings

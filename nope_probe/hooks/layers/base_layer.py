@@ -14,8 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nope_probe.components import Projection
-from nope_probe.hooks.layers.attached_hooks import PlacedHook
-from nope_probe.hooks.layers.protocols import HookPoint
+from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook
 from nope_probe.hooks.layers.rotation import Rotary
 from nope_probe.hooks.layers.tap import Tap
 

@@ -14,10 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nope_probe.components import Projection
-from nope_probe.hooks.layers.attached_hooks import PlacedHook, first, keep_and_write, last
 from nope_probe.hooks.layers.attention import Attention, Mask, repeat_heads, unmasked
 from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors
-from nope_probe.hooks.layers.protocols import HookPoint
+from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, keep_and_write, last
 from nope_probe.hooks.layers.rotation import Rotary
 from nope_probe.hooks.layers.tap import NAME, attend_inline, register
 

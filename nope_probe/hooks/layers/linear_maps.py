@@ -19,11 +19,10 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nope_probe.hooks.layers.attached_hooks import hooks_detached, methods_replaced
 from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
+from nope_probe.hooks.layers.hook_points import HookedModel, hooks_detached, methods_replaced
 from nope_probe.hooks.layers.model import run_forward, tapped, traits_of
-from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.layers.tap import taps_read
 

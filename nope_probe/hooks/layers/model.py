@@ -19,17 +19,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attached_hooks import (
+from nope_probe.hooks.layers.attention import Attention, Heads
+from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
+from nope_probe.hooks.layers.block_kinds import BridgeLayer, HookedLayer
+from nope_probe.hooks.layers.hook_points import (
+    HookedModel,
     HookGroup,
+    HookPoint,
     first,
     hooks_attached,
     hooks_detached,
     hooks_in_place,
 )
-from nope_probe.hooks.layers.attention import Attention, Heads
-from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
-from nope_probe.hooks.layers.block_kinds import BridgeLayer, HookedLayer
-from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import Angles, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read
 

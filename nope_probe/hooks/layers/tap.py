@@ -31,7 +31,7 @@ from nope_probe.hooks.layers.attention import (
     repeat_heads,
     unmasked,
 )
-from nope_probe.hooks.layers.protocols import HookPoint
+from nope_probe.hooks.layers.hook_points import HookPoint
 from nope_probe.hooks.layers.rotation import Angles
 
 NAME = "nope_probe"  # of our functions among transformers' own

@@ -27,7 +27,7 @@ from nope_probe.hooks.layers.attention import (
     sum_query_groups,
 )
 from nope_probe.hooks.layers.base_layer import Layer, NormName
-from nope_probe.hooks.layers.protocols import Attachment, HookPoint
+from nope_probe.hooks.layers.hook_points import Attachment, HookPoint
 from nope_probe.maps.folds import Part, State, head_products, product_parts, sum_parts
 from nope_probe.maps.rows import QueryPositions, RowGroup, join_groups, row_groups
 

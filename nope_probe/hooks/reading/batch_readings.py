@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.attention import Attention, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, hooks_attached
 from nope_probe.hooks.layers.model import (
     Inputs,
     layers_of,
@@ -26,7 +26,6 @@ from nope_probe.hooks.layers.model import (
     read_attention,
     traits_of,
 )
-from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import Rotary
 from nope_probe.hooks.removing.block_ablation import mean_over_positions
 

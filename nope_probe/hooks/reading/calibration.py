@@ -22,6 +22,7 @@ from nope_probe.components import (
     Replacement,
 )
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
+from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
     Given,
     Inputs,
@@ -31,7 +32,6 @@ from nope_probe.hooks.layers.model import (
     blocks_of,
     layers_of,
 )
-from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.reading.writers import (

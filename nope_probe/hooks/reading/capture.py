@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from nope_probe.components import Letter
 from nope_probe.errors import UserError, closed_choices
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
     Given,
     Inputs,
@@ -25,7 +26,6 @@ from nope_probe.hooks.layers.model import (
     layers_of,
     numbered_layers,
 )
-from nope_probe.hooks.layers.protocols import HookedModel
 from nope_probe.hooks.reading.accumulators import (
     STAGES,
     Accumulator,

@@ -25,6 +25,7 @@ from nope_probe.hooks.layers.attention import (
     sum_query_groups,
 )
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
+from nope_probe.hooks.layers.hook_points import Attachment, HookedModel
 from nope_probe.hooks.layers.linear_maps import projection_map
 from nope_probe.hooks.layers.model import (
     Given,
@@ -35,7 +36,6 @@ from nope_probe.hooks.layers.model import (
     numbered_layers,
     traits_of,
 )
-from nope_probe.hooks.layers.protocols import Attachment, HookedModel
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.reading.writers import (

@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.maps.folds import Part

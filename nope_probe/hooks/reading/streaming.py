@@ -16,7 +16,14 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from nope_probe.hooks.layers.attached_hooks import hooks_attached, methods_replaced, restores_places
+from nope_probe.hooks.layers.hook_points import (
+    Attachment,
+    HookedModel,
+    HookPoint,
+    hooks_attached,
+    methods_replaced,
+    restores_places,
+)
 from nope_probe.hooks.layers.model import (
     Inputs,
     block_point,
@@ -25,7 +32,6 @@ from nope_probe.hooks.layers.model import (
     run_forward,
     tapped,
 )
-from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.tap import StopForward, taps_read
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.removing.block_ablation import has_foreign_hooks, removed_before

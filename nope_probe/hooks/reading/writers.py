@@ -17,7 +17,6 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.hooks.layers.attached_hooks import hooks_attached, hooks_detached
 from nope_probe.hooks.layers.attention import (
     Attention,
     relative_error,
@@ -25,6 +24,13 @@ from nope_probe.hooks.layers.attention import (
     score_tolerance,
 )
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
+from nope_probe.hooks.layers.hook_points import (
+    Attachment,
+    HookedModel,
+    HookPoint,
+    hooks_attached,
+    hooks_detached,
+)
 from nope_probe.hooks.layers.linear_maps import (
     NormMap,
     norm_between,
@@ -37,7 +43,6 @@ from nope_probe.hooks.layers.model import (
     run_forward,
     tapped,
 )
-from nope_probe.hooks.layers.protocols import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.reading.accumulators import Accumulator
 
 Key = TypeVar("Key", bound=Hashable)

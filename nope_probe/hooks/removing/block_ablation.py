@@ -18,10 +18,16 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from nope_probe.components import LOCAL, Ablation, Projection, depends_on_length
-from nope_probe.hooks.layers.attached_hooks import HookGroup, PlacedHook, first, last
 from nope_probe.hooks.layers.attention import Attention, Mask, Visible, repeat_heads
 from nope_probe.hooks.layers.base_layer import NormName, Vectors
-from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
+from nope_probe.hooks.layers.hook_points import (
+    HookedModel,
+    HookGroup,
+    HookPoint,
+    PlacedHook,
+    first,
+    last,
+)
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.replacements import (
     REPLACED,

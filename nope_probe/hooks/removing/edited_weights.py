@@ -16,8 +16,8 @@ from torch import Generator, Tensor
 
 from nope_probe.components import WEIGHTS, Projection
 from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.hook_points import Model
 from nope_probe.hooks.layers.model import layers_of, traits_of
-from nope_probe.hooks.layers.protocols import Model
 from nope_probe.hooks.layers.rotation import Rotary
 
 SPREAD = 0.5  # standard deviation of the logarithm of the factors

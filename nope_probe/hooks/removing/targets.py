@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nope_probe.components import COMPONENTS, Ablation, Component, is_rope
 from nope_probe.hooks.layers.base_layer import Layer, find_point
+from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
     blocks_of,
     layers_of,
@@ -21,7 +22,6 @@ from nope_probe.hooks.layers.model import (
     position_point,
     traits_of,
 )
-from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.rotation import RemovedPairs
 
 

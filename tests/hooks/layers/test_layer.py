@@ -23,8 +23,8 @@ from support.tiny_models import (
 from transformers.models.glm.modeling_glm import apply_rotary_pos_emb as rotate_adjacent
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as rotate_halves
 
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.attention import Attention, repeat_heads
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import attention_read, layers_of, run_forward, traits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward

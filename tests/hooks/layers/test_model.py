@@ -11,9 +11,8 @@ from support.edited_model import blocks
 from support.tiny_models import ByName, ModelOf, distance
 
 import nope_probe
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint, hooks_attached
 from nope_probe.hooks.layers.model import layers_of, run_blocks, run_forward
-from nope_probe.hooks.layers.protocols import HookedModel, HookPoint
 from nope_probe.hooks.layers.tap import StopForward
 from nope_probe.models.load import load
 

@@ -14,7 +14,7 @@ from support.tiny_models import Tiny, distance
 from nope_probe import load
 from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, run_blocks, traits_of
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.targets import components

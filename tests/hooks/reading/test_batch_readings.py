@@ -9,7 +9,7 @@ from support.plain_attention import plain_scores
 from support.tiny_models import ByName, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.batch_readings import (
     read_heads,

@@ -12,7 +12,7 @@ from support.tiny_models import N_POS, ByName, ModelOf, tokens
 from torch import Tensor
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import ScoreSums, capture_losses, capture_scores, token_losses
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments

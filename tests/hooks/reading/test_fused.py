@@ -10,8 +10,8 @@ from support.tiny_models import ByName, ModelOf, tokens
 from torch import Tensor
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
 from nope_probe.hooks.layers.attention import Attention, Mask, relative_error
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, tapped
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages

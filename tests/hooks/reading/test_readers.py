@@ -13,7 +13,7 @@ from support.traced import bos_reader
 
 from nope_probe import load
 from nope_probe.experiments.tables import term_table, writer_table
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.positions import PositionSums, ReaderSums

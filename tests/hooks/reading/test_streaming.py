@@ -12,7 +12,7 @@ from support.tiny_models import ByName, tokens
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.attached_hooks import hooks_attached
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages

@@ -1,4 +1,8 @@
-"""Hooks on a model beside other hooks: attached, kept in place, taken off for a while.
+"""Hook points of a model, and hooks on them beside other hooks.
+
+HookedTransformer and TransformerBridge are a `HookedModel` as they are. This file does not import
+TransformerLens, because that import takes seconds. Hooks are attached, kept in place, and taken off
+for a while.
 
 A hook that writes runs before all others, so that they see its output and may change it; a hook
 that reads runs after them, so that it reads their final tensor. The order is restored
@@ -10,11 +14,88 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, NamedTuple, cast
+from typing import (
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from nope_probe.hooks.layers.protocols import Attachment, Hook, HookedModel, HookPoint, LensHandle
+
+@runtime_checkable
+class Hook(Protocol):
+    """A function of a hook point's tensor; a returned tensor replaces the hook point's."""
+
+    def __call__(self, tensor: Tensor, /, *, hook: HookPoint) -> Tensor | None: ...
+
+
+@runtime_checkable
+class LensHandle(Protocol):
+    """A hook point's handle of a hook."""
+
+    @property
+    def hook(self) -> RemovableHandle: ...
+
+
+@runtime_checkable
+class HookPoint(Protocol):
+    """A named place in a model's forward pass, at which hooks read or replace the tensor."""
+
+    @property
+    def fwd_hooks(self) -> list[LensHandle]: ...
+
+    def __call__(self, tensor: Tensor, /) -> Tensor:
+        """Return a tensor as hooks change it."""
+
+    def add_hook(self, hook: Hook, *, prepend: bool = False) -> object:
+        """Add a hook after the present hooks, or before them."""
+
+
+Attachment: TypeAlias = tuple[HookPoint, Hook]
+
+
+@runtime_checkable
+class ModelConfig(Protocol):
+    """The fields that every model's configuration has, by TransformerLens's names."""
+
+    n_layers: int
+    n_heads: int
+    d_model: int
+    d_head: int
+    n_ctx: int
+    d_vocab: int
+    attn_scale: float
+    attention_dir: str
+    normalization_type: str | None
+    positional_embedding_type: str
+
+
+@runtime_checkable
+class HookedModel(Protocol):
+    """A HookedTransformer or TransformerBridge.
+
+    Only `hooks.layers` knows the differences between the two.
+    """
+
+    @property
+    def cfg(self) -> ModelConfig: ...
+
+    def __call__(self, inputs: Tensor, /, **options: object) -> Tensor:
+        """Return the logits of a batch of tokens."""
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+
+Model = TypeVar("Model", bound=HookedModel)
 
 
 class PlacedHook(NamedTuple):
