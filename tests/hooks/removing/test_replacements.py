@@ -97,11 +97,12 @@ def test_random_replacements_differ_between_heads_layers_projections_and_seeds_a
     assert torch.equal(random_rows(layers[1], "w_k", 1), random_rows(layers[1], "w_k", 1))
 
 
+@pytest.mark.usefixtures("unenforced")  # the type check wants a layer
 def test_heads_wider_than_the_residual_stream_get_blocks_of_orthonormal_rows() -> None:
     class Wide:
         index, n_heads, d_head, d_model = 0, 2, 7, 3
 
-    r = random_rows.__wrapped__(Wide(), "w_q", 0)  # of a layer, which the type check wants
+    r = random_rows(Wide(), "w_q", 0)
     assert r.shape == (2, 7, 3)
     for rows in (r[:, :3], r[:, 3:6]):
         assert torch.allclose(rows @ rows.mT, torch.eye(3).expand(2, 3, 3), atol=1e-6)
