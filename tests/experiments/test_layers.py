@@ -192,6 +192,7 @@ def test_a_model_without_a_mask_is_bidirectional(rope: bool):
 def run_layers(capsys: Any, *arguments: object) -> tuple[int, str, str]:
     """Run the command; return its exit code and what it printed."""
     code = 0
+    capsys.readouterr()  # of writing a tiny model
     try:
         run_command(layers, *arguments)
     except SystemExit as ended:

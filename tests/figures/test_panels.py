@@ -10,7 +10,7 @@ import pytest
 from nope_probe.errors import UserError
 from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.image import export, without_controls
-from nope_probe.figures.panels import Panel, panel_groups
+from nope_probe.figures.panels import Panel, panel_groups, pool
 from nope_probe.figures.style import Grid
 
 
@@ -79,3 +79,31 @@ def test_panels_fill_the_width_and_never_overlap() -> None:
     assert domains[2][0][1] == pytest.approx(1)
     assert domains[0][0][1] < domains[1][0][0]
     assert domains[3][1][1] < domains[0][1][0], "the second row stands below the first"
+
+
+def test_pooling_averages_blocks_and_leaves_the_masked_triangle_out() -> None:
+    n = np.nan
+    maps = np.array([[[1, n, n, n, n], [3, 5, n, n, n], [2, 4, 6, n, n], [4, 6, 8, 10, n]]])
+    maps = np.concatenate([maps, np.full((1, 1, 5), 7.0)], axis=1).astype(np.float32)
+    pooled = pool(maps, 3)
+    assert pooled.block == 2
+    # (1+3+5)/3 on the diagonal, (2+4+4+6)/4 below it; the last block has one row, then one cell.
+    expected = [[[3, n, n], [4, 8, n], [7, 7, 7]]]
+    np.testing.assert_allclose(pooled.values, expected)
+    whole = pool(maps, 5)
+    assert whole.block == 1
+    np.testing.assert_array_equal(whole.values, maps)
+    with pytest.raises(ValueError, match="at least 1 position, got 0"):
+        pool(maps, 0)
+
+
+def test_a_cell_of_a_pooled_map_is_the_mean_of_the_rows_in_it() -> None:
+    queries = np.array([0, 3, 4, 9, 10, 11, 17, 18, 24, 30, 35, 36])
+    cells = np.random.default_rng(3).normal(size=(len(queries), 37))
+    rows = np.where(np.arange(37) <= queries[:, None], cells, np.nan)
+    pooled = pool(rows[None], 8, queries)
+    assert pooled.block == 5
+    for block in range(8):
+        inside = rows[queries // 5 == block][:, 5:10]
+        expected = np.nanmean(inside) if np.isfinite(inside).any() else np.nan
+        assert pooled.values[0, block, 1] == pytest.approx(expected, nan_ok=True, rel=1e-6)

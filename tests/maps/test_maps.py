@@ -2,14 +2,12 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.pattern import measure
 from nope_probe.figures.maps import score_maps
-from nope_probe.figures.panels import pool
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import pattern_rms
 from nope_probe.maps.maps import ScoreMaps, StageMaps
@@ -94,19 +92,3 @@ def test_maps_and_models_say_in_a_few_lines_what_they_are(loaded: Any, begun: to
     assert size.startswith("2 layers of 4 heads (2 of keys), d_head 32, d_model 128, d_vocab ")
     assert size.endswith("; no RoPE")
     assert parity.startswith("parity (relative errors): ")
-
-
-def test_pooling_averages_blocks_and_leaves_the_masked_triangle_out() -> None:
-    n = np.nan
-    maps = np.array([[[1, n, n, n, n], [3, 5, n, n, n], [2, 4, 6, n, n], [4, 6, 8, 10, n]]])
-    maps = np.concatenate([maps, np.full((1, 1, 5), 7.0)], axis=1).astype(np.float32)
-    pooled = pool(maps, 3)
-    assert pooled.block == 2
-    # (1+3+5)/3 on the diagonal, (2+4+4+6)/4 below it; the last block has one row, then one cell.
-    expected = [[[3, n, n], [4, 8, n], [7, 7, 7]]]
-    np.testing.assert_allclose(pooled.values, expected)
-    whole = pool(maps, 5)
-    assert whole.block == 1
-    np.testing.assert_array_equal(whole.values, maps)
-    with pytest.raises(ValueError, match="at least 1 position, got 0"):
-        pool(maps, 0)

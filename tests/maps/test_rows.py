@@ -16,7 +16,6 @@ from nope_probe.analyses.splits import (
     offset_bins,
     offset_means,
 )
-from nope_probe.figures.panels import pool
 from nope_probe.maps.centred import KeptCells, diagonal_normalised, row_centred
 from nope_probe.maps.rows import choose_rows, pack_rows, row_blocks, unpack_rows
 from nope_probe.maps.stored_maps import PackedFolds, TensorFolds
@@ -137,17 +136,6 @@ def test_what_a_removal_leaves_of_chosen_rows_is_a_share_of_their_pattern() -> N
     scores = folds()[:, None, QUERIES]
     kept = kept_patterns(0.5 * scores, scores, 1, COUNTS, QUERIES)[0]
     assert kept.share.value == pytest.approx(0.5)
-
-
-def test_a_cell_of_a_pooled_map_is_the_mean_of_the_rows_in_it() -> None:
-    rows = folds()[0, QUERIES].numpy()
-    pooled = pool(rows[None], 8, QUERIES.numpy())
-    assert pooled.block == 5
-    inside = QUERIES.numpy() // 5
-    for block in range(8):
-        cells = rows[inside == block][:, 5:10]
-        expected = np.nanmean(cells) if np.isfinite(cells).any() else np.nan
-        assert pooled.values[0, block, 1] == pytest.approx(expected, nan_ok=True, rel=1e-6)
 
 
 def test_offsets_have_bins_of_their_own_to_64_and_then_eight_a_doubling() -> None:

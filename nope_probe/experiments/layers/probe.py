@@ -29,9 +29,8 @@ from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
     Inputs,
-    attention_read,
     layers_of,
-    run_forward,
+    read_attention,
     traits_of,
 )
 from nope_probe.hooks.layers.rotation import Rotary, cos_and_sin
@@ -172,9 +171,7 @@ def read_masks(model: HookedModel, inputs: LongInputs) -> list[tuple[MaskShape, 
         same = all(bool((attention.mask.rows(b)[0] == cells(b)).all()) for b in blocks)
         return mask_shape(cells, n_positions), same
 
-    with torch.inference_mode(), attention_read(model, read) as masks:
-        run_forward(model, inputs)
-    return masks
+    return read_attention(model, inputs, read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,9 +200,7 @@ def read_queries(
         )
 
     depth = len(layers_of(model)) if n_layers is None else n_layers
-    with torch.inference_mode(), attention_read(model, read, n_layers=depth) as readings:
-        run_forward(model, inputs)
-    return readings
+    return read_attention(model, inputs, read, n_layers=depth)
 
 
 def _first_rotation(attention: Attention, rotary: Rotary | None) -> Rotation | None:
