@@ -6,7 +6,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # as the commands set it before they load torch
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -60,20 +60,10 @@ def unenforced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
 
 
-@pytest.fixture(scope="module")
-def as_users_do() -> Iterator[None]:
-    """Run a module's tests without these checks, where others run the same code with them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxtyping.config.jaxtyping_disable", True)
-        yield
-
-
-@pytest.fixture(scope="module")
-def undrawn() -> Iterator[None]:
-    """Leave the figures out of the pages of a module's runs: other modules draw and read them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nope_probe.reports.page.Section.drawn", lambda section: None)
-        yield
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the figures out of the pages of runs, where other tests draw and read them."""
+    monkeypatch.setattr("nope_probe.reports.page.Section.drawn", lambda section: None)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ import nope_probe
 from nope_probe import figures
 from nope_probe.models.parameter_free import has_hooked_transformer
 
-pytestmark = pytest.mark.usefixtures("as_users_do")
+pytestmark = pytest.mark.usefixtures("unenforced")
 
 ROOT = Path(__file__).parent.parent
 PAGES = {

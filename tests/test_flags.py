@@ -38,9 +38,8 @@ from nope_probe import reproduce
 from nope_probe.cli import find_commands, overview
 from nope_probe.experiments.paper import settings as paper
 from nope_probe.experiments.repeat import Settings as RepeatSettings
-from nope_probe.reports.page import Section
 
-pytestmark = pytest.mark.usefixtures("as_users_do")
+pytestmark = pytest.mark.usefixtures("unenforced")
 
 ROOT = Path(__file__).parent.parent
 COMMANDS = tuple(find_commands())
@@ -376,10 +375,10 @@ def parameters() -> Iterator[Any]:
 
 @pytest.mark.parametrize("line", [*parameters()])
 def test_a_line_runs_to_a_finished_folder(
-    line: Line, desk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: Line, desk: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     if line not in DRAWN:
-        monkeypatch.setattr(Section, "drawn", lambda section: None)
+        request.getfixturevalue("undrawn")
     folder = copy_of(desk, tmp_path)
     end = ended(line, folder)
     assert end.code == 0, end.err

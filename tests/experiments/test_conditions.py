@@ -20,7 +20,7 @@ from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.parameter_free import build, nope_llama
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
-pytestmark = pytest.mark.usefixtures("as_users_do", "undrawn")
+pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 
 NOPE = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 LLAMA, GPT2 = ("mask", "rope", *NOPE[1:]), (*NOPE, "pos_embed")

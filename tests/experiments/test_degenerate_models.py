@@ -18,7 +18,7 @@ from nope_probe.models.load import load
 SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random", "--folds", "4"]
 pytestmark = [
     pytest.mark.filterwarnings("error::RuntimeWarning", "error::UserWarning:nope_probe"),
-    pytest.mark.usefixtures("as_users_do"),
+    pytest.mark.usefixtures("unenforced"),
 ]
 
 

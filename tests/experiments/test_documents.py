@@ -14,7 +14,7 @@ from support.command_line import refused, run_command
 from nope_probe import ablate, circuit, load, run_ablations, scores, sequences
 from nope_probe.maps.folds import grouped_folds
 
-pytestmark = pytest.mark.usefixtures("as_users_do", "undrawn")
+pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 
 SMALL = ["--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "13", "--folds", "4"]
 COMMANDS = {

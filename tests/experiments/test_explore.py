@@ -24,7 +24,7 @@ from nope_probe.maps.centred import row_centred
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.maps.stored_maps import StoredMaps
 
-pytestmark = pytest.mark.usefixtures("as_users_do")
+pytestmark = pytest.mark.usefixtures("unenforced")
 
 N, SEQS = 13, 11
 REMOVED: list[Sequence[Any]] = [(), ("mask",), ("w_q", "w_k"), ("mask", "w_q", "w_k")]

@@ -19,7 +19,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.runtime.folder import read_manifest
 
-pytestmark = pytest.mark.usefixtures("as_users_do", "undrawn")
+pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 
 SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 23, "seed": 3}
 # Of each function: its command, its options, and which tables come from shuffled tokens too.
@@ -184,7 +184,6 @@ def test_the_options_are_the_flags_of_the_command(name: str) -> None:
     assert ours == flags
 
 
-@pytest.mark.usefixtures("unenforced")
 @each_function
 def test_mistakes_are_one_line_before_anything_is_run(
     name: str, loaded: Any, text: Sequences, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -12,7 +12,7 @@ from support.command_line import refused, run_command
 from nope_probe import ablate, behaviour, circuit, reproduce, scores, trace
 from nope_probe.experiments.methods import methods_paragraph
 
-pytestmark = pytest.mark.usefixtures("as_users_do", "undrawn")
+pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 
 # 11 sequences of 17 tokens, of a model without RoPE, with it, and with both mask and RoPE removed.
 SMALL = ["--n-seqs", 11, "--seq-len", 17, "--folds", 5, "--seed", 7]

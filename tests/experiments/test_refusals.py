@@ -18,7 +18,7 @@ from nope_probe import ablate, behaviour, circuit, scores
 from nope_probe.errors import TooFewLayersError
 from nope_probe.models.load import load
 
-pytestmark = pytest.mark.usefixtures("as_users_do")
+pytestmark = pytest.mark.usefixtures("unenforced")
 
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
 

@@ -24,7 +24,7 @@ from nope_probe.experiments.repeat import (
 )
 from nope_probe.runtime.folder import Run, read_run, write_run
 
-pytestmark = pytest.mark.usefixtures("as_users_do", "undrawn")
+pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 
 SMALL = ["--layers", 1, "--n-seqs", 8, "--seq-len", 16, "--folds", 4]
 RUNS: dict[str, tuple[ModuleType, list[object]]] = {

@@ -16,7 +16,7 @@ from nope_probe.experiments.ablation.player_sections import Findings, player_sen
 from nope_probe.experiments.ablation.run import run_ablations
 from nope_probe.runtime.folder import Run
 
-pytestmark = pytest.mark.usefixtures("as_users_do", "undrawn")
+pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
 PLAYERS = ["mask", "w_q", "w_k"]

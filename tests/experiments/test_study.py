@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from nope_probe import Ablation, ablated, capture_scores, load, run_ablations, sequences
 from nope_probe.experiments.ablation.run import AblationStudy, Settings, run
 
-pytestmark = pytest.mark.usefixtures("as_users_do")
+pytestmark = pytest.mark.usefixtures("unenforced")
 
 SMALL = {"n_seqs": 23, "seq_len": 11, "seed": 3}
 PLAYERS = ("rope", "w_q+mlp", "w_k")

@@ -117,8 +117,7 @@ def first_page(session: Session[RunSettings], plan: Plan, measured: Measured) ->
     """Return the page of the sources and the exact terms, while the players are still run."""
     players = [player.name for players in plan.player_sets for player in players.players]
     running = listed([phrase(name) for name in dict.fromkeys(players) if name not in plan.sources])
-    n_left = len(plan.conditions) - len(plan.of_sources)
-    n_left += sum(len({*plan.checked(by).values()}) for by in plan.checks)
+    n_left = len(plan.others) + sum(len({*plan.checked(by).values()}) for by in plan.checks)
     waiting = (
         f"Still running: {n_left} models without {running}. Reload this page when the command has "
         "ended. If the command was interrupted, run it again: it goes on from here."

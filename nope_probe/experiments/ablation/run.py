@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Literal, Unpack
@@ -251,25 +252,30 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
     if not is_resumed:
         validate_first_sequence(engine.model, engine.inputs, plan.layers)
     session.announce(len(plan.conditions), keys, n_seqs=len(engine.inputs))
-    started = time.monotonic()
-
-    def show(sources: Measured) -> None:
-        if is_resumed or time.monotonic() - started > SHORT:
-            show_sources(session, plan, sources)
-
+    soonest = time.monotonic() + (0 if is_resumed else SHORT)
     with session.checkpoint.progress(keys, session.n_own_seqs):
         return measure_conditions(
             engine,
             plan,
             shuffled,
             max_residual_bytes=int(settings.residuals_gb * GIGABYTE),
-            show_sources=show,
+            show_sources=partial(show_sources, session, plan, soonest),
         )
 
 
-def show_sources(session: Session[Settings], plan: Plan, measured: Measured) -> None:
-    """Write the page of the sources, which the finished run replaces."""
-    if session.is_first and session.call.is_kept and not has_first_page(session.folder):
+def show_sources(
+    session: Session[Settings], plan: Plan, soonest: float, measured: Measured
+) -> None:
+    """Write the page of the sources, which the finished run replaces, unless it is too early.
+
+    Args:
+        session: the run's.
+        plan: the conditions.
+        soonest: the time on the clock `time.monotonic` from which a page is worth its drawing.
+        measured: the maps of the sources' conditions.
+    """
+    is_wanted = session.is_first and session.call.is_kept and time.monotonic() > soonest
+    if is_wanted and not has_first_page(session.folder):
         from nope_probe.experiments.ablation.analyse import first_page
 
         session.write_first_page(first_page(session, plan, measured))

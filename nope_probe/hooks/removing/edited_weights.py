@@ -48,7 +48,7 @@ def reparametrised(model: Model, generator: Generator) -> Iterator[Model]:
 
 @contextmanager
 def _restored(weights: Iterable[Tensor]) -> Iterator[None]:
-    """Give weights their values back at the end, which wait in main memory."""
+    """Restore the values of weights at the end, from copies in main memory."""
     saved = [(weight, weight.detach().cpu().clone()) for weight in weights]
     try:
         yield
