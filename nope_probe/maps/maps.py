@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,8 +11,12 @@ from torch import Tensor
 
 from nope_probe.components import LETTERS, Letter
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms
+from nope_probe.maps.fold_rows import PackedFolds, Stored
 from nope_probe.maps.folds import State, pooled, tensors_of, under
-from nope_probe.maps.rows import rows_of
+from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.rows import pack_rows, rows_of
+
+Layers = dict[int, LayerMaps]  # the maps of a model's layers, by their numbers
 
 
 def _all_rows() -> Int[Tensor, " row"]:
@@ -74,6 +79,28 @@ class ScoreMaps:
         """The mean over all sequences."""
         return pooled(self.folds, self.counts)
 
+    @property
+    def by_layer(self) -> Layers:
+        """The maps of each layer by its number, which know their folds and rows."""
+        return {layer: self._layer(folds) for layer, folds in self._of_layers(self.folds)}
+
+    @property
+    def by_head(self) -> dict[tuple[int, int], LayerMaps]:
+        """The maps of each head by its layer and number; empty unless heads were kept."""
+        if self.per_head is None:
+            return {}
+        return {
+            (layer, head): self._layer(folds)
+            for layer, of_heads in self._of_layers(self.per_head)
+            for head, folds in enumerate(of_heads.unbind(1))
+        }
+
+    def _of_layers(self, folds: Tensor) -> Iterator[tuple[int, Tensor]]:
+        return zip(self.layers, folds.unbind(1), strict=True)
+
+    def _layer(self, folds: Float[Tensor, "fold row key_pos"]) -> LayerMaps:
+        return LayerMaps.of(folds, self.counts, self.query_positions, bos=self.bos)
+
     def to_tensors(self) -> State:
         """Return the maps by name, for `from_tensors`."""
         return tensors_of(self)
@@ -84,6 +111,47 @@ class ScoreMaps:
         others = {name: tensor for name, tensor in tensors.items() if name not in ("bos", "layers")}
         layers = tuple(tensors["layers"].tolist())
         return cls(**others, layers=layers, bos=bool(tensors["bos"]))
+
+
+def packed_tensors(maps: ScoreMaps) -> State:
+    """Return the tensors of score maps by name, folds as cells j <= i, for `stored_layers`.
+
+    The tensors include the queries of the rows if the maps do not have all rows.
+    """
+    tensors = {"counts": maps.counts, "bos": torch.tensor(maps.bos)}
+    queries = maps.query_positions
+    if not maps.has_all_rows:
+        tensors["query_positions"] = queries
+    for place, layer in enumerate(maps.layers):
+        folds = maps.folds[:, place]
+        tensors[f"{layer}/folds"] = pack_rows(folds, queries)
+        tensors[f"{layer}/mean"] = pooled(folds, maps.counts)
+        if maps.mean_term is not None:
+            tensors[f"{layer}/mean_term"] = pack_rows(maps.mean_term[:, place], queries)
+        if maps.key_means is not None:
+            tensors[f"{layer}/key_means"] = maps.key_means[:, place]
+    return tensors
+
+
+def stored_layers(stored: Mapping[str, Stored]) -> Layers:
+    """Return the maps of each layer from the tensors of `packed_tensors`, in memory or a file."""
+    numbers = sorted(int(name.split("/")[0]) for name in stored if name.endswith("/mean"))
+    queries = stored["query_positions"][...] if "query_positions" in stored else None
+    counts, bos = stored["counts"][...], bool(stored["bos"][...])
+    layers: Layers = {}
+    for number in numbers:
+        layer = LayerMaps(
+            folds=PackedFolds(stored[f"{number}/folds"], queries),
+            counts=counts,
+            bos=bos,
+            stored_mean=stored[f"{number}/mean"],
+            key_means=stored.get(f"{number}/key_means"),
+        )
+        if (mean_term := stored.get(f"{number}/mean_term")) is not None:
+            term = replace(layer, folds=PackedFolds(mean_term, queries), stored_mean=None)
+            layer = replace(layer, mean_term=term)
+        layers[number] = layer
+    return layers
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -122,6 +190,10 @@ class StageMaps:
     def mean(self, letter: Letter) -> Float[Tensor, "row col_pos"]:
         """Return the mean over all sequences of one stage's map."""
         return pooled(self.folds[letter], self.counts)
+
+    def layer_maps(self, letter: Letter) -> LayerMaps:
+        """Return one stage's maps, which know their folds and rows."""
+        return LayerMaps.of(self.folds[letter], self.counts, self.query_positions, bos=self.bos)
 
     def normalised(self, letter: Letter) -> Float[Tensor, "row col_pos"]:
         """Return the mean map of one stage, less the mean of each diagonal."""
