@@ -289,7 +289,7 @@ class _ScoreSums:
     """Sums over blocks of rows of scores, from which each diagonal's mean is subtracted."""
 
     def __init__(self, layer: LayerFolds, cells: KeptCells) -> None:
-        self.n, self.cells = layer.n, cells
+        self.n, self.cells, self.visible = layer.n, cells, layer.kept_cells(0)
         self.sums = torch.zeros(layer.n_folds, layer.n, dtype=torch.float64)
         self.counts = torch.zeros(layer.n, dtype=torch.float64)
         self.first = torch.zeros(layer.n_folds, dtype=torch.float64)
@@ -297,6 +297,8 @@ class _ScoreSums:
 
     def add(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
         known = rows.isfinite().all(0).tril(start)
+        if not known[self.visible.rows(start, start + rows.shape[1])].all():
+            raise ValueError("a score map has a non-finite cell below the diagonal")
         self.sums += distance_sums(rows.where(known, 0.0), start, self.n)
         self.counts += distance_sums(known.double(), start, self.n)
         kept = rows.where(self.cells.rows(start, start + rows.shape[1]), 0.0)
