@@ -147,19 +147,20 @@ def measure(
     counts = fold_counts_of([maps]) if counts is None else counts
     if not per_head:
         layers = layer_folds(maps, query_positions)
-        return [_measure(folds, skipped, counts) for folds in layers.values()]
+        return [measure_layer(folds, skipped, counts) for folds in layers.values()]
     if not isinstance(maps, ScoreMaps) or maps.per_head is None:
         raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
     return [
         [
-            _measure(TensorFolds(head, maps.query_positions), skipped, counts)
+            measure_layer(TensorFolds(head, maps.query_positions), skipped, counts)
             for head in layer.unbind(1)
         ]
         for layer in maps.per_head.unbind(1)
     ]
 
 
-def _measure(folds: Folds, skip_keys: int, counts: FoldCounts | None) -> Measures:
+def measure_layer(folds: Folds, skip_keys: int, counts: FoldCounts | None = None) -> Measures:
+    """Measure the pattern of one layer, or of one head, as `measure` does."""
     estimates = measure_estimates(folds, skip_keys, counts)
     p_p, r_r = estimates["amplitude_squared"], estimates["non_relative_squared"]
     # Equal scores have no order, so their ties must not count as "no trend".
