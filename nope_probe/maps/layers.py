@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.errors import UserError
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights, leave_one_out
 from nope_probe.maps.fold_rows import FoldRows, Stored, TensorFolds
@@ -79,6 +80,11 @@ class LayerMaps:
     def weights(self) -> Float[Tensor, " fold"]:
         """The share of all sequences that each fold holds."""
         return fold_weights(self.folds.n_folds, self.counts)
+
+    @cached_property
+    def visible(self) -> KeptCells:
+        """The cells j < i that the model does not hide."""
+        return KeptCells.of(self.folds.first_keys, 0, self.queries, self.n)
 
     def mean(self, rows: slice = slice(None)) -> Float[Tensor, "row key_pos"]:
         """Return rows of the mean over all sequences; masked cells are NaN."""
@@ -218,8 +224,16 @@ def shared_patterns(maps: Sequence[LayerMaps], skip_keys: int = 0) -> list[Patte
     leaves visible.
 
     Raises:
+        UserError: if the maps differ in their positions, or in the queries of their rows.
         ValueError: if no row has two other keys.
     """
+    for layer in maps[1:]:
+        if layer.n != maps[0].n:
+            raise UserError(
+                f"the maps are of {layer.n} and {maps[0].n} positions: capture both on as many"
+            )
+        if not layer.queries.equal(maps[0].queries):
+            raise UserError("the maps have the rows of unlike queries: capture the same query_rows")
     first = torch.stack([layer.folds.first_keys for layer in maps]).amax(0)
     where = maps[0].queries, maps[0].n
     visible, apart = (KeptCells.of(first, skipped, *where) for skipped in (0, skip_keys))
@@ -233,7 +247,7 @@ def windows_of(layers: Mapping[int, LayerMaps]) -> dict[str, int]:
         layers: the maps of each layer by its number.
     """
     return {
-        f"L{layer}": 1 + int(maps.pattern().visible.n_keys.max())
+        f"L{layer}": 1 + int(maps.visible.n_keys.max())
         for layer, maps in layers.items()
         if maps.folds.first_keys.any()
     }
