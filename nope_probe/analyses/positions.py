@@ -21,16 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import (
-    UNDEFINED,
-    Estimates,
-    Interval,
-    ProductSums,
-    fold_weights,
-    leave_one_out,
-    rms,
-    share,
-)
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
 from nope_probe.analyses.pattern_rows import (
     NonRelativeRows,
     beyond_rounding,
@@ -38,6 +29,7 @@ from nope_probe.analyses.pattern_rows import (
     relative_fit,
 )
 from nope_probe.maps.centred import KeptCells, centred_rows
+from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.maps.rows import row_blocks
@@ -99,6 +91,11 @@ class Reader:
     def turned_back(self, x: Float[Tensor, "*folds pos head d_head"]) -> Tensor:
         """Return turned vectors as at position 0."""
         return x if self.sums.turns is None else self.sums.turns.turned_back(x)
+
+    @cached_property
+    def weights(self) -> Float[Tensor, " fold"]:
+        """The share of all sequences that each fold holds."""
+        return fold_weights(len(self.counts), self.counts)
 
     @cached_property
     def cells(self) -> KeptCells:
@@ -185,8 +182,8 @@ class Reader:
         return self._over_triples(torch.einsum("acjhd,bjhd->abc", readings, written))
 
     def _over_triples(self, triples: Float[Tensor, "a b c"]) -> Estimates:
-        weights = _triple_weights(fold_weights(len(self.counts), self.counts))
-        return torch.einsum("fabc,abc->f", weights, triples) / self.cells.count
+        values = torch.einsum("fabc,abc->f", _triple_weights(self.weights), triples)
+        return Estimates(values=values / self.cells.count, weights=self.weights)
 
     @cached_property
     def square(self) -> Estimates:
@@ -198,7 +195,7 @@ class Reader:
         sums = []
         for gram in self._grams(self._blocks(patterns)):
             products = ProductSums(gram[None, :, None])
-            sums.append(products.cross_products(self.cells.count, self.counts)[:, 0, 0])
+            sums.append(products.product(self.cells.count, self.weights))
         return Squares(whole=sums[0], rest=sums[1])
 
     def pair_squares(self, q: Vectors, k: Vectors) -> Squares:
@@ -208,11 +205,10 @@ class Reader:
         """
         first, second = _pairs(len(q)).T
         left, right = (x.double().flatten(2) for x in (self.at_rows(q), self.turned(k)))
-        weights = _quad_weights(fold_weights(len(self.counts), self.counts))
+        weights = _quad_weights(self.weights)
         grams = self._grams(self._pair_blocks(left[first], right[second]))
-        whole, rest = (
-            torch.einsum("fxy,xy->f", weights, gram) / self.cells.count for gram in grams
-        )
+        values = [torch.einsum("fxy,xy->f", weights, gram) / self.cells.count for gram in grams]
+        whole, rest = (Estimates(values=square, weights=self.weights) for square in values)
         return Squares(whole=whole, rest=rest)
 
     def _pair_blocks(
@@ -298,16 +294,16 @@ def position_terms(reader: Reader) -> dict[str, Term]:
         for patterns in (without_bias, reader.non_relative(without_bias))
     )
     squares["covariance"] = Squares(  # the pattern less the mean term
-        whole=of_scores.whole + of_mean.whole - 2 * crossed,
-        rest=of_scores.rest + of_mean.rest - 2 * rest_crossed,
+        whole=of_scores.whole + of_mean.whole - 2.0 * crossed,
+        rest=of_scores.rest + of_mean.rest - 2.0 * rest_crossed,
     )
     if reader.sums.bias is not None:
         bias, n_cells = reader.pattern_of(reader.sums.bias[None].double()), reader.cells.count
         by_fold = (bias * reader.patterns).sum((1, 2)) / n_cells
-        products["alibi"] = leave_one_out(by_fold, reader.counts)
+        products["alibi"] = Estimates.of_means(by_fold, reader.counts)
         products["covariance"] = products["covariance"] - products["alibi"]
         of_bias, of_rest = (
-            (pattern.square().sum() / n_cells).expand_as(whole)
+            whole.with_values((pattern.square().sum() / n_cells).expand_as(whole.values))
             for pattern in (bias, reader.non_relative(bias))
         )
         squares["alibi"] = Squares(whole=of_bias, rest=of_rest)
@@ -317,12 +313,13 @@ def position_terms(reader: Reader) -> dict[str, Term]:
 def _term(reader: Reader, product: Estimates, squares: Squares) -> Term:
     square = beyond_rounding(squares.whole, reader.score_square)
     rest = beyond_rounding(squares.rest, reader.score_square)
-    product = product if square.any() else torch.zeros_like(product)
+    if not square.values.any():
+        product = product.with_values(torch.zeros_like(product.values))
     return Term(
-        rms=rms(square, reader.counts),
-        share=share(product, reader.square, reader.counts),
-        relative_r2=share(square - rest, square, reader.counts),
-        non_relative=rms(rest, reader.counts),
+        rms=rms(square),
+        share=share(product, reader.square),
+        relative_r2=share(square - rest, square),
+        non_relative=rms(rest),
     )
 
 
@@ -347,7 +344,7 @@ def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
     The key side is <R_i E q_i, R_j dk_j>, the query side <R_i dq_i, R_j k0>, so the shares of both
     sides add up to the three written terms.
     """
-    sums, counts = reader.sums, reader.counts
+    sums = reader.sums
     brought, first = (
         (sums.keys, sums.first_keys) if side == "key" else (sums.queries, sums.first_queries)
     )
@@ -356,15 +353,15 @@ def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
         written = reader.part(x, "written")
         pair = (sums.q, written) if side == "key" else (written, reader.mean(sums.k))
         square = beyond_rounding(reader.pair_squares(*pair).whole, reader.score_square)
-        exceeds_rounding = float(square.any())
+        exceeds_rounding = float(square.values.any())
         product = reader.written_products(readings, x) * exceeds_rounding
         from_first = UNDEFINED
         if writer in first:
             first_product = reader.written_products(readings, first[writer]) * exceeds_rounding
-            from_first = share(first_product, reader.square, counts)
+            from_first = share(first_product, reader.square)
         terms[writer] = Written(
-            share=share(product, reader.square, counts),
-            rms=rms(square, counts),
+            share=share(product, reader.square),
+            rms=rms(square),
             first_key=from_first,
         )
     return terms
@@ -381,7 +378,7 @@ def direct_share(reader: Reader, writer: str) -> Interval:
         + reader.products(query, k, pattern)
         - reader.products(query, key, pattern)
     )
-    return share(lost, reader.square, reader.counts)
+    return share(lost, reader.square)
 
 
 def term_maps(reader: Reader) -> dict[str, Float[Tensor, "row key_pos"]]:

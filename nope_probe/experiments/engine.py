@@ -47,9 +47,8 @@ from nope_probe.hooks.removing.targets import (
     rope_frequencies,
 )
 from nope_probe.maps.folds import State, default_folds
-from nope_probe.maps.maps import ScoreMaps, StageMaps
+from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps, packed_tensors, stored_layers
 from nope_probe.maps.positions import PositionSums
-from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
@@ -212,8 +211,8 @@ class Engine:
         name: str,
         layers: Sequence[int],
         mean_term: bool = False,
-    ) -> StoredMaps:
-        """Return score maps whose folds stay in the checkpoint until they are read.
+    ) -> Layers:
+        """Return the maps of each layer, whose folds stay in the checkpoint until they are read.
 
         Raises:
             UserError: for a non-finite score, with the name of what was captured.
@@ -227,7 +226,7 @@ class Engine:
 
         tensors = self.once(key, capture, ablation)
         stored = tensors if self.checkpoint is None else self.checkpoint.open(key)
-        return StoredMaps.from_stored(stored)
+        return stored_layers(stored)
 
     def stages(
         self, key: str | None, ablation: Ablation | None = None, *, layer: int = 0

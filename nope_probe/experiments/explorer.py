@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from nope_probe.analyses.pattern import query_stride
-from nope_probe.analyses.pattern_changes import KeptPattern, kept_patterns
+from nope_probe.analyses.pattern_changes import KeptPattern, kept_pattern
 from nope_probe.analyses.shapley import Condition, PlayerSet
 from nope_probe.components import LETTERS, Ablation, Gain, Letter, Replacement, Substitute
 from nope_probe.errors import closed_choices
@@ -34,9 +34,9 @@ from nope_probe.hooks.reading.accumulators import absent_stages
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.maps import ScoreMaps, StageMaps
+from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows
-from nope_probe.maps.stored_maps import StoredLayer, StoredMaps
 from nope_probe.models.info import describe
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
@@ -186,8 +186,12 @@ def _arrays(combinations: Iterable[Measured], skip_keys: int) -> dict[str, Any]:
     maps, measures, block = [], [], 1
     for folds, shown, source in combinations:
         intact, queries = folds if intact is None else intact, source.query_positions
-        both = folds.flatten(1, 2), intact.flatten(1, 2)
-        kept = kept_patterns(*both, skip_keys, source.counts, queries)
+        panels = (
+            [LayerMaps.of(x, source.counts, queries) for x in of.flatten(1, 2).unbind(1)]
+            for of in (folds, intact)
+        )
+        pairs = zip(*panels, strict=True)
+        kept = [kept_pattern(maps, of_intact, skip_keys) for maps, of_intact in pairs]
         cells = shown.flatten(0, 1).cpu().double().numpy()
         small = pool(cells, MAX_POSITIONS, queries.numpy())
         maps.append(small.values.reshape(*shown.shape[:2], *small.values.shape[1:]))
@@ -276,7 +280,7 @@ def _letters(blocks: Sequence[StageMaps]) -> Measured:
 
 
 def explorer_of(
-    maps: Mapping[Condition, StoredMaps],
+    maps: Mapping[Condition, Layers],
     players: PlayerSet,
     skip_keys: int,
     kept: Mapping[Condition, Sequence[KeptPattern]],
@@ -294,13 +298,13 @@ def explorer_of(
     replaced = f" ({replacement} in place of a removed weight)" if replacement else ""
     conditions = combinations(players)
     small = [
-        [_pooled_pattern(layer, skip_keys) for layer in maps[condition].layers]
+        [_pooled_pattern(layer, skip_keys) for layer in maps[condition].values()]
         for condition in conditions
     ]
     view = SwitchedMaps(
         kind="pattern",
         skip_keys=skip_keys,
-        layers=tuple(layer.index for layer in maps[conditions[0]].layers),
+        layers=tuple(maps[conditions[0]]),
         panels=(HEADS,),
         maps=np.stack([[layer.values for layer in layers] for layers in small]),
         measures=np.stack([_intervals(kept[condition])[:, None] for condition in conditions]),
@@ -317,7 +321,6 @@ def explorer_of(
     )
 
 
-def _pooled_pattern(layer: StoredLayer, skip_keys: int) -> Pooled:
-    queries = layer.folds.query_positions
-    pattern = row_centred(layer.mean[...], skip_keys, queries)
-    return pool(pattern[None].numpy(), MAX_POSITIONS, queries.numpy())
+def _pooled_pattern(layer: LayerMaps, skip_keys: int) -> Pooled:
+    pattern = row_centred(layer.mean(), skip_keys, layer.queries)
+    return pool(pattern[None].numpy(), MAX_POSITIONS, layer.queries.numpy())

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution, LayerPlayers, PlayerAttribution
@@ -23,12 +23,11 @@ from nope_probe.analyses.splits import (
     OffsetBins,
     mean_squares_by_query,
     offset_bins,
-    offset_profile,
+    offset_profiles,
 )
 from nope_probe.figures.intervals import bound_columns
-from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
-from nope_probe.maps.stored_maps import LayerFolds
 
 Row = dict[str, Any]
 PARTS = ("share", "lost", "alone", "amplification")  # of a player
@@ -246,8 +245,7 @@ def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
 
 
 def offsets_table(
-    terms: Mapping[Any, Float[Tensor, "fold layer row key_pos"]],
-    maps: ScoreMaps,
+    terms: Mapping[Any, Layers],
     skip_keys: int,
     choice: OffsetBins = "auto",
     label: str = "term",
@@ -255,17 +253,19 @@ def offsets_table(
     """Return the table of offset profiles: layer, term, offset, and the mean with its bounds.
 
     Args:
-        terms: fold maps by name, nats.
-        maps: the score maps whose terms they are.
+        terms: the maps of layers by name, nats.
         skip_keys: how many first keys to leave out.
         choice: which distances share a row; see `offset_bins`.
         label: the column of the terms' names.
     """
-    n_offsets = maps.folds.shape[-1] - 1 - skip_keys
-    bins, queries = offset_bins(n_offsets, choice), maps.query_positions
-    about = {"counts": maps.counts, "query_positions": queries, "bins": bins}
-    profiles = {name: offset_profile(folds, skip_keys, **about) for name, folds in terms.items()}
-    return profiles_table(profiles, maps.layers, bins, n_offsets, label)
+    layers = next(iter(terms.values()))
+    n_offsets = next(iter(layers.values())).n - 1 - skip_keys
+    bins = offset_bins(n_offsets, choice)
+    profiles = {
+        name: offset_profiles([*maps.values()], skip_keys, bins=bins)
+        for name, maps in terms.items()
+    }
+    return profiles_table(profiles, [*layers], bins, n_offsets, label)
 
 
 def profiles_table(
@@ -307,14 +307,11 @@ def profiles_table(
     return pd.concat(parts, ignore_index=True)
 
 
-def queries_table(
-    layers: Mapping[int, LayerFolds], counts: Int[Tensor, " fold"], skip_keys: int
-) -> pd.DataFrame:
+def queries_table(layers: Layers, skip_keys: int) -> pd.DataFrame:
     """Return the table of the pattern's strength by the query's position.
 
     Args:
-        layers: fold maps of scores by the layer's number, nats.
-        counts: sequences per fold.
+        layers: the scores of each layer by its number, nats.
         skip_keys: how many first keys to leave out.
 
     Returns:
@@ -322,9 +319,9 @@ def queries_table(
         the group, nats, with its bounds.
     """
     rows = []
-    for layer, folds in layers.items():
-        squares, groups = mean_squares_by_query(folds, folds.kept_cells(skip_keys), counts)
-        for square, (first, last) in zip(squares.T, groups, strict=True):
+    for layer, maps in layers.items():
+        pattern = maps.pattern(skip_keys).among_others
+        for (first, last), square in mean_squares_by_query(pattern):
             where = {"layer": layer, "query": first, "last_query": last}
-            rows.append({**where, **interval_columns(rms=rms(square, counts))})
+            rows.append({**where, **interval_columns(rms=rms(square))})
     return pd.DataFrame(rows)

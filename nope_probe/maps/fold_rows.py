@@ -19,6 +19,7 @@ from nope_probe.maps.centred import first_visible_keys
 from nope_probe.maps.rows import (
     QueryPositions,
     cell_starts,
+    pack_rows,
     rows_of,
     triangle_size,
     unpack_rows,
@@ -61,6 +62,10 @@ class FoldRows(ABC):
     def rows(self, start: int, stop: int) -> Float[Tensor, "fold row key_pos"]:
         """Return the rows of the queries from start to stop - 1, with the keys before `stop`."""
 
+    @abstractmethod
+    def cells_of(self, fold: int) -> Float[Tensor, " cell"]:
+        """Return the cells j <= i of one fold, row by row."""
+
     @cached_property
     @abstractmethod
     def first_keys(self) -> Int[Tensor, " row"]:
@@ -90,6 +95,9 @@ class TensorFolds(FoldRows):
     def maps(self) -> Float[Tensor, "fold row key_pos"]:
         return self.folds
 
+    def cells_of(self, fold: int) -> Float[Tensor, " cell"]:
+        return pack_rows(self.folds[fold], self.query_positions)
+
     @cached_property
     def first_keys(self) -> Int[Tensor, " row"]:
         return first_visible_keys(self.folds[0], self.query_positions)
@@ -116,6 +124,9 @@ class PackedFolds(FoldRows):
     @property
     def maps(self) -> Float[Tensor, "fold row key_pos"]:
         return unpack_rows(self.cells[...], self.query_positions)
+
+    def cells_of(self, fold: int) -> Float[Tensor, " cell"]:
+        return self.cells[fold]
 
     @cached_property
     def first_keys(self) -> Int[Tensor, " row"]:

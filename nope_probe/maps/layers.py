@@ -161,6 +161,11 @@ class Pattern:
         return replace(self, visible=self.apart, part="whole")
 
     @property
+    def n_folds(self) -> int:
+        """How many folds."""
+        return self.maps.folds.n_folds
+
+    @property
     def cells(self) -> KeptCells:
         """The cells where the pattern can differ from 0."""
         return self.apart if self.part == "others" else self.visible

@@ -82,7 +82,15 @@ class ScoreMaps:
     @property
     def by_layer(self) -> Layers:
         """The maps of each layer by its number, which know their folds and rows."""
-        return {layer: self._layer(folds) for layer, folds in self._of_layers(self.folds)}
+        layers = {layer: self._layer(folds) for layer, folds in self._of_layers(self.folds)}
+        if self.mean_term is not None and self.key_means is not None:
+            for place, (layer, folds) in enumerate(self._of_layers(self.mean_term)):
+                layers[layer] = replace(
+                    layers[layer],
+                    mean_term=self._layer(folds),
+                    key_means=self.key_means[:, place],
+                )
+        return layers
 
     @property
     def by_head(self) -> dict[tuple[int, int], LayerMaps]:

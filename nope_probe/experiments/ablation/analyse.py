@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attribution import (
@@ -24,9 +24,13 @@ from nope_probe.analyses.attribution import (
     attribute_losses,
 )
 from nope_probe.analyses.jackknife import mean_intervals
-from nope_probe.analyses.pattern import Measures, layer_folds, measure, query_stride
+from nope_probe.analyses.pattern import Measures, measure, query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
-from nope_probe.analyses.pattern_rows import contrast_map, distance_sums, pattern_distance_sums
+from nope_probe.analyses.pattern_rows import (
+    contrast_map,
+    pattern_distance_sums,
+    score_distance_sums,
+)
 from nope_probe.analyses.shapley import (
     INTACT,
     MASK,
@@ -36,7 +40,7 @@ from nope_probe.analyses.shapley import (
     shapley,
     source_terms,
 )
-from nope_probe.analyses.splits import bin_of_offset, offset_bins, split_mean_covariance
+from nope_probe.analyses.splits import bin_means, offset_bins, split_mean_covariance
 from nope_probe.components import Replacement, phrase
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
@@ -56,15 +60,15 @@ from nope_probe.experiments.tables import (
 )
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.folds import pooled
+from nope_probe.maps.layers import windows_of
+from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import row_blocks
-from nope_probe.maps.stored_maps import StoredMaps, shared_cells, windows_of
 from nope_probe.runtime.checkpoint import tensor_writer
 from nope_probe.runtime.folder import Run, StoredArrays
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
-Sums = Float[Tensor, "fold layer distance"]
 MAPS_BYTES = 1 << 26
 QUERIES = "query_positions"  # exact in float32: below 2**24
 Rows = Float[Tensor, "row key_pos"]
@@ -83,15 +87,16 @@ def analyse(
     """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     analysis = Analysis(plan=plan, measured=measured, tokens=inputs.kind, skip_keys=skip_keys)
+    intact = next(iter(measured.intact.values()))
     maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
     write_maps(maps, RunMaps(plan, measured, skip_keys))
     write_folds(folds, plan, measured)
     manifest = {
         **session.provenance(),
-        **input_record(inputs, skip_keys, measured.intact.counts),
-        "query_stride": query_stride(len(measured.intact.query_positions)),
+        **input_record(inputs, skip_keys, intact.counts),
+        "query_stride": query_stride(len(intact.queries)),
         "layers": list(plan.layers),
-        "windows": windows_of(layer_folds(measured.intact)),
+        "windows": windows_of(measured.intact),
         "lengths": {} if session.call.loaded else session.settings.stated_lengths(),
         **analysis.record(),
     }
@@ -186,9 +191,7 @@ class Analysis:
             "controls": self._controls_table(),
             "mean_covariance": self._mean_covariance_table(),
             "offsets": self._offsets_table(),
-            "queries": queries_table(
-                layer_folds(self.measured.intact), self.measured.intact.counts, self.skip_keys
-            ),
+            "queries": queries_table(self.measured.intact, self.skip_keys),
         }
 
     def record(self) -> dict[str, Any]:
@@ -233,8 +236,8 @@ class Analysis:
         if self.measured.shuffled:
             with_mask, without = (self.measured.shuffled[key] for key in (INTACT, MASK))
             effects["shuffled"] = [
-                mask_effect(one.folds, other.folds, self.skip_keys, with_mask.counts)
-                for one, other in zip(with_mask.layers, without.layers, strict=True)
+                mask_effect(maps, without[layer], self.skip_keys)
+                for layer, maps in with_mask.items()
             ]
         return effects
 
@@ -254,11 +257,9 @@ class Analysis:
         """Return the mean and covariance terms, and where known the mean term's four parts."""
         positions, splits = self.measured.positions, []
         terms = None if positions is None else term_table(positions, self.skip_keys)
-        for layer in self.measured.intact.layers:
-            if layer.mean_term is not None and layer.key_means is not None:
-                maps = (layer.folds, layer.mean_term, layer.key_means[...])
-                about = (self.skip_keys, self.measured.intact.counts)
-                splits.append(split_mean_covariance(layer.index, *maps, *about))
+        for layer, maps in self.measured.intact.items():
+            if maps.mean_term is not None:
+                splits.append(split_mean_covariance(layer, maps, self.skip_keys))
         return mean_covariance_table(splits, terms)
 
     def _offsets_table(self) -> pd.DataFrame:
@@ -269,48 +270,21 @@ class Analysis:
         """
         contrasts, intact = source_terms(self.plan.sources), self.measured.intact
         needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
-        cells = [shared_cells([layer.folds], self.skip_keys) for layer in intact.layers]
-        n_offsets = intact.n - 1 - self.skip_keys
+        of_intact = [maps.pattern(self.skip_keys).among_others for maps in intact.values()]
+        n_offsets = of_intact[0].maps.n - 1 - self.skip_keys
         bins = offset_bins(n_offsets, self.plan.offset_bins)
-        patterns = {
-            key: _means(_pattern_sums(self.measured.maps[key], cells), cells, bins)
-            for key in needed
-        }
-        terms = {"score": _means(_score_sums(intact, cells), cells, bins), "all": patterns[INTACT]}
+        patterns = {}
+        for key in needed:
+            seen = [  # on the cells that the intact model sees
+                replace(pattern, maps=self.measured.maps[key][layer])
+                for layer, pattern in zip(intact, of_intact, strict=True)
+            ]
+            patterns[key] = bin_means(seen, pattern_distance_sums, bins)
+        terms = {"score": bin_means(of_intact, score_distance_sums, bins), "all": patterns[INTACT]}
         terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
-        profiles = {name: mean_intervals(means, intact.counts) for name, means in terms.items()}
+        counts = of_intact[0].maps.counts
+        profiles = {name: mean_intervals(means, counts) for name, means in terms.items()}
         return profiles_table(profiles, self.plan.layers, bins, n_offsets)
-
-
-def _pattern_sums(maps: StoredMaps, cells: Sequence[KeptCells]) -> Sums:
-    """Return the sums of fold patterns at each distance, on the kept cells of each layer."""
-    layers = zip(maps.layers, cells, strict=True)
-    return torch.stack([pattern_distance_sums(layer.folds, kept) for layer, kept in layers], 1)
-
-
-def _score_sums(maps: StoredMaps, cells: Sequence[KeptCells]) -> Sums:
-    """Return the sums of fold scores at each distance, on the kept cells of each layer."""
-    sums = torch.zeros(len(maps.counts), len(maps.layers), maps.n, dtype=torch.float64)
-    for index, layer in enumerate(maps.layers):
-        for start, stop in row_blocks(maps.query_positions, maps.n, len(maps.counts)):
-            rows = layer.folds.rows(start, stop).double()
-            kept = rows.where(cells[index].rows(start, stop), 0.0)
-            sums[:, index] += distance_sums(kept, start, maps.n)
-    return sums
-
-
-def _means(
-    sums: Sums, cells: Sequence[KeptCells], bins: Int[Tensor, " bin"]
-) -> Float[Tensor, "fold layer bin"]:
-    """Return means from sums; NaN in bins of which a layer's window hides all cells."""
-    offsets = torch.arange(1, sums.shape[-1] - cells[0].skip_keys)
-    place = bin_of_offset(offsets, bins)
-    counts = torch.stack([kept.by_distance for kept in cells])
-    in_bins, known = (
-        torch.zeros(*x.shape[:-1], len(bins), dtype=x.dtype).index_add_(-1, place, x[..., offsets])
-        for x in (sums, counts)
-    )
-    return in_bins / known
 
 
 def side_by_side(tables: Mapping[Replacement, pd.DataFrame]) -> pd.DataFrame:
@@ -352,7 +326,8 @@ class RunMaps:
             (measured.maps, _pattern_contrasts(plan)),
             *((maps, _shapley_contrasts(plan, f"_{n}")) for n, maps in measured.others.items()),
         ]
-        self.has_mean_term = measured.intact.layers[0].mean_term is not None
+        self.first = next(iter(measured.intact.values()))
+        self.has_mean_term = self.first.mean_term is not None
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int]]:
@@ -361,8 +336,8 @@ class RunMaps:
         if self.has_mean_term:
             for term in ("mean", "covariance"):
                 names += [f"mean_covariance/{term}", f"pattern/{term}_term"]
-        n_layers, n_rows = len(self.intact.layers), len(self.intact.query_positions)
-        return dict.fromkeys(names, (n_layers, n_rows, self.intact.n))
+        shape = (len(self.intact), len(self.first.queries), self.first.n)
+        return dict.fromkeys(names, shape)
 
     def blocks(self, n_bytes: int = MAPS_BYTES) -> Iterator[tuple[str, int, int, Rows]]:
         """Yield all maps by blocks of rows: name, the layer's place, first row, and rows.
@@ -370,11 +345,10 @@ class RunMaps:
         Args:
             n_bytes: the size of a row block of all conditions.
         """
-        for place, intact in enumerate(self.intact.layers):
-            cells = shared_cells([intact.folds], self.skip_keys)
-            queries, row = self.intact.query_positions, 0
-            for start, stop in row_blocks(queries, self.intact.n, self.n_conditions + 1, n_bytes):
-                for name, rows in self._rows(place, start, stop, row, cells):
+        for place, (layer, intact) in enumerate(self.intact.items()):
+            cells, row = intact.pattern(self.skip_keys).apart, 0
+            for start, stop in row_blocks(intact.queries, intact.n, self.n_conditions + 1, n_bytes):
+                for name, rows in self._rows(layer, start, stop, row, cells):
                     yield name, place, row, rows
                 row += stop - start
 
@@ -384,18 +358,18 @@ class RunMaps:
         """Yield some queries of one layer of each map. The intact model sees the fewest keys."""
         rows_of_block = slice(row, row + stop - start)
         for name, maps in self.scores.items():
-            yield name, maps.layers[layer].mean[rows_of_block]
+            yield name, maps[layer].mean(rows_of_block)
         patterns: dict[Condition, Rows] = {}
         for condition_maps, contrasts in self.contrasts:
             for condition, maps in condition_maps.items():
-                patterns[condition] = _pattern(maps.layers[layer].mean[rows_of_block], start, cells)
+                patterns[condition] = _pattern(maps[layer].mean(rows_of_block), start, cells)
             for name, contrast in contrasts.items():
                 yield name, contrast_map(contrast, patterns)
-        intact = self.intact.layers[layer]
+        intact = self.intact[layer]
         if intact.mean_term is not None:
-            score = intact.mean[rows_of_block]
+            score = intact.mean(rows_of_block)
             mean = torch.full_like(score, torch.nan)
-            mean[:, :stop] = pooled(intact.mean_term.rows(start, stop), self.intact.counts)
+            mean[:, :stop] = pooled(intact.mean_term.folds.rows(start, stop), intact.counts)
             for term, rows in (("mean", mean), ("covariance", score - mean)):
                 yield f"mean_covariance/{term}", rows
                 yield f"pattern/{term}_term", _pattern(rows, start, cells)
@@ -427,7 +401,7 @@ def _shapley_contrasts(plan: Plan, suffix: str = "") -> dict[str, Contrast]:
     return contrasts
 
 
-def named_scores(plan: Plan, measured: Measured) -> dict[str, StoredMaps]:
+def named_scores(plan: Plan, measured: Measured) -> dict[str, Layers]:
     """Return the score maps of all conditions by their names in a run."""
     named = {f"score/{plan.name(condition)}": maps for condition, maps in measured.maps.items()}
     for replacement, others in (*measured.others.items(), *measured.checks.items()):
@@ -443,7 +417,7 @@ def write_maps(path: Path, maps: RunMaps) -> None:
         StorageError: if it cannot be written.
     """
     shapes: dict[str, tuple[int, ...]] = {**maps.shapes}
-    queries, n = maps.intact.query_positions, maps.intact.n
+    queries, n = maps.first.queries, maps.first.n
     if len(queries) < n:
         shapes[QUERIES] = (len(queries),)
     with tensor_writer(path, shapes) as write:
@@ -460,10 +434,11 @@ def write_folds(path: Path, plan: Plan, measured: Measured) -> None:
         StorageError: if the file cannot be written.
     """
     named = named_scores(plan, measured)
-    n_folds, n_cells = measured.intact.layers[0].folds.cells.shape
-    shape = (n_folds, len(measured.intact.layers), n_cells)
+    intact = next(iter(measured.intact.values()))
+    n_folds, n_cells = intact.folds.n_folds, int((intact.queries + 1).sum())
+    shape = (n_folds, len(measured.intact), n_cells)
     with tensor_writer(path, dict.fromkeys(named, shape)) as write:
-        for name, maps in named.items():
-            for layer, layer_map in enumerate(maps.layers):
+        for name, layers in named.items():
+            for place, maps in enumerate(layers.values()):
                 for fold in range(n_folds):
-                    write(name, (fold, layer), layer_map.folds.cells[fold].float().numpy())
+                    write(name, (fold, place), maps.folds.cells_of(fold).float().numpy())

@@ -29,7 +29,7 @@ from nope_probe.experiments.behaviour.settings import EFFECTS, INTACT, QUANTITIE
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.maps.folds import folds_of
-from nope_probe.maps.stored_maps import TensorFolds
+from nope_probe.maps.layers import LayerMaps
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_record
 from nope_probe.runtime.session import Session
@@ -275,10 +275,11 @@ def _pattern_lost(
     for removed in (plan.conditions[INTACT], ablation):
         scores = measured.maps[map_key(removed)].folds[:, place].masked_fill(masked, torch.nan)
         content = measured.maps[map_key(plan.without_sources(removed))].folds[:, place]
-        all_scores, rest = (TensorFolds(x, whole.query_positions) for x in (scores, content))
-        parts.append(positional_part(all_scores, rest, skip, whole.counts))
-    intact_part, left = parts
-    return pattern_lost(intact_part, left, whole.counts)
+        kept, rest = (
+            LayerMaps.of(x, whole.counts, whole.query_positions) for x in (scores, content)
+        )
+        parts.append(positional_part(kept, rest, skip))
+    return pattern_lost(*parts)
 
 
 def correlations_table(bridge: pd.DataFrame, heads: pd.DataFrame | None = None) -> pd.DataFrame:

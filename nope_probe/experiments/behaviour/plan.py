@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.behaviour import by_document, halves, index_targets, ridge
-from nope_probe.analyses.jackknife import Interval, cross_products, rms
+from nope_probe.analyses.jackknife import Interval, rms
 from nope_probe.analyses.pattern_changes import positional_part
 from nope_probe.analyses.shapley import Condition, removal
 from nope_probe.components import (
@@ -50,7 +50,6 @@ from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.folds import State
 from nope_probe.maps.maps import ScoreMaps
-from nope_probe.maps.stored_maps import TensorFolds
 from nope_probe.runtime.session import Session
 
 MIN_DOCUMENTS = 8  # four to fit on and four held out
@@ -459,13 +458,9 @@ class _Runner:
             text.scores(f"head/L{layer}/{name}", ablation, layers=[layer], per_head=True)
             for name, ablation in (("intact", Ablation()), ("content", content))
         ]
-        folds = [maps.per_head for maps in both if maps.per_head is not None]
-        counts, patterns = both[0].counts, []
-        for head in range(self.n_heads[layer]):
-            whole, rest = (TensorFolds(of[:, 0, head], both[0].query_positions) for of in folds)
-            part = positional_part(whole, rest, self.skip, counts)[None]
-            patterns.append(rms(cross_products(part, part, counts)[:, 0, 0], counts))
-        return patterns
+        heads = zip(*(maps.by_head.values() for maps in both), strict=True)
+        parts = [positional_part(whole, rest, self.skip) for whole, rest in heads]
+        return [rms(part.product(part)) for part in parts]
 
     def decode(self, weights: str) -> dict[str, Distances]:
         """Return the distances of every condition, of the trained or of random weights."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Int
-from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, standard_error
-from nope_probe.analyses.pattern import Measures, layer_folds, measure_layer, skipped_keys
+from nope_probe.analyses.pattern import Measures, measure_layer, skipped_keys
 from nope_probe.analyses.pattern_changes import (
     independent_difference,
     measure_differences,
@@ -129,18 +128,14 @@ def _difference(name: str, base: Member, other: Member, values: Map) -> Differen
     if x is None or y is None:
         rms, noise = _without_folds(base.maps[name], other.maps[name], values)
         return Difference(values=values, rms=rms, noise=noise, paired=False)
-    counts, paired = (_counts(other), _counts(base)), share_sequences([base, other])
-    rms = pattern_difference(x, y, skip_keys=base.skip_keys, paired=paired, counts=counts)
-    noisy = [(x.folds - y.folds, counts[0])]
-    if not paired:
-        noisy = [(x.folds, counts[0]), (y.folds, counts[1])]
+    paired = share_sequences([base, other])
+    rms = pattern_difference(x, y, skip_keys=base.skip_keys, paired=paired)
+    noisy = [(maps.folds.maps, maps.counts) for maps in (x, y)]
+    if paired:
+        noisy = [(x.folds.maps - y.folds.maps, x.counts)]
     squares = [float(standard_error(*folds).square().nanmean()) for folds in noisy]
     noise = float(np.sqrt(sum(squares)))
     return Difference(values=values, rms=rms, noise=noise, paired=paired)
-
-
-def _counts(member: Member) -> Int[Tensor, " fold"] | None:
-    return None if member.fold_sizes is None else torch.tensor(member.fold_sizes)
 
 
 def _without_folds(base: StoredMap, other: StoredMap, values: Map) -> tuple[Interval, float]:
@@ -199,17 +194,14 @@ def difference(
         raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")
     if paired and not base.counts.equal(other.counts):
         raise UserError("the maps have unlike folds: pass paired=False for other sequences")
-    skipped, counts = skipped_keys([base, other], skip_keys), (other.counts, base.counts)
+    both = other.by_layer, base.by_layer
+    skipped = skipped_keys([maps[layers[0]] for maps in both], skip_keys)
     rows: list[Row] = []
     for layer in layers:
-        x, y = (layer_folds(maps)[layer] for maps in (other, base))
-        options: dict[str, Any] = {"skip_keys": skipped, "paired": paired, "counts": counts}
-        changes = {"pattern": pattern_difference(x, y, **options)}
-        changes |= measure_differences(x, y, **options)
-        after, before = (
-            vars(measure_layer(folds, skipped, of_folds))
-            for folds, of_folds in zip((x, y), counts, strict=True)
-        )
+        x, y = (maps[layer] for maps in both)
+        changes = {"pattern": pattern_difference(x, y, skip_keys=skipped, paired=paired)}
+        changes |= measure_differences(x, y, skip_keys=skipped, paired=paired)
+        after, before = (vars(measure_layer(maps, skipped)) for maps in (x, y))
         for name in ("pattern", *Measures.__dataclass_fields__):
             value = after.get(name, UNDEFINED)
             row = {"item": f"L{layer}", "measure": name, **interval_columns(value=value)}
@@ -306,12 +298,10 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
         name, kept = f"({row['stage']})", INTACT
     else:
         return {}
-    x, y, counts = other.folds(name, kept), base.folds(name, kept), _counts(base)
+    x, y = other.folds(name, kept), base.folds(name, kept)
     if x is None or y is None:
         return {}
-    differences = measure_differences(
-        x, y, skip_keys=base.skip_keys, paired=True, counts=(counts, counts)
-    )
+    differences = measure_differences(x, y, skip_keys=base.skip_keys, paired=True)
     return {name: difference for name, difference in differences.items() if name in MEASURES}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.analyses.pattern import layer_folds, measure, query_stride
+from nope_probe.analyses.pattern import measure, measure_heads, query_stride
 from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import Band, BandChoice, OffsetBins, make_bands, split_bands
 from nope_probe.errors import UserError
@@ -35,9 +36,9 @@ from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.hooks.reading.capture import capture_bands
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.layers import LayerMaps, windows_of
+from nope_probe.maps.maps import Layers, ScoreMaps
 from nope_probe.maps.rows import pack_rows
-from nope_probe.maps.stored_maps import windows_of
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -130,39 +131,43 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
     """
     inputs, maps = session.sequences(), measured.maps
     skip_keys = session.settings.n_skipped(inputs)
-    folds, counts = maps.folds.double(), maps.counts
-    terms = {"score": folds, "all": row_centred(folds, skip_keys, maps.query_positions)}
+    layers = maps.by_layer
+    terms = {"score": layers, "all": pattern_layers(layers, skip_keys)}
     tables = {
         "pattern": measures_table([({"kept": INTACT}, measure(maps, skip_keys))], maps.layers),
-        "offsets": offsets_table(terms, maps, skip_keys, choice),
-        "queries": queries_table(layer_folds(maps), counts, skip_keys),
+        "offsets": offsets_table(terms, skip_keys, choice),
+        "queries": queries_table(layers, skip_keys),
     }
     if measured.band_maps is not None:
-        split = split_bands(
-            maps.folds,
-            measured.band_maps,
-            measured.bands,
-            skip_keys,
-            counts=counts,
-            query_positions=maps.query_positions,
-        )
-        tables["bands"] = bands_table(split)
+        of_layers = zip(layers.values(), measured.band_maps.unbind(1), measured.bands, strict=True)
+        split = [split_bands(*of_layer, skip_keys) for of_layer in of_layers]
+        tables["bands"] = bands_table([*chain.from_iterable(split)])
     patterns = ""
     if maps.per_head is not None:
         tables |= _head_tables(session, maps, skip_keys, choice)
         patterns = head_patterns(maps, tables["heads"], skip_keys)
     manifest = {
         **session.provenance(),
-        **input_record(inputs, skip_keys, counts),
+        **input_record(inputs, skip_keys, maps.counts),
         "query_stride": query_stride(len(maps.query_positions)),
         "layers": list(maps.layers),
-        "windows": windows_of(layer_folds(maps)),
+        "windows": windows_of(layers),
         "lengths": session.settings.stated_lengths(),
         "conditions": [INTACT],
     }
     arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(maps)}
     run = Run(manifest=manifest, arrays=arrays, tables=tables)
     return replace(run, page=report(run, patterns).html(manifest))
+
+
+def pattern_layers(layers: Layers, skip_keys: int) -> Layers:
+    """Return the pattern of each layer as maps of their own, NaN outside its cells."""
+    return {
+        layer: LayerMaps.of(
+            maps.pattern(skip_keys).among_others.dense(), maps.counts, maps.queries, bos=maps.bos
+        )
+        for layer, maps in layers.items()
+    }
 
 
 def _head_tables(
@@ -173,21 +178,22 @@ def _head_tables(
     A row of `heads` has four measures of the head's pattern, and measures of its attention.
     """
     assert maps.per_head is not None
-    measured = measure(maps, skip_keys, per_head=True)
     rows = [
         {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
-        for layer, of_layer in zip(maps.layers, measured, strict=True)
-        for head, measures in enumerate(of_layer)
+        for (layer, head), measures in measure_heads(maps, skip_keys).items()
     ]
     heads = pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])
     loaded, folds = session.loaded, session.settings.folds
     attended, sinks = head_columns(
         loaded.model, session.sequences(), loaded.tokenizer, maps.layers, folds
     )
-    of_head = dict(enumerate(maps.per_head.unbind(2)))
+    of_head = {
+        head: {layer: maps.by_head[layer, head] for layer in maps.layers}
+        for head in range(maps.per_head.shape[2])
+    }
     return {
         "heads": pd.concat([heads, attended], axis=1),
-        "head_offsets": offsets_table(of_head, maps, skip_keys, choice, label="head"),
+        "head_offsets": offsets_table(of_head, skip_keys, choice, label="head"),
         "sinks": sinks,
     }
 

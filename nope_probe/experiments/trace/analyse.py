@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern_rows import ContrastGram
@@ -36,8 +35,8 @@ from nope_probe.hooks.layers.hook_points import hooks_in_place
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.replacements import block_of_writer, without_position
 from nope_probe.maps.folds import folds_of
+from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.positions import PositionSums
-from nope_probe.maps.stored_maps import LayerFolds, TensorFolds
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -101,14 +100,11 @@ def measure_effects(
 
     def maps(
         key: str, layers: list[int], ablation: Ablation | None = None
-    ) -> dict[tuple[int, int | None], TensorFolds]:
+    ) -> dict[tuple[int, int | None], LayerMaps]:
         captured = engine.scores(f"effects-{key}", ablation, layers=layers, per_head=per_head)
-        of_layer = captured.folds[:, :, None] if captured.per_head is None else captured.per_head
-        return {
-            (layer, head if per_head else None): TensorFolds(folds, captured.query_positions)
-            for layer, of_heads in zip(layers, of_layer.unbind(1), strict=True)
-            for head, folds in enumerate(of_heads.unbind(1))
-        }
+        if per_head:
+            return {(layer, head): maps for (layer, head), maps in captured.by_head.items()}
+        return {(layer, None): maps for layer, maps in captured.by_layer.items()}
 
     intact = maps("intact", sorted({pair.layer for pair in pairs})) if pairs else {}
     rows: dict[Pair, Row] = {}
@@ -116,17 +112,17 @@ def measure_effects(
         own = [pair for pair in pairs if pair.writer == writer]
         layers = sorted({pair.layer for pair in own})
         total = maps(writer, layers, Ablation(remove=[f"position[{writer}]"]))
-        direct: dict[tuple[int, int | None], TensorFolds] = {}
+        direct: dict[tuple[int, int | None], LayerMaps] = {}
         for layer in layers:
             hook = without_position(engine.model, writer, positions[writer], layer)
             with hooks_in_place([hook]):
                 direct |= maps(f"{writer}-to-L{layer}", [layer])
         for pair in own:
-            reader, counts = pair.reader, sums.counts
+            reader = pair.reader
             shares = interval_columns(
                 predicted=direct_share(known[reader], writer),
-                direct=share_lost(intact[reader], direct[reader], skip_keys, counts),
-                total=share_lost(intact[reader], total[reader], skip_keys, counts),
+                direct=share_lost(intact[reader], direct[reader], skip_keys),
+                total=share_lost(intact[reader], total[reader], skip_keys),
             )
             rows[pair] = pair._asdict() | shares
     columns = [*Pair._fields, *interval_names("predicted", "direct", "total")]
@@ -158,9 +154,9 @@ def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[str]:
     return [name for name in names if name == f"ATTN{block}" or name.startswith(f"L{block}H")]
 
 
-def share_lost(intact: LayerFolds, without: LayerFolds, skip_keys: int, counts: Tensor) -> Interval:
+def share_lost(intact: LayerMaps, without: LayerMaps, skip_keys: int) -> Interval:
     """Return the lost share of a pattern v that becomes w, <v - w, v> / <v, v>."""
-    gram = ContrastGram.of_layers({"v": intact, "w": without}, skip_keys, counts)
+    gram = ContrastGram.of_layers({"v": intact, "w": without}, skip_keys)
     return gram.share({"v": 1.0, "w": -1.0}, {"v": 1.0})
 
 
