@@ -19,8 +19,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
-from nope_probe.analyses.jackknife import Interval, cross_products, jackknife, leave_one_out
-from nope_probe.analyses.pattern import locality
+from nope_probe.analyses.jackknife import Interval, jackknife
+from nope_probe.analyses.pattern import order_estimates
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import (
     INTACT,
@@ -38,7 +38,9 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells, row_centred
+from nope_probe.maps.estimates import Estimates, cross_products, fold_weights
 from nope_probe.maps.folds import grouped_folds, interleaved_folds
+from nope_probe.maps.layers import LayerMaps
 
 NOISE = 0.5  # of a synthetic sequence, and of its document
 
@@ -195,7 +197,9 @@ def truth(population: Population) -> dict[str, float]:
     """Return the values of the whole population."""
     means = dict(zip(population.conditions, population.patterns.mean(1), strict=True))
     found = {"amplitude": float(means[INTACT].square().mean().sqrt())}
-    found["locality"] = float(locality(as_map(means[INTACT], population), population.skip_keys))
+    found["locality"] = float(
+        locality(as_map(means[INTACT], population)[None], population).values[0]
+    )
     for name, (part, whole) in contrasts(population).items():
         one, other = (sum(w * means[c] for c, w in each.items()) for each in (part, whole))
         found[name] = float((one * other).sum() / other.square().sum())
@@ -215,12 +219,26 @@ def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, I
     sums = torch.zeros(len(population.conditions), n_folds, population.patterns.shape[-1]).double()
     sums.index_add_(1, fold_of, population.patterns[:, chosen].double())
     folds = sums / counts[:, None]
-    gram = ContrastGram(population.conditions, cross_products(folds, folds, counts), counts)
+    gram = ContrastGram(
+        row={condition: row for row, condition in enumerate(population.conditions)},
+        gram=cross_products(folds, folds, counts),
+        weights=fold_weights(n_folds, counts),
+        score_squares=torch.zeros(len(population.conditions)).double(),
+    )
     intact = as_map(folds[population.conditions.index(INTACT)], population)
     found = {"amplitude": gram.rms({INTACT: 1.0})}
-    means = leave_one_out(intact, counts)
-    found["locality"] = jackknife(locality(means, population.skip_keys), counts)
+    found["locality"] = jackknife(locality(intact, population, counts))
     return found | {name: gram.share(*pair) for name, pair in contrasts(population).items()}
+
+
+def locality(
+    folds: Float[Tensor, "fold query_pos key_pos"],
+    population: Population,
+    counts: Int[Tensor, " fold"] | None = None,
+) -> Estimates:
+    """Return the locality of patterns, on all folds and without each fold."""
+    pattern = LayerMaps.of(folds, counts).pattern(population.skip_keys).among_others
+    return order_estimates(pattern)["locality"]
 
 
 def as_map(

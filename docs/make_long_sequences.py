@@ -173,7 +173,7 @@ def group_rows(sums: PositionSums, terms: Sequence[str]) -> Iterator[Row]:
         rows = torch.linspace(first, stop - 1, min(GROUP_ROWS, stop - first)).round().long()
         for keys in (None, NEAREST) if longest and first >= NEAREST else (None,):
             for where, reader in readers(with_rows(sums, rows, keys), SKIP):
-                estimates = {"all": rms(reader.square, reader.counts)}
+                estimates = {"all": rms(reader.square)}
                 if terms:
                     split = position_terms(reader)
                     estimates |= {name: split[name].rms for name in terms}

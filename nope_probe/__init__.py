@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec as ParameterFreeSpec
     from nope_probe.analyses.parameter_free.theory import theory_scores as theory_scores
     from nope_probe.analyses.pattern import measure as measure
+    from nope_probe.analyses.pattern import measure_heads as measure_heads
     from nope_probe.analyses.shapley import player_set as player_set
     from nope_probe.components import Ablation as Ablation
     from nope_probe.data.sequences import gaussian as gaussian
@@ -35,7 +36,7 @@ _NAMES = {
     "nope_probe.analyses.parameter_free.simulation": "simulate_scores",
     "nope_probe.analyses.parameter_free.spec": "ParameterFreeSpec",
     "nope_probe.analyses.parameter_free.theory": "theory_scores",
-    "nope_probe.analyses.pattern": "measure",
+    "nope_probe.analyses.pattern": "measure measure_heads",
     "nope_probe.analyses.shapley": "player_set",
     "nope_probe.components": "Ablation",
     "nope_probe.data.sequences": "gaussian sequences",

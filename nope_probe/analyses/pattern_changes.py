@@ -87,7 +87,7 @@ def kept_pattern(maps: LayerMaps, intact: LayerMaps, skip_keys: int = 0) -> Kept
     cells = patterns[0].cells.mask
     if not all(one.maps.folds.maps[:, cells].isfinite().all() for one in patterns):
         return KeptPattern(amplitude=UNDEFINED, locality=UNDEFINED, share=UNDEFINED)
-    gram = ContrastGram(dict(zip("vu", patterns, strict=True)))
+    gram = ContrastGram.of(dict(zip("vu", patterns, strict=True)))
     amplitude = gram.rms({"v": 1.0})
     locality = order_estimates(patterns[0])["locality"]
     return KeptPattern(

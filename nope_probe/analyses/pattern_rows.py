@@ -15,7 +15,9 @@ Every share of a contrast of conditions is an inner product in one Gram matrix o
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Generic, TypeVar
 
 import torch
@@ -189,37 +191,50 @@ def contrast_map(
     return total
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ContrastGram(Generic[Name]):
     """Inner products of contrasts, on all folds and without each fold, from one Gram matrix.
 
     Attributes:
-        row: the place of each condition in the Gram matrix.
+        row: the row of each condition in the Gram matrix.
         gram: the inner products of the conditions' patterns, squared nats.
         weights: the share of all sequences that each fold holds.
         score_squares: the mean square of each condition's scores, squared nats. A contrast within
             their rounding is 0, and shares of it are undefined.
-
-    Args:
-        patterns: the patterns of one layer in each condition, or of other maps, on shared cells.
-        n_bytes: memory for the patterns of all conditions that are held at once.
     """
 
-    def __init__(self, patterns: Mapping[Name, Pattern], *, n_bytes: int = GRAM_BYTES) -> None:
-        self.row = {condition: row for row, condition in enumerate(patterns)}
+    row: Mapping[Name, int]
+    gram: Float[Tensor, "one_plus_folds condition condition"]
+    weights: Float[Tensor, " fold"]
+    score_squares: Float[Tensor, " condition"]
+
+    @classmethod
+    def of(
+        cls, patterns: Mapping[Name, Pattern], *, n_bytes: int = GRAM_BYTES
+    ) -> ContrastGram[Name]:
+        """Return the inner products of patterns on shared cells, read a block of rows at a time.
+
+        Args:
+            patterns: the patterns of one layer in each condition, or of other maps of it.
+            n_bytes: memory for the patterns of all conditions that are held at once.
+        """
         of_conditions, sums = list(patterns.values()), ProductSums()
-        first = of_conditions[0]
-        maps, cells, n_folds = first.maps, first.visible, first.maps.folds.n_folds
-        self.weights = maps.weights
-        self.score_squares = torch.zeros(len(patterns), dtype=torch.float64)
-        n_maps = len(patterns) * n_folds
-        for start, stop in row_blocks(maps.queries, maps.n, n_maps, n_bytes):
-            rows = torch.empty(len(patterns), n_folds, stop - start, stop, dtype=torch.float64)
+        maps, cells = of_conditions[0].maps, of_conditions[0].visible
+        shape = len(patterns), maps.folds.n_folds
+        squares = torch.zeros(len(patterns), dtype=torch.float64)
+        for start, stop in row_blocks(maps.queries, maps.n, prod(shape), n_bytes):
+            rows = torch.empty(*shape, stop - start, stop, dtype=torch.float64)
             for index, pattern in enumerate(of_conditions):
                 scores = pattern.maps.folds.rows(start, stop).double()
-                self.score_squares[index] += mean_squares(scores, start, cells).mean()
+                squares[index] += mean_squares(scores, start, cells).mean()
                 rows[index] = pattern.centred(scores, start)
             sums.add(rows)
-        self.gram = sums.cross_products(cells.count, self.weights)
+        return cls(
+            row={condition: row for row, condition in enumerate(patterns)},
+            gram=sums.cross_products(cells.count, maps.weights),
+            weights=maps.weights,
+            score_squares=squares,
+        )
 
     @classmethod
     def of_layers(cls, layers: Mapping[Name, LayerMaps], skip_keys: int = 0) -> ContrastGram[Name]:
@@ -229,7 +244,7 @@ class ContrastGram(Generic[Name]):
         more keys, and the other conditions have no scores to compare with them.
         """
         patterns = shared_patterns(list(layers.values()), skip_keys)
-        return cls({name: one.among_others for name, one in zip(layers, patterns, strict=True)})
+        return cls.of({name: one.among_others for name, one in zip(layers, patterns, strict=True)})
 
     def product(self, one: Mapping[Name, float], other: Mapping[Name, float]) -> Estimates:
         """Return <one, other> as a mean over cells, in squared nats.

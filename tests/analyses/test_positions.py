@@ -159,7 +159,7 @@ def test_intervals_cover_the_truth_in_95_of_100_studies_and_noise_writes_nothing
         for writer, truth in (("L0H0", 1.0), ("MLP0", 0.0)):
             from nope_probe.analyses.jackknife import share
 
-            ratio = share(reader.written_products(readings, keys[writer]), reader.square, EQUAL)
+            ratio = share(reader.written_products(readings, keys[writer]), reader.square)
             inside = ratio.low <= truth <= ratio.high
             covered += inside * (writer == "L0H0")
             null_covered += inside * (writer == "MLP0")

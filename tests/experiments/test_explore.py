@@ -9,7 +9,7 @@ import torch
 
 from nope_probe import figures
 from nope_probe.analyses.pattern import measure
-from nope_probe.analyses.pattern_changes import kept_patterns
+from nope_probe.analyses.pattern_changes import kept_pattern
 from nope_probe.analyses.shapley import player_set
 from nope_probe.components import LETTERS, Ablation, Substitute
 from nope_probe.errors import UserError
@@ -21,8 +21,7 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import row_centred
-from nope_probe.maps.maps import ScoreMaps
-from nope_probe.maps.stored_maps import StoredMaps
+from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 
@@ -122,13 +121,16 @@ def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
 ) -> None:
     intact, mask = frozenset[Any](), frozenset({"mask"})
     captured = {intact: maps, mask: capture_scores(model, tokens.flip(1), n_folds=4)}
-    kept = {key: kept_patterns(maps_of.folds, maps.folds, 1) for key, maps_of in captured.items()}
-    stored = {key: StoredMaps.of(maps_of) for key, maps_of in captured.items()}
+    stored = {key: stored_layers(packed_tensors(maps_of)) for key, maps_of in captured.items()}
+    kept = {
+        key: [kept_pattern(layer, stored[intact][number], 1) for number, layer in layers.items()]
+        for key, layers in stored.items()
+    }
     result = explorer_of(stored, player_set(["mask"]), 1, kept)
     assert result.players == {"mask": ["mask"]}
-    expected = row_centred(stored[mask].mean, 1).numpy()
+    expected = row_centred(captured[mask].mean, 1).numpy()
     np.testing.assert_allclose(result.views[0].maps[1, :, 0], expected, rtol=1e-5, atol=1e-6)
-    strengths = np.nanstd(row_centred(stored[intact].mean, 1).numpy(), axis=(1, 2))
+    strengths = np.nanstd(row_centred(captured[intact].mean, 1).numpy(), axis=(1, 2))
     assert result.layer == np.argmax(strengths)
 
 
