@@ -43,6 +43,7 @@ from nope_probe.analyses.shapley import (
 )
 from nope_probe.components import SOURCES, Component
 from nope_probe.errors import closed_choices
+from nope_probe.maps.layers import Pattern, patterns_of_others
 from nope_probe.maps.maps import Layers, ScoreMaps
 
 BASE = "base"
@@ -186,16 +187,16 @@ def attribute(
     validate_complete(conditions, player_sets, sources)
     layers = []
     for layer in conditions[INTACT]:
-        of_layer = {condition: by_layer[layer] for condition, by_layer in conditions.items()}
-        gram = ContrastGram.of_layers(of_layer, skipped)
+        patterns = patterns_of(conditions, layer, skipped)
+        gram = ContrastGram.of(patterns)
         attribution = LayerAttribution(
             layer=layer,
             sources=tuple(_source(gram, *term) for term in source_terms(sources).items()),
             position=_source(gram, "position", position_term(sources)),
             players=tuple(attribute_players(gram, player_sets)),
             interactions=tuple(attribute_interactions(gram, player_sets)),
-            non_relative=mask_effect(of_layer[INTACT], of_layer[MASK], skipped),
-            kept={condition: gram.share({condition: 1.0}, {INTACT: 1.0}) for condition in of_layer},
+            non_relative=mask_effect(patterns[INTACT], patterns[MASK]),
+            kept={condition: gram.share({condition: 1.0}, {INTACT: 1.0}) for condition in patterns},
         )
         layers.append(attribution)
     return layers
@@ -220,8 +221,7 @@ def attribute_losses(
     """
     layers = []
     for layer in maps[INTACT]:
-        of_layer = {condition: by_layer[layer] for condition, by_layer in maps.items()}
-        gram = ContrastGram.of_layers(of_layer, skip_keys)
+        gram = ContrastGram.of(patterns_of(maps, layer, skip_keys))
         players = tuple(
             _without_player(gram, players, player)
             for players in player_sets
@@ -292,6 +292,14 @@ def attribute_interactions(
                     players=tuple(player.name for player in members),
                     share=gram.share(moebius(players, members), positional_whole(players)),
                 )
+
+
+def patterns_of(
+    maps: Mapping[Condition, Layers], layer: int, skip_keys: int
+) -> dict[Condition, Pattern]:
+    """Return one layer's pattern among the other keys in each condition, on shared cells."""
+    of_layer = [by_layer[layer] for by_layer in maps.values()]
+    return dict(zip(maps, patterns_of_others(of_layer, skip_keys), strict=True))
 
 
 def layers_by_condition(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp
+from math import exp, pi
 
 import torch
 from jaxtyping import Float, Int
@@ -12,6 +12,7 @@ from torch import Tensor
 from nope_probe.maps.estimates import Estimates, fold_weights
 
 MIN_FOLDS = 4
+ELLIPSE_POINTS = 721
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -46,16 +47,21 @@ def jackknife(estimates: Estimates) -> Interval:
     Raises:
         ValueError: for fewer than 4 folds.
     """
-    value, deleted = estimates.values[0].double(), estimates.values[1:].double()
-    n_folds = len(deleted)
+    weights, n_folds = estimates.weights, len(estimates.weights)
     if n_folds < MIN_FOLDS:
         raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
-    weights = estimates.weights
-    pseudo = (value - (1 - weights) * deleted) / weights
-    deviations = pseudo - (weights * pseudo).sum()
+    value, deviations = estimates.values[0].double(), _deviations(estimates)
     variance = (weights / (1 - weights) * deviations.square()).mean()
     half = _quantile(weights) * variance.sqrt()
     return Interval(value=float(value), low=float(value - half), high=float(value + half))
+
+
+def _deviations(estimates: Estimates) -> Float[Tensor, " fold"]:
+    """Return the jackknife's pseudovalues less their mean."""
+    value, deleted = estimates.values[0].double(), estimates.values[1:].double()
+    weights = estimates.weights
+    pseudo = (value - (1 - weights) * deleted) / weights
+    return pseudo - (weights * pseudo).sum()
 
 
 def _quantile(weights: Float[Tensor, " fold"]) -> float:
@@ -114,6 +120,33 @@ def rms(squares: Estimates) -> Interval:
     square = jackknife(squares)
     return Interval(
         value=signed_root(square.value), low=signed_root(square.low), high=signed_root(square.high)
+    )
+
+
+def rms_difference(one: Estimates, other: Estimates) -> Interval:
+    """Return RMS one - RMS other with its interval, from paired estimates of their mean squares.
+
+    The jackknife of a root is too narrow near 0, where the root is not smooth. The interval holds
+    the differences of the roots over an ellipse of both squares instead. Any weighted sum of the
+    squares varies over this ellipse as far as its own jackknife interval. Squares below 0 count as
+    0 in the ends of the interval.
+    """
+    weights = one.weights
+    scale = _quantile(weights) * (weights / (1 - weights) / len(weights)).sqrt()
+    x, y = (scale * _deviations(squares) for squares in (one, other))
+    # A point of the ellipse is the squares' difference, then `one`: equal squares stay equal.
+    apart = (x - y).norm()
+    along = (x - y) / apart.clamp_min(1e-300)
+    shared, first, second = x @ along, one.values[0], other.values[0]
+    angles = torch.linspace(0, 2 * pi, ELLIPSE_POINTS, dtype=torch.float64)
+    ones = first + shared * angles.cos() + (x - shared * along).norm() * angles.sin()
+    others = ones - (first - second) - apart * angles.cos()
+    differences = ones.clamp_min(0).sqrt() - others.clamp_min(0).sqrt()
+    value = signed_root(float(first)) - signed_root(float(second))
+    return Interval(
+        value=value,
+        low=min(value, float(differences.min())),
+        high=max(value, float(differences.max())),
     )
 
 

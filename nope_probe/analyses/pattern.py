@@ -106,7 +106,7 @@ def measure(
     """
     layers = layers_of(maps, counts, query_positions)
     skipped = skipped_keys(layers.values(), skip_keys)
-    return [measure_layer(layer, skipped) for layer in layers.values()]
+    return [measure_pattern(layer.pattern(skipped).among_others) for layer in layers.values()]
 
 
 @closed_choices("skip_keys")
@@ -126,7 +126,8 @@ def measure_heads(
     if not heads:
         raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
     skipped = skipped_keys(heads.values(), skip_keys)
-    return {head: measure_layer(layer, skipped) for head, layer in heads.items()}
+    patterns = {head: layer.pattern(skipped).among_others for head, layer in heads.items()}
+    return {head: measure_pattern(pattern) for head, pattern in patterns.items()}
 
 
 def layers_of(
@@ -158,9 +159,9 @@ def skipped_keys(layers: Iterable[LayerMaps], skip_keys: int | Literal["auto"]) 
     return int(any(layer.bos for layer in layers)) if skip_keys == "auto" else skip_keys
 
 
-def measure_layer(layer: LayerMaps, skip_keys: int = 0) -> Measures:
+def measure_pattern(pattern: Pattern) -> Measures:
     """Measure the pattern of one layer, or of one head, as `measure` does."""
-    estimates = measure_estimates(layer.pattern(skip_keys).among_others)
+    estimates = measure_estimates(pattern)
     p_p, r_r = estimates["amplitude_squared"], estimates["non_relative_squared"]
     # Equal scores have no order, so their ties must not count as "no trend".
     trends = {

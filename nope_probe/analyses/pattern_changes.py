@@ -19,6 +19,7 @@ from nope_probe.analyses.jackknife import (
     Interval,
     jackknife,
     rms,
+    rms_difference,
     signed_root,
 )
 from nope_probe.analyses.pattern import measure_estimates, order_estimates
@@ -32,7 +33,7 @@ from nope_probe.analyses.pattern_rows import (
 )
 from nope_probe.maps.centred import centred_rows
 from nope_probe.maps.estimates import Estimates, ProductSums, cross_products
-from nope_probe.maps.layers import LayerMaps, Pattern, shared_patterns
+from nope_probe.maps.layers import Pattern
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,32 +65,27 @@ class MaskEffect:
     difference: Interval
 
 
-def kept_pattern(maps: LayerMaps, intact: LayerMaps, skip_keys: int = 0) -> KeptPattern:
-    """Measure the positional pattern of a map, beside the intact model's.
+def kept_pattern(pattern: Pattern, intact: Pattern) -> KeptPattern:
+    """Measure a positional pattern beside the intact model's.
 
-    The map is measured on the cells that the intact model sees too. A map with a cell that is not
-    finite there has no measures.
+    A pattern with a cell that is not finite has no measures.
 
     Args:
-        maps: the scores of a layer, or its Gram maps, with some components removed.
-        intact: those of the intact model, on the same sequences.
-        skip_keys: how many first keys to leave out.
+        pattern: of a layer's scores, or of its Gram maps, with some components removed.
+        intact: the pattern of the intact model, on the same sequences and cells.
 
     Example:
-        >>> folds = torch.randn(4, 11, 11)
-        >>> kept_pattern(LayerMaps.of(2 * folds), LayerMaps.of(folds)).share.value
-        nan
-        >>> folds = folds + torch.arange(11.0)
-        >>> round(kept_pattern(LayerMaps.of(2 * folds), LayerMaps.of(folds)).share.value, 6)
+        >>> from nope_probe.maps.layers import LayerMaps, shared_patterns
+        >>> folds = torch.randn(4, 11, 11) + torch.arange(11.0)
+        >>> double, intact = shared_patterns([LayerMaps.of(2 * folds), LayerMaps.of(folds)])
+        >>> round(kept_pattern(double, intact).share.value, 6)
         2.0
     """
-    patterns = [one.among_others for one in shared_patterns([maps, intact], skip_keys)]
-    cells = patterns[0].cells.mask
-    if not all(one.maps.folds.maps[:, cells].isfinite().all() for one in patterns):
+    cells = pattern.cells.mask
+    if not all(one.maps.folds.maps[:, cells].isfinite().all() for one in (pattern, intact)):
         return KeptPattern(amplitude=UNDEFINED, locality=UNDEFINED, share=UNDEFINED)
-    gram = ContrastGram.of(dict(zip("vu", patterns, strict=True)))
-    amplitude = gram.rms({"v": 1.0})
-    locality = order_estimates(patterns[0])["locality"]
+    gram = ContrastGram.of({"v": pattern, "u": intact})
+    amplitude, locality = gram.rms({"v": 1.0}), order_estimates(pattern)["locality"]
     return KeptPattern(
         amplitude=amplitude,
         locality=jackknife(locality) if amplitude.value else UNDEFINED,
@@ -114,16 +110,15 @@ class PositionalPart:
         return _inner(self.folds, other.folds, self.pattern)
 
 
-def positional_part(scores: LayerMaps, content: LayerMaps, skip_keys: int = 0) -> PositionalPart:
+def positional_part(pattern: Pattern, content: Pattern) -> PositionalPart:
     """Return p, the pattern less the pattern without the sources, nats.
 
     Args:
-        scores: score maps, nats.
-        content: score maps of the same model without mask and position encoding.
-        skip_keys: how many first keys to leave out.
+        pattern: of a layer's scores.
+        content: of the same model without mask and position encoding, on the same cells.
     """
-    pattern, _ = (one.among_others for one in shared_patterns([scores, content], skip_keys))
-    cells, both = pattern.cells.mask, [maps.folds.maps.double() for maps in (scores, content)]
+    both = [one.maps.folds.maps.double() for one in (pattern, content)]
+    cells = pattern.cells.mask
     folds = centred_rows(both[0] - both[1], cells)[:, cells]
     score_square = sum(maps[..., cells].square().mean() for maps in both)
     part = PositionalPart(folds=folds, pattern=pattern)
@@ -147,20 +142,18 @@ def pattern_lost(whole: PositionalPart, left: PositionalPart) -> Interval:
     return jackknife((square - kept) / square.with_values(square.values.sqrt()))
 
 
-def mask_effect(with_mask: LayerMaps, without_mask: LayerMaps, skip_keys: int = 0) -> MaskEffect:
+def mask_effect(with_mask: Pattern, without_mask: Pattern) -> MaskEffect:
     """Return the RMS of one layer's non-relative part with and without the mask, and its change.
 
     Args:
-        with_mask: the intact model's scores, nats.
-        without_mask: the scores without the mask, on the same sequences.
-        skip_keys: how many first keys to leave out.
+        with_mask: the intact model's pattern.
+        without_mask: the pattern without the mask, on the same sequences and cells.
     """
-    patterns = shared_patterns([with_mask, without_mask], skip_keys)
-    with_square, without_square = (non_relative_squares(one.among_others) for one in patterns)
+    with_square, without_square = map(non_relative_squares, (with_mask, without_mask))
     return MaskEffect(
         with_mask=rms(with_square),
         without_mask=rms(without_square),
-        difference=jackknife(_roots(with_square) - _roots(without_square)),
+        difference=rms_difference(with_square, without_square),
     )
 
 
@@ -178,51 +171,50 @@ def non_relative_squares(pattern: Pattern) -> Estimates:
     return beyond_rounding(pattern.estimates(products), score_square)
 
 
-def measure_differences(
-    one: LayerMaps, other: LayerMaps, *, skip_keys: int = 0, paired: bool
-) -> dict[str, Interval]:
+def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[str, Interval]:
     """Return the measures of a model's pattern less the measures of another model's pattern.
 
     Args:
-        one: the scores of one layer, nats.
-        other: the scores of the model to compare with.
-        skip_keys: how many first keys to leave out.
+        one: the pattern of one layer.
+        other: the pattern of the model to compare with.
         paired: whether fold f holds the same sequences in both.
 
     Returns:
         Differences by the names of `Measures`; undefined where the measure is.
 
     Example:
-        >>> import torch
+        >>> from nope_probe.maps.layers import LayerMaps
         >>> folds = torch.randn(4, 13, 13, generator=torch.Generator().manual_seed(0))
-        >>> one, other = LayerMaps.of(folds + 1), LayerMaps.of(folds)
+        >>> one, other = (LayerMaps.of(maps).pattern() for maps in (folds + 1, folds))
         >>> change = measure_differences(one, other, paired=True)
         >>> abs(change["amplitude"].value) < 1e-6, abs(change["locality"].value) < 1e-6
         (True, True)
     """
-    x, y = (_measure_estimates(maps.pattern(skip_keys).among_others) for maps in (one, other))
+    x, y = map(_measure_estimates, (one, other))
     differences = {"relative_r2": UNDEFINED}
     for name in (name for name in x if name in y):
-        if paired:
-            differences[name] = jackknife(x[name] - y[name])
+        is_square = name.endswith("_squared")
+        if paired and is_square:
+            change = rms_difference(x[name], y[name])
+        elif paired:
+            change = jackknife(x[name] - y[name])
         else:
-            differences[name] = independent_difference(jackknife(x[name]), jackknife(y[name]))
+            alone = rms if is_square else jackknife
+            change = independent_difference(alone(x[name]), alone(y[name]))
+        differences[name.removesuffix("_squared")] = change
     return differences
 
 
-def pattern_difference(
-    one: LayerMaps, other: LayerMaps, *, skip_keys: int = 0, paired: bool
-) -> Interval:
+def pattern_difference(one: Pattern, other: Pattern, *, paired: bool) -> Interval:
     """Return the RMS of the difference of two patterns, nats, with noise subtracted.
 
-    The arguments are as in `measure_differences`.
+    The arguments are as in `measure_differences`; both patterns have the same cells.
     """
-    patterns = [maps.among_others for maps in shared_patterns([one, other], skip_keys)]
-    x, y = (pattern.dense()[:, pattern.cells.mask] for pattern in patterns)
+    x, y = (pattern.dense()[:, pattern.cells.mask] for pattern in (one, other))
     if paired:
-        return rms(_inner(x - y, x - y, patterns[0]))
-    squares = [_inner(part, part, pattern) for part, pattern in zip((x, y), patterns, strict=True)]
-    x_means, y_means = one.without_each(x), other.without_each(y)
+        return rms(_inner(x - y, x - y, one))
+    squares = _inner(x, x, one), _inner(y, y, other)
+    x_means, y_means = one.maps.without_each(x), other.maps.without_each(y)
     x_y, y_x = (x_means * y_means[0]).mean(-1), (y_means * x_means[0]).mean(-1)
     # <x, x> - 2 <x, y> + <y, y>: the folds of x and of y vary independently.
     arms = [
@@ -256,10 +248,9 @@ def independent_difference(one: Interval, other: Interval) -> Interval:
 
 
 def _measure_estimates(pattern: Pattern) -> dict[str, Estimates]:
-    """Return the measures on all folds and without each fold; the relative share if defined."""
+    """Return `measure_estimates`, and the relative share if defined."""
     estimates = measure_estimates(pattern)
-    p_p, r_r = estimates.pop("amplitude_squared"), estimates.pop("non_relative_squared")
-    estimates["amplitude"], estimates["non_relative"] = _roots(p_p), _roots(r_r)
+    p_p, r_r = estimates["amplitude_squared"], estimates["non_relative_squared"]
     if jackknife(p_p).low > 0:
         ratio = r_r / p_p
         estimates["relative_r2"] = ratio.with_values(1 - ratio.values)
@@ -272,7 +263,3 @@ def _inner(
     """Return <x, y> between different folds, on all folds and without each fold."""
     values = cross_products(x[None], y[None], pattern.maps.counts)[:, 0, 0]
     return Estimates(values=values, weights=pattern.maps.weights)
-
-
-def _roots(squares: Estimates) -> Estimates:
-    return squares.with_values(squares.values.sign() * squares.values.abs().sqrt())

@@ -29,7 +29,7 @@ from nope_probe.analyses.jackknife import Interval, rms, rms_ratio, share
 from nope_probe.analyses.shapley import Condition, Contrast
 from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.estimates import Estimates, ProductSums
-from nope_probe.maps.layers import LayerMaps, Pattern, shared_patterns
+from nope_probe.maps.layers import Pattern
 from nope_probe.maps.rows import row_blocks
 
 # Share of the RMS score. Models in float32 leave up to half of this (128 equal tokens).
@@ -235,16 +235,6 @@ class ContrastGram(Generic[Name]):
             weights=maps.weights,
             score_squares=squares,
         )
-
-    @classmethod
-    def of_layers(cls, layers: Mapping[Name, LayerMaps], skip_keys: int = 0) -> ContrastGram[Name]:
-        """Return the inner products of the patterns that leave out some first keys.
-
-        Patterns are taken on the cells that no condition hides: without its window a layer sees
-        more keys, and the other conditions have no scores to compare with them.
-        """
-        patterns = shared_patterns(list(layers.values()), skip_keys)
-        return cls.of({name: one.among_others for name, one in zip(layers, patterns, strict=True)})
 
     def product(self, one: Mapping[Name, float], other: Mapping[Name, float]) -> Estimates:
         """Return <one, other> as a mean over cells, in squared nats.

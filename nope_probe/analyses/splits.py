@@ -23,7 +23,7 @@ ignores both. No block depends on the basis.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor, log2, pi
 from typing import Literal
 
@@ -163,27 +163,24 @@ def _rest(layer: int, turns: Rotation, d_head: int) -> Band:
 
 
 def split_bands(
-    scores: LayerMaps,
-    band_maps: Float[Tensor, "fold band row key_pos"],
-    bands: Sequence[Band],
-    skip_keys: int = 0,
+    pattern: Pattern, band_maps: Float[Tensor, "fold band row key_pos"], bands: Sequence[Band]
 ) -> list[BandPattern]:
     """Return each band's part of its layer's pattern; empty bands are left out.
 
     A pattern within the rounding of its map is 0, and shares of it are undefined.
 
     Args:
-        scores: the layer's scores, nats.
+        pattern: of the layer's scores.
         band_maps: fold maps of each band, as `capture_bands` returns them.
         bands: the layer's bands.
-        skip_keys: how many first keys to leave out.
     """
+    scores = pattern.maps
     patterns: list[BandPattern] = []
     band, whole = {"band": 1.0}, {"scores": 1.0}
     for index, of_pairs in enumerate(bands):
         if of_pairs.coordinates:
             maps = LayerMaps.of(band_maps[:, index], scores.counts, scores.queries)
-            gram = ContrastGram.of_layers({"band": maps, "scores": scores}, skip_keys)
+            gram = ContrastGram.of({"band": replace(pattern, maps=maps), "scores": pattern})
             amplitude, share = gram.rms(band), gram.share(band, whole)
             patterns.append(BandPattern(band=of_pairs, amplitude=amplitude, share=share))
     return patterns
@@ -210,23 +207,24 @@ class MeanCovariance:
     dimensions: Interval
 
 
-def split_mean_covariance(layer: int, scores: LayerMaps, skip_keys: int = 0) -> MeanCovariance:
+def split_mean_covariance(layer: int, pattern: Pattern) -> MeanCovariance:
     """Return the mean and covariance terms of one layer's pattern.
 
     Args:
         layer: the layer, from 0.
-        scores: the layer's scores, nats, from `capture_scores(..., mean_term=True)`.
-        skip_keys: how many first keys to leave out.
+        pattern: of the layer's scores, from `capture_scores(..., mean_term=True)`.
 
     Raises:
         ValueError: for scores without their mean term.
     """
+    scores = pattern.maps
     if scores.mean_term is None or scores.key_means is None:
         raise ValueError("the scores lack a mean term; capture_scores(mean_term=True) keeps it")
-    gram = ContrastGram.of_layers({"scores": scores, "mean": scores.mean_term}, skip_keys)
+    mean_pattern = replace(pattern, maps=scores.mean_term)
+    gram = ContrastGram.of({"scores": pattern, "mean": mean_pattern})
     gram.score_squares[:] = gram.score_squares[0]  # the mean term has the scores' rounding
     whole, mean, covariance = {"scores": 1.0}, {"mean": 1.0}, {"scores": 1.0, "mean": -1.0}
-    key_means = scores.key_means[...][:, skip_keys:].double()
+    key_means = scores.key_means[...][:, pattern.cells.skip_keys :].double()
     return MeanCovariance(
         layer=layer,
         mean=gram.share(mean, whole),

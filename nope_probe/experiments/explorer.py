@@ -34,7 +34,7 @@ from nope_probe.hooks.reading.accumulators import absent_stages
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.info import describe
@@ -191,7 +191,7 @@ def _arrays(combinations: Iterable[Measured], skip_keys: int) -> dict[str, Any]:
             for of in (folds, intact)
         )
         pairs = zip(*panels, strict=True)
-        kept = [kept_pattern(maps, of_intact, skip_keys) for maps, of_intact in pairs]
+        kept = [kept_pattern(*patterns_of_others(both, skip_keys)) for both in pairs]
         cells = shown.flatten(0, 1).cpu().double().numpy()
         small = pool(cells, MAX_POSITIONS, queries.numpy())
         maps.append(small.values.reshape(*shown.shape[:2], *small.values.shape[1:]))

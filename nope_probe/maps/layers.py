@@ -245,6 +245,11 @@ def shared_patterns(maps: Sequence[LayerMaps], skip_keys: int = 0) -> list[Patte
     return [Pattern(maps=layer, visible=visible, apart=apart) for layer in maps]
 
 
+def patterns_of_others(maps: Sequence[LayerMaps], skip_keys: int = 0) -> list[Pattern]:
+    """Return the patterns of several maps among the other keys alone, on shared cells."""
+    return [pattern.among_others for pattern in shared_patterns(maps, skip_keys)]
+
+
 def windows_of(layers: Mapping[int, LayerMaps]) -> dict[str, int]:
     """Return the window of each layer that has one: how many keys a query sees, itself included.
 

@@ -22,7 +22,7 @@ from nope_probe.analyses.pattern_changes import (
 )
 from nope_probe.maps.centred import row_centred
 from nope_probe.maps.estimates import cross_products
-from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.layers import LayerMaps, Pattern, patterns_of_others
 
 N, FOLDS = 13, 5
 
@@ -34,8 +34,9 @@ def layers(seed: int, slope: float) -> Tensor:
 
 
 def kept_of(maps: Tensor, intact: Tensor, skip_keys: int = 0) -> list[KeptPattern]:
-    pairs = zip(maps.unbind(1), intact.unbind(1), strict=True)
-    return [kept_pattern(LayerMaps.of(v), LayerMaps.of(u), skip_keys) for v, u in pairs]
+    layers = (map(LayerMaps.of, of.unbind(1)) for of in (maps, intact))
+    pairs = zip(*layers, strict=True)
+    return [kept_pattern(*patterns_of_others(both, skip_keys)) for both in pairs]
 
 
 def test_a_share_is_the_cross_fold_product_with_the_intact_pattern() -> None:
@@ -75,8 +76,9 @@ def draws() -> list[Tensor]:
     return [torch.randn(N, N, generator=generator).double() for _ in range(3)]
 
 
-def repeated(scores: Tensor) -> LayerMaps:
-    return LayerMaps.of(scores.expand(FOLDS, N, N).clone())
+def part(scores: Tensor, content: Tensor, skip: int) -> PositionalPart:
+    layers = [LayerMaps.of(maps.expand(FOLDS, N, N).clone()) for maps in (scores, content)]
+    return positional_part(*patterns_of_others(layers, skip))
 
 
 def part_of(folds: Tensor, counts: Tensor | None = None) -> PositionalPart:
@@ -96,11 +98,11 @@ def rms_of_the_part(p: Tensor, skip: int = 0) -> float:
 @pytest.mark.parametrize("skip", [0, 1])
 def test_what_is_lost_is_the_share_that_is_gone_in_nats(kept: float, skip: int) -> None:
     p, one, other = draws()
-    whole = positional_part(repeated(p + one), repeated(one), skip)
-    left = positional_part(repeated(kept * p + other), repeated(other), skip)
+    whole = part(p + one, one, skip)
+    left = part(kept * p + other, other, skip)
     lost = pattern_lost(whole, left)
     assert lost.value == pytest.approx((1 - kept) * rms_of_the_part(p, skip), abs=1e-9)
-    nothing = positional_part(repeated(one), repeated(one), skip)
+    nothing = part(one, one, skip)
     assert math.isnan(pattern_lost(nothing, left).value), "there is no positional part"
 
 
@@ -145,9 +147,13 @@ def folds(seed: int, slope: float = 0.0) -> Tensor:
     return columns + torch.randn(FOLDS, N, N, generator=generator, dtype=torch.float64)
 
 
+def patterns(one: Tensor, other: Tensor, counts: Tensor | None = None) -> list[Pattern]:
+    return patterns_of_others([LayerMaps.of(maps, counts) for maps in (one, other)])
+
+
 def test_a_constant_added_to_the_other_models_pattern_is_found_exactly_if_paired() -> None:
     base, added = folds(0), torch.linspace(0, 3, N, dtype=torch.float64).expand(N, N)
-    change = pattern_difference(LayerMaps.of(base + added), LayerMaps.of(base), paired=True)
+    change = pattern_difference(*patterns(base + added, base), paired=True)
     assert change.value == pytest.approx(rms_of_the_part(added))
     assert change.high - change.low < 1e-9
 
@@ -156,12 +162,11 @@ def test_differences_have_the_value_of_the_measures_difference() -> None:
     one, other = folds(1, slope=0.5), folds(2, slope=0.1)
     values = [measure(item[:, None])[0] for item in (one, other)]
     for paired in (True, False):
-        both = LayerMaps.of(one), LayerMaps.of(other)
-        differences = measure_differences(*both, paired=paired)
+        differences = measure_differences(*patterns(one, other), paired=paired)
         for name in ("amplitude", "locality", "monotonicity", "relative_r2", "edge_contrast"):
             expected = getattr(values[0], name).value - getattr(values[1], name).value
             assert differences[name].value == pytest.approx(expected), name
-    undefined = measure_differences(LayerMaps.of(one), LayerMaps.of(folds(9)), paired=True)
+    undefined = measure_differences(*patterns(one, folds(9)), paired=True)
     assert math.isnan(undefined["relative_r2"].value), "the other model has no pattern"
     assert undefined["locality"].low > 0
 
@@ -195,7 +200,7 @@ def test_an_unpaired_square_has_no_product_within_a_fold_and_the_arms_of_each_mo
         ]
         interval = jackknife(estimates_of(torch.tensor(estimates).double(), sizes))
         half += (interval.high - interval.value) ** 2
-    change = pattern_difference(LayerMaps.of(one, sizes), LayerMaps.of(other, sizes), paired=False)
+    change = pattern_difference(*patterns(one, other, sizes), paired=False)
     low, value, high = (item * abs(item) for item in (change.low, change.value, change.high))
     everything = without(None)
     between = float((mean(x, everything) * mean(y, everything)).mean())

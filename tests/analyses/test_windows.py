@@ -15,7 +15,7 @@ from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.splits import offset_means
 from nope_probe.maps.centred import first_visible_keys
 from nope_probe.maps.fold_rows import PackedFolds
-from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.rows import choose_rows, pack_rows
 
 N, N_FOLDS, NAN = 23, 4, float("nan")
@@ -140,15 +140,15 @@ def test_conditions_are_compared_on_the_keys_that_all_of_them_see() -> None:
     kept = CELLS["narrow"] & (KEY < QUERY)
     intact, without = folds("narrow"), folds("window", seed=3)  # without the window: more keys
     v, u = patterns(without, kept), patterns(intact, kept)
-    layers = {"v": LayerMaps.of(without), "u": LayerMaps.of(intact)}
-    gram = ContrastGram.of_layers(layers)
+    both = patterns_of_others([LayerMaps.of(without), LayerMaps.of(intact)])
+    gram = ContrastGram.of(dict(zip("vu", both, strict=True)))
     assert gram.share({"v": 1.0}, {"u": 1.0}).value == pytest.approx(
         between_folds(v, u) / between_folds(u, u)
     )
-    result = kept_pattern(layers["v"], layers["u"])
+    result = kept_pattern(*both)
     assert result.share.value == pytest.approx(between_folds(v, u) / between_folds(u, u))
     assert result.amplitude.value == pytest.approx(between_folds(v, v) ** 0.5)
-    difference = pattern_difference(layers["v"], layers["u"], paired=True)
+    difference = pattern_difference(*both, paired=True)
     assert difference.value == pytest.approx(between_folds(v - u, v - u) ** 0.5)
 
 

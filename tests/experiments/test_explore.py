@@ -21,6 +21,7 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import row_centred
+from nope_probe.maps.layers import patterns_of_others
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 
 pytestmark = pytest.mark.usefixtures("unenforced")
@@ -123,7 +124,10 @@ def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
     captured = {intact: maps, mask: capture_scores(model, tokens.flip(1), n_folds=4)}
     stored = {key: stored_layers(packed_tensors(maps_of)) for key, maps_of in captured.items()}
     kept = {
-        key: [kept_pattern(layer, stored[intact][number], 1) for number, layer in layers.items()]
+        key: [
+            kept_pattern(*patterns_of_others([layer, stored[intact][number]], 1))
+            for number, layer in layers.items()
+        ]
         for key, layers in stored.items()
     }
     result = explorer_of(stored, player_set(["mask"]), 1, kept)

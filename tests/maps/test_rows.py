@@ -18,7 +18,7 @@ from nope_probe.analyses.splits import (
 from nope_probe.maps.centred import KeptCells, diagonal_normalised, row_centred
 from nope_probe.maps.estimates import cross_products
 from nope_probe.maps.fold_rows import PackedFolds
-from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.rows import choose_rows, pack_rows, row_blocks, unpack_rows
 
 N, FOLDS = 37, 5
@@ -134,8 +134,8 @@ def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
 
 
 def test_what_a_removal_leaves_of_chosen_rows_is_a_share_of_their_pattern() -> None:
-    half, whole = (LayerMaps.of(x * folds()[:, QUERIES], COUNTS, QUERIES) for x in (0.5, 1.0))
-    kept = kept_pattern(half, whole, 1)
+    layers = [LayerMaps.of(x * folds()[:, QUERIES], COUNTS, QUERIES) for x in (0.5, 1.0)]
+    kept = kept_pattern(*patterns_of_others(layers, 1))
     assert kept.share.value == pytest.approx(0.5)
 
 

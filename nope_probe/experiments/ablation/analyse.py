@@ -22,6 +22,7 @@ from nope_probe.analyses.attribution import (
     LayerPlayers,
     attribute,
     attribute_losses,
+    patterns_of,
 )
 from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.pattern import Measures, measure, query_stride
@@ -234,10 +235,12 @@ class Analysis:
             self.tokens: [layer.non_relative for layer in self.layers]
         }
         if self.measured.shuffled:
-            with_mask, without = (self.measured.shuffled[key] for key in (INTACT, MASK))
             effects["shuffled"] = [
-                mask_effect(maps, without[layer], self.skip_keys)
-                for layer, maps in with_mask.items()
+                mask_effect(patterns[INTACT], patterns[MASK])
+                for patterns in (
+                    patterns_of(self.measured.shuffled, layer, self.skip_keys)
+                    for layer in self.plan.layers
+                )
             ]
         return effects
 
@@ -259,7 +262,8 @@ class Analysis:
         terms = None if positions is None else term_table(positions, self.skip_keys)
         for layer, maps in self.measured.intact.items():
             if maps.mean_term is not None:
-                splits.append(split_mean_covariance(layer, maps, self.skip_keys))
+                pattern = maps.pattern(self.skip_keys).among_others
+                splits.append(split_mean_covariance(layer, pattern))
         return mean_covariance_table(splits, terms)
 
     def _offsets_table(self) -> pd.DataFrame:

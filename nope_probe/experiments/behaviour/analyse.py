@@ -29,7 +29,7 @@ from nope_probe.experiments.behaviour.settings import EFFECTS, INTACT, QUANTITIE
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.maps.folds import folds_of
-from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_record
 from nope_probe.runtime.session import Session
@@ -275,10 +275,8 @@ def _pattern_lost(
     for removed in (plan.conditions[INTACT], ablation):
         scores = measured.maps[map_key(removed)].folds[:, place].masked_fill(masked, torch.nan)
         content = measured.maps[map_key(plan.without_sources(removed))].folds[:, place]
-        kept, rest = (
-            LayerMaps.of(x, whole.counts, whole.query_positions) for x in (scores, content)
-        )
-        parts.append(positional_part(kept, rest, skip))
+        layers = [LayerMaps.of(x, whole.counts, whole.query_positions) for x in (scores, content)]
+        parts.append(positional_part(*patterns_of_others(layers, skip)))
     return pattern_lost(*parts)
 
 

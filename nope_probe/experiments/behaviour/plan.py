@@ -49,6 +49,7 @@ from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.folds import State
+from nope_probe.maps.layers import patterns_of_others
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.runtime.session import Session
 
@@ -459,7 +460,7 @@ class _Runner:
             for name, ablation in (("intact", Ablation()), ("content", content))
         ]
         heads = zip(*(maps.by_head.values() for maps in both), strict=True)
-        parts = [positional_part(whole, rest, self.skip) for whole, rest in heads]
+        parts = [positional_part(*patterns_of_others(both, self.skip)) for both in heads]
         return [rms(part.product(part)) for part in parts]
 
     def decode(self, weights: str) -> dict[str, Distances]:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.analyses.pattern import measure_layer, query_stride
+from nope_probe.analyses.pattern import measure_pattern, query_stride
 from nope_probe.analyses.shapley import player_set
 from nope_probe.components import LETTERS, Ablation, Substitute, are_sources, phrase
 from nope_probe.data.sequences import Sequences
@@ -113,7 +113,7 @@ def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.Da
     measured = []
     for model, stages in zip((INTACT, ABLATED), maps, strict=False):
         for letter in stages.folds:
-            measures = [measure_layer(stages.layer_maps(letter), skip_keys)]
+            measures = [measure_pattern(stages.layer_maps(letter).pattern(skip_keys).among_others)]
             measured.append(({"model": model, "stage": letter}, measures))
     table = measures_table(measured, [layer], labels=("model", "stage"))
     table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, standard_error
-from nope_probe.analyses.pattern import Measures, measure_layer, skipped_keys
+from nope_probe.analyses.pattern import Measures, measure_pattern, skipped_keys
 from nope_probe.analyses.pattern_changes import (
     independent_difference,
     measure_differences,
@@ -24,6 +24,7 @@ from nope_probe.experiments.tables import Row, interval_columns
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import row_centred
+from nope_probe.maps.layers import patterns_of_others
 from nope_probe.maps.maps import ScoreMaps
 
 PAIRED, UNPAIRED = "paired", "unpaired"
@@ -129,7 +130,8 @@ def _difference(name: str, base: Member, other: Member, values: Map) -> Differen
         rms, noise = _without_folds(base.maps[name], other.maps[name], values)
         return Difference(values=values, rms=rms, noise=noise, paired=False)
     paired = share_sequences([base, other])
-    rms = pattern_difference(x, y, skip_keys=base.skip_keys, paired=paired)
+    one, two = patterns_of_others([x, y], base.skip_keys)
+    rms = pattern_difference(one, two, paired=paired)
     noisy = [(maps.folds.maps, maps.counts) for maps in (x, y)]
     if paired:
         noisy = [(x.folds.maps - y.folds.maps, x.counts)]
@@ -198,10 +200,11 @@ def difference(
     skipped = skipped_keys([maps[layers[0]] for maps in both], skip_keys)
     rows: list[Row] = []
     for layer in layers:
-        x, y = (maps[layer] for maps in both)
-        changes = {"pattern": pattern_difference(x, y, skip_keys=skipped, paired=paired)}
-        changes |= measure_differences(x, y, skip_keys=skipped, paired=paired)
-        after, before = (vars(measure_layer(maps, skipped)) for maps in (x, y))
+        shared = patterns_of_others([maps[layer] for maps in both], skipped)
+        changes = {"pattern": pattern_difference(*shared, paired=paired)}
+        x, y = (maps[layer].pattern(skipped).among_others for maps in both)
+        changes |= measure_differences(x, y, paired=paired)
+        after, before = (vars(measure_pattern(pattern)) for pattern in (x, y))
         for name in ("pattern", *Measures.__dataclass_fields__):
             value = after.get(name, UNDEFINED)
             row = {"item": f"L{layer}", "measure": name, **interval_columns(value=value)}
@@ -301,7 +304,8 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
     x, y = other.folds(name, kept), base.folds(name, kept)
     if x is None or y is None:
         return {}
-    differences = measure_differences(x, y, skip_keys=base.skip_keys, paired=True)
+    one, two = (maps.pattern(base.skip_keys).among_others for maps in (x, y))
+    differences = measure_differences(one, two, paired=True)
     return {name: difference for name, difference in differences.items() if name in MEASURES}
 
 

@@ -139,8 +139,9 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
         "queries": queries_table(layers, skip_keys),
     }
     if measured.band_maps is not None:
-        of_layers = zip(layers.values(), measured.band_maps.unbind(1), measured.bands, strict=True)
-        split = [split_bands(*of_layer, skip_keys) for of_layer in of_layers]
+        of_layers = (layer.pattern(skip_keys).among_others for layer in layers.values())
+        pairs = zip(of_layers, measured.band_maps.unbind(1), measured.bands, strict=True)
+        split = [split_bands(pattern, maps, bands) for pattern, maps, bands in pairs]
         tables["bands"] = bands_table([*chain.from_iterable(split)])
     patterns = ""
     if maps.per_head is not None:

@@ -35,7 +35,7 @@ from nope_probe.hooks.layers.hook_points import hooks_in_place
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.replacements import block_of_writer, without_position
 from nope_probe.maps.folds import folds_of
-from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.positions import PositionSums
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
@@ -156,7 +156,8 @@ def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[str]:
 
 def share_lost(intact: LayerMaps, without: LayerMaps, skip_keys: int) -> Interval:
     """Return the lost share of a pattern v that becomes w, <v - w, v> / <v, v>."""
-    gram = ContrastGram.of_layers({"v": intact, "w": without}, skip_keys)
+    v, w = patterns_of_others([intact, without], skip_keys)
+    gram = ContrastGram.of({"v": v, "w": w})
     return gram.share({"v": 1.0, "w": -1.0}, {"v": 1.0})
 
 
