@@ -19,8 +19,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
-from nope_probe.analyses.jackknife import Interval, jackknife
-from nope_probe.analyses.pattern import order_estimates
+from nope_probe.analyses.jackknife import Interval, jackknife, rms_difference
+from nope_probe.analyses.pattern import order_estimates, relative_part
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import (
     INTACT,
@@ -65,7 +65,7 @@ class Population:
         documents: the document of each sequence, from 0.
         conditions: in the order of the patterns.
         players: whose shares are estimated.
-        position: the position encoding beside the mask, if there is one.
+        sources: the mask, and the position encoding if there is one.
         n_drawn: how many documents a resample draws.
         n_pos, skip_keys: the size of the maps, and how many first keys they leave out.
     """
@@ -75,7 +75,7 @@ class Population:
     documents: Int[Tensor, " seq"]
     conditions: list[Condition]
     players: PlayerSet
-    position: Component | None
+    sources: tuple[Component, ...]
     n_drawn: int
     n_pos: int
     skip_keys: int
@@ -129,7 +129,7 @@ def synthetic(settings: Settings) -> Population:
         documents=documents,
         conditions=[INTACT, MASK],
         players=player_set(["mask"]),
-        position=None,
+        sources=("mask",),
         n_drawn=24,
         n_pos=n,
         skip_keys=0,
@@ -140,8 +140,8 @@ def captured(
     name: str, model: HookedModel, data: Sequences, players: PlayerSet, layer: int
 ) -> Population:
     """Return the patterns of all sequences, each in a fold of its own."""
-    position = next((each for each in POSITION_ENCODINGS if each in components(model)), None)
-    needed = {INTACT}.union(*source_terms(position).values(), players.conditions)
+    sources = tuple(name for name in ("mask", *POSITION_ENCODINGS) if name in components(model))
+    needed = {INTACT}.union(*source_terms(sources).values(), players.conditions)
     gains, patterns, skip_keys = calibrate(model, data.inputs), {}, int(data.bos)
     for condition in sorted(needed, key=sorted):
         with ablated(model, Ablation(remove=sorted(condition)), gains):
@@ -155,7 +155,7 @@ def captured(
         documents=documents.unique(return_inverse=True)[1],
         conditions=list(patterns),
         players=players,
-        position=position,
+        sources=sources,
         n_drawn=96,
         n_pos=data.inputs.shape[1],
         skip_keys=skip_keys,
@@ -186,7 +186,7 @@ def coverage(population: Population, grouped: bool, settings: Settings) -> dict[
 def contrasts(population: Population) -> dict[str, tuple[Contrast, Contrast]]:
     """Return the part and the whole of each share that is estimated."""
     whole, players = {INTACT: 1.0}, population.players
-    terms = source_terms(population.position)
+    terms = source_terms(population.sources)
     found = {f"source {name}": (terms[name], whole) for name in list(terms)[1:3]}
     for each in players.players:
         found[f"player {each.name}"] = (shapley(players, each), positional_whole(players))
@@ -200,6 +200,8 @@ def truth(population: Population) -> dict[str, float]:
     found["locality"] = float(
         locality(as_map(means[INTACT], population)[None], population).values[0]
     )
+    intact, unmasked = (non_relative(means[c], population).square().mean() for c in (INTACT, MASK))
+    found["non-relative by the mask"] = float(intact.sqrt() - unmasked.sqrt())
     for name, (part, whole) in contrasts(population).items():
         one, other = (sum(w * means[c] for c, w in each.items()) for each in (part, whole))
         found[name] = float((one * other).sum() / other.square().sum())
@@ -228,6 +230,11 @@ def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, I
     intact = as_map(folds[population.conditions.index(INTACT)], population)
     found = {"amplitude": gram.rms({INTACT: 1.0})}
     found["locality"] = jackknife(locality(intact, population, counts))
+    rows = [population.conditions.index(condition) for condition in (INTACT, MASK)]
+    rest = non_relative(folds[rows], population)
+    squares = cross_products(rest, rest, counts).diagonal(dim1=1, dim2=2).T
+    one, other = (Estimates(values=values, weights=gram.weights) for values in squares)
+    found["non-relative by the mask"] = rms_difference(one, other)
     return found | {name: gram.share(*pair) for name, pair in contrasts(population).items()}
 
 
@@ -239,6 +246,14 @@ def locality(
     """Return the locality of patterns, on all folds and without each fold."""
     pattern = LayerMaps.of(folds, counts).pattern(population.skip_keys).among_others
     return order_estimates(pattern)["locality"]
+
+
+def non_relative(
+    cells: Float[Tensor, "*batch cell"], population: Population
+) -> Float[Tensor, "*batch cell"]:
+    """Return the kept cells of patterns less their relative part."""
+    relative = relative_part(as_map(cells, population), population.skip_keys)
+    return cells - relative[..., kept_cells(population.n_pos, population.skip_keys)]
 
 
 def as_map(
