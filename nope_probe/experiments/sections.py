@@ -383,6 +383,11 @@ def percents(share: SupportsFloat) -> str:
     return f"{value:.1f}%" if 0.05 <= abs(value) < 0.95 else f"{value:z.0f}%"
 
 
+def fold_sizes_of(manifest: Mapping[str, Any]) -> Sequence[int]:
+    """Return the sequences per fold of a run, or equal folds where its manifest names none."""
+    return manifest.get("fold_sizes", EIGHT_FOLDS)
+
+
 def above_noise(
     rows: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS, amplitude: str = "amplitude"
 ) -> pd.Series[bool]:

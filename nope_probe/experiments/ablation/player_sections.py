@@ -28,6 +28,7 @@ from nope_probe.components import (
 from nope_probe.experiments.sections import (
     NOISE,
     capitalised,
+    fold_sizes_of,
     largest,
     lengths_of,
     listed,
@@ -36,7 +37,7 @@ from nope_probe.experiments.sections import (
     percents,
     strongest,
 )
-from nope_probe.experiments.verdicts import EIGHT_FOLDS, SETTLED, Verdict, verdict_of
+from nope_probe.experiments.verdicts import SETTLED, Verdict, verdict_of
 from nope_probe.figures import measures
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
 from nope_probe.figures.maps import term_maps
@@ -99,7 +100,7 @@ class Findings:
     @property
     def fold_sizes(self) -> Sequence[int]:
         """Sequences per fold."""
-        return self.manifest.get("fold_sizes", EIGHT_FOLDS)
+        return fold_sizes_of(self.manifest)
 
     @cached_property
     def layer(self) -> int | None:

@@ -16,6 +16,7 @@ from nope_probe.experiments.sections import (
     NOISE,
     Report,
     closing_of,
+    fold_sizes_of,
     hidden_heads,
     largest,
     lengths_of,
@@ -63,7 +64,7 @@ def report(run: Run, heads: str = "") -> Report:
     measures = with_intervals(layers, tables["pattern"], columns)
     return Report(
         title=f"The attention scores of {name} by position",
-        headline=headline(tables, _fold_sizes(run)),
+        headline=headline(tables, fold_sizes_of(run.manifest)),
         sections=[
             *_map_sections(run),
             *_head_map_sections(heads, run.tables),
@@ -88,14 +89,9 @@ def headline(
     return [f"{finding}." for finding in findings]
 
 
-def _fold_sizes(run: Run) -> Sequence[int]:
-    """Return the sequences per fold of a run."""
-    return run.manifest.get("fold_sizes", EIGHT_FOLDS)
-
-
 def _map_sections(run: Run) -> Iterator[Section]:
     table, skip_keys = run.tables["pattern"], int(run.manifest["skip_keys"])
-    folds, queries = _fold_sizes(run), run.query_positions
+    folds, queries = fold_sizes_of(run.manifest), run.query_positions
     score, best = run.maps["score"], strongest(table, folds)
     layers = table["layer"].tolist()
     layer = layers[0] if best is None else int(best["layer"])

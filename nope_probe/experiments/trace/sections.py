@@ -14,6 +14,7 @@ from nope_probe.experiments.sections import (
     NOISE,
     Report,
     closing_of,
+    fold_sizes_of,
     largest,
     listed,
     percents,
@@ -96,7 +97,7 @@ def report(run: Run) -> Report:
     }
     return Report(
         title=f"Who writes position in {name}",
-        headline=headline(tables, reader, run.manifest.get("fold_sizes", EIGHT_FOLDS)),
+        headline=headline(tables, reader, fold_sizes_of(run.manifest)),
         sections=list(_sections(run)),
         how_to_read=HOW_TO_READ,
         terminal={title: table for title, table in terminal.items() if len(table)},
@@ -106,7 +107,7 @@ def report(run: Run) -> Report:
 
 def _sections(run: Run) -> Iterator[Section]:
     tables, reader = run.tables, run.manifest["reader"]
-    about = (reader, run.manifest.get("fold_sizes", EIGHT_FOLDS))
+    about = (reader, fold_sizes_of(run.manifest))
     yield Section(
         title=answer(tables, *about),
         figure=partial(
