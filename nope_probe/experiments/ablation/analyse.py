@@ -41,9 +41,11 @@ from nope_probe.components import Replacement, phrase
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
+from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.explorer import explorer_of
-from nope_probe.experiments.sections import listed
+from nope_probe.experiments.sections import listed, strongest
 from nope_probe.experiments.tables import (
+    columns_of,
     interactions_table,
     mean_covariance_table,
     measures_table,
@@ -54,6 +56,7 @@ from nope_probe.experiments.tables import (
     sources_table,
     term_table,
 )
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.rows import row_blocks
@@ -65,7 +68,7 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 Sums = Float[Tensor, "fold layer distance"]
-MAPS_BYTES = 1 << 26
+MAPS_BYTES, HEADS_BYTES = 1 << 26, 1 << 30
 QUERIES = "query_positions"  # exact in float32: below 2**24
 Rows = Float[Tensor, "row key_pos"]
 
@@ -86,6 +89,10 @@ def analyse(
     maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
     write_maps(maps, RunMaps(plan, measured, skip_keys))
     write_folds(folds, plan, measured)
+    tables = analysis.tables()
+    if not waiting and not analysis.has_pattern:
+        heads = heads_table(Engine.of(session), measured.intact, skip_keys)
+        tables |= {} if heads is None else {"heads": heads}
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, measured.intact.counts),
@@ -99,7 +106,7 @@ def analyse(
         manifest=manifest,
         arrays={"tokens": input_arrays(inputs)},
         files={"maps.safetensors": maps, "folds.safetensors": folds},
-        tables=analysis.tables(),
+        tables=tables,
     )
     if not session.call.is_kept:
         return run
@@ -167,6 +174,12 @@ class Analysis:
     def measures(self) -> dict[Condition, list[Measures]]:
         """Per condition, the measures of each layer's pattern."""
         return {key: measure(maps, self.skip_keys) for key, maps in self.measured.maps.items()}
+
+    @property
+    def has_pattern(self) -> bool:
+        """Whether the mean over heads of any layer of the intact model has a pattern."""
+        rows = measures_table([({}, self.measures[INTACT])], self.plan.layers, labels=())
+        return strongest(rows, self.measured.intact.counts.tolist()) is not None
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the run's tables by name."""
@@ -280,6 +293,33 @@ class Analysis:
         terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
         profiles = {name: mean_intervals(means, intact.counts) for name, means in terms.items()}
         return profiles_table(profiles, self.plan.layers, bins, n_offsets)
+
+
+def heads_table(
+    engine: Engine, intact: StoredMaps, skip_keys: int, max_bytes: int = HEADS_BYTES
+) -> pd.DataFrame | None:
+    """Return the amplitude of the pattern of every head: layer, head, nats with bounds.
+
+    Args:
+        engine: the model on the sequences of the run.
+        intact: the maps of the means over heads.
+        skip_keys: how many first keys the patterns leave out.
+        max_bytes: memory for the maps of the heads of one layer; None is returned if they need
+            more, as for models with one head.
+    """
+    n_heads = max(layer.n_heads for layer in layers_of(engine.model))
+    n_cells = len(intact.query_positions) * intact.n
+    if n_heads == 1 or 4 * engine.n_folds * n_heads * n_cells > max_bytes:
+        return None
+    alone, rows = replace(engine, checkpoint=None), []
+    for layer in (maps.index for maps in intact.layers):
+        maps = alone.scores(None, layers=[layer], per_head=True)
+        [measured] = measure(maps, skip_keys, per_head=True)
+        rows += [
+            {"layer": layer, "head": head, **columns_of(measures, ("amplitude",))}
+            for head, measures in enumerate(measured)
+        ]
+    return pd.DataFrame(rows)
 
 
 def _pattern_sums(maps: StoredMaps, cells: Sequence[KeptCells]) -> Sums:
