@@ -19,8 +19,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
-from nope_probe.analyses.jackknife import Interval, cross_products, jackknife, leave_one_out
-from nope_probe.analyses.pattern import locality
+from nope_probe.analyses.jackknife import (
+    Interval,
+    cross_products,
+    jackknife,
+    leave_one_out,
+    rms_difference,
+)
+from nope_probe.analyses.pattern import locality, relative_part
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import (
     INTACT,
@@ -63,7 +69,7 @@ class Population:
         documents: the document of each sequence, from 0.
         conditions: in the order of the patterns.
         players: whose shares are estimated.
-        position: the position encoding beside the mask, if there is one.
+        sources: the mask, and the position encoding if there is one.
         n_drawn: how many documents a resample draws.
         n_pos, skip_keys: the size of the maps, and how many first keys they leave out.
     """
@@ -73,7 +79,7 @@ class Population:
     documents: Int[Tensor, " seq"]
     conditions: list[Condition]
     players: PlayerSet
-    position: Component | None
+    sources: tuple[Component, ...]
     n_drawn: int
     n_pos: int
     skip_keys: int
@@ -127,7 +133,7 @@ def synthetic(settings: Settings) -> Population:
         documents=documents,
         conditions=[INTACT, MASK],
         players=player_set(["mask"]),
-        position=None,
+        sources=("mask",),
         n_drawn=24,
         n_pos=n,
         skip_keys=0,
@@ -138,8 +144,8 @@ def captured(
     name: str, model: HookedModel, data: Sequences, players: PlayerSet, layer: int
 ) -> Population:
     """Return the patterns of all sequences, each in a fold of its own."""
-    position = next((each for each in POSITION_ENCODINGS if each in components(model)), None)
-    needed = {INTACT}.union(*source_terms(position).values(), players.conditions)
+    sources = tuple(name for name in ("mask", *POSITION_ENCODINGS) if name in components(model))
+    needed = {INTACT}.union(*source_terms(sources).values(), players.conditions)
     gains, patterns, skip_keys = calibrate(model, data.inputs), {}, int(data.bos)
     for condition in sorted(needed, key=sorted):
         with ablated(model, Ablation(remove=sorted(condition)), gains):
@@ -153,7 +159,7 @@ def captured(
         documents=documents.unique(return_inverse=True)[1],
         conditions=list(patterns),
         players=players,
-        position=position,
+        sources=sources,
         n_drawn=96,
         n_pos=data.inputs.shape[1],
         skip_keys=skip_keys,
@@ -184,7 +190,7 @@ def coverage(population: Population, grouped: bool, settings: Settings) -> dict[
 def contrasts(population: Population) -> dict[str, tuple[Contrast, Contrast]]:
     """Return the part and the whole of each share that is estimated."""
     whole, players = {INTACT: 1.0}, population.players
-    terms = source_terms(population.position)
+    terms = source_terms(population.sources)
     found = {f"source {name}": (terms[name], whole) for name in list(terms)[1:3]}
     for each in players.players:
         found[f"player {each.name}"] = (shapley(players, each), positional_whole(players))
@@ -196,6 +202,8 @@ def truth(population: Population) -> dict[str, float]:
     means = dict(zip(population.conditions, population.patterns.mean(1), strict=True))
     found = {"amplitude": float(means[INTACT].square().mean().sqrt())}
     found["locality"] = float(locality(as_map(means[INTACT], population), population.skip_keys))
+    intact, unmasked = (non_relative(means[c], population).square().mean() for c in (INTACT, MASK))
+    found["non-relative by the mask"] = float(intact.sqrt() - unmasked.sqrt())
     for name, (part, whole) in contrasts(population).items():
         one, other = (sum(w * means[c] for c, w in each.items()) for each in (part, whole))
         found[name] = float((one * other).sum() / other.square().sum())
@@ -220,7 +228,19 @@ def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, I
     found = {"amplitude": gram.rms({INTACT: 1.0})}
     means = leave_one_out(intact, counts)
     found["locality"] = jackknife(locality(means, population.skip_keys), counts)
+    rows = [population.conditions.index(condition) for condition in (INTACT, MASK)]
+    rest = non_relative(folds[rows], population)
+    squares = cross_products(rest, rest, counts).diagonal(dim1=1, dim2=2).T
+    found["non-relative by the mask"] = rms_difference(*squares, counts)
     return found | {name: gram.share(*pair) for name, pair in contrasts(population).items()}
+
+
+def non_relative(
+    cells: Float[Tensor, "*batch cell"], population: Population
+) -> Float[Tensor, "*batch cell"]:
+    """Return the kept cells of patterns less their relative part."""
+    relative = relative_part(as_map(cells, population), population.skip_keys)
+    return cells - relative[..., kept_cells(population.n_pos, population.skip_keys)]
 
 
 def as_map(

@@ -8,7 +8,7 @@ stay additive. Folds of unequal size (a document stays in one fold) are weighted
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp
+from math import exp, pi
 from typing import TypeAlias
 
 import torch
@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 MIN_FOLDS = 4
+ELLIPSE_POINTS = 721
 Estimates: TypeAlias = Float[Tensor, " one_plus_folds"]  # on all folds, then without each fold
 
 
@@ -68,11 +69,18 @@ def jackknife(estimates: Estimates, counts: Int[Tensor, " fold"] | None = None) 
     if n_folds < MIN_FOLDS:
         raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
     weights = fold_weights(n_folds, counts)
-    pseudo = (value - (1 - weights) * deleted) / weights
-    deviations = pseudo - (weights * pseudo).sum()
+    deviations = _deviations(value, deleted, weights)
     variance = (weights / (1 - weights) * deviations.square()).mean()
     half = _quantile(weights) * variance.sqrt()
     return Interval(value=float(value), low=float(value - half), high=float(value + half))
+
+
+def _deviations(
+    value: Float[Tensor, ""], deleted: Float[Tensor, " fold"], weights: Float[Tensor, " fold"]
+) -> Float[Tensor, " fold"]:
+    """Return the jackknife's pseudovalues less their mean."""
+    pseudo = (value - (1 - weights) * deleted) / weights
+    return pseudo - (weights * pseudo).sum()
 
 
 def _quantile(weights: Float[Tensor, " fold"]) -> float:
@@ -230,6 +238,40 @@ def rms(squares: Estimates, counts: Int[Tensor, " fold"] | None = None) -> Inter
     square = jackknife(squares, counts)
     return Interval(
         value=signed_root(square.value), low=signed_root(square.low), high=signed_root(square.high)
+    )
+
+
+def rms_difference(
+    one: Estimates, other: Estimates, counts: Int[Tensor, " fold"] | None = None
+) -> Interval:
+    """Return RMS one - RMS other with its interval, from paired estimates of their mean squares.
+
+    The jackknife of a root is too narrow near 0, where the root is not smooth. The interval holds
+    the differences of the roots over an ellipse of both squares instead. Any weighted sum of the
+    squares varies over this ellipse as far as its own jackknife interval. Squares below 0 count as
+    0 in the ends of the interval.
+
+    Args:
+        one: estimates of a mean square, on all folds and without each fold.
+        other: estimates of the mean square that is subtracted, from the same sequences.
+        counts: sequences per fold; all the same by default.
+    """
+    weights = fold_weights(len(one) - 1, counts)
+    scale = _quantile(weights) * (weights / (1 - weights) / len(weights)).sqrt()
+    x, y = (scale * _deviations(squares[0], squares[1:], weights) for squares in (one, other))
+    # A point of the ellipse is the squares' difference, then `one`: equal squares stay equal.
+    apart = (x - y).norm()
+    along = (x - y) / apart.clamp_min(1e-300)
+    shared = x @ along
+    angles = torch.linspace(0, 2 * pi, ELLIPSE_POINTS, dtype=torch.float64)
+    ones = one[0] + shared * angles.cos() + (x - shared * along).norm() * angles.sin()
+    others = ones - (one[0] - other[0]) - apart * angles.cos()
+    differences = ones.clamp_min(0).sqrt() - others.clamp_min(0).sqrt()
+    value = signed_root(float(one[0])) - signed_root(float(other[0]))
+    return Interval(
+        value=value,
+        low=min(value, float(differences.min())),
+        high=max(value, float(differences.max())),
     )
 
 

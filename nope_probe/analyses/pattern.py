@@ -147,19 +147,20 @@ def measure(
     counts = fold_counts_of([maps]) if counts is None else counts
     if not per_head:
         layers = layer_folds(maps, query_positions)
-        return [_measure(folds, skipped, counts) for folds in layers.values()]
+        return [measure_layer(folds, skipped, counts) for folds in layers.values()]
     if not isinstance(maps, ScoreMaps) or maps.per_head is None:
         raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
     return [
         [
-            _measure(TensorFolds(head, maps.query_positions), skipped, counts)
+            measure_layer(TensorFolds(head, maps.query_positions), skipped, counts)
             for head in layer.unbind(1)
         ]
         for layer in maps.per_head.unbind(1)
     ]
 
 
-def _measure(folds: Folds, skip_keys: int, counts: FoldCounts | None) -> Measures:
+def measure_layer(folds: Folds, skip_keys: int, counts: FoldCounts | None = None) -> Measures:
+    """Measure the pattern of one layer, or of one head, as `measure` does."""
     estimates = measure_estimates(folds, skip_keys, counts)
     p_p, r_r = estimates["amplitude_squared"], estimates["non_relative_squared"]
     # Equal scores have no order, so their ties must not count as "no trend".
@@ -289,7 +290,7 @@ class _ScoreSums:
     """Sums over blocks of rows of scores, from which each diagonal's mean is subtracted."""
 
     def __init__(self, layer: LayerFolds, cells: KeptCells) -> None:
-        self.n, self.cells = layer.n, cells
+        self.n, self.cells, self.visible = layer.n, cells, layer.kept_cells(0)
         self.sums = torch.zeros(layer.n_folds, layer.n, dtype=torch.float64)
         self.counts = torch.zeros(layer.n, dtype=torch.float64)
         self.first = torch.zeros(layer.n_folds, dtype=torch.float64)
@@ -297,6 +298,8 @@ class _ScoreSums:
 
     def add(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
         known = rows.isfinite().all(0).tril(start)
+        if not known[self.visible.rows(start, start + rows.shape[1])].all():
+            raise ValueError("a score map has a non-finite cell below the diagonal")
         self.sums += distance_sums(rows.where(known, 0.0), start, self.n)
         self.counts += distance_sums(known.double(), start, self.n)
         kept = rows.where(self.cells.rows(start, start + rows.shape[1]), 0.0)

@@ -23,6 +23,7 @@ from nope_probe.analyses.jackknife import (
     jackknife,
     leave_one_out,
     rms,
+    rms_difference,
     signed_root,
 )
 from nope_probe.analyses.pattern import FoldCounts, locality, measure_estimates, query_stride
@@ -195,7 +196,7 @@ def mask_effect(
     return MaskEffect(
         with_mask=rms(with_square, counts),
         without_mask=rms(without_square, counts),
-        difference=jackknife(_roots(with_square) - _roots(without_square), counts),
+        difference=rms_difference(with_square, without_square, counts),
     )
 
 
@@ -247,11 +248,15 @@ def measure_differences(
     y = _measure_estimates(other, skip_keys, counts[1])
     differences = {"relative_r2": UNDEFINED}
     for name in (name for name in x if name in y):
-        if paired:
-            differences[name] = jackknife(x[name] - y[name], counts[0])
+        is_square = name.endswith("_squared")
+        if paired and is_square:
+            change = rms_difference(x[name], y[name], counts[0])
+        elif paired:
+            change = jackknife(x[name] - y[name], counts[0])
         else:
-            alone = jackknife(x[name], counts[0]), jackknife(y[name], counts[1])
-            differences[name] = independent_difference(*alone)
+            alone = rms if is_square else jackknife
+            change = independent_difference(alone(x[name], counts[0]), alone(y[name], counts[1]))
+        differences[name.removesuffix("_squared")] = change
     return differences
 
 
@@ -310,10 +315,9 @@ def independent_difference(one: Interval, other: Interval) -> Interval:
 def _measure_estimates(
     folds: FoldMaps, skip_keys: int, counts: FoldCounts | None
 ) -> dict[str, Estimates]:
-    """Return the measures on all folds and without each fold; the relative share if defined."""
+    """Return `measure_estimates`, and the relative share if defined."""
     estimates = measure_estimates(folds, skip_keys, counts)
-    p_p, r_r = estimates.pop("amplitude_squared"), estimates.pop("non_relative_squared")
-    estimates["amplitude"], estimates["non_relative"] = _roots(p_p), _roots(r_r)
+    p_p, r_r = estimates["amplitude_squared"], estimates["non_relative_squared"]
     if jackknife(p_p, counts).low > 0:
         estimates["relative_r2"] = 1 - r_r / p_p
     return estimates
@@ -331,7 +335,3 @@ def _inner(
 ) -> Estimates:
     """Return <x, y> between different folds, on all folds and without each fold."""
     return cross_products(x[None], y[None], counts)[:, 0, 0]
-
-
-def _roots(squares: Estimates) -> Estimates:
-    return squares.sign() * squares.abs().sqrt()

@@ -69,6 +69,11 @@ class Sequences:
         """The number of independent documents; if sequences are drawn singly, of sequences."""
         return len(self) if self.documents is None else len(self.documents.unique())
 
+    @property
+    def n_distinct(self) -> int:
+        """The number of different sequences."""
+        return len({sha256(sequence).digest() for sequence in self.inputs.contiguous().numpy()})
+
     def __len__(self) -> int:
         return len(self.inputs)
 

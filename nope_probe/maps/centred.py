@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -138,7 +139,8 @@ def first_visible_keys(
 ) -> Int[Tensor, "*batch row"]:
     """Return the first key j < i that is not masked (NaN), for the query i of each row.
 
-    If the NaN cells of a map do not form a window or chunks, all keys count as visible.
+    If the NaN cells of a map do not form a window or chunks, all keys count as visible. A query of
+    a score map always sees itself. Patterns have no cell j = i, and are not checked for it.
 
     Example:
         >>> nan = torch.nan
@@ -150,7 +152,21 @@ def first_visible_keys(
     visible = ~maps.isnan() & before
     first = visible.to(torch.uint8).argmax(-1)
     first = first.where(visible.any(-1), queries)
-    return first.where((first.diff(dim=-1) >= 0).all(-1, keepdim=True), 0).cpu()
+    own = maps[..., torch.arange(len(queries)), queries].isnan()
+    is_band = (first.diff(dim=-1) >= 0).all(-1)
+    is_band &= own.all(-1) | (~own.any(-1) & _is_window_or_chunks(first, queries))
+    return first.where(is_band[..., None], 0).cpu()
+
+
+def _is_window_or_chunks(
+    first: Int[Tensor, "*batch row"], queries: Int[Tensor, " row"]
+) -> Bool[Tensor, "*batch"]:
+    """Return whether first visible keys are those of a sliding window, or of chunks from key 0."""
+    window = (queries - (queries[-1] - first[..., -1:])).clamp_min(0)
+    # If chunks of some size fit, chunks of the greatest common divisor fit, too.
+    size = torch.from_numpy(np.gcd.reduce(first.cpu().numpy(), -1, keepdims=True)).to(first)
+    chunks = queries // size.clamp_min(1) * size
+    return (first == window).all(-1) | (first == chunks).all(-1)
 
 
 def kept_cells(n: int, skip_keys: int = 0) -> Bool[Tensor, "query_pos key_pos"]:

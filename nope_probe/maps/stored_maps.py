@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.errors import UserError
 from nope_probe.maps.centred import KeptCells, first_visible_keys
 from nope_probe.maps.folds import State, pooled
 from nope_probe.maps.maps import ScoreMaps
@@ -272,9 +273,17 @@ def shared_cells(layers: Iterable[LayerFolds], skip_keys: int) -> KeptCells:
     leaves visible.
 
     Raises:
+        UserError: if the maps differ in their positions, or in the queries of their rows.
         ValueError: if no row has two of them.
     """
     layers = list(layers)
+    for layer in layers[1:]:
+        if layer.n != layers[0].n:
+            raise UserError(
+                f"the maps are of {layer.n} and {layers[0].n} positions: capture both on as many"
+            )
+        if not layer.query_positions.equal(layers[0].query_positions):
+            raise UserError("the maps have the rows of unlike queries: capture the same query_rows")
     first = torch.stack([layer.first_keys for layer in layers]).amax(0)
     return KeptCells.of(first, skip_keys, layers[0].query_positions, layers[0].n)
 

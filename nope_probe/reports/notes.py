@@ -11,6 +11,7 @@ from nope_probe.figures.intervals import CLIPPED
 
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
+REPEATED = 1.25  # times the number of different sequences
 SCORE = (
     "A score is what attention feeds to softmax, in nats: one nat more makes a key e = 2.7 times "
     "as likely to be attended to."
@@ -60,16 +61,18 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
 
     Args:
         manifest: the run's manifest: `documents` (their number; None if sequences are drawn
-            singly), `fold_sizes` (sequences per fold), `query_stride` (between queries whose keys
-            are ranked), `windows` (of layers with a window: how many keys a query sees at most),
-            `left_out` (components that are not removed by default, with reasons), and the
-            `not_attending` layers of its `model`.
+            singly), `fold_sizes` (sequences per fold), `distinct_sequences` (how many different
+            ones), `query_stride` (between queries whose keys are ranked), `windows` (of layers with
+            a window: how many keys a query sees at most), `left_out` (components that are not
+            removed by default, with reasons), and the `not_attending` layers of its `model`.
 
     Example:
         >>> run_notes({"documents": 40, "fold_sizes": [64] * 8, "query_stride": 1})
         []
         >>> run_notes({"documents": 6})[0].split(". ")[0]
         'The intervals come from only 6 documents, so they are rough'
+        >>> run_notes({"distinct_sequences": 1, "fold_sizes": [8] * 8})[0].split(". ")[0]
+        'All 64 sequences are the same, so the intervals have no width'
         >>> run_notes({"query_stride": 4})[0].split(". ")[0]
         'Locality and monotonicity use 1 query in 4, from query 0'
         >>> run_notes({"model": {"not_attending": [0, 2]}})
@@ -89,6 +92,17 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         notes.append(
             f"The intervals come from only {documents} documents, so they are rough. They say "
             "nothing about other kinds of text."
+        )
+    distinct = manifest.get("distinct_sequences", sum(sizes))
+    if distinct == 1 < sum(sizes):
+        notes.append(
+            f"All {sum(sizes)} sequences are the same, so the intervals have no width. They say "
+            "nothing about other text."
+        )
+    elif distinct * REPEATED < sum(sizes):
+        notes.append(
+            f"The {sum(sizes)} sequences repeat {distinct} different ones, so the intervals are "
+            "too narrow."
         )
     if sizes and max(sizes) * len(sizes) > UNBALANCED * sum(sizes):
         notes.append(

@@ -249,6 +249,7 @@ def input_record(inputs: Sequences, skip_keys: int, counts: Int[Tensor, " fold"]
     return {
         "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
         "documents": None if inputs.documents is None else inputs.n_documents,
+        "distinct_sequences": inputs.n_distinct,
         "fold_sizes": counts.tolist(),
         "skip_keys": skip_keys,
     }

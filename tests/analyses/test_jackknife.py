@@ -14,6 +14,7 @@ from nope_probe.analyses.jackknife import (
     jackknife,
     leave_one_out,
     rms,
+    rms_difference,
     rms_ratio,
     share,
     standard_error,
@@ -36,6 +37,47 @@ def test_the_interval_of_an_amplitude_covers_the_truth_19_times_of_20(counts: li
     assert 0.91 <= covered / n <= 0.985
     error = torch.tensor(estimates).std() / n**0.5
     assert abs(sum(estimates) / n - square) < 4 * error, "noise does not count as pattern"
+
+
+@pytest.mark.parametrize("counts", [[1] * 8, [9, 3, 3, 3, 3, 2, 2, 1]], ids=["even", "uneven"])
+@pytest.mark.parametrize("roots", [(2.0, 0.0), (1.0, 0.0), (0.5, 0.0), (1.0, 0.7)])
+def test_a_paired_difference_of_rms_covers_the_truth_near_zero_too(
+    counts: list[int], roots: tuple[float, float]
+) -> None:
+    generator = torch.Generator().manual_seed(13)
+    signal = torch.sin(torch.arange(31)).double()
+    signal /= signal.square().mean().sqrt()
+    sizes, n, covered = torch.tensor(counts), 400, 0
+    for _ in range(n):
+        shared, own = torch.randn(2, 8, 31, generator=generator, dtype=torch.float64)
+        noises = (shared, 0.9 * shared + 0.19**0.5 * own)
+        squares = []
+        for root, noise in zip(roots, noises, strict=True):
+            folds = root * signal + noise / sizes[:, None].sqrt()
+            squares.append(cross_products(folds[None], folds[None], sizes)[:, 0, 0])
+        interval = rms_difference(*squares, sizes)
+        assert interval.low <= interval.value <= interval.high
+        covered += interval.low <= roots[0] - roots[1] <= interval.high
+    assert 0.93 <= covered / n <= 0.99
+
+
+def test_a_paired_difference_of_rms_is_exact_where_it_does_not_vary() -> None:
+    square = torch.tensor([4.0, 3.0, 5.0, 4.5, 3.5, -1.0]).double()
+    zero = Interval(value=0.0, low=0.0, high=0.0)
+    assert rms_difference(square, square) == zero
+    assert rms_difference(0 * square, 0 * square) == zero
+    alone, less = rms(square), rms_difference(square, torch.full((6,), 0.25).double())
+    assert (less.value, less.high) == pytest.approx((alone.value - 0.5, alone.high - 0.5))
+    assert alone.low < 0
+    assert less.low == pytest.approx(-0.5), "an RMS is not negative"
+
+
+def test_a_paired_difference_of_rms_far_from_zero_is_the_roots_jackknife() -> None:
+    generator = torch.Generator().manual_seed(7)
+    one, other = 9 + 0.01 * torch.randn(2, 9, generator=generator).double()
+    expected, result = jackknife(one.sqrt() - other.sqrt()), rms_difference(one, other)
+    ends = (result.value, result.low, result.high)
+    assert ends == pytest.approx((expected.value, expected.low, expected.high), rel=1e-2)
 
 
 def test_the_jackknife_of_a_mean_is_the_t_interval():

@@ -14,7 +14,7 @@ from nope_probe.analyses.pattern_changes import kept_patterns, pattern_differenc
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.splits import offset_means
 from nope_probe.maps.centred import first_visible_keys
-from nope_probe.maps.rows import pack_rows
+from nope_probe.maps.rows import choose_rows, pack_rows
 from nope_probe.maps.stored_maps import PackedFolds, TensorFolds
 
 N, N_FOLDS, NAN = 23, 4, float("nan")
@@ -116,6 +116,23 @@ def test_a_hole_that_no_window_makes_is_an_error() -> None:
     maps[:, 9, 3] = torch.nan
     with pytest.raises(ValueError, match="non-finite cell below the diagonal"):
         measure(maps[:, None])
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+@pytest.mark.parametrize("n_rows", [N, 7])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("position", [0, 1, 11, N - 1])
+@pytest.mark.parametrize("name", ["causal", "window", "chunks"])
+def test_a_position_without_numbers_is_no_window(
+    name: str, position: int, value: float, n_rows: int, skip: int
+) -> None:
+    queries, maps = choose_rows(N, n_rows), folds(name)
+    assert measure(maps[:, None, queries], skip, query_positions=queries)
+    broken = (position == QUERY) | (position == KEY)
+    maps[:, broken & CELLS[name]] = value
+    if (broken & CELLS[name] & (KEY < QUERY))[queries].any():  # the last chunk is one token
+        with pytest.raises(ValueError, match="non-finite cell below the diagonal"):
+            measure(maps[:, None, queries], skip, query_positions=queries)
 
 
 def test_conditions_are_compared_on_the_keys_that_all_of_them_see() -> None:

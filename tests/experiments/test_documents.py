@@ -82,3 +82,30 @@ def test_in_memory_folds_are_of_documents_too(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="from 4 to 6 folds for 6 documents, got 8"):
         run_ablations(loaded.model, data, players=["sources"], folds=8)
     assert len(run_ablations(loaded.model, data, players=["sources"]).sources) == 3
+
+
+TEXT = "def f(x):\n    return x\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("texts", "note"),
+    [
+        ([TEXT] * 23, "All 23 sequences are the same, so the intervals have no width."),
+        ([TEXT] * 16 + ["x = 1\n" * 9] * 7, "The 23 sequences repeat 2 different ones, so the"),
+        ([f"x{index} = {TEXT}" for index in range(23)], None),
+    ],
+    ids=["the same", "repeated", "different"],
+)
+def test_repeated_sequences_are_pointed_out(
+    texts: list[str], note: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = tmp_path / "text.jsonl", tmp_path / "run"
+    pd.DataFrame({"text": texts}).to_json(data, orient="records", lines=True)
+    flags = ["--layers", "1", "--windows", "start", "--data", str(data), "--out", str(out)]
+    run_command(scores, *SMALL, *flags)
+    shown, page = " ".join(capsys.readouterr().out.split()), (out / "report.html").read_text()
+    for text in (shown, page):
+        assert note in text if note else "sequences are the same" not in text
+    rows = pd.read_csv(out / "pattern.csv")
+    width = (rows["amplitude_high"] - rows["amplitude_low"]) / rows["amplitude"]
+    assert (width.item() < 1e-5) == (len({*texts}) == 1)

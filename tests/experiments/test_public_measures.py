@@ -1,6 +1,7 @@
 """Measures of heads and differences of maps in Python are those of the commands."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from support.tiny_models import tokens as make_tokens
 from nope_probe import (
     Ablation,
     ablated,
+    attribute,
     capture_scores,
     compare,
     difference,
@@ -23,6 +25,7 @@ from nope_probe import (
     measure,
     scores,
 )
+from nope_probe.analyses.jackknife import cross_products
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.maps.maps import ScoreMaps
@@ -137,6 +140,36 @@ def test_pairs_are_narrower_where_both_models_saw_the_same_sequences(
     assert widths[True] < widths[False]
 
 
+def chosen_rows(maps: ScoreMaps, rows: list[int]) -> ScoreMaps:
+    queries = torch.tensor(rows)
+    folds, visible = maps.folds[:, :, queries], maps.visible[:, queries]
+    return replace(maps, folds=folds, visible=visible, query_positions=queries, per_head=None)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_a_difference_of_chosen_rows_is_of_their_queries(
+    shipped: LoadedModel, intact: ScoreMaps, data: Sequences, paired: bool
+) -> None:
+    queries = [4, 9, 11, 12]
+    with ablated(shipped.model, Ablation(remove=["rope"])):
+        whole = capture_scores(shipped.model, data, n_folds=5)
+    base, other = chosen_rows(intact, queries), chosen_rows(whole, queries)
+    table = difference(base, other, paired=paired).set_index(["item", "measure"])
+    for place, item in enumerate(("L0", "L1")):
+        for measures, column in (
+            (measure(other)[place], "value"),
+            (measure(base)[place], "base_value"),
+        ):
+            for name, interval in vars(measures).items():
+                assert table.loc[(item, name), column] == pytest.approx(interval.value, nan_ok=True)
+        change = (whole.folds - intact.folds)[:, place].double()
+        rows = [change[:, i, 1:i] - change[:, i, 1:i].mean(-1, keepdim=True) for i in queries]
+        square = cross_products(*[torch.cat(rows, 1)[None]] * 2, intact.counts)[0, 0, 0]
+        if paired:
+            rms = table.loc[(item, "pattern"), "difference"]
+            assert rms == pytest.approx(float(square) ** 0.5, rel=1e-4)
+
+
 def test_maps_that_no_difference_can_be_taken_of_are_refused(
     shipped: LoadedModel, intact: ScoreMaps, data: Sequences
 ) -> None:
@@ -146,6 +179,13 @@ def test_maps_that_no_difference_can_be_taken_of_are_refused(
     no_heads = capture_scores(model, tokens, layers=[0])
     with pytest.raises(UserError, match="maps are of 13 and 11 positions"):
         difference(intact, shorter)
+    chosen = chosen_rows(intact, [4, 9, 11, 12])
+    for fewer_or_others in ([4, 9, 11], [4, 9, 10, 12]):
+        rows = chosen_rows(intact, fewer_or_others)
+        with pytest.raises(UserError, match="rows of unlike queries"):
+            difference(chosen, rows)
+        with pytest.raises(UserError, match="rows of unlike queries"):
+            attribute({(): chosen, "mask": rows})
     with pytest.raises(UserError, match="unlike folds: pass paired=False"):
         difference(intact, others)
     with pytest.raises(UserError, match=r"no layer in common: \[1\] and \[0\]"):

@@ -1,8 +1,9 @@
 """Ablations of a HookedTransformer that no Hugging Face model converts into.
 
 One has LayerNorm with biases, biases in every projection, q/k-norm, a soft cap and adjacent rotary
-pairs, the other ALiBi. The oracle is a copy of the model whose parameters are set by hand; without
-mask, RoPE or ALiBi, each attention module gets a configuration of its own.
+pairs, one has positions in queries and keys alone (Shortformer), one has ALiBi. The oracle is a
+copy of the model whose parameters are set by hand; without mask, RoPE or ALiBi, each attention
+module gets a configuration of its own.
 """
 
 from collections.abc import Iterable
@@ -14,10 +15,11 @@ import pytest
 import torch
 from einops import rearrange
 from support.edited_model import SEVEN, rectangular_identity, subsets
-from support.tiny_models import distance, tokens
+from support.tiny_models import N_POS, distance, tokens
 
-from nope_probe.experiments.ablation.run import run_ablations
-from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe import Ablation, ablated, calibrate, run_ablations, run_trace
+from nope_probe.errors import UserError
+from nope_probe.experiments.engine import irreplaceable
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.targets import components
 
@@ -29,6 +31,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **{"d_model": 23, "d_head": 10, "n_heads": 3, "d_mlp": 37, "act_fn": "gelu"},
         **{"normalization_type": "LN", "positional_embedding_type": "rotary", "rotary_dim": 6},
         **{"rotary_adjacent_pairs": True, "use_qk_norm": True, "attn_scores_soft_cap": 5.0},
+    },
+    "shortformer": {
+        **{"d_model": 15, "d_head": 5, "n_heads": 3, "d_mlp": 31, "act_fn": "gelu"},
+        **{"normalization_type": "LN", "positional_embedding_type": "shortformer"},
     },
     "alibi": {
         **{"d_model": 12, "d_head": 3, "n_heads": 4, "attn_only": True},
@@ -56,6 +62,8 @@ def edited(copied: Any, model: Any, remove: Iterable[str]) -> Any:
     """Set weights, biases, ALiBi and configuration of a copy by hand; c = 1."""
     copied.load_state_dict(model.state_dict())
     remove, cfg = set(remove), model.cfg
+    if "pos_embed" in remove:
+        copied.pos_embed.W_pos[:N_POS] = model.pos_embed.W_pos[:N_POS].mean(0)
     width = cfg.n_heads * cfg.d_head
     for block in copied.blocks:
         attn = block.attn
@@ -84,7 +92,7 @@ def edited(copied: Any, model: Any, remove: Iterable[str]) -> Any:
 def test_all_combinations_equal_a_copy_edited_by_hand(name: str) -> None:
     model, inputs, errors = model_of(name), tokens(3), {}
     copied = deepcopy(model)
-    for remove in subsets(components(model)):
+    for remove in subsets([name for name in components(model) if name not in irreplaceable(model)]):
         expected = edited(copied, model, remove)(inputs)
         with ablated(model, Ablation(remove=remove, gain="identity")):
             errors[remove] = distance(model(inputs), expected)
@@ -95,7 +103,7 @@ def test_all_combinations_equal_a_copy_edited_by_hand(name: str) -> None:
 def test_each_removal_changes_the_model(name: str) -> None:
     model, inputs = model_of(name), tokens(3)
     intact = model(inputs)
-    for component in components(model):
+    for component in set(components(model)) - set(irreplaceable(model)):
         changed = edited(deepcopy(model), model, [component])(inputs)
         assert distance(changed, intact) > 1e-2, component
 
@@ -103,6 +111,7 @@ def test_each_removal_changes_the_model(name: str) -> None:
 def test_what_a_hooked_transformer_has_is_known() -> None:
     assert components(model_of("rotary")) == SEVEN
     assert components(model_of("alibi")) == ("mask", "w_q", "w_k", "w_o", "w_v", "alibi")
+    assert {*components(model_of("shortformer"))} == {*SEVEN, "pos_embed"} - {"rope"}
 
 
 def test_alibi_in_named_heads_equals_a_copy_without_their_slopes() -> None:
@@ -120,6 +129,22 @@ def test_alibi_is_the_source_of_the_first_layers_pattern_and_the_mask_is_not() -
     assert list(first.index) == ["content", "mask", "alibi", "mask_x_alibi", "position"]
     assert abs(first.loc["mask", "rms"]) < 1e-5
     assert first.loc["alibi", "share"] > 0.9
+
+
+def test_positions_in_queries_and_keys_alone_are_the_source_of_a_pattern() -> None:
+    model = model_of("shortformer")
+    run = run_ablations(model, tokens(32, 17), players=["sources"])
+    first = run.sources[run.sources["layer"] == 0].set_index("term")
+    assert first.loc["pos_embed", "share"] == pytest.approx(1, abs=0.1)
+    assert first.loc["content", "share_high"] < 0.1
+    assert "w_q" not in set(run_ablations(model, tokens(32, 7)).players["player"])
+    refused = pytest.raises(ValueError, match="w_k of L0 cannot be removed: positions are added to")
+    with refused, ablated(model, Ablation(remove=["w_k"], gain="identity")):
+        pass
+    with pytest.raises(ValueError, match="pos_embed writes nothing in this model"):
+        calibrate(model, tokens(3), writers=["pos_embed"])
+    with pytest.raises(UserError, match="cannot be traced: between the residual stream and the"):
+        run_trace(model, tokens(32, 7))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, standard_error
-from nope_probe.analyses.pattern import Measures, measure, skipped_keys
+from nope_probe.analyses.pattern import Measures, layer_folds, measure_layer, skipped_keys
 from nope_probe.analyses.pattern_changes import (
     independent_difference,
     measure_differences,
@@ -168,7 +168,7 @@ def difference(
 
     Args:
         base: the maps to compare with, as `capture_scores` returns them.
-        other: the maps of the other model, of as many positions.
+        other: the maps of the other model, of as many positions and with rows of the same queries.
         skip_keys: how many first keys to leave out; `auto`: 1 if the sequences of either capture
             all begin with the same token, else 0.
         paired: whether both were captured on the same sequences, dealt to the same folds.
@@ -180,8 +180,8 @@ def difference(
         patterns, in nats, and no values.
 
     Raises:
-        ValueError: for maps without a common layer, of unlike positions, or, if paired, of
-            different folds.
+        ValueError: for maps without a common layer, of unlike positions or rows, or, if paired,
+            of different folds.
 
     Example:
         >>> from nope_probe import Ablation, ablated, capture_scores, difference, load, sequences
@@ -197,20 +197,17 @@ def difference(
     layers = [layer for layer in base.layers if layer in other.layers]
     if not layers:
         raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")
-    if base.folds.shape[2:] != other.folds.shape[2:]:
-        n, m = base.folds.shape[-1], other.folds.shape[-1]
-        raise UserError(f"the maps are of {n} and {m} positions: capture both on as many")
     if paired and not base.counts.equal(other.counts):
         raise UserError("the maps have unlike folds: pass paired=False for other sequences")
     skipped, counts = skipped_keys([base, other], skip_keys), (other.counts, base.counts)
     rows: list[Row] = []
     for layer in layers:
-        x, y = (maps.folds[:, maps.layers.index(layer)] for maps in (other, base))
+        x, y = (layer_folds(maps)[layer] for maps in (other, base))
         options: dict[str, Any] = {"skip_keys": skipped, "paired": paired, "counts": counts}
         changes = {"pattern": pattern_difference(x, y, **options)}
         changes |= measure_differences(x, y, **options)
         after, before = (
-            vars(measure(folds[:, None], skipped, counts=of_folds)[0])
+            vars(measure_layer(folds, skipped, of_folds))
             for folds, of_folds in zip((x, y), counts, strict=True)
         )
         for name in ("pattern", *Measures.__dataclass_fields__):

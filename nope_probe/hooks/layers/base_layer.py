@@ -124,6 +124,11 @@ class Layer(ABC):
         return self.has("ln1_post.hook_out") or self.has("ln2_post.hook_out")
 
     @property
+    def adds_positions(self) -> bool:
+        """Whether positions are added to the normed inputs of W_Q and W_K (Shortformer)."""
+        return False
+
+    @property
     @abstractmethod
     def has_qk_norm(self) -> bool:
         """Whether norms stand between W_Q, W_K and the scores."""

@@ -44,6 +44,15 @@ class HookedLayer(Layer):
         return self.attn
 
     @property
+    def adds_positions(self) -> bool:
+        return bool(self.cfg.positional_embedding_type == "shortformer")
+
+    def why_not_replaced(self, name: Projection) -> str | None:
+        if name in ("w_q", "w_k") and self.adds_positions:
+            return "positions are added to its input behind the norm (as in Shortformer)"
+        return None
+
+    @property
     def has_qk_norm(self) -> bool:
         return bool(self.cfg.use_qk_norm)
 

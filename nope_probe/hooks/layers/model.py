@@ -263,13 +263,14 @@ def logits_of(
 def position_point(model: HookedModel) -> HookPoint | None:
     """Return the hook point of learned position embeddings; None if a model lacks them.
 
+    Shortformer's enter the queries and keys of every block, all others the residual stream.
     A HookedTransformer with position embeddings of 0 counts as a model without them, because
     TransformerLens has no position embedding type "none".
     """
     hooked: Any = model
     if is_bridge(model):
         return hooked.pos_embed.hook_out if "pos_embed" in hooked._modules else None
-    learned = model.cfg.positional_embedding_type == "standard"
+    learned = model.cfg.positional_embedding_type in ("standard", "shortformer")
     return hooked.hook_pos_embed if learned and bool(hooked.pos_embed.W_pos.any()) else None
 
 

@@ -155,7 +155,7 @@ def norm_before(model: HookedModel, layer: Layer, inputs: Inputs) -> NormMap:
         x = kept["x"]
         y = layer.norm_output("ln1", kept["y"]).to(x.dtype)
         norm = norm_between(layer.block, x, y)
-    if norm is None:
+    if norm is None or layer.adds_positions:
         raise NotImplementedError(
             f"between the residual stream and the attention of L{layer.index} is more than a norm"
         )
@@ -163,8 +163,12 @@ def norm_before(model: HookedModel, layer: Layer, inputs: Inputs) -> NormMap:
 
 
 def learned_positions(model: HookedModel, inputs: Inputs) -> HookPoint | None:
-    """Return the hook point of position embeddings; None for input vectors."""
-    return None if inputs.is_floating_point() else position_point(model)
+    """Return the hook point of position embeddings in the residual stream, or None.
+
+    There are none for input vectors, nor where only queries and keys get positions (Shortformer).
+    """
+    in_residual = not inputs.is_floating_point() and not layers_of(model)[0].adds_positions
+    return position_point(model) if in_residual else None
 
 
 def scalar_between(x: Vectors, y: Vectors) -> float | None:
