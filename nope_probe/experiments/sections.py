@@ -21,12 +21,19 @@ from rich.table import Table
 from rich.text import Text
 
 from nope_probe.errors import UserError, printable
+from nope_probe.experiments.verdicts import EIGHT_FOLDS, exceeds_noise, verdict_on_heads
 from nope_probe.figures.curves import band_amplitudes, offset_profiles, query_strengths
 from nope_probe.figures.image import export
-from nope_probe.figures.intervals import excludes_zero, interval_of, interval_text, percent
+from nope_probe.figures.intervals import (
+    bound_columns,
+    excludes_zero,
+    interval_of,
+    interval_text,
+    percent,
+)
 from nope_probe.figures.maps import unfold_layers
 from nope_probe.figures.style import TITLE_HEIGHT
-from nope_probe.figures.words import numbered_layers
+from nope_probe.figures.words import numbered_layers, reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import Run, read_run
@@ -37,6 +44,11 @@ if TYPE_CHECKING:
 WIDTH, GAP = 80, 2  # of a terminal, and between two columns of a table
 NOISE = "not distinguishable from noise"
 NO_PATTERN = f"The positional pattern is {NOISE} in any layer"
+MOST_HEADS = 3  # in a sentence
+HIDDEN = {  # by the verdict on the heads of a layer whose mean shows no pattern
+    "opposite": "Heads of opposite sign cancel in their mean",
+    "unclear": "Single heads have a pattern that their mean does not show",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,14 +383,57 @@ def percents(share: SupportsFloat) -> str:
     return f"{value:.1f}%" if 0.05 <= abs(value) < 0.95 else f"{value:z.0f}%"
 
 
-def strongest(rows: pd.DataFrame) -> pd.Series | None:
-    """Return the row with the largest amplitude that exceeds its noise, if there is one.
+def fold_sizes_of(manifest: Mapping[str, Any]) -> Sequence[int]:
+    """Return the sequences per fold of a run, or equal folds where its manifest names none."""
+    return manifest.get("fold_sizes", EIGHT_FOLDS)
+
+
+def above_noise(
+    rows: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS, amplitude: str = "amplitude"
+) -> pd.Series[bool]:
+    """Return which rows have an amplitude that exceeds the noise of all rows.
 
     Args:
-        rows: `pattern.csv` of one model, one row per layer.
+        rows: one model's layers, or its heads.
+        fold_sizes: sequences per fold.
+        amplitude: the column of the amplitude, nats.
     """
-    above = rows[rows["amplitude_low"] > 0]
-    return None if above.empty else above.sort_values("amplitude").iloc[-1]
+    ends = zip(rows[amplitude], rows[bound_columns(amplitude)[0]], strict=True)
+    clear = [exceeds_noise(value, low, len(rows), fold_sizes) for value, low in ends]
+    return pd.Series(clear, rows.index, dtype=bool)
+
+
+def strongest(
+    rows: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS, amplitude: str = "amplitude"
+) -> pd.Series | None:
+    """Return the row with the largest amplitude, if any exceeds the noise; see `above_noise`."""
+    above = rows[above_noise(rows, fold_sizes, amplitude)]
+    return None if above.empty else above.sort_values(amplitude).iloc[-1]
+
+
+def hidden_heads(
+    pattern: pd.DataFrame, heads: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS
+) -> list[str]:
+    """Return a sentence on the strongest head in a layer whose mean over heads has no pattern.
+
+    Args:
+        pattern: the measures of the means over heads, a row per layer.
+        heads: the amplitude of each head, a row per layer and head.
+        fold_sizes: sequences per fold.
+    """
+    flat = pattern[~above_noise(pattern, fold_sizes)]
+    clear = above_noise(heads, fold_sizes)
+    hidden = heads[clear & heads["layer"].isin(flat["layer"])].sort_values("amplitude")
+    if hidden.empty:
+        return []
+    layer = int(hidden.iloc[-1]["layer"])
+    lows = heads["amplitude_low"].where(clear, 0.0)
+    own = of_layer(heads.assign(amplitude_low=lows), layer).to_dict("records")
+    mean = interval_of(of_layer(flat, layer).iloc[0], "amplitude")
+    verdict = verdict_on_heads(mean, [interval_of(row, "amplitude") for row in own])
+    strong = hidden[hidden["layer"] == layer].iloc[: -MOST_HEADS - 1 : -1]
+    names = [f"{reader_of(row)} {nats(row, 'amplitude')}" for _, row in strong.iterrows()]
+    return [f"{HIDDEN[verdict]}: {', '.join(names)} nats"]
 
 
 def preference(row: Mapping[Any, Any] | pd.Series) -> str:

@@ -31,7 +31,8 @@ PATTERN_COLOURS = f"{PATTERN} Red is above that mean, blue below, white at it."
 INTERVALS = (
     "Bars are 95% intervals, from folds of the data; sequences of one document share a fold. “No "
     "pattern” marks a layer or head whose positional pattern does not exceed the noise: it has no "
-    "shares."
+    "shares. An interval is for one layer alone; the strongest layer that a sentence names exceeds "
+    "the noise of all layers together."
 )
 LAYERS_AND_HEADS = "Layers and heads count from 0: L2H3 is the fourth head of the third layer."
 MEASURES = (

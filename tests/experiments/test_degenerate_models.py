@@ -8,8 +8,13 @@ import pytest
 import torch
 from support.command_line import run_command
 from support.tiny_models import randomised, smollm3_config, tokenizer
+from support.traced import bos_reader
 
-from nope_probe import ablate, circuit, scores
+from nope_probe import ablate, circuit, run_ablations, scores
+from nope_probe.experiments.ablation.analyse import heads_table
+from nope_probe.experiments.ablation.player_sections import Findings
+from nope_probe.experiments.ablation.sections import headline
+from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.sections import preference
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
@@ -111,3 +116,35 @@ def test_one_layer_and_windows_too_short_for_ranks_have_no_locality(
     assert pattern["locality"].isna().all()
     assert "nan" not in capsys.readouterr().out
     assert preference({"locality": float("nan")}) == "has too few keys per query to rank them"
+
+
+@pytest.mark.hooked_transformer
+def test_heads_whose_patterns_cancel_in_their_mean_are_named() -> None:
+    model = bos_reader((3.0, 2.0))  # L1's scores are 5 / (i + 1) times the scale, in both heads
+    model.blocks[1].attn.W_K.data[1] *= -1
+    tokens = torch.randint(1, 17, (40, 11), generator=torch.Generator().manual_seed(1))
+    tokens[:, 0] = 0
+    study = run_ablations(model, tokens, players=["sources"], folds=4)
+    assert study.tables["pattern"]["amplitude"].abs().max() < 1e-6
+    keys = [5 / (key + 1) / 3**0.5 for key in range(11)]
+    rows = [np.array(keys[1:query]) for query in range(2, 11)]
+    expected = np.concatenate([row - row.mean() for row in rows])
+    heads = study.tables["heads"].set_index(["layer", "head"])["amplitude"]
+    np.testing.assert_allclose(heads, [0, 0, *[np.sqrt((expected**2).mean())] * 2], rtol=1e-5)
+    first, second = headline(Findings(study))
+    assert "in its attention, the mean over heads, that exceeds the noise of 2 layers." in first
+    assert second.startswith("Heads of opposite sign cancel in their mean: L1H")
+    one_sign = run_ablations(bos_reader((3.0, 2.0)), tokens, players=["sources"], folds=4)
+    assert "heads" not in one_sign.tables
+
+
+@pytest.mark.hooked_transformer
+def test_maps_of_heads_that_do_not_fit_are_not_made() -> None:
+    model, tokens = bos_reader((3.0, 2.0)), torch.arange(88).reshape(8, 11) % 17
+    engine = Engine(model=model, inputs=tokens, n_folds=4)
+    intact = engine.stored_scores("intact", name="intact", layers=[0, 1])
+    n_bytes = 4 * 4 * 2 * 11 * 11  # float32, folds, heads, rows, keys
+    assert heads_table(engine, intact, 1, n_bytes - 1) is None
+    heads = heads_table(engine, intact, 1, n_bytes)
+    assert heads is not None
+    assert len(heads) == 4

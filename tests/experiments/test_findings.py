@@ -101,11 +101,16 @@ HEADINGS = (
         r"Circuits: L1's .* loses 95% without the causal mask, 40% \(identity\) without .*W_K\)$",
     ),
     (
-        lost(("qk", CLEAR), ("ov", CLEAR), ("w_o", NOISY), ("qk", MINUS), ("ov", (0.4, 0.2, 0.6))),
+        lost(("qk", CLEAR), ("ov", CLEAR), ("w_o", SMALL), ("qk", MINUS), ("ov", (0.4, 0.2, 0.6))),
         r"loses 90% \(identity\) or 40% \(mean\) without the value-output circuit \(W_V with "
         r"W_O\); identity and mean disagree on the query-key circuit \(W_Q with W_K\)$",
     ),
-    (lost(("mask", NOISY)), "L1's positional part needs none of them"),
+    (lost(("mask", SMALL)), "L1's positional part needs none of them"),
+    (
+        lost(("rope", CLEAR), ("mask", NOISY)),
+        "L1's positional part loses 90% without RoPE; whether L1 needs the causal mask is unclear$",
+    ),
+    (lost(("mask", NOISY)), "Circuits: whether L1 needs the causal mask is unclear$"),
     (lost(("mask", NONE)), NOISE),
     (interaction(CLEAR), r"mask \+ RoPE bring 90% of L1's .*only together"),
     (interaction(MINUS), r"mask \+ RoPE together take 50% off L1's"),

@@ -259,6 +259,7 @@ def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer()
     table = layers((0.5, 0.25, 0.1), (2.618, -0.8, 0.1), (9.0, 0.15, 10.0))
     strongest = sections.pattern_finding(table)
     assert "strongest in L1, 2.618 [2.518, 2.718] nats RMS" in strongest
+    assert strongest.startswith("Of 3 layers, the positional pattern is strongest")
     assert "far keys" in strongest
     assert "87% of L1's" in sections.distance_finding(table)
     assert sections.head_finding(table, "locality").endswith("in L1H0, -0.8")
@@ -273,6 +274,11 @@ def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer()
     ):
         assert "not distinguishable from noise" in finding
     assert len(sections.headline({"pattern": unclear, "heads": unclear})) == 1
+    flat, cancelling = layers((0.0, 0.1, 0.1)), layers((0.37, 0.1, 0.01), (0.37, 0.1, 0.01))
+    cancelling = cancelling.assign(layer=0, head=[0, 1])
+    assert sections.headline({"pattern": flat, "heads": cancelling})[1].startswith(
+        "Heads of opposite sign cancel in their mean: L0H1 0.370 [0.360, 0.380], L0H0 0.370 "
+    )
 
 
 @pytest.mark.parametrize("skip_keys", [0, 1])

@@ -78,7 +78,7 @@ def shown(capsys: pytest.CaptureFixture[str], tables: dict[str, pd.DataFrame]) -
 
 def test_the_headline_names_the_strongest_layer_its_sources_by_size_and_what_is_lost():
     first, of_mask, qk, ov, signature = headline(MANIFEST, tables())
-    assert first.startswith("In L1 of some-model")
+    assert first.startswith("In L1 of some-model, where it is strongest of 2 layers (0.50 nats")
     assert "0.50 nats RMS [0.40, 0.60]" in first
     assert "prefers far keys (rank correlation with the key's position -0.30)" in first
     rope, mask = first.index("RoPE 110% [109, 111]"), first.index("the causal mask -12% [-13, -11]")

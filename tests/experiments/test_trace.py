@@ -71,7 +71,8 @@ def test_a_finished_run_is_shown_again_with_its_answer(
     before = (done / "manifest.json").read_bytes()
     run_command(trace, *SMALL, "--layers", 3, "--out", done, "--confirm", 0)
     shown = " ".join(capsys.readouterr().out.split())
-    assert "L2's position is written by L1H1 and L1H0; 75% of L0H0's comes from" in shown
+    assert "L2's position is written by L1H1 and L1H0. The pattern" in shown
+    assert "from the first key" in shown
     assert "the exact terms of each pattern" in shown
     assert (done / "manifest.json").read_bytes() == before
     page = (done / "report.html").read_text()
@@ -129,11 +130,10 @@ def test_in_memory_it_gives_what_the_command_writes(done: Path) -> None:
         run_trace(load("nope-tiny").model, data, folds=4)
 
 
-def test_the_answer_names_the_main_writers_and_what_comes_from_the_first_token() -> None:
+def test_the_answer_names_the_main_writers_and_nothing_of_another_reader() -> None:
     tables = {"terms": traced.terms_table(), "writers": traced.writers_table(), **TEXT}
-    first = "79% of L0H0's comes from the first token"
-    assert sections.answer(tables) == f"L2's position is written by L1H0 and L1H1; {first}"
-    assert sections.answer(tables, "L1") == f"L1's position is written by MLP0; {first}"
+    assert sections.answer(tables) == "L2's position is written by L1H0 and L1H1"
+    assert sections.answer(tables, "L1") == "L1's position is written by MLP0"
     learned = tables["writers"].replace({"writer": {"MLP0": "pos_embed"}})
     assert sections.answer(tables | {"writers": learned}, "L1") == (
         "L1's position is written by pos_embed"
@@ -160,6 +160,61 @@ def test_the_answer_with_rope_is_rotation_and_without_a_pattern_that_there_is_no
     assert sections.headline(tables | {"terms": undefined}, "L1") == [f"{of_l1}."]
 
 
+def with_shares(terms: pd.DataFrame, reader: int, half: float, **shares: float) -> pd.DataFrame:
+    """Return terms with other shares in a layer, with intervals of one width."""
+    rows = terms.copy()
+    for term, share in shares.items():
+        of_term = (rows["layer"] == reader) & (rows["term"] == term)
+        rows.loc[of_term, ["share", "share_low", "share_high"]] = share, share - half, share + half
+    return rows
+
+
+def test_a_term_is_the_answer_only_where_the_intervals_say_so_of_all_terms() -> None:
+    writers = {"writers": traced.writers_table(), **TEXT}
+    shares = {"rotation": 0.55, "written_key": 0.95, "written_both": 0.0, "covariance": -0.5}
+    tables = {"terms": with_shares(traced.terms_table(), 1, 0.01, **shares), **writers}
+    assert sections.answer(tables, "L1") == "L1's position is written by MLP0"
+    assert sections.terms_finding(tables["terms"], "L1") == (
+        "The pattern of L1 is 55% rotation, 95% written and -50% covariance"
+    )
+    shares |= {"rotation": 0.6, "written_key": 0.4, "written_query": 0.0, "covariance": 0.0}
+    tables["terms"] = with_shares(traced.terms_table(), 1, 2.6, **shares)
+    tables["terms"] = with_shares(tables["terms"], 1, 0.0, written_both=0.0, written_query=0.0)
+    assert sections.headline(tables, "L1") == [
+        "No single term is surely most of L1's pattern.",
+        "The pattern of L1 is 60% [-200, 320] rotation, 40% [-220, 300] written and "
+        "0% [-260, 260] covariance.",
+    ]
+
+
+def test_a_writer_that_takes_from_queries_what_it_gives_to_keys_is_no_main_writer() -> None:
+    writers = traced.writers_table()
+    both = [
+        {"layer": 2, "side": side, "writer": "L0H1", **traced.interval("share", share)}
+        for side, share in (("key", 0.90), ("query", -0.95))
+    ]
+    tables = {"terms": traced.terms_table(), "writers": pd.concat([writers, pd.DataFrame(both)])}
+    assert sections.answer(tables) == "L2's position is written by L1H0 and L1H1"
+    halves = writers.assign(share=writers["share"] / 2, share_low=writers["share_low"] / 2)
+    halves = pd.concat([halves.assign(side=side) for side in ("key", "query")])
+    assert sections.answer(tables | {"writers": halves}) == sections.answer(tables)
+    wide = writers.assign(share_low=writers["share"] - 1.0)
+    assert sections.answer(tables | {"writers": wide}) == (
+        "No writer's share of L2's pattern exceeds the noise"
+    )
+
+
+def test_the_strongest_of_many_readers_clears_the_noise_of_all_of_them() -> None:
+    faint = {"rms": 0.01, "rms_low": 0.002, "rms_high": 0.0142}
+    one = traced.terms_table().query("layer == 2").assign(**faint)
+    writers = {"writers": traced.writers_table()}
+    assert sections.answer({"terms": one, **writers}).startswith("L2's position is written by")
+    others = [one.assign(layer=layer, rms=0.0, rms_low=-0.01) for layer in range(3, 26)]
+    assert sections.answer({"terms": pd.concat([one, *others]), **writers}) == (
+        "The positional pattern is not distinguishable from noise in any layer"
+    )
+
+
 def test_effects_are_told_of_the_main_writer_and_of_who_acts_through_others() -> None:
     tables = {"effects": traced.effects_table(), "writers": traced.writers_table()}
     through = (
@@ -170,6 +225,8 @@ def test_effects_are_told_of_the_main_writer_and_of_who_acts_through_others() ->
     assert sections.effect_findings(tables, "L2") == [f"{main}is 92%", through]
     main = "Without the position of MLP0, L1 loses 95% [93, 97] of its pattern; its direct share "
     assert sections.effect_findings(tables) == [f"{main}is 97%", through]
+    wide = tables["effects"].assign(direct_high=0.25)  # not surely less than half of 0.37
+    assert len(sections.effect_findings(tables | {"effects": wide})) == 1
     tables["effects"] = tables["effects"].query("writer == 'MLP1'")
     [found] = sections.effect_findings(tables, "L2")
     assert "MLP1, L2 gains 63% [61, 65] of its pattern" in found

@@ -25,7 +25,7 @@ from nope_probe.analyses.attribution import (
     patterns_of,
 )
 from nope_probe.analyses.jackknife import mean_intervals
-from nope_probe.analyses.pattern import Measures, measure, query_stride
+from nope_probe.analyses.pattern import Measures, measure, measure_heads, query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import (
     contrast_map,
@@ -46,9 +46,11 @@ from nope_probe.components import Replacement, phrase
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
+from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.explorer import explorer_of
-from nope_probe.experiments.sections import listed
+from nope_probe.experiments.sections import listed, strongest
 from nope_probe.experiments.tables import (
+    columns_of,
     interactions_table,
     mean_covariance_table,
     measures_table,
@@ -59,6 +61,7 @@ from nope_probe.experiments.tables import (
     sources_table,
     term_table,
 )
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import windows_of
@@ -70,7 +73,7 @@ from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
-MAPS_BYTES = 1 << 26
+MAPS_BYTES, HEADS_BYTES = 1 << 26, 1 << 30
 QUERIES = "query_positions"  # exact in float32: below 2**24
 Rows = Float[Tensor, "row key_pos"]
 
@@ -92,6 +95,10 @@ def analyse(
     maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
     write_maps(maps, RunMaps(plan, measured, skip_keys))
     write_folds(folds, plan, measured)
+    tables = analysis.tables()
+    if not waiting and not analysis.has_pattern:
+        heads = heads_table(Engine.of(session), measured.intact, skip_keys)
+        tables |= {} if heads is None else {"heads": heads}
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, intact.counts),
@@ -105,7 +112,7 @@ def analyse(
         manifest=manifest,
         arrays={"tokens": input_arrays(inputs)},
         files={"maps.safetensors": maps, "folds.safetensors": folds},
-        tables=analysis.tables(),
+        tables=tables,
     )
     if not session.call.is_kept:
         return run
@@ -173,6 +180,12 @@ class Analysis:
     def measures(self) -> dict[Condition, list[Measures]]:
         """Per condition, the measures of each layer's pattern."""
         return {key: measure(maps, self.skip_keys) for key, maps in self.measured.maps.items()}
+
+    @property
+    def has_pattern(self) -> bool:
+        """Whether the mean over heads of any layer of the intact model has a pattern."""
+        rows = measures_table([({}, self.measures[INTACT])], self.plan.layers, labels=())
+        return strongest(rows, self.measured.intact.counts.tolist()) is not None
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the run's tables by name."""
@@ -289,6 +302,33 @@ class Analysis:
         counts = of_intact[0].maps.counts
         profiles = {name: mean_intervals(means, counts) for name, means in terms.items()}
         return profiles_table(profiles, self.plan.layers, bins, n_offsets)
+
+
+def heads_table(
+    engine: Engine, intact: Layers, skip_keys: int, max_bytes: int = HEADS_BYTES
+) -> pd.DataFrame | None:
+    """Return the amplitude of the pattern of every head: layer, head, nats with bounds.
+
+    Args:
+        engine: the model on the sequences of the run.
+        intact: the maps of the means over heads.
+        skip_keys: how many first keys the patterns leave out.
+        max_bytes: memory for the maps of the heads of one layer; None is returned if they need
+            more, as for models with one head.
+    """
+    n_heads = max(layer.n_heads for layer in layers_of(engine.model))
+    first = next(iter(intact.values()))
+    n_cells = len(first.queries) * first.n
+    if n_heads == 1 or 4 * engine.n_folds * n_heads * n_cells > max_bytes:
+        return None
+    alone, rows = replace(engine, checkpoint=None), []
+    for number in intact:
+        maps = alone.scores(None, layers=[number], per_head=True)
+        rows += [
+            {"layer": layer, "head": head, **columns_of(measures, ("amplitude",))}
+            for (layer, head), measures in measure_heads(maps, skip_keys).items()
+        ]
+    return pd.DataFrame(rows)
 
 
 def side_by_side(tables: Mapping[Replacement, pd.DataFrame]) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,6 @@ from nope_probe.analyses.shapley import player
 from nope_probe.components import (
     CIRCUITS,
     TABLE,
-    WITH_GAIN,
     Replacement,
     phrase,
     stand_in,
@@ -29,6 +28,7 @@ from nope_probe.components import (
 from nope_probe.experiments.sections import (
     NOISE,
     capitalised,
+    fold_sizes_of,
     largest,
     lengths_of,
     listed,
@@ -37,6 +37,7 @@ from nope_probe.experiments.sections import (
     percents,
     strongest,
 )
+from nope_probe.experiments.verdicts import SETTLED, Verdict, verdict_of
 from nope_probe.figures import measures
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
 from nope_probe.figures.maps import term_maps
@@ -46,7 +47,6 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
 
-NEEDED = 0.1  # lost without a player that is needed, at least
 CLEARLY = 0.05  # of the pattern: by how much more a weight takes than its circuit
 NAMED = 3  # players in a heading
 PLAYER_SETS = {"circuits": "shapley_circuits", "players": "shapley"}  # and their maps
@@ -97,10 +97,15 @@ class Findings:
         names = self.names.get(group, [])
         return {key.removeprefix(f"{group}/"): self.pooled(key) for key in names}
 
+    @property
+    def fold_sizes(self) -> Sequence[int]:
+        """Sequences per fold."""
+        return fold_sizes_of(self.manifest)
+
     @cached_property
     def layer(self) -> int | None:
         """The layer with the strongest positional pattern; None if none exceeds the noise."""
-        best = strongest(self.intact_rows())
+        best = strongest(self.intact_rows(), self.fold_sizes)
         return None if best is None else int(best["layer"])
 
     @cached_property
@@ -285,14 +290,16 @@ def player_finding(players: pd.DataFrame, layer: int | None, player_set: str) ->
     texts = [
         f"{' or '.join(loss.percents())} without {phrase(loss.player)}" for loss in needed[:NAMED]
     ]
-    text = f"L{layer}'s positional part needs none of them"
-    if needed:
-        text = f"L{layer}'s positional part loses {', '.join(texts)}"
-    unclear = [loss for loss in losses if loss.verdict not in SETTLED]
+    part = f"L{layer}'s positional part"
+    parts = [f"{part} loses {', '.join(texts)}"] if needed else []
+    disputed = [loss for loss in losses if loss.verdict not in (*SETTLED, "unclear")]
+    if disputed:
+        names = listed([phrase(loss.player) for loss in disputed])
+        parts.append(f"{listed(disputed[0].kinds)} disagree on {names}")
+    unclear = [phrase(loss.player) for loss in losses if loss.verdict == "unclear"]
     if unclear:
-        names = listed([phrase(loss.player) for loss in unclear])
-        text += f"; {listed(unclear[0].kinds)} disagree on {names}"
-    return f"{topic}: {text}"
+        parts.append(f"whether L{layer} needs {listed(unclear)} is unclear")
+    return f"{topic}: {'; '.join(parts) if parts else f'{part} needs none of them'}"
 
 
 def interaction_finding(interactions: pd.DataFrame, layer: int | None, topic: str) -> str:
@@ -313,10 +320,6 @@ def interaction_finding(interactions: pd.DataFrame, layer: int | None, topic: st
     if top["share"] > 0:
         return f"{topic}: {name} bring {share} of L{layer}'s positional part only together"
     return f"{topic}: {name} together take {share} off L{layer}'s positional part"
-
-
-Verdict = Literal["needed", "not needed", "direction", "content", "unclear", "replacement"]
-SETTLED = ("needed", "not needed")  # by all replacements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,16 +347,8 @@ class Loss:
 
     @property
     def verdict(self) -> Verdict:
-        """The replacements' joint verdict; a player is needed where a tenth or more is lost."""
-        needed = {kind for kind, (_, low, _) in self.by_kind.items() if low > NEEDED}
-        others = {*self.by_kind} - needed
-        if not (needed and others):
-            return "needed" if needed else "not needed"
-        if min(self.by_kind[k][1] for k in needed) <= max(self.by_kind[k][2] for k in others):
-            return "unclear"
-        if needed <= {*WITH_GAIN} and others == {"mean"}:
-            return "direction"
-        return "content" if others <= {*WITH_GAIN} else "replacement"
+        """The replacements' joint verdict."""
+        return verdict_of(self.by_kind)
 
     def percents(self) -> list[str]:
         """Return the loss under each replacement, by name."""
@@ -400,13 +395,15 @@ def _conclusion(verdict: Verdict, alike: Sequence[Loss]) -> str:
     ]
     several = len(weights) > 1
     own, reads = ("their", "they read") if several else ("its", "it reads")
-    names, verb = listed([words(weight) for weight in weights]), "is" if len(alike) == 1 else "are"
+    names = listed([words(weight) for weight in weights])
+    pronoun, verb = ("it", "is") if len(alike) == 1 else ("they", "are")
     says = {
         "needed": f"{listed(players)} {verb} needed, by {listed(kinds)}",
         "not needed": f"{listed(players)} {verb} not needed, by {listed(kinds)}",
         "direction": f"of {names} the direction of {own} mean matters, not what {reads}",
         "content": f"what passes through {names} matters, not {own} own directions",
-        "unclear": f"the intervals of {listed(kinds)} do not tell whether it is needed",
+        "against": f"{listed(players)} {verb} against the pattern, by {listed(kinds)}",
+        "unclear": f"the intervals of {listed(kinds)} do not tell whether {pronoun} {verb} needed",
         "replacement": "that depends on the replacement",
     }
     return f": {says[verdict]}"
@@ -449,7 +446,8 @@ def player_sentences(findings: Findings) -> Iterator[str]:
     yield from weight_sentences(weights, subject)
     if main == "circuits":
         singles = losses_of(rows[rows["player_set"] == "players"])
-        differing = [loss for loss in singles if loss.verdict not in SETTLED]
+        several = [loss for loss in singles if len(loss.kinds) > 1]
+        differing = [loss for loss in several if loss.verdict not in SETTLED]
         yield from weight_sentences(differing, subject)
         for circuit in weights:
             yield from _more_than_the_circuit(circuit, singles, subject)

@@ -25,6 +25,7 @@ from nope_probe.experiments.sections import (
     Report,
     capitalised,
     closing_of,
+    hidden_heads,
     largest,
     listed,
     measure_finding,
@@ -36,16 +37,16 @@ from nope_probe.experiments.sections import (
     strongest,
     with_intervals,
 )
+from nope_probe.experiments.verdicts import most_of
 from nope_probe.figures import measures
 from nope_probe.figures.explorer import Explorer
-from nope_probe.figures.intervals import interval_of, interval_text, percent
+from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
 from nope_probe.figures.maps import score_maps
 from nope_probe.figures.words import numbered_layers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, explorer_section
 from nope_probe.runtime.folder import Run
 
-MOST = 0.5  # of the pattern
 AGREES = 0.05  # of the pattern: two shares that differ by less
 COLUMNS = {  # of the terminal's table
     "lost without": ("lost", "z.0%"),
@@ -87,16 +88,29 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
 
 def headline(findings: Findings) -> list[str]:
     """Return the result in the layer with the strongest pattern: its sources, then its players."""
-    best, name = strongest(findings.intact_rows()), findings.manifest["model"]["name"]
+    rows, name = findings.intact_rows(), findings.manifest["model"]["name"]
+    best = strongest(rows, findings.fold_sizes)
     if best is None:
-        return [f"{name} shows no positional pattern in its attention that exceeds the noise."]
-    sentences = [_source_sentence(name, best, findings.tables["sources"])]
+        layers = f"{len(rows)} layers" if len(rows) > 1 else "its layer"
+        mean = "in its attention, the mean over heads, that exceeds the noise of"
+        return [f"{name} shows no positional pattern {mean} {layers}.", *_heads_instead(findings)]
+    among = f" of {len(rows)} layers" if len(rows) > 1 else ""
+    sentences = [_source_sentence(name, best, findings.tables["sources"], among)]
     if findings.manifest["player_sets"]:
         sentences += player_sentences(findings)
     return sentences
 
 
-def _source_sentence(name: str, best: pd.Series, sources: pd.DataFrame) -> str:
+def _heads_instead(findings: Findings) -> list[str]:
+    """Return a sentence on heads whose patterns the mean over heads hides, if there are any."""
+    heads = findings.tables.get("heads")
+    if heads is None:
+        return []
+    hidden = hidden_heads(findings.intact_rows(), heads, findings.fold_sizes)
+    return [f"{sentence}." for sentence in hidden]
+
+
+def _source_sentence(name: str, best: pd.Series, sources: pd.DataFrame, among: str) -> str:
     rows = _terms(of_layer(sources, int(best["layer"]))).dropna(subset=["share"])
     rows = rows.sort_values("share", key=abs, ascending=False)
     parts = [
@@ -105,8 +119,8 @@ def _source_sentence(name: str, best: pd.Series, sources: pd.DataFrame) -> str:
     ]
     strength = interval_text(interval_of(best, "amplitude"), ".2f", " nats RMS")
     return (
-        f"In L{best['layer']:.0f} of {name}, where it is strongest ({strength}), the positional "
-        f"pattern of attention {preference(best)} and comes from: {', '.join(parts)}."
+        f"In L{best['layer']:.0f} of {name}, where it is strongest{among} ({strength}), the "
+        f"positional pattern of attention {preference(best)} and comes from: {', '.join(parts)}."
     )
 
 
@@ -300,11 +314,11 @@ def source_finding(sources: pd.DataFrame, layer: int | None) -> str:
     if layer is None:
         return NO_PATTERN
     rows = _terms(of_layer(sources, layer)).sort_values("share", ascending=False)
-    most = rows[rows["share_low"] > MOST]
-    if len(most):
-        top = most.iloc[0]
-        share = percents(top["share"])
-        return f"{capitalised(phrase(top['term']))} brings {share} of L{layer}'s positional pattern"
+    shares = shares_of(rows)
+    most = most_of(shares)
+    if most is not None:
+        share = percents(shares[most][0])
+        return f"{capitalised(phrase(most))} brings {share} of L{layer}'s positional pattern"
     parts = [f"{phrase(row['term'])} {percents(row['share'])}" for _, row in rows[:2].iterrows()]
     return f"No source alone brings most of L{layer}'s positional pattern: {', '.join(parts)}"
 
@@ -312,13 +326,15 @@ def source_finding(sources: pd.DataFrame, layer: int | None) -> str:
 def layers_finding(sources: pd.DataFrame) -> str:
     """Return in which layers each source brings most of the positional pattern."""
     terms = _terms(sources)
-    most = terms[terms["share_low"] > MOST]
+    numbers = dict.fromkeys(terms["layer"].tolist())
+    most = {layer: most_of(shares_of(of_layer(terms, layer))) for layer in numbers}
     known = {int(layer) for layer in terms.dropna(subset=["share"])["layer"]}
-    empty = sorted({int(layer) for layer in terms["layer"]} - known)
-    rest = sorted({int(layer) for layer in terms["layer"]} - {*most["layer"], *empty})
+    empty = sorted({*most} - known)
+    rest = sorted(layer for layer in known if most[layer] is None)
     parts = [
-        f"{phrase(str(term))} in {numbered_layers(rows['layer'])}"
-        for term, rows in most.groupby("term", sort=False)
+        f"{phrase(term)} in {numbered_layers(layer for layer in most if most[layer] == term)}"
+        for term in dict.fromkeys(most.values())
+        if term is not None
     ]
     parts += [f"no source alone in {numbered_layers(rest)}"] if rest else []
     text = f"Most of the positional pattern comes from {'; '.join(parts)}" if parts else ""
@@ -333,11 +349,13 @@ def mean_covariance_finding(table: pd.DataFrame, layer: int | None) -> str:
     rows = of_layer(table, layer).set_index("term")
     if rows.empty or rows["share"].isna().all():
         return f"Mean and covariance terms: {NOISE}"
-    for name, row in rows.iterrows():
-        if row["share_low"] > MOST:
-            share, term = percents(row["share"]), phrase(measures.term_entry(str(name)))
+    every, both = shares_of(rows.reset_index()), ("mean", "covariance")
+    of_mean = {name: share for name, share in every.items() if name != "mean"}
+    for shares in (of_mean, {name: every[name] for name in both}):  # the mean term is a sum
+        if most := most_of(shares):
+            share, term = percents(shares[most][0]), phrase(measures.term_entry(most))
             return f"{capitalised(term)} carries {share} of L{layer}'s positional pattern"
-    rows = rows.loc[["mean", "covariance"]]
+    rows = rows.loc[[*both]]
     parts = [f"{name} term {percents(row['share'])}" for name, row in rows.iterrows()]
     return f"No term alone carries L{layer}'s positional pattern: {', '.join(parts)}"
 
@@ -409,6 +427,11 @@ def control_finding(
         return f"Controls: on shuffled tokens L{layer}'s positional pattern is {NOISE}"
     kept = percents(row["amplitude"] / whole)
     return f"Controls: on shuffled tokens L{layer}'s positional pattern is {kept} as strong"
+
+
+def shares_of(rows: pd.DataFrame) -> dict[str, ValueAndBounds]:
+    """Return the shares of one layer's terms with their bounds."""
+    return {row["term"]: interval_of(row, "share") for row in rows.to_dict("records")}
 
 
 def _terms(sources: pd.DataFrame) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,8 @@ from nope_probe.experiments.sections import (
     NOISE,
     Report,
     closing_of,
+    fold_sizes_of,
+    hidden_heads,
     largest,
     lengths_of,
     measure_finding,
@@ -26,6 +28,7 @@ from nope_probe.experiments.sections import (
     strongest,
     with_intervals,
 )
+from nope_probe.experiments.verdicts import EIGHT_FOLDS
 from nope_probe.figures.intervals import ROUNDING, excludes_zero
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.measures import ABOUT, head_map, pattern_measures
@@ -61,7 +64,7 @@ def report(run: Run, heads: str = "") -> Report:
     measures = with_intervals(layers, tables["pattern"], columns)
     return Report(
         title=f"The attention scores of {name} by position",
-        headline=headline(tables),
+        headline=headline(tables, fold_sizes_of(run.manifest)),
         sections=[
             *_map_sections(run),
             *_head_map_sections(heads, run.tables),
@@ -74,17 +77,22 @@ def report(run: Run, heads: str = "") -> Report:
     )
 
 
-def headline(tables: Mapping[str, pd.DataFrame]) -> list[str]:
+def headline(
+    tables: Mapping[str, pd.DataFrame], fold_sizes: Sequence[int] = EIGHT_FOLDS
+) -> list[str]:
     """Return sentences on the strongest pattern, its preferred keys and the strongest heads."""
-    findings = [pattern_finding(tables["pattern"])]
-    if "heads" in tables and findings != [NO_PATTERN]:
-        findings.append(head_finding(tables["heads"], "amplitude"))
+    findings = [pattern_finding(tables["pattern"], fold_sizes)]
+    if "heads" in tables:
+        if findings != [NO_PATTERN]:
+            findings.append(head_finding(tables["heads"], "amplitude"))
+        findings += hidden_heads(tables["pattern"], tables["heads"], fold_sizes)
     return [f"{finding}." for finding in findings]
 
 
 def _map_sections(run: Run) -> Iterator[Section]:
     table, skip_keys = run.tables["pattern"], int(run.manifest["skip_keys"])
-    score, best, queries = run.maps["score"], strongest(table), run.query_positions
+    folds, queries = fold_sizes_of(run.manifest), run.query_positions
+    score, best = run.maps["score"], strongest(table, folds)
     layers = table["layer"].tolist()
     layer = layers[0] if best is None else int(best["layer"])
     drawn: dict[str, Any] = {
@@ -100,7 +108,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
         first = "first key" if skip_keys == 1 else f"first {skip_keys} keys"
         left_out = f" Colours leave out the {first}, whose values may be far from all others."
     yield Section(
-        title=pattern_finding(table),
+        title=pattern_finding(table, folds),
         figure=partial(_pattern_maps, score, **drawn),
         caption="Mean scores less each row's mean over the keys before the query: softmax sees "
         "nothing else of the scores. Red keys get more attention than the row's mean, blue keys "
@@ -113,7 +121,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
         f"ignores the level of a row, and so the sign of a score.{left_out}",
     )
     yield Section(
-        title=distance_finding(table),
+        title=distance_finding(table, folds),
         figure=partial(
             term_maps,
             {"less diagonal means": run.maps["normalised"]},
@@ -176,18 +184,20 @@ def _measure_sections(tables: Mapping[str, pd.DataFrame], intact: str) -> Iterat
             )
 
 
-def pattern_finding(pattern: pd.DataFrame) -> str:
+def pattern_finding(pattern: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS) -> str:
     """Return a sentence on the strongest positional pattern, and the keys that it prefers.
 
     Args:
         pattern: `pattern.csv`, a row per layer.
+        fold_sizes: sequences per fold.
     """
-    best = strongest(pattern)
+    best = strongest(pattern, fold_sizes)
     if best is None:
         return NO_PATTERN
     where = f"L{best['layer']:.0f}, {nats(best, 'amplitude')} nats RMS"
     keys = preferred_keys(best) or "neither near nor far"
-    return f"The positional pattern is strongest in {where}, and prefers {keys} keys there"
+    among = f"Of {len(pattern)} layers, the" if len(pattern) > 1 else "The"
+    return f"{among} positional pattern is strongest in {where}, and prefers {keys} keys there"
 
 
 def level_finding(
@@ -215,13 +225,14 @@ def level_finding(
     return f"Mean scores: {share} of L{layer}'s variance is row means, which softmax ignores"
 
 
-def distance_finding(pattern: pd.DataFrame) -> str:
+def distance_finding(pattern: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS) -> str:
     """Return a sentence on the share of the strongest pattern that depends on distance alone.
 
     Args:
         pattern: `pattern.csv`, a row per layer.
+        fold_sizes: sequences per fold.
     """
-    topic, best = "Diagonal-normalised scores", strongest(pattern)
+    topic, best = "Diagonal-normalised scores", strongest(pattern, fold_sizes)
     if best is None or np.isnan(best["relative_r2"]):
         return f"{topic}: the part that is no function of distance is {NOISE}"
     share = percents(best["relative_r2"])

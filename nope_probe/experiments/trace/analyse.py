@@ -269,7 +269,7 @@ def analyse(session: Session[RunSettings], trace: Trace, reader: str | None = No
         **session.provenance(),
         **input_record(inputs, session.settings.n_skipped(inputs), counts),
         "reader": reader,
-        "headline": headline(trace.tables, reader),
+        "headline": headline(trace.tables, reader, counts.tolist()),
     }
     arrays = {"maps": trace.maps, "tokens": input_arrays(inputs)}
     run = Run(manifest=manifest, arrays=arrays, tables=trace.tables)

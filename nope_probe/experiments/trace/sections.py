@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from math import isnan
 
 import pandas as pd
 
@@ -13,12 +14,22 @@ from nope_probe.experiments.sections import (
     NOISE,
     Report,
     closing_of,
+    fold_sizes_of,
     largest,
     listed,
     percents,
+    strongest,
     with_intervals,
 )
-from nope_probe.figures.intervals import excludes_zero, interval_of
+from nope_probe.experiments.verdicts import EIGHT_FOLDS, main_writers, most_of, summed
+from nope_probe.figures.intervals import NO_PATTERN as NO_SHARE
+from nope_probe.figures.intervals import (
+    ValueAndBounds,
+    excludes_zero,
+    interval_of,
+    interval_text,
+    percent,
+)
 from nope_probe.figures.position_figure import (
     LEAST,
     LEAST_BESIDE,
@@ -28,13 +39,18 @@ from nope_probe.figures.position_figure import (
     WRITTEN,
     position_circuit,
 )
-from nope_probe.figures.words import shown_readers, strongest_reader, with_readers
+from nope_probe.figures.words import shown_readers, with_readers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
 
 IN_TERMINAL = 4  # writers of a reader on the terminal
-MOST = 0.5  # share of a pattern that makes a term its answer; share of the top writer's share, too
+DIRECTLY = 0.5  # of a total effect: with less on its direct path, it acts through other writers
+MOST_IS = {  # where that term is most of a pattern
+    "rotation": "rotation: RoPE at work on vectors that know nothing of position",
+    "alibi": "ALiBi's bias",
+    "covariance": "covariance: no mean vector carries it",
+}
 HOW_TO_READ = (
     notes.PATTERN_COLOURS,
     "A reader is a layer, or a head, whose queries and keys are made from the residual stream. A "
@@ -70,16 +86,18 @@ def report(run: Run) -> Report:
     writers = strongest_writers(tables, IN_TERMINAL)
     names = {"reader": writers["reader"], "writer": writers["writer"]}
     names["into"] = writers["side"].map(SIDES)
+    written = with_intervals(
+        names, writers, {"share": ("share", "z.1%"), "from the first key": ("first_key", "z.1%")}
+    )
+    written = written.replace({"from the first key": {NO_SHARE: ""}})  # of heads alone
     terminal = {
         f"{name}: the exact terms of each pattern, % of it": _terms_as_text(tables["terms"]),
-        "The strongest writers, % of the reader's pattern": with_intervals(
-            names, writers, {"share": ("share", "z.1%")}
-        ),
+        "The strongest writers, % of the reader's pattern": written,
         "Lost without the writer's position, %": _effects_as_text(tables["effects"]),
     }
     return Report(
         title=f"Who writes position in {name}",
-        headline=headline(tables, reader),
+        headline=headline(tables, reader, fold_sizes_of(run.manifest)),
         sections=list(_sections(run)),
         how_to_read=HOW_TO_READ,
         terminal={title: table for title, table in terminal.items() if len(table)},
@@ -89,8 +107,9 @@ def report(run: Run) -> Report:
 
 def _sections(run: Run) -> Iterator[Section]:
     tables, reader = run.tables, run.manifest["reader"]
+    about = (reader, fold_sizes_of(run.manifest))
     yield Section(
-        title=answer(tables, reader),
+        title=answer(tables, *about),
         figure=partial(
             position_circuit,
             tables["terms"],
@@ -107,98 +126,115 @@ def _sections(run: Run) -> Iterator[Section]:
         table=strongest_writers(tables, MOST_EDGES).drop(columns="reader"),
     )
     yield Section(
-        title=terms_finding(tables["terms"], reader),
+        title=terms_finding(tables["terms"], *about),
         caption="The four terms of the mean and the covariance term add up to the whole pattern. A "
         "relative R² of 1 means that a term depends on the distance alone.",
         table=tables["terms"],
     )
     if len(tables["effects"]):
         yield Section(
-            title=effect_findings(tables, _reader(tables, reader))[0],
+            title=effect_findings(tables, _reader(tables["terms"], *about))[0],
             caption="A reader's loss without a writer's position: on the writer's direct path into "
             "the reader's queries and keys, which the exact share predicts, and on all paths.",
             table=tables["effects"],
         )
 
 
-def headline(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> list[str]:
+def headline(
+    tables: Mapping[str, pd.DataFrame],
+    reader: str | None = None,
+    fold_sizes: Sequence[int] = EIGHT_FOLDS,
+) -> list[str]:
     """Return sentences on the writers of a reader and of all readers, and on confirmed effects."""
-    sentences = [answer(tables, reader), terms_finding(tables["terms"], reader)]
+    about = (reader, fold_sizes)
+    sentences = [answer(tables, *about), terms_finding(tables["terms"], *about)]
     if len(tables["effects"]):
-        sentences += effect_findings(tables, _reader(tables, reader))
+        sentences += effect_findings(tables, _reader(tables["terms"], *about))
     return [f"{sentence}." for sentence in dict.fromkeys(sentences)]
 
 
-def _reader(tables: Mapping[str, pd.DataFrame], reader: str | None) -> str | None:
-    """Return the layer or head that the headline is about, if any pattern exceeds its noise."""
-    return reader or strongest_reader(tables["terms"])
+def _reader(terms: pd.DataFrame, reader: str | None, fold_sizes: Sequence[int]) -> str | None:
+    """Return the layer or head that the headline is about, if any pattern exceeds the noise."""
+    best = strongest(with_readers(terms[terms["term"] == "all"]), fold_sizes, "rms")
+    return reader or (None if best is None else str(best["reader"]))
 
 
-def answer(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> str:
+def answer(
+    tables: Mapping[str, pd.DataFrame],
+    reader: str | None = None,
+    fold_sizes: Sequence[int] = EIGHT_FOLDS,
+) -> str:
     """Return a sentence on the origin of a reader's pattern; by default of the strongest."""
-    name = _reader(tables, reader)
+    name = _reader(tables["terms"], reader, fold_sizes)
     if name is None:
         return NO_PATTERN
-    terms = with_readers(tables["terms"])
-    terms = terms[terms["reader"] == name].set_index("term")
-    if not terms["rms_low"]["all"] > 0:
+    rows = _rows_of(tables["terms"], name)
+    if not rows.loc[rows["term"] == "all", "rms_low"].item() > 0:
         return f"The positional pattern of {name} is {NOISE}"
-    shares = terms["share"]
-    if shares.get("rotation", 0.0) >= MOST:
-        return (
-            f"{100 * shares['rotation']:.1f}% of {name}'s pattern is rotation: RoPE at work on "
-            "vectors that know nothing of position"
-        )
-    if shares.get("alibi", 0.0) >= MOST:
-        return f"{percents(shares['alibi'])} of {name}'s pattern is ALiBi's bias"
-    if shares["covariance"] >= MOST:
-        share = percents(shares["covariance"])
-        return f"{share} of {name}'s pattern is covariance: no mean vector carries it"
-    main, first_key = main_writers(tables["writers"], name), first_key_clause(tables["writers"])
-    if not main:
-        return f"No writer's share of {name}'s pattern exceeds the noise"
-    return f"{name}'s position is written by {listed(main)}{first_key}"
+    shares = term_shares(rows)
+    most = most_of(shares)
+    if most is None:
+        return f"No single term is surely most of {name}'s pattern"
+    if most == "written":
+        main = main_writers(writer_shares(tables["writers"], name))
+        if not main:
+            return f"No writer's share of {name}'s pattern exceeds the noise"
+        return f"{name}'s position is written by {listed(main)}"
+    share = f"{100 * shares[most][0]:.1f}%" if most == "rotation" else percents(shares[most][0])
+    return f"{share} of {name}'s pattern is {MOST_IS[most]}"
 
 
-def main_writers(writers: pd.DataFrame, reader: str) -> list[str]:
-    """Return the writers whose share is at least half the strongest writer's share."""
-    rows = with_readers(writers)
-    rows = rows[(rows["reader"] == reader) & (rows["share_low"] > 0)]
-    rows = rows[rows["share"] >= MOST * rows["share"].max()].sort_values("share", ascending=False)
-    return list(dict.fromkeys(str(name) for name in rows["writer"]))
+def _rows_of(table: pd.DataFrame, reader: str) -> pd.DataFrame:
+    """Return the rows of one reader."""
+    rows = with_readers(table)
+    return rows[rows["reader"] == reader]
 
 
-def first_key_clause(writers: pd.DataFrame) -> str:
-    """Return a clause on the first token's share in the position that a first-layer head writes.
+def term_shares(terms: pd.DataFrame) -> dict[str, ValueAndBounds]:
+    """Return the shares of rotation, written position, covariance and ALiBi, where it is.
 
-    Without position embeddings, position begins there: attention to the first key fades.
+    Args:
+        terms: one reader's rows of `terms.csv`.
     """
-    heads = writers[writers["writer"].str.fullmatch(r"L\d+H\d+")]
-    if "pos_embed" in set(writers["writer"]) or not (heads["first_key_low"] > 0).any():
-        return ""
-    heads = heads[heads["first_key_low"] > 0]
-    layer = heads["writer"].str.extract(r"L(\d+)H")[0].astype(int)
-    heads = heads[layer == layer.min()]
-    top = largest(heads, "share")
-    share = percents(top["first_key"] / top["share"])
-    return f"; {share} of {top['writer']}'s comes from the first token"
+    rows = {row["term"]: interval_of(row, "share") for row in terms.to_dict("records")}
+    shares = {
+        "rotation": rows["rotation"],
+        "written": summed(rows[name] for name in WRITTEN),
+        "covariance": rows["covariance"],
+    }
+    return shares | ({"alibi": rows["alibi"]} if "alibi" in rows else {})
 
 
-def terms_finding(terms: pd.DataFrame, reader: str | None = None) -> str:
-    """Return a sentence on the shares of rotation, written position and covariance."""
-    name = reader or strongest_reader(terms)
+def writer_shares(writers: pd.DataFrame, reader: str) -> dict[str, ValueAndBounds]:
+    """Return each writer's share of a reader's pattern, in keys and queries together."""
+    sides: dict[str, list[ValueAndBounds]] = {}
+    for row in _rows_of(writers, reader).to_dict("records"):
+        sides.setdefault(row["writer"], []).append(interval_of(row, "share"))
+    return {writer: summed(shares) for writer, shares in sides.items()}
+
+
+def terms_finding(
+    terms: pd.DataFrame,
+    reader: str | None = None,
+    fold_sizes: Sequence[int] = EIGHT_FOLDS,
+) -> str:
+    """Return a sentence on the shares of rotation, written position and covariance.
+
+    The shares have their intervals unless one of them surely is most of the pattern.
+    """
+    name = _reader(terms, reader, fold_sizes)
     if name is None:
         return NO_PATTERN
-    rows = with_readers(terms)
-    shares = rows[rows["reader"] == name].set_index("term")["share"]
-    if shares.isna().all():
+    shares = term_shares(_rows_of(terms, name))
+    if all(isnan(value) for value, _, _ in shares.values()):
         return f"The positional pattern of {name} is {NOISE}"
-    written = shares[[*WRITTEN]].sum()
-    parts = {"rotation": shares["rotation"], "written": written, "covariance": shares["covariance"]}
-    if "alibi" in shares:
-        parts["ALiBi"] = shares["alibi"]
-    words = [f"{percents(share)} {part}" for part, share in parts.items()]
-    return f"The pattern of {name} is {listed(words)}"
+    is_settled = most_of(shares) is not None
+    parts = [
+        f"{percents(share[0]) if is_settled else interval_text(percent(share), 'z.0f', '%')} "
+        f"{'ALiBi' if part == 'alibi' else part}"
+        for part, share in shares.items()
+    ]
+    return f"The pattern of {name} is {listed(parts)}"
 
 
 def effect_findings(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> list[str]:
@@ -212,14 +248,16 @@ def effect_findings(tables: Mapping[str, pd.DataFrame], reader: str | None = Non
     clear = rows[excludes_zero(rows, "total")]
     if clear.empty:
         return ["Without any writer's position, no pattern changes by more than the noise"]
-    main = [] if reader is None else main_writers(tables["writers"], reader)
+    main = [] if reader is None else main_writers(writer_shares(tables["writers"], reader))
     own = clear[(clear["reader"] == reader) & clear["writer"].isin(main)]
     top = largest(clear if own.empty else own, "total")
     sentences = [
         f"Without the position of {top['writer']}, {top['reader']} {_change(top)} of its pattern; "
         f"its direct share is {percents(top['predicted'])}"
     ]
-    indirect = clear[clear["direct"].abs() < MOST * clear["total"].abs()]
+    most_direct = clear[["direct_low", "direct_high"]].abs().max(axis=1)
+    least_total = clear[["total_low", "total_high"]].abs().min(axis=1)
+    indirect = clear[most_direct < DIRECTLY * least_total]
     indirect = indirect[indirect["total"].abs() >= LEAST_BESIDE]
     if len(indirect):
         top = largest(indirect, "total")

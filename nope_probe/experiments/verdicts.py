@@ -1,0 +1,179 @@
+"""What intervals settle: rules from estimates with their bounds to one of a few words.
+
+A rule asks both bounds, never the estimate alone. What the bounds leave open is `unclear`, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from nope_probe.components import WITH_GAIN, Replacement
+from nope_probe.figures.intervals import ValueAndBounds
+
+NEEDED = 0.1  # of the pattern: a smaller loss or gain leaves the pattern as it is
+MOST = 0.5  # of the pattern; of the strongest writer's share, too
+LEVEL = 0.95  # of the intervals
+EIGHT_FOLDS = (1,) * 8  # the sizes of the default folds, where a run does not state its own
+
+Effect = Literal["needed", "not needed", "against", "unclear"]
+Verdict = Literal[
+    "needed", "not needed", "against", "direction", "content", "replacement", "unclear"
+]
+SETTLED: tuple[Verdict, ...] = ("needed", "not needed", "against")  # all replacements agree
+
+
+def effect_of(lost: ValueAndBounds) -> Effect:
+    """Return what the pattern does without a component, from the share that is lost without it.
+
+    The pattern needs the component if it surely loses more than a tenth. It does not if it surely
+    loses less and gains less. The component works against it if it surely gains more than a tenth.
+
+    Example:
+        >>> effect_of((0.5, 0.4, 0.6)), effect_of((0.03, 0.0, 0.06))
+        ('needed', 'not needed')
+        >>> effect_of((-2.5, -2.8, -2.2)), effect_of((0.5, -0.2, 1.2))
+        ('against', 'unclear')
+    """
+    _, low, high = lost
+    if low > NEEDED:
+        return "needed"
+    if high < -NEEDED:
+        return "against"
+    return "not needed" if low >= -NEEDED and high <= NEEDED else "unclear"
+
+
+def verdict_of(lost: Mapping[Replacement | None, ValueAndBounds]) -> Verdict:
+    """Return the joint verdict of all replacements on a component.
+
+    `direction`: identities (or projections) in a weight's place lose the pattern, and its mean
+    output keeps it. `content`: a constant loses the pattern, and they keep it. `replacement`: any
+    other disagreement.
+
+    Args:
+        lost: per replacement, the share that is lost without the component; under None that of a
+            component that holds no weight.
+
+    Example:
+        >>> verdict_of({"identity": (0.99, 0.98, 1.0), "mean": (0.03, 0.0, 0.06)})
+        'direction'
+        >>> verdict_of({"identity": (0.99, 0.98, 1.0), "mean": (0.45, 0.02, 0.88)})
+        'unclear'
+    """
+    effects = {kind: effect_of(interval) for kind, interval in lost.items()}
+    found = {*effects.values()}
+    if "unclear" in found:
+        return "unclear"
+    if len(found) == 1:
+        return found.pop()
+    constants = {*effects} - {*WITH_GAIN}
+    scaled, constant = (
+        {effects[kind] for kind in kinds} for kinds in ({*effects} - constants, constants)
+    )
+    if (scaled, constant) == ({"needed"}, {"not needed"}) and constants == {"mean"}:
+        return "direction"
+    return "content" if (scaled, constant) == ({"not needed"}, {"needed"}) else "replacement"
+
+
+def summed(parts: Iterable[ValueAndBounds]) -> ValueAndBounds:
+    """Return the sum of estimates, with bounds that hold however the estimates are correlated.
+
+    Example:
+        >>> summed([(0.75, 0.5, 1.0), (-0.5, -0.75, -0.25)])
+        (0.25, -0.25, 0.75)
+    """
+    value, low, high = (sum(numbers) for numbers in zip(*parts, strict=True))
+    return value, low, high
+
+
+def most_of(shares: Mapping[str, ValueAndBounds]) -> str | None:
+    """Return the term that surely is most of the pattern, and surely more than any other term.
+
+    Terms can cancel, so several can have more than half.
+
+    Example:
+        >>> most_of({"rotation": (0.55, 0.54, 0.56), "written": (0.95, 0.94, 0.96)})
+        'written'
+        >>> most_of({"rotation": (0.6, -2.0, 3.2), "written": (0.4, -2.2, 3.0)}) is None
+        True
+    """
+    for name, (_, low, _) in shares.items():
+        highest = max(
+            (high for other, (_, _, high) in shares.items() if other != name), default=low
+        )
+        if low > MOST and low >= highest:
+            return name
+    return None
+
+
+def main_writers(shares: Mapping[str, ValueAndBounds]) -> list[str]:
+    """Return the writers with at least half the strongest writer's share, the largest first.
+
+    Only what the lower bounds settle counts, so a writer within its noise is none of them.
+
+    Args:
+        shares: by writer, in keys and queries together.
+
+    Example:
+        >>> main_writers({"L0H1": (0.5, 0.1, 0.9), "MLP0": (0.6, 0.5, 0.7), "embed": (0.9, 0.8, 1)})
+        ['embed', 'MLP0']
+    """
+    lows = {name: low for name, (_, low, _) in shares.items() if low > 0}
+    least = MOST * max(lows.values(), default=0.0)
+    main = [name for name, low in lows.items() if low >= least]
+    return sorted(main, key=lambda name: -shares[name][0])
+
+
+def exceeds_noise(
+    amplitude: float, low: float, n_patterns: int, fold_sizes: Sequence[int] = EIGHT_FOLDS
+) -> bool:
+    """Return whether a pattern's amplitude is above 0, as one of several that were looked at.
+
+    The interval of its square is widened so that the chance of a bound above 0 holds for all of
+    them together (Bonferroni).
+
+    Args:
+        amplitude: its RMS, nats.
+        low: the lower bound of its 95% interval, nats.
+        n_patterns: number of layers or heads that were looked at.
+        fold_sizes: sequences per fold, which the interval's degrees of freedom follow from.
+
+    Example:
+        >>> exceeds_noise(0.01, 0.002, 1), exceeds_noise(0.01, 0.002, 24)
+        (True, False)
+        >>> exceeds_noise(2.6, 2.5, 24)
+        True
+    """
+    from scipy.special import stdtrit
+
+    square, lowest = amplitude * abs(amplitude), low * abs(low)
+    beyond, n_seqs = (1 - LEVEL) / 2, sum(fold_sizes)
+    freedom = n_seqs**2 / sum(size**2 for size in fold_sizes) - 1
+    wider = stdtrit(freedom, 1 - beyond / n_patterns) / stdtrit(freedom, 1 - beyond)
+    return bool(square > wider * (square - lowest))
+
+
+HeadsVerdict = Literal["opposite", "unclear", "none"]
+
+
+def verdict_on_heads(mean: ValueAndBounds, heads: Sequence[ValueAndBounds]) -> HeadsVerdict:
+    """Return whether a layer's mean over heads hides patterns of its heads.
+
+    `opposite`: some heads surely have patterns of opposite sign. If no two of n heads had, the
+    mean's square would be the heads' squares over n^2 or more. `none`: no head has a pattern.
+
+    Args:
+        mean: amplitude of the mean over the layer's heads, nats.
+        heads: amplitude of each of its heads that exceeds the noise, and of the others 0.
+
+    Example:
+        >>> head = (0.37, 0.36, 0.38)
+        >>> verdict_on_heads((0.01, -0.02, 0.02), [head, head])
+        'opposite'
+        >>> verdict_on_heads((0.2, -0.2, 0.4), [head, head])
+        'unclear'
+    """
+    squares = sum(max(low, 0.0) ** 2 for _, low, _ in heads)
+    if not squares:
+        return "none"
+    return "opposite" if max(mean[2], 0.0) ** 2 < squares / len(heads) ** 2 else "unclear"
