@@ -185,7 +185,8 @@ class Analysis:
     def has_pattern(self) -> bool:
         """Whether the mean over heads of any layer of the intact model has a pattern."""
         rows = measures_table([({}, self.measures[INTACT])], self.plan.layers, labels=())
-        return strongest(rows, self.measured.intact.counts.tolist()) is not None
+        counts = next(iter(self.measured.intact.values())).counts
+        return strongest(rows, counts.tolist()) is not None
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the run's tables by name."""
