@@ -187,9 +187,11 @@ def test_shared_residual_streams_change_no_map_and_save_layer_passes(scope: Any,
     )
     for maps, expected in ((shared.maps, alone.maps), (shared.shuffled, alone.shuffled)):
         assert maps.keys() == expected.keys()
-        for condition, of_condition in maps.items():
-            folds = of_condition.folds.nan_to_num()
-            assert torch.equal(folds, expected[condition].folds.nan_to_num())
+        for condition, layers in maps.items():
+            assert layers.keys() == expected[condition].keys()
+            for number, layer in layers.items():
+                folds = layer.folds.maps.nan_to_num()
+                assert torch.equal(folds, expected[condition][number].folds.maps.nan_to_num())
     # Two batches; the intact model twice, and four conditions without something, one shuffled.
     assert alone.layer_passes == {"run": 2 * (2 * 3 + 4 * 6), "needed": 60}
     assert shared.layer_passes == {"run": n_run, "needed": 60}
