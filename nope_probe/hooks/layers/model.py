@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from inspect import signature
-from typing import Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import torch
@@ -136,6 +136,19 @@ def read_attention(
     with torch.inference_mode(), attention_read(model, read, n_layers=n_layers) as readings:
         run_forward(model, inputs)
     return readings
+
+
+def modules_of(model: HookedModel) -> dict[str, nn.Module]:
+    """Return all modules of a model by their names, each once.
+
+    A bridge's own modules leave out a few of the model in it, such as GPT-2's first dropout.
+    """
+    hooked: Any = model
+    known: set[nn.Module] = set()
+    modules = dict(hooked.named_modules(known))
+    if is_bridge(model):
+        modules |= hooked.original_model.named_modules(known, "original_model")
+    return modules
 
 
 def is_bridge(model: HookedModel) -> bool:
@@ -269,9 +282,7 @@ def as_evaluated(model: HookedModel) -> Iterator[None]:
     keeps the frequencies of the longest sequence that it has met, so they are reset before and
     after.
     """
-    # A bridge's own modules leave out a few of the model in it, such as GPT-2's first dropout.
-    wholes = [model, *([cast(Any, model).original_model] if is_bridge(model) else [])]
-    modules = {module for whole in wholes for module in cast(nn.Module, whole).modules()}
+    modules = modules_of(model).values()
     training = [module for module in modules if module.training]
     rotating = [module for module in modules if "original_max_seq_len" in vars(module)]
     _reset_rope(rotating)
