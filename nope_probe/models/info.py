@@ -18,6 +18,7 @@ from nope_probe.hooks.layers.attention import Attention, relative_error, score_t
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
+    as_evaluated,
     attention_read,
     blocks_of,
     layers_of,
@@ -236,7 +237,7 @@ def position_dependence(model: HookedModel) -> float:
     def unmasked(layer: Layer, attention: Attention) -> Float[Tensor, "seq head cell"]:
         return attention.scores()[..., attention.visible_to_all].float()
 
-    with torch.inference_mode(), attention_read(model, unmasked) as scores:
+    with torch.inference_mode(), as_evaluated(model), attention_read(model, unmasked) as scores:
         for ids in (order.sort()[0], order):
             all_seen = torch.ones_like(tokens)
             model(tokens, position_ids=ids[None].expand_as(tokens), attention_mask=all_seen)

@@ -523,6 +523,11 @@ class RunSettings(SessionSettings):
         validate_folds(self.data, made.n_documents, self.folds)
         return made
 
+    @property
+    def removes(self) -> bool:
+        """Whether the run removes components, which a model inside `ablated` does not allow."""
+        return True
+
     def n_skipped(self, inputs: Sequences) -> int:
         """Return how many first keys the positional patterns leave out."""
         return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
