@@ -28,6 +28,7 @@ from nope_probe.hooks.layers.model import (
     tapped,
 )
 from nope_probe.hooks.removing.targets import rope_layers
+from nope_probe.models.gguf import GGUFInfo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,6 +51,7 @@ class ModelInfo:
             transformers; `output`, of a parameter-free model, against TransformerLens's own code;
             `positions`, of a bridge without position encoding, is the change of scores under
             permuted position ids.
+        gguf: the hash and the quantisation of a GGUF file; None for other models.
     """
 
     name: str
@@ -67,6 +69,7 @@ class ModelInfo:
     rope_layers: tuple[bool, ...]
     not_attending: tuple[int, ...] = ()
     parity: dict[str, float] = field(default_factory=dict)
+    gguf: GGUFInfo | None = None
 
     @property
     def attending(self) -> tuple[int, ...]:
@@ -104,6 +107,7 @@ def describe(
     source: str = "configuration",
     architecture: str | None = None,
     revision: str | None = None,
+    gguf: GGUFInfo | None = None,
 ) -> ModelInfo:
     """Return a model's info, without the parity that `check_parity` measures.
 
@@ -114,6 +118,7 @@ def describe(
         name=name,
         source=source,
         revision=revision,
+        gguf=gguf,
         architecture=architecture or type(getattr(model, "original_model", model)).__name__,
         kind=layers[0].kind,
         n_layers=len(blocks_of(model)),

@@ -40,8 +40,8 @@ from nope_probe.models.context import beyond_context, stated_lengths, validate_c
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
-    folder_of,
     is_on_hub,
+    path_of,
     validate_hub_answers,
     validate_reachable,
     validate_revision,
@@ -439,7 +439,7 @@ class RunSettings(SessionSettings):
         A path is None for the Hub, and for the standard library, which comes with Python.
         """
         made_here = self.model.lower().startswith("parameter-free")
-        files = {} if made_here else {"model": folder_of(self.model)}
+        files = {} if made_here else {"model": path_of(self.model)}
         is_drawn = self.data in ("random", "gaussian")
         return files if is_drawn else files | {"data": file_of(self.data)}
 
