@@ -39,8 +39,9 @@ class ModelInfo:
     """A model's description, for the manifest.
 
     Attributes:
-        name: the name given to `load`.
-        source: the Hub id or folder; `configuration` for a model without weights of its own.
+        name: the name given to `load`; the file's name of a GGUF file.
+        source: the Hub id, folder or GGUF file; `configuration` for a model without weights of its
+            own.
         revision: the Hub revision.
         architecture: the class of the Hugging Face or hooked model.
         kind: `HookedTransformer` or `TransformerBridge`.

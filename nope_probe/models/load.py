@@ -147,13 +147,14 @@ def load(
     else:
         on_one = device if device_map is None else None
         model = boot_bridge(source, hf, deepcopy(tokenizer), read_as, on_one)
+    gguf = describe_gguf(source, revision) if is_gguf(source) else None
     info = describe(
         model,
-        name,
+        name if gguf is None else gguf.file,
         source=key if is_shipped else source,
         architecture=type(hf).__name__,
         revision=getattr(hf.config, "_commit_hash", None) or revision,
-        gguf=describe_gguf(source, revision) if is_gguf(source) else None,
+        gguf=gguf,
     )
     info = check_parity(model, info, reference)
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)

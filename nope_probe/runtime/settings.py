@@ -238,7 +238,11 @@ class SessionSettings(BoundedSettings):
 
 
 ModelFlag = Annotated[
-    str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
+    str,
+    _arg(
+        help="A shipped or friendly name, a Hub id, a local Hugging Face folder, or a GGUF file "
+        "here or on the Hub (owner/name/FILE.gguf)."
+    ),
 ]
 RevisionFlag = Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")]
 BeyondContextFlag = Annotated[

@@ -1,6 +1,9 @@
 """A GGUF file is the model that was written into it, or is refused in one line."""
 
 import json
+import os
+import subprocess
+import sys
 from hashlib import sha256
 from pathlib import Path
 from shutil import copy
@@ -8,27 +11,25 @@ from shutil import copy
 import pytest
 import torch
 from huggingface_hub import constants
-from support.gguf_files import write_gguf
-from support.tiny_models import CONFIGS, distance, randomised, tokenizer, tokens
+from support.command_line import refused, run_command
+from support.gguf_files import tiny_llama, write_gguf
+from support.tiny_models import distance, tokenizer, tokens
 from transformers import LlamaForCausalLM
 
+from nope_probe import scores
 from nope_probe.errors import UserError
+from nope_probe.experiments.methods import methods_paragraph
+from nope_probe.files import read_json
 from nope_probe.models.context import configured_context
 from nope_probe.models.load import load
-from nope_probe.models.names import is_on_hub, path_of, resolve, validate_reachable
+from nope_probe.models.names import FETCHED, is_on_hub, path_of, resolve, validate_reachable
 
 REPOSITORY = "owner/tiny-GGUF"
 
 
-def made(*, bias: bool = False, hidden_size: int = 42) -> LlamaForCausalLM:
-    config = CONFIGS["llama"]()
-    config.attention_bias, config.mlp_bias, config.hidden_size = bias, False, hidden_size
-    return randomised(config, seed=1)
-
-
 @pytest.fixture(scope="module")
 def hf() -> LlamaForCausalLM:
-    return made()
+    return tiny_llama()
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_the_tokenizer_and_its_bos_are_the_files_even_beside_another_tokenizer(
 
 
 def test_a_quantised_file_is_described_and_is_what_its_blocks_decode_to(tmp_path: Path) -> None:
-    model, inputs = made(hidden_size=96), tokens(5)
+    model, inputs = tiny_llama(hidden_size=96), tokens(5)
     file = write_gguf(tmp_path / "tiny.Q8_0.gguf", model, quantised=True)
     loaded = load(str(file))
     info = loaded.info.gguf
@@ -92,7 +93,7 @@ def test_a_folder_stands_for_its_only_file(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_folder_with_safetensors_is_a_hugging_face_model(file: Path, tmp_path: Path) -> None:
-    made().save_pretrained(tmp_path)
+    tiny_llama().save_pretrained(tmp_path)
     copy(file, tmp_path)
     assert path_of(str(tmp_path)) == tmp_path
 
@@ -114,6 +115,53 @@ def test_a_file_on_the_hub_is_found_by_id_and_name(
     assert (loaded.info.source, loaded.info.revision) == (name, commit)
     with pytest.raises(UserError, match="not in the local cache and the Hub cannot be reached"):
         validate_reachable(f"{REPOSITORY}/other.gguf")
+
+
+def test_the_friendly_name_is_the_fetched_file_where_it_is_there_and_else_the_hubs_model(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FETCHED, "smollm2-135m", file)
+    assert (resolve("SmolLM2-135M"), is_on_hub("SmolLM2-135M")) == (str(file), False)
+    monkeypatch.setitem(FETCHED, "smollm2-135m", file.parent / "none.gguf")
+    assert resolve("smollm2-135m") == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert is_on_hub("smollm2-135m")
+
+
+def test_a_run_names_the_file_and_how_it_is_quantised(file: Path, tmp_path: Path) -> None:
+    sizes = ("--n-seqs", 8, "--seq-len", 16, "--data", "random", "--layers", 2)
+    run_command(scores, "--model", file, *sizes, "--out", tmp_path / "run")
+    manifest = read_json(tmp_path / "run" / "manifest.json")
+    checksum = sha256(file.read_bytes()).hexdigest()
+    assert manifest["sources"]["model"] == {"tiny.gguf": {"sha256": checksum}}
+    assert manifest["model"]["gguf"]["sha256"] == checksum
+    assert manifest["model"]["name"] == "tiny.gguf"
+    assert f"GGUF file of type ALL_F32 (SHA-256 {checksum[:16]})" in methods_paragraph(manifest)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "The attention scores of tiny.gguf by position" in page
+
+
+def test_a_command_refuses_a_part_of_a_file_in_one_line(
+    file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    part = tmp_path / "part.gguf"
+    part.write_bytes(file.read_bytes()[:50_000])
+    line = refused(capfd, tmp_path / "runs", scores, "--model", part)
+    assert line.startswith(f"{part} is broken or not whole, download it again")
+
+
+def test_without_the_index_fetching_the_real_model_says_what_to_do(tmp_path: Path) -> None:
+    nowhere = {
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    script = Path(__file__).parents[2] / ".ci" / "real_model.py"
+    ended = subprocess.run(
+        [sys.executable, script], env={**os.environ, **nowhere}, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout) == (3, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.endswith("from the Hub, then run make real MODEL=FILE.gguf")
 
 
 def test_the_context_is_read_from_the_file(file: Path) -> None:
@@ -172,6 +220,6 @@ def test_scaled_rope_that_transformers_would_leave_out_is_an_error(
 
 
 def test_biases_that_transformers_would_leave_out_are_an_error(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf", made(bias=True))
+    file = write_gguf(tmp_path / "tiny.gguf", tiny_llama(biases=True))
     with pytest.raises(UserError, match=r"has biases, such as blk.0.attn_k.bias, which transfor"):
         load(str(file))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 from gguf.quants import quantize
-from support.tiny_models import tokenizer
+from support.tiny_models import CONFIGS, randomised, tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
 # llama.cpp's names of a Llama's tensors.
@@ -76,6 +76,13 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def tiny_llama(hidden_size: int = 42, *, biases: bool = False) -> LlamaForCausalLM:
+    """Return a random Llama, by default without the biases that transformers drops."""
+    config = CONFIGS["llama"]()
+    config.attention_bias, config.mlp_bias, config.hidden_size = biases, False, hidden_size
+    return randomised(config, seed=1)
 
 
 def _add_tokenizer(writer: GGUFWriter, adds_bos: bool) -> None:
