@@ -51,18 +51,33 @@ class GGUFInfo:
     tensor_types: dict[str, int]
 
 
-def gguf_arguments(source: str, revision: str | None = None) -> tuple[str, dict[str, str]]:
-    """Return the arguments of transformers' `from_pretrained` for a GGUF file.
-
-    The file is named by its absolute path, because transformers looks for a bare name in the
-    working directory first.
+def load_gguf(
+    kind: type[PreTrainedModel], source: str, revision: str | None, options: dict[str, Any]
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load the weights of a GGUF file, dequantised.
 
     Args:
+        kind: the model's class.
         source: a file on this machine, or `owner/name/FILE.gguf` on the Hub.
         revision: a Hub revision.
+        options: further arguments of `from_pretrained`.
+
+    Raises:
+        UserError: for biases that transformers would leave out.
     """
+    from transformers.utils import quantization_config
+
+    if hasattr(quantization_config, "GgufConfig"):  # where transformers can keep weights packed
+        plain = quantization_config.GgufConfig(dequantize=True)
+        options = {**options, "quantization_config": plain}
     path = gguf_path(source, revision)
-    return str(path.parent), {"gguf_file": str(path)}
+    with without_bar():
+        # A bare file name would be looked for in the working directory.
+        model, report = kind.from_pretrained(path.parent, gguf_file=str(path), **options)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config  # it holds the path, and the weights are plain now
+    validate_biases(source, model, revision)
+    return model, report
 
 
 def load_gguf_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokenizerBase:

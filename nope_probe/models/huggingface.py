@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
 from nope_probe.models.context import read_config, validate_architecture
-from nope_probe.models.gguf import (
-    gguf_arguments,
-    load_gguf_tokenizer,
-    validate_biases,
-    without_bar,
-)
+from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
 from nope_probe.models.names import is_gguf, offline_if_unreachable, reading_model
 
 if TYPE_CHECKING:
@@ -75,10 +70,7 @@ def load_hugging_face(
                 "device_map": device_map,
             }
             if is_gguf(source):
-                where, named = gguf_arguments(source, revision)
-                with without_bar():
-                    model, report = kind.from_pretrained(where, **named, **options)
-                validate_biases(source, model, revision)
+                model, report = load_gguf(kind, source, revision, options)
             elif getattr(config, "quantization_config", None):
                 model, report = load_quantised(kind, source, revision, options)
             else:

@@ -23,6 +23,7 @@ from nope_probe.files import read_json
 from nope_probe.models.context import configured_context
 from nope_probe.models.load import load
 from nope_probe.models.names import FETCHED, is_on_hub, path_of, resolve, validate_reachable
+from nope_probe.runtime.identity import fingerprint
 
 REPOSITORY = "owner/tiny-GGUF"
 
@@ -81,6 +82,11 @@ def test_a_quantised_file_is_described_and_is_what_its_blocks_decode_to(tmp_path
             parameter.copy_(decoded.reshape(parameter.shape))
     assert distance(loaded.model(inputs), model(inputs).logits) <= 1e-3
     json.dumps(loaded.info.to_dict())
+
+
+def test_a_model_is_the_same_wherever_its_file_lies(file: Path, tmp_path: Path) -> None:
+    here, there = (load(str(path)).model for path in (file, copy(file, tmp_path / "other.gguf")))
+    assert fingerprint(here) == fingerprint(there)
 
 
 def test_a_folder_stands_for_its_only_file(file: Path, tmp_path: Path) -> None:
