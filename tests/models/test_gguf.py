@@ -119,7 +119,7 @@ def test_a_file_on_the_hub_is_found_by_id_and_name(
     assert is_on_hub(name)
     assert distance(loaded.model(inputs), hf(inputs).logits) <= 1e-5
     assert (loaded.info.source, loaded.info.revision) == (name, commit)
-    with pytest.raises(UserError, match="not in the local cache and the Hub cannot be reached"):
+    with pytest.raises(UserError, match="neither a file on this machine nor in the local cache"):
         validate_reachable(f"{REPOSITORY}/other.gguf")
 
 
