@@ -29,6 +29,7 @@ from nope_probe.hooks.layers.model import (
     tapped,
 )
 from nope_probe.hooks.removing.targets import rope_layers
+from nope_probe.models.gguf import GGUFInfo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,8 +40,9 @@ class ModelInfo:
     """A model's description, for the manifest.
 
     Attributes:
-        name: the name given to `load`.
-        source: the Hub id or folder; `configuration` for a model without weights of its own.
+        name: the name given to `load`; the file's name of a GGUF file.
+        source: the Hub id, folder or GGUF file; `configuration` for a model without weights of its
+            own.
         revision: the Hub revision.
         architecture: the class of the Hugging Face or hooked model.
         kind: `HookedTransformer` or `TransformerBridge`.
@@ -51,6 +53,7 @@ class ModelInfo:
             transformers; `output`, of a parameter-free model, against TransformerLens's own code;
             `positions`, of a bridge without position encoding, is the change of scores under
             permuted position ids.
+        gguf: the hash and the quantisation of a GGUF file; None for other models.
     """
 
     name: str
@@ -68,6 +71,7 @@ class ModelInfo:
     rope_layers: tuple[bool, ...]
     not_attending: tuple[int, ...] = ()
     parity: dict[str, float] = field(default_factory=dict)
+    gguf: GGUFInfo | None = None
 
     @property
     def attending(self) -> tuple[int, ...]:
@@ -105,6 +109,7 @@ def describe(
     source: str = "configuration",
     architecture: str | None = None,
     revision: str | None = None,
+    gguf: GGUFInfo | None = None,
 ) -> ModelInfo:
     """Return a model's info, without the parity that `check_parity` measures.
 
@@ -115,6 +120,7 @@ def describe(
         name=name,
         source=source,
         revision=revision,
+        gguf=gguf,
         architecture=architecture or type(getattr(model, "original_model", model)).__name__,
         kind=layers[0].kind,
         n_layers=len(blocks_of(model)),
