@@ -24,16 +24,28 @@ VENV := $(VENV)-$(notdir $(PYTHON))
 endif
 BIN := $(VENV)/bin
 
-.PHONY: ablate test check lint types docs package bench install versions models notebooks clean
+# What `make real` runs: the model that comes in a wheel, or MODEL=FILE.gguf.
+MODEL ?= smollm2-135m
+
+.PHONY: ablate real test test-real check lint types docs package bench install versions models notebooks clean
 
 ablate: install  ## Attribute the shipped RoPE model's positional pattern (first page in 10 s, all in 40 s)
 	$(BIN)/python -m nope_probe.ablate
+
+real: install  ## The same for a real language model, from the package index (2 minutes)
+ifeq ($(MODEL),smollm2-135m)
+	$(BIN)/python .ci/real_model.py
+endif
+	$(BIN)/python -m nope_probe.ablate --model $(MODEL) --n-seqs 64
 
 test: install  ## Lint, types and all tests; with TL=4 the tests that run models, on TransformerLens 4
 	$(MAKE) check
 
 check: $(CHECKS)
 	$(BIN)/pytest -n auto --dist loadfile $(TESTS)
+
+test-real: install  ## The tests on the model of `make real`, which has to be there (1 minute)
+	$(BIN)/pytest -m real tests/models/test_real_model.py
 
 lint:
 	$(BIN)/ruff format --check .

@@ -96,7 +96,7 @@ def install(wheel: Path, environment: Path, *, shared: bool) -> Path:
 
 def check_extras(wheel: Path, programs: Path) -> None:
     """Check that the wheel resolves with all of its extras."""
-    wanted = f"nope-probe[dev,docs,export,notebooks] @ {wheel.as_uri()}"
+    wanted = f"nope-probe[dev,docs,export,gguf,notebooks] @ {wheel.as_uri()}"
     pip(programs, "install", "--quiet", "--dry-run", "-c", str(constraints()), wanted)
 
 

@@ -31,6 +31,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.command_line import run_command
 from support.fake_hub import put_into_cache
+from support.gguf_files import tiny_llama, write_gguf
 from support.short_training import shorten_training
 from support.tiny_models import CONFIGS, smollm3_config, write_tiny
 
@@ -38,6 +39,7 @@ from nope_probe import reproduce
 from nope_probe.cli import find_commands, overview
 from nope_probe.experiments.paper import settings as paper
 from nope_probe.experiments.repeat import Settings as RepeatSettings
+from nope_probe.models.names import FETCHED
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 
@@ -86,6 +88,7 @@ HUB = {
     "HuggingFaceTB/SmolLM3-3B": "smollm3-deep",
     "gpt2": "gpt2",
     "EleutherAI/pythia-160m": "neox",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "llama",
 }
 FOLDERS = {"models/qwen3-8b": "qwen3", "path/to/a/hugging-face-folder": "llama"}
 
@@ -273,6 +276,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CONFIGS, "smollm3-deep", lambda: smollm3_config([1, 1, 1, 0] * 3))
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        patch.delitem(FETCHED, "smollm2-135m")  # the tiny model stands for it
         patch.setattr(go.Figure, "write_image", draw)
         patch.setattr("nope_probe.runtime.folder.validate_browser", lambda: None)
         patch.setattr(paper, "N_SEQS", 8)  # of `reproduce all`, which has no flag for it
@@ -291,6 +295,7 @@ def desk(
     folder = tmp_path_factory.mktemp("desk")
     for name, architecture in FOLDERS.items():
         copytree(tiny(architecture).folder, folder / name)
+    write_gguf(folder / "models" / "smollm2.gguf", tiny_llama())
     random = np.random.default_rng(0)
     words = ["the", "other", "rather", "into", "at", "there", "here", "than", "an", "end", "of"]
     rows = [{"text": " ".join(random.choice(words, 90))} for _ in range(19)]

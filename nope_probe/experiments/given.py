@@ -109,6 +109,7 @@ def _settings_of(
         loaded = _as_loaded(model)
         settings = replace(settings, model=loaded.info.name)
         settings.validate_layers(loaded.info)
+        _validate_intact(loaded, settings)
     if inputs is None:
         return settings, Call(loaded=loaded)
     from nope_probe.experiments.engine import as_sequences, folds_for_intervals
@@ -118,6 +119,18 @@ def _settings_of(
     n_folds = folds_for_intervals(data, settings.folds if "folds" in options else None)
     settings = replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=n_folds)
     return settings, Call(loaded=loaded, inputs=data)
+
+
+def _validate_intact(loaded: LoadedModel, settings: RunSettings) -> None:
+    """Check that a model is outside `ablated`, where a run cannot remove components itself."""
+    from nope_probe.hooks.removing.block_ablation import ABLATED
+
+    if settings.removes and loaded.model in ABLATED:
+        instead = " or take confirm=0" if "confirm" in vars(settings) else ""
+        raise UserError(
+            "the model is ablated already, and this run removes components itself: leave "
+            f"`ablated` first{instead}"
+        )
 
 
 def _refuse(options: Mapping[str, object], names: Collection[str], given: str) -> None:

@@ -96,10 +96,15 @@ def _model(manifest: Manifest) -> list[str]:
         f"{error:.1g} for {checked[name]}" for name, error in parity.items() if name in checked
     ]
     against = "the largest error against plain transformers, relative to the largest value, is"
+    gguf = model.get("gguf")  # not in manifests from before GGUF files were read
     return [
         f"we ran {layers} of {model['name']}{revision} as a {model['kind']} "
         f"({model['architecture']}, {rope}, {manifest['dtype']} weights, fingerprint "
         f"{model['weights']})",
+        f"the weights were dequantised from a GGUF file of type {gguf['file_type']} (SHA-256 "
+        f"{gguf['sha256'][:16]})"
+        if gguf
+        else "",
         f"{against} {listed(errors)}" if errors else "",
     ]
 

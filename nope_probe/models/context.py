@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.files import read_json
+from nope_probe.models.gguf import read_gguf_config
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
     PARAMETER_FREE_CONTEXT,
+    is_gguf,
     offline_if_unreachable,
     reading_model,
     resolve,
@@ -173,10 +175,13 @@ def read_config(
     from transformers import AutoConfig, PreTrainedConfig
 
     without_rope = "/".join(Path(source).parts[-2:]).lower() in WITHOUT_ROPE
-    fields, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
-    if not without_rope:
-        validate_no_remote_code(source, fields)
-    config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    if is_gguf(source):
+        config = read_gguf_config(source, revision)
+    else:
+        fields, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
+        if not without_rope:
+            validate_no_remote_code(source, fields)
+        config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     validate_causal_decoder(source, config)
     if n_layers is not None:
         _keep_first_layers(source, config, n_layers)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
 from nope_probe.models.context import read_config, validate_architecture
-from nope_probe.models.names import offline_if_unreachable, reading_model
+from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
+from nope_probe.models.names import is_gguf, offline_if_unreachable, reading_model
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +39,9 @@ def load_hugging_face(
     weights.
 
     Args:
-        source: a Hub id or a local folder.
-        n_layers: load only the first layers; other layers' files and tensors are not read.
+        source: a Hub id, a local folder, or a GGUF file here or on the Hub.
+        n_layers: load only the first layers; other layers' files and tensors are not read. (Of a
+            GGUF file, transformers reads all tensors and drops the others.)
         dtype: the dtype of the weights.
         revision: a Hub revision.
         device_map: how Hugging Face places the parts: `auto`, `balanced`, `sequential`, or a device
@@ -67,7 +69,9 @@ def load_hugging_face(
                 "output_loading_info": True,
                 "device_map": device_map,
             }
-            if getattr(config, "quantization_config", None):
+            if is_gguf(source):
+                model, report = load_gguf(kind, source, revision, options)
+            elif getattr(config, "quantization_config", None):
                 model, report = load_quantised(kind, source, revision, options)
             else:
                 weights = read_weights(source, n_layers=n_layers, revision=revision)
@@ -136,7 +140,12 @@ def load_tokenizer(
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
+    if is_gguf(source):
+        tokenizer = load_gguf_tokenizer(source, revision)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=revision, trust_remote_code=False
+        )
     largest = max(tokenizer.get_vocab().values(), default=-1)
     if largest >= d_vocab:
         raise UserError(

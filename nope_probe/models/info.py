@@ -18,6 +18,7 @@ from nope_probe.hooks.layers.attention import Attention, relative_error, score_t
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
+    as_evaluated,
     attention_read,
     blocks_of,
     layers_of,
@@ -28,6 +29,7 @@ from nope_probe.hooks.layers.model import (
     tapped,
 )
 from nope_probe.hooks.removing.targets import rope_layers
+from nope_probe.models.gguf import GGUFInfo
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,8 +40,9 @@ class ModelInfo:
     """A model's description, for the manifest.
 
     Attributes:
-        name: the name given to `load`.
-        source: the Hub id or folder; `configuration` for a model without weights of its own.
+        name: the name given to `load`; the file's name of a GGUF file.
+        source: the Hub id, folder or GGUF file; `configuration` for a model without weights of its
+            own.
         revision: the Hub revision.
         architecture: the class of the Hugging Face or hooked model.
         kind: `HookedTransformer` or `TransformerBridge`.
@@ -50,6 +53,7 @@ class ModelInfo:
             transformers; `output`, of a parameter-free model, against TransformerLens's own code;
             `positions`, of a bridge without position encoding, is the change of scores under
             permuted position ids.
+        gguf: the hash and the quantisation of a GGUF file; None for other models.
     """
 
     name: str
@@ -67,6 +71,7 @@ class ModelInfo:
     rope_layers: tuple[bool, ...]
     not_attending: tuple[int, ...] = ()
     parity: dict[str, float] = field(default_factory=dict)
+    gguf: GGUFInfo | None = None
 
     @property
     def attending(self) -> tuple[int, ...]:
@@ -104,6 +109,7 @@ def describe(
     source: str = "configuration",
     architecture: str | None = None,
     revision: str | None = None,
+    gguf: GGUFInfo | None = None,
 ) -> ModelInfo:
     """Return a model's info, without the parity that `check_parity` measures.
 
@@ -114,6 +120,7 @@ def describe(
         name=name,
         source=source,
         revision=revision,
+        gguf=gguf,
         architecture=architecture or type(getattr(model, "original_model", model)).__name__,
         kind=layers[0].kind,
         n_layers=len(blocks_of(model)),
@@ -236,7 +243,7 @@ def position_dependence(model: HookedModel) -> float:
     def unmasked(layer: Layer, attention: Attention) -> Float[Tensor, "seq head cell"]:
         return attention.scores()[..., attention.visible_to_all].float()
 
-    with torch.inference_mode(), attention_read(model, unmasked) as scores:
+    with torch.inference_mode(), as_evaluated(model), attention_read(model, unmasked) as scores:
         for ids in (order.sort()[0], order):
             all_seen = torch.ones_like(tokens)
             model(tokens, position_ids=ids[None].expand_as(tokens), attention_mask=all_seen)

@@ -13,11 +13,13 @@ from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.layers.model import blocks_of, layers_of
 from nope_probe.models.context import validate_context
+from nope_probe.models.gguf import describe_gguf
 from nope_probe.models.huggingface import DeviceMap, load_hugging_face
 from nope_probe.models.info import ModelInfo, check_parity, describe, reference_of
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
+    is_gguf,
     reading_model,
     resolve,
     validate_revision,
@@ -91,7 +93,8 @@ def load(
         name: `parameter-free`, `parameter-free-rope`, or the shipped `nope-tiny`, `rope-tiny` (as
             HookedTransformers, if TransformerLens has them); or a friendly name such as
             `llama-3.1-8b`, a Hub id or a local Hugging Face folder (through TransformerBridge, raw
-            weights).
+            weights); or a GGUF file, as a path, as the only one in a folder, or on the Hub
+            (`owner/name/FILE.gguf`).
         n_layers: load only the first layers.
         device: a torch device.
         dtype: float32 by default, bfloat16 for Hugging Face models on CUDA.
@@ -144,12 +147,14 @@ def load(
     else:
         on_one = device if device_map is None else None
         model = boot_bridge(source, hf, deepcopy(tokenizer), read_as, on_one)
+    gguf = describe_gguf(source, revision) if is_gguf(source) else None
     info = describe(
         model,
-        name,
+        name if gguf is None else gguf.file,
         source=key if is_shipped else source,
         architecture=type(hf).__name__,
         revision=getattr(hf.config, "_commit_hash", None) or revision,
+        gguf=gguf,
     )
     info = check_parity(model, info, reference)
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)

@@ -22,7 +22,13 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from nope_probe.errors import UserError
-from nope_probe.files import local_path, read_json, reading, validate_regular_files
+from nope_probe.files import (
+    local_path,
+    read_json,
+    reading,
+    validate_regular,
+    validate_regular_files,
+)
 
 PARAMETER_FREE = ("parameter-free", "parameter-free-rope")
 PARAMETER_FREE_CONTEXT = 4096  # positions: any number works, because no position is learned
@@ -35,32 +41,67 @@ FRIENDLY = {
     "qwen3-8b": "Qwen/Qwen3-8B",
     "qwen3-0.6b": "Qwen/Qwen3-0.6B",
     "smollm3-3b": "HuggingFaceTB/SmolLM3-3B",
-    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "nope-1.5b": "starmpcc/NoPE_1.5B_FW_EDU_15T",
     "tinyllama": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
     "tinyllama-nope": "AntNLP/TinyLlama-NoPE-1.1B",
 }
+# What `make real` fetches from the package index; another cache than the Hub's.
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nope_probe"
+FETCHED = {"smollm2-135m": _CACHE / "SmolLM2-135M-Instruct.Q4_1.gguf"}
 NAMES = (*PARAMETER_FREE, *CHECKPOINTS, *FRIENDLY)
 _LENS = Path(getattr(find_spec("transformer_lens"), "origin", "")).parent
 
 
 def is_on_hub(name: str) -> bool:
-    """Return whether a name stands for a model on the Hub, neither shipped nor a local folder.
+    """Return whether a name stands for a model on the Hub, neither shipped nor on this machine.
 
     Example:
         >>> is_on_hub("llama-3.1-8b"), is_on_hub("nope-tiny")
         (True, False)
     """
-    shipped = (*PARAMETER_FREE, *CHECKPOINTS)
-    return name.lower() not in shipped and folder_of(name) is None
+    return name.lower() not in PARAMETER_FREE and path_of(name) is None
 
 
-def folder_of(name: str) -> Path | None:
-    """Return the folder of a shipped or local model; None for a model on the Hub."""
+def path_of(name: str) -> Path | None:
+    """Return a model's folder or GGUF file on this machine; None for a model on the Hub.
+
+    A folder without safetensors that holds one GGUF file stands for this file.
+    """
     if name.lower() in CHECKPOINTS:
         return CHECKPOINTS[name.lower()]
-    folder = local_path(name)
-    return folder if name and os.path.isdir(folder) else None  # False for impossible names
+    path = local_path(name)
+    if name and os.path.isdir(path):  # False for impossible names
+        files = [] if any(path.glob("*.safetensors")) else gguf_files(path)
+        return files[0] if len(files) == 1 else path
+    if is_gguf(name) and os.path.isfile(path):
+        return path
+    fetched = FETCHED.get(name.lower())
+    return fetched if fetched is not None and fetched.is_file() else None
+
+
+def is_gguf(name: str) -> bool:
+    """Return whether a name is that of a GGUF file, on this machine or on the Hub."""
+    return name.lower().endswith(".gguf")
+
+
+def gguf_files(folder: Path) -> list[Path]:
+    """Return the GGUF files in a folder."""
+    files = (path for path in folder.iterdir() if is_gguf(path.name))
+    return sorted(path for path in files if path.is_file())
+
+
+def file_on_hub(source: str) -> tuple[str, str]:
+    """Return the Hub id and the name of the file that is read first.
+
+    Example:
+        >>> file_on_hub("owner/name"), file_on_hub("owner/name/Q8/model.gguf")
+        (('owner/name', 'config.json'), ('owner/name', 'Q8/model.gguf'))
+    """
+    if not is_gguf(source):
+        return source, "config.json"
+    owner, name, file = source.split("/", 2)
+    return f"{owner}/{name}", file
 
 
 def validate_revision(name: str) -> None:
@@ -74,18 +115,34 @@ def validate_revision(name: str) -> None:
 
 
 def resolve(name: str) -> str:
-    """Return the Hub id or folder of a friendly name, a Hub id, a folder or TransformerLens's name.
+    """Return where a model is: a Hub id, a folder, or a GGUF file here or on the Hub.
+
+    Args:
+        name: a friendly name, a Hub id, a folder, a GGUF file or TransformerLens's name.
 
     Raises:
-        UserError: for a folder without a config.json, or an unknown name (with the nearest known
-            names).
+        UserError: for a folder without a config.json or a single GGUF file, a GGUF file that is
+            not there, or an unknown name (with the nearest known names).
     """
-    folder = local_path(name)
-    if name and os.path.isdir(folder):  # False too for names that no folder can have
-        validate_regular_files(folder)
-        if not (folder / "config.json").is_file():
+    path = path_of(name)
+    if path is not None:
+        validate_regular_files(path)
+        if path.is_dir() and not (path / "config.json").is_file():
+            if files := gguf_files(path):
+                raise UserError(
+                    f"the folder {name} holds {len(files)} GGUF files: name one of them, such as "
+                    f"{files[0]}"
+                )
             raise UserError(f"the folder {name} has no config.json: it holds no Hugging Face model")
-        return str(folder)
+        return str(path)
+    if is_gguf(name):
+        validate_regular(local_path(name))
+        if name.count("/") < 2 or not is_hub_id("/".join(name.split("/")[:2])):
+            raise UserError(
+                f"there is no file {name}: name a GGUF file on this machine, or one on the Hub as "
+                "owner/name/FILE.gguf"
+            )
+        return name
     known = _lens_names() | FRIENDLY
     if name.lower() in known:
         return known[name.lower()]
@@ -95,7 +152,7 @@ def resolve(name: str) -> str:
     near = get_close_matches(name.lower(), names, n=3, cutoff=0.3) or NAMES
     raise UserError(
         f"unknown model {name!r}; the nearest names are {', '.join(near)}; a Hub id "
-        "(owner/name) or a local folder works too"
+        "(owner/name), a local folder or a GGUF file works too"
     )
 
 
@@ -196,10 +253,10 @@ def validate_hub_answers(what: str) -> None:
 
 
 def is_cached(source: str, revision: str | None = None) -> bool:
-    """Return whether the local cache has the config.json of a model on the Hub."""
+    """Return whether the local cache has the first file of a model on the Hub."""
     from huggingface_hub import try_to_load_from_cache
 
-    return isinstance(try_to_load_from_cache(source, "config.json", revision=revision), str)
+    return isinstance(try_to_load_from_cache(*file_on_hub(source), revision=revision), str)
 
 
 def is_offline() -> bool:
@@ -235,7 +292,7 @@ def offline_if_unreachable(source: str) -> Iterator[None]:
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = before if Path(source).is_dir() else is_offline()
+    constants.HF_HUB_OFFLINE = before if Path(source).exists() else is_offline()
     try:
         yield
     finally:
@@ -247,10 +304,11 @@ def not_cached(source: str) -> UserError:
     owner = source.partition("/")[0]
     which = "this model is" if owner in _GATED_OWNERS else "if it is"
     shipped = ", ".join((*CHECKPOINTS, *PARAMETER_FREE))
+    here = "neither a file on this machine nor" if is_gguf(source) else "not"
     return UserError(
-        f"{source} is not in the local cache and the Hub cannot be reached (offline); without a "
-        f"network {shipped} and local folders work, and with one, {which} gated: accept its "
-        "licence on the Hub and set HF_TOKEN"
+        f"{source} is {here} in the local cache and the Hub cannot be reached (offline); without a "
+        f"network {shipped}, local folders and GGUF files work, and with one, {which} gated: "
+        "accept its licence on the Hub and set HF_TOKEN"
     )
 
 

@@ -24,10 +24,12 @@ from nope_probe.files import read_json
 
 if TYPE_CHECKING:
     import numpy as np
-    from jaxtyping import Int
+    from jaxtyping import Float, Int
     from torch import Tensor, nn
 
     from nope_probe.data.sequences import Sequences
+    from nope_probe.hooks.layers.model import Inputs
+    from nope_probe.models.load import LoadedModel
 
 Record = dict[str, dict[str, Any]]  # the hash of each file of a source, by the file's name
 # The bytes read of a source; size and time of change identify the files beyond.
@@ -99,6 +101,83 @@ def tensor_checksum(name: str, tensor: Tensor) -> str:
     flat = tensor.detach().reshape(-1).cpu().contiguous()
     digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+State = dict[str, Any]  # what a model's weights and configuration do not tell, by name
+LONGEST = 1024  # tokens of the sequence that shows a model's state
+_EPSILONS = ("eps", "epsilon", "variance_epsilon")  # of norms
+_N_SUMS = 16
+
+
+def model_state(loaded: LoadedModel, inputs: Inputs | None, seq_len: int) -> State:
+    """Return what decides the numbers of a model in memory beside weights and configuration.
+
+    `outputs` are sums of its outputs on one sequence, by which any change shows; they agree within
+    `tolerance` on any machine. `hooks` are the modules with hooks, `ablation` is the one in effect.
+
+    Args:
+        loaded: the model, in the state in which it is run.
+        inputs: the sequences of the run, of which the first is run; random ones by default.
+        seq_len: tokens of a random sequence.
+    """
+    import torch
+
+    from nope_probe.hooks.layers.attention import score_tolerance
+    from nope_probe.hooks.layers.model import logits_of, modules_of, run_blocks
+    from nope_probe.hooks.removing.block_ablation import ABLATED, foreign_hooks
+
+    model, info, modules = loaded.model, loaded.info, modules_of(loaded.model).values()
+    if inputs is None:
+        n, generator = min(seq_len, info.n_ctx), torch.Generator().manual_seed(0)
+        if info.parameter_free:
+            inputs = torch.randn(1, n, info.d_model, generator=generator)
+        else:
+            inputs = torch.randint(info.d_vocab, (1, n), generator=generator)
+    run = run_blocks if inputs.is_floating_point() else logits_of
+    with torch.inference_mode():
+        outputs = run(model, inputs[:1, :LONGEST])[0].float().cpu()
+    active, epsilons = ABLATED.get(model), [vars(m).get(e) for m in modules for e in _EPSILONS]
+    return {
+        "ablation": None if active is None else str(active.ablation),
+        "hooks": foreign_hooks(model),
+        "norm epsilons": sorted({value for value in epsilons if isinstance(value, float)}),
+        "outputs": _signed_sums(outputs),
+        "tolerance": score_tolerance(next(model.parameters()).dtype),
+    }
+
+
+def _signed_sums(outputs: Float[Tensor, "pos output"]) -> list[float]:
+    """Return sums of outputs, each with random signs of positions and of a position's outputs."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    of_rows, of_columns = (
+        1.0 - 2 * torch.randint(2, (_N_SUMS, n), generator=generator) for n in outputs.shape
+    )
+    sums = (of_rows @ outputs * of_columns).sum(1) / outputs.numel() ** 0.5
+    return [float(f"{value:.7g}") for value in sums.tolist()]
+
+
+def changes_of_state(before: State, now: State) -> list[str]:
+    """Return what differs between two states, by name; outputs agree within the tolerance."""
+    rest = [name for name in now if name != "outputs" and before.get(name) != now[name]]
+    sums, expected = now["outputs"], before.get("outputs", [])
+    bound = now["tolerance"] * max(map(abs, expected), default=0.0)
+    near = len(sums) == len(expected) and all(
+        abs(value - other) <= bound for value, other in zip(sums, expected, strict=True)
+    )
+    return rest if near else [*rest, "outputs"]
+
+
+def changes_of_run(before: Any, now: Mapping[str, Any]) -> list[str]:
+    """Return what differs between a run, as its JSON file describes it, and another, by name."""
+
+    def differs(name: str, value: Any) -> bool:
+        if name == "state":
+            return bool(changes_of_state(before.get(name, {}), value))
+        return before.get(name) != value
+
+    return [name for name, value in now.items() if differs(name, value)]
 
 
 def configuration(model: nn.Module) -> dict[str, Any]:

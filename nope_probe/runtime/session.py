@@ -36,9 +36,11 @@ from nope_probe.runtime.folder import (
     write_run,
 )
 from nope_probe.runtime.identity import (
+    changes_of_state,
     command_line,
     fingerprint,
     json_checksum,
+    model_state,
     record_sources,
     tensor_checksum,
     threads,
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
     from nope_probe.models.load import LoadedModel
     from nope_probe.runtime.checkpoint import RunCheckpoint
-    from nope_probe.runtime.identity import Record
+    from nope_probe.runtime.identity import Record, State
 
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
@@ -146,6 +148,18 @@ class Session(Generic[Settings_co]):
         self.processes = Processes()
         self._exits = ExitStack()
 
+    @cached_property
+    def state(self) -> State | None:
+        """The state of a model in memory; None for a model by name, or where nothing is kept."""
+        call, settings = self.call, self.settings
+        if call.loaded is None or not call.is_kept or not isinstance(settings, RunSettings):
+            return None
+        inputs = None if call.inputs is None else call.inputs.inputs
+        return model_state(call.loaded, inputs, settings.seq_len)
+
+    def _recorded_state(self) -> dict[str, State]:
+        return {} if self.state is None else {"state": self.state}
+
     @property
     def settings(self) -> Settings_co:
         """The settings of the command."""
@@ -175,6 +189,15 @@ class Session(Generic[Settings_co]):
         remove(checkpoint_dir(self.folder))
         manifest, now = read_manifest(self.folder), self.call.sources(self.settings.sources())
         unknown = validate_unchanged(self.folder, manifest.get("sources"), now)
+        if self.state is not None:
+            before = manifest.get("state")
+            changes = changes_of_state(before or self.state, self.state)
+            if changes:
+                raise UserError(
+                    f"{' and '.join(changes)} of the model differ from those of the run in "
+                    f"{self.folder}; choose another --out"
+                )
+            unknown += [] if before else ["model's state"]
         if unknown:
             what = f"{' and '.join(unknown)} changed since was not compared"
             report(f"the run in {self.folder} was finished before; whether its {what}")
@@ -217,7 +240,7 @@ class Session(Generic[Settings_co]):
         loaded = self.call.loaded or self.settings.load_model(device)
         if loaded is not None:
             self.loaded, self.weights = loaded, self.call.weights or fingerprint(loaded.model)
-        made_with = {"versions": versions(), "weights": self.weights}
+        made_with = {"versions": versions(), "weights": self.weights, **self._recorded_state()}
         return {"settings": self.recorded, **made_with, **self.sources}
 
     def __exit__(
@@ -314,6 +337,7 @@ class Session(Generic[Settings_co]):
             "dtype": str(parameters[0].dtype).removeprefix("torch."),
             **self.timing(),
             "sources": self.sources,
+            **self._recorded_state(),
         }
 
     def timing(self) -> dict[str, Any]:

@@ -40,8 +40,8 @@ from nope_probe.models.context import beyond_context, stated_lengths, validate_c
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
-    folder_of,
     is_on_hub,
+    path_of,
     validate_hub_answers,
     validate_reachable,
     validate_revision,
@@ -238,7 +238,11 @@ class SessionSettings(BoundedSettings):
 
 
 ModelFlag = Annotated[
-    str, _arg(help="A shipped or friendly name, a Hub id or a local Hugging Face folder.")
+    str,
+    _arg(
+        help="A shipped or friendly name, a Hub id, a local Hugging Face folder, or a GGUF file "
+        "here or on the Hub (owner/name/FILE.gguf)."
+    ),
 ]
 RevisionFlag = Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")]
 BeyondContextFlag = Annotated[
@@ -439,7 +443,7 @@ class RunSettings(SessionSettings):
         A path is None for the Hub, and for the standard library, which comes with Python.
         """
         made_here = self.model.lower().startswith("parameter-free")
-        files = {} if made_here else {"model": folder_of(self.model)}
+        files = {} if made_here else {"model": path_of(self.model)}
         is_drawn = self.data in ("random", "gaussian")
         return files if is_drawn else files | {"data": file_of(self.data)}
 
@@ -522,6 +526,11 @@ class RunSettings(SessionSettings):
         )
         validate_folds(self.data, made.n_documents, self.folds)
         return made
+
+    @property
+    def removes(self) -> bool:
+        """Whether the run removes components, which a model inside `ablated` does not allow."""
+        return True
 
     def n_skipped(self, inputs: Sequences) -> int:
         """Return how many first keys the positional patterns leave out."""

@@ -1,7 +1,9 @@
 """The public `run_*` functions are the commands, of a model by name or of one in memory."""
 
+import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from importlib import import_module
 from pathlib import Path
@@ -14,10 +16,15 @@ import torch
 from support.command_line import refused, run_command
 
 import nope_probe
-from nope_probe import capture_losses, load, read_run, reproduce, sequences
+from nope_probe import Ablation, ablated, capture_losses, load, read_run, reproduce, sequences
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
+from nope_probe.experiments.trace.run import Settings
+from nope_probe.hooks.layers.hook_points import hooks_attached, methods_replaced
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.runtime.folder import read_manifest
+from nope_probe.runtime.identity import json_checksum
+from nope_probe.runtime.session import Call, Session
 
 pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 
@@ -121,6 +128,129 @@ def test_a_folder_belongs_to_weights_tokens_and_documents(
         with pytest.raises(UserError, match="run holds a run with other settings; choose another"):
             run(*case)
     assert set(run(loaded, text).sources["layer"]) == {0}
+
+
+@contextmanager
+def without_mask(model: Any) -> Iterator[None]:
+    with ablated(model, Ablation(remove=["mask"])):
+        yield
+
+
+@contextmanager
+def with_hook(model: Any) -> Iterator[None]:
+    """Write at the last of 23 positions only."""
+
+    def change(tensor: torch.Tensor, hook: Any) -> torch.Tensor:
+        return torch.cat((tensor[:, :-1], 3 * tensor[:, -1:]), 1)
+
+    with hooks_attached([(layers_of(model)[0].point("hook_resid_pre"), change)]):
+        yield
+
+
+@contextmanager
+def with_hook_of_pytorch(model: Any) -> Iterator[None]:
+    handle = model.blocks[0].mlp.register_forward_hook(lambda module, args, out: 2 * out)
+    yield
+    handle.remove()
+
+
+@contextmanager
+def with_epsilon(model: Any) -> Iterator[None]:
+    norms = [m for m in model.modules() if {"eps", "variance_epsilon"} & {*vars(m)}]
+    names = ["eps" if "eps" in vars(norm) else "variance_epsilon" for norm in norms]
+    before = [getattr(norm, name) for norm, name in zip(norms, names, strict=True)]
+    for norm, name in zip(norms, names, strict=True):
+        setattr(norm, name, 0.3)
+    yield
+    for norm, name, epsilon in zip(norms, names, before, strict=True):
+        setattr(norm, name, epsilon)
+
+
+@contextmanager
+def with_method(model: Any) -> Iterator[None]:
+    forward = model.blocks[0].mlp.forward
+    with methods_replaced(model.blocks[0].mlp, forward=lambda x: forward(x) / 2):
+        yield
+
+
+STATES = {
+    "ablation and outputs": without_mask,
+    "hooks and outputs": with_hook,
+    "hooks": with_hook_of_pytorch,
+    "norm epsilons": with_epsilon,
+    "outputs": with_method,
+}
+
+
+@pytest.mark.parametrize("changes", STATES)
+def test_a_folder_belongs_to_the_state_that_the_model_was_run_in(
+    changes: str, text: Sequences, tmp_path: Path
+) -> None:
+    loaded = load("rope-tiny", n_layers=2)
+    options = {"confirm": 0, "folds": 5}
+
+    def run(name: str | None) -> Any:
+        out = None if name is None else tmp_path / name
+        maps = nope_probe.run_trace(loaded, text, out=out, **options).maps
+        return np.nan_to_num(np.stack([maps[name] for name in sorted(maps) if "L1/" in name]))
+
+    plain = run("plain")
+    with STATES[changes](loaded.model):
+        changed = run(None)
+        assert np.abs(changed - plain).max() > 0.01 * np.abs(plain).max()
+        with pytest.raises(UserError, match=f"^{changes}.* of the model differ from those of the"):
+            run("plain")
+        np.testing.assert_array_equal(run("changed"), changed)
+        np.testing.assert_array_equal(run("changed"), changed)
+    with pytest.raises(UserError, match=r"changed; choose another --out$"):
+        run("changed")
+    loaded.model.train()
+    np.testing.assert_array_equal(run("plain"), plain)
+
+
+def test_an_unfinished_run_is_resumed_in_its_own_state_alone(
+    loaded: Any, text: Sequences, tmp_path: Path
+) -> None:
+    settings = Settings(model="rope-tiny", n_seqs=17, seq_len=23, out=tmp_path / "run", confirm=0)
+
+    def start() -> None:
+        with Session("trace", settings, Call(loaded=loaded)) as session:
+            session.sequences()
+
+    start()
+    error = pytest.raises(
+        UserError, match=r"run.unfinished holds an unfinished run with other state;"
+    )
+    with with_hook(loaded.model), error:
+        start()
+
+
+def test_a_run_from_before_states_were_recorded_is_shown_again_with_a_word(
+    loaded: Any, text: Sequences, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> Any:
+        return nope_probe.run_trace(loaded, text, out=tmp_path / "run", confirm=0, layers=1)
+
+    terms, manifest = run().terms, read_manifest(tmp_path / "run")
+    assert "changed since was not compared" not in capfd.readouterr().err
+    older = {name: value for name, value in manifest.items() if name not in ("state", "checksum")}
+    older["checksum"] = json_checksum(older)
+    (tmp_path / "run" / "manifest.json").write_text(json.dumps(older))
+    pd.testing.assert_frame_equal(run().terms, terms)
+    told = capfd.readouterr().err
+    assert "whether its model's state changed since was not compared" in told
+
+
+@pytest.mark.parametrize("name", ["run_ablations", "run_behaviour", "run_trace"])
+def test_inside_ablated_a_run_that_removes_is_refused_before_it_runs(
+    name: str, loaded: Any, text: Sequences, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_forward", None)
+    instead = " or take confirm=0" if name == "run_trace" else ""
+    message = f"this run removes components itself: leave `ablated` first{instead}$"
+    for model in (loaded, loaded.model):
+        with pytest.raises(UserError, match=message), without_mask(loaded.model):
+            getattr(nope_probe, name)(model, text)
 
 
 @pytest.mark.parametrize(("n_cut", "first"), [(0, None), (1, None), (1, 7)])

@@ -234,8 +234,6 @@ def with_lengths(
         if ratio != 1 and ratio not in begins:
 
             def changes(length: int, place: int = place) -> bool:
-                # Dynamic scaling keeps the longest sequence's frequencies until a short sequence.
-                read_queries(model, repeated[:, :n_short], place + 1)
                 rotation = read_queries(model, repeated[:, :length], place + 1)[place].rotation
                 return _rescaling(before[place].rotation, rotation) != 1
 

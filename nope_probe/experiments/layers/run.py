@@ -19,7 +19,7 @@ from nope_probe.experiments.layers.expect import (
     validate_depth,
 )
 from nope_probe.models.context import beyond_context, validate_context
-from nope_probe.models.names import folder_of, is_on_hub, validate_reachable, validate_revision
+from nope_probe.models.names import is_on_hub, path_of, validate_reachable, validate_revision
 from nope_probe.runtime.identity import record_sources, threads, versions
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.settings import (
@@ -99,7 +99,7 @@ class Settings(BoundedSettings):
     def sources(self) -> dict[str, Path | None]:
         """Return the paths of the model's files; None for a model on the Hub."""
         made_here = self.model.lower().startswith("parameter-free")
-        return {} if made_here else {"model": folder_of(self.model)}
+        return {} if made_here else {"model": path_of(self.model)}
 
     def validate(self) -> None:
         """Check the settings that need no model.

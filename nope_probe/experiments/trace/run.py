@@ -104,6 +104,11 @@ class Settings(RunSettings):
         fewer = ", or take --writers layers" if self.writers == "heads" else ""
         validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
 
+    @property
+    def removes(self) -> bool:
+        """Whether writers' positions are taken away."""
+        return self.confirm > 0
+
     def n_maps(self, info: ModelInfo) -> int:
         """Return how many maps the run holds, with the writers' sums counted in maps."""
         maps_of_sums = self.bytes_of_sums(info) // (8 * self.folds * self.seq_len**2)
@@ -196,6 +201,7 @@ def run_trace(
     Args:
         model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
             TransformerBridge. A loaded model is traced in all its layers by default.
+            Inside `ablated`, the ablated model is traced, with `confirm=0`.
         inputs: any inputs of `capture_scores`; vectors for a parameter-free model. By default the
             sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
         out: a folder for the run, as the command writes it; the same call reads it again. By

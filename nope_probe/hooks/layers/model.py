@@ -138,6 +138,19 @@ def read_attention(
     return readings
 
 
+def modules_of(model: HookedModel) -> dict[str, nn.Module]:
+    """Return all modules of a model by their names, each once.
+
+    A bridge's own modules leave out a few of the model in it, such as GPT-2's first dropout.
+    """
+    hooked: Any = model
+    known: set[nn.Module] = set()
+    modules = dict(hooked.named_modules(known))
+    if is_bridge(model):
+        modules |= hooked.original_model.named_modules(known, "original_model")
+    return modules
+
+
 def is_bridge(model: HookedModel) -> bool:
     """Return whether a model is a TransformerBridge, not a HookedTransformer."""
     return hasattr(model, "original_model")
@@ -257,7 +270,47 @@ def logits_of(
     model: HookedModel, tokens: Int[Tensor, "batch pos"]
 ) -> Float[Tensor, "batch pos d_vocab"]:
     """Return the logits of a batch of tokens, on the model's device."""
-    return model(tokens.to(next(model.parameters()).device))
+    with as_evaluated(model):
+        return model(tokens.to(next(model.parameters()).device))
+
+
+@contextmanager
+def as_evaluated(model: HookedModel) -> Iterator[None]:
+    """Run a model without dropout, and with the RoPE that sequences of their length get.
+
+    Modules in training mode are in evaluation mode for as long as the context lasts. Dynamic RoPE
+    keeps the frequencies of the longest sequence that it has met, so they are reset before and
+    after.
+    """
+    modules = modules_of(model).values()
+    training = [module for module in modules if module.training]
+    rotating = [module for module in modules if "original_max_seq_len" in vars(module)]
+    _reset_rope(rotating)
+    try:
+        for module in training:
+            vars(module)["training"] = False  # past a bridge's own __setattr__
+        yield
+    finally:
+        for module in training:
+            vars(module)["training"] = True
+        _reset_rope(rotating)
+
+
+_LONGEST = "max_seq_len_cached"  # the longest sequence that dynamic RoPE has met
+
+
+def _reset_rope(rotating: Iterable[nn.Module]) -> None:
+    """Give dynamic RoPE the frequencies of short sequences, as transformers does by itself.
+
+    transformers does so for sequences shorter than the original context, not for equally long ones.
+    """
+    for module in rotating:
+        attributes, buffers = vars(module), module._buffers
+        for name in [name for name in attributes if name.endswith(_LONGEST)]:
+            if attributes[name] > attributes["original_max_seq_len"]:
+                prefix = name.removesuffix(_LONGEST)  # the type of a layer, or nothing
+                buffers[f"{prefix}inv_freq"] = buffers[f"{prefix}original_inv_freq"]
+                attributes[name] = attributes["original_max_seq_len"]
 
 
 def position_point(model: HookedModel) -> HookPoint | None:
@@ -308,7 +361,7 @@ def run_forward(model: HookedModel, inputs: Inputs) -> None:
     elif inputs.is_floating_point():
         options["start_at_layer"] = 0
     # The first of all hooks, so that even an ablation's hooks read the vectors.
-    with suppress(StopForward), hooks_in_place(entries):
+    with as_evaluated(model), suppress(StopForward), hooks_in_place(entries):
         model(inputs, **options)
 
 

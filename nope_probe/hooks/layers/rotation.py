@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import pi
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.components import BAND
+from nope_probe.components import BAND, depends_on_length
 from nope_probe.maps.positions import turned_in_pairs
 
 # The angles of all positions, as a model passes them to attention: cos and sin, complex numbers, or
@@ -26,7 +26,7 @@ class Rotary:
     """The rotation of queries and keys in one block.
 
     Attributes:
-        frequencies: the angle per position of each pair, radians.
+        frequencies: the angle per position of each pair in short sequences, radians.
         factor: multiplies rotated queries and keys at every position: the attention factor of YaRN
             and LongRoPE, 1 as a rule.
         pairs: the two coordinates of a head that each pair turns; None if they are not known.
@@ -37,6 +37,14 @@ class Rotary:
     factor: float
     pairs: Int[Tensor, "pair two"] | None = None
     columns: Int[Tensor, " column"] | None = None
+
+    def at(self, angles: Angles) -> Rotary:
+        """Return the rotation with the frequencies of a pass, which may depend on its length."""
+        cos, sin = (turn.flatten(0, -3)[0, :2].double().cpu() for turn in self.turns(angles))
+        if len(cos) < 2:
+            return self
+        sine, cosine = sin[1] * cos[0] - cos[1] * sin[0], cos[1] * cos[0] + sin[1] * sin[0]
+        return replace(self, frequencies=torch.atan2(sine, cosine))
 
     def turns(
         self, angles: Angles
@@ -150,13 +158,19 @@ class RemovedPairs:
             removed[begin:end] |= every[begin:end]
         return removed
 
+    def _mask_at(self, angles: Angles) -> Bool[Tensor, " pair"]:
+        """Return a mask of the removed pairs, by the frequencies and the length of a pass."""
+        n_pos = cos_and_sin(angles)[0].shape[-2]
+        of_length = any(depends_on_length(name) for name in self.bands)
+        return (replace(self, rotary=self.rotary.at(angles)) if of_length else self).mask(n_pos)
+
     def straightened(self, angles: Angles) -> Angles:
         """Return a model's angles, with the angles of position 0 in the removed pairs."""
         if isinstance(angles, Tensor) and not angles.is_complex():
             return torch.zeros_like(angles)
         assert self.rotary.columns is not None
         first = angles if isinstance(angles, Tensor) else angles[0]
-        removed = self.mask(first.shape[-2])[self.rotary.columns].to(first.device)
+        removed = self._mask_at(angles)[self.rotary.columns].to(first.device)
         if isinstance(angles, Tensor):
             return angles.masked_fill(removed, self.rotary.factor)
         cos, sin = angles
@@ -170,7 +184,7 @@ class RemovedPairs:
         """
         if self.rotary.pairs is None:
             raise NotImplementedError("RoPE's pairs of coordinates were not recognised")
-        removed = self.mask(x.shape[1])
+        removed = self._mask_at(angles)
         first, second = map(_as_slice, self.rotary.pairs[removed].T)
         cos, sin = (
             turn[..., None, removed.to(turn.device)] / self.rotary.factor

@@ -22,7 +22,6 @@ from nope_probe.hooks.layers.hook_points import (
     HookPoint,
     hooks_attached,
     methods_replaced,
-    restores_places,
 )
 from nope_probe.hooks.layers.model import (
     Inputs,
@@ -34,7 +33,7 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.layers.tap import StopForward, taps_read
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.removing.block_ablation import has_foreign_hooks, removed_before
+from nope_probe.hooks.removing.block_ablation import foreign_hooks, removed_before
 from nope_probe.maps.folds import State, under
 
 
@@ -326,20 +325,7 @@ class ResidualCache:
 
 def may_skip_blocks(model: HookedModel) -> bool:
     """Return whether a model has no hooks, of any kind, but those of an ablation in effect."""
-    modules = list(cast(nn.Module, model).modules())
-    if has_foreign_hooks(model, [module for module in modules if isinstance(module, HookPoint)]):
-        return False
-    others = [module for module in modules if not isinstance(module, HookPoint)]
-    hooks = [hook for module in others for hook in module._forward_pre_hooks.values()]
-    hooks += [hook for module in others for hook in module._forward_hooks.values()]
-    return all(restores_places(hook) or _is_of_the_libraries(hook) for hook in hooks)
-
-
-def _is_of_the_libraries(hook: object) -> bool:
-    # After a call that asked for attentions or hidden states, transformers leaves hooks in place.
-    # They record nothing until such a call comes again.
-    known = ("transformer_lens.", "transformers.utils.output_capturing")
-    return str(getattr(hook, "__module__", "")).startswith(known)
+    return not foreign_hooks(model)
 
 
 def _key(model: HookedModel, batch: Inputs, depth: int) -> Hashable:

@@ -7,7 +7,7 @@ functions compare ablations, so that passes may share residual streams.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from nope_probe.components import LOCAL, Ablation, Projection, depends_on_length
 from nope_probe.hooks.layers.attention import Attention, Mask, Visible, repeat_heads
@@ -27,7 +27,9 @@ from nope_probe.hooks.layers.hook_points import (
     PlacedHook,
     first,
     last,
+    restores_places,
 )
+from nope_probe.hooks.layers.model import modules_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.replacements import (
     REPLACED,
@@ -252,9 +254,23 @@ def removed_before(model: HookedModel, depth: int) -> tuple[Hashable, ...]:
     return (names, *how, active.calibration, *removals)
 
 
-def has_foreign_hooks(model: HookedModel, points: Iterable[HookPoint]) -> bool:
-    """Return whether hook points have hooks beside those of an ablation in effect."""
+def foreign_hooks(model: HookedModel) -> list[str]:
+    """Return the names of modules with hooks that neither an ablation nor a library has added."""
     active = ABLATED.get(model)
     groups = () if active is None else active.groups
     placed_on = Counter(id(placed.point) for group in groups for placed in group.hooks)
-    return any(len(point.fwd_hooks) != placed_on[id(point)] for point in points)
+
+    def has_others(module: nn.Module) -> bool:
+        hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+        if isinstance(module, HookPoint):
+            return len(hooks) != placed_on[id(module)]
+        return not all(restores_places(hook) or _is_of_the_libraries(hook) for hook in hooks)
+
+    return [name for name, module in modules_of(model).items() if has_others(module)]
+
+
+def _is_of_the_libraries(hook: object) -> bool:
+    # After a call that asked for attentions or hidden states, transformers leaves hooks in place.
+    # They record nothing until such a call comes again.
+    known = ("transformer_lens.", "transformers.utils.output_capturing")
+    return str(getattr(hook, "__module__", "")).startswith(known)

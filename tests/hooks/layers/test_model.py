@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.decoders import write_decoder
 from support.edited_model import blocks
-from support.tiny_models import ByName, ModelOf, distance
+from support.tiny_models import ByName, ModelOf, distance, tokens
 
 import nope_probe
+from nope_probe import capture_losses, capture_scores
 from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint, hooks_attached
 from nope_probe.hooks.layers.model import layers_of, run_blocks, run_forward
 from nope_probe.hooks.layers.tap import StopForward
@@ -165,3 +167,37 @@ def test_only_the_homes_of_the_kinds_ask_which_kind_a_model_is() -> None:
         if not name.startswith(HOMES) and any(kind in text for kind in KINDS)
     ]
     assert not asking
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gptj", "llama"])
+def test_a_model_in_training_mode_is_measured_without_dropout_and_stays_in_it(
+    name: str, tmp_path: Path
+) -> None:
+    dropout = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.5)
+    settings = {"attention_dropout": 0.5} if name == "llama" else dropout
+    decoder, given = write_decoder(name, tmp_path, **settings), tokens(5, 13)
+    model = load(str(decoder.folder)).model
+    with torch.inference_mode():
+        expected = float(decoder.hf(given, labels=given).loss)
+    scores = capture_scores(model, given, n_folds=5).folds
+    model.train()
+    layers_of(model)[1].block.eval()
+    modes = modes_of(model)
+    assert {*modes} == {False, True}
+    assert float(capture_losses(model, given).mean()) == pytest.approx(expected, rel=1e-5)
+    assert torch.equal(
+        capture_scores(model, given, n_folds=5).folds.nan_to_num(), scores.nan_to_num()
+    )
+    failing = (layers_of(model)[0].point("hook_resid_pre"), fails)
+    with pytest.raises(ZeroDivisionError), hooks_attached([failing]):
+        run_forward(model, given)
+    assert modes_of(model) == modes
+
+
+def fails(tensor: torch.Tensor, hook: HookPoint) -> None:
+    raise ZeroDivisionError
+
+
+def modes_of(model: Any) -> list[bool]:
+    modules = [*model.modules(), *model.original_model.modules()]
+    return [module.training for module in modules]

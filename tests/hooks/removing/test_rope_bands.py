@@ -1,18 +1,22 @@
 """Removing a band of RoPE equals a model whose rotary embedding is edited in these pairs."""
 
 import re
+from copy import deepcopy
 from math import pi
 
 import pytest
 import torch
+from support.decoders import write_decoder
 from support.edited_model import edited, norm_sizes, plain_run
 from support.hooked_runs import hooked_run, largest_error
-from support.tiny_models import ByName, ModelOf
+from support.tiny_models import ByName, ModelOf, Tiny, distance, tokens
 
 from nope_probe.components import Ablation, equal_bands
 from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.layers.model import logits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs, Rotary
 from nope_probe.hooks.removing.targets import rope_frequencies
+from nope_probe.models.load import load
 
 # Rotary pairs: 5 of Llama and SmolLM3, 4 of Phi-3's 7 (partial), 3 of Qwen3.
 N_PAIRS = {"llama": 5, "phi3": 4, "qwen3": 3, "smollm3": 5, "smollm3-rope": 5}
@@ -119,3 +123,70 @@ def test_bands_are_as_equal_as_possible_and_no_more_than_pairs() -> None:
     for n_bands in (0, 6):
         with pytest.raises(ValueError, match="from 1 to 5 bands for 5 pairs"):
             equal_bands(5, n_bands)
+
+
+# Frequencies that depend on the length: LongRoPE's long factors beyond 16 tokens, and dynamic NTK,
+# whose base grows beyond the context of 7.
+N_LONG = 43
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 100.0,
+    "partial_rotary_factor": 4 / 7,
+    "short_factor": [1.0, 1.5, 2.0, 3.0],
+    "long_factor": [2.0, 3.0, 5.0, 7.0],
+    "original_max_position_embeddings": 16,
+}
+
+
+def frequencies_at(kind: str, n_pos: int) -> list[float]:
+    """Return the angle per position of each pair, by the formulas of LongRoPE and dynamic NTK."""
+    if kind == "longrope":
+        factors = [2.0, 3.0, 5.0, 7.0] if n_pos > 16 else [1.0, 1.5, 2.0, 3.0]
+        return [100.0 ** (-f / 4) / factor for f, factor in enumerate(factors)]
+    grown = max(4.0 * n_pos / 7 - 3.0, 1.0)
+    base = 100.0 * grown ** (10 / 8)
+    return [base ** (-f / 5) for f in range(5)]
+
+
+@pytest.fixture(scope="module")
+def of_length(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tiny]:
+    """Return the folders of a LongRoPE and a dynamic NTK model by their kind."""
+    folder, sizes = tmp_path_factory.mktemp("of_length"), {"num_hidden_layers": 2}
+    dynamic = {"rope_parameters": DYNAMIC, "max_position_embeddings": 7, "hidden_size": 60}
+    longrope = {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}
+    return {
+        "dynamic": write_decoder("llama", folder, head_dim=10, **dynamic, **sizes),
+        "longrope": write_decoder("phi3", folder, hidden_size=84, **longrope, **sizes),
+    }
+
+
+@pytest.mark.parametrize("heads", [None, [1]], ids=["all", "named"])
+@pytest.mark.parametrize("band", ["rope_high", "rope_low"])
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_bands_are_by_the_frequencies_of_the_length_that_is_run(
+    kind: str, band: str, heads: list[int] | None, of_length: dict[str, Tiny]
+) -> None:
+    model = load(str(of_length[kind].folder)).model
+    for n_pos in (N_LONG, 7, 17, N_LONG):  # after a longer sequence, as after none
+        angles, given = frequencies_at(kind, n_pos), tokens(2, n_pos)
+        is_high = band == "rope_high"
+        pairs = [p for p, angle in enumerate(angles) if (2 * pi / angle < n_pos) == is_high]
+        where = {"layers": [1]} if heads is None else {"heads": {1: heads}}
+        plain = deepcopy(of_length[kind].hf)
+        expected = plain_run(edited(plain, ["rope"], layers=[1], heads=heads, pairs=pairs), given)
+        with ablated(model, Ablation(remove=[band], **where)):
+            assert distance(logits_of(model, given), expected.logits) <= 1e-5
+    short, long = (frequencies_at(kind, n) for n in (2, N_LONG))
+    assert [2 * pi / f < N_LONG for f in short] != [2 * pi / f < N_LONG for f in long]
+
+
+@pytest.mark.parametrize("n_pos", [7, 11])
+def test_dynamic_rope_forgets_longer_sequences(n_pos: int, of_length: dict[str, Tiny]) -> None:
+    tiny = of_length["dynamic"]
+    model, given = load(str(tiny.folder)).model, tokens(3, n_pos)
+    fresh = type(tiny.hf).from_pretrained(tiny.folder, attn_implementation="eager")
+    with torch.inference_mode():  # after load's own pass of 13 tokens, and after another
+        assert distance(model(given), plain_run(fresh, given).logits) <= 1e-5
+        logits_of(model, tokens(1, 31))
+        assert distance(logits_of(model, given), plain_run(fresh, given).logits) <= 1e-5

@@ -1,0 +1,267 @@
+"""GGUF files, llama.cpp's format: weights, configuration and tokenizer in one, mostly quantised.
+
+transformers reads a model from such a file and undoes its quantisation. What transformers leaves
+out of a file without a word is refused here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from hashlib import file_digest
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from nope_probe.errors import UserError
+from nope_probe.files import read_json, reading
+from nope_probe.models.names import file_on_hub
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+MAGIC = b"GGUF"
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+# Tensors with RoPE's factors for each pair of a head's coordinates.
+_ROPE_TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGUFInfo:
+    """A GGUF file's hash and quantisation, for the manifest.
+
+    Attributes:
+        file: its name.
+        sha256: the hash of its bytes.
+        file_type: the quantisation that the file states, such as `MOSTLY_Q4_1`; None if none.
+        tensor_types: the number of tensors of each type.
+    """
+
+    file: str
+    sha256: str
+    file_type: str | None
+    tensor_types: dict[str, int]
+
+
+def load_gguf(
+    kind: type[PreTrainedModel], source: str, revision: str | None, options: dict[str, Any]
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load the weights of a GGUF file, dequantised.
+
+    Args:
+        kind: the model's class.
+        source: a file on this machine, or `owner/name/FILE.gguf` on the Hub.
+        revision: a Hub revision.
+        options: further arguments of `from_pretrained`.
+
+    Raises:
+        UserError: for biases that transformers would leave out.
+    """
+    from transformers.utils import quantization_config
+
+    if hasattr(quantization_config, "GgufConfig"):  # where transformers can keep weights packed
+        plain = quantization_config.GgufConfig(dequantize=True)
+        options = {**options, "quantization_config": plain}
+    path = gguf_path(source, revision)
+    with without_bar():
+        # A bare file name would be looked for in the working directory.
+        model, report = kind.from_pretrained(path.parent, gguf_file=str(path), **options)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config  # it holds the path, and the weights are plain now
+    validate_biases(source, model, revision)
+    return model, report
+
+
+def load_gguf_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a GGUF file, without tokens that transformers adds to the file's.
+
+    The tokenizer is saved in a folder of its own, which stays while the process lives, because
+    TransformerLens loads it a second time by its folder.
+    """
+    from transformers import AutoTokenizer
+
+    path = gguf_path(source, revision)
+    folder = _folder_of(path, path.stat().st_mtime_ns).name
+    file = Path(folder, "tokenizer.json")
+    if not file.is_file():
+        # Beside a tokenizer.json, transformers would read that in place of the file's own.
+        link = Path(folder, path.name)
+        link.symlink_to(path.absolute())
+        AutoTokenizer.from_pretrained(folder, gguf_file=str(link)).save_pretrained(folder)
+        state, n_tokens = read_json(file), _read(source, revision).n_tokens
+        state["added_tokens"] = [t for t in state["added_tokens"] if t["id"] < n_tokens]
+        file.write_text(json.dumps(state), encoding="utf-8")
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+@cache
+def _folder_of(path: Path, modified: int) -> TemporaryDirectory[str]:
+    """Return the folder of the tokenizer of a GGUF file that was last changed at some time."""
+    return TemporaryDirectory(prefix="nope_probe-")
+
+
+def gguf_path(source: str, revision: str | None = None) -> Path:
+    """Return the path of a GGUF file, after downloading it if it is on the Hub."""
+    if Path(source).is_file():
+        return Path(source)
+    from huggingface_hub import hf_hub_download
+
+    repository, file = file_on_hub(source)
+    return Path(hf_hub_download(repository, file, revision=revision))
+
+
+def read_gguf_config(source: str, revision: str | None = None) -> PreTrainedConfig:
+    """Read a model's configuration from a GGUF file.
+
+    Raises:
+        UserError: for a file that is no whole GGUF file, an architecture or a scaled RoPE that
+            transformers does not read from GGUF, or without the package gguf.
+    """
+    from transformers import AutoConfig
+    from transformers.utils.hub import extract_commit_hash
+
+    config = AutoConfig.for_model(**deepcopy(_read(source, revision).fields))
+    config._commit_hash = extract_commit_hash(str(gguf_path(source, revision)), None)
+    return config
+
+
+def describe_gguf(source: str, revision: str | None = None) -> GGUFInfo:
+    """Return the hash and the quantisation of a GGUF file."""
+    return _read(source, revision).info
+
+
+def validate_biases(source: str, model: PreTrainedModel, revision: str | None = None) -> None:
+    """Check that a model has all biases of its GGUF file: transformers drops those of some Llamas.
+
+    Args:
+        source: the file.
+        model: the model, or its first layers.
+        revision: a Hub revision.
+
+    Raises:
+        UserError: naming a bias of the file.
+    """
+    n_layers = model.config.num_hidden_layers
+    in_file = {
+        name: size
+        for name, size in _read(source, revision).biases.items()
+        if not (block := _BLOCK.match(name)) or int(block[1]) < n_layers
+    }
+    in_model = sum(t.numel() for name, t in model.state_dict().items() if name.endswith("bias"))
+    if sum(in_file.values()) > in_model:
+        raise UserError(
+            f"{source} has biases, such as {min(in_file)}, which transformers does not read from "
+            "GGUF: take the model's folder or Hub id with safetensors"
+        )
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """The parts of a GGUF file that are kept: what transformers makes of its metadata, and more."""
+
+    fields: dict[str, Any]
+    info: GGUFInfo
+    biases: dict[str, int]
+    n_tokens: int
+
+
+def _read(source: str, revision: str | None) -> _Contents:
+    path = gguf_path(source, revision)
+    return _read_unchanged(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)  # parsing a vocabulary takes seconds, and a command asks several times
+def _read_unchanged(path: Path, modified: int) -> _Contents:
+    """Read a GGUF file's metadata.
+
+    Args:
+        path: the file.
+        modified: when it was last changed.
+    """
+    from gguf import LlamaFileType
+    from transformers import PreTrainedConfig, __version__
+
+    header = read_header(path)
+    architecture, stated = map(header.get_field, ("general.architecture", "general.file_type"))
+    try:
+        fields, _ = PreTrainedConfig.get_config_dict(str(path.parent), gguf_file=str(path))
+    except ValueError as error:
+        named = None if architecture is None else architecture.contents()
+        raise UserError(
+            f"{path}: transformers {__version__} does not read the architecture {named} from GGUF, "
+            "take the model's folder or Hub id with safetensors"
+        ) from error
+    validate_rope(path, header, fields)
+    with path.open("rb") as file:
+        sha256 = file_digest(file, "sha256").hexdigest()
+    info = GGUFInfo(
+        file=path.name,
+        sha256=sha256,
+        file_type=None if stated is None else LlamaFileType(stated.contents()).name,
+        tensor_types=dict(Counter(tensor.tensor_type.name for tensor in header.tensors)),
+    )
+    biases = {t.name: int(t.n_elements) for t in header.tensors if t.name.endswith("bias")}
+    tokens = header.get_field("tokenizer.ggml.tokens")
+    return _Contents(fields, info, biases, 0 if tokens is None else len(tokens.data))
+
+
+def validate_rope(path: Path, header: GGUFReader, fields: dict[str, Any]) -> None:
+    """Check that transformers reads the scaling of RoPE that a GGUF file holds.
+
+    Raises:
+        UserError: naming the scaling that would be left out.
+    """
+    if fields.get("rope_scaling") or fields.get("rope_parameters"):
+        return
+    scaled = [key for key in header.fields if key.endswith(".rope.scaling.type")]
+    kinds = [header.fields[key].contents() for key in scaled]
+    tables = [tensor.name for tensor in header.tensors if tensor.name in _ROPE_TABLES]
+    left_out = [kind for kind in kinds if kind != "none"] + tables
+    if left_out:
+        raise UserError(
+            f"{path} scales RoPE ({left_out[0]}), which transformers does not read from GGUF: take "
+            "the model's folder or Hub id with safetensors"
+        )
+
+
+def read_header(path: Path) -> GGUFReader:
+    """Return a GGUF file's metadata and the list of its tensors.
+
+    Raises:
+        UserError: without the package gguf, or for a file that is none or is not whole.
+    """
+    if find_spec("gguf") is None:
+        raise UserError(f"{path} needs the package gguf: pip install 'nope-probe[gguf]'")
+    from gguf import GGUFReader
+
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise UserError(
+                f"{path} is no GGUF file, as its first bytes are not {MAGIC.decode()}: download it "
+                "again, or name another model"
+            )
+    with reading(f"{path} is broken or not whole, download it again"):
+        return GGUFReader(path)
+
+
+@contextmanager
+def without_bar() -> Iterator[None]:
+    """Turn off the progress bar of transformers' GGUF reader, which its settings do not reach."""
+    from functools import partial
+
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    bar = reader.tqdm
+    reader.tqdm = partial(bar, disable=True)
+    try:
+        yield
+    finally:
+        reader.tqdm = bar

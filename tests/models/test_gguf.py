@@ -1,0 +1,231 @@
+"""A GGUF file is the model that was written into it, or is refused in one line."""
+
+import json
+import os
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+from shutil import copy
+
+import pytest
+import torch
+from huggingface_hub import constants
+from support.command_line import refused, run_command
+from support.gguf_files import tiny_llama, write_gguf
+from support.tiny_models import distance, tokenizer, tokens
+from transformers import LlamaForCausalLM
+
+from nope_probe import scores
+from nope_probe.errors import UserError
+from nope_probe.experiments.methods import methods_paragraph
+from nope_probe.files import read_json
+from nope_probe.models.context import configured_context
+from nope_probe.models.load import load
+from nope_probe.models.names import FETCHED, is_on_hub, path_of, resolve, validate_reachable
+from nope_probe.runtime.identity import fingerprint
+
+REPOSITORY = "owner/tiny-GGUF"
+
+
+@pytest.fixture(scope="module")
+def hf() -> LlamaForCausalLM:
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def file(hf: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", hf)
+
+
+def test_a_file_gives_the_logits_of_the_model_that_was_written_into_it(
+    hf: LlamaForCausalLM, file: Path
+) -> None:
+    loaded, inputs = load(str(file)), tokens(5)
+    assert distance(loaded.model(inputs), hf(inputs).logits) <= 1e-5
+    assert loaded.info.parity["logits"] <= 1e-5
+
+
+def test_the_first_layers_are_those_of_the_model(hf: LlamaForCausalLM, file: Path) -> None:
+    loaded, inputs = load(str(file), n_layers=1), tokens(5)
+    hidden = hf.model(inputs, output_hidden_states=True).hidden_states[1]
+    _, cache = loaded.model.run_with_cache(inputs, names_filter="blocks.0.hook_resid_post")
+    assert loaded.info.n_layers == 1
+    assert distance(cache["blocks.0.hook_resid_post"], hidden) <= 1e-5
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_the_tokenizer_and_its_bos_are_the_files_even_beside_another_tokenizer(
+    hf: LlamaForCausalLM, tmp_path: Path, adds_bos: bool
+) -> None:
+    tokenizer(forces_bos=not adds_bos).save_pretrained(tmp_path)
+    file = write_gguf(tmp_path / "tiny.gguf", hf, adds_bos=adds_bos)
+    text = "the other train"
+    expected = tokenizer(forces_bos=adds_bos)(text).input_ids
+    assert load(str(file)).tokenizer(text).input_ids == expected
+
+
+def test_a_quantised_file_is_described_and_is_what_its_blocks_decode_to(tmp_path: Path) -> None:
+    model, inputs = tiny_llama(hidden_size=96), tokens(5)
+    file = write_gguf(tmp_path / "tiny.Q8_0.gguf", model, quantised=True)
+    loaded = load(str(file))
+    info = loaded.info.gguf
+    assert info.sha256 == sha256(file.read_bytes()).hexdigest()
+    assert (info.file, info.file_type) == ("tiny.Q8_0.gguf", "MOSTLY_Q8_0")
+    # embedding, output, and per block q, k, v, gate and up: w_o and down have rows of 60 and 37
+    assert info.tensor_types == {"Q8_0": 12, "F32": 9}
+    for parameter in model.parameters():
+        if parameter.ndim == 2 and parameter.shape[1] == 96:
+            blocks = parameter.reshape(-1, 32)  # Q8_0: 32 numbers share a scale
+            scale = blocks.abs().amax(1, keepdim=True) / 127
+            decoded = (blocks / scale).round() * scale.half().float()
+            parameter.copy_(decoded.reshape(parameter.shape))
+    assert distance(loaded.model(inputs), model(inputs).logits) <= 1e-3
+    json.dumps(loaded.info.to_dict())
+
+
+def test_a_model_is_the_same_wherever_its_file_lies(file: Path, tmp_path: Path) -> None:
+    here, there = (load(str(path)).model for path in (file, copy(file, tmp_path / "other.gguf")))
+    assert fingerprint(here) == fingerprint(there)
+
+
+def test_a_folder_stands_for_its_only_file(file: Path, tmp_path: Path) -> None:
+    copy(file, tmp_path)
+    assert path_of(str(tmp_path)) == tmp_path / file.name
+    assert load(str(tmp_path)).info.source == str(tmp_path / file.name)
+    copy(file, tmp_path / "other.gguf")
+    with pytest.raises(UserError, match=r"holds 2 GGUF files: name one of them, .*/other.gguf"):
+        resolve(str(tmp_path))
+
+
+def test_a_folder_with_safetensors_is_a_hugging_face_model(file: Path, tmp_path: Path) -> None:
+    tiny_llama().save_pretrained(tmp_path)
+    copy(file, tmp_path)
+    assert path_of(str(tmp_path)) == tmp_path
+
+
+def test_a_file_on_the_hub_is_found_by_id_and_name(
+    hf: LlamaForCausalLM, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    folder, commit = tmp_path / f"models--{REPOSITORY.replace('/', '--')}", "c" * 40
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs/main").write_text(commit)
+    (folder / "snapshots" / commit / "Q").mkdir(parents=True)
+    copy(file, folder / "snapshots" / commit / "Q/tiny.gguf")
+    name = f"{REPOSITORY}/Q/tiny.gguf"
+    validate_reachable(name)
+    loaded, inputs = load(name), tokens(5)
+    assert is_on_hub(name)
+    assert distance(loaded.model(inputs), hf(inputs).logits) <= 1e-5
+    assert (loaded.info.source, loaded.info.revision) == (name, commit)
+    with pytest.raises(UserError, match="neither a file on this machine nor in the local cache"):
+        validate_reachable(f"{REPOSITORY}/other.gguf")
+
+
+def test_the_friendly_name_is_the_fetched_file_where_it_is_there_and_else_the_hubs_model(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FETCHED, "smollm2-135m", file)
+    assert (resolve("SmolLM2-135M"), is_on_hub("SmolLM2-135M")) == (str(file), False)
+    monkeypatch.setitem(FETCHED, "smollm2-135m", file.parent / "none.gguf")
+    assert resolve("smollm2-135m") == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert is_on_hub("smollm2-135m")
+
+
+def test_a_run_names_the_file_and_how_it_is_quantised(file: Path, tmp_path: Path) -> None:
+    sizes = ("--n-seqs", 8, "--seq-len", 16, "--data", "random", "--layers", 2)
+    run_command(scores, "--model", file, *sizes, "--out", tmp_path / "run")
+    manifest = read_json(tmp_path / "run" / "manifest.json")
+    checksum = sha256(file.read_bytes()).hexdigest()
+    assert manifest["sources"]["model"] == {"tiny.gguf": {"sha256": checksum}}
+    assert manifest["model"]["gguf"]["sha256"] == checksum
+    assert manifest["model"]["name"] == "tiny.gguf"
+    assert f"GGUF file of type ALL_F32 (SHA-256 {checksum[:16]})" in methods_paragraph(manifest)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "The attention scores of tiny.gguf by position" in page
+
+
+def test_a_command_refuses_a_part_of_a_file_in_one_line(
+    file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    part = tmp_path / "part.gguf"
+    part.write_bytes(file.read_bytes()[:50_000])
+    line = refused(capfd, tmp_path / "runs", scores, "--model", part)
+    assert line.startswith(f"{part} is broken or not whole, download it again")
+
+
+def test_without_the_index_fetching_the_real_model_says_what_to_do(tmp_path: Path) -> None:
+    nowhere = {
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PIP_CONFIG_FILE": os.devnull,
+    }
+    script = Path(__file__).parents[2] / ".ci" / "real_model.py"
+    ended = subprocess.run(
+        [sys.executable, script], env={**os.environ, **nowhere}, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout) == (3, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.endswith("from the Hub, then run make real MODEL=FILE.gguf")
+
+
+def test_the_context_is_read_from_the_file(file: Path) -> None:
+    assert configured_context(str(file)) == 64
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no file .*none.gguf: name a GGUF file on this"):
+        resolve(str(tmp_path / "none.gguf"))
+
+
+def test_a_file_that_is_no_gguf_file_is_an_error(tmp_path: Path) -> None:
+    for name, content in (("empty.gguf", b""), ("page.gguf", b"<html>not found</html>")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=f"{name} is no GGUF file, .*: download it again"):
+            load(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("kept", [0.001, 0.05, 0.5, 0.99])
+def test_a_part_of_a_file_is_an_error(file: Path, tmp_path: Path, kept: float) -> None:
+    whole, part = file.read_bytes(), tmp_path / "part.gguf"
+    part.write_bytes(whole[: int(kept * len(whole))])
+    with pytest.raises(UserError, match=r"part\.gguf is broken or not whole, download it again"):
+        load(str(part))
+
+
+def test_an_architecture_that_transformers_does_not_read_is_an_error(
+    hf: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", hf, architecture="rwkv6")
+    with pytest.raises(UserError, match="does not read the architecture rwkv6 from GGUF, take the"):
+        load(str(file))
+
+
+def test_a_file_without_the_package_gguf_is_an_error(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Path(copy(file, tmp_path))
+    monkeypatch.setattr("nope_probe.models.gguf.find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match=r"needs the package gguf: pip install 'nope-probe\[gguf\]'"
+    ):
+        load(str(file))
+
+
+@pytest.mark.parametrize(
+    ("more", "scaling"),
+    [({"rope_freqs.weight": torch.full((5,), 3.0)}, None), ({}, "yarn")],
+)
+def test_scaled_rope_that_transformers_would_leave_out_is_an_error(
+    hf: LlamaForCausalLM, tmp_path: Path, more: dict[str, torch.Tensor], scaling: str | None
+) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", hf, more=more, rope_scaling=scaling)
+    with pytest.raises(UserError, match=r"scales RoPE \(.*\), which transformers does not read"):
+        load(str(file))
+
+
+def test_biases_that_transformers_would_leave_out_are_an_error(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", tiny_llama(biases=True))
+    with pytest.raises(UserError, match=r"has biases, such as blk.0.attn_k.bias, which transfor"):
+        load(str(file))

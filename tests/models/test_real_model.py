@@ -1,0 +1,88 @@
+"""A real language model, SmolLM2-135M-Instruct from the package index, run with `-m real`."""
+
+from pathlib import Path
+from shutil import copy
+
+import pandas as pd
+import pytest
+import torch
+from support.command_line import refused, run_command
+from support.decoder_errors import map_error
+from support.tiny_models import Tiny
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from nope_probe import layers, load, reproduce, sequences
+from nope_probe.models.load import LoadedModel
+from nope_probe.models.names import FETCHED
+
+FILE = FETCHED["smollm2-135m"]
+FIRST = 4  # layers
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not FILE.is_file(), reason="make real fetches the model"),
+]
+
+
+@pytest.fixture(scope="module")
+def real() -> LoadedModel:
+    return load("smollm2-135m", n_layers=FIRST)
+
+
+@pytest.fixture(scope="module")
+def plain(real: LoadedModel) -> Tiny:
+    """The first layers in plain transformers, and 17 sequences of 64 shipped tokens."""
+    place = {"pretrained_model_name_or_path": FILE.parent, "gguf_file": FILE.name}
+    config = AutoConfig.from_pretrained(**place)
+    config.num_hidden_layers = FIRST
+    hf = AutoModelForCausalLM.from_pretrained(
+        **place, config=config, dtype=torch.float32, attn_implementation="eager"
+    )
+    inputs = sequences("shipped", tokenizer=real.tokenizer, n_seqs=17, seq_len=64).inputs
+    return Tiny(name="smollm2", folder=FILE.parent, hf=hf.eval(), tokens=inputs)
+
+
+@pytest.mark.parametrize("removal", ["intact", "mask", "rope"])
+def test_maps_of_the_first_layers_are_plain_transformers_own(
+    real: LoadedModel, plain: Tiny, removal: str
+) -> None:
+    assert map_error(real.model, plain, removal) <= 1e-5
+
+
+def test_it_knows_the_capital_of_france() -> None:
+    loaded = load("smollm2-135m")
+    tokens = loaded.tokenizer("The capital of France is", return_tensors="pt").input_ids
+    with torch.inference_mode():
+        (following,) = loaded.model(tokens)[:, -1].argmax(-1).tolist()
+    assert loaded.tokenizer.decode(following) == " Paris"
+    assert loaded.info.gguf.file_type == "MOSTLY_Q4_1"
+    assert loaded.info.gguf.tensor_types == {"Q4_1": 210, "F32": 61, "Q8_0": 1}
+
+
+def test_figure_5_keeps_four_of_the_papers_six_claims(tmp_path: Path) -> None:
+    arguments = ("--model", "smollm2-135m", "--data", "shipped", "--n-seqs", 64, "--seq-len", 512)
+    run_command(reproduce, "figure5", *arguments, "--out", tmp_path / "figure5")
+    claims = pd.read_csv(tmp_path / "figure5" / "claims.csv")
+    assert len(claims) == 6
+    assert claims["reproduced"].sum() == 4
+    (scores,) = tmp_path.glob("scores-smollm2-135m-*/report.html")
+    assert f"The attention scores of {FILE.name} by position" in scores.read_text(encoding="utf-8")
+
+
+def test_half_of_the_file_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    half = tmp_path / "half.gguf"
+    with FILE.open("rb") as file:
+        half.write_bytes(file.read(FILE.stat().st_size // 2))
+    line = refused(capfd, tmp_path / "runs", layers, "--model", half)
+    assert "half.gguf is broken or not whole, download it again" in line
+
+
+def test_the_file_under_another_architecture_is_refused(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    other = Path(copy(FILE, tmp_path / "other.gguf"))
+    with other.open("r+b") as file:
+        place = file.read(4096).index(b"llama")  # the value of general.architecture
+        file.seek(place)
+        file.write(b"rwkv6")
+    line = refused(capfd, tmp_path / "runs", layers, "--model", other)
+    assert "does not read the architecture rwkv6 from GGUF" in line
