@@ -23,8 +23,12 @@ ifneq ($(PYTHON),python3)
 VENV := $(VENV)-$(notdir $(PYTHON))
 endif
 BIN := $(VENV)/bin
+# What decides in which order sums are taken; variables of one run are joined by commas.
+KERNELS := MKL_CBWR=COMPATIBLE,ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
+	MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OMP_NUM_THREADS=2
+NUMERICAL := tests/hooks tests/maps tests/analyses --jaxtyping-packages=
 
-.PHONY: ablate test check lint types docs package bench install versions models notebooks clean
+.PHONY: ablate test check kernels lint types docs package bench install versions models notebooks clean
 
 ablate: install  ## Attribute the shipped RoPE model's positional pattern (first page in 10 s, all in 40 s)
 	$(BIN)/python -m nope_probe.ablate
@@ -34,6 +38,12 @@ test: install  ## Lint, types and all tests; with TL=4 the tests that run models
 
 check: $(CHECKS)
 	$(BIN)/pytest -n auto --dist loadfile $(TESTS)
+
+kernels: install  ## The numerical tests with the kernels of other processors (a minute each)
+	for kernel in $(KERNELS); do \
+		echo "$$kernel"; \
+		env $$(echo $$kernel | tr , ' ') $(BIN)/pytest -n auto --dist loadfile $(NUMERICAL) || exit 1; \
+	done
 
 lint:
 	$(BIN)/ruff format --check .
