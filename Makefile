@@ -23,11 +23,15 @@ ifneq ($(PYTHON),python3)
 VENV := $(VENV)-$(notdir $(PYTHON))
 endif
 BIN := $(VENV)/bin
+# What decides in which order sums are taken; variables of one run are joined by commas.
+KERNELS := MKL_CBWR=COMPATIBLE,ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
+	MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OMP_NUM_THREADS=2
+NUMERICAL := tests/hooks tests/maps tests/analyses --jaxtyping-packages=
 
 # What `make real` runs: the model that comes in a wheel, or MODEL=FILE.gguf.
 MODEL ?= smollm2-135m
 
-.PHONY: ablate real test test-real check lint types docs package bench install versions models notebooks clean
+.PHONY: ablate real test test-real check kernels lint types docs package bench install versions models notebooks clean
 
 ablate: install  ## Attribute the shipped RoPE model's positional pattern (first page in 10 s, all in 40 s)
 	$(BIN)/python -m nope_probe.ablate
@@ -46,6 +50,12 @@ check: $(CHECKS)
 
 test-real: install  ## The tests on the model of `make real`, which has to be there (1 minute)
 	$(BIN)/pytest -m real tests/models/test_real_model.py
+
+kernels: install  ## The numerical tests with the kernels of other processors (a minute each)
+	for kernel in $(KERNELS); do \
+		echo "$$kernel"; \
+		env $$(echo $$kernel | tr , ' ') $(BIN)/pytest -n auto --dist loadfile $(NUMERICAL) || exit 1; \
+	done
 
 lint:
 	$(BIN)/ruff format --check .

@@ -16,7 +16,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from support.tiny_models import Tiny, write_tiny
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 # The same examples every time, without a database of earlier failures, and no bound on time.
 settings.register_profile(

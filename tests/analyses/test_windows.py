@@ -6,6 +6,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 from support.plain_attention import plain_attention
+from support.rounding import MEASURE
 from torch import Tensor
 
 from nope_probe import attribute, capture_scores, measure, row_centred
@@ -164,7 +165,7 @@ def test_a_mistral_has_the_measures_of_its_window(tiny: Any, bridge: Any) -> Non
             measured = getattr(measures, name).value
             if name == "relative_r2" and not measures.amplitude.low > 0:
                 value = NAN  # no pattern above the noise
-            assert measured == pytest.approx(value, rel=1e-3, abs=1e-5, nan_ok=True), name
+            assert measured == pytest.approx(value, rel=MEASURE, abs=MEASURE, nan_ok=True), name
     folds_of = {
         name: torch.stack(
             [item[i].scores.double().mean(1).view(2, N_FOLDS, N, N).mean(0) for i in range(2)], 1

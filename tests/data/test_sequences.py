@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from support.rounding import assert_same, rounding
 from support.tiny_models import D_VOCAB, tokenizer
 
 import nope_probe.data.documents as data_sets
@@ -169,7 +170,7 @@ def test_random_tokens_are_all_tokens_but_special_ones() -> None:
 def test_gaussian_inputs_are_unit_vectors_with_the_expected_inner_product(alpha: float) -> None:
     """At d = 64 the exact expectation is a little below alpha."""
     x = gaussian(4001, 5, 64, alpha=alpha, seed=2).inputs
-    assert torch.allclose(x.norm(dim=-1), torch.ones(4001, 5), atol=1e-6)
+    assert_same(x.norm(dim=-1), torch.ones(4001, 5), 2 * rounding(x.shape[-1]))
     pairs = (x @ x.mT)[:, ~torch.eye(5).bool()].mean(1)
     expected = {0.0: 0.0, 0.5: 0.4970566}[alpha]
     assert abs(pairs.mean() - expected) < 4 * pairs.std() / 4001**0.5

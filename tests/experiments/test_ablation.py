@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from support.command_line import refused, run_command
+from support.rounding import MEASURE, NETWORK, assert_same
 
 from nope_probe import ablate, load
 from nope_probe.hooks.ablation import Ablation, ablated
@@ -113,7 +114,7 @@ def test_patterns_sources_and_shapley_maps_add_up_on_disk(maps: dict[str, np.nda
     for names, total in sums:
         added = sum(maps[name] for name in names)
         assert np.array_equal(np.isfinite(added), [KEPT] * 2), names
-        np.testing.assert_allclose(added[:, KEPT], total, atol=1e-4)
+        assert_same(added[:, KEPT], total, MEASURE)
 
 
 def test_the_mean_term_is_the_sum_of_rotation_and_what_was_written(default_run: Path):
@@ -121,8 +122,8 @@ def test_the_mean_term_is_the_sum_of_rotation_and_what_was_written(default_run: 
     shares = table.pivot(index="layer", columns="term", values="share").dropna()
     assert 1 in shares.index
     parts = shares[["rotation", "written_key", "written_query", "written_both"]].sum(axis=1)
-    np.testing.assert_allclose(parts, shares["mean"], atol=1e-6)
-    np.testing.assert_allclose(shares["mean"] + shares["covariance"], 1, atol=1e-6)
+    assert_same(parts, shares["mean"])
+    assert (shares["mean"] + shares["covariance"]).to_numpy() == pytest.approx(1, abs=NETWORK)
     assert shares.loc[1, "rotation"] > 0.9
     page = (default_run / "report.html").read_text()
     assert re.search("The exact split and the removal (agree|differ) in L1: its rotation", page)
@@ -199,7 +200,9 @@ def test_the_pages_explorer_shows_the_model_without_what_is_switched_off(case: s
                 scores = capture_scores(model, tokens, n_folds=4)
             expected = row_centred(scores.mean, manifest["skip_keys"])[layer].numpy()
             step = np.nanmax(np.abs(expected)) / 32767
-            np.testing.assert_allclose(pattern, expected, atol=step + 1e-5)
+            np.testing.assert_allclose(
+                pattern, expected, atol=step + MEASURE * np.nanmax(np.abs(expected))
+            )
 
 
 def explorer_on(out: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from scipy import stats
 from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
 from support.edited_model import edited, norm_sizes, plain_run
+from support.rounding import MEASURE, NETWORK, assert_same
 
 from nope_probe import Ablation, behaviour, read_run
 from nope_probe.experiments.behaviour import sections
@@ -80,7 +81,7 @@ def assert_interval(row: pd.Series, column: str, values: np.ndarray) -> None:
     """Compare an estimate and its bounds with Student's interval of one value per document."""
     low, high = stats.t.interval(0.95, len(values) - 1, loc=values.mean(), scale=stats.sem(values))
     seen = row[[column, f"{column}_low", f"{column}_high"]].to_numpy(float)
-    np.testing.assert_allclose(seen, [values.mean(), low, high], rtol=1e-4, atol=1e-5)
+    assert_same(seen, np.array([values.mean(), low, high]), MEASURE, size=max(1.0, abs(high)))
 
 
 def per_document(
@@ -232,7 +233,7 @@ def test_the_bridge_has_a_row_per_condition_and_layer(done: Path) -> None:
     both = bridge.xs("mask+rope")["pattern"]  # without its sources, all of the part is lost
     others = bridge.sort_index().drop(index="mask+rope")["pattern"].unstack("layer")
     assert (both.dropna() > 0).all()
-    assert np.isnan(both[0]) or others.loc["mask", 0] == pytest.approx(0, abs=1e-6)
+    assert np.isnan(both[0]) or others.loc["mask", 0] == pytest.approx(0, abs=MEASURE)
 
 
 def test_a_finished_run_says_what_was_done_and_is_shown_again(
@@ -278,7 +279,7 @@ def test_the_position_that_a_component_writes_is_taken_away_in_windows_of_any_le
     handle.remove()
     table = pd.read_csv(tmp_path / "run" / "behaviour.csv").set_index(["measure", "condition"])
     found = table.loc[("loss", "position[MLP0]"), "difference"]
-    assert found == pytest.approx(float(rise.mean()), abs=1e-5)
+    assert found == pytest.approx(float(rise.mean()), abs=NETWORK * intact.max())
     for measure in ("without_bos", "extrapolation"):
         assert table.loc[(measure, "position[MLP0]"), "difference"] != 0
 
@@ -329,7 +330,7 @@ def test_each_heads_w_q_is_removed_alone(
     assert list(bridge.index) == ["rope_low", "mask+rope_low"]  # a band is a part of RoPE
     # In L0 the mask brings no pattern: it makes no difference whether it is there.
     lost = bridge["pattern"].tolist()
-    assert lost[0] == pytest.approx(lost[1], abs=1e-6, nan_ok=True)
+    assert lost[0] == pytest.approx(lost[1], abs=MEASURE, nan_ok=True)
 
 
 def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.command_line import run_command
+from support.rounding import assert_same
 
 from nope_probe import ablate, circuit, compare, figures, read_run, scores, trace
 from nope_probe.maps.rows import choose_rows
@@ -36,7 +37,7 @@ def test_the_maps_of_a_run_are_rows_of_those_with_all(
     expected = np.where(
         np.arange(N) <= np.array(QUERIES)[:, None], whole.maps[name][..., QUERIES, :], np.nan
     )
-    np.testing.assert_allclose(some.maps[name], expected, rtol=1e-5, atol=2e-5)
+    assert_same(some.maps[name], expected)
 
 
 def test_runs_of_chosen_rows_compare_with_each_other_alone(

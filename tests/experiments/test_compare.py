@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
+from support.rounding import NETWORK
 
 from nope_probe import circuit, compare, scores
 from nope_probe.analyses.jackknife import standard_error
@@ -90,7 +91,7 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
     cells = [item.mean(0)[1, i] for item in (base, other)]
     patterns = [float(row[j] - row[:i].mean()) for row in cells]
     assert compared.maps["difference/y/L1"][i, j] == pytest.approx(
-        patterns[1] - patterns[0], abs=1e-5
+        patterns[1] - patterns[0], abs=NETWORK
     )
     page = (out / "report.html").read_text()
     rms = pattern_difference(

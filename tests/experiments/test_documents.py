@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from support.command_line import refused, run_command
+from support.rounding import assert_same
 
 from nope_probe import ablate, circuit, load, run_ablations, scores, sequences
 from nope_probe.maps.folds import grouped_folds
@@ -55,7 +56,7 @@ def test_folds_are_of_documents_in_every_command(
         score = load_file(out / "maps.safetensors")["score/mask"]
         row, column = np.tril_indices(13)
         pooled = np.einsum("f,flc->lc", sizes.numpy() / 23, folds)
-        np.testing.assert_allclose(pooled, score[:, row, column], rtol=1e-5, atol=1e-6)
+        assert_same(pooled, score[:, row, column])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.rounding import MEASURE, assert_same
 
 from nope_probe import figures
 from nope_probe.analyses.pattern import measure
@@ -66,16 +67,15 @@ def test_patterns_and_stages_are_those_of_the_ablated_model(
             scores = capture_scores(model, tokens, n_folds=4, per_head=True)
             stages = capture_stages(model, tokens, layer=0, n_folds=4)
         expected = row_centred(scores.mean).numpy()
-        np.testing.assert_allclose(patterns.maps[number, :, 0], expected, rtol=1e-4, atol=1e-5)
+        assert_same(patterns.maps[number, :, 0], expected, MEASURE)
         per_head = scores.per_head.float()
         head = row_centred(torch.einsum("f,f...->...", scores.counts / SEQS, per_head))
-        np.testing.assert_allclose(patterns.maps[number, :, 1:], head.numpy(), rtol=1e-4, atol=1e-5)
+        assert_same(patterns.maps[number, :, 1:], head, MEASURE)
         shown = patterns.measures[number, :, 0, 0, 0]
         amplitudes = [measures.amplitude.value for measures in measure(scores)]
-        np.testing.assert_allclose(shown, amplitudes, rtol=1e-4, atol=1e-6)
+        assert_same(shown, np.array(amplitudes), MEASURE)
         for letter, stage in zip(LETTERS, circuit.maps[number, 0], strict=True):
-            expected = stages.mean(letter).numpy()
-            np.testing.assert_allclose(stage, expected, rtol=1e-4, atol=1e-5)
+            assert_same(stage, stages.mean(letter))
 
 
 def test_the_intact_model_keeps_all_of_its_pattern_and_without_mask_nope_has_none() -> None:
@@ -113,7 +113,8 @@ def test_long_maps_are_pooled_and_measures_are_of_the_whole(
     monkeypatch.setattr("nope_probe.experiments.explorer.MAX_POSITIONS", 5)
     small = pattern_view([maps], maps.layers, 1)
     assert (small.block, small.maps.shape[-1]) == (3, 5)
-    np.testing.assert_allclose(small.maps[0, 1, 0, 3, 1], whole.maps[0, 1, 0, 9:12, 3:6].mean())
+    pooled = whole.maps[0, 1, 0, 9:12, 3:6].mean()
+    assert small.maps[0, 1, 0, 3, 1] == pytest.approx(pooled, rel=MEASURE)
     np.testing.assert_array_equal(small.measures, whole.measures)
 
 
@@ -133,7 +134,7 @@ def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
     result = explorer_of(stored, player_set(["mask"]), 1, kept)
     assert result.players == {"mask": ["mask"]}
     expected = row_centred(captured[mask].mean, 1).numpy()
-    np.testing.assert_allclose(result.views[0].maps[1, :, 0], expected, rtol=1e-5, atol=1e-6)
+    assert_same(result.views[0].maps[1, :, 0], expected)
     strengths = np.nanstd(row_centred(captured[intact].mean, 1).numpy(), axis=(1, 2))
     assert result.layer == np.argmax(strengths)
 
@@ -162,7 +163,7 @@ def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:
     with ablated(model, Ablation(remove=["w_o"]), calibrate(model, vectors.inputs[:4])):
         stages = capture_stages(model, vectors.inputs[:4], layer=0, n_folds=4)
     shown = result.views[0].maps[8, 0, LETTERS.index("d")]
-    np.testing.assert_allclose(shown, stages.mean("d").numpy(), rtol=1e-4, atol=1e-5)
+    assert_same(shown, stages.mean("d"))
 
 
 def test_a_circuits_explorer_opens_without_the_strongest_source_on_all_sequences_of_the_run(
@@ -184,9 +185,9 @@ def test_a_circuits_explorer_opens_without_the_strongest_source_on_all_sequences
     for place, maps in zip(view.whole[1], (intact, without), strict=True):
         expected = maps.mean("i").numpy()
         shown = view.maps[place, 0, LETTERS.index("i")]
-        np.testing.assert_allclose(shown, expected, rtol=1e-4, atol=1e-5)
+        assert_same(shown, expected)
         locality = measure(maps.folds["i"][:, None], counts=maps.counts)[0].locality.value
-        assert view.measures[place, 0, -1, 1, 0] == pytest.approx(locality, abs=1e-6)
+        assert view.measures[place, 0, -1, 1, 0] == pytest.approx(locality, abs=MEASURE)
     assert view.measures[view.whole[0][1], 0, -1, 2, 0] == pytest.approx(1)
     assert "ran on all 48 sequences of the run" in result.note
 

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from support.command_line import refused, run_command
+from support.rounding import NETWORK
 
 import nope_probe
 from nope_probe import Ablation, ablated, capture_losses, load, read_run, reproduce, sequences
@@ -264,7 +265,7 @@ def test_losses_of_given_tokens_are_the_models_and_random_segments_begin_as_the_
     run = nope_probe.run_behaviour(loaded, tokens, **options)
     table = run.tables["behaviour"].set_index(["measure", "condition"])["value"]
     expected = capture_losses(loaded.model, tokens).double().mean()
-    assert table["loss", "intact"] == pytest.approx(float(expected), rel=1e-6)
+    assert table["loss", "intact"] == pytest.approx(float(expected), rel=NETWORK)
     n_first = int(n_cut == 0 or first is not None)
     assert run.manifest["data"]["bos"] == bool(n_first)
     repeated = torch.from_numpy(run.arrays["tokens"]["copy_random"])

@@ -16,6 +16,7 @@ from support.command_line import refused, run_command
 from support.decoder_errors import zero_mlps
 from support.decoders import write_decoder
 from support.plain_attention import plain_attention
+from support.rounding import NETWORK, assert_same
 from support.tiny_models import Tiny, distance
 from support.tiny_models import tokens as random_tokens
 
@@ -113,14 +114,14 @@ def assert_plain(
     for measured, attention in zip(maps, plain.values(), strict=True):
         values = torch.from_numpy(np.asarray(measured)).double()
         assert values.isnan().equal(attention.map.isnan())
-        assert distance(values.nan_to_num(), attention.map.nan_to_num()) <= 1e-5
+        assert distance(values.nan_to_num(), attention.map.nan_to_num()) <= NETWORK
 
 
 def test_score_maps_are_plain_transformers_own(scored: Path, hybrid: Tiny) -> None:
     run = read_run(scored)
     assert_plain(run.maps["score"], hybrid, tokens_of(scored))
     bands = sum(run.maps[name] for name in run.maps if name.startswith("band/"))
-    np.testing.assert_allclose(bands, run.maps["score"], atol=1e-5)
+    assert_same(bands, run.maps["score"])
     assert run.manifest["layers"] == ATTENDING
     assert_layers_are_numbered(scored, scores_sections.report)
     assert '"layers":[1,3]' in (scored / "report.html").read_text()  # of the maps of heads
@@ -149,7 +150,7 @@ def test_default_players_and_head_removals_run_to_their_end(run_of: Any, hybrid:
     table = read_run(out).tables["behaviour"].set_index(["measure", "condition"])
     with zero_mlps(hybrid), torch.inference_mode():
         expected = float(hybrid.hf(tokens, labels=tokens).loss)
-    assert table.loc[("loss", "mlp"), "value"] == pytest.approx(expected, rel=1e-5)
+    assert table.loc[("loss", "mlp"), "value"] == pytest.approx(expected, rel=NETWORK)
 
 
 def test_runs_are_paired_by_the_numbers_of_their_layers(
@@ -191,7 +192,7 @@ def test_residual_streams_without_the_mlp_of_another_block_are_kept_apart(hybrid
     with ablated(model, Ablation(remove=["mlp"], layers=[0])):
         without = capture_scores(model, tokens, layers=[3], residuals=cache).mean
         expected = capture_scores(model, tokens, layers=[3]).mean
-    torch.testing.assert_close(without, expected, equal_nan=True)
+    assert_same(without, expected)
     assert (without - intact).abs().nan_to_num().max() > 0.01
 
 

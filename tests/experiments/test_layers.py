@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
+from support.rounding import MEASURE
 from support.tiny_models import tokens
 
 from nope_probe import build, layers, load, parameter_free
@@ -56,12 +57,12 @@ def check(result: LayerFindings, true: tuple[Any, ...], learned: bool) -> None:
     assert result.rope_change > 0.1 if result.rope else result.rope_change == 0.0
     assert result.rope_pairs == result.rope_pairs_acting == n_pairs
     assert result.rotary_fraction == pytest.approx(fraction)
-    assert result.rope_base == (pytest.approx(base, rel=1e-4) if isinstance(base, int) else None)
+    assert result.rope_base == (pytest.approx(base, rel=MEASURE) if isinstance(base, int) else None)
     assert (result.mask.kind, result.mask.size) == mask
     assert result.mask_same_in_all_heads
     assert (result.q_norm, result.k_norm) == (norms, norms)
     assert result.soft_cap == (None if cap is None else pytest.approx(cap, rel=1e-3))
-    assert result.scale == pytest.approx(scale, rel=1e-4)
+    assert result.scale == pytest.approx(scale, rel=MEASURE)
     assert (result.learned_positions_change > 0.1) == learned
     assert result.product_error < 1e-3
 
@@ -128,7 +129,7 @@ def test_norms_biases_sinks_and_latent_attention_are_found(name: str, tmp_path: 
     assert (findings.q_norm, findings.k_norm) == (expected.norm_over is not None,) * 2
     assert findings.score_bias == pytest.approx(expected.bias)
     assert findings.rope_factor == pytest.approx(expected.factor)
-    assert findings.rope_base == (expected.base and pytest.approx(expected.base, rel=1e-4))
+    assert findings.rope_base == (expected.base and pytest.approx(expected.base, rel=MEASURE))
     assert findings.product_error < 1e-3
 
 
@@ -170,7 +171,7 @@ def test_a_hooked_transformer_is_read_like_its_bridge(
 
 def test_pairs_that_are_slowed_down_are_counted(bridge: Callable[[str], Any]):
     (findings,) = findings_of(bridge("llama-scaled"))
-    assert findings.rope_base == pytest.approx(100, rel=1e-4)
+    assert findings.rope_base == pytest.approx(100, rel=MEASURE)
     # Pairs whose wavelength is above 64 / 4 positions are slowed down: 2 pi 100^(f/11) > 16.
     assert (findings.rope_pairs, findings.rope_pairs_following) == (11, 3)
 
@@ -254,7 +255,7 @@ def test_the_models_that_have_names(name: str, capsys: Any):
     for row in report["layers"]:
         assert (row["rope"], row["mask"]["kind"]) == (rope, "causal")
         assert (row["q_norm"], row["soft_cap"]) == (False, None)
-        assert row["scale"] == pytest.approx(32**-0.5 if shipped else 1 / 64, rel=1e-4)
+        assert row["scale"] == pytest.approx(32**-0.5 if shipped else 1 / 64, rel=MEASURE)
         assert not rope or row["rope_base"] == pytest.approx(10_000, rel=1e-3)
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
 from support.command_line import run_command
+from support.rounding import MEASURE, NETWORK, assert_same, assert_same_table
 from support.tiny_models import tokens as make_tokens
 
 from nope_probe import (
@@ -66,7 +66,7 @@ def intact(shipped: LoadedModel, data: Sequences) -> ScoreMaps:
 
 def agree(one: pd.DataFrame, other: pd.DataFrame) -> None:
     """Check that tables agree but for the 8 digits of a CSV file, and float32 fold maps."""
-    pd.testing.assert_frame_equal(one, other, rtol=1e-5, atol=1e-7, check_dtype=False)
+    assert_same_table(one, other)
 
 
 def test_head_scores_are_those_of_the_command(
@@ -85,9 +85,9 @@ def test_head_scores_are_the_attention_of_a_plain_pass(
     with torch.no_grad():
         attention = tiny("llama").hf(tokens, output_attentions=True).attentions
     previous = [layer.diagonal(-1, 2, 3)[..., 1:].mean((0, 2)) for layer in attention]
-    np.testing.assert_allclose(heads["previous_token"], torch.cat(previous), rtol=1e-4)
+    assert_same(heads["previous_token"], torch.cat(previous), MEASURE)
     first = [layer[:, :, 1:, 0].mean((0, 2)) for layer in attention]
-    np.testing.assert_allclose(heads["first_key"], torch.cat(first), rtol=1e-4)
+    assert_same(heads["first_key"], torch.cat(first), MEASURE)
 
 
 def test_a_head_is_measured_as_a_layer_that_has_it_alone(intact: ScoreMaps) -> None:
@@ -124,7 +124,7 @@ def test_the_pattern_row_is_the_rms_of_what_was_added(intact: ScoreMaps) -> None
     rows = [slope[1:i] - slope[1:i].mean() for i in range(2, 13)]
     rms = torch.cat(rows).square().mean().sqrt()
     result = table[table["measure"] == "pattern"]["difference"]
-    np.testing.assert_allclose(result, [float(rms)] * 2, rtol=1e-5)
+    assert list(result) == pytest.approx([float(rms)] * 2, rel=NETWORK)
 
 
 def test_pairs_are_narrower_where_both_models_saw_the_same_sequences(

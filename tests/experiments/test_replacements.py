@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support.command_line import refused
+from support.rounding import assert_same
 from support.tiny_models import tokens
 
 from nope_probe import ablate
@@ -155,7 +156,7 @@ def test_bands_share_what_rope_brings(bridge: Callable[[str], Any]) -> None:
         np.testing.assert_array_equal(bands.maps[name], whole.maps[name])
     added = sum(bands.maps[f"shapley/{name}"] for name in players)
     expected = whole.maps["shapley/mask"] + whole.maps["shapley/rope"]
-    np.testing.assert_allclose(added, expected, rtol=0, atol=1e-4)
+    assert_same(added, expected)
     assert set(bands.players["player"]) == {*players}
 
 

@@ -15,6 +15,7 @@ from scipy.stats import spearmanr
 from support.command_line import refused, run_command
 from support.plain_attention import plain_scores
 from support.plain_states import plain_states
+from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import tokenizer, tokens
 
 from nope_probe import ablate, scores
@@ -48,7 +49,7 @@ def truth(done: Path, tiny: Callable[[str], Any]) -> np.ndarray:
 
 def close(seen: np.ndarray, true: np.ndarray) -> bool:
     error = np.abs(seen - true)[..., BELOW].max()
-    return bool(error <= 1e-5 * np.abs(true[..., BELOW]).max())
+    return bool(error <= NETWORK * np.abs(true[..., BELOW]).max())
 
 
 def test_maps_are_the_mean_of_plain_transformers_scores(done: Path, truth: np.ndarray):
@@ -66,7 +67,9 @@ def test_maps_are_the_mean_of_plain_transformers_scores(done: Path, truth: np.nd
         for lag in range(N_POS):
             diagonal = np.diagonal(score, -lag)
             expected = diagonal - diagonal.mean()
-            np.testing.assert_allclose(np.diagonal(normalised, -lag), expected, atol=1e-5)
+            assert_same(
+                np.diagonal(normalised, -lag), expected, size=float(np.nanmax(np.abs(score)))
+            )
 
 
 def test_standard_errors_come_from_the_variance_between_folds(done: Path, truth: np.ndarray):
@@ -76,7 +79,7 @@ def test_standard_errors_come_from_the_variance_between_folds(done: Path, truth:
     odds = WEIGHTS / (1 - WEIGHTS)
     se = (np.einsum("f,f...->...", odds, squares) / N_FOLDS) ** 0.5
     seen = load_file(done / "maps.safetensors")["se"]
-    np.testing.assert_allclose(seen[:, BELOW], se[:, BELOW], rtol=1e-3, atol=1e-6)
+    assert_same(seen[:, BELOW], se[:, BELOW], MEASURE)
 
 
 def test_tables_have_a_row_per_layer_and_per_head(done: Path, truth: np.ndarray):
@@ -97,7 +100,7 @@ def test_tables_have_a_row_per_layer_and_per_head(done: Path, truth: np.ndarray)
     square = (gram * pairs).sum() / pairs.sum()
     amplitude = np.sign(square) * np.abs(square) ** 0.5
     seen = heads.set_index(["layer", "head"]).loc[(1, 3), "amplitude"]
-    assert seen == pytest.approx(amplitude, rel=1e-4)
+    assert seen == pytest.approx(amplitude, rel=MEASURE)
 
 
 def test_a_finished_run_says_what_was_done_and_is_shown_again(
@@ -136,11 +139,11 @@ def test_first_key_and_previous_token_are_those_of_plain_transformers(
     windows = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
     heads, sinks = pd.read_csv(done / "heads.csv"), pd.read_csv(done / "sinks.csv")
     attended = attention(tiny("llama").hf, windows)
-    np.testing.assert_allclose(heads["first_key"], first_key(attended), rtol=1e-4)
+    assert_same(heads["first_key"], first_key(attended), MEASURE)
     previous = np.mean([attended[..., i, i - 1] for i in range(2, N_POS)], 0).mean(1).ravel()
-    np.testing.assert_allclose(heads["previous_token"], previous, rtol=1e-4)
+    assert_same(heads["previous_token"], previous, MEASURE)
     without = attention(tiny("llama").hf, windows[:, 1:])
-    np.testing.assert_allclose(heads["first_key_without_bos"], first_key(without), rtol=1e-4)
+    assert_same(heads["first_key_without_bos"], first_key(without), MEASURE)
     rows = sinks[["bos", "layer"]].to_numpy().tolist()
     assert rows == [["with", 0], ["with", 1], ["without", 0], ["without", 1]]
     for row in sinks.to_dict("records"):
@@ -177,7 +180,7 @@ def test_induction_is_read_on_the_repeated_tokens(
     measured = measure_heads(bridge("llama"), GIVEN, n_layers=2)["induction"].mean(0)
     attended = attention(tiny("llama").hf, REPEATED)
     true = np.mean([attended[..., i, i - 4] for i in range(5, 10)], 0).mean(1)
-    np.testing.assert_allclose(measured.numpy(), true, rtol=1e-4)
+    assert_same(measured, true, MEASURE)
 
 
 def test_sequences_without_bos_are_measured_with_one_beside(
@@ -188,7 +191,7 @@ def test_sequences_without_bos_are_measured_with_one_beside(
     assert sinks["bos"].tolist() == ["without", "with"]
     longer = torch.nn.functional.pad(inputs.inputs[:, :-1], (1, 0), value=0)
     attended = attention(tiny("mistral").hf, longer)[:1]
-    np.testing.assert_allclose(heads["first_key_with_bos"], first_key(attended), rtol=1e-4)
+    assert_same(heads["first_key_with_bos"], first_key(attended), MEASURE)
     alone, _ = head_columns(bridge("mistral"), inputs, None, [0], 4)
     assert "first_key" in alone
     assert "first_key_with_bos" not in alone

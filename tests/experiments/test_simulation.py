@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from support.command_line import refused, run_command
+from support.rounding import assert_same, rounding
 
 from nope_probe import simulate
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
@@ -33,11 +34,11 @@ def test_a_run_holds_the_maps_of_theory_and_simulation_in_float32(folder):
         assert np.isfinite(values[:, -1]).all()
     alpha = torch.tensor([0.25])
     theory = theory_scores(alpha, 11, 2, ParameterFreeSpec(d_model=6, rope=True))[0].float().numpy()
-    np.testing.assert_allclose(maps["theory/alpha=0.25"], theory, rtol=1e-6)
+    assert_same(maps["theory/alpha=0.25"], theory)
     assert 0 < np.nanmax(np.abs(maps["score/alpha=0.25"] - theory)) < 0.2
     for lag in range(11):
         diagonal = maps["normalised/alpha=0.25"].diagonal(-lag, 1, 2)
-        assert np.abs(diagonal.mean(-1)).max() < 1e-6
+        assert np.abs(diagonal.mean(-1)).max() < rounding(11)
 
 
 def test_manifest_and_report_say_what_was_run_and_it_is_shown_again(folder, capfd):

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
+from support.rounding import MEASURE, assert_same
 
 from nope_probe import Ablation, ablated, capture_scores, load, run_ablations, sequences
 from nope_probe.experiments.ablation.run import AblationStudy, Settings, run
@@ -69,7 +70,7 @@ def test_players_without_a_source_have_a_base_with_which_they_add_up(
 ) -> None:
     study = run_ablations(loaded.model, tokens, players=["w_q", "w_k"], folds=5)
     added = sum(study.maps[f"shapley/{name}"] for name in ("w_q", "w_k", "base"))
-    np.testing.assert_allclose(added, study.maps["pattern/all"], atol=1e-4)
+    assert_same(added, study.maps["pattern/all"], MEASURE)
     players = study.players.query("layer == 1 and replacement == 'identity'")
     assert list(players["player"]) == ["w_q", "w_k", "base"]
     assert players["share"].sum() == pytest.approx(1)
@@ -84,7 +85,7 @@ def test_a_study_does_not_depend_on_the_batch_size_and_leaves_the_model_as_it_wa
         for size in (3, 23)
     )
     for name, values in three.maps.items():
-        np.testing.assert_allclose(values, all_at_once.maps[name], rtol=1e-5, atol=1e-6)
+        assert_same(values, all_at_once.maps[name], MEASURE)
     assert torch.equal(loaded.model(tokens), before)
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -105,7 +106,7 @@ def test_a_model_of_ones_own_is_studied(
     assert study.skip_keys == 0, "the sequences begin with different tokens"
     with ablated(model, Ablation(remove=[position])):
         truth = capture_scores(model, tokens, layers=[0]).mean.float().numpy()
-    np.testing.assert_allclose(study.maps["score/mask"], truth, rtol=1e-5, atol=1e-5)
+    assert_same(study.maps["score/mask"], truth)
 
 
 def test_a_parameter_free_model_takes_vectors() -> None:

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 from support import traced
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
+from support.rounding import NETWORK, assert_same, assert_same_table
 
 from nope_probe import load, read_run, run_trace, trace
 from nope_probe.analyses.positions import readers, term_maps
@@ -48,11 +49,11 @@ def test_tables_and_maps_are_those_of_the_captured_sums(done: Path) -> None:
     for name, truth in (("terms", term_table(sums, 1)), ("writers", writer_table(sums, 1))):
         found = run.tables[name].set_index([*truth.columns[: -9 if name == "writers" else -12]])
         expected = truth.set_index(found.index.names).loc[found.index]
-        pd.testing.assert_frame_equal(found, expected, rtol=1e-5, atol=1e-7)
+        assert_same_table(found, expected)
     for names, reader in readers(sums, 1):
         for term, values in term_maps(reader).items():
             seen = run.maps[f"L{names['layer']}/{term}"]
-            np.testing.assert_allclose(seen, values.float(), rtol=1e-5, atol=1e-6)
+            assert_same(seen, values)
 
 
 def test_clocks_lie_along_axes_of_which_the_first_explains_most(done: Path) -> None:
@@ -61,7 +62,7 @@ def test_clocks_lie_along_axes_of_which_the_first_explains_most(done: Path) -> N
     whole = clocks[clocks["writer"] == "all"]
     assert list(whole["position"]) == list(range(1, N))
     assert whole["axis_1"].var() > whole["axis_2"].var()
-    assert abs(np.corrcoef(whole["axis_1"], whole["axis_2"])[0, 1]) < 1e-5
+    assert abs(np.corrcoef(whole["axis_1"], whole["axis_2"])[0, 1]) < NETWORK
     assert whole["explained"].between(0, 1).all()
 
 
@@ -123,7 +124,7 @@ def test_in_memory_it_gives_what_the_command_writes(done: Path) -> None:
     found = run_trace(load("nope-tiny").model, data, layers=3, folds=5, batch_size=7)
     for name, table in found.tables.items():
         if name != "effects":
-            pd.testing.assert_frame_equal(run.tables[name], table, rtol=1e-5, atol=1e-6)
+            assert_same_table(run.tables[name], table)
     assert set(found.maps) == set(run.maps)
     assert repr(found).startswith("Trace of L0, L1, L2: L2's position is written by L1H1 and L1H0")
     with pytest.raises(ValueError, match="--folds 4: expected 5 <= folds"):

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from support.rounding import NETWORK
 from support.tiny_models import N_POS, tokens
 from support.traced import bos_reader
 
@@ -44,7 +45,7 @@ def test_the_direct_effect_is_the_exact_share_where_the_scale_of_the_norm_stays(
     with hooks_attached([(point, lambda scale, hook: torch.ones_like(scale)) for point in points]):
         found = effects(model, text, skip_keys=2, per_head=per_head, n_pairs=9)
     assert found["writer"].nunique() > 3
-    assert found["direct"].to_list() == pytest.approx(found["predicted"].to_list(), abs=1e-5)
+    assert found["direct"].to_list() == pytest.approx(found["predicted"].to_list(), abs=NETWORK)
     assert found["total"].sub(found["direct"]).abs().max() > 1e-3
 
 
@@ -55,7 +56,7 @@ def test_a_clock_built_by_hand_loses_all_without_the_head_that_writes_it() -> No
     table = effects(bos_reader((2.0, -1.0)), text, skip_keys=1, n_pairs=2)
     assert table[["layer", "writer"]].to_numpy().tolist() == [[1, "L0H0"], [1, "L0H1"]]
     for measure in ("predicted", "direct", "total"):
-        assert table[measure].to_list() == pytest.approx([2, -1], abs=1e-5)
+        assert table[measure].to_list() == pytest.approx([2, -1], abs=NETWORK)
 
 
 def test_heads_act_through_the_mlp_that_reads_them() -> None:

@@ -16,6 +16,7 @@ from support.edited_model import (
     subsets,
 )
 from support.hooked_runs import errors_above, hooked_run, largest_error
+from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf
 
 from nope_probe.hooks.ablation import Ablation, ablated
@@ -34,7 +35,7 @@ def errors(
     hf, tokens = tiny.hf, tiny.tokens
     sizes = {"norm": norm_sizes(hf), "output": output_sizes(hf, tokens)}.get(gain)
     cases = ((Ablation(remove=remove, gain=gain), edited(hf, remove, sizes)) for remove in removals)
-    return errors_above(1e-5, model, tokens, cases, calibrate(model, tokens))
+    return errors_above(NETWORK, model, tokens, cases, calibrate(model, tokens))
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", *HOOKED])
@@ -79,7 +80,7 @@ def test_without_rope_every_query_and_key_is_rotated_as_at_position_0(
     # A mask is given, since transformers takes equal position ids for sequences of one token.
     nowhere = {"position_ids": tokens * 0, "attention_mask": torch.ones_like(tokens)}
     with ablated(model, Ablation(remove=["rope"])):
-        assert largest_error(hooked_run(model, tokens), plain_run(hf, tokens, **nowhere)) <= 1e-5
+        assert largest_error(hooked_run(model, tokens), plain_run(hf, tokens, **nowhere)) <= NETWORK
     removals = [*subsets(("rope", "mask", "w_q", "w_k")), SEVEN]
     assert not errors(model, tiny(name), removals)
 
@@ -105,7 +106,7 @@ def test_without_rope_a_hooked_transformer_keeps_the_factor_of_yarn() -> None:
         with ablated(model, Ablation(remove=["rope", *others], gain="norm")):
             outputs = hooked_run(model, tokens)
         with ablated(at_zero, Ablation(remove=others, gain="norm")):
-            assert largest_error(outputs, hooked_run(at_zero, tokens)) <= 1e-5
+            assert largest_error(outputs, hooked_run(at_zero, tokens)) <= NETWORK
 
 
 def test_removing_learned_positions_equals_a_model_with_their_mean(
@@ -116,7 +117,7 @@ def test_removing_learned_positions_equals_a_model_with_their_mean(
     n_pos = tokens.shape[1]
     flat.transformer.wpe.weight[:n_pos] = flat.transformer.wpe.weight[:n_pos].mean(0)
     with ablated(model, Ablation(remove=["pos_embed"])):
-        assert largest_error(hooked_run(model, tokens), plain_run(flat, tokens)) <= 1e-5
+        assert largest_error(hooked_run(model, tokens), plain_run(flat, tokens)) <= NETWORK
 
 
 def test_removing_the_other_components_of_gpt2_equals_an_edited_model(
@@ -148,7 +149,7 @@ def test_removals_in_some_layers_equal_a_model_edited_in_these_layers(
     hf, tokens = tiny(name).hf, tiny(name).tokens
     expected = plain_run(edited(hf, remove, norm_sizes(hf), layers), tokens)
     with ablated(model, Ablation(remove=remove, layers=layers, gain="norm")):
-        assert largest_error(hooked_run(model, tokens), expected) <= 1e-5
+        assert largest_error(hooked_run(model, tokens), expected) <= NETWORK
 
 
 @pytest.mark.parametrize("spec", ALL)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.rounding import assert_same
 
 from nope_probe import capture_scores, capture_stages, load
 from nope_probe.maps.folds import folds_of, grouped_folds
@@ -53,11 +54,7 @@ def test_fold_means_are_those_of_the_documents_at_any_batch_size(batch_size: int
     for fold in range(5):
         actual = inputs[fold_of == fold]
         truth = capture_scores(model, actual, n_folds=1)
-        torch.testing.assert_close(
-            maps.folds[fold], truth.folds[0], equal_nan=True, rtol=1e-5, atol=1e-6
-        )
+        assert_same(maps.folds[fold], truth.folds[0])
         truth_a = torch.einsum("sid,sjd->ij", actual.double(), actual.double()) / len(actual)
         diagonal = stages.folds["a"][fold].diagonal().mean() / truth_a.diagonal().mean()
-        torch.testing.assert_close(
-            stages.folds["a"][fold], truth_a * diagonal, rtol=1e-4, atol=1e-4
-        )
+        assert_same(stages.folds["a"][fold], truth_a * diagonal)

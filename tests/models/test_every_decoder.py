@@ -8,6 +8,7 @@ import torch
 from support.decoder_errors import map_error, removals_of
 from support.decoders import DECODERS, write_decoder
 from support.plain_attention import Recorder, blocks_of, plain_attention, recording
+from support.rounding import NETWORK
 from support.tiny_models import distance
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, load
@@ -42,7 +43,7 @@ def test_the_recording_function_attends_as_transformers_itself_does(
         logits = tiny.hf(tiny.tokens).logits
         with recording(tiny.hf, Recorder([])):
             recorded = tiny.hf(tiny.tokens).logits
-    assert distance(recorded, logits) <= 1e-5
+    assert distance(recorded, logits) <= NETWORK
 
 
 @each_decoder
@@ -57,7 +58,7 @@ def test_maps_are_plain_transformers_own_intact_and_without_each_component(
         return
     model = load(str(tiny.folder)).model
     errors = {removal: map_error(model, tiny, removal) for removal in removals}
-    assert max(errors.values()) <= 1e-5, errors
+    assert max(errors.values()) <= NETWORK, errors
 
 
 @each_decoder
@@ -94,7 +95,7 @@ def test_the_page_of_models_has_an_exact_or_refused_row_for_every_decoder() -> N
     for architecture, _, _, *results, _ in rows:
         for result in results:
             is_named = architecture.removeprefix("| ") in refused
-            assert is_named if result == "refused" else float(result) <= 1e-5, architecture
+            assert is_named if result == "refused" else float(result) <= NETWORK, architecture
 
 
 def test_the_readme_states_the_pages_count() -> None:
@@ -128,4 +129,4 @@ def test_means_are_of_plain_transformers_own_projections(
     handle.remove()
     calibration = calibrate(load(str(tiny.folder)).model, tiny.tokens)
     stored = Calibration.from_tensors(calibration.to_tensors(), calibration.checksum)
-    assert distance(stored.mean(weight, layer), outputs[0].mean((0, 1))) <= 1e-5
+    assert distance(stored.mean(weight, layer), outputs[0].mean((0, 1))) <= NETWORK

@@ -11,7 +11,8 @@ from huggingface_hub import constants
 from support.decoders import DECODERS, write_decoder
 from support.fake_hub import put_into_cache
 from support.refused_models import change, write
-from support.tiny_models import D_VOCAB, ByName, randomised
+from support.rounding import NETWORK
+from support.tiny_models import D_VOCAB, ByName, distance, randomised
 from transformer_lens.supported_models import MODEL_ALIASES, OFFICIAL_MODEL_NAMES
 from transformer_lens.tools.model_registry import HF_SUPPORTED_ARCHITECTURES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -56,7 +57,7 @@ def test_a_name_of_transformer_lens_loads_its_model(
     put_into_cache(tmp_path, "gpt2", tiny("gpt2").folder)
     tokens, model = tiny("gpt2").tokens, load(name).model
     with torch.inference_mode():
-        assert (model(tokens) - tiny("gpt2").hf(tokens).logits).abs().max() < 1e-5
+        assert distance(model(tokens), tiny("gpt2").hf(tokens).logits) <= NETWORK
 
 
 @pytest.mark.parametrize(

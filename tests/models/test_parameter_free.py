@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.rounding import NETWORK, PARAMETER_FREE
 from support.tiny_models import distance, randomised, smollm3_config
 from torch import Tensor
 from torch.nn.functional import layer_norm, normalize
@@ -88,7 +89,7 @@ def test_a_parameter_free_model_equals_the_papers_equation(
     model, expected = build(parameter_free(LAYERS, D, **options)), x
     for _ in range(LAYERS):
         expected = block(expected)
-    assert distance(run_blocks(model, x), expected) <= 1e-6
+    assert distance(run_blocks(model, x), expected) <= PARAMETER_FREE
 
 
 @pytest.mark.parametrize(
@@ -133,8 +134,8 @@ def test_without_weights_a_model_equals_the_parameter_free_transformer() -> None
     removed = Ablation(remove=["rope", "w_q", "w_k", "w_v", "w_o", "mlp"], gain="identity")
     with ablated(model, removed):
         ablated_output = run_blocks(model, x)
-    assert distance(run_blocks(bare, x), expected) <= 1e-5
-    assert distance(ablated_output, expected) <= 1e-5
+    assert distance(run_blocks(bare, x), expected) <= NETWORK
+    assert distance(ablated_output, expected) <= NETWORK
 
 
 @pytest.mark.parametrize("name", ["parameter-free", "Parameter-Free-RoPE"])
@@ -143,7 +144,7 @@ def test_parameter_free_models_load_by_name_and_pass_the_parity_check(name: str)
     assert loaded.tokenizer is None
     assert loaded.info.parameter_free
     assert loaded.info.rope_layers == (name.endswith("RoPE"),) * 2
-    assert max(loaded.info.parity.values()) <= 1e-5
+    assert max(loaded.info.parity.values()) <= NETWORK
 
 
 @pytest.mark.parametrize("norm", ["l2", "layernorm-sqrt-d", "layernorm-d"])
@@ -151,7 +152,7 @@ def test_weights_are_identities_so_that_removing_them_changes_nothing(norm: Any,
     model = build(parameter_free(LAYERS, D, norm))
     before = run_blocks(model, x)
     with ablated(model, Ablation(remove=["w_q", "w_k", "w_o"], gain="identity")):
-        assert distance(run_blocks(model, x), before) <= 1e-6
+        assert distance(run_blocks(model, x), before) <= NETWORK
     for layer in layers_of(model):
         value = layer.weight("w_v").squeeze()
         assert value.equal(torch.eye(D) * (D**-0.5 if norm == "l2" else 1.0))

@@ -16,6 +16,7 @@ import torch
 from safetensors.numpy import load_file
 from support.command_line import refused
 from support.forks import forks
+from support.rounding import NETWORK, assert_same_table
 
 from nope_probe import circuit, reproduce, scores
 from nope_probe.errors import UserError
@@ -41,7 +42,7 @@ def test_one_and_three_processes_give_the_same_maps(command: list[str], tmp_path
     one, three = (load_file(tmp_path / count / "maps.safetensors") for count in codes)
     assert three.keys() == one.keys()
     for name, alone in one.items():
-        assert np.nanmax(np.abs(three[name] - alone)) <= 1e-6 * np.nanmax(np.abs(alone))
+        assert np.nanmax(np.abs(three[name] - alone)) <= NETWORK * np.nanmax(np.abs(alone))
     assert not list(tmp_path.glob(".*"))
 
 
@@ -53,7 +54,7 @@ def test_processes_that_share_a_behaviour_run_write_the_same_numbers(tmp_path: P
         alone, shared = (
             pd.read_csv(tmp_path / count / f"{name}.csv").select_dtypes("number") for count in "12"
         )
-        np.testing.assert_allclose(shared, alone, rtol=1e-5, atol=1e-5)
+        assert_same_table(shared, alone)
 
 
 @pytest.mark.parametrize("n_processes", [2, 5])

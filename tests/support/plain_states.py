@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from support.rounding import NETWORK
 from support.tiny_models import distance
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -90,7 +91,7 @@ def per_fold(values: Tensor, n_folds: int) -> Tensor:
     return torch.stack(folds)
 
 
-def agree(values: Tensor, expected: Tensor, bound: float = 1e-6) -> bool:
+def agree(values: Tensor, expected: Tensor, bound: float = NETWORK) -> bool:
     """Return whether maps are NaN in the same cells and agree in the others."""
     if not torch.equal(values.isnan(), expected.isnan()):
         return False

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 from support.appendix import frequency_steps
+from support.rounding import assert_same, rounding
 from support.stream_checkpoints import Stopped, Stopping
 from torch.func import jvp
 
@@ -77,7 +78,7 @@ def test_samples_are_unit_vectors_with_the_expected_inner_product():
     x = samples(20_000, alpha=0.5)
     cosine = (x[:, 2] * x[:, 5]).sum(-1)
     expected = expected_gram(torch.tensor([0.5]), 2, ParameterFreeSpec(d_model=D))[0, 0, 1]
-    assert torch.allclose(x.norm(dim=-1), torch.ones(()))
+    assert_same(x.norm(dim=-1), torch.ones(x.shape[:-1]), 2 * rounding(D))
     assert abs(cosine.mean() - expected) < 4 * cosine.std() / 20_000**0.5
 
 
@@ -87,14 +88,14 @@ def test_samples_are_unit_vectors_with_the_expected_inner_product():
 def test_the_plain_mean_is_that_of_the_equation_written_out(norm, rope, causal):
     simulated = simulate_scores(model(3, D, norm, rope, causal), alpha=0.3, seq_len=N, n_samples=70)
     expected = plain_scores(samples(70), 3, norm, rope, causal).mean(0)
-    assert torch.allclose(simulated.plain.mean, expected, atol=2e-6, equal_nan=True)
+    assert_same(simulated.plain.mean, expected)
 
 
 def test_the_standard_error_is_that_of_32_blocks_by_sample_index():
     result = simulate_scores(model(), alpha=0.3, seq_len=N, n_samples=96).plain
     maps = plain_scores(samples(96), 3, "l2", False, True)
     blocks = torch.stack([maps[block::32].mean(0) for block in range(32)])
-    assert torch.allclose(result.se, blocks.std(0) / 32**0.5, atol=1e-6, equal_nan=True)
+    assert_same(result.se, blocks.std(0) / 32**0.5)
 
 
 def test_errors_count_blocks_by_their_samples_and_are_pooled_over_cells_below_the_diagonal():
@@ -132,7 +133,7 @@ def test_the_control_variate_is_the_derivative_of_the_mean_field(norm, rope, cau
         return torch.stack([score for score, _, _ in steps(gram, 4, spec)])
 
     _, slope = jvp(scores, (start,), (mean - start,))
-    assert torch.allclose(variate.deviations()[0], slope, atol=1e-6)
+    assert_same(variate.deviations()[0], slope)
 
 
 def test_the_control_variate_keeps_folds_apart_for_every_cut_into_chunks():
@@ -143,8 +144,8 @@ def test_the_control_variate_keeps_folds_apart_for_every_cut_into_chunks():
     pieces.add(x[3:])
     alone = ControlVariate(0.3, N, 3, spec, 1)
     alone.add(x[1::2])
-    assert torch.allclose(whole.deviations(), pieces.deviations(), atol=1e-6)
-    assert torch.allclose(whole.deviations()[1], alone.deviations()[0], atol=1e-6)
+    assert_same(whole.deviations(), pieces.deviations())
+    assert_same(whole.deviations()[1], alone.deviations()[0])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_the_chunk_size_changes_nothing_but_summation_order(rope):
         ).controlled
         for size in (64, 37)
     ]
-    assert torch.allclose(runs[0].folds, runs[1].folds, atol=2e-6, equal_nan=True)
+    assert_same(runs[0].folds, runs[1].folds)
 
 
 @pytest.mark.parametrize(("target", "control_variate"), [(2e-3, True), (1e-2, False)])

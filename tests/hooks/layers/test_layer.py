@@ -9,6 +9,7 @@ from jaxtyping import TypeCheckError
 from support.edited_model import projections
 from support.plain_attention import plain_scores
 from support.plain_states import plain_states
+from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import (
     CONFIGS,
     D_VOCAB,
@@ -47,9 +48,9 @@ def test_the_tap_shows_the_queries_and_keys_of_plain_transformers(
     for attention, states in zip(
         shown, plain_states(tiny(name).hf, tiny(name).tokens), strict=True
     ):
-        assert distance(attention.q, states.q) <= 1e-5
-        assert distance(attention.k, states.k) <= 1e-5
-        assert distance(attention.scores(), states.scores()) <= 1e-5
+        assert distance(attention.q, states.q) <= NETWORK
+        assert distance(attention.k, states.k) <= NETWORK
+        assert distance(attention.scores(), states.scores()) <= NETWORK
 
 
 def attentions(model: Any, inputs: torch.Tensor) -> list[Attention]:
@@ -82,13 +83,13 @@ def test_a_rotation_is_recognised_and_turned_back(layout: str, d_rotary: int) ->
         angles = 1.2 * torch.polar(torch.ones_like(once), once)
     rotary = fit_rotary(angles, turned[0, 1], straight[0, 1])
     assert rotary is not None
-    assert rotary.factor == pytest.approx(1.2)
-    assert torch.allclose(rotary.frequencies.float(), theta, atol=1e-5)
+    assert rotary.factor == pytest.approx(1.2, rel=rounding(d_rotary))
+    assert_same(rotary.frequencies, theta, rounding(d_rotary))
     matrices = rotary.matrices(angles, 10)
     scaled = torch.einsum("pde,hpe->hpd", matrices, x[0].transpose(0, 1)).transpose(0, 1)
-    assert torch.allclose(scaled, turned[0], atol=1e-5)
+    assert_same(scaled, turned[0], rounding(d_rotary))
     removed = RemovedPairs(bands=["rope"], rotary=rotary)
-    assert torch.allclose(removed.turned_back(turned, angles), straight, atol=1e-5)
+    assert_same(removed.turned_back(turned, angles), straight, rounding(d_rotary))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_gemma_has_its_own_scale_and_a_soft_cap(bridge: ByName, tiny: ByName) ->
     ):
         assert (attention.scale, attention.soft_cap) == (pytest.approx(13**-0.5), 7.0)
         visible = expected.isfinite()
-        assert distance(attention.scores()[visible], expected[visible].float()) <= 1e-5
+        assert distance(attention.scores()[visible], expected[visible].float()) <= NETWORK
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
@@ -236,7 +237,7 @@ def test_a_run_takes_tokens_or_their_embeddings_and_ends_when_a_hook_stops_it(
         run_forward(model, tokens)
         run_forward(model, embeddings)
     assert tokens.max() < D_VOCAB
-    assert distance(kept[1], kept[0]) <= 1e-6
+    assert distance(kept[1], kept[0]) <= NETWORK
 
 
 def test_the_hooks_folder_imports_under_one_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,4 +259,4 @@ def test_the_scale_of_gpt2_can_fall_with_the_layers_index(tmp_path: Path) -> Non
     for index, (layer, expected) in enumerate(zip(attentions(model, inputs), weights, strict=True)):
         assert layer.scale == pytest.approx(7**-0.5 / (index + 1))
         causal = layer.scores().masked_fill(torch.ones(11, 11).triu(1).bool(), -torch.inf)
-        assert distance(causal.softmax(-1), expected) <= 1e-5
+        assert distance(causal.softmax(-1), expected) <= NETWORK

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.decoders import write_decoder
+from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import Tiny, distance
 
 from nope_probe import load
@@ -67,7 +68,7 @@ def test_without_sinks_each_row_of_attention_adds_up_to_one(decoder: Decoder) ->
             model(tiny.tokens)
     intact, without = rows[0], rows[len(points)]
     assert float(intact.min()) < 0.9
-    assert torch.allclose(without[:, 1], torch.ones_like(without[:, 1]))
+    assert_same(without[:, 1], torch.ones_like(without[:, 1]), 2 * rounding(tiny.tokens.shape[1]))
     assert torch.equal(without[:, 0], intact[:, 0])
 
 
@@ -79,7 +80,7 @@ def test_hooked_scores_are_those_of_fused_attention(model_type: str, decoder: De
     with hooks_attached(points):
         hooked = capture_scores(model, tiny.tokens).mean
     assert torch.equal(fused.isnan(), hooked.isnan())
-    assert distance(fused.nan_to_num(), hooked.nan_to_num()) <= 1e-5
+    assert distance(fused.nan_to_num(), hooked.nan_to_num()) <= NETWORK
 
 
 def _leave(tensor: torch.Tensor, hook: object) -> None:

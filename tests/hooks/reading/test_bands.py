@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support.plain_states import plain_states
+from support.rounding import NETWORK, assert_same
 from support.tiny_models import ByName, tokens
 
 from nope_probe.analyses.recover import recover_rotation
@@ -36,14 +37,14 @@ def test_bands_add_up_to_the_map(spec: str, batch_size: int, model_of: ByName):
     whole = capture_scores(model, inputs, **settings).folds
     added = maps.sum(2)
     assert torch.equal(added.isnan(), whole.isnan())
-    assert (added - whole).nan_to_num().abs().max() <= 1e-5 * whole.nan_to_num().abs().max()
+    assert (added - whole).nan_to_num().abs().max() <= NETWORK * whole.nan_to_num().abs().max()
 
 
 def test_by_default_the_folds_are_those_of_captured_scores(bridge: ByName):
     inputs = tokens(N_SEQS, N_POS, seed=3)
     whole = capture_scores(bridge("llama"), inputs).folds[:, :1]
     maps = capture_bands(bridge("llama"), inputs, [[tuple(range(10))]])
-    torch.testing.assert_close(maps[:, :, 0], whole, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert_same(maps[:, :, 0], whole)
 
 
 def test_bands_add_up_to_the_map_to_1e_9_in_float64(tiny: ByName):
@@ -71,7 +72,7 @@ def test_each_band_is_the_sum_over_its_coordinates_in_plain_transformers(
             k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
             true = torch.einsum("bqhd,bkhd->bhqk", q, k).mean((0, 1)) / 10**0.5
             error = (maps[layer, index] - true).nan_to_num().abs().max()
-            assert error <= 1e-5 * true.abs().max()
+            assert error <= NETWORK * true.abs().max()
 
 
 def test_soft_capped_scores_have_no_bands(bridge: ByName):

@@ -6,6 +6,7 @@ from weakref import ref
 import pytest
 import torch
 from support.plain_attention import plain_scores
+from support.rounding import assert_same
 from support.tiny_models import ByName, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
@@ -42,7 +43,7 @@ def test_weights_are_those_of_plain_transformers(
     assert len(readings) == 2
     for layer, reading in enumerate(readings):
         expected = torch.stack([true[layer][..., ROWS, keys] for keys in KEYS], -1).float()
-        torch.testing.assert_close(reading.weights, expected, rtol=1e-4, atol=1e-5)
+        assert_same(reading.weights, expected)
 
 
 @pytest.mark.parametrize("spec", ["bridge:phi3", "bridge:smollm3", "hooked:smollm3-rope"])
@@ -50,9 +51,9 @@ def test_queries_keys_and_rotations_are_those_of_whole_readings(spec: str, model
     model, _ = model_of(spec)
     readings = read_heads(model, INPUTS, KEYS, n_layers=2)
     for actual, whole in zip(readings, read_layers(model, INPUTS), strict=False):
-        torch.testing.assert_close(actual.q, whole.q[:, -1])
-        torch.testing.assert_close(actual.k, whole.k)
-        torch.testing.assert_close(actual.rotation, whole.rotation)
+        assert_same(actual.q, whole.q[:, -1])
+        assert_same(actual.k, whole.k)
+        assert_same(actual.rotation, whole.rotation)
 
 
 CAUSAL = torch.ones(11, 11, dtype=torch.bool).tril()

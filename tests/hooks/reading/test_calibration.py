@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.edited_model import WEIGHTS, norm_sizes, output_sizes, rectangular_identity
 from support.hooked_runs import hooks_left
+from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import ByName, ModelOf, tokens
 
 from nope_probe.hooks.ablation import Ablation, ablated
@@ -37,7 +38,7 @@ def test_with_the_gain_output_the_replacement_has_the_rms_of_the_weights_output(
     inputs = tokens(23, seed=9)
     gains = calibrate(model, inputs, batch_size=batch_size)
     for (projection, layer), c in output_sizes(tiny(name).hf, inputs).items():
-        assert gains.gains["identity"][projection][layer] == pytest.approx(c, rel=1e-5), (
+        assert gains.gains["identity"][projection][layer] == pytest.approx(c, rel=NETWORK), (
             projection,
             layer,
         )
@@ -52,7 +53,7 @@ def test_the_gain_norm_is_the_frobenius_norm_over_the_root_of_the_rows(
     for layer in layers_of(model):
         for projection in WEIGHTS:
             c = expected[projection, layer.index]
-            assert norm_gain(layer, projection) == pytest.approx(c, rel=1e-5)
+            assert norm_gain(layer, projection) == pytest.approx(c, rel=NETWORK)
 
 
 @pytest.mark.parametrize(("n_heads", "d_head", "d_model"), [(3, 5, 7), (2, 3, 11), (1, 5, 5)])
@@ -62,7 +63,7 @@ def test_projections_are_products_with_the_rectangular_identity_and_its_transpos
     p = rectangular_identity("w_q", (n_heads * d_head, d_model))
     y, z = torch.randn(2, 13, d_model), torch.randn(2, 13, n_heads * d_head)
     assert torch.equal(project_identity(y, n_heads, d_head).flatten(2), y @ p.T)
-    assert torch.allclose(project_identity_transposed(z, d_model), z @ p, atol=1e-6)
+    assert_same(project_identity_transposed(z, d_model), z @ p, rounding(n_heads * d_head))
 
 
 def test_a_calibration_survives_as_tensors(bridge: ByName) -> None:

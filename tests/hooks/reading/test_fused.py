@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.edited_model import SEVEN, subsets
+from support.rounding import NETWORK, rounding
 from support.tiny_models import ByName, ModelOf, tokens
 from torch import Tensor
 
@@ -38,7 +39,7 @@ def both_ways(model: Any, **options: Any) -> tuple[Any, Any]:
 def assert_same_maps(fused: Any, hooked: Any, case: object = None) -> None:
     assert torch.equal(fused.visible, hooked.visible), case
     seen = hooked.visible.expand_as(hooked.folds)
-    assert relative_error(fused.folds[seen], hooked.folds[seen]) <= 1e-5, case
+    assert relative_error(fused.folds[seen], hooked.folds[seen]) <= NETWORK, case
     assert fused.folds[~seen].isnan().all(), case
 
 
@@ -69,11 +70,11 @@ def test_each_heads_maps_and_the_mean_term_are_those_of_hooked_scores(
             fused, hooked = both_ways(model, n_folds=n_folds, per_head=True, mean_term=True)
             assert_same_maps(fused, hooked)
         seen = hooked.visible.expand_as(hooked.folds)
-        assert relative_error(fused.mean_term[seen], hooked.mean_term[seen]) <= 1e-5
-        assert relative_error(fused.key_means, hooked.key_means) <= 1e-5
+        assert relative_error(fused.mean_term[seen], hooked.mean_term[seen]) <= NETWORK
+        assert relative_error(fused.key_means, hooked.key_means) <= NETWORK
         assert fused.per_head.dtype == torch.float32
         seen = hooked.visible[:, None].expand_as(hooked.per_head)
-        assert relative_error(fused.per_head[seen], hooked.per_head[seen]) <= 1e-5
+        assert relative_error(fused.per_head[seen], hooked.per_head[seen]) <= NETWORK
         assert fused.per_head[~seen].isnan().all()
         assert torch.equal(hooked.per_head.isnan(), ~seen)
 
@@ -88,7 +89,7 @@ def test_stages_are_the_same(spec: str, model_of: ModelOf) -> None:
     for letter, folds in hooked.folds.items():
         numbers = folds.isfinite()
         assert torch.equal(fused.folds[letter].isfinite(), numbers)
-        assert relative_error(fused.folds[letter][numbers], folds[numbers]) <= 1e-5
+        assert relative_error(fused.folds[letter][numbers], folds[numbers]) <= NETWORK
 
 
 @pytest.mark.parametrize("spec", ["llama", "smollm3-rope"])
@@ -117,7 +118,7 @@ def test_the_tap_of_a_hooked_transformer_computes_what_transformer_lens_does(
     with torch.inference_mode():
         own = model(TOKENS)
         with tapped(model):
-            assert relative_error(model(TOKENS), own) <= 1e-6
+            assert relative_error(model(TOKENS), own) <= NETWORK
     plain = option_model(option, None)
     with torch.inference_mode():
         assert option == "use_attn_result" or relative_error(plain(TOKENS), own) > 1e-3
@@ -156,7 +157,8 @@ def test_attention_without_scores_is_softmax_of_the_visible_scores_times_values(
         pattern = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         expected[:, :, head] = pattern @ v[:, :, head // 2]
     attention = Attention(q=q, k=k, v=v, mask=Mask.of(visible[None, None]), scale=0.3)
-    assert relative_error(attention.weighted_values(), expected) <= 1e-6
+    n_terms = 7 + 5 + 5  # of a score, of the softmax and of the values
+    assert relative_error(attention.weighted_values(), expected) <= 2 * rounding(n_terms)
 
 
 def test_the_error_of_no_values_or_of_nan_is_undefined() -> None:

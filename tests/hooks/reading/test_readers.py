@@ -8,6 +8,7 @@ import pytest
 import torch
 from support.decoders import write_decoder
 from support.plain_states import per_fold, plain_states
+from support.rounding import NETWORK
 from support.tiny_models import N_POS, distance, tokens
 from support.traced import bos_reader
 
@@ -49,7 +50,7 @@ def test_what_writers_bring_adds_up_to_queries_and_keys(
     spec: str, per_head: bool, model_of: ModelOf, inputs: torch.Tensor
 ) -> None:
     sums = capture_positions(model_of(spec)[0], inputs, n_folds=N_FOLDS, per_head=per_head)
-    assert additivity_error(sums) <= 2e-6
+    assert additivity_error(sums) <= NETWORK
 
 
 @pytest.mark.parametrize("name", ["olmo2", "deepseek_v3", "qwen3_next", "gemma4_text", "mpt"])
@@ -60,7 +61,7 @@ def test_it_adds_up_in_families_of_another_build(name: str, tmp_path: Path) -> N
         sums = capture_positions(
             load(str(tiny.folder)).model, tiny.tokens, n_folds=1, writers=writers
         )
-        assert additivity_error(sums) <= 2e-6
+        assert additivity_error(sums) <= NETWORK
 
 
 @pytest.mark.parametrize("name", ["llama", "smollm3"])
@@ -70,8 +71,8 @@ def test_mean_queries_and_keys_are_those_before_rope(
     sums = capture_positions(bridge(name), inputs, n_folds=N_FOLDS, per_head=True)
     for layer, states in enumerate(plain_states(tiny(name).hf, inputs, rope=False)):
         reader = sums.readers[layer]
-        assert distance(reader.q, per_fold(states.q, N_FOLDS)) <= 2e-6
-        assert distance(reader.k, per_fold(states.k, N_FOLDS)) <= 2e-6
+        assert distance(reader.q, per_fold(states.q, N_FOLDS)) <= NETWORK
+        assert distance(reader.k, per_fold(states.k, N_FOLDS)) <= NETWORK
 
 
 def test_a_mean_over_heads_needs_only_sums_of_queries(
@@ -82,8 +83,8 @@ def test_a_mean_over_heads_needs_only_sums_of_queries(
         for per_head in (False, True)
     )
     maps = [mean_map(one) for _, one in by_head.heads()]
-    assert distance(mean_map(over_heads), torch.stack(maps).mean(0)) <= 1e-6
-    assert distance(over_heads.scores.nan_to_num(), by_head.scores.mean(1).nan_to_num()) <= 1e-6
+    assert distance(mean_map(over_heads), torch.stack(maps).mean(0)) <= NETWORK
+    assert distance(over_heads.scores.nan_to_num(), by_head.scores.mean(1).nan_to_num()) <= NETWORK
 
 
 def mean_map(reader: ReaderSums) -> torch.Tensor:
@@ -121,7 +122,7 @@ def test_what_a_writer_brings_is_its_output_through_norm_and_projection(
     for writer in writers:
         keys = (kept[writer] * scale * norm.weight) @ reader.self_attn.k_proj.weight.T
         expected = per_fold(keys.unflatten(-1, (-1, d_head)).detach(), N_FOLDS)
-        assert distance(sums.keys[writer], expected) <= 2e-6
+        assert distance(sums.keys[writer], expected) <= NETWORK
 
 
 def test_a_whole_attention_is_the_sum_of_its_heads(bridge: BridgeOf, inputs: torch.Tensor) -> None:
@@ -132,9 +133,10 @@ def test_a_whole_attention_is_the_sum_of_its_heads(bridge: BridgeOf, inputs: tor
     assert names == [f"L0H{head}" for head in range(len(names))]
     constants = heads.keys["bias"] - whole.keys["bias"]
     assert (
-        distance(sum(heads.keys[name] for name in names) + constants, whole.keys["ATTN0"]) <= 2e-6
+        distance(sum(heads.keys[name] for name in names) + constants, whole.keys["ATTN0"])
+        <= NETWORK
     )
-    assert distance(heads.keys["MLP0"], whole.keys["MLP0"]) <= 2e-6
+    assert distance(heads.keys["MLP0"], whole.keys["MLP0"]) <= NETWORK
 
 
 def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(
@@ -149,7 +151,9 @@ def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(
     assert whole.keys() == again.keys()
     for name, tensor in whole.items():
         if tensor.any():
-            assert distance(again[name].double().nan_to_num(), tensor.double().nan_to_num()) <= 1e-6
+            assert (
+                distance(again[name].double().nan_to_num(), tensor.double().nan_to_num()) <= NETWORK
+            )
 
 
 @pytest.mark.hooked_transformer
@@ -161,17 +165,17 @@ def test_a_clock_built_by_hand_is_written_by_the_heads_that_see_bos_fade(
     text[:, 0] = 0
     sums = capture_positions(bos_reader(strength), text, n_folds=8)
     terms = term_table(sums, 1).set_index(["layer", "term"])["share"]
-    assert terms[1, "written_key"] == pytest.approx(1, abs=1e-6)
+    assert terms[1, "written_key"] == pytest.approx(1, abs=NETWORK)
     for term in ("rotation", "written_query", "written_both", "covariance"):
-        assert terms[1, term] == pytest.approx(0, abs=1e-6)
+        assert terms[1, term] == pytest.approx(0, abs=NETWORK)
     table = writer_table(sums, 1)
     writers = table[table["layer"] == 1].set_index(["side", "writer"])
     for (side, writer), row in writers.iterrows():
         number = int(writer[-1]) if writer.startswith("L0H") else None
         expected = strength[number] if side == "key" and number is not None else 0.0
-        assert row["share"] == pytest.approx(expected, abs=1e-6)
+        assert row["share"] == pytest.approx(expected, abs=NETWORK)
         if expected:
-            assert row["first_key"] == pytest.approx(expected, abs=1e-6)
+            assert row["first_key"] == pytest.approx(expected, abs=NETWORK)
 
 
 def test_a_clock_is_gone_when_tokens_change_places(bridge: BridgeOf, inputs: torch.Tensor) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support.plain_states import BlockStates, per_fold, plain_states
+from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 
 from nope_probe.components import LETTERS
@@ -80,7 +81,7 @@ def test_every_stage_equals_the_gram_of_plain_states(
     assert list(maps.folds) == list(expected)
     for letter, actual in maps.folds.items():
         assert torch.equal(actual.isnan(), expected[letter].isnan()), letter
-        assert distance(actual.nan_to_num(), expected[letter].nan_to_num()) <= 1e-5, letter
+        assert distance(actual.nan_to_num(), expected[letter].nan_to_num()) <= NETWORK, letter
 
 
 def test_the_mean_of_a_stage_weights_every_sequence_equally(
@@ -89,7 +90,7 @@ def test_the_mean_of_a_stage_weights_every_sequence_equally(
     maps = capture_stages(bridge("llama"), inputs, stages=["g"], n_folds=N_FOLDS)
     x = plain_states(tiny("llama").hf, inputs)[0].output.double()
     assert maps.counts.tolist() == [7, 6, 6]
-    assert distance(maps.mean("g"), (x @ x.mT).mean(0)) <= 1e-6
+    assert distance(maps.mean("g"), (x @ x.mT).mean(0)) <= NETWORK
 
 
 @pytest.mark.hooked_transformer
@@ -115,7 +116,7 @@ def test_a_stage_after_a_layer_norm_includes_its_weight_and_bias() -> None:
     ln.b.data.normal_()
     expected = torch.nn.functional.layer_norm(x, (10,), ln.w, ln.b, config.eps)
     maps = capture_stages(model, x, stages=["a"], n_folds=N_FOLDS)
-    assert distance(maps.folds["a"], gram(expected.detach())) <= 1e-5
+    assert distance(maps.folds["a"], gram(expected.detach())) <= NETWORK
 
 
 @pytest.mark.parametrize(

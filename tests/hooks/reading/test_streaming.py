@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.hooked_runs import hooks_left
 from support.plain_states import agree
+from support.rounding import NETWORK
 from support.stream_checkpoints import Recorded, Stopped, Stopping, out_of_memory_above
 from support.tiny_models import ByName, tokens
 
@@ -54,7 +55,7 @@ def test_mean_terms_stages_and_gains_are_halved_too(bridge: ByName):
         for letter, folds in stages.folds.items():
             assert agree(halved.folds[letter], folds)
         for name, c in calibrate(model, inputs).gains["identity"].items():
-            assert c == pytest.approx(gains.gains["identity"][name], rel=1e-6)
+            assert c == pytest.approx(gains.gains["identity"][name], rel=NETWORK)
 
 
 @pytest.mark.parametrize("kind", ["bridge", "hooked"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.rounding import assert_same
 from support.tiny_models import ByName
 from torch import Tensor
 
@@ -109,10 +110,9 @@ def test_maps_do_not_depend_on_the_batch_size(
         for size in (batch_size, N_SEQS)
     )
     assert torch.equal(result.counts, expected.counts)
-    close = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
-    torch.testing.assert_close(result.folds, expected.folds, **close)
-    torch.testing.assert_close(result.per_head, expected.per_head, **close)
-    torch.testing.assert_close(result.per_head.double().mean(2), result.folds.double(), **close)
+    assert_same(result.folds, expected.folds)
+    assert_same(result.per_head, expected.per_head)
+    assert_same(result.per_head.double().mean(2), result.folds)
 
 
 @FEW
@@ -124,7 +124,7 @@ def test_the_mean_map_does_not_depend_on_the_order_of_the_sequences(
         capture_scores(model, item, batch_size=4, n_folds=3).mean
         for item in (tokens[order], tokens)
     )
-    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    assert_same(result, expected)
 
 
 def test_stages_are_those_of_the_first_block_by_default(model: Any, tokens: Tensor):
@@ -142,4 +142,4 @@ def test_scores_and_stages_have_the_same_folds_by_default(model: Any, tokens: Te
     scores = capture_scores(model, tokens, layers=[0])
     stages = capture_stages(model, tokens, stages=["b"])
     assert torch.equal(stages.counts, scores.counts)
-    torch.testing.assert_close(stages.folds["b"], scores.folds[:, 0], equal_nan=True)
+    assert_same(stages.folds["b"], scores.folds[:, 0])

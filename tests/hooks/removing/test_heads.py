@@ -14,6 +14,7 @@ from support.edited_model import (
     ungrouped,
 )
 from support.hooked_runs import errors_above, hooked_run, replaced_weights
+from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, tokens
 
 from nope_probe.components import Ablation
@@ -45,7 +46,7 @@ def test_a_removal_in_named_heads_equals_a_model_edited_in_these_heads(
         if replacement == "mean" and "w_o" in remove:
             projections(oracle, 1)["w_o"].bias.add_(mean_of_heads(hf, inputs))
         cases.append((ablation, oracle))
-    assert not errors_above(1e-5, model, inputs, cases, calibrate(model, inputs, seed=0))
+    assert not errors_above(NETWORK, model, inputs, cases, calibrate(model, inputs, seed=0))
 
 
 def mean_of_heads(hf: Any, inputs: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 from support.decoders import write_decoder
 from support.edited_model import edited, norm_sizes, plain_run
 from support.hooked_runs import hooked_run, largest_error
+from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, Tiny, distance, tokens
 
 from nope_probe.components import Ablation, equal_bands
@@ -39,7 +40,7 @@ def test_a_band_equals_an_edited_rotary_embedding(
     for band, pairs in (("rope[0:2]", [0, 1]), ("rope[1:3]", [1, 2])):
         expected = edited(hf, ["rope", *others], norm_sizes(hf), [layer], heads=heads, pairs=pairs)
         with ablated(model, Ablation(remove=[band, *others], gain="norm", **where)):
-            assert largest_error(hooked_run(model, tokens), plain_run(expected, tokens)) <= 1e-5
+            assert largest_error(hooked_run(model, tokens), plain_run(expected, tokens)) <= NETWORK
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -89,7 +90,7 @@ def test_frequencies_are_those_of_the_rotary_embedding(
     assert len(result) == n_rotated
     for angles in result:
         expected = [base ** (-2 * f / d_rotary) for f in range(d_rotary // 2)]
-        assert angles.tolist() == pytest.approx(expected, rel=1e-5)
+        assert angles.tolist() == pytest.approx(expected, rel=NETWORK)
 
 
 def test_pairs_of_a_length_that_nothing_turns_within_are_low() -> None:
