@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
-from nope_probe.analyses.pattern import layers_of, skipped_keys
+from nope_probe.analyses.pattern import layers_of
 from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import (
@@ -43,7 +44,7 @@ from nope_probe.analyses.shapley import (
 )
 from nope_probe.components import SOURCES, Component
 from nope_probe.errors import closed_choices
-from nope_probe.maps.layers import Pattern, patterns_of_others
+from nope_probe.maps.layers import Pattern, patterns_of_others, set_apart
 from nope_probe.maps.maps import Layers, ScoreMaps
 
 BASE = "base"
@@ -181,13 +182,15 @@ def attribute(
         True
     """
     conditions = layers_by_condition(maps)
-    every_layer = [layer for layers in conditions.values() for layer in layers.values()]
-    skipped = skipped_keys(every_layer, skip_keys)
+    if skip_keys == "auto":
+        every_layer = chain.from_iterable(layers.values() for layers in conditions.values())
+        skip_keys = max(layer.skip_keys for layer in every_layer)
+    conditions = {name: set_apart(layers, skip_keys) for name, layers in conditions.items()}
     sources = sources_of(conditions) if sources == "auto" else sources
     validate_complete(conditions, player_sets, sources)
     layers = []
     for layer in conditions[INTACT]:
-        patterns = patterns_of(conditions, layer, skipped)
+        patterns = patterns_of(conditions, layer)
         gram = ContrastGram.of(patterns)
         attribution = LayerAttribution(
             layer=layer,
@@ -207,21 +210,20 @@ def _source(gram: ContrastGram, name: str, term: Contrast) -> Source:
 
 
 def attribute_losses(
-    maps: Mapping[Condition, Layers], player_sets: Sequence[PlayerSet], skip_keys: int
+    maps: Mapping[Condition, Layers], player_sets: Sequence[PlayerSet]
 ) -> list[LayerPlayers]:
     """Measure the loss of every layer's pattern without each weight, without Shapley shares.
 
     Args:
         maps: score maps of the conditions of `losses_need`, and of the sources.
         player_sets: the players; only players that hold a weight are measured.
-        skip_keys: first keys to leave out.
 
     Raises:
         KeyError: if a condition is missing.
     """
     layers = []
     for layer in maps[INTACT]:
-        gram = ContrastGram.of(patterns_of(maps, layer, skip_keys))
+        gram = ContrastGram.of(patterns_of(maps, layer))
         players = tuple(
             _without_player(gram, players, player)
             for players in player_sets
@@ -294,12 +296,10 @@ def attribute_interactions(
                 )
 
 
-def patterns_of(
-    maps: Mapping[Condition, Layers], layer: int, skip_keys: int
-) -> dict[Condition, Pattern]:
+def patterns_of(maps: Mapping[Condition, Layers], layer: int) -> dict[Condition, Pattern]:
     """Return one layer's pattern among the other keys in each condition, on shared cells."""
     of_layer = [by_layer[layer] for by_layer in maps.values()]
-    return dict(zip(maps, patterns_of_others(of_layer, skip_keys), strict=True))
+    return dict(zip(maps, patterns_of_others(of_layer), strict=True))
 
 
 def layers_by_condition(

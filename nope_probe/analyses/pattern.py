@@ -15,7 +15,6 @@ and neighbouring queries have similar patterns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,7 +35,7 @@ from nope_probe.analyses.pattern_rows import (
 from nope_probe.errors import UserError, closed_choices
 from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.estimates import Estimates, ProductSums
-from nope_probe.maps.layers import LayerMaps, Pattern
+from nope_probe.maps.layers import LayerMaps, Pattern, set_apart
 from nope_probe.maps.maps import Layers, ScoreMaps
 from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions
 
@@ -105,8 +104,7 @@ def measure(
         True
     """
     layers = layers_of(maps, counts, query_positions)
-    skipped = skipped_keys(layers.values(), skip_keys)
-    return [measure_pattern(layer.pattern(skipped).among_others) for layer in layers.values()]
+    return [measure_pattern(layer.others) for layer in set_apart(layers, skip_keys).values()]
 
 
 @closed_choices("skip_keys")
@@ -125,9 +123,8 @@ def measure_heads(
     heads = maps.by_head
     if not heads:
         raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
-    skipped = skipped_keys(heads.values(), skip_keys)
-    patterns = {head: layer.pattern(skipped).among_others for head, layer in heads.items()}
-    return {head: measure_pattern(pattern) for head, pattern in patterns.items()}
+    apart = set_apart(heads, skip_keys)
+    return {head: measure_pattern(layer.others) for head, layer in apart.items()}
 
 
 def layers_of(
@@ -148,15 +145,6 @@ def layers_of(
         layers = enumerate(maps.unbind(1))
         return {layer: LayerMaps.of(folds, counts, query_positions) for layer, folds in layers}
     return maps
-
-
-def skipped_keys(layers: Iterable[LayerMaps], skip_keys: int | Literal["auto"]) -> int:
-    """Return how many first keys to leave out of some maps.
-
-    `auto` is 1 where all captured sequences begin with the same token (a BOS token, which is an
-    attention sink), else 0. For bare fold means it is 0.
-    """
-    return int(any(layer.bos for layer in layers)) if skip_keys == "auto" else skip_keys
 
 
 def measure_pattern(pattern: Pattern) -> Measures:

@@ -429,12 +429,12 @@ def clock(reader: Reader, side: Side = "key") -> Clock:
     )
 
 
-def readers(sums: PositionSums, skip_keys: int) -> Iterator[tuple[dict[str, int], Reader]]:
+def readers(sums: PositionSums) -> Iterator[tuple[dict[str, int], Reader]]:
     """Yield each layer, or each head, with the columns that name it."""
     for layer, reader in sums.readers.items():
         for head, one in reader.heads():
             names = {"layer": layer} if head is None else {"layer": layer, "head": head}
-            yield names, Reader(sums=one, counts=sums.counts, skip_keys=skip_keys)
+            yield names, Reader(sums=one, counts=sums.counts, skip_keys=sums.skip_keys or 0)
 
 
 def _pairs(n_folds: int) -> Int[Tensor, "pair two"]:

@@ -398,20 +398,20 @@ def bin_means(
 
 
 def offset_profiles(
-    layers: Sequence[LayerMaps], skip_keys: int = 0, *, bins: Int[Tensor, " bin"] | None = None
+    layers: Sequence[LayerMaps], bins: Int[Tensor, " bin"] | None = None
 ) -> Intervals:
     """Return f(tau) of each layer, the mean of its map at i - j = tau, for tau = 1, 2, ...
 
     Args:
         layers: the maps of layers on the same sequences, nats: scores, or patterns.
-        skip_keys: how many first keys to leave out.
         bins: the first distance of each bin; by default every distance has a bin.
 
     Returns:
         [layer, bin], with intervals.
     """
     means = [
-        offset_means(maps.folds.maps.double(), skip_keys, maps.queries, bins) for maps in layers
+        offset_means(maps.folds.maps.double(), maps.skip_keys, maps.queries, bins)
+        for maps in layers
     ]
     return mean_intervals(torch.stack(means, 1), layers[0].counts)
 

@@ -196,18 +196,18 @@ def mean_covariance_table(
     )
 
 
-def term_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
+def term_table(sums: PositionSums) -> pd.DataFrame:
     """Return the terms of every reader (layer, and head if heads were kept), a row each."""
     return pd.DataFrame(
         [
             {**names, "term": name, **interval_columns(**vars(term))}
-            for names, reader in readers(sums, skip_keys)
+            for names, reader in readers(sums)
             for name, term in position_terms(reader).items()
         ]
     )
 
 
-def writer_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
+def writer_table(sums: PositionSums) -> pd.DataFrame:
     """Return what each writer brings to the written terms of every reader, a row per side.
 
     All rows of a reader add up to its three written terms; see `written_terms`.
@@ -215,7 +215,7 @@ def writer_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {**names, "side": side, "writer": writer, **interval_columns(**vars(written))}
-            for names, reader in readers(sums, skip_keys)
+            for names, reader in readers(sums)
             for side in get_args(Side)
             for writer, written in written_terms(reader, side).items()
         ]
@@ -246,7 +246,6 @@ def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
 
 def offsets_table(
     terms: Mapping[Any, Layers],
-    skip_keys: int,
     choice: OffsetBins = "auto",
     label: str = "term",
 ) -> pd.DataFrame:
@@ -254,17 +253,14 @@ def offsets_table(
 
     Args:
         terms: the maps of layers by name, nats.
-        skip_keys: how many first keys to leave out.
         choice: which distances share a row; see `offset_bins`.
         label: the column of the terms' names.
     """
     layers = next(iter(terms.values()))
-    n_offsets = next(iter(layers.values())).n - 1 - skip_keys
+    first = next(iter(layers.values()))
+    n_offsets = first.n - 1 - first.skip_keys
     bins = offset_bins(n_offsets, choice)
-    profiles = {
-        name: offset_profiles([*maps.values()], skip_keys, bins=bins)
-        for name, maps in terms.items()
-    }
+    profiles = {name: offset_profiles([*maps.values()], bins) for name, maps in terms.items()}
     return profiles_table(profiles, [*layers], bins, n_offsets, label)
 
 
@@ -307,12 +303,11 @@ def profiles_table(
     return pd.concat(parts, ignore_index=True)
 
 
-def queries_table(layers: Layers, skip_keys: int) -> pd.DataFrame:
+def queries_table(layers: Layers) -> pd.DataFrame:
     """Return the table of the pattern's strength by the query's position.
 
     Args:
         layers: the scores of each layer by its number, nats.
-        skip_keys: how many first keys to leave out.
 
     Returns:
         layer, the first and the last query of a group, and the RMS of the pattern in the rows of
@@ -320,8 +315,7 @@ def queries_table(layers: Layers, skip_keys: int) -> pd.DataFrame:
     """
     rows = []
     for layer, maps in layers.items():
-        pattern = maps.pattern(skip_keys).among_others
-        for (first, last), square in mean_squares_by_query(pattern):
+        for (first, last), square in mean_squares_by_query(maps.others):
             where = {"layer": layer, "query": first, "last_query": last}
             rows.append({**where, **interval_columns(rms=rms(square))})
     return pd.DataFrame(rows)

@@ -7,10 +7,10 @@ first keys, which models treat as a sink, and among the other keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -24,6 +24,7 @@ from nope_probe.maps.folds import pooled
 from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions, row_blocks
 
 Rows = Float[Tensor, "fold row key_pos"]
+Name = TypeVar("Name", bound=Hashable)  # names maps: a layer, or a head
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,7 +34,7 @@ class LayerMaps:
     Attributes:
         folds: the fold means, in memory or packed.
         counts: sequences per fold.
-        bos: whether all sequences begin with the same token, an attention sink.
+        skip_keys: how many first keys stand apart in patterns: an attention sink.
         stored_mean: [row, key_pos], the mean over all sequences, if it is stored beside the folds.
         mean_term: the mean term <E q_i, E k_j>, if it was kept.
         key_means: [fold, pos, width], the mean key of each position, if it was kept.
@@ -41,7 +42,7 @@ class LayerMaps:
 
     folds: FoldRows
     counts: Int[Tensor, " fold"]
-    bos: bool = False
+    skip_keys: int = 0
     stored_mean: Stored | None = None
     mean_term: LayerMaps | None = None
     key_means: Stored | None = None
@@ -52,8 +53,7 @@ class LayerMaps:
         folds: Float[Tensor, "fold row key_pos"],
         counts: Int[Tensor, " fold"] | None = None,
         query_positions: QueryPositions = None,
-        *,
-        bos: bool = False,
+        skip_keys: int = 0,
     ) -> LayerMaps:
         """Return fold means in memory as the maps of a layer.
 
@@ -61,10 +61,11 @@ class LayerMaps:
             folds: fold means of scores, nats.
             counts: sequences per fold; all the same by default.
             query_positions: the queries of the rows; all by default.
-            bos: whether all sequences begin with the same token.
+            skip_keys: how many first keys stand apart in patterns.
         """
         sizes = torch.ones(len(folds), dtype=torch.long) if counts is None else counts
-        return cls(folds=TensorFolds(folds, query_positions), counts=sizes, bos=bos)
+        rows = TensorFolds(folds, query_positions)
+        return cls(folds=rows, counts=sizes, skip_keys=skip_keys)
 
     @property
     def n(self) -> int:
@@ -96,14 +97,20 @@ class LayerMaps:
         """Return the mean of fold means over all sequences, then the mean without each fold."""
         return leave_one_out(folds, self.counts)
 
-    def pattern(self, skip_keys: int = 0) -> Pattern:
-        """Return the positional pattern, with `skip_keys` first keys apart.
+    @property
+    def pattern(self) -> Pattern:
+        """The positional pattern, with the first keys apart.
 
         Raises:
             ValueError: if no row has two other keys.
         """
-        (pattern,) = shared_patterns([self], skip_keys)
+        (pattern,) = shared_patterns([self])
         return pattern
+
+    @property
+    def others(self) -> Pattern:
+        """The pattern among the other keys alone; see `Pattern.among_others`."""
+        return self.pattern.among_others
 
 
 class Block(NamedTuple):
@@ -134,7 +141,7 @@ class Pattern:
         part: the whole, the part at the first keys, or the part among the other keys.
 
     Example:
-        >>> pattern = LayerMaps.of(torch.randn(4, 7, 7)).pattern(skip_keys=1)
+        >>> pattern = LayerMaps.of(torch.randn(4, 7, 7), skip_keys=1).pattern
         >>> parts = pattern.first.squares() + pattern.others.squares()
         >>> torch.allclose(parts.values, pattern.squares().values)
         True
@@ -222,8 +229,10 @@ class Pattern:
         return sums.product(self.visible.count, self.maps.weights)
 
 
-def shared_patterns(maps: Sequence[LayerMaps], skip_keys: int = 0) -> list[Pattern]:
+def shared_patterns(maps: Sequence[LayerMaps]) -> list[Pattern]:
     """Return the patterns of several maps on the cells that none of them hides.
+
+    The first keys of the first map stand apart in all.
 
     Without its window a layer sees more keys. Its pattern is compared on the keys that the window
     leaves visible.
@@ -241,13 +250,25 @@ def shared_patterns(maps: Sequence[LayerMaps], skip_keys: int = 0) -> list[Patte
             raise UserError("the maps have the rows of unlike queries: capture the same query_rows")
     first = torch.stack([layer.folds.first_keys for layer in maps]).amax(0)
     where = maps[0].queries, maps[0].n
-    visible, apart = (KeptCells.of(first, skipped, *where) for skipped in (0, skip_keys))
+    visible, apart = (KeptCells.of(first, skipped, *where) for skipped in (0, maps[0].skip_keys))
     return [Pattern(maps=layer, visible=visible, apart=apart) for layer in maps]
 
 
-def patterns_of_others(maps: Sequence[LayerMaps], skip_keys: int = 0) -> list[Pattern]:
+def patterns_of_others(maps: Sequence[LayerMaps]) -> list[Pattern]:
     """Return the patterns of several maps among the other keys alone, on shared cells."""
-    return [pattern.among_others for pattern in shared_patterns(maps, skip_keys)]
+    return [pattern.among_others for pattern in shared_patterns(maps)]
+
+
+def set_apart(
+    layers: Mapping[Name, LayerMaps], skip_keys: int | Literal["auto"]
+) -> dict[Name, LayerMaps]:
+    """Return maps whose patterns all have so many first keys apart.
+
+    `auto` is 1 where all captured sequences begin with the same token (a BOS token, which is an
+    attention sink), else 0. For bare fold means it is 0.
+    """
+    first = max(layer.skip_keys for layer in layers.values()) if skip_keys == "auto" else skip_keys
+    return {name: replace(layer, skip_keys=first) for name, layer in layers.items()}
 
 
 def windows_of(layers: Mapping[int, LayerMaps]) -> dict[str, int]:

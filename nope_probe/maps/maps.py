@@ -37,6 +37,8 @@ class ScoreMaps:
         key_means: per fold, the mean key of each position, key heads concatenated; or None.
         per_head: the fold means for each query head; or None.
         bos: whether all sequences begin with the same token, an attention sink.
+        skip_keys: how many first keys stand apart in patterns; 1 by default if all sequences begin
+            with the same token, else 0.
         query_positions: the queries of the rows; all by default.
     """
 
@@ -48,12 +50,15 @@ class ScoreMaps:
     key_means: Float[Tensor, "fold layer pos width"] | None = None
     per_head: Float[Tensor, "fold layer head row key_pos"] | None = None
     bos: bool = False
+    skip_keys: int | None = None
     query_positions: Int[Tensor, " row"] = field(default_factory=_all_rows)
 
     def __post_init__(self) -> None:
-        """Set the queries of the rows to all queries if they are not given."""
+        """Set the queries of the rows, and the first keys apart, if they are not given."""
         given = self.query_positions if len(self.query_positions) else None
         object.__setattr__(self, "query_positions", rows_of(self.folds.shape[-2], given))
+        skip_keys = int(self.bos) if self.skip_keys is None else self.skip_keys
+        object.__setattr__(self, "skip_keys", skip_keys)
 
     @property
     def has_all_rows(self) -> bool:
@@ -63,7 +68,7 @@ class ScoreMaps:
     def __repr__(self) -> str:
         """Return sizes, and the strength of each layer's positional pattern."""
         n_layers, n_rows, n = self.folds.shape[1:]
-        strength = pattern_rms(self.mean, int(self.bos), self.query_positions).tolist()
+        strength = pattern_rms(self.mean, self.skip_keys or 0, self.query_positions).tolist()
         shown = ", ".join(
             f"L{layer} {value:.3g}" for layer, value in zip(self.layers, strength, strict=True)
         )
@@ -107,7 +112,7 @@ class ScoreMaps:
         return zip(self.layers, folds.unbind(1), strict=True)
 
     def _layer(self, folds: Float[Tensor, "fold row key_pos"]) -> LayerMaps:
-        return LayerMaps.of(folds, self.counts, self.query_positions, bos=self.bos)
+        return LayerMaps.of(folds, self.counts, self.query_positions, self.skip_keys or 0)
 
     def to_tensors(self) -> State:
         """Return the maps by name, for `from_tensors`."""
@@ -116,9 +121,14 @@ class ScoreMaps:
     @classmethod
     def from_tensors(cls, tensors: State) -> ScoreMaps:
         """Return the maps that `to_tensors` turned into these tensors."""
-        others = {name: tensor for name, tensor in tensors.items() if name not in ("bos", "layers")}
-        layers = tuple(tensors["layers"].tolist())
-        return cls(**others, layers=layers, bos=bool(tensors["bos"]))
+        numbers = ("bos", "layers", "skip_keys")
+        others = {name: tensor for name, tensor in tensors.items() if name not in numbers}
+        return cls(
+            **others,
+            layers=tuple(tensors["layers"].tolist()),
+            bos=bool(tensors["bos"]),
+            skip_keys=int(tensors["skip_keys"]),
+        )
 
 
 def packed_tensors(maps: ScoreMaps) -> State:
@@ -145,13 +155,13 @@ def stored_layers(stored: Mapping[str, Stored]) -> Layers:
     """Return the maps of each layer from the tensors of `packed_tensors`, in memory or a file."""
     numbers = sorted(int(name.split("/")[0]) for name in stored if name.endswith("/mean"))
     queries = stored["query_positions"][...] if "query_positions" in stored else None
-    counts, bos = stored["counts"][...], bool(stored["bos"][...])
+    counts, skip_keys = stored["counts"][...], int(stored["bos"][...])
     layers: Layers = {}
     for number in numbers:
         layer = LayerMaps(
             folds=PackedFolds(stored[f"{number}/folds"], queries),
             counts=counts,
-            bos=bos,
+            skip_keys=skip_keys,
             stored_mean=stored[f"{number}/mean"],
             key_means=stored.get(f"{number}/key_means"),
         )
@@ -171,6 +181,7 @@ class StageMaps:
         visible: for score maps, the cells that the model does not mask.
         counts: sequences per fold.
         bos: whether all sequences begin with the same token, an attention sink.
+        skip_keys: how many first keys stand apart in patterns, as in `ScoreMaps`.
         query_positions: the positions of the rows; all by default.
     """
 
@@ -178,13 +189,16 @@ class StageMaps:
     visible: dict[Letter, Bool[Tensor, "row key_pos"]]
     counts: Int[Tensor, " fold"]
     bos: bool = False
+    skip_keys: int | None = None
     query_positions: Int[Tensor, " row"] = field(default_factory=_all_rows)
 
     def __post_init__(self) -> None:
-        """Set the positions of the rows to all positions if they are not given."""
+        """Set the positions of the rows, and the first keys apart, if they are not given."""
         n_rows = next(iter(self.folds.values())).shape[-2]
         given = self.query_positions if len(self.query_positions) else None
         object.__setattr__(self, "query_positions", rows_of(n_rows, given))
+        skip_keys = int(self.bos) if self.skip_keys is None else self.skip_keys
+        object.__setattr__(self, "skip_keys", skip_keys)
 
     def __repr__(self) -> str:
         """Return the stages, and how much data their means are taken over."""
@@ -201,7 +215,8 @@ class StageMaps:
 
     def layer_maps(self, letter: Letter) -> LayerMaps:
         """Return one stage's maps, which know their folds and rows."""
-        return LayerMaps.of(self.folds[letter], self.counts, self.query_positions, bos=self.bos)
+        folds = self.folds[letter]
+        return LayerMaps.of(folds, self.counts, self.query_positions, self.skip_keys or 0)
 
     def normalised(self, letter: Letter) -> Float[Tensor, "row col_pos"]:
         """Return the mean map of one stage, less the mean of each diagonal."""
@@ -220,6 +235,7 @@ class StageMaps:
             visible={letter: visible[letter] for letter in LETTERS if letter in visible},
             counts=tensors["counts"],
             bos=bool(tensors["bos"]),
+            skip_keys=int(tensors["skip_keys"]),
             query_positions=tensors["query_positions"],
         )
 

@@ -90,14 +90,14 @@ def analyse(
         waiting: the page's first words, while some conditions are still being run.
     """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
-    analysis = Analysis(plan=plan, measured=measured, tokens=inputs.kind, skip_keys=skip_keys)
+    analysis = Analysis(plan=plan, measured=measured, tokens=inputs.kind)
     intact = next(iter(measured.intact.values()))
     maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
-    write_maps(maps, RunMaps(plan, measured, skip_keys))
+    write_maps(maps, RunMaps(plan, measured))
     write_folds(folds, plan, measured)
     tables = analysis.tables()
     if not waiting and not analysis.has_pattern:
-        heads = heads_table(Engine.of(session), measured.intact, skip_keys)
+        heads = heads_table(Engine.of(session), measured.intact)
         tables |= {} if heads is None else {"heads": heads}
     manifest = {
         **session.provenance(),
@@ -117,9 +117,7 @@ def analyse(
     if not session.call.is_kept:
         return run
     replacement = plan.substitutes[0].replacement if plan.removes_weights else ""
-    explorer = explorer_of(
-        measured.maps, plan.switches, skip_keys, analysis.kept_patterns(), replacement
-    )
+    explorer = explorer_of(measured.maps, plan.switches, analysis.kept_patterns(), replacement)
     shown = report(replace(run, arrays={"maps": StoredArrays(maps)}), explorer)
     if waiting:
         shown = replace(shown, headline=[waiting, *shown.headline])
@@ -146,13 +144,11 @@ class Analysis:
         plan: the conditions.
         measured: their score maps.
         tokens: the kind of the inputs.
-        skip_keys: how many first keys the patterns leave out.
     """
 
     plan: Plan
     measured: Measured
     tokens: Kind
-    skip_keys: int
 
     @cached_property
     def layers(self) -> list[LayerAttribution]:
@@ -165,21 +161,20 @@ class Analysis:
             self.measured.maps | maps,
             self.plan.player_sets[:first],
             sources=self.plan.sources,
-            skip_keys=self.skip_keys,
         )
 
     def _losses(self) -> dict[Replacement, list[LayerPlayers]]:
         """Return the pattern's loss without each weight under replacements that only check it."""
         sources = {condition: self.measured.maps[condition] for condition in self.plan.of_sources}
         return {
-            name: attribute_losses(sources | maps, self.plan.player_sets, self.skip_keys)
+            name: attribute_losses(sources | maps, self.plan.player_sets)
             for name, maps in self.measured.checks.items()
         }
 
     @cached_property
     def measures(self) -> dict[Condition, list[Measures]]:
         """Per condition, the measures of each layer's pattern."""
-        return {key: measure(maps, self.skip_keys) for key, maps in self.measured.maps.items()}
+        return {key: measure(maps) for key, maps in self.measured.maps.items()}
 
     @property
     def has_pattern(self) -> bool:
@@ -206,7 +201,7 @@ class Analysis:
             "controls": self._controls_table(),
             "mean_covariance": self._mean_covariance_table(),
             "offsets": self._offsets_table(),
-            "queries": queries_table(self.measured.intact, self.skip_keys),
+            "queries": queries_table(self.measured.intact),
         }
 
     def record(self) -> dict[str, Any]:
@@ -252,32 +247,30 @@ class Analysis:
             effects["shuffled"] = [
                 mask_effect(patterns[INTACT], patterns[MASK])
                 for patterns in (
-                    patterns_of(self.measured.shuffled, layer, self.skip_keys)
-                    for layer in self.plan.layers
+                    patterns_of(self.measured.shuffled, layer) for layer in self.plan.layers
                 )
             ]
         return effects
 
     def _controls_table(self) -> pd.DataFrame:
         """Return the measures without skipped keys, and on shuffled tokens."""
-        rows = []
-        if self.skip_keys:
+        rows, skip_keys = [], next(iter(self.measured.intact.values())).skip_keys
+        if skip_keys:
             labels = {"tokens": self.tokens, "skip_keys": 0, "kept": self.plan.name(INTACT)}
             rows.append((labels, measure(self.measured.intact, 0)))
         for condition, maps in self.measured.shuffled.items():
-            labels = {"tokens": "shuffled", "skip_keys": self.skip_keys}
+            labels = {"tokens": "shuffled", "skip_keys": skip_keys}
             labels["kept"] = self.plan.name(condition)
-            rows.append((labels, measure(maps, self.skip_keys)))
+            rows.append((labels, measure(maps)))
         return measures_table(rows, self.plan.layers, labels=("tokens", "skip_keys", "kept"))
 
     def _mean_covariance_table(self) -> pd.DataFrame:
         """Return the mean and covariance terms, and where known the mean term's four parts."""
         positions, splits = self.measured.positions, []
-        terms = None if positions is None else term_table(positions, self.skip_keys)
+        terms = None if positions is None else term_table(positions)
         for layer, maps in self.measured.intact.items():
             if maps.mean_term is not None:
-                pattern = maps.pattern(self.skip_keys).among_others
-                splits.append(split_mean_covariance(layer, pattern))
+                splits.append(split_mean_covariance(layer, maps.others))
         return mean_covariance_table(splits, terms)
 
     def _offsets_table(self) -> pd.DataFrame:
@@ -288,8 +281,8 @@ class Analysis:
         """
         contrasts, intact = source_terms(self.plan.sources), self.measured.intact
         needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
-        of_intact = [maps.pattern(self.skip_keys).among_others for maps in intact.values()]
-        n_offsets = of_intact[0].maps.n - 1 - self.skip_keys
+        of_intact = [maps.others for maps in intact.values()]
+        n_offsets = of_intact[0].maps.n - 1 - of_intact[0].maps.skip_keys
         bins = offset_bins(n_offsets, self.plan.offset_bins)
         patterns = {}
         for key in needed:
@@ -306,14 +299,13 @@ class Analysis:
 
 
 def heads_table(
-    engine: Engine, intact: Layers, skip_keys: int, max_bytes: int = HEADS_BYTES
+    engine: Engine, intact: Layers, max_bytes: int = HEADS_BYTES
 ) -> pd.DataFrame | None:
     """Return the amplitude of the pattern of every head: layer, head, nats with bounds.
 
     Args:
         engine: the model on the sequences of the run.
         intact: the maps of the means over heads.
-        skip_keys: how many first keys the patterns leave out.
         max_bytes: memory for the maps of the heads of one layer; None is returned if they need
             more, as for models with one head.
     """
@@ -327,7 +319,7 @@ def heads_table(
         maps = alone.scores(None, layers=[number], per_head=True)
         rows += [
             {"layer": layer, "head": head, **columns_of(measures, ("amplitude",))}
-            for (layer, head), measures in measure_heads(maps, skip_keys).items()
+            for (layer, head), measures in measure_heads(maps).items()
         ]
     return pd.DataFrame(rows)
 
@@ -359,11 +351,10 @@ class RunMaps:
     Args:
         plan: the conditions.
         measured: their score maps.
-        skip_keys: how many first keys the patterns leave out.
     """
 
-    def __init__(self, plan: Plan, measured: Measured, skip_keys: int) -> None:
-        self.intact, self.skip_keys = measured.intact, skip_keys
+    def __init__(self, plan: Plan, measured: Measured) -> None:
+        self.intact = measured.intact
         self.n_conditions = len(measured.maps)
         self.scores = named_scores(plan, measured)
         # The patterns of further replacements take the place of those of the first.
@@ -391,7 +382,7 @@ class RunMaps:
             n_bytes: the size of a row block of all conditions.
         """
         for place, (layer, intact) in enumerate(self.intact.items()):
-            cells, row = intact.pattern(self.skip_keys).apart, 0
+            cells, row = intact.pattern.apart, 0
             for start, stop in row_blocks(intact.queries, intact.n, self.n_conditions + 1, n_bytes):
                 for name, rows in self._rows(layer, start, stop, row, cells):
                     yield name, place, row, rows

@@ -275,8 +275,11 @@ def _pattern_lost(
     for removed in (plan.conditions[INTACT], ablation):
         scores = measured.maps[map_key(removed)].folds[:, place].masked_fill(masked, torch.nan)
         content = measured.maps[map_key(plan.without_sources(removed))].folds[:, place]
-        layers = [LayerMaps.of(x, whole.counts, whole.query_positions) for x in (scores, content)]
-        parts.append(positional_part(*patterns_of_others(layers, skip)))
+        layers = [
+            LayerMaps.of(x, whole.counts, whole.query_positions, whole.skip_keys or 0)
+            for x in (scores, content)
+        ]
+        parts.append(positional_part(*patterns_of_others(layers)))
     return pattern_lost(*parts)
 
 

@@ -422,7 +422,7 @@ class _Runner:
     def run(self) -> Measured:
         """Return the losses, decodability and score maps of all conditions."""
         text = self.on(self.plan.text)
-        text = text.calibrated("calibration", self.conditions.values(), self.skip)
+        text = text.calibrated("calibration", self.conditions.values())
         self.engine = text
         return Measured(
             losses={(name, probe): self.losses(name, probe) for name, probe in self.scored},
@@ -447,7 +447,7 @@ class _Runner:
 
     def with_positions(self, engine: Engine, probe_name: str) -> Engine:
         """Return the engine with writers' positions in windows of a probe's own length."""
-        own = engine.calibrated(f"positions/{probe_name}", self.writing, self.skip).calibration
+        own = engine.calibrated(f"positions/{probe_name}", self.writing).calibration
         assert own is not None
         assert engine.calibration is not None
         return replace(engine, calibration=replace(engine.calibration, positions=own.positions))
@@ -460,7 +460,7 @@ class _Runner:
             for name, ablation in (("intact", Ablation()), ("content", content))
         ]
         heads = zip(*(maps.by_head.values() for maps in both), strict=True)
-        parts = [positional_part(*patterns_of_others(both, self.skip)) for both in heads]
+        parts = [positional_part(*patterns_of_others(both)) for both in heads]
         return [rms(part.product(part)) for part in parts]
 
     def decode(self, weights: str) -> dict[str, Distances]:

@@ -56,7 +56,7 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
     inputs, layer = session.sequences(), stages.layer
     skip_keys = session.settings.n_skipped(inputs)
     maps = [captured for captured in (stages.intact, stages.ablated) if captured is not None]
-    table = stages_table(maps, layer, skip_keys)
+    table = stages_table(maps, layer)
     model = session.loaded.model
     blocks = {block.index: block for block in layers_of(model)}
     manifest = {
@@ -102,18 +102,17 @@ def _folds(maps: StageMaps) -> dict[str, Float[np.ndarray, "fold cell"]]:
     }
 
 
-def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.DataFrame:
+def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
     """Return the table of stages: layer, model, stage, and the measures of scores for its map.
 
     Args:
         maps: the intact model's stages and, for an ablation, the ablated model's.
         layer: the block under study, from 0; (h) and (i) belong to the next block.
-        skip_keys: how many first keys to leave out.
     """
     measured = []
     for model, stages in zip((INTACT, ABLATED), maps, strict=False):
         for letter in stages.folds:
-            measures = [measure_pattern(stages.layer_maps(letter).pattern(skip_keys).among_others)]
+            measures = [measure_pattern(stages.layer_maps(letter).others)]
             measured.append(({"model": model, "stage": letter}, measures))
     table = measures_table(measured, [layer], labels=("model", "stage"))
     table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]
@@ -121,7 +120,7 @@ def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.Da
 
 
 def block_explorer(
-    whole: Engine, few: Sequences, stages: Stages, *, substitute: Substitute, skip_keys: int
+    whole: Engine, few: Sequences, stages: Stages, *, substitute: Substitute
 ) -> Explorer:
     """Return the explorer of one block, with a switch for each of the model's components.
 
@@ -134,13 +133,12 @@ def block_explorer(
         few: the sequences that each combination runs.
         stages: the captured stages.
         substitute: the replacement of removed weights.
-        skip_keys: how many first keys the measures leave out.
     """
     has, layer = components(whole.model), stages.layer
     players: dict[str, list[str]] = {name: [name] for name in has}
     ablations = [substitute.without(removed) for removed in combinations(player_set(has))]
     engine = whole.on(few).calibrated(None, ablations)
-    view = circuit_view(engine, ablations, [layer], skip_keys)
+    view = circuit_view(engine, ablations, [layer])
     shown: dict[tuple[str, ...], StageMaps] = {(): stages.intact}
     if stages.ablated is None:
         for name in (name for name in has if are_sources([name])):
@@ -148,7 +146,7 @@ def block_explorer(
             shown[name,] = whole.stages(f"explorer/{name}", alone, layer=layer)
     elif {*stages.removed} <= {*has}:
         shown[stages.removed] = stages.ablated
-    own = stage_view([[maps] for maps in shown.values()], [layer], [{}], skip_keys)
+    own = stage_view([[maps] for maps in shown.values()], [layer], [{}])
     opened = [name for name in stages.removed if name in players]
     if not stages.removed:
         sources = {name: players[name] for (name,) in [*shown][1:]}
@@ -156,7 +154,7 @@ def block_explorer(
         opened = strongest_source(left, sources)
     bits = {name: 1 << bit for bit, name in enumerate(players)}
     numbers = [sum(bits[name] for name in removed) for removed in shown]
-    n_seqs, note = (len(few), len(whole.inputs)), note_on(engine, substitute, skip_keys)
+    n_seqs, note = (len(few), len(whole.inputs)), note_on(engine, substitute)
     if ignored := [phrase(name) for name in stages.removed if name not in has]:
         note += f" There is no switch for {listed(ignored)}: removed in the figures below, intact "
         note += "here."

@@ -199,7 +199,6 @@ def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
         first,
         stages,
         substitute=settings.substitute,
-        skip_keys=settings.n_skipped(inputs),
     )
 
 

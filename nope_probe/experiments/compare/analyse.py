@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, standard_error
-from nope_probe.analyses.pattern import Measures, measure_pattern, skipped_keys
+from nope_probe.analyses.pattern import Measures, measure_pattern
 from nope_probe.analyses.pattern_changes import (
     independent_difference,
     measure_differences,
@@ -24,7 +24,7 @@ from nope_probe.experiments.tables import Row, interval_columns
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import row_centred
-from nope_probe.maps.layers import patterns_of_others
+from nope_probe.maps.layers import patterns_of_others, set_apart
 from nope_probe.maps.maps import ScoreMaps
 
 PAIRED, UNPAIRED = "paired", "unpaired"
@@ -130,7 +130,7 @@ def _difference(name: str, base: Member, other: Member, values: Map) -> Differen
         rms, noise = _without_folds(base.maps[name], other.maps[name], values)
         return Difference(values=values, rms=rms, noise=noise, paired=False)
     paired = share_sequences([base, other])
-    one, two = patterns_of_others([x, y], base.skip_keys)
+    one, two = patterns_of_others([x, y])
     rms = pattern_difference(one, two, paired=paired)
     noisy = [(maps.folds.maps, maps.counts) for maps in (x, y)]
     if paired:
@@ -196,13 +196,13 @@ def difference(
         raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")
     if paired and not base.counts.equal(other.counts):
         raise UserError("the maps have unlike folds: pass paired=False for other sequences")
-    both = other.by_layer, base.by_layer
-    skipped = skipped_keys([maps[layers[0]] for maps in both], skip_keys)
+    skipped = max(other.skip_keys or 0, base.skip_keys or 0) if skip_keys == "auto" else skip_keys
+    both = [set_apart(maps.by_layer, skipped) for maps in (other, base)]
     rows: list[Row] = []
     for layer in layers:
-        shared = patterns_of_others([maps[layer] for maps in both], skipped)
+        shared = patterns_of_others([maps[layer] for maps in both])
         changes = {"pattern": pattern_difference(*shared, paired=paired)}
-        x, y = (maps[layer].pattern(skipped).among_others for maps in both)
+        x, y = (maps[layer].others for maps in both)
         changes |= measure_differences(x, y, paired=paired)
         after, before = (vars(measure_pattern(pattern)) for pattern in (x, y))
         for name in ("pattern", *Measures.__dataclass_fields__):
@@ -304,7 +304,7 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
     x, y = other.folds(name, kept), base.folds(name, kept)
     if x is None or y is None:
         return {}
-    one, two = (maps.pattern(base.skip_keys).among_others for maps in (x, y))
+    one, two = x.others, y.others
     differences = measure_differences(one, two, paired=True)
     return {name: difference for name, difference in differences.items() if name in MEASURES}
 

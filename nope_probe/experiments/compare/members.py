@@ -144,7 +144,9 @@ class Member:
             cells = cells[:] if stored.place is None else cells[:, stored.place]
         queries, sizes = self.query_positions, self.fold_sizes
         counts = None if sizes is None else torch.tensor(sizes)
-        return LayerMaps.of(unpack_rows(torch.from_numpy(cells), queries), counts, queries)
+        return LayerMaps.of(
+            unpack_rows(torch.from_numpy(cells), queries), counts, queries, self.skip_keys
+        )
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:

@@ -132,21 +132,21 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
     inputs, maps = session.sequences(), measured.maps
     skip_keys = session.settings.n_skipped(inputs)
     layers = maps.by_layer
-    terms = {"score": layers, "all": pattern_layers(layers, skip_keys)}
+    terms = {"score": layers, "all": pattern_layers(layers)}
     tables = {
-        "pattern": measures_table([({"kept": INTACT}, measure(maps, skip_keys))], maps.layers),
-        "offsets": offsets_table(terms, skip_keys, choice),
-        "queries": queries_table(layers, skip_keys),
+        "pattern": measures_table([({"kept": INTACT}, measure(maps))], maps.layers),
+        "offsets": offsets_table(terms, choice),
+        "queries": queries_table(layers),
     }
     if measured.band_maps is not None:
-        of_layers = (layer.pattern(skip_keys).among_others for layer in layers.values())
+        of_layers = (layer.others for layer in layers.values())
         pairs = zip(of_layers, measured.band_maps.unbind(1), measured.bands, strict=True)
         split = [split_bands(pattern, maps, bands) for pattern, maps, bands in pairs]
         tables["bands"] = bands_table([*chain.from_iterable(split)])
     patterns = ""
     if maps.per_head is not None:
-        tables |= _head_tables(session, maps, skip_keys, choice)
-        patterns = head_patterns(maps, tables["heads"], skip_keys)
+        tables |= _head_tables(session, maps, choice)
+        patterns = head_patterns(maps, tables["heads"])
     manifest = {
         **session.provenance(),
         **input_record(inputs, skip_keys, maps.counts),
@@ -161,18 +161,16 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
     return replace(run, page=report(run, patterns).html(manifest))
 
 
-def pattern_layers(layers: Layers, skip_keys: int) -> Layers:
+def pattern_layers(layers: Layers) -> Layers:
     """Return the pattern of each layer as maps of their own, NaN outside its cells."""
     return {
-        layer: LayerMaps.of(
-            maps.pattern(skip_keys).among_others.dense(), maps.counts, maps.queries, bos=maps.bos
-        )
+        layer: LayerMaps.of(maps.others.dense(), maps.counts, maps.queries, maps.skip_keys)
         for layer, maps in layers.items()
     }
 
 
 def _head_tables(
-    session: Session[RunSettings], maps: ScoreMaps, skip_keys: int, choice: OffsetBins
+    session: Session[RunSettings], maps: ScoreMaps, choice: OffsetBins
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of heads, of their offset profiles and of attention sinks.
 
@@ -181,7 +179,7 @@ def _head_tables(
     assert maps.per_head is not None
     rows = [
         {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
-        for (layer, head), measures in measure_heads(maps, skip_keys).items()
+        for (layer, head), measures in measure_heads(maps).items()
     ]
     heads = pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])
     loaded, folds = session.loaded, session.settings.folds
@@ -194,16 +192,17 @@ def _head_tables(
     }
     return {
         "heads": pd.concat([heads, attended], axis=1),
-        "head_offsets": offsets_table(of_head, skip_keys, choice, label="head"),
+        "head_offsets": offsets_table(of_head, choice, label="head"),
         "sinks": sinks,
     }
 
 
-def head_patterns(maps: ScoreMaps, heads: pd.DataFrame, skip_keys: int) -> str:
+def head_patterns(maps: ScoreMaps, heads: pd.DataFrame) -> str:
     """Return the positional pattern of every head, for the page."""
     assert maps.per_head is not None
     queries = maps.query_positions
-    patterns = row_centred(pooled(maps.per_head, maps.counts), skip_keys, queries)
+    means, skip_keys = pooled(maps.per_head, maps.counts), maps.skip_keys or 0
+    patterns = row_centred(means, skip_keys, queries)
     return head_maps(patterns.float().numpy(), heads, query_positions=queries.numpy())
 
 

@@ -63,7 +63,6 @@ def measure_effects(
     sums: PositionSums,
     writers: pd.DataFrame,
     *,
-    skip_keys: int,
     n_pairs: int = 6,
 ) -> pd.DataFrame:
     """Return the share of a reader's pattern that is lost without a writer's position.
@@ -76,7 +75,6 @@ def measure_effects(
         engine: the model on the sequences of the run.
         sums: the readers' sums, on the same sequences in the same folds.
         writers: the `writer_table` of the sums, or its rows of some readers.
-        skip_keys: how many first keys the patterns leave out.
         n_pairs: how many of the strongest pairs to measure.
 
     Returns:
@@ -89,13 +87,13 @@ def measure_effects(
     heads = {pair: heads_read_by(engine, sums, pair) for pair in pairs}
     named = sorted({pair.writer for pair in pairs}.union(*heads.values()))
     removed = [Ablation(remove=[f"position[{writer}]"]) for writer in named]
-    engine = engine.calibrated("effects-positions", removed, skip_keys)
+    engine = engine.calibrated("effects-positions", removed)
     positions = {} if engine.calibration is None else engine.calibration.positions
     for pair, candidates in heads.items():
         by_size = sorted(candidates, key=lambda head: -float(positions[head].vectors.norm()))
         pairs += [Pair(*pair.reader, writer) for writer in by_size[:MOST_HEADS]]
     pairs = list(dict.fromkeys(pairs))
-    known = {(name["layer"], name.get("head")): reader for name, reader in readers(sums, skip_keys)}
+    known = {(name["layer"], name.get("head")): reader for name, reader in readers(sums)}
     per_head = "head" in writers
 
     def maps(
@@ -121,8 +119,8 @@ def measure_effects(
             reader = pair.reader
             shares = interval_columns(
                 predicted=direct_share(known[reader], writer),
-                direct=share_lost(intact[reader], direct[reader], skip_keys),
-                total=share_lost(intact[reader], total[reader], skip_keys),
+                direct=share_lost(intact[reader], direct[reader]),
+                total=share_lost(intact[reader], total[reader]),
             )
             rows[pair] = pair._asdict() | shares
     columns = [*Pair._fields, *interval_names("predicted", "direct", "total")]
@@ -154,9 +152,9 @@ def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[str]:
     return [name for name in names if name == f"ATTN{block}" or name.startswith(f"L{block}H")]
 
 
-def share_lost(intact: LayerMaps, without: LayerMaps, skip_keys: int) -> Interval:
+def share_lost(intact: LayerMaps, without: LayerMaps) -> Interval:
     """Return the lost share of a pattern v that becomes w, <v - w, v> / <v, v>."""
-    v, w = patterns_of_others([intact, without], skip_keys)
+    v, w = patterns_of_others([intact, without])
     gram = ContrastGram.of({"v": v, "w": w})
     return gram.share({"v": 1.0, "w": -1.0}, {"v": 1.0})
 
@@ -197,7 +195,6 @@ def trace_of(
     engine: Engine,
     sums: PositionSums,
     *,
-    skip_keys: int,
     confirm: int = 0,
     reader: str | None = None,
 ) -> Trace:
@@ -206,11 +203,10 @@ def trace_of(
     Args:
         engine: the model, on the sequences of the sums.
         sums: the writers' parts of each reader.
-        skip_keys: how many first keys to leave out.
         confirm: how many pairs of writer and reader to measure the effect of.
         reader: the layer or head whose writers are measured; by default all readers.
     """
-    writers = writer_table(sums, skip_keys)
+    writers = writer_table(sums)
     writers = writers.sort_values(
         [name for name in ("layer", "head", "side", "writer") if name in writers],
         key=lambda column: column.map(writer_order) if column.name == "writer" else column,
@@ -219,15 +215,15 @@ def trace_of(
     own = writers if reader is None else writers[with_readers(writers)["reader"] == reader]
     maps = {
         f"{reader_of(names)}/{term}": values.float().numpy()
-        for names, of_reader in readers(sums, skip_keys)
+        for names, of_reader in readers(sums)
         for term, values in term_maps(of_reader).items()
     }
-    effects = measure_effects(engine, sums, own, skip_keys=skip_keys, n_pairs=confirm)
+    effects = measure_effects(engine, sums, own, n_pairs=confirm)
     return Trace(
-        terms=term_table(sums, skip_keys),
+        terms=term_table(sums),
         writers=writers,
         effects=effects,
-        clocks=clock_table(sums, writers, skip_keys),
+        clocks=clock_table(sums, writers),
         maps=maps | queries_of(sums),
     )
 
@@ -276,20 +272,19 @@ def analyse(session: Session[RunSettings], trace: Trace, reader: str | None = No
     return with_page(session, run, report)
 
 
-def clock_table(sums: PositionSums, writers: pd.DataFrame, skip_keys: int) -> pd.DataFrame:
+def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
     """Return the table of clocks: mean keys and queries along their two principal axes.
 
     Args:
         sums: the writers' parts of each reader.
         writers: `writers.csv`, which ranks the writers.
-        skip_keys: how many first positions to leave out.
 
     Returns:
         layer (head), side, writer (`all`, then the strongest), position, axis_1 and axis_2, and
         `explained`: both axes' share of the variance of all writers' sum between positions.
     """
-    tables = []
-    for names, reader in readers(sums, skip_keys):
+    tables, skip_keys = [], sums.skip_keys or 0
+    for names, reader in readers(sums):
         own = writers[(writers[list(names)] == pd.Series(names)).all(axis=1)]
         for side in get_args(Side):
             hands = clock(reader, side)

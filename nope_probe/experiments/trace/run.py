@@ -181,7 +181,6 @@ def capture(session: Session[Settings]) -> Trace:
             return trace_of(
                 engine,
                 sums,
-                skip_keys=settings.n_skipped(data),
                 confirm=settings.confirm,
                 reader=settings.reader,
             )
