@@ -244,7 +244,7 @@ def locality(
     counts: Int[Tensor, " fold"] | None = None,
 ) -> Estimates:
     """Return the locality of patterns, on all folds and without each fold."""
-    pattern = LayerMaps.of(folds, counts).pattern(population.skip_keys).among_others
+    pattern = LayerMaps.of(folds, counts, skip_keys=population.skip_keys).others
     return order_estimates(pattern)["locality"]
 
 

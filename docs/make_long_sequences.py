@@ -103,8 +103,9 @@ def engine_at(model: str, length: int) -> Engine:
         documents=data.documents,
         batch_size=max(1, 8192 // length),
         n_folds=FOLDS,
+        skip_keys=SKIP,
     )
-    return engine.calibrated(None, [Ablation(remove=[name]) for name in REMOVED[model]], SKIP)
+    return engine.calibrated(None, [Ablation(remove=[name]) for name in REMOVED[model]])
 
 
 def conditions(model: str) -> dict[str, Ablation | None]:
@@ -157,7 +158,7 @@ def loss_estimates() -> Iterator[Row]:
 
 def term_rows(sums: PositionSums) -> Iterator[Row]:
     """Yield the terms of every layer."""
-    for where, reader in readers(sums, SKIP):
+    for where, reader in readers(sums):
         for name, term in position_terms(reader).items():
             for measure in ("rms", "share"):
                 place = {"first": 0, "last": reader.cells.n - 1}
@@ -172,7 +173,7 @@ def group_rows(sums: PositionSums, terms: Sequence[str]) -> Iterator[Row]:
     for first, stop in pairs(n) if longest else [(96, TRAINED)]:
         rows = torch.linspace(first, stop - 1, min(GROUP_ROWS, stop - first)).round().long()
         for keys in (None, NEAREST) if longest and first >= NEAREST else (None,):
-            for where, reader in readers(with_rows(sums, rows, keys), SKIP):
+            for where, reader in readers(with_rows(sums, rows, keys)):
                 estimates = {"all": rms(reader.square)}
                 if terms:
                     split = position_terms(reader)
@@ -228,7 +229,7 @@ def profile_rows(sums: PositionSums, layer: int) -> Iterator[Row]:
 
 def writer_rows(sums: PositionSums) -> Iterator[Row]:
     """Yield each writer's share of a layer's pattern, into its keys."""
-    for row in writer_table(sums, SKIP).query("side == 'key'").to_dict("records"):
+    for row in writer_table(sums).query("side == 'key'").to_dict("records"):
         interval = Interval(value=row["share"], low=row["share_low"], high=row["share_high"])
         yield {
             "measure": "writer",

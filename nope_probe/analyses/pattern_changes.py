@@ -185,7 +185,7 @@ def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[s
     Example:
         >>> from nope_probe.maps.layers import LayerMaps
         >>> folds = torch.randn(4, 13, 13, generator=torch.Generator().manual_seed(0))
-        >>> one, other = (LayerMaps.of(maps).pattern() for maps in (folds + 1, folds))
+        >>> one, other = (LayerMaps.of(maps).pattern for maps in (folds + 1, folds))
         >>> change = measure_differences(one, other, paired=True)
         >>> abs(change["amplitude"].value) < 1e-6, abs(change["locality"].value) < 1e-6
         (True, True)

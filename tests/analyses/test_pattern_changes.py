@@ -34,9 +34,12 @@ def layers(seed: int, slope: float) -> Tensor:
 
 
 def kept_of(maps: Tensor, intact: Tensor, skip_keys: int = 0) -> list[KeptPattern]:
-    layers = (map(LayerMaps.of, of.unbind(1)) for of in (maps, intact))
+    layers = (
+        [LayerMaps.of(folds, skip_keys=skip_keys) for folds in of.unbind(1)]
+        for of in (maps, intact)
+    )
     pairs = zip(*layers, strict=True)
-    return [kept_pattern(*patterns_of_others(both, skip_keys)) for both in pairs]
+    return [kept_pattern(*patterns_of_others(both)) for both in pairs]
 
 
 def test_a_share_is_the_cross_fold_product_with_the_intact_pattern() -> None:
@@ -77,13 +80,13 @@ def draws() -> list[Tensor]:
 
 
 def part(scores: Tensor, content: Tensor, skip: int) -> PositionalPart:
-    layers = [LayerMaps.of(maps.expand(FOLDS, N, N).clone()) for maps in (scores, content)]
-    return positional_part(*patterns_of_others(layers, skip))
+    folds = (maps.expand(FOLDS, N, N).clone() for maps in (scores, content))
+    return positional_part(*patterns_of_others([LayerMaps.of(x, skip_keys=skip) for x in folds]))
 
 
 def part_of(folds: Tensor, counts: Tensor | None = None) -> PositionalPart:
     """Return folds of cells as a positional part, of folds of these sizes."""
-    pattern = LayerMaps.of(torch.zeros(FOLDS, N, N), counts).pattern()
+    pattern = LayerMaps.of(torch.zeros(FOLDS, N, N), counts).pattern
     return PositionalPart(folds=folds, pattern=pattern)
 
 

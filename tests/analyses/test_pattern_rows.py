@@ -15,7 +15,7 @@ from nope_probe.analyses.splits import offset_means, offset_profiles
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 from nope_probe.maps.estimates import cross_products, leave_one_out
 from nope_probe.maps.fold_rows import PackedFolds, TensorFolds
-from nope_probe.maps.layers import LayerMaps, shared_patterns
+from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 from nope_probe.maps.rows import pack_rows
 
@@ -40,10 +40,10 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
         [row_centred(captured, skip)[:, kept_cells(N, skip)] for captured in maps.values()]
     )
     packed = [
-        LayerMaps(folds=PackedFolds(pack_rows(captured)), counts=COUNTS)
+        LayerMaps(folds=PackedFolds(pack_rows(captured)), counts=COUNTS, skip_keys=skip)
         for captured in maps.values()
     ]
-    patterns = [pattern.among_others for pattern in shared_patterns(packed, skip)]
+    patterns = patterns_of_others(packed)
     gram = ContrastGram.of(dict(zip(maps, patterns, strict=True)), n_bytes=4 * n_bytes)
     expected = cross_products(cells, cells, COUNTS)
     torch.testing.assert_close(gram.gram, expected, rtol=1e-11, atol=1e-12)
@@ -70,7 +70,7 @@ def test_any_block_size_gives_the_estimates_of_whole_maps(n_bytes: int, skip: in
         "edge_contrast_visible": edge_contrast(leave_one_out(rest, COUNTS), skip),
     }
     for kept in (TensorFolds(scores), PackedFolds(pack_rows(scores))):
-        pattern = LayerMaps(folds=kept, counts=COUNTS).pattern(skip).among_others
+        pattern = LayerMaps(folds=kept, counts=COUNTS, skip_keys=skip).others
         result = measure_estimates(pattern, n_bytes=n_bytes)
         assert list(result) == list(expected)
         for name, values in expected.items():
@@ -100,7 +100,7 @@ def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
 def test_trends_are_those_of_the_queries_that_have_rows() -> None:
     queries, means = torch.arange(0, N, 5), leave_one_out(row_centred(folds(0)), COUNTS)
     layer = LayerMaps.of(folds(0)[:, queries], COUNTS, queries)
-    order = order_estimates(layer.pattern().among_others)
+    order = order_estimates(layer.others)
     by_query = [
         [spearmanr(mean[query, :query], range(query)).statistic for query in (10, 15, 20)]
         for mean in means

@@ -94,7 +94,7 @@ def test_shares_of_terms_add_up_and_those_of_writers_to_what_is_written(
     assert sum(shares[name] for name in TERMS) == pytest.approx(shares["mean"], abs=1e-9)
     assert shares["mean"] + shares["covariance"] == pytest.approx(shares["all"], abs=1e-9)
     assert shares["all"] == pytest.approx(1, abs=1e-12)
-    table = writer_table(PositionSums(readers={3: sums}, counts=counts), 1)
+    table = writer_table(PositionSums(readers={3: sums}, counts=counts, skip_keys=1))
     written = sum(shares[name] for name in TERMS[1:])
     assert table["share"].sum() == pytest.approx(written, abs=1e-9)
     maps = term_maps(reader)

@@ -123,12 +123,12 @@ def test_a_source_that_changes_nothing_but_the_last_digits_has_no_share_and_no_p
 
 def test_nothing_is_left_of_a_pattern_within_rounding() -> None:
     digits = maps(ripple(0.5 * RMS * ROUNDING))
-    pattern = LayerMaps.of(digits[:, 0]).pattern()
+    pattern = LayerMaps.of(digits[:, 0]).pattern
     kept = kept_pattern(pattern, pattern)
     assert is_zero(kept.amplitude)
     assert is_undefined(kept.share)
     assert is_undefined(kept.locality)
-    effect = mask_effect(pattern, LayerMaps.of(maps()[:, 0]).pattern())
+    effect = mask_effect(pattern, LayerMaps.of(maps()[:, 0]).pattern)
     assert is_zero(effect.with_mask)
     assert is_zero(effect.difference)
 
@@ -142,7 +142,7 @@ def test_terms_of_a_pattern_and_dimensions_of_mean_keys_within_rounding_are_none
     # Of three coordinates, one differs: by this, the RMS over all is `times` the bound.
     means[..., 1] += times * RMS * ROUNDING * 3**0.5 * torch.tensor([1.0, -1.0]).repeat(11)
     layer = replace(LayerMaps.of(scores), mean_term=LayerMaps.of(scores / 2), key_means=means)
-    split = split_mean_covariance(0, layer.pattern())
+    split = split_mean_covariance(0, layer.pattern)
     values = (split.mean, split.covariance, split.dimensions)
     if times < 1:
         assert all(map(is_undefined, values))
@@ -155,7 +155,7 @@ def test_terms_of_a_pattern_and_dimensions_of_mean_keys_within_rounding_are_none
 @pytest.mark.parametrize("times", [0.9, 1.1])
 def test_a_positional_part_within_rounding_is_none(times: float) -> None:
     amplitude = times * RMS * ROUNDING * 2**0.5  # of two score maps
-    scores, content = (LayerMaps.of(x[:, 0]).pattern() for x in (maps(ripple(amplitude)), maps()))
+    scores, content = (LayerMaps.of(x[:, 0]).pattern for x in (maps(ripple(amplitude)), maps()))
     part = positional_part(scores, content)
     square, half = part.product(part), replace(part, folds=part.folds / 2)
     if times < 1:

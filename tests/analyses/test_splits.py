@@ -37,9 +37,9 @@ def fold_maps(seed: int, *some: int) -> Tensor:
 
 
 def with_mean_term(scores: Tensor, mean_term: Tensor, skip: int) -> Pattern:
-    layer, means = LayerMaps.of(scores), randn(0, FOLDS, N, 3)
+    layer, means = LayerMaps.of(scores, skip_keys=skip), randn(0, FOLDS, N, 3)
     layer = replace(layer, mean_term=LayerMaps.of(mean_term), key_means=means)
-    return layer.pattern(skip).among_others
+    return layer.others
 
 
 @given(SEEDS, SKIPS)
@@ -163,7 +163,7 @@ def test_the_amplitude_of_a_band_is_its_share_of_an_undivided_pattern():
     near = torch.arange(7.0).double().expand(5, 7, 7)
     maps = torch.stack([0.75 * near, 0.25 * near], 1)
     [bands] = make_bands([turning(1.0, 0.1)], 4, 2)
-    patterns = split_bands(LayerMaps.of(near).pattern(), maps, bands)
+    patterns = split_bands(LayerMaps.of(near).pattern, maps, bands)
     assert [pattern.share.value for pattern in patterns] == pytest.approx([0.75, 0.25])
     rows = [near[0, i, :i] - near[0, i, :i].mean() for i in range(1, 7)]
     whole = float(torch.cat(rows).square().mean().sqrt())
@@ -182,7 +182,7 @@ def test_shares_of_bands_add_to_one(seed: int, skip: int, n_bands: int):
         for layer in range(LAYERS)
     ]
     for layer in range(LAYERS):
-        pattern = LayerMaps.of(maps[:, layer].sum(1)).pattern(skip).among_others
+        pattern = LayerMaps.of(maps[:, layer].sum(1), skip_keys=skip).others
         patterns = split_bands(pattern, maps[:, layer], bands[layer])
         shares = [pattern.share.value for pattern in patterns]
         assert len(shares) == n_bands

@@ -95,7 +95,7 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
     )
     page = (out / "report.html").read_text()
     rms = pattern_difference(
-        LayerMaps.of(other[:, 1]).pattern(), LayerMaps.of(base[:, 1]).pattern(), paired=True
+        LayerMaps.of(other[:, 1]).pattern, LayerMaps.of(base[:, 1]).pattern, paired=True
     )
     assert f"{rms.value:.3g} [{rms.low:.3g}, {rms.high:.3g}]" in page
     assert "difference of z" in page

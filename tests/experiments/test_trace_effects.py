@@ -16,7 +16,6 @@ from nope_probe.experiments.tables import writer_table
 from nope_probe.experiments.trace.analyse import measure_effects, strongest_pairs
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.readers import capture_positions
 
 BridgeOf = Callable[[str], Any]
 N_FOLDS = 5
@@ -25,10 +24,10 @@ N_FOLDS = 5
 def effects(
     model: Any, text: torch.Tensor, skip_keys: int = 0, per_head: bool = False, **options: Any
 ) -> pd.DataFrame:
-    sums = capture_positions(model, text, n_folds=N_FOLDS, per_head=per_head)
-    engine = Engine(model=model, inputs=text, n_folds=N_FOLDS)
-    writers = writer_table(sums, skip_keys)
-    return measure_effects(engine, sums, writers, skip_keys=skip_keys, **options)
+    engine = Engine(model=model, inputs=text, n_folds=N_FOLDS, skip_keys=skip_keys)
+    layers = [layer.index for layer in layers_of(model)]
+    sums = engine.positions(None, layers=layers, per_head=per_head)
+    return measure_effects(engine, sums, writer_table(sums), **options)
 
 
 @pytest.mark.parametrize(

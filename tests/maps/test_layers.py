@@ -1,5 +1,7 @@
 """Patterns of layers and their two parts, against loops over rows."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -27,8 +29,8 @@ def scores(seed: int, window: int = N) -> Tensor:
     return maps.masked_fill((distance < 0) | (distance >= window), torch.nan)
 
 
-def layer(maps: Tensor, queries: Tensor) -> LayerMaps:
-    return LayerMaps.of(maps[:, queries], COUNTS, queries)
+def layer(maps: Tensor, queries: Tensor, skip: int = 0) -> LayerMaps:
+    return LayerMaps.of(maps[:, queries], COUNTS, queries, skip)
 
 
 def by_row(maps: Tensor, queries: Tensor, skip: int, window: int = N) -> dict[str, Tensor]:
@@ -53,7 +55,7 @@ def test_a_pattern_is_the_sum_of_two_orthogonal_parts(
     skip: int, window: int, queries: Tensor
 ) -> None:
     x, y = scores(0, window), scores(1, window)
-    one, other = shared_patterns([layer(x, queries), layer(y, queries)], skip)
+    one, other = shared_patterns([layer(maps, queries, skip) for maps in (x, y)])
     expected, of_other = (by_row(maps, queries, skip, window) for maps in (x, y))
     torch.testing.assert_close(dense(one), expected["whole"])
     torch.testing.assert_close(dense(one.first), expected["first"])
@@ -83,7 +85,7 @@ def test_a_pattern_is_the_sum_of_two_orthogonal_parts(
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 3))
 def test_the_square_is_the_product_of_a_pattern_with_itself(seed: int, skip: int) -> None:
-    pattern = layer(scores(seed), ROWS["chosen rows"]).pattern(skip)
+    pattern = layer(scores(seed), ROWS["chosen rows"], skip).pattern
     for part in (pattern, pattern.first, pattern.others):
         torch.testing.assert_close(part.squares().values, part.product(part).values)
 
@@ -92,9 +94,10 @@ def test_the_square_is_the_product_of_a_pattern_with_itself(seed: int, skip: int
 def test_any_block_size_gives_the_rows_of_the_pattern_from_memory_or_packed(n_bytes: int) -> None:
     queries = ROWS["chosen rows"]
     maps = scores(3)[:, queries]
-    packed = LayerMaps(folds=PackedFolds(pack_rows(maps, queries), queries), counts=COUNTS)
-    for kept in (LayerMaps.of(maps, COUNTS, queries), packed):
-        pattern = kept.pattern(2).first
+    packed = PackedFolds(pack_rows(maps, queries), queries)
+    in_memory = LayerMaps.of(maps, COUNTS, queries, 2)
+    for kept in (in_memory, replace(in_memory, folds=packed)):
+        pattern = kept.pattern.first
         whole, rows = dense(pattern), []
         for block in pattern.blocks(n_bytes):
             block_rows = torch.zeros(FOLDS, block.rows.shape[1], N).double()
@@ -104,7 +107,7 @@ def test_any_block_size_gives_the_rows_of_the_pattern_from_memory_or_packed(n_by
 
 
 def test_the_pattern_among_other_keys_alone_has_its_mean_over_them() -> None:
-    pattern = layer(scores(5), ROWS["all rows"]).pattern(1)
+    pattern = layer(scores(5), ROWS["all rows"], 1).pattern
     n_all, n_others = N * (N - 1) / 2, (N - 1) * (N - 2) / 2
     alone = pattern.among_others.squares().values
     torch.testing.assert_close(alone * n_others, pattern.others.squares().values * n_all)
@@ -117,4 +120,4 @@ def test_patterns_of_unlike_maps_are_refused() -> None:
     with pytest.raises(UserError, match="of 11 and 29 positions"):
         shared_patterns([whole, LayerMaps.of(torch.randn(FOLDS, 11, 11), COUNTS)])
     with pytest.raises(ValueError, match="from 0 to 26 skipped keys at 29 positions"):
-        whole.pattern(27)
+        shared_patterns([layer(scores(0), ROWS["all rows"], 27)])
