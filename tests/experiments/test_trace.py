@@ -143,6 +143,14 @@ def test_the_answer_names_the_main_writers_and_what_comes_from_the_first_token()
     )
 
 
+def test_a_writer_whose_interval_holds_zero_is_no_main_writer() -> None:
+    writers = traced.writers_table()
+    strongest = (writers["layer"] == 2) & (writers["writer"] == "L1H0")
+    writers.loc[strongest, ["share", "share_low", "share_high"]] = (1.9, -0.1, 3.9)
+    tables = {"terms": traced.terms_table(), "writers": writers, **TEXT}
+    assert sections.answer(tables, "L2").startswith("L2's position is written by L1H1;")
+
+
 def test_the_answer_with_rope_is_rotation_and_without_a_pattern_that_there_is_none() -> None:
     tables = {"terms": traced.terms_table("rope"), "writers": traced.writers_table(), **TEXT}
     assert sections.answer(tables, "L1") == (

@@ -164,3 +164,23 @@ def test_a_tokenizer_keeps_the_special_tokens_that_it_has_on_disk(
 def test_a_parameter_free_model_of_no_layers_is_an_error(n_layers: int) -> None:
     with pytest.raises(UserError, match=f"expected at least 1 layer, got {n_layers}"):
         load("parameter-free", n_layers=n_layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "context"), [("parameter-free", 4096), ("rope-tiny", 256), ("folder", 64)]
+)
+def test_a_context_can_be_lengthened_and_never_shrinks(
+    name: str, context: int, tiny: ByName
+) -> None:
+    name = str(tiny("llama").folder) if name == "folder" else name
+    for n_ctx, expected in ((None, context), (7, context), (context + 5, context + 5)):
+        loaded = load(name, n_ctx=n_ctx, n_layers=1)
+        assert loaded.model.cfg.n_ctx == expected
+        if name == "rope-tiny" or n_ctx is None:
+            assert loaded.info.n_ctx == expected
+
+
+def test_a_table_of_positions_cannot_be_lengthened(tiny: ByName) -> None:
+    assert load(str(tiny("gpt2").folder), n_ctx=64).model.cfg.n_ctx == 64
+    with pytest.raises(UserError, match="beyond the model's context 64, where its table of"):
+        load(str(tiny("gpt2").folder), n_ctx=65)

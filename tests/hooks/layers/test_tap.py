@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.decoders import write_decoder
+from support.plain_attention import plain_attention
 from support.tiny_models import Tiny, distance
 
 from nope_probe import load
@@ -80,6 +81,26 @@ def test_hooked_scores_are_those_of_fused_attention(model_type: str, decoder: De
         hooked = capture_scores(model, tiny.tokens).mean
     assert torch.equal(fused.isnan(), hooked.isnan())
     assert distance(fused.nan_to_num(), hooked.nan_to_num()) <= 1e-5
+
+
+@pytest.mark.parametrize("n_pos", [4, 5, 6])
+@pytest.mark.parametrize("model_type", ["mistral", "llama4_text", "gpt_neo", "gpt_oss"])
+def test_a_window_hides_the_first_key_of_a_sequence_that_is_one_token_longer(
+    model_type: str, n_pos: int, decoder: Decoder
+) -> None:
+    """The window (Llama 4's chunk) has 5 tokens."""
+    model, tiny = decoder(model_type)
+    text = tiny.tokens[:, :n_pos]
+    for without in (None, "window"):
+        expected = plain_attention(tiny.hf, text, without=without)
+        removed = Ablation(remove=[without] if without else [])
+        with ablated(model, removed):
+            maps = capture_scores(model, text).mean
+        hides = n_pos == 6 and without is None
+        assert maps[:, -1, 0].isnan().any() == hides
+        for layer, scores in zip(expected.values(), maps, strict=True):
+            assert torch.equal(layer.map.isnan(), scores.isnan())
+            assert distance(scores.nan_to_num(), layer.map.nan_to_num()) <= 1e-5
 
 
 def _leave(tensor: torch.Tensor, hook: object) -> None:

@@ -124,6 +124,89 @@ def test_what_a_writer_brings_is_its_output_through_norm_and_projection(
         assert distance(sums.keys[writer], expected) <= 2e-6
 
 
+def test_outputs_are_multiplied_as_granite_multiplies_them(tmp_path: Path) -> None:
+    """Attention and MLP enter the residual stream times 0.37; plain transformers' are not."""
+    tiny = write_decoder("granite", tmp_path, residual_multiplier=0.37)
+    block, reader = tiny.hf.model.layers[0], tiny.hf.model.layers[1]
+    kept: dict[str, torch.Tensor] = {}
+    handles = [
+        block.register_forward_pre_hook(lambda m, i: kept.update(embed=i[0])),
+        block.mlp.register_forward_hook(lambda m, i, o: kept.update(MLP0=0.37 * o)),
+        block.self_attn.o_proj.register_forward_hook(lambda m, i, o: kept.update(z=i[0])),
+        reader.input_layernorm.register_forward_hook(lambda m, i, o: kept.update(x=i[0])),
+    ]
+    with torch.inference_mode():
+        tiny.hf(tiny.tokens)
+    for handle in handles:
+        handle.remove()
+    weight, norm = 0.37 * block.self_attn.o_proj.weight, reader.input_layernorm
+    heads = kept.pop("z").unflatten(-1, (6, 8)).unbind(2)
+    for head, z in enumerate(heads):
+        kept[f"L0H{head}"] = z @ weight[:, 8 * head : 8 * (head + 1)].T
+    x = kept.pop("x")
+    scaled = (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt() * norm.weight
+    model = load(str(tiny.folder)).model
+    sums = capture_positions(model, tiny.tokens, n_folds=1, layers=[1]).readers[1]
+    whole = capture_positions(model, tiny.tokens, n_folds=1, layers=[1], writers="layers")
+    kept["ATTN0"] = sum((kept[f"L0H{head}"] for head in range(6)), torch.zeros(()))
+    for writer, written in kept.items():
+        keys = (written * scaled) @ reader.self_attn.k_proj.weight.T
+        expected = per_fold(keys.unflatten(-1, (-1, 8)).detach(), 1)
+        found = whole.readers[1].keys if writer == "ATTN0" else sums.keys
+        assert distance(found[writer], expected) <= 2e-6
+
+
+def test_a_head_brings_from_the_first_key_its_weight_times_its_value(
+    tiny: TinyOf, bridge: BridgeOf, inputs: torch.Tensor
+) -> None:
+    hf = tiny("llama").hf
+    kept: dict[str, torch.Tensor] = {}
+    attn, reader = hf.model.layers[0].self_attn, hf.model.layers[1]
+    handles = [
+        attn.v_proj.register_forward_hook(lambda m, i, o: kept.update(v=o)),
+        reader.input_layernorm.register_forward_hook(lambda m, i, o: kept.update(x=i[0])),
+    ]
+    with torch.inference_mode():
+        weights = hf(inputs, output_attentions=True).attentions[0]
+    for handle in handles:
+        handle.remove()
+    x, norm = kept["x"], reader.input_layernorm
+    scaled = (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt() * norm.weight
+    value = kept["v"][:, 0].unflatten(-1, (2, 10)).repeat_interleave(3, 1)
+    by_layer, by_head = (
+        capture_positions(bridge("llama"), inputs, n_folds=1, layers=[1], per_head=per_head)
+        for per_head in (False, True)
+    )
+    for head in range(6):
+        z = weights[:, head, :, 0, None] * value[:, None, head]
+        written = (z @ attn.o_proj.weight[:, 10 * head : 10 * (head + 1)].T) * scaled
+        q, k = (
+            per_fold((written @ projection.weight.T).unflatten(-1, (-1, 10)).detach(), 1)
+            for projection in (reader.self_attn.q_proj, reader.self_attn.k_proj)
+        )
+        for sums, queries in ((by_layer, q.unflatten(2, (2, 3)).sum(3)), (by_head, q)):
+            assert distance(sums.readers[1].first_keys[f"L0H{head}"], k) <= 5e-6
+            assert distance(sums.readers[1].first_queries[f"L0H{head}"], queries) <= 5e-6
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "neox", "qwen3", "mistral"])
+def test_all_that_a_head_brings_to_the_first_position_is_from_the_first_key(
+    name: str, bridge: BridgeOf, inputs: torch.Tensor
+) -> None:
+    reader = capture_positions(bridge(name), inputs, n_folds=1, layers=[1]).readers[1]
+    assert {*reader.first_keys} == {name for name in reader.keys if name.startswith("L0H")}
+    for first, whole in (
+        (reader.first_keys, reader.keys),
+        (reader.first_queries, reader.queries),
+    ):
+        for writer, x in first.items():
+            assert distance(x[:, 0], whole[writer][:, 0]) <= 1e-5
+            assert distance(x[:, 1:], whole[writer][:, 1:]) > 1e-3
+            if name == "mistral":  # a window of 5 positions
+                assert not x[:, 5:].any()
+                assert x[:, 4].any()
+
+
 def test_a_whole_attention_is_the_sum_of_its_heads(bridge: BridgeOf, inputs: torch.Tensor) -> None:
     model = bridge("gemma2")
     heads = capture_positions(model, inputs, n_folds=1).readers[1]
