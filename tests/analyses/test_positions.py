@@ -212,6 +212,8 @@ def test_terms_are_products_of_different_folds_by_brute_force(
     terms, scores = position_terms(reader), reader.sums.scores
     with_bias = scores if bias is None else scores + bias[rows]
     square = hand.square_of_maps(hand.pattern, with_bias)
+    in_cells = with_bias[:, hand.cells].square().mean()
+    assert float(reader.score_square) == pytest.approx(float(in_cells))
     vectors = {name: reader.term(name) for name in (*TERMS, "mean")}
     products = {name: hand.crossed(hand.pattern, *of, with_bias) for name, of in vectors.items()}
     products["covariance"] = square - products["mean"]
