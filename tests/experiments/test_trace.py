@@ -24,6 +24,7 @@ from nope_probe.experiments.trace.analyse import writer_order
 from nope_probe.experiments.trace.run import Settings
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.rows import choose_rows
+from nope_probe.runtime.folder import Run
 
 N = 23
 SMALL = ["--n-seqs", 43, "--seq-len", N, "--folds", 5, "--batch-size", 7]
@@ -248,7 +249,8 @@ def test_a_writer_whose_interval_holds_zero_is_no_main_writer() -> None:
     strongest = (writers["layer"] == 2) & (writers["writer"] == "L1H0")
     writers.loc[strongest, ["share", "share_low", "share_high"]] = (1.9, -0.1, 3.9)
     tables = {"terms": traced.terms_table(), "writers": writers, **TEXT}
-    assert sections.answer(tables, "L2").startswith("L2's position is written by L1H1;")
+    main, _, _ = sections.answer(tables, "L2").partition(";")
+    assert main == "L2's position is written by L1H1"
 
 
 def test_the_answer_with_rope_is_rotation_and_without_a_pattern_that_there_is_none() -> None:
@@ -294,6 +296,32 @@ def test_of_many_heads_the_strongest_are_shown() -> None:
     assert shown == ["L2H0", *(f"L2H{head}" for head in range(9, 40))]
     writers = sections.strongest_writers(tables, 2).query("layer == 2")
     assert list(writers["writer"]) == ["L1H0", "MLP1"]
+
+
+def test_a_report_has_the_effects_that_were_measured_and_four_writers_of_each_reader() -> None:
+    writers = traced.writers_table()
+    weakest = writers.query("layer == 2 and writer == 'MLP0'").assign(
+        writer="embed", share=0.05, share_low=0.04, share_high=0.06
+    )
+    tables = {
+        "terms": traced.terms_table(),
+        "writers": pd.concat([weakest, writers], ignore_index=True),
+        "effects": traced.effects_table(),
+        "clocks": traced.clocks_table(),
+    }
+    manifest = {"model": {"name": "mine"}, "reader": None, "settings": {"folds": 8}, "skip_keys": 1}
+    run = Run(manifest=manifest, arrays={"maps": traced.maps()}, tables=tables)
+    whole = sections.report(run)
+    without = sections.report(replace(run, tables=tables | {"effects": tables["effects"].iloc[:0]}))
+    assert (len(whole.sections), len(whole.terminal)) == (3, 3)
+    assert (len(without.sections), len(without.terminal)) == (2, 2)
+    pd.testing.assert_frame_equal(whole.sections[2].table, tables["effects"])
+    pd.testing.assert_frame_equal(whole.sections[1].table, tables["terms"])
+    _, shown, effects = whole.terminal.values()
+    assert set(shown.query("reader == 'L2'")["writer"]) == {"L1H0", "L1H1", "MLP0", "MLP1"}
+    assert list(effects["writer"]) == list(tables["effects"]["writer"])
+    assert "embed" in set(whole.sections[0].table["writer"])
+    assert "Who writes position in mine" in whole.title
 
 
 @pytest.mark.parametrize(
