@@ -49,6 +49,21 @@ def test_chosen_rows_are_distinct_end_with_a_run_and_leave_no_large_gap(n: int, 
         assert gaps.max() - gaps[:-1].min() <= gaps.max() / 2 + 1
 
 
+@pytest.mark.parametrize(
+    ("n", "n_rows", "queries"),
+    [
+        (7, 1, [6]),
+        (7, 2, [5, 6]),
+        (19, 8, [2, 6, 10, 14, 15, 16, 17, 18]),
+        (900, 131, [k * 836 // 67 - 1 for k in range(1, 68)] + [*range(836, 900)]),
+    ],
+)
+def test_half_of_the_rows_and_at_most_64_are_the_run_at_the_end(
+    n: int, n_rows: int, queries: list[int]
+) -> None:
+    assert choose_rows(n, n_rows).tolist() == queries
+
+
 def test_maps_have_all_rows_up_to_2048_positions_and_512_above() -> None:
     assert [len(choose_rows(n)) for n in (5, 2048, 2049, 32768)] == [5, 2048, 512, 512]
 

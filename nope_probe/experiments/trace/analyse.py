@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval
@@ -175,14 +175,15 @@ class Trace:
         effects: for the strongest writers, the share that is lost without their position; empty
             unless measured.
         clocks: a reader's mean keys and queries along their two principal axes, by position.
-        maps: the patterns of the terms by name, such as `L1/rotation`, nats.
+        maps: the patterns of the terms by name, such as `L1/rotation`, nats; where only some
+            queries have rows, also the `query_positions` of the rows.
     """
 
     terms: pd.DataFrame
     writers: pd.DataFrame
     effects: pd.DataFrame
     clocks: pd.DataFrame
-    maps: dict[str, Float[np.ndarray, "query_pos key_pos"]]
+    maps: dict[str, Float[np.ndarray, "row key_pos"] | Int[np.ndarray, " row"]]
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
