@@ -136,7 +136,7 @@ def _written_by_block(
     if z is None or post_norm is None or layer.why_not_replaced("w_o"):
         return written()
     w_o, behind = layer.weight_per_head("w_o") * (gain or 1.0), behind * (gain or 1.0)
-    rest = behind - torch.einsum("bphd,hdm->bpm", by_head(z, w_o), w_o)
+    rest = behind - torch.einsum("bphd,hdm->bpm", layer.by_head(z), w_o)
     b_o = rest.mean((0, 1))
     if relative_error(rest - b_o + behind, behind) > score_tolerance(added.dtype):
         return written()
@@ -173,13 +173,6 @@ def scalar_between(x: Vectors, y: Vectors) -> float | None:
     if not relative_error(factor * x, y) <= score_tolerance(y.dtype):
         return None
     return 1.0 if abs(factor - 1) < 1e-5 else factor
-
-
-def by_head(
-    z: Float[Tensor, "batch pos *heads"], w_o: Float[Tensor, "head d_value d_model"]
-) -> Float[Tensor, "batch pos head d_value"]:
-    """Return z split into heads of W_O's width; for MLA, a bridge splits z by another width."""
-    return z.flatten(2).unflatten(-1, w_o.shape[:2]).to(w_o)
 
 
 class Residual:
@@ -259,8 +252,8 @@ class Residual:
 
     def heads(self, block: BlockWriting) -> Float[Tensor, "batch pos head d_value"]:
         """Return the input of a block's W_O, head by head."""
-        assert block.w_o is not None
-        return by_head(self.kept[block.index, "z"], block.w_o)
+        assert block.layer is not None
+        return block.layer.by_head(self.kept[block.index, "z"])
 
     def post_scales(self, block: BlockWriting) -> Float[Tensor, "batch pos"]:
         """Return every token's scale in the norm after a block's W_O; computed once per pass."""
