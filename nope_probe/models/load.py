@@ -261,6 +261,9 @@ def _run_as_transformers(model: TransformerBridge) -> None:
             if isinstance(child, RotaryEmbeddingBridge) and child.original_component is None:
                 module._modules[name] = None  # without RoPE (Granite 4), there is no module to call
     for block in blocks_of(model):
+        # GPT-1's blocks return lists, in which TransformerLens does not look for its hook's tensor.
+        if type(model.original_model).__name__ == "OpenAIGPTLMHeadModel":
+            block.original_component.register_forward_hook(lambda _, args, output: tuple(output))
         linear = block._modules.get("linear_attn")
         if linear is not None:
             vars(linear)["forward"] = partial(GeneralizedComponent.forward, linear)

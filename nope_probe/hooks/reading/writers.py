@@ -123,9 +123,8 @@ def _written_by_block(
     assert after is not None
     tolerance, kept = score_tolerance(after.dtype), {key: wide(x) for key, x in kept.items()}
     added = wide(after) - kept[index, "hook_resid_pre"]
-    rounded = (
-        torch.finfo(after.dtype).eps * wide(after).abs()
-    )  # of a stream far above what is added
+    # Half precision rounds a stream that is far above what is added to it.
+    rounded = torch.finfo(after.dtype).eps * wide(after).abs()
     attn, mlp = (kept.get((index, name)) for name in ("hook_attn_out", "hook_mlp_out"))
     if layer is None or attn is None or (mlp is None and not layer.attention_only):
         return BlockWriting(index=index)
