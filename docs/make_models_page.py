@@ -223,7 +223,8 @@ def _introduction(runs: list[dict[str, Any]], counts: Counter[str]) -> list[str]
         "- *not removable*: weights whose removal is refused in one line; below is why.",
         "- *not run*: of `layers`, `scores`, `circuit`, `ablate`, `trace` and `behaviour`, with "
         "their default players, readers and removals, the commands that are refused in one line; "
-        "below is why.",
+        "below is why. `behaviour` was run with the measures `loss` and `pattern`, and `circuit` "
+        "on the first layer that attends.",
         "",
         f"Decoders whose code is in no release of transformers need remote code, which is refused "
         f"({', '.join(remote)}). Encoders and models that read images or sound are refused too.",
