@@ -246,6 +246,8 @@ def measure_estimates(
         means = leave_one_out(rows[:, [query - start for query in chosen]], counts)
         for index, query in enumerate(chosen):
             trends.add(means[:, index, int(cells.first[query]) : query])
+    if not scores.counts.any():
+        raise ValueError("a score map has no finite cell")
     rest, fit = _PatternSums(layer, cells), NonRelativeRows(patterns.by_distance, cells)
     for start, rows in pattern_rows(layer, cells, n_bytes):
         rest.add(fit.of(rows, start), start)

@@ -157,7 +157,8 @@ def relative_fit(
     n_rows = torch.bincount(cells.n_keys)[1:]  # rows of 1, 2, ... keys
     longest, factor = len(n_rows), _factor(tuple(n_rows.tolist())).to(by_distance.dtype)
     target = by_distance[..., 1 : longest + 1]
-    flat = torch.cholesky_solve(target.reshape(-1, longest).T, factor).T
+    columns = target.reshape(by_distance[..., 0].numel(), longest).T
+    flat = torch.cholesky_solve(columns, factor).T
     f = pad(flat.reshape(target.shape), (1, cells.n - 1 - longest))
     keys = torch.arange(1, longest + 1, dtype=f.dtype)
     a = pad(-f[..., 1 : longest + 1].cumsum(-1) / keys, (1, 0))[..., cells.n_keys]

@@ -433,7 +433,7 @@ def mean_squares_by_query(
         many rows.
     """
     queries = cells.query_positions[cells.n_keys[cells.query_positions] > 1]
-    groups = queries.tensor_split(min(QUERY_GROUPS, len(queries)))
+    groups = queries.tensor_split(min(QUERY_GROUPS, len(queries))) if len(queries) else ()
     group_of = torch.full((cells.n,), -1)
     for index, group in enumerate(groups):
         group_of[group] = index
@@ -447,4 +447,5 @@ def mean_squares_by_query(
         for gram, group in zip(grams, groups, strict=True)
     ]
     ends = [(int(group[0]), int(group[-1])) for group in groups]
-    return torch.stack([square[:, 0, 0] for square in squares], 1), ends
+    of_groups = [square[:, 0, 0] for square in squares]
+    return torch.stack(of_groups, 1) if groups else torch.zeros(1 + folds.n_folds, 0), ends

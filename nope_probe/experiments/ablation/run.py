@@ -110,7 +110,9 @@ class Settings(RunSettings):
         super().validate()
         if self.bands and self.players is not None and "rope" not in self.players:
             raise UserError("--bands divides the player rope, and it is not among --players")
-        validate_replacements(self.replacement or DEFAULT_REPLACEMENTS, self.gain)
+        validate_replacements(
+            DEFAULT_REPLACEMENTS if self.replacement is None else self.replacement, self.gain
+        )
         removed = self._named_components()
         if removed is not None and not removed & {*WEIGHTS}:
             validate_effects(self, without_weights(FLAGS_OF_WEIGHTS))

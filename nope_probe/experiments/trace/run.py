@@ -70,7 +70,7 @@ class Settings(RunSettings):
         super().validate()
         if self.reader is None:
             return
-        if not re.fullmatch(r"L\d+(H\d+)?", self.reader):
+        if not re.fullmatch(r"L(0|[1-9][0-9]*)(H(0|[1-9][0-9]*))?", self.reader):
             raise UserError(f"--reader {self.reader}: expected a layer or head, such as L2 or L2H1")
         if self.per_head and len(self.reader_numbers) == 1:
             raise UserError(f"--reader {self.reader}: with --per-head, readers are heads, as L2H1")

@@ -21,8 +21,8 @@ from nope_probe.hooks.layers.attention import (
     Attention,
     relative_error,
     repeat_heads,
-    score_tolerance,
     sum_query_groups,
+    wide,
 )
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel
@@ -49,6 +49,9 @@ from nope_probe.maps.folds import Part, State, folds_of, product_parts, sum_part
 from nope_probe.maps.positions import PositionSums, ReaderSums, Turns
 from nope_probe.maps.rows import choose_rows
 
+# The relative error up to which writers' parts add up to queries and keys: of float32 and float64,
+# and, in half precision, for each number that is rounded between the residual stream and scores.
+MOST_ERROR, ROUNDINGS = 1e-3, 8
 WriterKind = Literal["heads", "layers", "none"]
 
 
@@ -218,10 +221,10 @@ class MeansAccumulator(Accumulator):
         for fold in self.fold_of.unique().tolist():
             yield fold, self.fold_of == fold
 
-    def sums(self, counts: Int[Tensor, " fold"]) -> ReaderSums:
-        """Return fold means, of q and k before RoPE."""
+    def sums(self, counts: Int[Tensor, " fold"], folds: slice = slice(None)) -> ReaderSums:
+        """Return means of some folds, of q and k before RoPE."""
         means = {
-            name: total.double().cpu() / counts.view(-1, *[1] * (total.ndim - 1))
+            name: total[folds].double().cpu() / counts.view(-1, *[1] * (total.ndim - 1))
             for name, total in self.totals.items()
         }
         turns = self.turns
@@ -271,6 +274,8 @@ class ReaderAccumulator(MeansAccumulator):
     ) -> None:
         super().__init__(model, layer, n_folds, per_head, query_positions)
         self.residual = residual
+        eps = torch.finfo(next(layer.attn.parameters()).dtype).eps
+        self.tolerance = max(MOST_ERROR, ROUNDINGS * eps)
         self.projection = projection_map(model, layer)
         if not per_head:
             self.projection = self.projection.with_grouped_queries(layer.n_kv_heads)
@@ -302,6 +307,19 @@ class ReaderAccumulator(MeansAccumulator):
     def reset(self) -> None:
         self.residual.clear()
 
+    def read(self, attention: Attention) -> None:
+        """Add one batch, and check the first.
+
+        Raises:
+            NotImplementedError: if the writers' parts do not add up to queries and keys.
+        """
+        is_first = not self.totals
+        super().read(attention)
+        if is_first:
+            fold = int(self.fold_of[0])
+            n_seqs = (self.fold_of == fold).sum().cpu()[None]
+            self.sums(n_seqs, slice(fold, fold + 1))
+
     def parts(self, attention: Attention) -> dict[str, list[Part]]:
         index, kept = self.layer.index, self.residual.kept
         x = kept[index, "x"]
@@ -328,9 +346,10 @@ class ReaderAccumulator(MeansAccumulator):
         """Return the scales of the norms inside attention."""
         if not self.projection.parts:
             return y.new_ones(*y.shape[:2], 1, 1)
-        heads = torch.cat((attention.q, attention.k), 2)
+        heads = wide(torch.cat((attention.q, attention.k), 2))
         turns = self.turns
-        return self.projection.gains(y, heads if turns is None else turns.turned_back(heads))
+        heads = heads if turns is None else turns.turned_back(heads)
+        return self.projection.gains(y, heads, self.tolerance)
 
     def _brought(
         self,
@@ -391,7 +410,7 @@ class ReaderAccumulator(MeansAccumulator):
         keys = {name: x[:, :, n:] for name, x in brought.items()}
         for whole, written in ((own.q, queries), (own.k, keys)):
             error = relative_error(sum(written.values(), torch.zeros_like(whole)), whole)
-            if not error <= 10 * score_tolerance(torch.float32):
+            if not error <= self.tolerance:
                 raise NotImplementedError(
                     f"the writers' parts do not add up to the queries and keys of "
                     f"L{self.layer.index} (relative error {error:.1e})"

@@ -66,6 +66,43 @@ def test_it_adds_up_in_families_of_another_build(name: str, tmp_path: Path) -> N
         assert additivity_error(sums) <= NETWORK
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "deepseek_v3"])
+def test_in_half_precision_the_writers_and_their_parts_are_those_of_float32_within_its_rounding(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    dense = {"first_k_dense_replace": 3} if name == "deepseek_v3" else {}
+    tiny = write_decoder(name, tmp_path, **dense)
+    models = [load(str(tiny.folder), dtype=kind).model for kind in (dtype, torch.float32)]
+    for parameter in models[1].parameters():
+        parameter.data.copy_(parameter.to(dtype))
+    half, full = (capture_positions(model, tiny.tokens, n_folds=1) for model in models)
+    for layer, reader in full.readers.items():
+        for parts, expected in (
+            (half.readers[layer].keys, reader.keys),
+            (half.readers[layer].queries, reader.queries),
+        ):
+            assert parts.keys() == expected.keys()
+            largest = float(sum(expected.values()).abs().max())
+            errors = [float((parts[writer] - expected[writer]).abs().max()) for writer in parts]
+            assert max(errors) <= 8 * torch.finfo(dtype).eps * largest
+
+
+def test_parts_that_do_not_add_up_are_refused_in_the_first_batch(
+    bridge: BridgeOf, inputs: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batches = bridge("llama"), []
+    monkeypatch.setattr("nope_probe.hooks.reading.readers.MOST_ERROR", 1e-9)
+    monkeypatch.setattr("nope_probe.hooks.reading.readers.ROUNDINGS", 0)
+    point = layers_of(model)[0].point("hook_resid_pre")
+    with (
+        hooks_attached([(point, lambda tensor, hook: batches.append(len(tensor)))]),
+        pytest.raises(NotImplementedError, match="do not add up to the queries and keys of L0"),
+    ):
+        capture_positions(model, inputs, n_folds=N_FOLDS, batch_size=3)
+    assert batches.count(3) == 1
+
+
 @pytest.mark.parametrize("name", ["llama", "smollm3"])
 def test_mean_queries_and_keys_are_those_before_rope(
     name: str, tiny: TinyOf, bridge: BridgeOf, inputs: torch.Tensor
