@@ -219,11 +219,11 @@ class MeansAccumulator(Accumulator):
             yield fold, self.fold_of == fold
 
     def sums(self, counts: Int[Tensor, " fold"]) -> ReaderSums:
-        """Return fold means, of q and k before RoPE."""
-        means = {
-            name: total.double().cpu() / counts.view(-1, *[1] * (total.ndim - 1))
-            for name, total in self.totals.items()
-        }
+        """Return fold means, of q and k before RoPE, and forget the sums."""
+        means: State = {}
+        for name in list(self.totals):
+            total = self.totals.pop(name).double().cpu()
+            means[name] = total / counts.view(-1, *[1] * (total.ndim - 1))
         turns = self.turns
         if turns is not None:
             means |= {name: turns.turned_back(means[name]) for name in ("q", "k")}
@@ -231,11 +231,13 @@ class MeansAccumulator(Accumulator):
 
     def sums_of(self, means: State) -> ReaderSums:
         """Return the reader's sums, from the totals as fold means."""
-        scale = float(self.flags["scale"])
+        scale, scores = float(self.flags["scale"]), means.pop("scores")
+        if scores.shape[-2] < scores.shape[-1]:
+            scores = scores.float()  # as all maps of chosen rows
         return ReaderSums(
             q=means["q"],
             k=means["k"],
-            scores=means["scores"].masked_fill(~self.flags["visible"].cpu(), torch.nan),
+            scores=scores.masked_fill(~self.flags["visible"].cpu(), torch.nan),
             bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
             scale=scale if self.per_head else scale / self.layer.n_heads,
             turns=self.turns,
@@ -377,13 +379,13 @@ class ReaderAccumulator(MeansAccumulator):
             NotImplementedError: if the writers' parts do not add up to queries and keys.
         """
         own, names = super().sums_of(means), self.residual.names(self.layer.index)
-        vectors = self._through(means["vectors"], self.weight[None])
+        vectors = self._through(means.pop("vectors"), self.weight[None])
         brought = dict(zip(names, vectors.unbind(2), strict=True))
         brought["bias"] = brought["bias"] + self._constants(means["gains"])
         first: dict[str, Tensor] = {}
         for index, weight in self.through_w_o.items():
             for kind, written in (("heads", brought), ("first", first)):
-                vectors = self._through(means[f"{kind}{index}"], weight)
+                vectors = self._through(means.pop(f"{kind}{index}"), weight)
                 written |= zip(self.residual.blocks[index].names, vectors.unbind(2), strict=False)
         n_kv = own.k.shape[2]
         n = self.layer.n_heads if self.per_head or self.projection.parts else n_kv
