@@ -134,6 +134,8 @@ def distance_sums(
         tensor([7., 5., 3., 0.])
     """
     n_rows, n_keys = rows.shape[-2:]
+    if n_rows == 1:  # the blocks of chosen rows
+        return pad(rows[..., 0, :].flip(-1), (0, n - n_keys))
     # With rows one cell longer, the cells of a distance stand in one column.
     skewed = pad(rows.flatten(-2), (0, n_rows)).unflatten(-1, (n_rows, n_keys + 1)).sum(-2)
     columns = (start - torch.arange(n_keys)) % (n_keys + 1)
@@ -150,6 +152,8 @@ def distance_rows(
         tensor([[1., 0., 0.],
                 [2., 1., 0.]])
     """
+    if stop - start == 1:
+        return values[..., None, :stop].flip(-1)
     n = values.shape[-1]
     windows = pad(values.flip(-1), (0, stop)).unfold(-1, stop, 1)
     return windows[..., n - 1 - torch.arange(start, stop), :]
