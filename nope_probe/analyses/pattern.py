@@ -148,14 +148,15 @@ def measure(
     if not per_head:
         layers = layer_folds(maps, query_positions)
         return [measure_layer(folds, skipped, counts) for folds in layers.values()]
-    if not isinstance(maps, ScoreMaps) or maps.per_head is None:
+    heads = None if isinstance(maps, Tensor) else maps.per_head
+    if isinstance(maps, Tensor) or heads is None:
         raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
     return [
         [
             measure_layer(TensorFolds(head, maps.query_positions), skipped, counts)
             for head in layer.unbind(1)
         ]
-        for layer in maps.per_head.unbind(1)
+        for layer in heads[...].unbind(1)
     ]
 
 

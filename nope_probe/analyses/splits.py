@@ -22,7 +22,7 @@ ignores both. No block depends on the basis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log2, pi
 from typing import Literal
@@ -393,6 +393,34 @@ def offset_means(
     sums.index_add_(-1, place, values.where(known, 0.0))
     counts.index_add_(-1, place, known.to(maps.dtype))
     return sums / counts
+
+
+def bin_means(
+    layers: Mapping[int, LayerFolds],
+    distance_sums: Callable[[LayerFolds, KeptCells], Float[Tensor, "fold distance"]],
+    cells: Sequence[KeptCells],
+    bins: Int[Tensor, " bin"],
+) -> Float[Tensor, "fold layer bin"]:
+    """Return the means of each layer's fold maps over bins of distances, read by blocks of rows.
+
+    The mean is NaN in bins of which a layer's window hides all cells.
+
+    Args:
+        layers: the fold maps of each layer by its number.
+        distance_sums: `score_distance_sums`, or `pattern_distance_sums`.
+        cells: the kept cells of each layer.
+        bins: the first distance of each bin.
+    """
+    pairs = zip(layers.values(), cells, strict=True)
+    sums = torch.stack([distance_sums(folds, kept) for folds, kept in pairs], 1)
+    offsets = torch.arange(1, sums.shape[-1] - cells[0].skip_keys)
+    place = bin_of_offset(offsets, bins)
+    counts = torch.stack([kept.by_distance for kept in cells])
+    in_bins, known = (
+        torch.zeros(*x.shape[:-1], len(bins), dtype=x.dtype).index_add_(-1, place, x[..., offsets])
+        for x in (sums, counts)
+    )
+    return in_bins / known
 
 
 def offset_profile(

@@ -26,9 +26,8 @@ from nope_probe.analyses.splits import (
     offset_profile,
 )
 from nope_probe.figures.intervals import bound_columns
-from nope_probe.maps.maps import ScoreMaps
 from nope_probe.maps.positions import PositionSums
-from nope_probe.maps.stored_maps import LayerFolds
+from nope_probe.maps.stored_maps import LayerFolds, StoredMaps
 
 Row = dict[str, Any]
 PARTS = ("share", "lost", "alone", "amplification")  # of a player
@@ -247,7 +246,7 @@ def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
 
 def offsets_table(
     terms: Mapping[Any, Float[Tensor, "fold layer row key_pos"]],
-    maps: ScoreMaps,
+    maps: StoredMaps,
     skip_keys: int,
     choice: OffsetBins = "auto",
     label: str = "term",
@@ -261,11 +260,12 @@ def offsets_table(
         choice: which distances share a row; see `offset_bins`.
         label: the column of the terms' names.
     """
-    n_offsets = maps.folds.shape[-1] - 1 - skip_keys
+    n_offsets = maps.n - 1 - skip_keys
     bins, queries = offset_bins(n_offsets, choice), maps.query_positions
     about = {"counts": maps.counts, "query_positions": queries, "bins": bins}
     profiles = {name: offset_profile(folds, skip_keys, **about) for name, folds in terms.items()}
-    return profiles_table(profiles, maps.layers, bins, n_offsets, label)
+    layers = [layer.index for layer in maps.layers]
+    return profiles_table(profiles, layers, bins, n_offsets, label)
 
 
 def profiles_table(

@@ -58,11 +58,13 @@ class StoredMaps:
         layers: the maps of each layer.
         counts: sequences per fold.
         bos: whether all sequences begin with the same token, an attention sink.
+        per_head: [fold, layer, head, row, key_pos], the fold means of each head, if they were kept.
     """
 
     layers: tuple[StoredLayer, ...]
     counts: Int[Tensor, " fold"]
     bos: bool = False
+    per_head: Stored | None = None
 
     def __repr__(self) -> str:
         """Return sizes."""
@@ -81,6 +83,11 @@ class StoredMaps:
     def query_positions(self) -> Int[Tensor, " row"]:
         """The queries of the rows."""
         return self.layers[0].folds.query_positions
+
+    @property
+    def has_all_rows(self) -> bool:
+        """Whether every query has a row."""
+        return len(self.query_positions) == self.n
 
     @property
     def mean(self) -> Float[Tensor, "layer row key_pos"]:
@@ -102,7 +109,12 @@ class StoredMaps:
         """Return the maps from the tensors of `packed_tensors`, in memory or in a file."""
         numbers = sorted(int(name.split("/")[0]) for name in stored if name.endswith("/mean"))
         layers = tuple(_layer(stored, number) for number in numbers)
-        return cls(layers=layers, counts=stored["counts"][...], bos=bool(stored["bos"][...]))
+        return cls(
+            layers=layers,
+            counts=stored["counts"][...],
+            bos=bool(stored["bos"][...]),
+            per_head=stored.get("per_head"),
+        )
 
 
 def _layer(stored: Mapping[str, Stored], number: int) -> StoredLayer:
@@ -126,6 +138,8 @@ def packed_tensors(maps: ScoreMaps) -> State:
     queries = maps.query_positions
     if not maps.has_all_rows:
         tensors["query_positions"] = queries
+    if maps.per_head is not None:
+        tensors["per_head"] = maps.per_head
     for place, layer in enumerate(maps.layers):
         folds = maps.folds[:, place]
         tensors[f"{layer}/folds"] = pack_rows(folds, queries)

@@ -8,6 +8,7 @@ from math import prod
 import pytest
 import torch
 
+from nope_probe.analyses import positions
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
 from nope_probe.analyses.positions import (
     TERMS,
@@ -298,6 +299,35 @@ def test_without_noise_every_estimate_is_the_product_of_the_maps_themselves() ->
         assert terms[name].rms.value == pytest.approx(float(own.square().mean().sqrt()), rel=1e-9)
         share = float((own * whole).sum() / whole.square().sum())
         assert terms[name].share.value == pytest.approx(share, abs=1e-9)
+
+
+@pytest.mark.parametrize("n_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("window", [N_POS, 5])
+def test_squares_of_chosen_rows_are_products_of_the_maps_of_four_different_folds(
+    n_bytes: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(positions, "PAIR_BYTES", n_bytes)
+    queries, key = torch.tensor([2, 5, 7, 11, 12]), torch.arange(N_POS)
+    q, k = (random_vectors(seed)[:5] for seed in (1, 2))
+    sums = sums_of(q, k, rope())
+    hidden = queries[:, None] - key >= window
+    scores = sums.scores[:, queries].masked_fill(hidden, torch.nan)
+    sums = replace(sums, scores=scores, query_positions=queries)
+    counts = torch.tensor([3, 5, 2, 7, 4])
+    reader = Reader(sums=sums, counts=counts, skip_keys=1)
+    left, right = (rope().turned(x) for x in (q, k))
+    cells = (key < queries[:, None]) & (key >= 1) & ~hidden
+    maps = 0.5 * torch.einsum("aihd,bjhd->abij", left[:, queries], right)
+    maps = maps - (maps * cells).sum(-1, keepdim=True) / cells.sum(-1, keepdim=True).clamp_min(1)
+    maps = maps * cells
+    square = weight = 0.0
+    for a, b, c, d in permutations(range(5), 4):
+        shares = float(counts[[a, b, c, d]].prod())
+        square += shares * float((maps[a, b] * maps[c, d]).sum() / cells.sum())
+        weight += shares
+    squares = reader.pair_squares(q, k)
+    assert float(squares.whole[0]) == pytest.approx(square / weight, rel=1e-9)
+    torch.testing.assert_close(reader.pair_square(q, k), squares.whole)
 
 
 def test_what_goes_directly_is_the_pattern_without_the_writers_vectors() -> None:

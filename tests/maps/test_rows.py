@@ -10,6 +10,7 @@ from scipy.stats import spearmanr
 from nope_probe.analyses.jackknife import cross_products
 from nope_probe.analyses.pattern import LAG, measure_estimates
 from nope_probe.analyses.pattern_changes import kept_patterns
+from nope_probe.analyses.pattern_rows import relative_fit
 from nope_probe.analyses.splits import (
     bin_of_offset,
     mean_squares_by_query,
@@ -78,6 +79,41 @@ def test_no_rows_and_more_than_positions_are_refused(n_rows: int) -> None:
 def test_blocks_hold_every_chosen_query_once_and_no_other(n_bytes: int) -> None:
     blocks = list(row_blocks(QUERIES, N, 3, n_bytes))
     assert [query for block in blocks for query in range(*block)] == QUERIES.tolist()
+
+
+@pytest.mark.parametrize(("queries", "n_threads"), [(QUERIES, 1), (torch.arange(N), 2)])
+def test_blocks_of_single_rows_run_on_one_thread_and_others_on_all(
+    queries: torch.Tensor, n_threads: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert {torch.get_num_threads() for _ in row_blocks(queries, N, FOLDS)} == {n_threads}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("window", [N, 11])
+def test_the_fit_of_chosen_rows_is_least_squares_with_equations_no_larger_than_the_rows(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, cholesky = [], torch.linalg.cholesky
+    monkeypatch.setattr(torch.linalg, "cholesky", lambda x: sizes.append(len(x)) or cholesky(x))
+    maps = folds(window)[:, QUERIES]
+    cells = KeptCells.of_maps(maps, 1, QUERIES)
+    pattern = row_centred(maps, 1, QUERIES)[:, cells.mask]
+    row, key = cells.mask.nonzero().T
+    # Columns for a(i), then for f(i - j).
+    columns = torch.zeros(len(row), len(QUERIES) + N, dtype=torch.float64)
+    columns[torch.arange(len(row)), row] = 1
+    columns[torch.arange(len(row)), len(QUERIES) + QUERIES[row] - key] = 1
+    fit = columns @ torch.linalg.lstsq(columns, pattern.T, driver="gelsd").solution
+    by_distance = torch.zeros(FOLDS, N, dtype=torch.float64)
+    by_distance.index_add_(1, QUERIES[row] - key, pattern)
+    a, f = relative_fit(by_distance, cells)
+    torch.testing.assert_close((a[:, QUERIES[row]] + f[:, QUERIES[row] - key]).T, fit)
+    assert all(size <= len(QUERIES) for size in sizes)
 
 
 def test_packed_rows_are_the_cells_up_to_the_diagonal() -> None:

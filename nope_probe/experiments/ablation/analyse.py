@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attribution import (
@@ -26,7 +26,11 @@ from nope_probe.analyses.attribution import (
 from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.pattern import Measures, layer_folds, measure, query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
-from nope_probe.analyses.pattern_rows import contrast_map, distance_sums, pattern_distance_sums
+from nope_probe.analyses.pattern_rows import (
+    contrast_map,
+    pattern_distance_sums,
+    score_distance_sums,
+)
 from nope_probe.analyses.shapley import (
     INTACT,
     MASK,
@@ -36,7 +40,7 @@ from nope_probe.analyses.shapley import (
     shapley,
     source_terms,
 )
-from nope_probe.analyses.splits import bin_of_offset, offset_bins, split_mean_covariance
+from nope_probe.analyses.splits import bin_means, offset_bins, split_mean_covariance
 from nope_probe.components import Replacement, phrase
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
@@ -67,7 +71,6 @@ from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
-Sums = Float[Tensor, "fold layer distance"]
 MAPS_BYTES, HEADS_BYTES = 1 << 26, 1 << 30
 QUERIES = "query_positions"  # exact in float32: below 2**24
 Rows = Float[Tensor, "row key_pos"]
@@ -286,10 +289,11 @@ class Analysis:
         n_offsets = intact.n - 1 - self.skip_keys
         bins = offset_bins(n_offsets, self.plan.offset_bins)
         patterns = {
-            key: _means(_pattern_sums(self.measured.maps[key], cells), cells, bins)
+            key: bin_means(layer_folds(self.measured.maps[key]), pattern_distance_sums, cells, bins)
             for key in needed
         }
-        terms = {"score": _means(_score_sums(intact, cells), cells, bins), "all": patterns[INTACT]}
+        scores = bin_means(layer_folds(intact), score_distance_sums, cells, bins)
+        terms = {"score": scores, "all": patterns[INTACT]}
         terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
         profiles = {name: mean_intervals(means, intact.counts) for name, means in terms.items()}
         return profiles_table(profiles, self.plan.layers, bins, n_offsets)
@@ -320,37 +324,6 @@ def heads_table(
             for head, measures in enumerate(measured)
         ]
     return pd.DataFrame(rows)
-
-
-def _pattern_sums(maps: StoredMaps, cells: Sequence[KeptCells]) -> Sums:
-    """Return the sums of fold patterns at each distance, on the kept cells of each layer."""
-    layers = zip(maps.layers, cells, strict=True)
-    return torch.stack([pattern_distance_sums(layer.folds, kept) for layer, kept in layers], 1)
-
-
-def _score_sums(maps: StoredMaps, cells: Sequence[KeptCells]) -> Sums:
-    """Return the sums of fold scores at each distance, on the kept cells of each layer."""
-    sums = torch.zeros(len(maps.counts), len(maps.layers), maps.n, dtype=torch.float64)
-    for index, layer in enumerate(maps.layers):
-        for start, stop in row_blocks(maps.query_positions, maps.n, len(maps.counts)):
-            rows = layer.folds.rows(start, stop).double()
-            kept = rows.where(cells[index].rows(start, stop), 0.0)
-            sums[:, index] += distance_sums(kept, start, maps.n)
-    return sums
-
-
-def _means(
-    sums: Sums, cells: Sequence[KeptCells], bins: Int[Tensor, " bin"]
-) -> Float[Tensor, "fold layer bin"]:
-    """Return means from sums; NaN in bins of which a layer's window hides all cells."""
-    offsets = torch.arange(1, sums.shape[-1] - cells[0].skip_keys)
-    place = bin_of_offset(offsets, bins)
-    counts = torch.stack([kept.by_distance for kept in cells])
-    in_bins, known = (
-        torch.zeros(*x.shape[:-1], len(bins), dtype=x.dtype).index_add_(-1, place, x[..., offsets])
-        for x in (sums, counts)
-    )
-    return in_bins / known
 
 
 def side_by_side(tables: Mapping[Replacement, pd.DataFrame]) -> pd.DataFrame:

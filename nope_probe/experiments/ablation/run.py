@@ -185,7 +185,7 @@ def run(settings: Settings, call: Call | None = None) -> Path:
             plan = plan_of(session)
             measured = measure(session, plan)
             if session.is_first:
-                with status("analysing and writing"):
+                with status("analysing and writing", in_logs=True):
                     from nope_probe.experiments.ablation.analyse import analyse
 
                     session.write(analyse(session, plan, measured))

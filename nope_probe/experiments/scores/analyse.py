@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import standard_error
+from nope_probe.analyses.jackknife import mean_intervals, standard_error
 from nope_probe.analyses.pattern import layer_folds, measure, query_stride
+from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
 from nope_probe.analyses.recover import recover_rotation
-from nope_probe.analyses.splits import Band, BandChoice, OffsetBins, make_bands, split_bands
+from nope_probe.analyses.splits import (
+    Band,
+    BandChoice,
+    OffsetBins,
+    bin_means,
+    make_bands,
+    offset_bins,
+    split_bands,
+)
 from nope_probe.errors import UserError
-from nope_probe.experiments.engine import Engine, validate_finite, validate_first_sequence
+from nope_probe.experiments.engine import Engine, validate_first_sequence
 from nope_probe.experiments.scores.heads import head_columns
 from nope_probe.experiments.scores.sections import report
 from nope_probe.experiments.tables import (
@@ -24,6 +35,7 @@ from nope_probe.experiments.tables import (
     interval_names,
     measures_table,
     offsets_table,
+    profiles_table,
     queries_table,
 )
 from nope_probe.figures.explorer import head_maps
@@ -35,9 +47,9 @@ from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.hooks.reading.capture import capture_bands
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.maps import ScoreMaps
-from nope_probe.maps.rows import pack_rows
-from nope_probe.maps.stored_maps import windows_of
+from nope_probe.maps.rows import pack_rows, row_blocks
+from nope_probe.maps.stored_maps import LayerFolds, StoredMaps, windows_of
+from nope_probe.runtime.checkpoint import ITEM
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -53,12 +65,12 @@ class Measured:
     """The score maps of the intact model.
 
     Attributes:
-        maps: the maps, with the maps of heads if these are kept.
+        maps: the maps, whose folds are read by blocks of rows, and the maps of heads if kept.
         bands: the RoPE bands of each layer; empty unless the maps were split by them.
         band_maps: the map of each band, nats.
     """
 
-    maps: ScoreMaps
+    maps: StoredMaps
     bands: list[list[Band]]
     band_maps: Float[Tensor, "fold layer band row key_pos"] | None = None
 
@@ -84,8 +96,8 @@ def capture(
     engine, keys = Engine.of(session), ["scores", "bands"] if bands else ["scores"]
     session.announce(1, keys, n_seqs=len(inputs))
     with session.checkpoint.progress(keys, session.n_own_seqs):
-        maps = engine.scores("scores", layers=layers, per_head=per_head)
-        validate_finite(maps, "the intact model")
+        name = "the intact model"
+        maps = engine.stored_scores("scores", name=name, layers=layers, per_head=per_head)
         if not bands:
             return Measured(maps=maps, bands=bands)
         coordinates = [[band.coordinates for band in of_layer] for of_layer in bands]
@@ -93,11 +105,14 @@ def capture(
             "bands",
             lambda stream: {"folds": engine.by_fold(capture_bands, stream, groups=coordinates)},
         )["folds"]
-    for place, layer in enumerate(layers):
-        visible = maps.visible[place]
-        added = band_maps[:, place].sum(1)[..., visible]
-        if not relative_error(added, maps.folds[:, place][..., visible]) < ADDS_UP:
-            raise UserError(f"--bands: the scores of L{layer} are not q.k, so they have no bands")
+    for place, layer in enumerate(maps.layers):
+        scores = layer.folds.cells[...]
+        added = pack_rows(band_maps[:, place].sum(1), maps.query_positions)
+        visible = ~scores[0].isnan()
+        if not relative_error(added[:, visible], scores[:, visible]) < ADDS_UP:
+            raise UserError(
+                f"--bands: the scores of L{layer.index} are not q.k, so they have no bands"
+            )
     return Measured(maps=maps, bands=bands, band_maps=band_maps)
 
 
@@ -130,11 +145,10 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
     """
     inputs, maps = session.sequences(), measured.maps
     skip_keys = session.settings.n_skipped(inputs)
-    folds, counts = maps.folds.double(), maps.counts
-    terms = {"score": folds, "all": row_centred(folds, skip_keys, maps.query_positions)}
+    layers, counts = [layer.index for layer in maps.layers], maps.counts
     tables = {
-        "pattern": measures_table([({"kept": INTACT}, measure(maps, skip_keys))], maps.layers),
-        "offsets": offsets_table(terms, maps, skip_keys, choice),
+        "pattern": measures_table([({"kept": INTACT}, measure(maps, skip_keys))], layers),
+        "offsets": _offsets_table(maps, skip_keys, choice),
         "queries": queries_table(layer_folds(maps), counts, skip_keys),
     }
     if measured.band_maps is not None:
@@ -155,7 +169,7 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
         **session.provenance(),
         **input_record(inputs, skip_keys, counts),
         "query_stride": query_stride(len(maps.query_positions)),
-        "layers": list(maps.layers),
+        "layers": layers,
         "windows": windows_of(layer_folds(maps)),
         "lengths": session.settings.stated_lengths(),
         "conditions": [INTACT],
@@ -165,26 +179,40 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
     return replace(run, page=report(run, patterns).html(manifest))
 
 
+def _offsets_table(maps: StoredMaps, skip_keys: int, choice: OffsetBins) -> pd.DataFrame:
+    """Return the table of the offset profiles of the scores and of their pattern."""
+    layers, n_offsets = layer_folds(maps), maps.n - 1 - skip_keys
+    bins = offset_bins(n_offsets, choice)
+    cells = [folds.kept_cells(skip_keys) for folds in layers.values()]
+    sums = {"score": score_distance_sums, "all": pattern_distance_sums}
+    profiles = {
+        name: mean_intervals(bin_means(layers, of, cells, bins), maps.counts)
+        for name, of in sums.items()
+    }
+    return profiles_table(profiles, list(layers), bins, n_offsets)
+
+
 def _head_tables(
-    session: Session[RunSettings], maps: ScoreMaps, skip_keys: int, choice: OffsetBins
+    session: Session[RunSettings], maps: StoredMaps, skip_keys: int, choice: OffsetBins
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of heads, of their offset profiles and of attention sinks.
 
     A row of `heads` has four measures of the head's pattern, and measures of its attention.
     """
     assert maps.per_head is not None
+    layers = [layer.index for layer in maps.layers]
     measured = measure(maps, skip_keys, per_head=True)
     rows = [
         {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
-        for layer, of_layer in zip(maps.layers, measured, strict=True)
+        for layer, of_layer in zip(layers, measured, strict=True)
         for head, measures in enumerate(of_layer)
     ]
     heads = pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])
     loaded, folds = session.loaded, session.settings.folds
     attended, sinks = head_columns(
-        loaded.model, session.sequences(), loaded.tokenizer, maps.layers, folds
+        loaded.model, session.sequences(), loaded.tokenizer, layers, folds
     )
-    of_head = dict(enumerate(maps.per_head.unbind(2)))
+    of_head = dict(enumerate(maps.per_head[...].unbind(2)))
     return {
         "heads": pd.concat([heads, attended], axis=1),
         "head_offsets": offsets_table(of_head, maps, skip_keys, choice, label="head"),
@@ -192,11 +220,11 @@ def _head_tables(
     }
 
 
-def head_patterns(maps: ScoreMaps, heads: pd.DataFrame, skip_keys: int) -> str:
+def head_patterns(maps: StoredMaps, heads: pd.DataFrame, skip_keys: int) -> str:
     """Return the positional pattern of every head, for the page."""
     assert maps.per_head is not None
     queries = maps.query_positions
-    patterns = row_centred(pooled(maps.per_head, maps.counts), skip_keys, queries)
+    patterns = row_centred(pooled(maps.per_head[...], maps.counts), skip_keys, queries)
     return head_maps(patterns.float().numpy(), heads, query_positions=queries.numpy())
 
 
@@ -208,30 +236,43 @@ def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
     were kept, is [n_layers, head, row, key_pos]. If some queries have no rows, `query_positions`
     are the queries of the rows.
     """
-    maps, counts = measured.maps, measured.maps.counts
+    maps, counts, queries = measured.maps, measured.maps.counts, measured.maps.query_positions
+    means = [layer.mean[...] for layer in maps.layers]
     arrays = {
-        "score": maps.mean,
-        "se": standard_error(maps.folds, counts),
-        "normalised": diagonal_normalised(maps.mean, maps.query_positions),
+        "score": torch.stack([mean.float() for mean in means]),
+        "se": torch.stack([_standard_errors(layer.folds, counts) for layer in maps.layers]),
+        "normalised": torch.stack([diagonal_normalised(mean, queries).float() for mean in means]),
     }
     if maps.per_head is not None:
-        arrays["score_per_head"] = pooled(maps.per_head, counts)
+        arrays["score_per_head"] = pooled(maps.per_head[...], counts)
     if measured.band_maps is not None:
-        means = pooled(measured.band_maps, counts)
+        of_bands = pooled(measured.band_maps, counts)
         for index, band in enumerate(measured.bands[0]):
-            arrays[f"band/{band.name}"] = means[:, index]
+            arrays[f"band/{band.name}"] = of_bands[:, index]
     if not maps.has_all_rows:
-        arrays["query_positions"] = maps.query_positions  # exact in float32: below 2**24
+        arrays["query_positions"] = queries  # exact in float32: below 2**24
     return {name: array.float().numpy() for name, array in arrays.items()}
 
 
-def _folds(maps: ScoreMaps) -> dict[str, dict[str, np.ndarray]]:
+def _standard_errors(
+    folds: LayerFolds, counts: Int[Tensor, " fold"]
+) -> Float[Tensor, "row key_pos"]:
+    """Return the standard error of a layer's mean map in float32, nats, NaN for j > i."""
+    errors, row = torch.full((len(folds.query_positions), folds.n), torch.nan), 0
+    for start, stop in row_blocks(folds.query_positions, folds.n, folds.n_folds):
+        rows = slice(row, row + stop - start)
+        errors[rows, :stop] = standard_error(folds.rows(start, stop), counts).float()
+        row = rows.stop
+    return errors
+
+
+def _folds(maps: StoredMaps) -> dict[str, dict[str, np.ndarray]]:
     """Return the fold means as lower triangles, with which `compare` pairs runs, unless too large.
 
     Fold means beyond MAX_FOLD_BYTES would take more space than the maps.
     """
-    n_folds, n_layers = maps.folds.shape[:2]
-    n_cells = int((maps.query_positions + 1).sum())
-    if 4 * n_folds * n_layers * n_cells > MAX_FOLD_BYTES:
+    cells = [layer.folds.cells for layer in maps.layers]
+    if ITEM * sum(prod(of_layer.shape) for of_layer in cells) > MAX_FOLD_BYTES:
         return {}
-    return {"folds": {"score": pack_rows(maps.folds, maps.query_positions).float().numpy()}}
+    folds = torch.stack([of_layer[...].float() for of_layer in cells], 1)
+    return {"folds": {"score": folds.numpy()}}

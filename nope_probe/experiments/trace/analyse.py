@@ -8,7 +8,7 @@ position, so that the blocks between the writer and the reader respond.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -191,28 +191,40 @@ class Trace:
         names = ("terms", "writers", "effects", "clocks")
         return {name: getattr(self, name) for name in names}
 
+    def with_effects(
+        self,
+        engine: Engine,
+        sums: PositionSums,
+        skip_keys: int,
+        confirm: int,
+        reader: str | None = None,
+    ) -> Trace:
+        """Return the trace with the measured effects of the strongest writers.
+
+        Args:
+            engine: the model, on the sequences of the sums.
+            sums: the writers' parts of each reader.
+            skip_keys: how many first keys to leave out.
+            confirm: how many pairs of writer and reader to measure the effect of.
+            reader: the layer or head whose writers are measured; by default all readers.
+        """
+        of_reader = with_readers(self.writers)["reader"] == reader
+        own = self.writers if reader is None else self.writers[of_reader]
+        effects = measure_effects(engine, sums, own, skip_keys=skip_keys, n_pairs=confirm)
+        return replace(self, effects=effects)
+
     def __repr__(self) -> str:
         """Return the readers, and the main writers of the strongest pattern."""
         readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
         return f"Trace of {readers}: {answer(self.tables)}"
 
 
-def trace_of(
-    engine: Engine,
-    sums: PositionSums,
-    *,
-    skip_keys: int,
-    confirm: int = 0,
-    reader: str | None = None,
-) -> Trace:
-    """Return the tables and maps of the writers' parts of each reader.
+def trace_of(sums: PositionSums, *, skip_keys: int) -> Trace:
+    """Return the tables and maps of the writers' parts of each reader, without effects.
 
     Args:
-        engine: the model, on the sequences of the sums.
         sums: the writers' parts of each reader.
         skip_keys: how many first keys to leave out.
-        confirm: how many pairs of writer and reader to measure the effect of.
-        reader: the layer or head whose writers are measured; by default all readers.
     """
     writers = writer_table(sums, skip_keys)
     writers = writers.sort_values(
@@ -220,17 +232,15 @@ def trace_of(
         key=lambda column: column.map(writer_order) if column.name == "writer" else column,
         ignore_index=True,
     )
-    own = writers if reader is None else writers[with_readers(writers)["reader"] == reader]
     maps = {
         f"{reader_of(names)}/{term}": values.float().numpy()
         for names, of_reader in readers(sums, skip_keys)
         for term, values in term_maps(of_reader).items()
     }
-    effects = measure_effects(engine, sums, own, skip_keys=skip_keys, n_pairs=confirm)
     return Trace(
         terms=term_table(sums, skip_keys),
         writers=writers,
-        effects=effects,
+        effects=pd.DataFrame(),
         clocks=clock_table(sums, writers, skip_keys),
         maps=maps | queries_of(sums),
     )

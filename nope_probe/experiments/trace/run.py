@@ -147,7 +147,7 @@ def run(settings: Settings, call: Call | None = None) -> Path:
         if not session.finished:
             trace = capture(session)
             if session.is_first:
-                with status("writing"):
+                with status("writing", in_logs=True):
                     from nope_probe.experiments.trace.analyse import analyse
 
                     session.write(analyse(session, trace, settings.reader))
@@ -177,14 +177,11 @@ def capture(session: Session[Settings]) -> Trace:
                 writers=settings.writers,
                 per_head=settings.traces_heads,
             )
+        skip_keys, confirm = settings.n_skipped(data), settings.confirm
+        with status("splitting the patterns", in_logs=True):
+            trace = trace_of(sums, skip_keys=skip_keys)
         with session.checkpoint.progress([]):
-            return trace_of(
-                engine,
-                sums,
-                skip_keys=settings.n_skipped(data),
-                confirm=settings.confirm,
-                reader=settings.reader,
-            )
+            return trace.with_effects(engine, sums, skip_keys, confirm, settings.reader)
     except NotImplementedError as error:
         raise UserError(f"{session.loaded.info.name} cannot be traced: {error}") from error
 

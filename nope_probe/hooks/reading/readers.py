@@ -7,7 +7,7 @@ a pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -221,11 +221,16 @@ class MeansAccumulator(Accumulator):
         for fold in self.fold_of.unique().tolist():
             yield fold, self.fold_of == fold
 
-    def sums(self, counts: Int[Tensor, " fold"], folds: slice = slice(None)) -> ReaderSums:
-        """Return means of some folds, of q and k before RoPE."""
+    def sums(self, counts: Int[Tensor, " fold"]) -> ReaderSums:
+        """Return fold means, of q and k before RoPE, and forget the sums."""
+        return self._sums(((name, self.totals.pop(name)) for name in list(self.totals)), counts)
+
+    def _sums(
+        self, totals: Iterable[tuple[str, Tensor]], counts: Int[Tensor, " fold"]
+    ) -> ReaderSums:
         means = {
-            name: total[folds].double().cpu() / counts.view(-1, *[1] * (total.ndim - 1))
-            for name, total in self.totals.items()
+            name: total.double().cpu() / counts.view(-1, *[1] * (total.ndim - 1))
+            for name, total in totals
         }
         turns = self.turns
         if turns is not None:
@@ -234,11 +239,13 @@ class MeansAccumulator(Accumulator):
 
     def sums_of(self, means: State) -> ReaderSums:
         """Return the reader's sums, from the totals as fold means."""
-        scale = float(self.flags["scale"])
+        scale, scores = float(self.flags["scale"]), means.pop("scores")
+        if scores.shape[-2] < scores.shape[-1]:
+            scores = scores.float()  # as all maps of chosen rows
         return ReaderSums(
             q=means["q"],
             k=means["k"],
-            scores=means["scores"].masked_fill(~self.flags["visible"].cpu(), torch.nan),
+            scores=scores.masked_fill(~self.flags["visible"].cpu(), torch.nan),
             bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
             scale=scale if self.per_head else scale / self.layer.n_heads,
             turns=self.turns,
@@ -318,7 +325,8 @@ class ReaderAccumulator(MeansAccumulator):
         if is_first:
             fold = int(self.fold_of[0])
             n_seqs = (self.fold_of == fold).sum().cpu()[None]
-            self.sums(n_seqs, slice(fold, fold + 1))
+            own = slice(fold, fold + 1)
+            self._sums(((name, total[own]) for name, total in self.totals.items()), n_seqs)
 
     def parts(self, attention: Attention) -> dict[str, list[Part]]:
         index, kept = self.layer.index, self.residual.kept
@@ -396,13 +404,13 @@ class ReaderAccumulator(MeansAccumulator):
             NotImplementedError: if the writers' parts do not add up to queries and keys.
         """
         own, names = super().sums_of(means), self.residual.names(self.layer.index)
-        vectors = self._through(means["vectors"], self.weight[None])
+        vectors = self._through(means.pop("vectors"), self.weight[None])
         brought = dict(zip(names, vectors.unbind(2), strict=True))
         brought["bias"] = brought["bias"] + self._constants(means["gains"])
         first: dict[str, Tensor] = {}
         for index, weight in self.through_w_o.items():
             for kind, written in (("heads", brought), ("first", first)):
-                vectors = self._through(means[f"{kind}{index}"], weight)
+                vectors = self._through(means.pop(f"{kind}{index}"), weight)
                 written |= zip(self.residual.blocks[index].names, vectors.unbind(2), strict=False)
         n_kv = own.k.shape[2]
         n = self.layer.n_heads if self.per_head or self.projection.parts else n_kv
