@@ -79,7 +79,7 @@ versions:  ## The same maps from TransformerLens 3.9 and 4, side by side
 	.venv-tl4/bin/python benchmarks/versions.py write build/maps-tl4.safetensors
 	.venv/bin/python benchmarks/versions.py compare build/maps-tl3.safetensors build/maps-tl4.safetensors
 
-models:  ## Every decoder on both versions of TransformerLens, into docs/models.md (5 minutes)
+models:  ## Every decoder on both versions of TransformerLens, into docs/models.md (20 minutes)
 	$(MAKE) install TL=3.9
 	$(MAKE) install TL=4
 	.venv/bin/python -W ignore docs/make_models_page.py measure build/models-tl3.json

@@ -30,7 +30,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "positions": (),
     "growth": (),
     "long_sequences": (),
-    "memory": ("--lengths", "1024", "--layers", "2", "--d-model", "512"),
+    "commands": (),
     "simulation": (),
 }
 QUICK: dict[str, tuple[str, ...]] = {
@@ -41,7 +41,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "positions": ("--rounds=1",),
     "growth": ("--rounds=1",),
     "long_sequences": ("--rounds=1", "--quick"),
-    "memory": ("--lengths", "256", "--layers", "1", "--d-model", "256"),
+    "commands": ("--seq-len=2100", "--commands", "scores"),
     "simulation": ("--n-samples=20000", "--repeats=1"),
 }
 GPU = "python benchmarks/gpu.py"

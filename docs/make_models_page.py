@@ -9,9 +9,11 @@ make models                                                    # both environmen
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections import Counter
+from contextlib import redirect_stderr
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,6 +47,7 @@ def measure(out: Path, /) -> None:
 
 def _measured(name: str, folder: Path) -> dict[str, Any]:
     """Return a decoder's scheme, its errors by removal, and what is refused and why."""
+    from support.decoder_commands import COMMANDS
     from support.decoder_errors import map_error, removals_of
     from support.decoders import write_decoder
 
@@ -58,6 +61,7 @@ def _measured(name: str, folder: Path) -> dict[str, Any]:
         "errors": {},
         "refused": None,
         "not_removable": {},
+        "not_run": {},
     }
     try:
         model = load(str(tiny.folder)).model
@@ -69,6 +73,9 @@ def _measured(name: str, folder: Path) -> dict[str, Any]:
     for weight in WEIGHTS:
         if reason := _refusal(model, tiny, weight):
             found["not_removable"][weight] = reason
+    for command in COMMANDS:
+        if reason := _failure(command, tiny):
+            found["not_run"][command] = reason
     return found
 
 
@@ -81,6 +88,18 @@ def _refusal(model: Any, tiny: Any, weight: str) -> str | None:
             capture_scores(model, tiny.tokens)
     except Exception as error:  # noqa: BLE001
         return _reason(error)
+    return None
+
+
+def _failure(command: str, tiny: Any) -> str | None:
+    """Return why a command with its default players, readers and removals ends; None if it runs."""
+    from support.decoder_commands import run_command
+
+    try:
+        with redirect_stderr(io.StringIO()):
+            run_command(command, tiny)
+    except Exception as error:  # noqa: BLE001
+        return _reason(error).replace(str(tiny.folder), "the folder")
     return None
 
 
@@ -127,9 +146,11 @@ def page(runs: list[dict[str, Any]]) -> str:
         models = "" if variant else str(counts[_kind(newest)])
         cells = [newest["architecture"] + variant, models, newest["scheme"]]
         cells += [_result(decoder) for decoder in decoders]
-        rows.append("| " + " | ".join([*cells, ", ".join(newest["not_removable"])]) + " |")
+        not_run = {command for decoder in decoders for command in decoder["not_run"]}
+        cells += [", ".join(newest["not_removable"]), ", ".join(sorted(not_run))]
+        rows.append(f"| {' | '.join(cells)} |")
     versions = [f"TransformerLens {run['version']}" for run in runs]
-    head = ["architecture", "models", "scheme", *versions, "not removable"]
+    head = ["architecture", "models", "scheme", *versions, "not removable", "not run"]
     table = [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *rows]
     return "\n".join(
         [*_introduction(runs, counts), "", *table, "", *_reasons(list(by_name[-1].values())), ""]
@@ -200,6 +221,10 @@ def _introduction(runs: list[dict[str, Any]], counts: Counter[str]) -> list[str]
         "- The columns of TransformerLens show the largest difference of any of these maps, "
         "relative to the map's largest score. A map counts as exact up to 1e-5.",
         "- *not removable*: weights whose removal is refused in one line; below is why.",
+        "- *not run*: of `layers`, `scores`, `circuit`, `ablate`, `trace` and `behaviour`, with "
+        "their default players, readers and removals, the commands that are refused in one line; "
+        "below is why. `behaviour` was run with the measures `loss` and `pattern`, and `circuit` "
+        "on the first layer that attends.",
         "",
         f"Decoders whose code is in no release of transformers need remote code, which is refused "
         f"({', '.join(remote)}). Encoders and models that read images or sound are refused too.",
@@ -207,13 +232,15 @@ def _introduction(runs: list[dict[str, Any]], counts: Counter[str]) -> list[str]
 
 
 def _reasons(decoders: list[dict[str, Any]]) -> list[str]:
-    """Return why models are refused, and why weights cannot be removed: a row for each reason."""
+    """Return why models, removals of weights and commands are refused: a row for each reason."""
     weights: dict[tuple[str, str], list[str]] = {}  # by reason and architecture
     for decoder in decoders:
         if decoder["refused"]:
             weights[decoder["refused"], decoder["architecture"]] = []
         for weight, reason in decoder["not_removable"].items():
             weights.setdefault((reason, decoder["architecture"]), []).append(weight)
+        for command, reason in decoder["not_run"].items():
+            weights[reason, f"`{command}` of {decoder['architecture']}"] = []
     names: dict[str, list[str]] = {}
     for (reason, architecture), removed in weights.items():
         names.setdefault(reason, []).append(

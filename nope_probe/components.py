@@ -186,11 +186,11 @@ LOCAL = frozenset(name for name, entry in TABLE.items() if entry.by_token)
 ROPE_HALVES = ("rope_high", "rope_low")
 # Padding would change these removals: they depend on a sequence's length.
 OF_LENGTH = frozenset((*ROPE_HALVES, "pos_embed"))
-BAND = re.compile(r"rope\[(\d+):(\d+)\]")
+BAND = re.compile(r"rope\[([0-9]+):([0-9]+)\]")
 # The writers whose output a component makes.
 _OUTPUTS = {"mlp": r"MLP\d+", "w_o": r"L\d+H\d+|ATTN\d+", "pos_embed": "pos_embed"}
 _WRITERS = {"embed": "the token embeddings", "pos_embed": "the learned embeddings"}
-WRITER = re.compile(r"position\[(embed|pos_embed|L\d+H\d+|(?:ATTN|MLP|BLOCK)\d+)\]")
+WRITER = re.compile(r"position\[(embed|pos_embed|L[0-9]+H[0-9]+|(?:ATTN|MLP|BLOCK)[0-9]+)\]")
 
 Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
 Letter = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]

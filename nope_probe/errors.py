@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, wraps
 from inspect import signature, unwrap
-from types import SimpleNamespace
+from pathlib import Path
+from types import NoneType, SimpleNamespace, UnionType
 from typing import (
     Annotated,
     ClassVar,
     Literal,
     ParamSpec,
     TypeVar,
+    Union,
     get_args,
     get_origin,
     get_type_hints,
@@ -125,6 +127,54 @@ def validate_choices(hints: Mapping[str, object], values: Mapping[str, object]) 
             number = ", or a number" if {int, float} & {*types} else ""
             known = ", ".join(map(str, words))
             raise UserError(f"unknown {name} {unknown[0]!r}; there are {known}{number}")
+
+
+# A value of each type in words; a whole number is a number too, and no number is True or False.
+_WORDS: dict[object, str] = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+    NoneType: "None",
+}
+
+
+def validate_types(hints: Mapping[str, object], values: Mapping[str, object]) -> None:
+    """Check values against their types: numbers, texts, paths, choices, and tuples of these.
+
+    Args:
+        hints: the types by name.
+        values: the values by name.
+
+    Raises:
+        UserError: naming the argument, the value and the types.
+
+    Example:
+        >>> validate_types({"seed": int | None}, {"seed": "7"})
+        Traceback (most recent call last):
+        nope_probe.errors.UserError: seed '7': expected a whole number or None
+    """
+    for name, hint in hints.items():
+        if not _is_of(values[name], hint):
+            words = dict.fromkeys(_WORDS.get(leaf, str(leaf)) for leaf in leaves_of(hint))
+            raise UserError(f"{name} {values[name]!r:.60}: expected {' or '.join(words)}")
+
+
+def _is_of(value: object, hint: object) -> bool:
+    """Return whether a value is of a type; a text is a path too."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return any(value == word and type(value) is type(word) for word in arguments)
+    if origin is Annotated:
+        return _is_of(value, arguments[0])
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_is_of(item, arguments[0]) for item in value)
+    if origin in (Union, UnionType):
+        return any(_is_of(value, argument) for argument in arguments)
+    wider: dict[object, tuple[type, ...]] = {float: (int, float), Path: (str, Path)}
+    types = wider.get(hint, (hint,) if isinstance(hint, type) else (object,))
+    return isinstance(value, types) and (hint is bool or not isinstance(value, bool))
 
 
 def as_tuple(value: object) -> tuple[object, ...]:

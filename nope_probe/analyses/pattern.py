@@ -109,7 +109,7 @@ def measure(
 
 @closed_choices("skip_keys")
 def measure_heads(
-    maps: ScoreMaps, skip_keys: int | Literal["auto"] = "auto"
+    maps: ScoreMaps | Layers, skip_keys: int | Literal["auto"] = "auto"
 ) -> dict[tuple[int, int], Measures]:
     """Measure the pattern of each head, by its layer and number, as `measure` does of a layer.
 
@@ -120,11 +120,14 @@ def measure_heads(
     Raises:
         ValueError: as in `measure`, or for maps that were captured without heads.
     """
-    heads = maps.by_head
-    if not heads:
+    layers = set_apart(layers_of(maps), skip_keys)
+    if not all(layer.heads for layer in layers.values()):
         raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
-    apart = set_apart(heads, skip_keys)
-    return {head: measure_pattern(layer.others) for head, layer in apart.items()}
+    return {
+        (number, head): measure_pattern(maps_of_head.others)
+        for number, layer in layers.items()
+        for head, maps_of_head in enumerate(layer.heads)
+    }
 
 
 def layers_of(
@@ -184,6 +187,8 @@ def measure_estimates(pattern: Pattern, *, n_bytes: int = BLOCK_BYTES) -> dict[s
         score_square += mean_squares(block.scores, block.start, cells).mean()
         patterns.add(block.rows, block.start)
         trends.add_block(block.rows, block.start)
+    if not scores.counts.any():
+        raise ValueError("a score map has no finite cell")
     rest, fit = _PatternSums(pattern), NonRelativeRows(patterns.by_distance, cells)
     for block in pattern.blocks(n_bytes):
         rest.add(fit.of(block.rows, block.start), block.start)

@@ -21,7 +21,7 @@ from math import prod
 from typing import Generic, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -123,6 +123,8 @@ def distance_sums(
         tensor([7., 5., 3., 0.])
     """
     n_rows, n_keys = rows.shape[-2:]
+    if n_rows == 1:  # the blocks of chosen rows
+        return pad(rows[..., 0, :].flip(-1), (0, n - n_keys))
     # With rows one cell longer, the cells of a distance stand in one column.
     skewed = pad(rows.flatten(-2), (0, n_rows)).unflatten(-1, (n_rows, n_keys + 1)).sum(-2)
     columns = (start - torch.arange(n_keys)) % (n_keys + 1)
@@ -139,6 +141,8 @@ def distance_rows(
         tensor([[1., 0., 0.],
                 [2., 1., 0.]])
     """
+    if stop - start == 1:
+        return values[..., None, :stop].flip(-1)
     n = values.shape[-1]
     windows = pad(values.flip(-1), (0, stop)).unfold(-1, stop, 1)
     return windows[..., n - 1 - torch.arange(start, stop), :]
@@ -154,31 +158,67 @@ def relative_fit(
         cells: the kept cells; f is 0 at distances without kept cells.
     """
     n_rows = torch.bincount(cells.n_keys)[1:]  # rows of 1, 2, ... keys
-    longest, factor = len(n_rows), _factor(tuple(n_rows.tolist())).to(by_distance.dtype)
+    longest, equations = len(n_rows), _equations(tuple(n_rows.tolist()))
     target = by_distance[..., 1 : longest + 1]
-    flat = torch.cholesky_solve(target.reshape(-1, longest).T, factor).T
+    columns = target.reshape(by_distance[..., 0].numel(), longest).T
+    flat = equations.solve(columns).T
     f = pad(flat.reshape(target.shape), (1, cells.n - 1 - longest))
     keys = torch.arange(1, longest + 1, dtype=f.dtype)
     a = pad(-f[..., 1 : longest + 1].cumsum(-1) / keys, (1, 0))[..., cells.n_keys]
     return a, f
 
 
-@lru_cache(maxsize=4)
-def _factor(n_rows: tuple[int, ...]) -> Float[Tensor, "distance distance2"]:
-    """Return the Cholesky factor of S + 1, with S the equations for f at distances 1, 2, ...
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Equations:
+    """The equations S f = b for f at the distances 1, 2, ..., solved by groups of distances.
 
     S_tt' = [t = t'] c(t) - sum of 1/k over the rows of k keys, k from max(t, t') on: a row of k
-    keys has the distances 1 to k once each, and c(t) rows have the distance t.
+    keys has the distances 1 to k once each, and c(t) rows have the distance t. Distances of the
+    same rows form a group. Within a group S is c(t), so f less the group's mean is b less its mean,
+    divided by c(t). The means follow from a system that is as large as the number of groups. Every
+    distance of a map with all rows is a group, and maps of chosen rows have few groups.
+
+    Attributes:
+        group: the group of each distance.
+        sizes: how many distances a group has.
+        n_rows: how many rows have the distances of a group.
+        factor: the Cholesky factor of S + 1 for the groups' means times the roots of their sizes.
+    """
+
+    group: Int[Tensor, " distance"]
+    sizes: Float[Tensor, " group"]
+    n_rows: Float[Tensor, " group"]
+    factor: Float[Tensor, "group group2"]
+
+    def solve(self, b: Float[Tensor, "distance map"]) -> Float[Tensor, "distance map"]:
+        """Return the solution f of mean 0, in the precision of b."""
+        sizes, n_rows = (x.to(b.dtype)[:, None] for x in (self.sizes, self.n_rows))
+        sums = b.new_zeros(len(sizes), b.shape[1]).index_add_(0, self.group, b)
+        means = torch.cholesky_solve(sums / sizes.sqrt(), self.factor.to(b.dtype)) / sizes.sqrt()
+        within = (b - (sums / sizes)[self.group]) / n_rows[self.group]
+        return means[self.group] + within
+
+
+@lru_cache(maxsize=4)
+def _equations(n_rows: tuple[int, ...]) -> _Equations:
+    """Return the equations for f.
 
     Args:
         n_rows: how many rows have 1, 2, ... keys.
     """
     rows = torch.tensor(n_rows, dtype=torch.float64)
+    last = rows.nonzero().flatten()  # the last distance of each group
+    group = torch.searchsorted(last, torch.arange(len(rows)))
+    sizes = group.bincount().double()
     keys = torch.arange(1, len(rows) + 1, dtype=torch.float64)
-    tails = (rows / keys).flip(0).cumsum(0).flip(0)
+    tails = (rows / keys).flip(0).cumsum(0).flip(0)[last]
+    counts = rows.flip(0).cumsum(0).flip(0)[last]
     equations = 1 - torch.minimum(tails[:, None], tails[None])  # tails fall
-    equations.diagonal().add_(rows.flip(0).cumsum(0).flip(0))
-    return torch.linalg.cholesky(equations)
+    equations *= sizes.sqrt()[:, None] * sizes.sqrt()
+    equations.diagonal().add_(counts)
+    return _Equations(
+        group=group, sizes=sizes, n_rows=counts, factor=torch.linalg.cholesky(equations)
+    )
 
 
 def contrast_map(

@@ -13,6 +13,7 @@ as pattern: three folds for a share, four for a mean square.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -20,6 +21,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
 from nope_probe.analyses.pattern_rows import (
@@ -32,14 +34,14 @@ from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.positions import PositionSums, ReaderSums
-from nope_probe.maps.rows import row_blocks
+from nope_probe.maps.rows import one_thread, row_blocks
 
 MIN_FOLDS = 5  # four folds are multiplied, and one is left out
 TERMS = ("rotation", "written_key", "written_query", "written_both")
 Side = Literal["key", "query"]
 Vectors = Float[Tensor, "fold pos head d_head"]
 Maps = Float[Tensor, "map row key_pos"]
-PAIR_BYTES = 1 << 29  # maps of pairs of folds that are held at once
+PAIR_BYTES = 1 << 26  # maps of pairs of folds that are held at once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,12 +132,14 @@ class Reader:
     def non_relative(self, patterns: Maps) -> Maps:
         """Return patterns less their projection on a(i) + f(i - j), 0 outside the kept cells."""
         by_distance = sum(
-            (distance_sums(rows, start, self.cells.n) for start, rows in self._blocks(patterns)),
-            torch.zeros(()),
+            (self._distance_sums(*block) for block in self._blocks(patterns)), torch.zeros(())
         )
-        fit, rest = NonRelativeRows(by_distance, self.cells), torch.zeros_like(patterns)
-        for start, stop, rows in self._row_blocks(len(patterns)):
+        fit, rest, row = NonRelativeRows(by_distance, self.cells), torch.zeros_like(patterns), 0
+        n_maps, n = len(patterns), self.cells.n
+        for start, stop in row_blocks(self.cells.query_positions, n, n_maps, PAIR_BYTES):
+            rows = slice(row, row + stop - start)
             rest[:, rows, :stop] = fit.of(patterns[:, rows, :stop], start)
+            row = rows.stop
         return rest
 
     def mean_map(self, q: Vectors, k: Vectors) -> Float[Tensor, "row key_pos"]:
@@ -163,13 +167,19 @@ class Reader:
         """
         if side == "key":
             met = self.at_rows(self.part(self.sums.q, "all")).double()
-            readings = torch.einsum("cij,aihd->acjhd", self.patterns, met)
         else:
             met = self.turned(self.mean(self.sums.k)).double()
-            at_rows = torch.einsum("cij,ajhd->acihd", self.patterns, met)
-            readings = at_rows.new_zeros(*at_rows.shape[:2], self.cells.n, *at_rows.shape[3:])
-            readings[:, :, self.cells.query_positions] = at_rows
-        return self.turned_back(readings) * self.sums.scale
+        n_folds, _, *shape = met.shape
+        readings = met.new_zeros(n_folds, n_folds, self.cells.n, *shape)
+        for fold, pattern in enumerate(self.patterns):
+            if side == "key":
+                of_fold = torch.einsum("ij,aihd->ajhd", pattern, met)
+            else:
+                of_fold = met.new_zeros(n_folds, self.cells.n, *shape)
+                at_rows = torch.einsum("ij,ajhd->aihd", pattern, met)
+                of_fold[:, self.cells.query_positions] = at_rows
+            readings[:, fold] = self.turned_back(of_fold) * self.sums.scale
+        return readings
 
     def written_products(self, readings: Tensor, x: Vectors) -> Estimates:
         """Return <T, V> of a writer's part of keys or queries, less its mean over positions.
@@ -203,36 +213,67 @@ class Reader:
 
         Queries and keys come from different folds, so a product takes four different folds.
         """
-        first, second = _pairs(len(q)).T
-        left, right = (x.double().flatten(2) for x in (self.at_rows(q), self.turned(k)))
-        weights = _quad_weights(self.weights)
-        grams = self._grams(self._pair_blocks(left[first], right[second]))
-        values = [torch.einsum("fxy,xy->f", weights, gram) / self.cells.count for gram in grams]
-        whole, rest = (Estimates(values=square, weights=self.weights) for square in values)
+        whole, rest = (self._over_quads(gram) for gram in self._grams(self._pair_blocks(q, k)))
         return Squares(whole=whole, rest=rest)
 
-    def _pair_blocks(
-        self,
-        left: Float[Tensor, "pair row width"],
-        right: Float[Tensor, "pair key_pos width"],
-    ) -> Iterator[tuple[int, Maps]]:
-        for start, stop, rows in self._row_blocks(len(left)):
-            products = left[:, rows] @ right[:, :stop].mT * self.sums.scale
-            yield start, centred_rows(products, self.cells.rows(start, stop))
+    def pair_square(self, q: Vectors, k: Vectors) -> Estimates:
+        """Return <T, T> as `pair_squares` does, without the non-relative parts."""
+        gram = torch.zeros(())
+        for _, maps in self._pair_blocks(q, k):
+            gram = gram + maps.flatten(1) @ maps.flatten(1).T
+        return self._over_quads(gram)
 
-    def _blocks(self, patterns: Maps) -> Iterator[tuple[int, Maps]]:
-        for start, stop, rows in self._row_blocks(len(patterns)):
-            yield start, patterns[:, rows, :stop]
+    def _over_quads(self, gram: Float[Tensor, "pair pair2"]) -> Estimates:
+        values = torch.einsum("fxy,xy->f", _quad_weights(self.weights), gram)
+        return Estimates(values=values / self.cells.count, weights=self.weights)
 
-    def _row_blocks(self, n_maps: int) -> Iterator[tuple[int, int, slice]]:
-        """Yield blocks of consecutive queries, with the places of their rows."""
-        cells, row = self.cells, 0
-        for start, stop in row_blocks(cells.query_positions, cells.n, n_maps, PAIR_BYTES):
-            yield start, stop, slice(row, row + stop - start)
-            row += stop - start
+    def _pair_blocks(self, q: Vectors, k: Vectors) -> Iterator[tuple[slice, Maps]]:
+        """Yield the patterns of <R_i q_i, R_j k_j> for all pairs of folds, by blocks of rows.
+
+        A row's mean over its kept keys is the product with the mean of these keys.
+        """
+        left, right = (x.double().flatten(2) for x in (self.at_rows(q), self.turned(k)))
+        left = left * self.sums.scale
+        queries, sums = self.cells.query_positions, pad(right.cumsum(1), (0, 0, 1, 0))
+        firsts = self.cells.first[queries]
+        n_keys = self.cells.n_keys[queries, None].clamp_min(1)
+        means = (sums[:, queries] - sums[:, firsts]) / n_keys
+        pairs = _pairs(len(left)).tolist()
+        for rows, stop in self._row_blocks(len(pairs)):
+            products = left.new_empty(len(pairs), rows.stop - rows.start, stop)
+            for product, (one, other) in zip(products, pairs, strict=True):
+                torch.mm(left[one, rows], right[other, :stop].T, out=product)
+                product -= (left[one, rows] * means[other, rows]).sum(1, keepdim=True)
+            for row, (start, end) in enumerate(zip(firsts[rows], queries[rows], strict=True)):
+                products[:, row, :start] = 0
+                products[:, row, end:] = 0
+            yield rows, products
+
+    def _blocks(self, patterns: Maps) -> Iterator[tuple[slice, Maps]]:
+        for rows, stop in self._row_blocks(len(patterns)):
+            yield rows, patterns[:, rows, :stop]
+
+    def _row_blocks(self, n_maps: int) -> Iterator[tuple[slice, int]]:
+        """Yield blocks of rows, with the number of keys up to the last of their queries."""
+        queries, n = self.cells.query_positions, self.cells.n
+        size = max(1, PAIR_BYTES // (8 * n_maps * n))
+        with one_thread() if len(queries) < n else nullcontext():
+            for start in range(0, len(queries), size):
+                rows = slice(start, min(start + size, len(queries)))
+                yield rows, int(queries[rows.stop - 1]) + 1
+
+    def _distance_sums(self, rows: slice, maps: Maps) -> Float[Tensor, "map distance"]:
+        """Return the sums over the cells of every distance in a block of rows."""
+        queries = self.cells.query_positions[rows]
+        if len(queries) > int(queries[-1] - queries[0]):
+            return distance_sums(maps, int(queries[0]), self.cells.n)
+        sums = maps.new_zeros(len(maps), self.cells.n)
+        for row, query in enumerate(queries.tolist()):
+            sums[:, : query + 1] += maps[:, row, : query + 1].flip(-1)
+        return sums
 
     def _grams(
-        self, blocks: Iterable[tuple[int, Maps]]
+        self, blocks: Iterable[tuple[slice, Maps]]
     ) -> tuple[Float[Tensor, "map map2"], Float[Tensor, "map map2"]]:
         """Return the inner products of patterns, and of their non-relative parts.
 
@@ -240,10 +281,10 @@ class Reader:
         a(i) + f(i - j) needs only f and the pattern's sums over each distance.
         """
         gram, by_distance = torch.zeros(()), torch.zeros(())
-        for start, rows in blocks:
-            cells = rows.flatten(1)
+        for rows, maps in blocks:
+            cells = maps.flatten(1)
             gram = gram + cells @ cells.T
-            by_distance = by_distance + distance_sums(rows, start, self.cells.n)
+            by_distance = by_distance + self._distance_sums(rows, maps)
         _, f = relative_fit(by_distance, self.cells)
         return gram, gram - f @ by_distance.T
 
@@ -352,7 +393,7 @@ def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
     for writer, x in brought.items():
         written = reader.part(x, "written")
         pair = (sums.q, written) if side == "key" else (written, reader.mean(sums.k))
-        square = beyond_rounding(reader.pair_squares(*pair).whole, reader.score_square)
+        square = beyond_rounding(reader.pair_square(*pair), reader.score_square)
         exceeds_rounding = float(square.values.any())
         product = reader.written_products(readings, x) * exceeds_rounding
         from_first = UNDEFINED

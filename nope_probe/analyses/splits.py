@@ -427,7 +427,7 @@ def mean_squares_by_query(pattern: Pattern) -> list[tuple[tuple[int, int], Estim
     """
     cells = pattern.cells
     queries = cells.query_positions[cells.n_keys[cells.query_positions] > 1]
-    groups = queries.tensor_split(min(QUERY_GROUPS, len(queries)))
+    groups = queries.tensor_split(min(QUERY_GROUPS, len(queries))) if len(queries) else ()
     group_of = torch.full((cells.n,), -1)
     for index, group in enumerate(groups):
         group_of[group] = index

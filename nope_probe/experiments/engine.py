@@ -212,6 +212,7 @@ class Engine:
         name: str,
         layers: Sequence[int],
         mean_term: bool = False,
+        per_head: bool = False,
     ) -> Layers:
         """Return the maps of each layer, whose folds stay in the checkpoint until they are read.
 
@@ -220,7 +221,8 @@ class Engine:
         """
 
         def capture(stream: StreamCheckpoint | None) -> State:
-            options = {"layers": layers, "mean_term": mean_term, "residuals": self.residuals}
+            kept = {"mean_term": mean_term, "per_head": per_head}
+            options = {"layers": layers, "residuals": self.residuals, **kept}
             maps = self.by_fold(capture_scores, stream, **options)
             validate_finite(maps, name)
             return packed_tensors(maps)

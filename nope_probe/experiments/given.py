@@ -78,10 +78,9 @@ def run_of(
     """
     if out is None and process_count() > 1:
         raise UserError("several processes share the folder of a run: name it, out=FOLDER")
-    settings, call = _settings_of(kind, model, inputs, options)
+    settings, call = _settings_of(kind, model, inputs, {**options, "out": out})
     with TemporaryDirectory(prefix="nope-probe-") as temporary:
-        folder = Path(temporary, "run") if out is None else Path(out)
-        settings = replace(settings, out=folder)
+        settings = replace(settings, out=settings.out or Path(temporary, "run"))
         return read_run(run(settings, replace(call, is_kept=out is not None)))
 
 

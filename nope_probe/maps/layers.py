@@ -38,6 +38,7 @@ class LayerMaps:
         stored_mean: [row, key_pos], the mean over all sequences, if it is stored beside the folds.
         mean_term: the mean term <E q_i, E k_j>, if it was kept.
         key_means: [fold, pos, width], the mean key of each position, if it was kept.
+        heads: the maps of the layer's heads, if they were kept.
     """
 
     folds: FoldRows
@@ -46,6 +47,7 @@ class LayerMaps:
     stored_mean: Stored | None = None
     mean_term: LayerMaps | None = None
     key_means: Stored | None = None
+    heads: tuple[LayerMaps, ...] = ()
 
     @classmethod
     def of(
@@ -268,7 +270,11 @@ def set_apart(
     attention sink), else 0. For bare fold means it is 0.
     """
     first = max(layer.skip_keys for layer in layers.values()) if skip_keys == "auto" else skip_keys
-    return {name: replace(layer, skip_keys=first) for name, layer in layers.items()}
+    apart = {name: replace(layer, skip_keys=first) for name, layer in layers.items()}
+    return {
+        name: replace(layer, heads=tuple(replace(x, skip_keys=first) for x in layer.heads))
+        for name, layer in apart.items()
+    }
 
 
 def windows_of(layers: Mapping[int, LayerMaps]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -87,29 +87,17 @@ class ScoreMaps:
     @property
     def by_layer(self) -> Layers:
         """The maps of each layer by its number, which know their folds and rows."""
-        layers = {layer: self._layer(folds) for layer, folds in self._of_layers(self.folds)}
-        if self.mean_term is not None and self.key_means is not None:
-            for place, (layer, folds) in enumerate(self._of_layers(self.mean_term)):
-                layers[layer] = replace(
-                    layers[layer],
-                    mean_term=self._layer(folds),
-                    key_means=self.key_means[:, place],
-                )
+        layers: Layers = {}
+        for place, number in enumerate(self.layers):
+            layer = self._layer(self.folds[:, place])
+            if self.mean_term is not None and self.key_means is not None:
+                term, key_means = self._layer(self.mean_term[:, place]), self.key_means[:, place]
+                layer = replace(layer, mean_term=term, key_means=key_means)
+            if self.per_head is not None:
+                heads = map(self._layer, self.per_head[:, place].unbind(1))
+                layer = replace(layer, heads=tuple(heads))
+            layers[number] = layer
         return layers
-
-    @property
-    def by_head(self) -> dict[tuple[int, int], LayerMaps]:
-        """The maps of each head by its layer and number; empty unless heads were kept."""
-        if self.per_head is None:
-            return {}
-        return {
-            (layer, head): self._layer(folds)
-            for layer, of_heads in self._of_layers(self.per_head)
-            for head, folds in enumerate(of_heads.unbind(1))
-        }
-
-    def _of_layers(self, folds: Tensor) -> Iterator[tuple[int, Tensor]]:
-        return zip(self.layers, folds.unbind(1), strict=True)
 
     def _layer(self, folds: Float[Tensor, "fold row key_pos"]) -> LayerMaps:
         return LayerMaps.of(folds, self.counts, self.query_positions, self.skip_keys or 0)
@@ -140,6 +128,8 @@ def packed_tensors(maps: ScoreMaps) -> State:
     queries = maps.query_positions
     if not maps.has_all_rows:
         tensors["query_positions"] = queries
+    if maps.per_head is not None:
+        tensors["per_head"] = maps.per_head
     for place, layer in enumerate(maps.layers):
         folds = maps.folds[:, place]
         tensors[f"{layer}/folds"] = pack_rows(folds, queries)
@@ -156,8 +146,9 @@ def stored_layers(stored: Mapping[str, Stored]) -> Layers:
     numbers = sorted(int(name.split("/")[0]) for name in stored if name.endswith("/mean"))
     queries = stored["query_positions"][...] if "query_positions" in stored else None
     counts, skip_keys = stored["counts"][...], int(stored["bos"][...])
+    per_head = stored["per_head"][...].unbind(1) if "per_head" in stored else ()
     layers: Layers = {}
-    for number in numbers:
+    for place, number in enumerate(numbers):
         layer = LayerMaps(
             folds=PackedFolds(stored[f"{number}/folds"], queries),
             counts=counts,
@@ -168,6 +159,12 @@ def stored_layers(stored: Mapping[str, Stored]) -> Layers:
         if (mean_term := stored.get(f"{number}/mean_term")) is not None:
             term = replace(layer, folds=PackedFolds(mean_term, queries), stored_mean=None)
             layer = replace(layer, mean_term=term)
+        if per_head:
+            heads = (
+                LayerMaps.of(folds, counts, queries, skip_keys)
+                for folds in per_head[place].unbind(1)
+            )
+            layer = replace(layer, heads=tuple(heads))
         layers[number] = layer
     return layers
 

@@ -7,6 +7,7 @@ queries, because 512 rows of a positional pattern show as much as 32,768 rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -71,6 +72,9 @@ def row_blocks(
 ) -> Iterator[tuple[int, int]]:
     """Yield blocks of consecutive queries with rows, as (start, stop).
 
+    For chosen rows, torch runs on one thread meanwhile: most of their blocks are a single row, and
+    sharing an operation on a row among threads takes longer than the operation.
+
     Args:
         query_positions: the queries of the rows, in order.
         n_keys: how many keys a row has.
@@ -85,10 +89,22 @@ def row_blocks(
     """
     size = max(1, n_bytes // (8 * n_maps * n_keys))
     ends = (query_positions.diff() > 1).nonzero().flatten() + 1
-    for run in query_positions.tensor_split(ends):
-        first, behind = int(run[0]), int(run[-1]) + 1
-        for start in range(first, behind, size):
-            yield start, min(start + size, behind)
+    with one_thread() if len(ends) else nullcontext():
+        for run in query_positions.tensor_split(ends):
+            first, behind = int(run[0]), int(run[-1]) + 1
+            for start in range(first, behind, size):
+                yield start, min(start + size, behind)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch on one thread."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n_threads)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

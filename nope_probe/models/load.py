@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -266,6 +266,10 @@ def _run_as_transformers(model: TransformerBridge) -> None:
             if isinstance(child, RotaryEmbeddingBridge) and child.original_component is None:
                 module._modules[name] = None  # without RoPE (Granite 4), there is no module to call
     for block in blocks_of(model):
+        # GPT-1's blocks return lists, in which TransformerLens does not look for its hook's tensor.
+        if type(model.original_model).__name__ == "OpenAIGPTLMHeadModel":
+            hf_block: Any = block.original_component
+            hf_block.register_forward_hook(lambda _, args, output: tuple(output))
         linear = block._modules.get("linear_attn")
         if linear is not None:
             vars(linear)["forward"] = partial(GeneralizedComponent.forward, linear)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 JOIN_TIMEOUT = timedelta(minutes=5)  # in which all processes have to start
 # The longest wait for the first process, which may stream a data set or write a large run.
 TIMEOUT = timedelta(hours=3)
+PATIENCE = 2.0  # seconds of work that a log file hears nothing of
 HEAD_START = 2.0  # seconds until torchrun ends the other processes of a machine
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STOPPING = b"\nstopping after this batch; press Ctrl-C again to stop now\n"
@@ -65,19 +66,30 @@ def process_count() -> int:
 
 
 @contextmanager
-def status(doing: str, *, has_bars: bool = False) -> Iterator[None]:
+def status(doing: str, *, has_bars: bool = False, in_logs: bool = False) -> Iterator[None]:
     """Show a line of status on stderr, with a spinner that is erased at the end.
 
-    Only the first process shows the line, and only on a terminal: a log file gets nothing. Lines
-    cannot be nested.
+    Only the first process shows the line, and by default only on a terminal: a log file gets
+    nothing. Lines cannot be nested.
 
     Args:
         doing: the work in progress, such as `loading TransformerLens`.
         has_bars: whether it may draw progress bars of its own, as a download does; then the line
             has no spinner and stays.
+        in_logs: whether a log file gets the line too, if the work takes longer than two seconds.
     """
-    if not (is_first_process() and sys.stderr.isatty()):
+    if not is_first_process():
         yield
+    elif not sys.stderr.isatty():
+        line = f"{printable(doing)} ...\n"
+        late = threading.Timer(PATIENCE, sys.stderr.write, (line,))
+        late.daemon = True
+        if in_logs:
+            late.start()
+        try:
+            yield
+        finally:
+            late.cancel()
     elif has_bars:
         sys.stderr.write(f"{printable(doing)} ...\n")
         yield

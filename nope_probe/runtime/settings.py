@@ -33,7 +33,14 @@ from nope_probe.data.documents import (
     validate_packing,
     validate_readable,
 )
-from nope_probe.errors import TooFewLayersError, UserError, as_tuple, leaves_of, validate_choices
+from nope_probe.errors import (
+    TooFewLayersError,
+    UserError,
+    as_tuple,
+    leaves_of,
+    validate_choices,
+    validate_types,
+)
 from nope_probe.files import local_path
 from nope_probe.maps import default_rows
 from nope_probe.models.context import beyond_context, stated_lengths, validate_context
@@ -103,7 +110,8 @@ ALPHA = Bounds(0, 1, open_above=True)
 class BoundedSettings:
     """A base for dataclasses of settings, which have `Bounds` and `Literal`s in their annotations.
 
-    Paths become absolute; in Python they may be given as text.
+    Paths become absolute; in Python they may be given as text. Values from Python are checked
+    against their types too.
 
     Example:
         >>> from nope_probe.scores import Settings
@@ -116,6 +124,7 @@ class BoundedSettings:
         kind: type = type(self)
         hints = _hints_of(kind)
         validate_choices(hints, vars(self))
+        validate_types(hints, vars(self))
         for name, hint in hints.items():
             value = getattr(self, name)
             values = value if isinstance(value, tuple) else (value,)

@@ -1,8 +1,15 @@
 """Terms and writers of a pattern, against closed forms and known truths."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
+from math import prod
+
 import pytest
 import torch
 
+from nope_probe.analyses import positions
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
 from nope_probe.analyses.positions import (
     TERMS,
     Reader,
@@ -10,6 +17,7 @@ from nope_probe.analyses.positions import (
     direct_share,
     position_terms,
     term_maps,
+    written_terms,
 )
 from nope_probe.experiments.tables import writer_table
 from nope_probe.maps.positions import PositionSums, ReaderSums, Turns
@@ -103,6 +111,183 @@ def test_shares_of_terms_add_up_and_those_of_writers_to_what_is_written(
     assert torch.allclose(total[kept], maps["all"][kept], atol=1e-9)
 
 
+Part = Callable[[torch.Tensor], torch.Tensor]
+UNEVEN = torch.tensor([3, 9, 4, 5, 2])
+ROWS = torch.tensor([2, 5, 6, 9, 11, 12])
+
+
+def estimates_over_folds(n_maps: int, value: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Return a product's mean over different folds, on all folds and without each fold."""
+
+    def mean(folds: list[int]) -> torch.Tensor:
+        choices = [*permutations(folds, n_maps)]
+        weights = [prod(int(UNEVEN[fold]) for fold in choice) for choice in choices]
+        products = [w * value(*choice) for w, choice in zip(weights, choices, strict=True)]
+        return sum(products, torch.zeros(())) / sum(weights)
+
+    folds = [*range(len(UNEVEN))]
+    left_out = [[fold for fold in folds if fold != out] for out in folds]
+    return torch.stack([mean(kept) for kept in (folds, *left_out)])
+
+
+class ByHand:
+    """Patterns and their non-relative parts as vectors of cells 1 <= j < i of some rows."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+        keys = torch.arange(N_POS)
+        self.cells = (keys >= 1) & (keys < rows[:, None])
+        row, key = self.cells.nonzero().T
+        n = len(row)
+        design = torch.zeros(n, len(rows) + N_POS, dtype=torch.float64)
+        design[torch.arange(n), row] = 1
+        design[torch.arange(n), len(rows) + rows[row] - key] = 1
+        self.rest_of = torch.eye(n) - design @ torch.linalg.pinv(design)
+
+    def pattern(self, scores: torch.Tensor) -> torch.Tensor:
+        rows = [row[kept] for row, kept in zip(scores, self.cells, strict=True)]
+        return torch.cat([row - row.mean() if len(row) else row for row in rows])
+
+    def rest(self, scores: torch.Tensor) -> torch.Tensor:
+        return self.rest_of @ self.pattern(scores)
+
+    def scores(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """Return the scores of one fold's queries and another's keys."""
+        left, right = (rope().turned(x) for x in (q, k))
+        return torch.einsum("ihd,jhd->ij", left[self.rows], right) * 0.5
+
+    def square(self, part: Part, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        """Return <T, T> over four different folds."""
+        folds = range(len(UNEVEN))
+        maps = {(a, b): part(self.scores(q[a], k[b])) for a, b in permutations(folds, 2)}
+        return estimates_over_folds(4, lambda a, b, c, d: (maps[a, b] * maps[c, d]).mean())
+
+    def crossed(
+        self, part: Part, q: torch.Tensor, k: torch.Tensor, scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Return <T, V> over three different folds."""
+        maps = [part(fold) for fold in scores]
+        return estimates_over_folds(
+            3, lambda a, b, c: (part(self.scores(q[a], k[b])) * maps[c]).mean()
+        )
+
+    def square_of_maps(self, part: Part, scores: torch.Tensor) -> torch.Tensor:
+        """Return <V, V> over two different folds."""
+        maps = [part(fold) for fold in scores]
+        return estimates_over_folds(2, lambda a, b: (maps[a] * maps[b]).mean())
+
+
+def assert_equal(found: Interval, expected: Interval) -> None:
+    for end in ("value", "low", "high"):
+        assert getattr(found, end) == pytest.approx(getattr(expected, end), abs=1e-9, nan_ok=True)
+
+
+def noisy_reader(rows: torch.Tensor, bias: torch.Tensor | None = None) -> Reader:
+    """Return a reader of five uneven folds whose q, k and scores differ between folds."""
+    parts = [random_vectors(seed)[: len(UNEVEN)] for seed in range(7)]
+    queries, keys = (
+        dict(zip(("embed", "L0H1", "MLP0"), three, strict=True))
+        for three in (parts[:3], parts[3:6])
+    )
+    q, k = (sum(written.values(), torch.zeros(())) for written in (queries, keys))
+    sums = sums_of(q, k, rope(), noise=9.0, queries=queries, keys=keys)
+    own = {
+        "scores": sums.scores[:, rows],
+        "bias": bias if bias is None else bias[rows],
+        "query_positions": rows,
+        "first_queries": {"L0H1": parts[6]},
+        "first_keys": {"L0H1": -0.4 * parts[6]},
+    }
+    return Reader(sums=replace(sums, **own), counts=UNEVEN, skip_keys=1)
+
+
+@pytest.mark.parametrize("has_alibi", [False, True])
+@pytest.mark.parametrize("rows", [torch.arange(N_POS), ROWS])
+def test_terms_are_products_of_different_folds_by_brute_force(
+    rows: torch.Tensor, has_alibi: bool
+) -> None:
+    """The covariance is scores less mean term: 2, 4 and 3 folds; ALiBi is known without noise."""
+    torch.manual_seed(5)
+    bias = 9 * torch.randn(N_POS, N_POS, dtype=torch.float64) if has_alibi else None
+    reader, hand = noisy_reader(rows, bias), ByHand(rows)
+    terms, scores = position_terms(reader), reader.sums.scores
+    with_bias = scores if bias is None else scores + bias[rows]
+    square = hand.square_of_maps(hand.pattern, with_bias)
+    in_cells = with_bias[:, hand.cells].square().mean()
+    assert float(reader.score_square) == pytest.approx(float(in_cells))
+    vectors = {name: reader.term(name) for name in (*TERMS, "mean")}
+    products = {name: hand.crossed(hand.pattern, *of, with_bias) for name, of in vectors.items()}
+    products["covariance"] = square - products["mean"]
+    squares, rests = (
+        {name: hand.square(part, *of) for name, of in vectors.items()}
+        for part in (hand.pattern, hand.rest)
+    )
+    for found, part in ((squares, hand.pattern), (rests, hand.rest)):
+        crossed = hand.crossed(part, *vectors["mean"], scores)
+        found["covariance"] = hand.square_of_maps(part, scores) + found["mean"] - 2 * crossed
+        found["all"] = hand.square_of_maps(part, with_bias)
+    products["all"] = square
+    if bias is not None:
+        of_bias, whole = hand.pattern(bias[rows]), [hand.pattern(fold) for fold in with_bias]
+        products["alibi"] = estimates_over_folds(1, lambda a: (of_bias * whole[a]).mean())
+        products["covariance"] = products["covariance"] - products["alibi"]
+        squares["alibi"] = of_bias.square().mean().expand(1 + len(UNEVEN))
+        rests["alibi"] = hand.rest(bias[rows]).square().mean().expand(1 + len(UNEVEN))
+    assert {*terms} == {*products}
+    for name, term in terms.items():
+        assert_equal(term.rms, rms(squares[name], UNEVEN))
+        assert_equal(term.share, share(products[name], square, UNEVEN))
+        assert_equal(term.relative_r2, share(squares[name] - rests[name], squares[name], UNEVEN))
+        assert_equal(term.non_relative, rms(rests[name], UNEVEN))
+    parts = ("mean", "covariance", *(["alibi"] if has_alibi else []))
+    assert sum(terms[name].share.value for name in parts) == pytest.approx(1, abs=1e-9)
+    maps = term_maps(reader)
+    kept = maps["all"].isfinite()
+    assert torch.equal(kept, hand.cells)
+    assert torch.allclose(sum(maps[name] for name in parts)[kept], maps["all"][kept], atol=1e-9)
+    if bias is not None:
+        assert torch.allclose(maps["alibi"][kept], hand.pattern(bias[rows]), atol=1e-9)
+
+
+@pytest.mark.parametrize("rows", [torch.arange(N_POS), ROWS])
+def test_writers_are_products_of_different_folds_by_brute_force(rows: torch.Tensor) -> None:
+    """The key side meets whole queries, the query side the keys' mean over positions."""
+    torch.manual_seed(5)
+    reader, hand = noisy_reader(rows), ByHand(rows)
+    sums, scores = reader.sums, reader.sums.scores
+    square = hand.square_of_maps(hand.pattern, scores)
+
+    def about_mean(x: torch.Tensor) -> torch.Tensor:
+        return x - x[:, 1:].mean(1, keepdim=True)
+
+    mean_key = (sums.k - about_mean(sums.k)).expand_as(sums.k)
+    for side, written, first in (
+        ("key", sums.keys, sums.first_keys),
+        ("query", sums.queries, sums.first_queries),
+    ):
+        terms = written_terms(reader, side)
+        assert {*terms} == {*written}
+        for writer, term in terms.items():
+            x = about_mean(written[writer])
+            pair = (sums.q, x) if side == "key" else (x, mean_key)
+            product = hand.crossed(hand.pattern, *pair, scores)
+            assert_equal(term.share, share(product, square, UNEVEN))
+            assert_equal(term.rms, rms(hand.square(hand.pattern, *pair), UNEVEN))
+            if writer not in first:
+                assert_equal(term.first_key, UNDEFINED)
+                continue
+            x = about_mean(first[writer])
+            pair = (sums.q, x) if side == "key" else (x, mean_key)
+            product = hand.crossed(hand.pattern, *pair, scores)
+            assert_equal(term.first_key, share(product, square, UNEVEN))
+    query, key = (about_mean(x["MLP0"]) for x in (sums.queries, sums.keys))
+    without, whole = (
+        hand.crossed(hand.pattern, *pair, scores)
+        for pair in ((sums.q - query, sums.k - key), (sums.q, sums.k))
+    )
+    assert_equal(direct_share(reader, "MLP0"), share(whole - without, square, UNEVEN))
+
+
 def test_without_noise_every_estimate_is_the_product_of_the_maps_themselves() -> None:
     q, k = (random_vectors(seed)[:1].expand(N_FOLDS, -1, -1, -1) for seed in (1, 2))
     reader = Reader(sums=sums_of(q, k, rope()), counts=EQUAL, skip_keys=2)
@@ -114,6 +299,35 @@ def test_without_noise_every_estimate_is_the_product_of_the_maps_themselves() ->
         assert terms[name].rms.value == pytest.approx(float(own.square().mean().sqrt()), rel=1e-9)
         share = float((own * whole).sum() / whole.square().sum())
         assert terms[name].share.value == pytest.approx(share, abs=1e-9)
+
+
+@pytest.mark.parametrize("n_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("window", [N_POS, 5])
+def test_squares_of_chosen_rows_are_products_of_the_maps_of_four_different_folds(
+    n_bytes: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(positions, "PAIR_BYTES", n_bytes)
+    queries, key = torch.tensor([2, 5, 7, 11, 12]), torch.arange(N_POS)
+    q, k = (random_vectors(seed)[:5] for seed in (1, 2))
+    sums = sums_of(q, k, rope())
+    hidden = queries[:, None] - key >= window
+    scores = sums.scores[:, queries].masked_fill(hidden, torch.nan)
+    sums = replace(sums, scores=scores, query_positions=queries)
+    counts = torch.tensor([3, 5, 2, 7, 4])
+    reader = Reader(sums=sums, counts=counts, skip_keys=1)
+    left, right = (rope().turned(x) for x in (q, k))
+    cells = (key < queries[:, None]) & (key >= 1) & ~hidden
+    maps = 0.5 * torch.einsum("aihd,bjhd->abij", left[:, queries], right)
+    maps = maps - (maps * cells).sum(-1, keepdim=True) / cells.sum(-1, keepdim=True).clamp_min(1)
+    maps = maps * cells
+    square = weight = 0.0
+    for a, b, c, d in permutations(range(5), 4):
+        shares = float(counts[[a, b, c, d]].prod())
+        square += shares * float((maps[a, b] * maps[c, d]).sum() / cells.sum())
+        weight += shares
+    squares = reader.pair_squares(q, k)
+    assert float(squares.whole[0]) == pytest.approx(square / weight, rel=1e-9)
+    torch.testing.assert_close(reader.pair_square(q, k), squares.whole)
 
 
 def test_what_goes_directly_is_the_pattern_without_the_writers_vectors() -> None:

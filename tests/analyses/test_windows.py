@@ -13,7 +13,7 @@ from nope_probe import attribute, capture_scores, measure, row_centred
 from nope_probe.analyses.jackknife import signed_root
 from nope_probe.analyses.pattern_changes import kept_pattern, pattern_difference
 from nope_probe.analyses.pattern_rows import ContrastGram
-from nope_probe.analyses.splits import offset_means
+from nope_probe.analyses.splits import mean_squares_by_query, offset_means
 from nope_probe.maps.centred import first_visible_keys
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
@@ -111,6 +111,25 @@ def test_the_first_visible_keys_are_those_of_the_window(name: str) -> None:
     for distance in range(1, N):
         mean = maps[0][CELLS[name] & (distance == QUERY - KEY)].mean()
         torch.testing.assert_close(profile[distance - 1], mean, equal_nan=True)
+
+
+@pytest.mark.parametrize(("window", "amplitude"), [(1, NAN), (2, 0.0)])
+def test_a_window_that_leaves_a_query_one_key_or_none_leaves_no_pattern(
+    window: int, amplitude: float
+) -> None:
+    visible = (KEY <= QUERY) & (window > QUERY - KEY)
+    maps = folds("causal").masked_fill(~visible, NAN)
+    measures = measure(maps[:, None])[0]
+    assert measures.amplitude.value == pytest.approx(amplitude, nan_ok=True)
+    layer = TensorFolds(maps, None)
+    squares, groups = mean_squares_by_query(layer, layer.kept_cells(0))
+    assert squares.shape == (1 + N_FOLDS, 0)
+    assert groups == []
+
+
+def test_maps_without_a_number_are_an_error() -> None:
+    with pytest.raises(ValueError, match="a score map has no finite cell"):
+        measure(torch.full((N_FOLDS, 1, N, N), NAN))
 
 
 def test_a_hole_that_no_window_makes_is_an_error() -> None:

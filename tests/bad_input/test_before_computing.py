@@ -43,6 +43,9 @@ NUMBERS = [
     ("scores --skip-keys 62", "--skip-keys 62 leaves no keys of 64"),
     ("scores --query-rows 65", "--query-rows 65 is more than 64 tokens"),
     ("trace --query-rows 0", "--query-rows 0: expected"),
+    ("trace --reader L١", "--reader L١: expected a layer or head, such as L2 or L2H1"),
+    ("trace --reader L01", "--reader L01: expected a layer or head, such as L2 or L2H1"),
+    ("ablate --players position[MLP١]", "unknown player 'position[MLP١]'"),
     ("behaviour --prefix 127", "expected a --prefix from 4 to 124 of 128 tokens"),
     ("simulate --n-samples 100 --target-se 0.1", "--n-samples or --target-se, not both"),
     ("simulate --alpha 0 -0.0", "two alphas are the same"),
@@ -92,6 +95,7 @@ WITHOUT_EFFECT = [
     ("ablate --players mask --bands 2", "--bands divides the player rope"),
     ("ablate --players w_q --replacement zero --gain norm", "--gain is for the replacements"),
     ("ablate --replacement zero zero", "expected each --replacement once"),
+    ("ablate --replacement", "expected each --replacement once, got none"),
     ("ablate --scope both --residuals-gb 2", "--residuals-gb has no effect with --scope both"),
     ("ablate --scope own --residuals-gb nan", "--residuals-gb nan: expected 0 <= residuals-gb"),
     (

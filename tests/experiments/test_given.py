@@ -341,6 +341,39 @@ def test_mistakes_are_one_line_before_anything_is_run(
         function(loaded, text)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("run_ablations", {"players": 5}, r"players \(5,\): expected a text or None"),
+        ("run_ablations", {"query_rows": 1.5}, "query_rows 1.5: expected a whole number or None"),
+        ("run_ablations", {"seed": None}, "seed None: expected a whole number"),
+        ("run_ablations", {"n_seqs": True}, "n_seqs True: expected a whole number"),
+        ("run_behaviour", {"alpha": "0"}, "alpha '0': expected a number"),
+        ("run_behaviour", {"data": Path("x")}, r"data .*Path\('x'\): expected a text"),
+        ("run_trace", {"out": 5}, "out 5: expected a path or None"),
+        ("run_trace", {"reader": 5}, "reader 5: expected a text or None"),
+        ("run_trace", {"confirm": "all"}, "confirm 'all': expected a whole number"),
+        ("run_trace", {"confirm": None}, "confirm None: expected a whole number"),
+        ("run_trace", {"per_head": "yes"}, "per_head 'yes': expected True or False"),
+    ],
+)
+def test_a_value_of_another_type_is_one_line_before_anything_is_run(
+    name: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nope_probe.models.load.load", None)
+    with pytest.raises(UserError, match=f"^{message}$"):
+        getattr(nope_probe, name)("rope-tiny", **options)
+
+
+def test_values_of_every_type_that_a_setting_names_are_taken() -> None:
+    from nope_probe.trace import Settings
+
+    given = {"out": "folder", "alpha": 0, "layers": "all", "n_seqs": 16, "reader": "L2H1"}
+    assert (
+        Settings(**given, data="gaussian", model="parameter-free").out == Path("folder").resolve()
+    )
+
+
 def test_behaviour_needs_text_and_a_tokenizer(loaded: Any, text: Sequences) -> None:
     model = deepcopy(loaded.model)
     model.tokenizer = None

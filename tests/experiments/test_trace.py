@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,11 @@ from nope_probe.analyses.positions import readers, term_maps
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.experiments.trace import sections
+from nope_probe.experiments.trace.analyse import writer_order
+from nope_probe.experiments.trace.run import Settings
 from nope_probe.hooks.reading.readers import capture_positions
+from nope_probe.maps.rows import choose_rows
+from nope_probe.runtime.folder import Run
 
 N = 23
 SMALL = ["--n-seqs", 43, "--seq-len", N, "--folds", 5, "--batch-size", 7]
@@ -54,6 +59,102 @@ def test_tables_and_maps_are_those_of_the_captured_sums(done: Path) -> None:
         for term, values in term_maps(reader).items():
             seen = run.maps[f"L{names['layer']}/{term}"]
             assert_same(seen, values)
+
+
+def test_writers_stand_in_the_order_in_which_they_write(done: Path) -> None:
+    writers = read_run(done).tables["writers"]
+    heads = [[f"L{layer}H{head}" for head in range(4)] for layer in range(2)]
+    order = ["embed", *heads[0], "MLP0", *heads[1], "MLP1", "bias"]
+    of_readers = writers.groupby(["layer", "side"], sort=False)["writer"].agg(list)
+    assert list(of_readers.index) == [(n, side) for n in range(3) for side in ("key", "query")]
+    assert of_readers[2, "key"] == of_readers[2, "query"] == order
+    assert list(writers.index) == list(range(len(writers)))
+    names = ["bias", "MLP0", "L1H0", "ATTN1", "L0H10", "L0H2", "MLP10", "pos_embed", "BLOCK2"]
+    assert sorted(names, key=writer_order) == [
+        *("pos_embed", "L0H2", "L0H10", "MLP0", "L1H0", "ATTN1", "BLOCK2", "MLP10", "bias")
+    ]
+
+
+def test_clocks_are_coordinates_of_mean_keys_and_queries_along_their_axes(done: Path) -> None:
+    """Six writers at most beside their sum; distances between positions are those of the keys."""
+    run, saved = read_run(done), load_file(done / "tokens.safetensors")
+    sums = capture_positions(
+        load("nope-tiny").model,
+        torch.from_numpy(saved["tokens"]),
+        layers=[2],
+        n_folds=5,
+        documents=torch.from_numpy(saved["documents"]),
+    )
+    weights = sums.counts.double() / sums.counts.sum()
+    clocks, writers = run.tables["clocks"].query("layer == 2"), run.tables["writers"]
+    assert set(run.tables["clocks"]["layer"]) == {0, 1, 2}
+    for side, whole, parts in (
+        ("key", sums.readers[2].k, sums.readers[2].keys),
+        ("query", sums.readers[2].q, sums.readers[2].queries),
+    ):
+        own = clocks[clocks["side"] == side]
+        ranked = writers.query("layer == 2 and side == @side").set_index("writer")["share"]
+        ranked = ranked.abs().sort_values(ascending=False)
+        n_writers = own["writer"].nunique()
+        assert list(own["writer"].unique()) == ["all", *ranked.index[: n_writers - 1]]
+        assert 2 <= n_writers - 1 < len(ranked)
+        about_mean = {}
+        for name, x in {"all": whole, **parts}.items():
+            mean = torch.einsum("f,fphd->phd", weights, x)[1:].flatten(1)
+            about_mean[name] = mean - mean.mean(0)
+        variances, axes = torch.linalg.eigh(about_mean["all"].T @ about_mean["all"])
+        axes = axes[:, [-1, -2]]
+        axes = axes * axes.sum(0).sign()
+        explained = variances[-2:].sum() / variances.sum()
+        assert own["explained"].to_numpy() == pytest.approx(float(explained), rel=1e-4)
+        for name, points in own.groupby("writer"):
+            expected = about_mean[name] @ axes
+            found = points[["axis_1", "axis_2"]].to_numpy()
+            assert list(points["position"]) == list(range(1, N))
+            np.testing.assert_allclose(found, expected, atol=1e-4 * float(axes.abs().max()) + 1e-4)
+
+
+def test_maps_of_chosen_rows_name_their_queries() -> None:
+    loaded = load("nope-tiny", n_layers=2)
+    text = torch.randint(2048, (15, N), generator=torch.Generator().manual_seed(3))
+    options = {"confirm": 0, "folds": 5, "skip_keys": 1}
+    whole, chosen = (run_trace(loaded, text, **options, query_rows=rows) for rows in (None, 11))
+    queries = choose_rows(N, 11)
+    assert "query_positions" not in whole.maps
+    assert chosen.maps.keys() == {"query_positions", *whole.maps}
+    np.testing.assert_array_equal(chosen.maps["query_positions"], queries)
+    for name, values in whole.maps.items():
+        np.testing.assert_allclose(chosen.maps[name], values[queries], atol=1e-5)
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("kind", ["heads", "layers"])
+def test_the_bytes_of_a_run_are_those_of_what_heads_and_mlps_write(
+    kind: Any, per_head: bool, tiny: Callable[[str], Any]
+) -> None:
+    loaded = load(str(tiny("smollm3").folder))
+    text = torch.randint(263, (10, N), generator=torch.Generator().manual_seed(3))
+    sums = capture_positions(loaded.model, text, n_folds=5, writers=kind, per_head=per_head)
+    kept = sum(
+        values.nbytes
+        for reader in sums.readers.values()
+        for parts in (reader.keys, reader.queries)
+        for name, values in parts.items()
+        if name not in ("embed", "bias")
+    )
+    settings = Settings(
+        model="x", layers="all", writers=kind, per_head=per_head, folds=5, seq_len=N, n_seqs=10
+    )
+    assert settings.bytes_of_sums(loaded.info) == kept
+    assert settings.n_maps(loaded.info) == 3 + kept // (8 * 5 * N**2)
+    assert replace(settings, layers=1).bytes_of_sums(loaded.info) == 0
+    assert replace(settings, reader="L2H1").traces_heads
+    assert replace(settings, reader="L2").traces_heads == per_head
+
+
+def test_by_default_six_pairs_of_readers_and_writers_are_confirmed_in_eight_folds() -> None:
+    settings = Settings()
+    assert (settings.confirm, settings.folds, settings.traces_heads) == (6, 8, False)
 
 
 def test_clocks_lie_along_axes_of_which_the_first_explains_most(done: Path) -> None:
@@ -142,6 +243,15 @@ def test_the_answer_names_the_main_writers_and_nothing_of_another_reader() -> No
     assert sections.terms_finding(tables["terms"], "L3") == (
         "The pattern of L3 is 0% rotation, 95% written and 5% covariance"
     )
+
+
+def test_a_writer_whose_interval_holds_zero_is_no_main_writer() -> None:
+    writers = traced.writers_table()
+    strongest = (writers["layer"] == 2) & (writers["writer"] == "L1H0")
+    writers.loc[strongest, ["share", "share_low", "share_high"]] = (1.9, -0.1, 3.9)
+    tables = {"terms": traced.terms_table(), "writers": writers, **TEXT}
+    main, _, _ = sections.answer(tables, "L2").partition(";")
+    assert main == "L2's position is written by L1H1"
 
 
 def test_the_answer_with_rope_is_rotation_and_without_a_pattern_that_there_is_none() -> None:
@@ -244,6 +354,32 @@ def test_of_many_heads_the_strongest_are_shown() -> None:
     assert shown == ["L2H0", *(f"L2H{head}" for head in range(9, 40))]
     writers = sections.strongest_writers(tables, 2).query("layer == 2")
     assert list(writers["writer"]) == ["L1H0", "MLP1"]
+
+
+def test_a_report_has_the_effects_that_were_measured_and_four_writers_of_each_reader() -> None:
+    writers = traced.writers_table()
+    weakest = writers.query("layer == 2 and writer == 'MLP0'").assign(
+        writer="embed", share=0.05, share_low=0.04, share_high=0.06
+    )
+    tables = {
+        "terms": traced.terms_table(),
+        "writers": pd.concat([weakest, writers], ignore_index=True),
+        "effects": traced.effects_table(),
+        "clocks": traced.clocks_table(),
+    }
+    manifest = {"model": {"name": "mine"}, "reader": None, "settings": {"folds": 8}, "skip_keys": 1}
+    run = Run(manifest=manifest, arrays={"maps": traced.maps()}, tables=tables)
+    whole = sections.report(run)
+    without = sections.report(replace(run, tables=tables | {"effects": tables["effects"].iloc[:0]}))
+    assert (len(whole.sections), len(whole.terminal)) == (3, 3)
+    assert (len(without.sections), len(without.terminal)) == (2, 2)
+    pd.testing.assert_frame_equal(whole.sections[2].table, tables["effects"])
+    pd.testing.assert_frame_equal(whole.sections[1].table, tables["terms"])
+    _, shown, effects = whole.terminal.values()
+    assert set(shown.query("reader == 'L2'")["writer"]) == {"L1H0", "L1H1", "MLP0", "MLP1"}
+    assert list(effects["writer"]) == list(tables["effects"]["writer"])
+    assert "embed" in set(whole.sections[0].table["writer"])
+    assert "Who writes position in mine" in whole.title
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """What a pattern loses without a writer's position, against exact shares and a model by hand."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from support.decoders import write_decoder
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, tokens
 from support.traced import bos_reader
@@ -69,6 +71,37 @@ def test_heads_act_through_the_mlp_that_reads_them() -> None:
     for head in ("L0H0", "L0H1"):
         assert abs(table.loc[head, "direct"]) < 0.05
         assert table.loc[head, "total_low"] > 0.2
+
+
+@pytest.mark.parametrize(("model_type", "block"), [("gpt_neox", 0), ("llama", 1)])
+def test_the_heads_that_an_mlp_reads_are_of_the_block_before_where_both_run_in_parallel(
+    model_type: str, block: int, tmp_path: Path
+) -> None:
+    """Of the six heads, the four are measured whose mean output varies most with position."""
+    tiny = write_decoder(model_type, tmp_path)
+    text, model = tokens(15, seed=3), load(str(tiny.folder)).model
+    sums = capture_positions(model, text, n_folds=N_FOLDS, layers=[2])
+    engine = Engine(model=model, inputs=text, n_folds=N_FOLDS)
+    writers = pd.DataFrame([{"layer": 2, "side": "key", "writer": "MLP1", "share": 0.7}])
+    table = measure_effects(engine, sums, writers, skip_keys=2, n_pairs=1)
+    kept: list[torch.Tensor] = []
+    projection = o_projection(tiny.hf, block)
+    handle = projection.register_forward_hook(lambda m, i, o: kept.append(i[0]))
+    with torch.inference_mode():
+        tiny.hf(text)
+    handle.remove()
+    weight = projection.weight.unflatten(1, (6, -1))
+    written = torch.einsum("bphd,mhd->hpm", kept[0].unflatten(-1, (6, -1)), weight)[:, 2:]
+    sizes = (written - written.mean(1, keepdim=True)).norm(dim=(1, 2))
+    strongest = [f"L{block}H{head}" for head in sizes.argsort(descending=True)[:4].tolist()]
+    assert table["writer"].to_list() == ["MLP1", *strongest]
+    assert set(table["layer"]) == {2}
+
+
+def o_projection(hf: Any, block: int) -> torch.nn.Linear:
+    """Return the output projection of a block's attention in plain transformers."""
+    base = hf.base_model.layers[block]
+    return base.attention.dense if hasattr(base, "attention") else base.self_attn.o_proj
 
 
 def test_pairs_are_chosen_by_the_share_of_both_sides() -> None:

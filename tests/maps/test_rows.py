@@ -9,6 +9,7 @@ from scipy.stats import spearmanr
 
 from nope_probe.analyses.pattern import LAG, measure_estimates
 from nope_probe.analyses.pattern_changes import kept_pattern
+from nope_probe.analyses.pattern_rows import relative_fit
 from nope_probe.analyses.splits import (
     bin_of_offset,
     mean_squares_by_query,
@@ -50,6 +51,21 @@ def test_chosen_rows_are_distinct_end_with_a_run_and_leave_no_large_gap(n: int, 
         assert gaps.max() - gaps[:-1].min() <= gaps.max() / 2 + 1
 
 
+@pytest.mark.parametrize(
+    ("n", "n_rows", "queries"),
+    [
+        (7, 1, [6]),
+        (7, 2, [5, 6]),
+        (19, 8, [2, 6, 10, 14, 15, 16, 17, 18]),
+        (900, 131, [k * 836 // 67 - 1 for k in range(1, 68)] + [*range(836, 900)]),
+    ],
+)
+def test_half_of_the_rows_and_at_most_64_are_the_run_at_the_end(
+    n: int, n_rows: int, queries: list[int]
+) -> None:
+    assert choose_rows(n, n_rows).tolist() == queries
+
+
 def test_maps_have_all_rows_up_to_2048_positions_and_512_above() -> None:
     assert [len(choose_rows(n)) for n in (5, 2048, 2049, 32768)] == [5, 2048, 512, 512]
 
@@ -64,6 +80,41 @@ def test_no_rows_and_more_than_positions_are_refused(n_rows: int) -> None:
 def test_blocks_hold_every_chosen_query_once_and_no_other(n_bytes: int) -> None:
     blocks = list(row_blocks(QUERIES, N, 3, n_bytes))
     assert [query for block in blocks for query in range(*block)] == QUERIES.tolist()
+
+
+@pytest.mark.parametrize(("queries", "n_threads"), [(QUERIES, 1), (torch.arange(N), 2)])
+def test_blocks_of_single_rows_run_on_one_thread_and_others_on_all(
+    queries: torch.Tensor, n_threads: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert {torch.get_num_threads() for _ in row_blocks(queries, N, FOLDS)} == {n_threads}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("window", [N, 11])
+def test_the_fit_of_chosen_rows_is_least_squares_with_equations_no_larger_than_the_rows(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, cholesky = [], torch.linalg.cholesky
+    monkeypatch.setattr(torch.linalg, "cholesky", lambda x: sizes.append(len(x)) or cholesky(x))
+    maps = folds(window)[:, QUERIES]
+    cells = KeptCells.of_maps(maps, 1, QUERIES)
+    pattern = row_centred(maps, 1, QUERIES)[:, cells.mask]
+    row, key = cells.mask.nonzero().T
+    # Columns for a(i), then for f(i - j).
+    columns = torch.zeros(len(row), len(QUERIES) + N, dtype=torch.float64)
+    columns[torch.arange(len(row)), row] = 1
+    columns[torch.arange(len(row)), len(QUERIES) + QUERIES[row] - key] = 1
+    fit = columns @ torch.linalg.lstsq(columns, pattern.T, driver="gelsd").solution
+    by_distance = torch.zeros(FOLDS, N, dtype=torch.float64)
+    by_distance.index_add_(1, QUERIES[row] - key, pattern)
+    a, f = relative_fit(by_distance, cells)
+    torch.testing.assert_close((a[:, QUERIES[row]] + f[:, QUERIES[row] - key]).T, fit)
+    assert all(size <= len(QUERIES) for size in sizes)
 
 
 def test_packed_rows_are_the_cells_up_to_the_diagonal() -> None:

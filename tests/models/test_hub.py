@@ -11,6 +11,7 @@ import torch
 from huggingface_hub import constants
 from support.decoders import SIZES, tiny_config
 from support.fake_hub import HubHandler, online, serving
+from support.tiny_models import ByName
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -21,10 +22,17 @@ from transformers import (
 )
 
 from nope_probe.errors import UserError
-from nope_probe.models.context import configured_context, has_position_table, validate_context
+from nope_probe.models.context import (
+    configured_context,
+    has_position_table,
+    stated_lengths,
+    validate_context,
+)
 from nope_probe.models.names import (
     answers,
+    is_on_hub,
     offline_if_unreachable,
+    trained_length,
     validate_hub_answers,
     validate_reachable,
 )
@@ -110,6 +118,29 @@ def test_a_context_is_known_by_the_name_that_a_family_gives_it(
 ) -> None:
     config.save_pretrained(tmp_path)
     assert configured_context(str(tmp_path)) == 31
+
+
+def test_stated_lengths_are_the_context_and_the_context_before_rope_was_scaled(
+    tiny: ByName,
+) -> None:
+    expected = {
+        "llama": {"context": 64},
+        "llama-yarn": {"context": 64, "original context": 16},
+        "phi3-longrope": {"context": 64, "original context": 16},
+        "gpt2": {"context": 64},
+    }
+    for name, lengths in expected.items():
+        assert stated_lengths(str(tiny(name).folder)) == lengths
+    assert stated_lengths("Nope-Tiny") == {"context": 256, "trained length": 128}
+
+
+def test_shipped_and_local_models_are_not_on_the_hub(tiny: ByName, tmp_path: Path) -> None:
+    for name in ("nope-tiny", "Rope-Tiny", "Parameter-Free", str(tiny("llama").folder)):
+        assert not is_on_hub(name)
+    for name in ("llama-3.1-8b", "owner/model", str(tmp_path / "absent")):
+        assert is_on_hub(name)
+    assert trained_length("ROPE-tiny") == 128
+    assert trained_length("llama-3.1-8b") is None
 
 
 @pytest.mark.parametrize(

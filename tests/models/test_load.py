@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.decoders import write_decoder
 from support.edited_model import edited
 from support.rounding import NETWORK
 from support.tiny_models import (
@@ -164,3 +165,49 @@ def test_a_tokenizer_keeps_the_special_tokens_that_it_has_on_disk(
 def test_a_parameter_free_model_of_no_layers_is_an_error(n_layers: int) -> None:
     with pytest.raises(UserError, match=f"expected at least 1 layer, got {n_layers}"):
         load("parameter-free", n_layers=n_layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "context"), [("parameter-free", 4096), ("rope-tiny", 256), ("folder", 64)]
+)
+def test_a_context_can_be_lengthened_and_never_shrinks(
+    name: str, context: int, tiny: ByName
+) -> None:
+    name = str(tiny("llama").folder) if name == "folder" else name
+    for n_ctx, expected in ((None, context), (7, context), (context + 5, context + 5)):
+        loaded = load(name, n_ctx=n_ctx, n_layers=1)
+        assert loaded.model.cfg.n_ctx == expected
+        if name == "rope-tiny" or n_ctx is None:
+            assert loaded.info.n_ctx == expected
+
+
+def test_a_table_of_positions_cannot_be_lengthened(tiny: ByName) -> None:
+    assert load(str(tiny("gpt2").folder), n_ctx=64).model.cfg.n_ctx == 64
+    with pytest.raises(UserError, match="beyond the model's context 64, where its table of"):
+        load(str(tiny("gpt2").folder), n_ctx=65)
+
+
+def test_a_bert_that_is_a_decoder_attends_causally(tmp_path: Path) -> None:
+    """TransformerLens calls any BERT an encoder."""
+    tiny = write_decoder("bert", tmp_path)
+    model = load(str(tiny.folder)).model
+    assert model.cfg.attention_dir == "causal"
+    maps = capture_scores(model, tiny.tokens, n_folds=1).mean
+    causal = torch.ones(maps.shape[-2:]).tril().bool()
+    assert torch.equal(maps.isfinite(), causal.expand_as(maps))
+
+
+@pytest.mark.parametrize("name", ["nope-tiny", "parameter-free", "folder"])
+def test_a_model_has_the_precision_that_is_asked_for_and_float32_by_default(
+    name: str, tiny: ByName
+) -> None:
+    name = str(tiny("llama").folder) if name == "folder" else name
+    for dtype in (None, torch.float64):
+        loaded = load(name, n_layers=1, dtype=dtype)
+        found = {parameter.dtype for parameter in loaded.model.parameters()}
+        assert found == {dtype or torch.float32}
+        assert max(loaded.info.parity.values()) <= 1e-5
+    if name in CHECKPOINTS:
+        assert (loaded.info.name, loaded.info.source) == (name, name)
+        assert loaded.model.cfg.model_name == name
+        assert loaded.info.architecture == "SmolLM3ForCausalLM"

@@ -1,6 +1,7 @@
 """The parameter-free models equal the paper's equations, written out in plain PyTorch."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from nope_probe.hooks.layers.model import layers_of, run_blocks
 from nope_probe.hooks.removing.targets import components, rope_layers
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.parameter_free import build, nope_llama, parameter_free
+from nope_probe.models.parameter_free import smollm3_config as smollm3_shape
 
 LAYERS, N_POS, D = 3, 13, 22
 
@@ -166,3 +168,54 @@ def test_a_trained_llama_is_built_with_the_sizes_of_its_configuration(rope: bool
     assert (layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_model) == (4, 2, 32, 128)
     absent = {"pos_embed", "alibi", "window", "sink"} | (set() if rope else {"rope"})
     assert components(model) == tuple(c for c in COMPONENTS if c not in absent)
+
+
+def test_models_without_weights_are_equal_and_leave_the_random_numbers_alone(kind: str) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(5)
+    torch.manual_seed(3)
+    one = build(parameter_free(2, 6)).state_dict()
+    assert torch.equal(torch.rand(5), expected)
+    other = build(parameter_free(2, 6)).state_dict()
+    assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
+    trained = nope_llama("tiny")
+    drawn = [build(trained).state_dict()["embed.W_E"] for _ in range(2 * (kind[0] == "H"))]
+    assert not any(torch.equal(*pair) for pair in pairwise(drawn) if pair[0].any())
+
+
+def test_the_default_models_have_four_layers_and_a_head_of_64() -> None:
+    for name in ("parameter-free", "parameter-free-rope"):
+        info = load(name).info
+        assert (info.n_layers, info.n_heads, info.d_head, info.d_model) == (4, 1, 64, 64)
+        assert (info.name, info.source, info.n_ctx, info.d_vocab) == (
+            name,
+            "configuration",
+            4096,
+            1,
+        )
+    assert build(parameter_free()).cfg.n_layers == 4
+    assert not any(rope_layers(build(parameter_free())))
+
+
+@pytest.mark.parametrize("rope", [False, True])
+def test_the_papers_llama_has_its_shape(rope: bool) -> None:
+    """Section 4.2; its MLP and vocabulary follow from 1.5B parameters and Llama 3's tokenizer."""
+    config = nope_llama("1.5b", rope)
+    assert (config.n_layers, config.d_model, config.n_heads, config.d_head) == (22, 2048, 32, 64)
+    assert (config.n_key_value_heads, config.d_mlp, config.d_vocab) == (8, 5632, 128_256)
+    assert (config.n_ctx, config.rotary_base) == (1024, 500_000.0)
+    assert config.positional_embedding_type == ("rotary" if rope else "standard")
+    assert (config.gated_mlp, config.normalization_type, config.final_rms) == (True, "RMS", True)
+    tiny = smollm3_shape("tiny", rope)
+    assert (tiny.tie_word_embeddings, smollm3_shape("1.5b", rope).tie_word_embeddings) == (
+        True,
+        False,
+    )
+    assert tiny.no_rope_layers == [int(rope)] * 4
+    assert (tiny.bos_token_id, tiny.eos_token_id, tiny.pad_token_id) == (0, 0, None)
+    assert (tiny.intermediate_size, tiny.vocab_size, tiny.max_position_embeddings) == (
+        384,
+        2048,
+        256,
+    )
+    assert tiny.rope_parameters["rope_theta"] == 10_000.0

@@ -2,14 +2,16 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.decoders import write_decoder
 from support.reference_maps import INPUTS, MAPS, differences, reference_maps
 from support.rounding import NETWORK
-from support.tiny_models import ByName, ModelOf
+from support.tiny_models import D_VOCAB, ByName, ModelOf
 
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import hooks_attached
@@ -22,6 +24,7 @@ from nope_probe.models.info import (
     probe_tokens,
     reference_of,
 )
+from nope_probe.models.load import load
 from nope_probe.models.parameter_free import (
     build,
     has_hooked_transformer,
@@ -138,6 +141,69 @@ def test_an_info_has_the_sizes_of_the_model_and_is_json(bridge: ByName) -> None:
         rope_layers=(True, False, True),
     )
     assert json.loads(json.dumps(info.to_dict()))["rope_layers"] == [True, False, True]
+
+
+def test_the_summary_says_sizes_rope_and_parity(bridge: ByName, tmp_path: Path) -> None:
+    info = describe(bridge("llama"), "mine")
+    sizes = "2 layers of 6 heads (2 of keys), d_head 10, d_model 42, d_vocab 263"
+    assert info.summary.splitlines() == [
+        "mine, a LlamaForCausalLM as TransformerBridge",
+        f"{sizes}; RoPE in every layer",
+        "parity (relative errors): not measured",
+    ]
+    some = describe(bridge("smollm3"), "mine")
+    assert some.summary.splitlines()[1].endswith("; RoPE in 2 of 3 layers")
+    none = describe(bridge("smollm3-nope"), "mine")
+    measured = replace(none, parity={"logits": 2.34e-7, "pattern": 1e-8}).summary.splitlines()
+    assert measured[1].endswith("; no RoPE")
+    assert measured[2] == "parity (relative errors): logits 2e-07, pattern 1e-08"
+
+
+def test_the_blocks_of_a_hybrid_that_do_not_attend_are_named(tmp_path: Path) -> None:
+    tiny = write_decoder("qwen3_next", tmp_path)
+    info = load(str(tiny.folder)).info
+    assert (info.n_layers, info.not_attending, info.attending) == (4, (0, 2), (1, 3))
+    assert (info.name, info.source) == (str(tiny.folder), str(tiny.folder))
+    assert info.revision is None
+    assert {*info.parity} == {"logits", "pattern"}
+    assert not info.parameter_free
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "smollm3-nope"])
+def test_without_a_reference_the_tap_is_compared_with_transformer_lens(
+    name: str, bridge: ByName
+) -> None:
+    """Position ids are permuted only where nothing reads positions."""
+    model = bridge(name)
+    parity = check_parity(model, describe(model, name)).parity
+    assert {*parity} == {"output", *(["positions"] if name == "smollm3-nope" else [])}
+    assert max(parity.values()) <= 1e-5
+
+
+@pytest.mark.hooked_transformer
+def test_a_tap_that_computes_something_else_fails_parity() -> None:
+    model = build(parameter_free(2, 6))
+    assert {*check_parity(model, describe(model, "bare")).parity} == {"output"}
+    tap = layers_of(model)[0].tap
+    with (
+        tap.edited(edit=lambda attention: replace(attention, scale=1.1 * attention.scale)),
+        pytest.raises(UserError, match=r"bare fails parity: output off by .* different outputs"),
+    ):
+        check_parity(model, describe(model, "bare"))
+
+
+def test_a_reference_holds_the_attention_of_the_layers_that_return_it(
+    tiny: ByName, tmp_path: Path
+) -> None:
+    reference = reference_of(tiny("llama").hf)
+    tokens = probe_tokens(D_VOCAB)
+    assert tokens.shape == (2, 13)
+    outputs = tiny("llama").hf(tokens, output_attentions=True)
+    assert torch.equal(reference.logits, outputs.logits)
+    assert len(reference.patterns) == 2
+    for pattern, expected in zip(reference.patterns, outputs.attentions, strict=True):
+        assert torch.equal(pattern, expected)
+    assert reference_of(write_decoder("mamba", tmp_path).hf).patterns == ()
 
 
 def test_maps_of_the_saved_inputs_equal_those_of_transformer_lens_3() -> None:

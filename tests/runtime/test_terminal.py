@@ -2,6 +2,7 @@
 
 import io
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,6 +57,18 @@ def test_a_log_file_and_processes_after_the_first_get_nothing(
     monkeypatch.setenv("RANK", "1")
     show_both()
     assert terminal.getvalue() == ""
+
+
+def test_a_log_file_hears_of_long_work_that_asks_for_it_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with status("analysing", in_logs=True):
+        pass
+    monkeypatch.setattr("nope_probe.runtime.processes.PATIENCE", 0.01)
+    for doing, in_logs in (("loading torch", False), ("analysing", True)):
+        with status(doing, in_logs=in_logs):
+            time.sleep(0.3)
+    assert capfd.readouterr().err == "analysing ...\n"
 
 
 STATE = {"sum": torch.ones(3)}

@@ -110,7 +110,9 @@ class Settings(RunSettings):
         super().validate()
         if self.bands and self.players is not None and "rope" not in self.players:
             raise UserError("--bands divides the player rope, and it is not among --players")
-        validate_replacements(self.replacement or DEFAULT_REPLACEMENTS, self.gain)
+        validate_replacements(
+            DEFAULT_REPLACEMENTS if self.replacement is None else self.replacement, self.gain
+        )
         removed = self._named_components()
         if removed is not None and not removed & {*WEIGHTS}:
             validate_effects(self, without_weights(FLAGS_OF_WEIGHTS))
@@ -183,7 +185,7 @@ def run(settings: Settings, call: Call | None = None) -> Path:
             plan = plan_of(session)
             measured = measure(session, plan)
             if session.is_first:
-                with status("analysing and writing"):
+                with status("analysing and writing", in_logs=True):
                     from nope_probe.experiments.ablation.analyse import analyse
 
                     session.write(analyse(session, plan, measured))

@@ -459,7 +459,7 @@ class _Runner:
             text.scores(f"head/L{layer}/{name}", ablation, layers=[layer], per_head=True)
             for name, ablation in (("intact", Ablation()), ("content", content))
         ]
-        heads = zip(*(maps.by_head.values() for maps in both), strict=True)
+        heads = zip(*(maps.by_layer[layer].heads for maps in both), strict=True)
         parts = [positional_part(*patterns_of_others(both)) for both in heads]
         return [rms(part.product(part)) for part in parts]
 

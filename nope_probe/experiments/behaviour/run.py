@@ -49,7 +49,7 @@ def run(settings: Settings, call: Call | None = None) -> Path:
             plan = make_plan(session)
             measured = capture(session, plan)
             if session.is_first:
-                with status("analysing and writing"):
+                with status("analysing and writing", in_logs=True):
                     session.write(analyse(session, plan, measured))
     return session.folder
 

@@ -150,7 +150,7 @@ def run(settings: Settings) -> Path:
         if not session.finished:
             stages = capture(session)
             explorer = explorer_of(session, stages)
-            with status("analysing and writing"):
+            with status("analysing and writing", in_logs=True):
                 from nope_probe.experiments.circuit.analyse import analyse
 
                 session.write(analyse(session, stages, explorer))

@@ -177,6 +177,7 @@ def difference(
         patterns, in nats, and no values.
 
     Raises:
+        TypeError: for what are no maps of `capture_scores`.
         ValueError: for maps without a common layer, of unlike positions or rows, or, if paired,
             of different folds.
 
@@ -191,6 +192,9 @@ def difference(
         >>> bool(amplitudes.loc["L2", "difference_high"] < 0)
         True
     """
+    for maps in (base, other):
+        if not isinstance(maps, ScoreMaps):
+            raise TypeError(f"expected maps of `capture_scores`, got {maps!r:.60}")
     layers = [layer for layer in base.layers if layer in other.layers]
     if not layers:
         raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")

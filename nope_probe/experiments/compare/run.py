@@ -81,7 +81,7 @@ def run(settings: Settings) -> Path:
             )
     with session:
         if not session.finished:
-            with status("comparing and writing"):
+            with status("comparing and writing", in_logs=True):
                 session.write(analyse(session, members))
     return folder
 

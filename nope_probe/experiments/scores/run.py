@@ -52,6 +52,6 @@ def run(settings: Settings) -> Path:
 
             measured = capture(session, per_head=settings.per_head, choice=settings.bands)
             if session.is_first:
-                with status("analysing and writing"):
+                with status("analysing and writing", in_logs=True):
                     session.write(analyse(session, measured, settings.offset_bins))
     return session.folder

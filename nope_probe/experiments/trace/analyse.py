@@ -8,12 +8,12 @@ position, so that the blocks between the writer and the reader respond.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern_rows import ContrastGram
@@ -100,9 +100,13 @@ def measure_effects(
         key: str, layers: list[int], ablation: Ablation | None = None
     ) -> dict[tuple[int, int | None], LayerMaps]:
         captured = engine.scores(f"effects-{key}", ablation, layers=layers, per_head=per_head)
-        if per_head:
-            return {(layer, head): maps for (layer, head), maps in captured.by_head.items()}
-        return {(layer, None): maps for layer, maps in captured.by_layer.items()}
+        if not per_head:
+            return {(layer, None): maps for layer, maps in captured.by_layer.items()}
+        return {
+            (layer, head): maps
+            for layer, of_layer in captured.by_layer.items()
+            for head, maps in enumerate(of_layer.heads)
+        }
 
     intact = maps("intact", sorted({pair.layer for pair in pairs})) if pairs else {}
     rows: dict[Pair, Row] = {}
@@ -170,14 +174,15 @@ class Trace:
         effects: for the strongest writers, the share that is lost without their position; empty
             unless measured.
         clocks: a reader's mean keys and queries along their two principal axes, by position.
-        maps: the patterns of the terms by name, such as `L1/rotation`, nats.
+        maps: the patterns of the terms by name, such as `L1/rotation`, nats; where only some
+            queries have rows, also the `query_positions` of the rows.
     """
 
     terms: pd.DataFrame
     writers: pd.DataFrame
     effects: pd.DataFrame
     clocks: pd.DataFrame
-    maps: dict[str, Float[np.ndarray, "query_pos key_pos"]]
+    maps: dict[str, Float[np.ndarray, "row key_pos"] | Int[np.ndarray, " row"]]
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -185,26 +190,33 @@ class Trace:
         names = ("terms", "writers", "effects", "clocks")
         return {name: getattr(self, name) for name in names}
 
+    def with_effects(
+        self, engine: Engine, sums: PositionSums, confirm: int, reader: str | None = None
+    ) -> Trace:
+        """Return the trace with the measured effects of the strongest writers.
+
+        Args:
+            engine: the model, on the sequences of the sums.
+            sums: the writers' parts of each reader.
+            confirm: how many pairs of writer and reader to measure the effect of.
+            reader: the layer or head whose writers are measured; by default all readers.
+        """
+        of_reader = with_readers(self.writers)["reader"] == reader
+        own = self.writers if reader is None else self.writers[of_reader]
+        effects = measure_effects(engine, sums, own, n_pairs=confirm)
+        return replace(self, effects=effects)
+
     def __repr__(self) -> str:
         """Return the readers, and the main writers of the strongest pattern."""
         readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
         return f"Trace of {readers}: {answer(self.tables)}"
 
 
-def trace_of(
-    engine: Engine,
-    sums: PositionSums,
-    *,
-    confirm: int = 0,
-    reader: str | None = None,
-) -> Trace:
-    """Return the tables and maps of the writers' parts of each reader.
+def trace_of(sums: PositionSums) -> Trace:
+    """Return the tables and maps of the writers' parts of each reader, without effects.
 
     Args:
-        engine: the model, on the sequences of the sums.
         sums: the writers' parts of each reader.
-        confirm: how many pairs of writer and reader to measure the effect of.
-        reader: the layer or head whose writers are measured; by default all readers.
     """
     writers = writer_table(sums)
     writers = writers.sort_values(
@@ -212,17 +224,15 @@ def trace_of(
         key=lambda column: column.map(writer_order) if column.name == "writer" else column,
         ignore_index=True,
     )
-    own = writers if reader is None else writers[with_readers(writers)["reader"] == reader]
     maps = {
         f"{reader_of(names)}/{term}": values.float().numpy()
         for names, of_reader in readers(sums)
         for term, values in term_maps(of_reader).items()
     }
-    effects = measure_effects(engine, sums, own, n_pairs=confirm)
     return Trace(
         terms=term_table(sums),
         writers=writers,
-        effects=effects,
+        effects=pd.DataFrame(),
         clocks=clock_table(sums, writers),
         maps=maps | queries_of(sums),
     )

@@ -70,7 +70,7 @@ class Settings(RunSettings):
         super().validate()
         if self.reader is None:
             return
-        if not re.fullmatch(r"L\d+(H\d+)?", self.reader):
+        if not re.fullmatch(r"L(0|[1-9][0-9]*)(H(0|[1-9][0-9]*))?", self.reader):
             raise UserError(f"--reader {self.reader}: expected a layer or head, such as L2 or L2H1")
         if self.per_head and len(self.reader_numbers) == 1:
             raise UserError(f"--reader {self.reader}: with --per-head, readers are heads, as L2H1")
@@ -147,7 +147,7 @@ def run(settings: Settings, call: Call | None = None) -> Path:
         if not session.finished:
             trace = capture(session)
             if session.is_first:
-                with status("writing"):
+                with status("writing", in_logs=True):
                     from nope_probe.experiments.trace.analyse import analyse
 
                     session.write(analyse(session, trace, settings.reader))
@@ -177,13 +177,10 @@ def capture(session: Session[Settings]) -> Trace:
                 writers=settings.writers,
                 per_head=settings.traces_heads,
             )
+        with status("splitting the patterns", in_logs=True):
+            trace = trace_of(sums)
         with session.checkpoint.progress([]):
-            return trace_of(
-                engine,
-                sums,
-                confirm=settings.confirm,
-                reader=settings.reader,
-            )
+            return trace.with_effects(engine, sums, settings.confirm, settings.reader)
     except NotImplementedError as error:
         raise UserError(f"{session.loaded.info.name} cannot be traced: {error}") from error
 

@@ -310,6 +310,11 @@ def relative_error(values: Float[Tensor, "*shape"], expected: Float[Tensor, "*sh
     return float((values - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
+def wide(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Return a tensor of half precision in float32, and any other as it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def score_tolerance(dtype: torch.dtype) -> float:
     """Return the relative error up to which scores of a precision count as equal."""
     return 1e-4 if dtype in (torch.float32, torch.float64) else 0.05

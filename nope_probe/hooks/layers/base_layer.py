@@ -123,6 +123,12 @@ class Layer(ABC):
         """Whether norms also follow attention or MLP (as in Gemma-2)."""
         return self.has("ln1_post.hook_out") or self.has("ln2_post.hook_out")
 
+    def by_head(
+        self, z: Float[Tensor, "batch pos *heads"]
+    ) -> Float[Tensor, "batch pos head d_value"]:
+        """Return z split into heads; a bridge splits it by the width of queries, or not at all."""
+        return z.flatten(2).unflatten(-1, (self.n_heads, self.d_value))
+
     @property
     def adds_positions(self) -> bool:
         """Whether positions are added to the normed inputs of W_Q and W_K (Shortformer)."""

@@ -19,7 +19,7 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
+from nope_probe.hooks.layers.attention import Attention, relative_error, wide
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.hook_points import HookedModel, hooks_detached, methods_replaced
 from nope_probe.hooks.layers.model import run_forward, tapped, traits_of
@@ -71,31 +71,33 @@ def norm_map(norm: Callable[[Tensor], Tensor], like: Float[Tensor, "*shape width
         norm: takes vectors to normed vectors.
         like: vectors of the norm's input shape.
     """
-    bias = norm(torch.zeros_like(like))
+    bias = wide(norm(torch.zeros_like(like)))
     ones = torch.full_like(like, _LARGE)
-    centred = bool((norm(ones) - bias).abs().max() < 1e-3)
+    centred = bool((wide(norm(ones)) - bias).abs().max() < 1e-3)
     signs = ones.clone()
     signs[..., 1::2] = -_LARGE
+    normed, signs = wide(norm(signs)), wide(signs)
     direction = signs - signs.mean(-1, keepdim=True) if centred else signs
     size = direction.square().mean(-1, keepdim=True).sqrt()
-    return NormMap(weight=(norm(signs) - bias) * size / direction, bias=bias, centred=centred)
+    return NormMap(weight=(normed - bias) * size / direction, bias=bias, centred=centred)
 
 
-def norm_between(block: nn.Module, x: Vectors, y: Vectors) -> NormMap | None:
+def norm_between(block: nn.Module, x: Vectors, y: Vectors, tolerance: float) -> NormMap | None:
     """Return the map that takes x to y: the identity, or a norm of the block; None if neither does.
 
     Args:
         block: the block.
         x: tokens before the norm.
         y: the same tokens after the norm.
+        tolerance: the relative error up to which outputs count as equal.
     """
-    tolerance = score_tolerance(x.dtype)
     if relative_error(y, x) <= tolerance:
         return NormMap()
     original: Any = getattr(block, "original_component", None)
     for norm in [*block.children(), *([] if original is None else original.children())]:
         if is_norm(norm):
-            candidate = norm_map(partial(_of_token, norm), x[0, 0])
+            like = x[0, 0].to(next(norm.parameters(), x).dtype)
+            candidate = norm_map(partial(_of_token, norm), like)
             if relative_error(candidate.outputs(x, candidate.scales(x, y)), y) <= tolerance:
                 return candidate
     return None
@@ -148,12 +150,13 @@ class ProjectionMap:
         return ProjectionMap(weight=weight, bias=bias, constant=constant, n_heads=n_kv_heads)
 
     def gains(
-        self, y: Vectors, heads: Float[Tensor, "batch pos head d_head"]
+        self, y: Vectors, heads: Float[Tensor, "batch pos head d_head"], tolerance: float
     ) -> Float[Tensor, "batch pos head part"]:
         """Return t of each token, head and part of it, from y and its queries and keys.
 
         Raises:
-            NotImplementedError: if the map does not give queries and keys.
+            NotImplementedError: if the map gives queries and keys with a larger relative error
+                than the tolerance.
         """
         plain = torch.einsum("bpm,mhd->bphd", y, self.weight.to(y)) + self.bias.to(y)
         own = heads - self.constant.to(heads)
@@ -163,7 +166,7 @@ class ProjectionMap:
             size = direction.square().sum(-1).clamp_min(torch.finfo(y.dtype).tiny)
             gains[..., index] = (own[..., part] * direction).sum(-1) / size
         error = relative_error(plain * self.spread(gains), own)
-        if not error <= 10 * score_tolerance(y.dtype):
+        if not error <= tolerance:
             raise NotImplementedError(
                 "queries and keys are no linear map of the normed residual stream, even with the "
                 f"scales of norms kept (relative error {error:.1e})"

@@ -187,6 +187,8 @@ def as_inputs(model: HookedModel, given: object) -> Inputs:
     layers_of(model)  # raises for what is no model
     given = given.inputs if isinstance(given, HasInputs) else given
     inputs = given if isinstance(given, Tensor) else _stacked(model, given)
+    if inputs.is_meta:
+        raise TypeError("expected tokens or vectors, got a meta tensor, which holds no numbers")
     if inputs.dim() == 1 + inputs.is_floating_point():
         inputs = inputs[None]
     if inputs.dim() != 2 + inputs.is_floating_point() or inputs.dtype == torch.bool:
@@ -205,8 +207,16 @@ def as_inputs(model: HookedModel, given: object) -> Inputs:
 def documents_of(
     given: object, documents: Int[Tensor, " seq"] | None
 ) -> Int[Tensor, " seq"] | None:
-    """Return the given documents, or by default the documents of the `Sequences`."""
-    return given.documents if documents is None and isinstance(given, HasInputs) else documents
+    """Return the given documents, or by default the documents of the `Sequences`.
+
+    Raises:
+        TypeError: for documents that are no tensor.
+    """
+    if documents is None:
+        return given.documents if isinstance(given, HasInputs) else None
+    if not isinstance(documents, Tensor):
+        raise TypeError(f"expected documents as a tensor, got {documents!r:.60}")
+    return documents
 
 
 def _stacked(model: HookedModel, given: object) -> Tensor:
@@ -214,7 +224,7 @@ def _stacked(model: HookedModel, given: object) -> Tensor:
     if not isinstance(given, Sequence) or not given:
         raise TypeError(f"expected texts, tokens or vectors, got {given!r:.60}")
     rows = [
-        _tokens_of(model, row) if isinstance(row, str) else torch.as_tensor(row)
+        _tokens_of(model, row) if isinstance(row, str) else _as_tensor(row)
         for row in ([given] if isinstance(given, str) else given)
     ]
     lengths = [row.shape[0] for row in rows if row.dim()]
@@ -224,6 +234,13 @@ def _stacked(model: HookedModel, given: object) -> Tensor:
             "lengths: sequences(texts, tokenizer=..., seq_len=...) cuts them"
         )
     return torch.stack(rows)
+
+
+def _as_tensor(row: object) -> Tensor:
+    try:
+        return torch.as_tensor(row)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise TypeError(f"expected texts, tokens or vectors, got {row!r:.60}") from error
 
 
 def _tokens_of(model: HookedModel, text: str) -> Int[Tensor, " pos"]:

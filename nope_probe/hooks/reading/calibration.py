@@ -341,9 +341,10 @@ class _OutputAccumulator(Accumulator):
                     self._square(f"{kind}({name})", unit.outputs(y))
 
     def read_z(self, tensor: Tensor, hook: HookPoint) -> None:
-        self._sum("z", tensor)
+        z = self.layer.by_head(tensor)
+        self._sum("z", z)
         for kind, units in self.units.items():
-            self._square(f"{kind}(w_o)", units["w_o"].summed(tensor, range(self.layer.n_heads)))
+            self._square(f"{kind}(w_o)", units["w_o"].summed(z, range(self.layer.n_heads)))
 
     def update(self, tensor: Tensor, hook: HookPoint) -> None:
         """Add the sums of this pass, after its last output, that of W_O."""

@@ -7,7 +7,7 @@ a pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -21,8 +21,8 @@ from nope_probe.hooks.layers.attention import (
     Attention,
     relative_error,
     repeat_heads,
-    score_tolerance,
     sum_query_groups,
+    wide,
 )
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel
@@ -49,6 +49,9 @@ from nope_probe.maps.folds import Part, State, folds_of, product_parts, sum_part
 from nope_probe.maps.positions import PositionSums, ReaderSums, Turns
 from nope_probe.maps.rows import choose_rows
 
+# The relative error up to which writers' parts add up to queries and keys: of float32 and float64,
+# and, in half precision, for each number that is rounded between the residual stream and scores.
+MOST_ERROR, ROUNDINGS = 1e-3, 8
 WriterKind = Literal["heads", "layers", "none"]
 
 
@@ -219,10 +222,15 @@ class MeansAccumulator(Accumulator):
             yield fold, self.fold_of == fold
 
     def sums(self, counts: Int[Tensor, " fold"]) -> ReaderSums:
-        """Return fold means, of q and k before RoPE."""
+        """Return fold means, of q and k before RoPE, and forget the sums."""
+        return self._sums(((name, self.totals.pop(name)) for name in list(self.totals)), counts)
+
+    def _sums(
+        self, totals: Iterable[tuple[str, Tensor]], counts: Int[Tensor, " fold"]
+    ) -> ReaderSums:
         means = {
             name: total.double().cpu() / counts.view(-1, *[1] * (total.ndim - 1))
-            for name, total in self.totals.items()
+            for name, total in totals
         }
         turns = self.turns
         if turns is not None:
@@ -231,11 +239,13 @@ class MeansAccumulator(Accumulator):
 
     def sums_of(self, means: State) -> ReaderSums:
         """Return the reader's sums, from the totals as fold means."""
-        scale = float(self.flags["scale"])
+        scale, scores = float(self.flags["scale"]), means.pop("scores")
+        if scores.shape[-2] < scores.shape[-1]:
+            scores = scores.float()  # as all maps of chosen rows
         return ReaderSums(
             q=means["q"],
             k=means["k"],
-            scores=means["scores"].masked_fill(~self.flags["visible"].cpu(), torch.nan),
+            scores=scores.masked_fill(~self.flags["visible"].cpu(), torch.nan),
             bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
             scale=scale if self.per_head else scale / self.layer.n_heads,
             turns=self.turns,
@@ -271,6 +281,8 @@ class ReaderAccumulator(MeansAccumulator):
     ) -> None:
         super().__init__(model, layer, n_folds, per_head, query_positions)
         self.residual = residual
+        eps = torch.finfo(next(layer.attn.parameters()).dtype).eps
+        self.tolerance = max(MOST_ERROR, ROUNDINGS * eps)
         self.projection = projection_map(model, layer)
         if not per_head:
             self.projection = self.projection.with_grouped_queries(layer.n_kv_heads)
@@ -302,6 +314,20 @@ class ReaderAccumulator(MeansAccumulator):
     def reset(self) -> None:
         self.residual.clear()
 
+    def read(self, attention: Attention) -> None:
+        """Add one batch, and check the first.
+
+        Raises:
+            NotImplementedError: if the writers' parts do not add up to queries and keys.
+        """
+        is_first = not self.totals
+        super().read(attention)
+        if is_first:
+            fold = int(self.fold_of[0])
+            n_seqs = (self.fold_of == fold).sum().cpu()[None]
+            own = slice(fold, fold + 1)
+            self._sums(((name, total[own]) for name, total in self.totals.items()), n_seqs)
+
     def parts(self, attention: Attention) -> dict[str, list[Part]]:
         index, kept = self.layer.index, self.residual.kept
         x = kept[index, "x"]
@@ -328,9 +354,10 @@ class ReaderAccumulator(MeansAccumulator):
         """Return the scales of the norms inside attention."""
         if not self.projection.parts:
             return y.new_ones(*y.shape[:2], 1, 1)
-        heads = torch.cat((attention.q, attention.k), 2)
+        heads = wide(torch.cat((attention.q, attention.k), 2))
         turns = self.turns
-        return self.projection.gains(y, heads if turns is None else turns.turned_back(heads))
+        heads = heads if turns is None else turns.turned_back(heads)
+        return self.projection.gains(y, heads, self.tolerance)
 
     def _brought(
         self,
@@ -377,13 +404,13 @@ class ReaderAccumulator(MeansAccumulator):
             NotImplementedError: if the writers' parts do not add up to queries and keys.
         """
         own, names = super().sums_of(means), self.residual.names(self.layer.index)
-        vectors = self._through(means["vectors"], self.weight[None])
+        vectors = self._through(means.pop("vectors"), self.weight[None])
         brought = dict(zip(names, vectors.unbind(2), strict=True))
         brought["bias"] = brought["bias"] + self._constants(means["gains"])
         first: dict[str, Tensor] = {}
         for index, weight in self.through_w_o.items():
             for kind, written in (("heads", brought), ("first", first)):
-                vectors = self._through(means[f"{kind}{index}"], weight)
+                vectors = self._through(means.pop(f"{kind}{index}"), weight)
                 written |= zip(self.residual.blocks[index].names, vectors.unbind(2), strict=False)
         n_kv = own.k.shape[2]
         n = self.layer.n_heads if self.per_head or self.projection.parts else n_kv
@@ -391,7 +418,7 @@ class ReaderAccumulator(MeansAccumulator):
         keys = {name: x[:, :, n:] for name, x in brought.items()}
         for whole, written in ((own.q, queries), (own.k, keys)):
             error = relative_error(sum(written.values(), torch.zeros_like(whole)), whole)
-            if not error <= 10 * score_tolerance(torch.float32):
+            if not error <= self.tolerance:
                 raise NotImplementedError(
                     f"the writers' parts do not add up to the queries and keys of "
                     f"L{self.layer.index} (relative error {error:.1e})"

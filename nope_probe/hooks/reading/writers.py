@@ -22,6 +22,7 @@ from nope_probe.hooks.layers.attention import (
     relative_error,
     repeat_heads,
     score_tolerance,
+    wide,
 )
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import (
@@ -120,25 +121,28 @@ def _written_by_block(
 ) -> BlockWriting:
     after = kept.get((index + 1, "hook_resid_pre"), kept.get((index, "hook_resid_post")))
     assert after is not None
-    added = after - kept[index, "hook_resid_pre"]
+    tolerance, kept = score_tolerance(after.dtype), {key: wide(x) for key, x in kept.items()}
+    added = wide(after) - kept[index, "hook_resid_pre"]
+    # Half precision rounds a stream that is far above what is added to it.
+    rounded = torch.finfo(after.dtype).eps * wide(after).abs()
     attn, mlp = (kept.get((index, name)) for name in ("hook_attn_out", "hook_mlp_out"))
     if layer is None or attn is None or (mlp is None and not layer.attention_only):
         return BlockWriting(index=index)
-    factor = scalar_between(attn if mlp is None else attn + mlp, added)
+    factor = scalar_between(attn if mlp is None else attn + mlp, added, tolerance, rounded)
     if factor is None:
         return BlockWriting(index=index)
     written = partial(
         BlockWriting, index=index, layer=layer, factor=factor, has_mlp=mlp is not None
     )
     z, behind = kept.get((index, "attn.hook_z")), kept.get((index, "attn.o.hook_out"), attn)
-    gain = scalar_between(behind, attn)  # in Granite's attention, the block's factor
-    post_norm = norm_between(layer.block, behind, attn) if gain is None else NormMap()
+    gain = scalar_between(behind, attn, tolerance)  # in Granite's attention, the block's factor
+    post_norm = norm_between(layer.block, behind, attn, tolerance) if gain is None else NormMap()
     if z is None or post_norm is None or layer.why_not_replaced("w_o"):
         return written()
-    w_o, behind = layer.weight_per_head("w_o") * (gain or 1.0), behind * (gain or 1.0)
-    rest = behind - torch.einsum("bphd,hdm->bpm", by_head(z, w_o), w_o)
+    w_o, behind = wide(layer.weight_per_head("w_o")) * (gain or 1.0), behind * (gain or 1.0)
+    rest = behind - torch.einsum("bphd,hdm->bpm", layer.by_head(z), w_o)
     b_o = rest.mean((0, 1))
-    if relative_error(rest - b_o + behind, behind) > score_tolerance(added.dtype):
+    if relative_error(rest - b_o + behind, behind) > tolerance:
         return written()
     return written(w_o=w_o, b_o=b_o, post_norm=post_norm)
 
@@ -152,9 +156,8 @@ def norm_before(model: HookedModel, layer: Layer, inputs: Inputs) -> NormMap:
     points = {"x": layer.point("hook_resid_pre"), "y": layer.point(layer.norm_point("ln1"))}
     with torch.inference_mode(), hooks_detached(model):
         kept = tensors_at(model, inputs, points)
-        x = kept["x"]
-        y = layer.norm_output("ln1", kept["y"]).to(x.dtype)
-        norm = norm_between(layer.block, x, y)
+        tolerance, x = score_tolerance(kept["x"].dtype), wide(kept["x"])
+        norm = norm_between(layer.block, x, layer.norm_output("ln1", kept["y"]).to(x), tolerance)
     if norm is None or layer.adds_positions:
         raise NotImplementedError(
             f"between the residual stream and the attention of L{layer.index} is more than a norm"
@@ -171,19 +174,22 @@ def learned_positions(model: HookedModel, inputs: Inputs) -> HookPoint | None:
     return position_point(model) if in_residual else None
 
 
-def scalar_between(x: Vectors, y: Vectors) -> float | None:
-    """Return the number c with y = c x, exactly 1 within rounding; None without such a number."""
+def scalar_between(
+    x: Vectors, y: Vectors, tolerance: float, rounded: Vectors | float = 0.0
+) -> float | None:
+    """Return the number c with y = c x, exactly 1 within rounding; None without such a number.
+
+    Args:
+        x: vectors.
+        y: vectors.
+        tolerance: the relative error up to which y and c x count as equal.
+        rounded: what may have been rounded off each number of y beside.
+    """
     factor = float((x * y).sum() / x.square().sum().clamp_min(1e-30))
-    if not relative_error(factor * x, y) <= score_tolerance(y.dtype):
+    difference = (factor * x - y).abs() - rounded
+    if not relative_error(y + difference.clamp_min(0), y) <= tolerance:
         return None
-    return 1.0 if abs(factor - 1) < 1e-5 else factor
-
-
-def by_head(
-    z: Float[Tensor, "batch pos *heads"], w_o: Float[Tensor, "head d_value d_model"]
-) -> Float[Tensor, "batch pos head d_value"]:
-    """Return z split into heads of W_O's width; for MLA, a bridge splits z by another width."""
-    return z.flatten(2).unflatten(-1, w_o.shape[:2]).to(w_o)
+    return 1.0 if abs(factor - 1) < tolerance / 10 else factor
 
 
 class Residual:
@@ -218,8 +224,8 @@ class Residual:
             yield self.positions, partial(self.keep, (0, "pos"))
 
     def keep(self, key: tuple[int, str], tensor: Tensor, hook: HookPoint) -> None:
-        """Keep a tensor of this pass."""
-        self.kept[key] = tensor
+        """Keep a tensor of this pass; sums of its parts are not rounded to half precision."""
+        self.kept[key] = wide(tensor)
 
     def clear(self) -> None:
         """Forget the last pass."""
@@ -263,8 +269,8 @@ class Residual:
 
     def heads(self, block: BlockWriting) -> Float[Tensor, "batch pos head d_value"]:
         """Return the input of a block's W_O, head by head."""
-        assert block.w_o is not None
-        return by_head(self.kept[block.index, "z"], block.w_o)
+        assert block.layer is not None
+        return block.layer.by_head(self.kept[block.index, "z"])
 
     def post_scales(self, block: BlockWriting) -> Float[Tensor, "batch pos"]:
         """Return every token's scale in the norm after a block's W_O; computed once per pass."""
@@ -294,7 +300,8 @@ class FirstKeyAccumulator(Accumulator):
         weights = []
         for start in range(0, attention.q.shape[1], BLOCK_ROWS):
             scores = attention.masked_scores(slice(start, start + BLOCK_ROWS), masked=None)
-            weights.append(attention.pattern(scores)[..., 0])
-        first = repeat_heads(attention.v[:, :1], attention.n_heads)
+            # A copy: a view would keep the attention of all blocks in memory.
+            weights.append(attention.pattern(scores)[..., 0].clone())
+        first = repeat_heads(wide(attention.v[:, :1]), attention.n_heads)
         weight = rearrange(torch.cat(weights, -1), "batch head pos -> batch pos head 1")
         self.residual.first[self.layer.index] = weight * first

@@ -91,7 +91,7 @@ class BlockAblation:
         self.inputs.append(tensor)
 
     def read_z(self, tensor: Tensor, hook: HookPoint) -> None:
-        self.z = tensor
+        self.z = self.layer.by_head(tensor)
 
     def write_heads(self, name: Projection, tensor: Tensor, hook: HookPoint) -> Tensor:
         """Replace the output of W_Q, W_K or W_V, one head per query head.

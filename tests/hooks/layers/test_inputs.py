@@ -12,6 +12,7 @@ from nope_probe import (
     capture_losses,
     capture_scores,
     capture_stages,
+    difference,
     load,
     run_ablations,
     run_trace,
@@ -72,6 +73,19 @@ def test_sequences_bring_their_documents(shipped: LoadedModel) -> None:
     assert sorted(counts.tolist()) == sorted([n_first, len(data) - n_first])
 
 
+@pytest.mark.usefixtures("unenforced")
+def test_documents_and_maps_of_another_type_are_errors_that_say_what_to_pass(
+    shipped: LoadedModel,
+) -> None:
+    documents: Any = [0, 0, 1, 1]
+    tokens = torch.randint(9, (4, 5))
+    with pytest.raises(TypeError, match=r"expected documents as a tensor, got \[0, 0, 1, 1\]"):
+        capture_scores(shipped.model, tokens, documents=documents)
+    maps, other = capture_scores(shipped.model, tokens), documents
+    with pytest.raises(TypeError, match=r"expected maps of `capture_scores`, got \[0, 0, 1, 1\]"):
+        difference(maps, other)
+
+
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
@@ -87,6 +101,8 @@ def test_sequences_bring_their_documents(shipped: LoadedModel) -> None:
         (torch.ones(3, 5, dtype=torch.bool), TypeError, r"got bool \[3, 5\]"),
         ({"input_ids": [1, 2]}, TypeError, "expected texts, tokens or vectors, got {'input_ids'"),
         ([], TypeError, r"got \[\]"),
+        ([None], TypeError, "expected texts, tokens or vectors, got None"),
+        (torch.ones(3, 5, device="meta"), TypeError, "got a meta tensor, which holds no numbers"),
     ],
 )
 def test_inputs_that_no_model_can_run_are_refused_in_one_line(

@@ -1,22 +1,35 @@
 """The tap of every scheme of attention: what it finds, what can be removed, and what is refused."""
 
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from copy import deepcopy
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.decoders import write_decoder
+from support.plain_attention import plain_attention
 from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import Tiny, distance
+from transformer_lens.hook_points import HookPoint
+from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from nope_probe import load
 from nope_probe.components import Ablation
+from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.layers.attention import Mask
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, run_blocks, traits_of
+from nope_probe.hooks.layers.tap import (
+    Tap,
+    attention_forward,
+    attention_mask,
+    positions_far_apart,
+)
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.targets import components
 
@@ -83,8 +96,214 @@ def test_hooked_scores_are_those_of_fused_attention(model_type: str, decoder: De
     assert distance(fused.nan_to_num(), hooked.nan_to_num()) <= NETWORK
 
 
+@pytest.mark.parametrize("n_pos", [4, 5, 6])
+@pytest.mark.parametrize("model_type", ["mistral", "llama4_text", "gpt_neo", "gpt_oss"])
+def test_a_window_hides_the_first_key_of_a_sequence_that_is_one_token_longer(
+    model_type: str, n_pos: int, decoder: Decoder
+) -> None:
+    """The window (Llama 4's chunk) has 5 tokens."""
+    model, tiny = decoder(model_type)
+    text = tiny.tokens[:, :n_pos]
+    for without in (None, "window"):
+        expected = plain_attention(tiny.hf, text, without=without)
+        removed = Ablation(remove=[without] if without else [])
+        with ablated(model, removed):
+            maps = capture_scores(model, text).mean
+        hides = n_pos == 6 and without is None
+        assert maps[:, -1, 0].isnan().any() == hides
+        for layer, scores in zip(expected.values(), maps, strict=True):
+            assert torch.equal(layer.map.isnan(), scores.isnan())
+            assert distance(scores.nan_to_num(), layer.map.nan_to_num()) <= 1e-5
+
+
 def _leave(tensor: torch.Tensor, hook: object) -> None:
     """Read a tensor and leave it."""
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gptj", "bloom"])
+def test_a_hook_on_the_pattern_alone_reads_and_writes_attention(
+    model_type: str, decoder: Decoder
+) -> None:
+    model, tiny = decoder(model_type)
+    [layer, *_] = layers_of(model)
+    kept: list[torch.Tensor] = []
+
+    def to_itself(pattern: torch.Tensor, hook: object) -> torch.Tensor:
+        kept.append(pattern.clone())
+        return torch.eye(pattern.shape[-1]).expand_as(pattern)
+
+    def keep_z(z: torch.Tensor, hook: object) -> None:
+        kept.append(z.flatten(2).clone())
+
+    def keep_v(v: torch.Tensor, hook: object) -> None:
+        kept.append(v)
+
+    hooks = (("attn.hook_v", keep_v), ("attn.hook_pattern", to_itself), ("attn.hook_z", keep_z))
+    points = [(layer.point(name), hook) for name, hook in hooks]
+    with torch.inference_mode(), hooks_attached(points):
+        model(tiny.tokens)
+    v, pattern, z = kept
+    with torch.inference_mode():
+        expected = tiny.hf(tiny.tokens, output_attentions=True).attentions[0]
+    assert distance(pattern, expected) <= 1e-5
+    n_heads = pattern.shape[1]
+    v = v.flatten(2).unflatten(-1, (-1, z.shape[-1] // n_heads))
+    repeated = v.repeat_interleave(n_heads // v.shape[2], 2).flatten(2)
+    assert distance(z, repeated) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    "attach", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
+)
+def test_hooks_of_pytorch_on_the_scores_fire_as_those_of_transformer_lens(
+    attach: str, decoder: Decoder
+) -> None:
+    model, _ = decoder("llama")
+    shapes: list[torch.Size] = []
+    point: Any = layers_of(model)[0].point("attn.hook_attn_scores")
+    handle = getattr(point, attach)(lambda module, *tensors: shapes.append(tensors[0][0].shape))
+    embedded = torch.randn(3, 11, model.cfg.d_model, requires_grad=True)
+    model(embedded).sum().backward()
+    handle.remove()
+    assert shapes[-1][-2:] == (11, 11)
+
+
+def attend(mask: torch.Tensor | None, n_queries: int = 5, **options: Any) -> torch.Tensor:
+    """Return the output of the tap's function, of 3 sequences, 4 heads, 2 key heads and 7 keys."""
+    module = torch.nn.Module()
+    module.__dict__["tap"] = Tap(HookPoint(), HookPoint(), options.pop("masked", None))
+    vars(module).update(options.pop("of_module", {}))
+    return attention_forward(module, *inputs(n_queries), mask, **options)[0]
+
+
+def inputs(n_queries: int) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((3, 4, n_queries, 6), (3, 2, 7, 6), (3, 2, 7, 11))
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)
+
+
+def by_hand(
+    visible: torch.Tensor,
+    bias: torch.Tensor | float = 0.0,
+    scaling: float = 6**-0.5,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    q, k, v = inputs(visible.shape[-2])
+    k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+    scores = q @ k.mT * scaling
+    if soft_cap is not None:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    weights = (scores + bias).exp() * visible
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + sinks.exp()[:, None, None]
+    return (weights / total @ v).transpose(1, 2)
+
+
+LATEST = torch.ones(5, 7).tril(2).bool()  # five queries behind a cache of two keys
+
+
+@pytest.mark.parametrize("masked", [None, -torch.inf])
+def test_a_mask_of_booleans_and_a_mask_that_is_added_are_understood(masked: float | None) -> None:
+    padded = LATEST.expand(3, 1, -1, -1).clone()
+    padded[1, :, :, 0] = False
+    longer = torch.cat((padded, torch.ones(3, 1, 5, 2).bool()), -1)  # of a longer cache
+    lowest = torch.finfo(torch.float32).min
+    numbers = torch.zeros(longer.shape).masked_fill(~longer, lowest)
+    expected = by_hand(padded)
+    for mask in (padded, longer, numbers[..., :7], numbers):
+        assert distance(attend(mask, masked=masked), expected) <= 1e-5
+    slopes = -torch.rand(3, 4, 5, 7, generator=torch.Generator().manual_seed(5))
+    biased = slopes.masked_fill(~padded, lowest)
+    assert distance(attend(biased, masked=masked), by_hand(padded, slopes)) <= 1e-5
+    few = torch.zeros_like(slopes)
+    few[2, 0, 3, 1] = 0.7
+    biased = few.masked_fill(~padded, lowest)
+    assert distance(attend(biased, masked=masked), by_hand(padded, few)) <= 1e-5
+
+
+def test_without_a_mask_all_but_single_queries_and_modules_of_both_ways_attend_causally() -> None:
+    everything = torch.ones(1, 7).bool()
+    assert distance(attend(None), by_hand(LATEST)) <= 1e-5
+    assert distance(attend(None, n_queries=1), by_hand(everything)) <= 1e-5
+    of_two = torch.ones(2, 7).tril(5).bool()
+    assert distance(attend(None, n_queries=2), by_hand(of_two)) <= 1e-5
+    two_ways = attend(None, of_module={"is_causal": False})
+    assert distance(two_ways, by_hand(everything.expand(5, -1))) <= 1e-5
+
+
+def test_scale_soft_cap_and_sinks_are_those_that_transformers_hands_over() -> None:
+    sinks = torch.tensor([0.3, -1.0, 2.0, 0.7])
+    for named, expected in (
+        ({"scaling": 0.9}, {"scaling": 0.9}),
+        ({"softcap": 1.3}, {"soft_cap": 1.3}),
+        ({"s_aux": sinks, "sliding_window": 3}, {"sinks": sinks}),
+    ):
+        assert distance(attend(LATEST[None, None], **named), by_hand(LATEST, **expected)) <= 1e-5
+
+
+def test_selected_keys_are_refused_where_they_are_not_all_keys() -> None:
+    every = torch.arange(7).expand(3, 5, 7)
+    assert distance(attend(None, indices=every), by_hand(LATEST)) <= 1e-5
+    with pytest.raises(UserError, match="beyond 6 tokens this model attends to selected keys only"):
+        attend(None, indices=every[..., :6])
+
+
+@pytest.mark.parametrize("use_vmap", [False, True])
+@pytest.mark.parametrize("is_padded", [False, True])
+@pytest.mark.parametrize(("n_queries", "q_offset", "kv_offset"), [(7, 0, 0), (2, 5, 0), (7, 3, 3)])
+@pytest.mark.parametrize("window", [None, 3, 7])
+def test_masks_are_those_of_transformers(
+    window: int | None,
+    n_queries: int,
+    q_offset: int,
+    kv_offset: int,
+    is_padded: bool,
+    use_vmap: bool,
+) -> None:
+    """Cell by cell: transformers' predicate at the positions of query and key, less padding."""
+    sees = causal_mask_function
+    if window is not None:
+        sees = sliding_window_causal_mask_function(window)
+    seen = torch.ones(3, 7 + kv_offset)
+    seen[1, : 2 + kv_offset] = 0
+    seen[2, -1] = 0
+    seen = seen.bool() if use_vmap else seen
+    for far_apart in (False, True):
+        with positions_far_apart() if far_apart else nullcontext():
+            mask = attention_mask(
+                mask_function=sees,
+                batch_size=3,
+                q_length=n_queries,
+                kv_length=7,
+                q_offset=q_offset,
+                kv_offset=kv_offset,
+                attention_mask=seen if is_padded else None,
+                local_size=window,
+                allow_is_causal_skip=True,
+                device="cpu",
+                use_vmap=use_vmap,
+            )
+        cells = mask.rows() if isinstance(mask, Mask) else mask
+        for index in product(range(3), range(n_queries), range(7)):
+            row, query, key = index[0], index[1] + q_offset, index[2] + kv_offset
+            distance_of_keys = query - key
+            near = distance_of_keys >= 0 and (window is None or distance_of_keys < window)
+            expected = distance_of_keys == 0 if far_apart and window is not None else near
+            is_token = not is_padded or bool(seen[row, key])
+            found = cells[row if len(cells) > 1 else 0, 0, index[1], index[2]]
+            assert bool(found) == (expected and is_token)
+
+
+def test_masks_are_not_far_apart_behind_an_error() -> None:
+    options = {"batch_size": 1, "q_length": 5, "kv_length": 5, "local_size": 3, "device": "cpu"}
+    options |= {"mask_function": sliding_window_causal_mask_function(3)}
+    before = attention_mask(**options, allow_is_causal_skip=True).rows()
+    with suppress(KeyError), positions_far_apart():
+        raise KeyError
+    assert torch.equal(attention_mask(**options, allow_is_causal_skip=True).rows(), before)
+    assert before.sum() == 12
 
 
 def test_layers_of_a_hybrid_keep_their_numbers(decoder: Decoder) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.decoders import write_decoder
+from support.plain_attention import plain_attention
 from support.plain_states import per_fold, plain_states
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, distance, tokens
@@ -19,6 +20,7 @@ from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.positions import PositionSums, ReaderSums
+from nope_probe.maps.rows import choose_rows
 
 ModelOf = Callable[[str], tuple[Any, str]]
 TinyOf = Callable[[str], Any]
@@ -63,6 +65,43 @@ def test_it_adds_up_in_families_of_another_build(name: str, tmp_path: Path) -> N
             load(str(tiny.folder)).model, tiny.tokens, n_folds=1, writers=writers
         )
         assert additivity_error(sums) <= NETWORK
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "deepseek_v3"])
+def test_in_half_precision_the_writers_and_their_parts_are_those_of_float32_within_its_rounding(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    dense = {"first_k_dense_replace": 3} if name == "deepseek_v3" else {}
+    tiny = write_decoder(name, tmp_path, **dense)
+    models = [load(str(tiny.folder), dtype=kind).model for kind in (dtype, torch.float32)]
+    for parameter in models[1].parameters():
+        parameter.data.copy_(parameter.to(dtype))
+    half, full = (capture_positions(model, tiny.tokens, n_folds=1) for model in models)
+    for layer, reader in full.readers.items():
+        for parts, expected in (
+            (half.readers[layer].keys, reader.keys),
+            (half.readers[layer].queries, reader.queries),
+        ):
+            assert parts.keys() == expected.keys()
+            largest = float(sum(expected.values()).abs().max())
+            errors = [float((parts[writer] - expected[writer]).abs().max()) for writer in parts]
+            assert max(errors) <= 8 * torch.finfo(dtype).eps * largest
+
+
+def test_parts_that_do_not_add_up_are_refused_in_the_first_batch(
+    bridge: BridgeOf, inputs: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batches = bridge("llama"), []
+    monkeypatch.setattr("nope_probe.hooks.reading.readers.MOST_ERROR", 1e-9)
+    monkeypatch.setattr("nope_probe.hooks.reading.readers.ROUNDINGS", 0)
+    point = layers_of(model)[0].point("hook_resid_pre")
+    with (
+        hooks_attached([(point, lambda tensor, hook: batches.append(len(tensor)))]),
+        pytest.raises(NotImplementedError, match="do not add up to the queries and keys of L0"),
+    ):
+        capture_positions(model, inputs, n_folds=N_FOLDS, batch_size=3)
+    assert batches.count(3) == 1
 
 
 @pytest.mark.parametrize("name", ["llama", "smollm3"])
@@ -126,6 +165,90 @@ def test_what_a_writer_brings_is_its_output_through_norm_and_projection(
         assert distance(sums.keys[writer], expected) <= NETWORK
 
 
+def test_outputs_are_multiplied_as_granite_multiplies_them(tmp_path: Path) -> None:
+    """Attention and MLP enter the residual stream times 0.37; plain transformers' are not."""
+    tiny = write_decoder("granite", tmp_path, residual_multiplier=0.37)
+    block, reader = tiny.hf.model.layers[0], tiny.hf.model.layers[1]
+    kept: dict[str, torch.Tensor] = {}
+    handles = [
+        block.register_forward_pre_hook(lambda m, i: kept.update(embed=i[0])),
+        block.mlp.register_forward_hook(lambda m, i, o: kept.update(MLP0=0.37 * o)),
+        block.self_attn.o_proj.register_forward_hook(lambda m, i, o: kept.update(z=i[0])),
+        reader.input_layernorm.register_forward_hook(lambda m, i, o: kept.update(x=i[0])),
+    ]
+    with torch.inference_mode():
+        tiny.hf(tiny.tokens)
+    for handle in handles:
+        handle.remove()
+    weight, norm = 0.37 * block.self_attn.o_proj.weight, reader.input_layernorm
+    heads = kept.pop("z").unflatten(-1, (6, 8)).unbind(2)
+    for head, z in enumerate(heads):
+        kept[f"L0H{head}"] = z @ weight[:, 8 * head : 8 * (head + 1)].T
+    x = kept.pop("x")
+    scaled = (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt() * norm.weight
+    model = load(str(tiny.folder)).model
+    sums = capture_positions(model, tiny.tokens, n_folds=1, layers=[1]).readers[1]
+    whole = capture_positions(model, tiny.tokens, n_folds=1, layers=[1], writers="layers")
+    kept["ATTN0"] = sum((kept[f"L0H{head}"] for head in range(6)), torch.zeros(()))
+    for writer, written in kept.items():
+        keys = (written * scaled) @ reader.self_attn.k_proj.weight.T
+        expected = per_fold(keys.unflatten(-1, (-1, 8)).detach(), 1)
+        found = whole.readers[1].keys if writer == "ATTN0" else sums.keys
+        assert distance(found[writer], expected) <= 2e-6
+
+
+@pytest.mark.parametrize("n_pos", [N_POS, 131])
+def test_a_head_brings_from_the_first_key_its_weight_times_its_value(
+    n_pos: int, tiny: TinyOf, bridge: BridgeOf
+) -> None:
+    hf, inputs = tiny("llama").hf, tokens(3, n_pos, seed=7)
+    kept: dict[str, torch.Tensor] = {}
+    attn, reader = hf.model.layers[0].self_attn, hf.model.layers[1]
+    handles = [
+        attn.v_proj.register_forward_hook(lambda m, i, o: kept.update(v=o)),
+        reader.input_layernorm.register_forward_hook(lambda m, i, o: kept.update(x=i[0])),
+    ]
+    with torch.inference_mode():
+        weights = hf(inputs, output_attentions=True).attentions[0]
+    for handle in handles:
+        handle.remove()
+    x, norm = kept["x"], reader.input_layernorm
+    scaled = (x.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt() * norm.weight
+    value = kept["v"][:, 0].unflatten(-1, (2, 10)).repeat_interleave(3, 1)
+    by_layer, by_head = (
+        capture_positions(bridge("llama"), inputs, n_folds=1, layers=[1], per_head=per_head)
+        for per_head in (False, True)
+    )
+    for head in range(6):
+        z = weights[:, head, :, 0, None] * value[:, None, head]
+        written = (z @ attn.o_proj.weight[:, 10 * head : 10 * (head + 1)].T) * scaled
+        q, k = (
+            per_fold((written @ projection.weight.T).unflatten(-1, (-1, 10)).detach(), 1)
+            for projection in (reader.self_attn.q_proj, reader.self_attn.k_proj)
+        )
+        for sums, queries in ((by_layer, q.unflatten(2, (2, 3)).sum(3)), (by_head, q)):
+            assert distance(sums.readers[1].first_keys[f"L0H{head}"], k) <= 5e-6
+            assert distance(sums.readers[1].first_queries[f"L0H{head}"], queries) <= 5e-6
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt2", "neox", "qwen3", "mistral"])
+def test_all_that_a_head_brings_to_the_first_position_is_from_the_first_key(
+    name: str, bridge: BridgeOf, inputs: torch.Tensor
+) -> None:
+    reader = capture_positions(bridge(name), inputs, n_folds=1, layers=[1]).readers[1]
+    assert {*reader.first_keys} == {name for name in reader.keys if name.startswith("L0H")}
+    for first, whole in (
+        (reader.first_keys, reader.keys),
+        (reader.first_queries, reader.queries),
+    ):
+        for writer, x in first.items():
+            assert distance(x[:, 0], whole[writer][:, 0]) <= 1e-5
+            assert distance(x[:, 1:], whole[writer][:, 1:]) > 1e-3
+            if name == "mistral":  # a window of 5 positions
+                assert not x[:, 5:].any()
+                assert x[:, 4].any()
+
+
 def test_a_whole_attention_is_the_sum_of_its_heads(bridge: BridgeOf, inputs: torch.Tensor) -> None:
     model = bridge("gemma2")
     heads = capture_positions(model, inputs, n_folds=1).readers[1]
@@ -155,6 +278,99 @@ def test_sums_do_not_depend_on_the_size_of_batches_and_survive_storage(
             assert (
                 distance(again[name].double().nan_to_num(), tensor.double().nan_to_num()) <= NETWORK
             )
+
+
+@pytest.mark.parametrize("name", ["llama", "smollm3", "qwen3"])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_without_writers_queries_keys_and_scores_stay(
+    name: str, per_head: bool, bridge: BridgeOf, inputs: torch.Tensor
+) -> None:
+    whole, plain = (
+        capture_positions(
+            bridge(name), inputs, n_folds=N_FOLDS, per_head=per_head, writers=kind, query_rows=7
+        )
+        for kind in ("heads", "none")
+    )
+    assert plain.readers.keys() == whole.readers.keys()
+    for layer, reader in plain.readers.items():
+        assert not {**reader.keys, **reader.queries, **reader.first_keys, **reader.first_queries}
+        expected = whole.readers[layer]
+        for x, y in (
+            (reader.q, expected.q),
+            (reader.k, expected.k),
+            (reader.scores.nan_to_num(), expected.scores.nan_to_num()),
+        ):
+            assert distance(x, y) <= 1e-6
+        assert reader.scale == expected.scale
+        assert (
+            (reader.turns is None) == (expected.turns is None) == (name == "smollm3" and layer == 1)
+        )
+
+
+@pytest.mark.parametrize("model_type", ["bloom", "mpt", "gpt_neox"])
+@pytest.mark.parametrize("query_rows", [None, 7])
+def test_scores_and_alibi_are_those_of_plain_transformers(
+    model_type: str, query_rows: int | None, tmp_path: Path
+) -> None:
+    """Scores are without the bias that is added to them."""
+    tiny = write_decoder(model_type, tmp_path)
+    model, rows = load(str(tiny.folder)).model, choose_rows(N_POS, query_rows)
+    intact = plain_attention(tiny.hf, tiny.tokens)
+    has_alibi = model_type != "gpt_neox"
+    without = plain_attention(tiny.hf, tiny.tokens, without="alibi") if has_alibi else intact
+    for per_head in (False, True):
+        sums = capture_positions(
+            model, tiny.tokens, n_folds=1, per_head=per_head, query_rows=query_rows, writers="none"
+        )
+        assert [*sums.readers] == [*intact]
+        first = sums.readers[0]
+        product = first.scores[0]
+        scores, biased = (
+            attention[0].scores.double().mean(0)[:, rows] for attention in (without, intact)
+        )
+        bias = biased - scores
+        if not per_head:
+            scores, bias = scores.mean(0), bias.mean(0)
+        assert torch.equal(first.query_positions, rows)
+        assert torch.equal(product.isnan(), scores.isnan())
+        assert distance(product.nan_to_num(), scores.nan_to_num()) <= 1e-5
+        if not has_alibi:
+            assert first.bias is None
+            continue
+        seen = ~bias.isnan()
+        assert distance(first.bias[seen], bias[seen]) <= 1e-5
+
+
+def test_scores_that_hooks_change_have_no_terms_and_scores_that_they_read_have(
+    bridge: BridgeOf, inputs: torch.Tensor
+) -> None:
+    model, kept = bridge("llama"), []
+    point = layers_of(model)[1].point("attn.hook_attn_scores")
+    expected = capture_positions(model, inputs, n_folds=1).readers[1].scores
+    with hooks_attached([(point, lambda scores, hook: kept.append(scores.shape))]):
+        found = capture_positions(model, inputs, n_folds=1).readers[1].scores
+    assert kept
+    assert distance(found.nan_to_num(), expected.nan_to_num()) <= 1e-6
+    changed = hooks_attached([(point, lambda scores, hook: 1.1 * scores)])
+    with changed, pytest.raises(NotImplementedError, match=r"the scores of L1 are not q\.k"):
+        capture_positions(model, inputs, n_folds=1)
+
+
+def test_readers_are_sorted_and_the_first_token_is_noticed_if_all_begin_alike(
+    bridge: BridgeOf, inputs: torch.Tensor
+) -> None:
+    model = bridge("llama")
+    sums = capture_positions(model, inputs, n_folds=N_FOLDS, layers=[1, 0])
+    assert [*sums.readers] == [0, 1]
+    assert sums.counts.tolist() == [3, 3, 3, 2, 2]
+    assert not sums.bos
+    alike = inputs.clone()
+    alike[:, 0] = 5
+    by_document = capture_positions(
+        model, alike, layers=[0], documents=torch.arange(13) // 2, writers="none"
+    )
+    assert by_document.bos
+    assert by_document.counts.tolist() == [2] * 6 + [1]
 
 
 @pytest.mark.hooked_transformer

@@ -2,25 +2,29 @@
 
 import re
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.decoders import write_decoder
 from support.edited_model import (
     attention_inputs,
     edited,
     projections,
+    rectangular_identity,
     rows_of,
     ungrouped,
 )
 from support.hooked_runs import errors_above, hooked_run, replaced_weights
 from support.rounding import NETWORK
-from support.tiny_models import ByName, ModelOf, tokens
+from support.tiny_models import ByName, ModelOf, distance, tokens
 
 from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.models.load import load
 
 HEADS = [1, 3]  # of six query heads, of which three share a key head
 SIX = ("mask", "rope", "w_q", "w_k", "w_v", "w_o")
@@ -76,6 +80,30 @@ def test_a_mean_map_hides_what_a_head_without_mask_sees(bridge: ByName) -> None:
     later = torch.ones(11, 11, dtype=torch.bool).triu(1)
     assert maps.mean[:, later].isnan().all()
     assert maps.mean[:, ~later].isfinite().all()
+
+
+@pytest.mark.parametrize("n_heads", [4, 6])  # 4 * 11 values are no multiple of 6 coordinates
+def test_heads_lose_the_columns_of_w_o_that_read_their_values_where_these_have_their_own_width(
+    n_heads: int, tmp_path: Path
+) -> None:
+    sizes = {"num_attention_heads": n_heads, "num_key_value_heads": n_heads}
+    written = write_decoder("deepseek_v3", tmp_path, **sizes)
+    model, inputs = load(str(written.folder)).model, written.tokens
+    w_o, read = written.hf.model.layers[1].self_attn.o_proj, []
+    handle = w_o.register_forward_hook(lambda _, z, output: read.append((z[0], output)))
+    written.hf(inputs)
+    handle.remove()
+    [(z, output)] = read
+    calibration = calibrate(model, inputs, seed=0)
+    replaced = z @ rectangular_identity("w_o", w_o.weight.shape).T
+    gain = calibration.gains["identity"]["w_o"][1]
+    assert gain == pytest.approx(float(output.norm() / replaced.norm()), rel=1e-5)
+    assert distance(calibration.mean("z", 1), z.mean((0, 1))) <= 1e-5
+    for head in HEADS:
+        w_o.weight[:, 11 * head : 11 * (head + 1)] = 0
+    with ablated(model, Ablation(remove=["w_o"], heads={1: HEADS}, replacement="zero")):
+        logits = hooked_run(model, inputs).logits
+    assert distance(logits, written.hf(inputs).logits) <= 1e-5
 
 
 @pytest.mark.parametrize(

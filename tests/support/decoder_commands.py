@@ -1,0 +1,28 @@
+"""Every command on a tiny decoder, with its default players, readers and removals."""
+
+from importlib import import_module
+from typing import Any
+
+from support.plain_attention import plain_attention
+from support.tiny_models import Tiny
+
+TEXT = {"n_seqs": 8, "seq_len": 24, "folds": 5}
+RANDOM = {**TEXT, "seq_len": 12, "data": "random"}
+# Of each command: its folder in `experiments`, and the sizes of its run.
+COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "layers": ("layers", {"seq_len": 12}),
+    "scores": ("scores", {**RANDOM, "layers": "all"}),
+    "circuit": ("circuit", RANDOM),
+    "ablate": ("ablation", {**RANDOM, "layers": "all"}),
+    "trace": ("trace", {**RANDOM, "layers": "all", "confirm": 1}),
+    "behaviour": ("behaviour", {**TEXT, "measures": ("loss", "pattern"), "layers": "all"}),
+}
+
+
+def run_command(name: str, tiny: Tiny) -> None:
+    """Run a command into a folder beside a decoder's; `circuit` on the first layer that attends."""
+    folder, sizes = COMMANDS[name]
+    module: Any = import_module(f"nope_probe.experiments.{folder}.run")
+    out = {} if name == "layers" else {"out": tiny.folder.with_name(f"{tiny.name}-{name}")}
+    first = {"layer": min(plain_attention(tiny.hf, tiny.tokens))} if name == "circuit" else {}
+    module.run(module.Settings(model=str(tiny.folder), **sizes, **first, **out))
