@@ -121,10 +121,7 @@ def test_a_window_that_leaves_a_query_one_key_or_none_leaves_no_pattern(
     maps = folds("causal").masked_fill(~visible, NAN)
     measures = measure(maps[:, None])[0]
     assert measures.amplitude.value == pytest.approx(amplitude, nan_ok=True)
-    layer = TensorFolds(maps, None)
-    squares, groups = mean_squares_by_query(layer, layer.kept_cells(0))
-    assert squares.shape == (1 + N_FOLDS, 0)
-    assert groups == []
+    assert mean_squares_by_query(LayerMaps.of(maps).others) == []
 
 
 def test_maps_without_a_number_are_an_error() -> None:
