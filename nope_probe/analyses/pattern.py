@@ -121,6 +121,14 @@ def measure_heads(
 
     Raises:
         ValueError: as in `measure`, or for maps that were captured without heads.
+
+    Example:
+        >>> from nope_probe import capture_scores, load, measure_heads
+        >>> loaded = load("rope-tiny")
+        >>> tokens = loaded.model.to_tokens(["where does it come from?"] * 4)
+        >>> maps = capture_scores(loaded.model, tokens, per_head=True)
+        >>> measure_heads(maps)[2, 1].amplitude.value > 1
+        True
     """
     heads = maps.by_head
     if not heads:
