@@ -127,7 +127,7 @@ def measure_heads(
         >>> loaded = load("rope-tiny")
         >>> tokens = loaded.model.to_tokens(["where does it come from?"] * 4)
         >>> maps = capture_scores(loaded.model, tokens, per_head=True)
-        >>> measure_heads(maps)[2, 1].amplitude.value > 1
+        >>> measure_heads(maps)[1, 3].amplitude.value > 1
         True
     """
     heads = maps.by_head
