@@ -119,6 +119,14 @@ def measure_heads(
 
     Raises:
         ValueError: as in `measure`, or for maps that were captured without heads.
+
+    Example:
+        >>> from nope_probe import capture_scores, load, measure_heads
+        >>> loaded = load("rope-tiny")
+        >>> tokens = loaded.model.to_tokens(["where does it come from?"] * 4)
+        >>> maps = capture_scores(loaded.model, tokens, per_head=True)
+        >>> measure_heads(maps)[1, 3].amplitude.value > 1
+        True
     """
     layers = set_apart(layers_of(maps), skip_keys)
     if not all(layer.heads for layer in layers.values()):

@@ -22,7 +22,7 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import row_centred
-from nope_probe.maps.layers import patterns_of_others
+from nope_probe.maps.layers import patterns_of_others, set_apart
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 
 pytestmark = pytest.mark.usefixtures("unenforced")
@@ -123,7 +123,10 @@ def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
 ) -> None:
     intact, mask = frozenset[Any](), frozenset({"mask"})
     captured = {intact: maps, mask: capture_scores(model, tokens.flip(1), n_folds=4)}
-    stored = {key: stored_layers(packed_tensors(maps_of)) for key, maps_of in captured.items()}
+    stored = {
+        key: set_apart(stored_layers(packed_tensors(maps_of)), 1)
+        for key, maps_of in captured.items()
+    }
     kept = {
         key: [
             kept_pattern(*patterns_of_others([layer, stored[intact][number]]))

@@ -80,10 +80,10 @@ def test_the_heads_that_an_mlp_reads_are_of_the_block_before_where_both_run_in_p
     """Of the six heads, the four are measured whose mean output varies most with position."""
     tiny = write_decoder(model_type, tmp_path)
     text, model = tokens(15, seed=3), load(str(tiny.folder)).model
-    sums = capture_positions(model, text, n_folds=N_FOLDS, layers=[2])
-    engine = Engine(model=model, inputs=text, n_folds=N_FOLDS)
+    engine = Engine(model=model, inputs=text, n_folds=N_FOLDS, skip_keys=2)
+    sums = engine.positions(None, layers=[2])
     writers = pd.DataFrame([{"layer": 2, "side": "key", "writer": "MLP1", "share": 0.7}])
-    table = measure_effects(engine, sums, writers, skip_keys=2, n_pairs=1)
+    table = measure_effects(engine, sums, writers, n_pairs=1)
     kept: list[torch.Tensor] = []
     projection = o_projection(tiny.hf, block)
     handle = projection.register_forward_hook(lambda m, i, o: kept.append(i[0]))

@@ -153,7 +153,7 @@ def _share(estimate: Estimate, layer: int, lag: int) -> Interval:
     if len(folds) < MIN_FOLDS:
         return UNDEFINED
     n = folds.shape[-1]
-    pairs = torch.ones(n, n - lag, dtype=torch.bool).tril(-1 - lag)
+    pairs = torch.ones(n, max(n - lag, 0), dtype=torch.bool).tril(-1 - lag)
     means = leave_one_out(folds)
     steps = (means[..., lag:] - means[..., :-lag])[..., pairs]
     rises = (steps.sign() + 1).mean(-1) / 2  # a tie counts as half
