@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nope_probe.components import CIRCUITS, WEIGHTS, WITH_GAIN, is_rope, phrase, writer_of
+from nope_probe.components import CIRCUITS, WEIGHTS, WITH_GAIN, is_rope, writer_of
 from nope_probe.errors import UserError
 from nope_probe.experiments.sections import capitalised, listed
+from nope_probe.figures.names import phrase
 from nope_probe.figures.words import numbered_layers
 from nope_probe.runtime.settings import GIVEN
 

@@ -14,7 +14,7 @@ from functools import cache, wraps
 from inspect import signature
 from typing import Any
 
-from nope_probe.components import LOCAL, NEEDS, Ablation, depends_on_length
+from nope_probe.components import LOCAL, NEEDS, depends_on_length
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     HookGroup,
@@ -38,6 +38,7 @@ from nope_probe.hooks.removing.block_ablation import (
     mean_over_positions,
     zeros,
 )
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, without_position
 from nope_probe.hooks.removing.targets import lone_mlps, resolve_targets
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nope_probe import components
-from nope_probe.figures import words
+from nope_probe.figures import names, words
 from nope_probe.figures.intervals import CLIPPED
 
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
@@ -124,8 +123,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
     if left_out := manifest.get("left_out"):
         reasons: dict[str, list[str]] = {}
         for name, reason in left_out.items():
-            reasons.setdefault(reason, []).append(components.words(name))
-        parts = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
+            reasons.setdefault(reason, []).append(names.words(name))
+        parts = [f"{', '.join(labels)} ({reason})" for reason, labels in reasons.items()]
         notes.append(f"Not removed by default: {'; '.join(parts)}.")
     return notes
 

@@ -42,7 +42,7 @@ from nope_probe.analyses.shapley import (
     source_terms,
 )
 from nope_probe.analyses.splits import bin_means, offset_bins, split_mean_covariance
-from nope_probe.components import Replacement, phrase
+from nope_probe.components import Replacement
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
@@ -61,6 +61,7 @@ from nope_probe.experiments.tables import (
     sources_table,
     term_table,
 )
+from nope_probe.figures.names import phrase
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.folds import pooled

@@ -16,15 +16,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.analyses.shapley import player
-from nope_probe.components import (
-    CIRCUITS,
-    TABLE,
-    Replacement,
-    phrase,
-    stand_in,
-    weights_of,
-    words,
-)
+from nope_probe.components import CIRCUITS, Replacement, weights_of
+from nope_probe.experiments.replaced import stand_in
 from nope_probe.experiments.sections import (
     NOISE,
     capitalised,
@@ -41,6 +34,7 @@ from nope_probe.experiments.verdicts import SETTLED, Verdict, verdict_of
 from nope_probe.figures import measures
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
 from nope_probe.figures.maps import term_maps
+from nope_probe.figures.names import TABLE, phrase, words
 from nope_probe.figures.panels import Pooled, pool
 from nope_probe.figures.words import numbered_layers
 from nope_probe.reports import notes

@@ -12,7 +12,6 @@ from math import isnan
 
 import pandas as pd
 
-from nope_probe.components import phrase
 from nope_probe.experiments.ablation.player_sections import (
     Findings,
     player_sections,
@@ -42,6 +41,7 @@ from nope_probe.figures import measures
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
 from nope_probe.figures.maps import score_maps
+from nope_probe.figures.names import phrase
 from nope_probe.figures.words import numbered_layers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, explorer_section

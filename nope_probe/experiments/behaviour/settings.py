@@ -13,15 +13,17 @@ from nope_probe.analyses.shapley import condition
 from nope_probe.components import (
     COMPONENTS,
     POSITION_ENCODINGS,
-    Ablation,
     Component,
     Replacement,
-    Substitute,
     validate_components,
+)
+from nope_probe.errors import UserError
+from nope_probe.hooks.removing.removals import (
+    Ablation,
+    Substitute,
     validate_replacements,
     without_weights,
 )
-from nope_probe.errors import UserError
 from nope_probe.models.names import trained_length
 from nope_probe.runtime.settings import (
     COUNT,

@@ -13,14 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from nope_probe.components import (
-    NEEDS,
-    WEIGHTS,
-    WITH_GAIN,
-    Ablation,
-    Projection,
-    Replacement,
-)
+from nope_probe.components import NEEDS, WEIGHTS, WITH_GAIN, Projection, Replacement
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
@@ -41,6 +34,7 @@ from nope_probe.hooks.reading.writers import (
     written_by_blocks,
 )
 from nope_probe.hooks.removing.block_ablation import ABLATED
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import (
     MEANS,
     REPLACED,

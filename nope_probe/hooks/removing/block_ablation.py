@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from nope_probe.components import LOCAL, Ablation, Projection, depends_on_length
+from nope_probe.components import LOCAL, Projection, depends_on_length
 from nope_probe.hooks.layers.attention import Attention, Mask, Visible, repeat_heads
 from nope_probe.hooks.layers.base_layer import NormName, Vectors
 from nope_probe.hooks.layers.hook_points import (
@@ -31,6 +31,7 @@ from nope_probe.hooks.layers.hook_points import (
 )
 from nope_probe.hooks.layers.model import modules_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import (
     REPLACED,
     Calibration,

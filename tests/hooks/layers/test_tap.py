@@ -12,11 +12,11 @@ from support.decoders import write_decoder
 from support.tiny_models import Tiny, distance
 
 from nope_probe import load
-from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, run_blocks, traits_of
 from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.targets import components
 
 Decoder = Callable[[str], tuple[Any, Tiny]]

@@ -16,10 +16,10 @@ from support.edited_model import (
 from support.hooked_runs import errors_above, hooked_run, replaced_weights
 from support.tiny_models import ByName, ModelOf, tokens
 
-from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.removing.removals import Ablation
 
 HEADS = [1, 3]  # of six query heads, of which three share a key head
 SIX = ("mask", "rope", "w_q", "w_k", "w_v", "w_o")

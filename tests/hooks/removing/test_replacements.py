@@ -16,10 +16,10 @@ from support.hooked_runs import (
 )
 from support.tiny_models import ByName, ModelOf, tokens
 
-from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import random_rows
 from nope_probe.hooks.removing.targets import components
 
