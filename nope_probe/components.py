@@ -20,51 +20,22 @@ Component = Literal[
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 Projection = Literal["w_q", "w_k", "w_o", "w_v"]
 WEIGHTS: tuple[Projection, ...] = get_args(Projection)
-Replacement = Literal["identity", "random", "mean", "zero"]
-REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
 Gain = Literal["output", "norm", "identity"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """The needs of a replacement of weights.
-
-    Attributes:
-        gain: a size; the gain `output` is measured.
-        seed: a seed to draw it from.
-        mean: the measured mean of the weight's output.
-    """
-
-    gain: bool = False
-    seed: bool = False
-    mean: bool = False
-
-
-NEEDS: dict[Replacement, Needs] = {
-    "identity": Needs(gain=True),
-    "random": Needs(gain=True, seed=True),
-    "mean": Needs(mean=True),
-    "zero": Needs(),
-}
-WITH_GAIN = tuple(name for name in REPLACEMENTS if NEEDS[name].gain)
-DEFAULT_REPLACEMENTS: tuple[Replacement, ...] = ("identity", "mean")
 CIRCUITS: dict[str, tuple[Component, ...]] = {"qk": ("w_q", "w_k"), "ov": ("w_o", "w_v")}
 INK = "#1b1f24"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A component, circuit or term of the pattern, as tables, sentences and figures name it.
+    """A component, circuit or term of the pattern, as sentences name it and figures draw it.
 
     Attributes:
         label: in legends.
         phrase: in sentences; the label if empty.
         short: in unions, interactions and narrow columns; the label if empty.
         colour, marker: of its lines and points.
-        breaks_symmetry: whether it is a source, which makes positions differ.
-        per_head: whether it can be removed in some heads only.
-        by_token: whether a removal at a token depends on that token alone, so that a cache of
-            keys and values stays right.
     """
 
     label: str
@@ -72,13 +43,29 @@ class Entry:
     short: str = ""
     colour: str = INK
     marker: str = "circle"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removable(Entry):
+    """A component or circuit that an ablation can remove.
+
+    Attributes:
+        breaks_symmetry: whether it is a source, which makes positions differ.
+        per_head: whether it can be removed in some heads only.
+        by_token: whether a removal at a token depends on that token alone, so that a cache of
+            keys and values stays right.
+        removed: completes "to remove the causal mask, ..." in a methods paragraph; empty for
+            weights, which replacements stand for.
+    """
+
     breaks_symmetry: bool = False
     per_head: bool = False
     by_token: bool = False
+    removed: str = ""
 
 
-REMOVABLE: dict[str, Entry] = {
-    "mask": Entry(
+REMOVABLE: dict[str, Removable] = {
+    "mask": Removable(
         label="causal mask",
         phrase="the causal mask",
         short="mask",
@@ -86,21 +73,33 @@ REMOVABLE: dict[str, Entry] = {
         marker="square",
         breaks_symmetry=True,
         per_head=True,
+        removed="every query attended to all keys",
     ),
-    "rope": Entry(
-        label="RoPE", colour="#0070e3", marker="diamond", breaks_symmetry=True, per_head=True
+    "rope": Removable(
+        label="RoPE",
+        colour="#0070e3",
+        marker="diamond",
+        breaks_symmetry=True,
+        per_head=True,
+        removed="all queries and keys were rotated as at position 0",
     ),
-    "pos_embed": Entry(
+    "pos_embed": Removable(
         label="learned positions",
         phrase="the learned position embeddings",
         colour="#538ff5",
         marker="diamond",
         breaks_symmetry=True,
+        removed="they were replaced by their mean over positions",
     ),
-    "alibi": Entry(
-        label="ALiBi", colour="#4a78c8", marker="diamond", breaks_symmetry=True, per_head=True
+    "alibi": Removable(
+        label="ALiBi",
+        colour="#4a78c8",
+        marker="diamond",
+        breaks_symmetry=True,
+        per_head=True,
+        removed="its bias was left out",
     ),
-    "window": Entry(
+    "window": Removable(
         label="sliding window",
         phrase="the sliding window",
         short="window",
@@ -108,8 +107,9 @@ REMOVABLE: dict[str, Entry] = {
         marker="pentagon",
         breaks_symmetry=True,
         per_head=True,
+        removed="every query attended to all earlier keys",
     ),
-    "sink": Entry(
+    "sink": Removable(
         label="attention sink",
         phrase="the attention sinks",
         short="sink",
@@ -117,27 +117,38 @@ REMOVABLE: dict[str, Entry] = {
         marker="x",
         per_head=True,
         by_token=True,
+        removed="they got no attention",
     ),
-    "w_q": Entry(label="W_Q", colour="#1da2a5", marker="triangle-up", per_head=True, by_token=True),
-    "w_k": Entry(label="W_K", colour="#18753a", marker="triangle-down", per_head=True),
-    "w_o": Entry(label="W_O", colour="#999847", marker="star", per_head=True, by_token=True),
-    "w_v": Entry(label="W_V", colour="#8952a0", marker="hexagon", per_head=True),
-    "mlp": Entry(label="MLP", phrase="the MLPs", colour="#8a5969", marker="x", by_token=True),
-    "norms": Entry(
+    "w_q": Removable(
+        label="W_Q", colour="#1da2a5", marker="triangle-up", per_head=True, by_token=True
+    ),
+    "w_k": Removable(label="W_K", colour="#18753a", marker="triangle-down", per_head=True),
+    "w_o": Removable(label="W_O", colour="#999847", marker="star", per_head=True, by_token=True),
+    "w_v": Removable(label="W_V", colour="#8952a0", marker="hexagon", per_head=True),
+    "mlp": Removable(
+        label="MLP",
+        phrase="the MLPs",
+        colour="#8a5969",
+        marker="x",
+        by_token=True,
+        removed="their output was set to 0",
+    ),
+    "norms": Removable(
         label="norm weights",
         phrase="the norms' weights",
         colour="#6a7a99",
         marker="pentagon",
         by_token=True,
+        removed="weights were set to 1 and biases to 0",
     ),
-    "qk": Entry(
+    "qk": Removable(
         label="QK circuit",
         phrase="the query-key circuit (W_Q with W_K)",
         short="QK",
         colour="#3ba763",
         marker="triangle-up",
     ),
-    "ov": Entry(
+    "ov": Removable(
         label="OV circuit",
         phrase="the value-output circuit (W_V with W_O)",
         short="OV",

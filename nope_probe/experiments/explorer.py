@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from nope_probe.analyses.pattern import query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, kept_pattern
 from nope_probe.analyses.shapley import Condition, PlayerSet
-from nope_probe.components import Gain, Replacement
+from nope_probe.components import Gain
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.engine import (
@@ -32,6 +32,7 @@ from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, blocks_of, layers_of
 from nope_probe.hooks.reading.accumulators import absent_stages
 from nope_probe.hooks.removing.removals import Ablation, Substitute
+from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.folds import pooled

@@ -18,6 +18,7 @@ from nope_probe.experiments.ablation.player_sections import (
     player_sentences,
     positional_part,
 )
+from nope_probe.experiments.replaced import replaced_weights
 from nope_probe.experiments.sections import (
     NO_PATTERN,
     NOISE,
@@ -76,7 +77,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
             *_answer(findings),
             *(replace(section, folded=True) for section in _details(findings)),
         ],
-        how_to_read=[*notes.HOW_TO_READ, *notes.replaced_weights(findings.replaced)],
+        how_to_read=[*notes.HOW_TO_READ, *replaced_weights(findings.replaced)],
         terminal={
             f"{name}: the sources of the positional pattern": _sources_as_text(findings),
             "Beside the sources (RMS in nats)": _controls_as_text(findings),

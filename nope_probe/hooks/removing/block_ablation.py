@@ -33,7 +33,6 @@ from nope_probe.hooks.layers.model import modules_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import (
-    REPLACED,
     Calibration,
     Place,
     ReplacedWeight,
@@ -56,8 +55,16 @@ class BlockAblation:
         self.layer, self.heads, self.rope = target.layer, target.heads, target.rope
         self.components, self.prefix = frozenset(ablation.components), ablation.prefix
         self.replaced: dict[Projection, ReplacedWeight] = {
-            name: REPLACED[ablation.replacement](
-                Place(target.layer, name, ablation, calibration, target.heads)
+            name: ablation.stand_in.make(
+                Place(
+                    layer=target.layer,
+                    name=name,
+                    replacement=ablation.replacement,
+                    gain=ablation.gain,
+                    seed=ablation.seed,
+                    calibration=calibration,
+                    heads=target.heads,
+                )
             )
             for name in ablation.weights
         }

@@ -10,13 +10,10 @@ from dataclasses import dataclass
 from typing import get_type_hints
 
 from nope_probe.components import (
-    NEEDS,
     PER_HEAD,
     WEIGHTS,
-    WITH_GAIN,
     Gain,
     Projection,
-    Replacement,
     expanded,
     is_rope,
     removal_order,
@@ -24,6 +21,7 @@ from nope_probe.components import (
     writer_of,
 )
 from nope_probe.errors import UserError, validate_choices
+from nope_probe.hooks.removing.stand_ins import STAND_INS, WITH_GAIN, Replacement, StandIn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,16 +117,21 @@ class Ablation:
         return tuple(w for name in self.components if (w := writer_of(name)) is not None)
 
     @property
+    def stand_in(self) -> StandIn:
+        """The record of the replacement."""
+        return STAND_INS[self.replacement]
+
+    @property
     def needs_calibration(self) -> bool:
         """Whether gains, means or positions have to be measured first."""
-        needs = NEEDS[self.replacement]
+        needs = self.stand_in
         of_weights = needs.mean or (needs.gain and self.gain == "output")
         return bool(self.writers) or (bool(self.weights) and of_weights)
 
     @property
     def calibration_seed(self) -> int | None:
         """The seed to `calibrate` with; None where nothing is drawn."""
-        return self.seed if NEEDS[self.replacement].seed else None
+        return self.seed if self.stand_in.seed else None
 
 
 @dataclass(frozen=True, kw_only=True)

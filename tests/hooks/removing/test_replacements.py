@@ -21,6 +21,7 @@ from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import random_rows
+from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, STAND_INS
 from nope_probe.hooks.removing.targets import components
 
 MODELS = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope")
@@ -177,3 +178,12 @@ def test_mean_and_zero_have_no_gain(replacement: Any, bridge: ByName, tiny: ByNa
         with ablated(model, ablation, calibration):
             logits.append(hooked_run(model, inputs).logits)
     assert all(torch.equal(logit, logits[0]) for logit in logits)
+
+
+def test_every_replacement_has_a_record_with_its_words() -> None:
+    assert tuple(STAND_INS) == REPLACEMENTS
+    for record in STAND_INS.values():
+        assert record.methods
+        assert record.note
+        assert record.alone
+        assert record.mean or (record.one and record.several)
