@@ -59,8 +59,8 @@ class BlockAblation:
                 Place(
                     layer=target.layer,
                     name=name,
-                    replacement=ablation.replacement,
-                    gain=ablation.gain,
+                    replacement=str(ablation.replacement),
+                    gain=ablation.scaling,
                     seed=ablation.seed,
                     calibration=calibration,
                     heads=target.heads,
@@ -258,7 +258,7 @@ def removed_before(model: HookedModel, depth: int) -> tuple[Hashable, ...]:
     if not (removals or embeds) or not ablation.components:
         return ()
     names = tuple(sorted(ablation.components))
-    how = ablation.replacement, ablation.gain, ablation.seed, ablation.prefix
+    how = ablation.stand_in, ablation.scaling, ablation.seed, ablation.prefix
     return (names, *how, active.calibration, *removals)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_type_hints
+from functools import cached_property
 
 from nope_probe.components import (
     PER_HEAD,
@@ -21,7 +21,13 @@ from nope_probe.components import (
     writer_of,
 )
 from nope_probe.errors import UserError, validate_choices
-from nope_probe.hooks.removing.stand_ins import STAND_INS, WITH_GAIN, Replacement, StandIn
+from nope_probe.hooks.removing.stand_ins import (
+    WITH_GAIN,
+    OwnReplacement,
+    Replacement,
+    StandIn,
+    stand_in_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +47,17 @@ class Ablation:
         replacement: what stands for a removed projection. `identity`: c * P, where row r of P reads
             coordinate r % d_model (for W_O: its transpose); `random`: c * R, orthonormal rows (for
             W_O: columns) drawn per head from the seed; `mean`: the mean of its output over tokens
-            and positions, which `calibrate` measures; `zero`: 0.
+            and positions, which `calibrate` measures; `zero`: 0. Or a weight of your own, without
+            bias: a tensor [head, d_model, d_head] (for W_O: [head, d_head, d_model]), with the
+            heads of the weight or one for each query head, for every removed weight in every layer;
+            or a function of the weight and its `Place`, which returns such a tensor. A place has
+            a `name`, the number `layer.index`, and a `generator` that depends on the seed.
         gain: c, the size of the replacements `identity` and `random` (`mean` and `zero` have none).
             `output`: such that the replacement's output has the RMS that the projection's has over
             the run's tokens in the intact model, which `calibrate` measures; `norm`: the
-            projection's Frobenius norm over the root of its rows; `identity`: 1.
-        seed: of the replacement `random`.
+            projection's Frobenius norm over the root of its rows; `identity`: 1. None: `output`;
+            a weight of your own stays as it is, and with `norm` takes the projection's norm.
+        seed: of the replacement `random`, and of the `generator` of a function.
         prefix: how many first positions lose the mask among themselves, a bidirectional prefix;
             later queries keep theirs (causal, or a sliding window). None: the mask is off for all.
 
@@ -64,8 +75,8 @@ class Ablation:
     remove: Sequence[str] = ()
     layers: Sequence[int] | None = None
     heads: Mapping[int, Sequence[int]] | None = None
-    replacement: Replacement = "identity"
-    gain: Gain = "output"
+    replacement: Replacement | OwnReplacement = "identity"
+    gain: Gain | None = None
     seed: int = 0
     prefix: int | None = None
 
@@ -79,7 +90,14 @@ class Ablation:
         for layer in self.layers if self.layers is not None else self.heads or ():
             if isinstance(layer, bool):
                 raise ValueError(f"expected the numbers of layers, such as [0, 1], got {layer}")
-        validate_choices(get_type_hints(type(self)), vars(self))
+        validate_choices({"gain": Gain | None}, {"gain": self.gain})
+        if isinstance(self.replacement, str):
+            validate_choices({"replacement": Replacement}, {"replacement": self.replacement})
+        elif self.gain == "output":
+            raise ValueError(
+                "the gain 'output' is measured for replacements by name; a weight of your own "
+                "takes 'norm' or 'identity'"
+            )
         if self.layers is not None and self.writers:
             raise ValueError(f"position[{self.writers[0]}] is of one place: it takes no layers")
         if self.heads is not None:
@@ -116,16 +134,21 @@ class Ablation:
         """The components whose position is removed."""
         return tuple(w for name in self.components if (w := writer_of(name)) is not None)
 
-    @property
+    @cached_property
     def stand_in(self) -> StandIn:
         """The record of the replacement."""
-        return STAND_INS[self.replacement]
+        return stand_in_of(self.replacement)
+
+    @property
+    def scaling(self) -> Gain:
+        """The gain, by default `output`; a weight of the user's own stays as it is."""
+        return self.gain or ("output" if isinstance(self.replacement, str) else "identity")
 
     @property
     def needs_calibration(self) -> bool:
         """Whether gains, means or positions have to be measured first."""
         needs = self.stand_in
-        of_weights = needs.mean or (needs.gain and self.gain == "output")
+        of_weights = needs.mean or (needs.gain and self.scaling == "output")
         return bool(self.writers) or (bool(self.weights) and of_weights)
 
     @property

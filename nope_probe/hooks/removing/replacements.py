@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from einops import rearrange
@@ -30,6 +31,7 @@ from nope_probe.hooks.layers.hook_points import HookedModel, HookGroup, HookPoin
 from nope_probe.hooks.layers.model import block_point, blocks_of
 from nope_probe.maps.folds import State, tensors_of, under
 
+OwnReplacement: TypeAlias = Tensor | Callable[[Tensor, "Place"], Tensor]
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
 
 
@@ -139,6 +141,42 @@ class Place:
             output = torch.zeros(self.layer.n_heads, width)
         return _ConstantWeight(output)
 
+    def own(self, replacement: OwnReplacement) -> ReplacedWeight:
+        """Return a weight of the user's own, without bias; see `Ablation`.
+
+        Raises:
+            ValueError: for what is no tensor, or has another shape than the weight.
+        """
+        weight = self.layer.weight_per_head(self.name).clone()
+        new = replacement(weight, self) if callable(replacement) else replacement
+        what = f"the replacement of {self.name} in L{self.layer.index}"
+        if not isinstance(new, Tensor):
+            kind = type(new).__name__
+            raise ValueError(
+                f"{what}: expected a tensor, or a function that returns one, got {kind}"
+            )
+        per_query_head = (self.layer.n_heads, *weight.shape[1:])
+        if new.shape not in (weight.shape, per_query_head):
+            shapes = dict.fromkeys((tuple(weight.shape), per_query_head))
+            expected = " or ".join(str(list(shape)) for shape in shapes)
+            axes = "head, d_head, d_model" if self.name == "w_o" else "head, d_model, d_head"
+            raise ValueError(
+                f"{what}: expected the shape {expected} ({axes}), got {list(new.shape)}"
+            )
+        rows = (new if self.name == "w_o" else new.mT).repeat_interleave(
+            self.layer.n_heads // len(new), dim=0
+        )
+        c = 1.0
+        if self.gain == "norm":
+            size = float(rows.float().norm()) / (rows.shape[0] * rows.shape[1]) ** 0.5
+            c = self.c / size if size > 0 else 0.0
+        return _MatrixWeight(rows, c)
+
+    @property
+    def generator(self) -> torch.Generator:
+        """A new generator of random numbers, which depends on seed, layer and projection alone."""
+        return _generator(self.layer, self.name, self.seed)
+
     def random_rows(self) -> Float[Tensor, "head d_head d_model"]:
         """Return random rows that are orthonormal for each head; see `random_rows`."""
         return random_rows(self.layer, self.name, self.seed)
@@ -236,8 +274,7 @@ def random_rows(layer: Layer, name: Projection, seed: int) -> Float[Tensor, "hea
     The draw depends on seed, projection and layer alone, and is made on the CPU in float64. Heads
     wider than d_model get several blocks of orthonormal rows, as not all rows can be orthogonal.
     """
-    entropy = SeedSequence([seed, layer.index, WEIGHTS.index(name)])
-    generator = torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
+    generator = _generator(layer, name, seed)
     width = layer.d_value if name == "w_o" else layer.d_head
     blocks, size = -(-width // layer.d_model), min(width, layer.d_model)
     shape = (layer.n_heads, blocks, layer.d_model, size)
@@ -246,6 +283,11 @@ def random_rows(layer: Layer, name: Projection, seed: int) -> Float[Tensor, "hea
     basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
     rows = rearrange(basis, "head block m row -> head (block row) m")
     return rows[:, :width].float()
+
+
+def _generator(layer: Layer, name: Projection, seed: int) -> torch.Generator:
+    entropy = SeedSequence([seed, layer.index, WEIGHTS.index(name)])
+    return torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
 
 
 def norm_gain(layer: Layer, name: Projection) -> float:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
-    from nope_probe.hooks.removing.replacements import Place, ReplacedWeight
+    from nope_probe.hooks.removing.replacements import OwnReplacement, Place, ReplacedWeight
+else:
+    OwnReplacement = object  # so that types which name it resolve without torch
 
 Replacement = Literal["identity", "random", "mean", "zero"]
 REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
@@ -21,13 +23,26 @@ DEFAULT_REPLACEMENTS: tuple[Replacement, ...] = ("identity", "mean")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StandIn:
-    """A replacement of removed weights.
+    """A replacement of removed weights: how it is made, and what it needs.
 
     Attributes:
         make: makes the replacement of one weight, at its place in the model.
         gain: whether it has a size, which `calibrate` measures for the gain `output`.
         seed: whether it is drawn from a seed.
         mean: whether it keeps the measured mean of the weight's output.
+    """
+
+    make: Callable[[Place], ReplacedWeight]
+    gain: bool = False
+    seed: bool = False
+    mean: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NamedStandIn(StandIn):
+    """A replacement that commands know by name, and its words.
+
+    Attributes:
         methods: ends "a removed weight was replaced by" in a methods paragraph.
         note: says in a note to a page what it is.
         one, several: stand for one weight and several weights in sentences, after "without W_Q, the
@@ -35,10 +50,6 @@ class StandIn:
         alone: why one weight can take more than its circuit.
     """
 
-    make: Callable[[Place], ReplacedWeight]
-    gain: bool = False
-    seed: bool = False
-    mean: bool = False
     methods: str
     note: str
     one: str = ""
@@ -63,8 +74,8 @@ def _zero(place: Place) -> ReplacedWeight:
 
 
 _TWO_CONSTANTS = "the pattern that two constants leave is closer to the model's own."
-STAND_INS: dict[Replacement, StandIn] = {
-    "identity": StandIn(
+STAND_INS: dict[Replacement, NamedStandIn] = {
+    "identity": NamedStandIn(
         make=_identity,
         gain=True,
         methods="a rectangular identity",
@@ -74,7 +85,7 @@ STAND_INS: dict[Replacement, StandIn] = {
         alone="an identity for one weight does not fit the other, which was trained for its "
         "partner, and identities for both have a pattern of their own.",
     ),
-    "random": StandIn(
+    "random": NamedStandIn(
         make=_random,
         gain=True,
         seed=True,
@@ -85,14 +96,14 @@ STAND_INS: dict[Replacement, StandIn] = {
         alone="a random projection for one weight does not fit the other, which was trained for "
         "its partner, and projections for both have a pattern of their own.",
     ),
-    "mean": StandIn(
+    "mean": NamedStandIn(
         make=_mean,
         mean=True,
         methods="its mean output over tokens and positions",
         note="the mean of its output, whatever it reads",
         alone=_TWO_CONSTANTS,
     ),
-    "zero": StandIn(
+    "zero": NamedStandIn(
         make=_zero,
         methods="zero",
         note="zero",
@@ -102,3 +113,14 @@ STAND_INS: dict[Replacement, StandIn] = {
     ),
 }
 WITH_GAIN = tuple(name for name in REPLACEMENTS if STAND_INS[name].gain)
+
+
+def stand_in_of(replacement: Replacement | OwnReplacement) -> StandIn:
+    """Return the record of a replacement by name, or one that makes a user's own."""
+    if isinstance(replacement, str):
+        return STAND_INS[replacement]
+
+    def make(place: Place) -> ReplacedWeight:
+        return place.own(replacement)
+
+    return StandIn(make=make)
