@@ -24,12 +24,13 @@ from nope_probe.analyses.behaviour import by_document, mean_interval, span_loss
 from nope_probe.analyses.jackknife import Interval, mean_intervals, rms
 from nope_probe.analyses.positions import position_terms, readers
 from nope_probe.analyses.splits import offset_bins, offset_means
-from nope_probe.components import Ablation, colour, words
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.tables import writer_table
 from nope_probe.figures.dots import curve_in_band
 from nope_probe.figures.intervals import interval_text
+from nope_probe.figures.names import colour, words
 from nope_probe.figures.style import Grid, draw_guide, place, set_axes
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.rows import choose_rows
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.components import WEIGHTS, Ablation, equal_bands, is_rope, writer_of
+from nope_probe.components import WEIGHTS, equal_bands, is_rope, writer_of
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
@@ -39,6 +39,7 @@ from nope_probe.hooks.reading.calibration import (
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import WriterKind, capture_positions
 from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, WrittenPosition, before, in_order
 from nope_probe.hooks.removing.targets import (
     components,

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from nope_probe.analyses.pattern import query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, kept_pattern
 from nope_probe.analyses.shapley import Condition, PlayerSet
-from nope_probe.components import LETTERS, Ablation, Gain, Letter, Replacement, Substitute
+from nope_probe.components import Gain
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.engine import (
@@ -31,6 +31,8 @@ from nope_probe.figures.panels import Pooled, pool
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, blocks_of, layers_of
 from nope_probe.hooks.reading.accumulators import absent_stages
+from nope_probe.hooks.removing.removals import Ablation, Substitute
+from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.folds import pooled
@@ -38,6 +40,7 @@ from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.info import describe
+from nope_probe.stages import LETTERS, Letter
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are

@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.components import LETTERS, Letter
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms
 from nope_probe.maps.fold_rows import PackedFolds, Stored
 from nope_probe.maps.folds import State, pooled, tensors_of, under
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import pack_rows, rows_of
+from nope_probe.stages import LETTERS, Letter
 
 Layers = dict[int, LayerMaps]  # the maps of a model's layers, by their numbers
 

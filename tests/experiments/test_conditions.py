@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from nope_probe.analyses.shapley import INTACT
-from nope_probe.components import Ablation, Substitute
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan, measure_conditions
@@ -17,6 +16,7 @@ from nope_probe.experiments.engine import Engine
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import capture_written
 from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.models.parameter_free import build, nope_llama
 from nope_probe.runtime.checkpoint import RunCheckpoint
 

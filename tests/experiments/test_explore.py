@@ -12,7 +12,6 @@ from nope_probe import figures
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import kept_pattern
 from nope_probe.analyses.shapley import player_set
-from nope_probe.components import LETTERS, Ablation, Substitute
 from nope_probe.errors import UserError
 from nope_probe.experiments.circuit.analyse import Stages, block_explorer, explored
 from nope_probe.experiments.engine import Engine, as_sequences
@@ -21,9 +20,11 @@ from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.maps.centred import row_centred
 from nope_probe.maps.layers import patterns_of_others, set_apart
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
+from nope_probe.stages import LETTERS
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 

@@ -42,7 +42,6 @@ from nope_probe.analyses.shapley import (
     source_terms,
 )
 from nope_probe.analyses.splits import bin_means, offset_bins, split_mean_covariance
-from nope_probe.components import Replacement, phrase
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
@@ -61,7 +60,9 @@ from nope_probe.experiments.tables import (
     sources_table,
     term_table,
 )
+from nope_probe.figures.names import phrase
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import windows_of
@@ -212,7 +213,7 @@ class Analysis:
         return {
             "layer_passes": self.measured.layer_passes,
             "gains": gains.get("identity"),
-            "gains_random": gains.get("random"),
+            **{f"gains_{name}": gains.get(name) for name in WITH_GAIN if name != "identity"},
             "replacements": [substitute.replacement for substitute in substitutes],
             "player_sets": {name: [p.name for p in sets[name].players] for name in sets},
             "conditions": [plan.name(condition) for condition in plan.conditions],

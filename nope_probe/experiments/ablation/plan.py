@@ -18,11 +18,7 @@ from nope_probe.components import (
     ROPE_HALVES,
     SOURCES,
     WEIGHTS,
-    WITH_GAIN,
-    Ablation,
     Component,
-    Replacement,
-    Substitute,
     is_rope,
     kept_name,
     validate_components,
@@ -33,7 +29,9 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, position_keys
 from nope_probe.hooks.reading.streaming import GIGABYTE, ResidualCache
 from nope_probe.hooks.removing.edited_weights import reparametrised
+from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums

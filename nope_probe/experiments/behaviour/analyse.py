@@ -21,13 +21,13 @@ from nope_probe.analyses.behaviour import (
 )
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern_changes import pattern_lost, positional_part
-from nope_probe.components import Ablation
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.plan import Measured, Plan, head_name, map_key
 from nope_probe.experiments.behaviour.sections import report
 from nope_probe.experiments.behaviour.settings import EFFECTS, INTACT, QUANTITIES, Settings
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.runtime.folder import Run

@@ -20,13 +20,7 @@ from nope_probe.analyses.behaviour import by_document, halves, index_targets, ri
 from nope_probe.analyses.jackknife import Interval, rms
 from nope_probe.analyses.pattern_changes import positional_part
 from nope_probe.analyses.shapley import Condition, removal
-from nope_probe.components import (
-    SOURCES,
-    Ablation,
-    Component,
-    is_rope,
-    removal_order,
-)
+from nope_probe.components import SOURCES, Component, is_rope, removal_order
 from nope_probe.data.sequences import Sequences, permuted, sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.settings import (
@@ -47,6 +41,7 @@ from nope_probe.hooks.layers.model import numbered_layers, positions_of
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.edited_weights import untrained
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.folds import State
 from nope_probe.maps.layers import patterns_of_others

@@ -13,7 +13,7 @@ from torch import Tensor
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure_pattern, query_stride
 from nope_probe.analyses.shapley import player_set
-from nope_probe.components import LETTERS, Ablation, Substitute, are_sources, phrase
+from nope_probe.components import are_sources
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.circuit.sections import headline, report
 from nope_probe.experiments.engine import Engine
@@ -21,8 +21,10 @@ from nope_probe.experiments.explorer import circuit_view, combinations, note_on,
 from nope_probe.experiments.sections import listed
 from nope_probe.experiments.tables import measures_table
 from nope_probe.figures.explorer import Explorer, strongest_source
+from nope_probe.figures.names import phrase
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
+from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.maps import StageMaps
 from nope_probe.maps.rows import pack_rows
@@ -30,6 +32,7 @@ from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
+from nope_probe.stages import LETTERS
 
 INTACT, ABLATED = "intact", "ablated"
 

@@ -18,7 +18,6 @@ from jaxtyping import Float, Int
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.positions import Side, clock, direct_share, readers, term_maps
-from nope_probe.components import Ablation
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import (
@@ -33,6 +32,7 @@ from nope_probe.figures.position_figure import ALL, CLOCKS
 from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.layers.hook_points import hooks_in_place
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import block_of_writer, without_position
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
