@@ -6,15 +6,20 @@ VENV := .venv-tl4
 PINS := constraints-tl4.txt
 EXTRA := test
 # Where TransformerLens has no part, the tests with 3.9 say enough; so they do of the shapes of
-# tensors, which take half of the time to check. TESTS=tests runs all.
-TESTS := tests/hooks tests/models tests/experiments --jaxtyping-packages=
+# tensors. TESTS=tests runs all.
+TESTS := tests/hooks tests/models tests/experiments
+SHAPES :=
 CHECKS :=
 else ifeq ($(TL),3.9)
 VENV := .venv
 PINS := constraints.txt
 EXTRA := dev
 TESTS := tests
-CHECKS := lint types
+# Checks of shapes and types at every call double a test's time: these tests alone run with them.
+EXPERIMENTS := ablation behaviour circuit compare layers paper scores simulation trace
+SHAPES := tests/analyses tests/maps tests/hooks/layers/test_layer.py tests/training/test_train.py \
+	$(EXPERIMENTS:%=tests/experiments/test_%.py)
+CHECKS := lint types shapes
 else
 $(error TL is 3.9 or 4, not $(TL))
 endif
@@ -31,7 +36,7 @@ NUMERICAL := tests/hooks tests/maps tests/analyses --jaxtyping-packages=
 # What `make real` runs: the model that comes in a wheel, or MODEL=FILE.gguf.
 MODEL ?= smollm2-135m
 
-.PHONY: ablate real test test-real check kernels lint types docs package bench install versions models notebooks clean
+.PHONY: ablate real test test-real check kernels shapes lint types docs package bench install versions models notebooks clean
 
 ablate: install  ## Attribute the shipped RoPE model's positional pattern (first page in 10 s, all in 40 s)
 	$(BIN)/python -m nope_probe.ablate
@@ -43,10 +48,14 @@ endif
 	$(BIN)/python -m nope_probe.ablate --model $(MODEL) --n-seqs 64
 
 test: install  ## Lint, types and all tests; with TL=4 the tests that run models, on TransformerLens 4
-	$(MAKE) check
+	@start=$$(date +%s) && $(MAKE) check && took=$$(($$(date +%s) - start)) && \
+	echo "make test took $$((took / 60)) min $$((took % 60)) s"
 
 check: $(CHECKS)
-	$(BIN)/pytest -n auto --dist loadfile $(TESTS)
+	$(BIN)/pytest -n auto --dist loadfile $(TESTS) $(SHAPES:%=--ignore=%)
+
+shapes:  ## Tests of every analysis and command that check shapes and types; SHAPES=tests: of all
+	$(BIN)/pytest -n auto --dist loadfile --jaxtyping-packages=nope_probe,beartype.beartype $(SHAPES)
 
 test-real: install  ## The tests on the model of `make real`, which has to be there (1 minute)
 	$(BIN)/pytest -m real tests/models/test_real_model.py

@@ -19,14 +19,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
-from nope_probe.analyses.jackknife import (
-    Interval,
-    cross_products,
-    jackknife,
-    leave_one_out,
-    rms_difference,
-)
-from nope_probe.analyses.pattern import locality, relative_part
+from nope_probe.analyses.jackknife import Interval, jackknife, rms_difference
+from nope_probe.analyses.pattern import order_estimates, relative_part
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import (
     INTACT,
@@ -44,7 +38,9 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells, row_centred
+from nope_probe.maps.estimates import Estimates, cross_products, fold_weights
 from nope_probe.maps.folds import grouped_folds, interleaved_folds
+from nope_probe.maps.layers import LayerMaps
 
 NOISE = 0.5  # of a synthetic sequence, and of its document
 
@@ -201,7 +197,9 @@ def truth(population: Population) -> dict[str, float]:
     """Return the values of the whole population."""
     means = dict(zip(population.conditions, population.patterns.mean(1), strict=True))
     found = {"amplitude": float(means[INTACT].square().mean().sqrt())}
-    found["locality"] = float(locality(as_map(means[INTACT], population), population.skip_keys))
+    found["locality"] = float(
+        locality(as_map(means[INTACT], population)[None], population).values[0]
+    )
     intact, unmasked = (non_relative(means[c], population).square().mean() for c in (INTACT, MASK))
     found["non-relative by the mask"] = float(intact.sqrt() - unmasked.sqrt())
     for name, (part, whole) in contrasts(population).items():
@@ -223,16 +221,31 @@ def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, I
     sums = torch.zeros(len(population.conditions), n_folds, population.patterns.shape[-1]).double()
     sums.index_add_(1, fold_of, population.patterns[:, chosen].double())
     folds = sums / counts[:, None]
-    gram = ContrastGram(population.conditions, cross_products(folds, folds, counts), counts)
+    gram = ContrastGram(
+        row={condition: row for row, condition in enumerate(population.conditions)},
+        gram=cross_products(folds, folds, counts),
+        weights=fold_weights(n_folds, counts),
+        score_squares=torch.zeros(len(population.conditions)).double(),
+    )
     intact = as_map(folds[population.conditions.index(INTACT)], population)
     found = {"amplitude": gram.rms({INTACT: 1.0})}
-    means = leave_one_out(intact, counts)
-    found["locality"] = jackknife(locality(means, population.skip_keys), counts)
+    found["locality"] = jackknife(locality(intact, population, counts))
     rows = [population.conditions.index(condition) for condition in (INTACT, MASK)]
     rest = non_relative(folds[rows], population)
     squares = cross_products(rest, rest, counts).diagonal(dim1=1, dim2=2).T
-    found["non-relative by the mask"] = rms_difference(*squares, counts)
+    one, other = (Estimates(values=values, weights=gram.weights) for values in squares)
+    found["non-relative by the mask"] = rms_difference(one, other)
     return found | {name: gram.share(*pair) for name, pair in contrasts(population).items()}
+
+
+def locality(
+    folds: Float[Tensor, "fold query_pos key_pos"],
+    population: Population,
+    counts: Int[Tensor, " fold"] | None = None,
+) -> Estimates:
+    """Return the locality of patterns, on all folds and without each fold."""
+    pattern = LayerMaps.of(folds, counts, skip_keys=population.skip_keys).others
+    return order_estimates(pattern)["locality"]
 
 
 def non_relative(

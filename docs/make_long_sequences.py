@@ -24,12 +24,13 @@ from nope_probe.analyses.behaviour import by_document, mean_interval, span_loss
 from nope_probe.analyses.jackknife import Interval, mean_intervals, rms
 from nope_probe.analyses.positions import position_terms, readers
 from nope_probe.analyses.splits import offset_bins, offset_means
-from nope_probe.components import Ablation, colour, words
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.tables import writer_table
 from nope_probe.figures.dots import curve_in_band
 from nope_probe.figures.intervals import interval_text
+from nope_probe.figures.names import colour, words
 from nope_probe.figures.style import Grid, draw_guide, place, set_axes
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.rows import choose_rows
 
@@ -103,8 +104,9 @@ def engine_at(model: str, length: int) -> Engine:
         documents=data.documents,
         batch_size=max(1, 8192 // length),
         n_folds=FOLDS,
+        skip_keys=SKIP,
     )
-    return engine.calibrated(None, [Ablation(remove=[name]) for name in REMOVED[model]], SKIP)
+    return engine.calibrated(None, [Ablation(remove=[name]) for name in REMOVED[model]])
 
 
 def conditions(model: str) -> dict[str, Ablation | None]:
@@ -157,7 +159,7 @@ def loss_estimates() -> Iterator[Row]:
 
 def term_rows(sums: PositionSums) -> Iterator[Row]:
     """Yield the terms of every layer."""
-    for where, reader in readers(sums, SKIP):
+    for where, reader in readers(sums):
         for name, term in position_terms(reader).items():
             for measure in ("rms", "share"):
                 place = {"first": 0, "last": reader.cells.n - 1}
@@ -172,8 +174,8 @@ def group_rows(sums: PositionSums, terms: Sequence[str]) -> Iterator[Row]:
     for first, stop in pairs(n) if longest else [(96, TRAINED)]:
         rows = torch.linspace(first, stop - 1, min(GROUP_ROWS, stop - first)).round().long()
         for keys in (None, NEAREST) if longest and first >= NEAREST else (None,):
-            for where, reader in readers(with_rows(sums, rows, keys), SKIP):
-                estimates = {"all": rms(reader.square, reader.counts)}
+            for where, reader in readers(with_rows(sums, rows, keys)):
+                estimates = {"all": rms(reader.square)}
                 if terms:
                     split = position_terms(reader)
                     estimates |= {name: split[name].rms for name in terms}
@@ -228,7 +230,7 @@ def profile_rows(sums: PositionSums, layer: int) -> Iterator[Row]:
 
 def writer_rows(sums: PositionSums) -> Iterator[Row]:
     """Yield each writer's share of a layer's pattern, into its keys."""
-    for row in writer_table(sums, SKIP).query("side == 'key'").to_dict("records"):
+    for row in writer_table(sums).query("side == 'key'").to_dict("records"):
         interval = Interval(value=row["share"], low=row["share_low"], high=row["share_high"])
         yield {
             "measure": "writer",

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec as ParameterFreeSpec
     from nope_probe.analyses.parameter_free.theory import theory_scores as theory_scores
     from nope_probe.analyses.pattern import measure as measure
+    from nope_probe.analyses.pattern import measure_heads as measure_heads
     from nope_probe.analyses.shapley import player_set as player_set
-    from nope_probe.components import Ablation as Ablation
     from nope_probe.data.sequences import gaussian as gaussian
     from nope_probe.data.sequences import sequences as sequences
     from nope_probe.experiments.ablation.run import run_ablations as run_ablations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nope_probe.hooks.reading.capture import capture_losses as capture_losses
     from nope_probe.hooks.reading.capture import capture_scores as capture_scores
     from nope_probe.hooks.reading.capture import capture_stages as capture_stages
+    from nope_probe.hooks.removing.removals import Ablation as Ablation
     from nope_probe.maps.centred import row_centred as row_centred
     from nope_probe.models.load import load as load
     from nope_probe.models.parameter_free import build as build
@@ -35,9 +36,8 @@ _NAMES = {
     "nope_probe.analyses.parameter_free.simulation": "simulate_scores",
     "nope_probe.analyses.parameter_free.spec": "ParameterFreeSpec",
     "nope_probe.analyses.parameter_free.theory": "theory_scores",
-    "nope_probe.analyses.pattern": "measure",
+    "nope_probe.analyses.pattern": "measure measure_heads",
     "nope_probe.analyses.shapley": "player_set",
-    "nope_probe.components": "Ablation",
     "nope_probe.data.sequences": "gaussian sequences",
     "nope_probe.experiments.ablation.run": "run_ablations",
     "nope_probe.experiments.behaviour.run": "run_behaviour",
@@ -47,6 +47,7 @@ _NAMES = {
     "nope_probe.hooks.ablation": "ablated",
     "nope_probe.hooks.reading.calibration": "calibrate",
     "nope_probe.hooks.reading.capture": "capture_losses capture_scores capture_stages",
+    "nope_probe.hooks.removing.removals": "Ablation",
     "nope_probe.maps.centred": "row_centred",
     "nope_probe.models.load": "load",
     "nope_probe.models.parameter_free": "build parameter_free",

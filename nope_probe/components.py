@@ -1,17 +1,18 @@
-"""The components that an ablation can remove: name, kind, words, colour and marker.
+"""What an ablation can remove: a record of each component, and how parts of components are named.
 
-Nothing here needs torch, so that the command line, figures and pages read the same table as hooks.
+Nothing here needs torch, so that the command line, figures and pages read the same records as
+hooks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import combinations, pairwise, product
-from typing import Literal, get_args, get_type_hints
+from typing import Literal, get_args
 
-from nope_probe.errors import UserError, validate_choices
+from nope_probe.errors import UserError
 
 Component = Literal[
     "mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed", "alibi", "window", "sink"
@@ -19,51 +20,22 @@ Component = Literal[
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 Projection = Literal["w_q", "w_k", "w_o", "w_v"]
 WEIGHTS: tuple[Projection, ...] = get_args(Projection)
-Replacement = Literal["identity", "random", "mean", "zero"]
-REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
 Gain = Literal["output", "norm", "identity"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """The needs of a replacement of weights.
-
-    Attributes:
-        gain: a size; the gain `output` is measured.
-        seed: a seed to draw it from.
-        mean: the measured mean of the weight's output.
-    """
-
-    gain: bool = False
-    seed: bool = False
-    mean: bool = False
-
-
-NEEDS: dict[Replacement, Needs] = {
-    "identity": Needs(gain=True),
-    "random": Needs(gain=True, seed=True),
-    "mean": Needs(mean=True),
-    "zero": Needs(),
-}
-WITH_GAIN = tuple(name for name in REPLACEMENTS if NEEDS[name].gain)
-DEFAULT_REPLACEMENTS: tuple[Replacement, ...] = ("identity", "mean")
 CIRCUITS: dict[str, tuple[Component, ...]] = {"qk": ("w_q", "w_k"), "ov": ("w_o", "w_v")}
 INK = "#1b1f24"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A component, circuit or term of the pattern, as tables, sentences and figures name it.
+    """A component, circuit or term of the pattern, as sentences name it and figures draw it.
 
     Attributes:
         label: in legends.
         phrase: in sentences; the label if empty.
         short: in unions, interactions and narrow columns; the label if empty.
         colour, marker: of its lines and points.
-        breaks_symmetry: whether it is a source, which makes positions differ.
-        per_head: whether it can be removed in some heads only.
-        by_token: whether a removal at a token depends on that token alone, so that a cache of
-            keys and values stays right.
     """
 
     label: str
@@ -71,17 +43,29 @@ class Entry:
     short: str = ""
     colour: str = INK
     marker: str = "circle"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removable(Entry):
+    """A component or circuit that an ablation can remove.
+
+    Attributes:
+        breaks_symmetry: whether it is a source, which makes positions differ.
+        per_head: whether it can be removed in some heads only.
+        by_token: whether a removal at a token depends on that token alone, so that a cache of
+            keys and values stays right.
+        removed: completes "to remove the causal mask, ..." in a methods paragraph; empty for
+            weights, which replacements stand for.
+    """
+
     breaks_symmetry: bool = False
     per_head: bool = False
     by_token: bool = False
+    removed: str = ""
 
 
-TABLE: dict[str, Entry] = {
-    "all": Entry(label="whole pattern"),
-    "position": Entry(label="positional part", phrase="the mask and position encoding"),
-    "base": Entry(label="without the players", phrase="what no player brings"),
-    "content": Entry(label="content", phrase="the content of the text", colour="#7a7a7a"),
-    "mask": Entry(
+REMOVABLE: dict[str, Removable] = {
+    "mask": Removable(
         label="causal mask",
         phrase="the causal mask",
         short="mask",
@@ -89,21 +73,33 @@ TABLE: dict[str, Entry] = {
         marker="square",
         breaks_symmetry=True,
         per_head=True,
+        removed="every query attended to all keys",
     ),
-    "rope": Entry(
-        label="RoPE", colour="#0070e3", marker="diamond", breaks_symmetry=True, per_head=True
+    "rope": Removable(
+        label="RoPE",
+        colour="#0070e3",
+        marker="diamond",
+        breaks_symmetry=True,
+        per_head=True,
+        removed="all queries and keys were rotated as at position 0",
     ),
-    "pos_embed": Entry(
+    "pos_embed": Removable(
         label="learned positions",
         phrase="the learned position embeddings",
         colour="#538ff5",
         marker="diamond",
         breaks_symmetry=True,
+        removed="they were replaced by their mean over positions",
     ),
-    "alibi": Entry(
-        label="ALiBi", colour="#4a78c8", marker="diamond", breaks_symmetry=True, per_head=True
+    "alibi": Removable(
+        label="ALiBi",
+        colour="#4a78c8",
+        marker="diamond",
+        breaks_symmetry=True,
+        per_head=True,
+        removed="its bias was left out",
     ),
-    "window": Entry(
+    "window": Removable(
         label="sliding window",
         phrase="the sliding window",
         short="window",
@@ -111,8 +107,9 @@ TABLE: dict[str, Entry] = {
         marker="pentagon",
         breaks_symmetry=True,
         per_head=True,
+        removed="every query attended to all earlier keys",
     ),
-    "sink": Entry(
+    "sink": Removable(
         label="attention sink",
         phrase="the attention sinks",
         short="sink",
@@ -120,157 +117,56 @@ TABLE: dict[str, Entry] = {
         marker="x",
         per_head=True,
         by_token=True,
+        removed="they got no attention",
     ),
-    "interaction": Entry(label="interaction", colour="#ab3e98", marker="cross"),
-    "w_q": Entry(label="W_Q", colour="#1da2a5", marker="triangle-up", per_head=True, by_token=True),
-    "w_k": Entry(label="W_K", colour="#18753a", marker="triangle-down", per_head=True),
-    "w_o": Entry(label="W_O", colour="#999847", marker="star", per_head=True, by_token=True),
-    "w_v": Entry(label="W_V", colour="#8952a0", marker="hexagon", per_head=True),
-    "mlp": Entry(label="MLP", phrase="the MLPs", colour="#8a5969", marker="x", by_token=True),
-    "norms": Entry(
+    "w_q": Removable(
+        label="W_Q", colour="#1da2a5", marker="triangle-up", per_head=True, by_token=True
+    ),
+    "w_k": Removable(label="W_K", colour="#18753a", marker="triangle-down", per_head=True),
+    "w_o": Removable(label="W_O", colour="#999847", marker="star", per_head=True, by_token=True),
+    "w_v": Removable(label="W_V", colour="#8952a0", marker="hexagon", per_head=True),
+    "mlp": Removable(
+        label="MLP",
+        phrase="the MLPs",
+        colour="#8a5969",
+        marker="x",
+        by_token=True,
+        removed="their output was set to 0",
+    ),
+    "norms": Removable(
         label="norm weights",
         phrase="the norms' weights",
         colour="#6a7a99",
         marker="pentagon",
         by_token=True,
+        removed="weights were set to 1 and biases to 0",
     ),
-    "qk": Entry(
+    "qk": Removable(
         label="QK circuit",
         phrase="the query-key circuit (W_Q with W_K)",
         short="QK",
         colour="#3ba763",
         marker="triangle-up",
     ),
-    "ov": Entry(
+    "ov": Removable(
         label="OV circuit",
         phrase="the value-output circuit (W_V with W_O)",
         short="OV",
         colour="#a64b21",
         marker="star",
     ),
-    "mean_term": Entry(
-        label="mean term", phrase="the mean term", colour="#535dba", marker="square"
-    ),
-    "covariance_term": Entry(
-        label="covariance term", phrase="the covariance term", colour="#8d6620"
-    ),
-    "rotation": Entry(
-        label="rotation", phrase="RoPE's rotation alone", colour="#0070e3", marker="diamond"
-    ),
-    "written_key": Entry(
-        label="written into keys",
-        phrase="position written into keys",
-        colour="#18753a",
-        marker="triangle-down",
-    ),
-    "written_query": Entry(
-        label="written into queries",
-        short="into queries",
-        phrase="position written into queries",
-        colour="#1da2a5",
-        marker="triangle-up",
-    ),
-    "written_both": Entry(
-        label="written into both",
-        short="into both",
-        phrase="position written into queries and keys",
-        colour="#8952a0",
-        marker="hexagon",
-    ),
-    "intact": Entry(label="intact model", phrase="the intact model"),
 }
-SOURCES: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].breaks_symmetry)
+SOURCES: tuple[Component, ...] = tuple(n for n in COMPONENTS if REMOVABLE[n].breaks_symmetry)
 POSITION_ENCODINGS: tuple[Component, ...] = ("rope", "pos_embed", "alibi")
-PER_HEAD: tuple[Component, ...] = tuple(n for n in COMPONENTS if TABLE[n].per_head)
-LOCAL = frozenset(name for name, entry in TABLE.items() if entry.by_token)
+PER_HEAD: tuple[Component, ...] = tuple(n for n in COMPONENTS if REMOVABLE[n].per_head)
+LOCAL = frozenset(name for name, entry in REMOVABLE.items() if entry.by_token)
 ROPE_HALVES = ("rope_high", "rope_low")
 # Padding would change these removals: they depend on a sequence's length.
 OF_LENGTH = frozenset((*ROPE_HALVES, "pos_embed"))
 BAND = re.compile(r"rope\[([0-9]+):([0-9]+)\]")
 # The writers whose output a component makes.
 _OUTPUTS = {"mlp": r"MLP\d+", "w_o": r"L\d+H\d+|ATTN\d+", "pos_embed": "pos_embed"}
-_WRITERS = {"embed": "the token embeddings", "pos_embed": "the learned embeddings"}
 WRITER = re.compile(r"position\[(embed|pos_embed|L[0-9]+H[0-9]+|(?:ATTN|MLP|BLOCK)[0-9]+)\]")
-
-Norm = Literal["l2", "layernorm-sqrt-d", "layernorm-d"]
-Letter = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
-LETTERS: tuple[Letter, ...] = get_args(Letter)
-SCORE_STAGES: tuple[Letter, ...] = ("b", "i")
-# The contents of each stage of the paper's Figure 3; primes mark the next layer.
-STAGE_MEANINGS: dict[Letter, str] = {
-    "a": "Y = LN(X)",
-    "b": "QKᵀ/√d",
-    "c": "AV",
-    "d": "AVW_O",
-    "e": "O = AVW_O + X",
-    "f": "LN(O)",
-    "g": "X′ = FFN(LN(O)) + O",
-    "h": "Y′ = LN(X′)",
-    "i": "Q′K′ᵀ/√d",
-}
-
-
-def words(name: str) -> str:
-    """Return the label of a component, term or player; of a union or interaction, its parts'.
-
-    Example:
-        >>> words("mask"), words("mask+w_q"), words("mask_x_rope")
-        ('causal mask', 'mask + W_Q', 'mask × RoPE')
-    """
-    for sign, between in (("_x_", " × "), ("+", " + ")):
-        if sign in name:
-            return between.join(short(part) for part in name.split(sign))
-    writer = writer_of(name)
-    if writer is not None:
-        return f"position of {_WRITERS.get(writer, writer)}"
-    return TABLE[name].label if name in TABLE else name
-
-
-def short(name: str) -> str:
-    """Return the short label of a component or term.
-
-    Example:
-        >>> short("mask"), short("written_both"), short("covariance")
-        ('mask', 'into both', 'covariance')
-    """
-    return (TABLE[name].short if name in TABLE else "") or words(name)
-
-
-def phrase(name: str) -> str:
-    """Return a component, term or player as a sentence names it.
-
-    Example:
-        >>> phrase("mask"), phrase("w_q+mlp"), phrase("mask_x_rope")
-        ('the causal mask', 'W_Q + MLP', 'mask and RoPE together')
-        >>> phrase("position[L1H0]")
-        'the position of L1H0'
-    """
-    if writer_of(name) is not None:
-        return f"the {words(name)}"
-    if "_x_" in name:
-        *others, last = (short(part) for part in name.split("_x_"))
-        return f"{', '.join(others)} and {last} together"
-    return (TABLE[name].phrase if name in TABLE else "") or words(name)
-
-
-def colour(name: str) -> str:
-    """Return a component's colour, the same in every figure; unions and interactions share two."""
-    return _drawn_as(name).colour
-
-
-def symbol(name: str) -> str:
-    """Return a component's marker, so that colour is never the only sign."""
-    return _drawn_as(name).marker
-
-
-def _drawn_as(name: str) -> Entry:
-    *others, last = name.split("_x_")
-    if others and last == "window":
-        marker = "star" if len(others) > 1 else "x" if others == ["mask"] else "triangle-left"
-        return replace(TABLE["interaction"], colour=TABLE["window"].colour, marker=marker)
-    if others or "+" in name:
-        return TABLE["interaction"]
-    return TABLE.get(name, Entry(label=name))
 
 
 def removal_order(name: str) -> tuple[int, str]:
@@ -401,130 +297,6 @@ def with_bands(players: Sequence[str], bands: Sequence[str]) -> list[str]:
     return [member for name in players for member in (bands if name == "rope" else [name])]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ablation:
-    """Components to remove, and where.
-
-    Attributes:
-        remove: components; the circuits `qk` and `ov`; `norms`, the learned weights of the norms
-            before attention and MLP; bands of RoPE: `rope_high`, the pairs whose wavelength
-            2 pi / theta is below the length of the sequences, `rope_low`, the rest, and
-            `rope[a:b]`, the pairs a to b - 1, the fastest first; or `position[L1H0]`, the position
-            that a component writes into the residual stream: its mean output at each position,
-            which `calibrate` measures, becomes its mean over positions. See `writer_of`.
-        layers: block numbers from 0; None for all. Blocks that do not attend lose their MLP alone.
-        heads: per block, the query heads (from 0) that lose the components; other blocks and heads
-            keep them. A key head that several query heads share stays for the others.
-        replacement: what stands for a removed projection. `identity`: c * P, where row r of P reads
-            coordinate r % d_model (for W_O: its transpose); `random`: c * R, orthonormal rows (for
-            W_O: columns) drawn per head from the seed; `mean`: the mean of its output over tokens
-            and positions, which `calibrate` measures; `zero`: 0.
-        gain: c, the size of the replacements `identity` and `random` (`mean` and `zero` have none).
-            `output`: such that the replacement's output has the RMS that the projection's has over
-            the run's tokens in the intact model, which `calibrate` measures; `norm`: the
-            projection's Frobenius norm over the root of its rows; `identity`: 1.
-        seed: of the replacement `random`.
-        prefix: how many first positions lose the mask among themselves, a bidirectional prefix;
-            later queries keep theirs (causal, or a sliding window). None: the mask is off for all.
-
-    Raises:
-        ValueError: for a component, replacement or gain that does not exist, names that share a
-            component, layers that are no numbers, heads of a component that has none, layers of a
-            writer, or a prefix without the mask.
-
-    Example:
-        >>> from nope_probe import Ablation
-        >>> Ablation(remove=["mask", "w_q"], layers=[0, 1], gain="norm").remove
-        ['mask', 'w_q']
-    """
-
-    remove: Sequence[str] = ()
-    layers: Sequence[int] | None = None
-    heads: Mapping[int, Sequence[int]] | None = None
-    replacement: Replacement = "identity"
-    gain: Gain = "output"
-    seed: int = 0
-    prefix: int | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.remove, str):
-            raise ValueError(
-                f'expected a list of components, such as remove=["mask"], got {self.remove!r}'
-            )
-        names = expanded(self.remove)
-        validate_disjoint(self.remove)
-        for layer in self.layers if self.layers is not None else self.heads or ():
-            if isinstance(layer, bool):
-                raise ValueError(f"expected the numbers of layers, such as [0, 1], got {layer}")
-        validate_choices(get_type_hints(type(self)), vars(self))
-        if self.layers is not None and self.writers:
-            raise ValueError(f"position[{self.writers[0]}] is of one place: it takes no layers")
-        if self.heads is not None:
-            self._validate_heads(names)
-        if self.prefix is not None:
-            self._validate_prefix(self.prefix)
-
-    def _validate_heads(self, names: Sequence[str]) -> None:
-        if self.layers is not None:
-            raise ValueError("expected layers or heads, not both: heads are named per layer")
-        without = [name for name in names if name not in PER_HEAD and not is_rope(name)]
-        if without:
-            raise ValueError(f"{without[0]} has no heads; {', '.join(PER_HEAD)} have")
-
-    def _validate_prefix(self, prefix: int) -> None:
-        if prefix < 1:
-            raise ValueError(f"expected a prefix of 1 position or more, got {prefix}")
-        if "mask" not in self.components:
-            removed = ", ".join(self.remove) or "nothing"
-            raise ValueError(f"a prefix is for removing the mask; this removes {removed}")
-
-    @property
-    def components(self) -> tuple[str, ...]:
-        """The components, `norms` and bands to remove, circuits taken apart."""
-        return expanded(self.remove)
-
-    @property
-    def weights(self) -> tuple[Projection, ...]:
-        """The projections among the components to remove."""
-        return tuple(name for name in WEIGHTS if name in self.components)
-
-    @property
-    def writers(self) -> tuple[str, ...]:
-        """The components whose position is removed."""
-        return tuple(w for name in self.components if (w := writer_of(name)) is not None)
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Whether gains, means or positions have to be measured first."""
-        needs = NEEDS[self.replacement]
-        of_weights = needs.mean or (needs.gain and self.gain == "output")
-        return bool(self.writers) or (bool(self.weights) and of_weights)
-
-    @property
-    def calibration_seed(self) -> int | None:
-        """The seed to `calibrate` with; None where nothing is drawn."""
-        return self.seed if NEEDS[self.replacement].seed else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Substitute:
-    """The replacement of removed weights: an `Ablation`'s options of the same names.
-
-    Attributes:
-        replacement: what a removed projection is replaced by.
-        gain: the size of the replacements `identity` and `random`.
-        seed: of the replacement `random`.
-    """
-
-    replacement: Replacement = "identity"
-    gain: Gain = "output"
-    seed: int = 0
-
-    def without(self, names: Iterable[str], layers: Sequence[int] | None = None) -> Ablation:
-        """Return the ablation that removes components, in some layers or in all."""
-        return Ablation(remove=sorted(names, key=removal_order), layers=layers, **vars(self))
-
-
 def weights_of(name: str) -> list[Projection]:
     """Return the projections of a component, circuit or union.
 
@@ -534,53 +306,6 @@ def weights_of(name: str) -> list[Projection]:
     """
     components = expanded(name.split("+"))
     return [weight for weight in WEIGHTS if weight in components]
-
-
-_STAND_INS: dict[Replacement, tuple[str, str]] = {
-    "identity": ("an identity", "identities"),
-    "random": ("a random projection", "random projections"),
-    "zero": ("a zero", "zeros"),
-}
-_OUTPUTS_OF = {"w_q": "query", "w_k": "key", "w_v": "value", "w_o": "output"}
-
-
-def stand_in(name: str, replacement: Replacement) -> str:
-    """Return the stand-in for a player's removed weights, as sentences say it after "with".
-
-    Args:
-        name: a weight, a circuit, or a union that holds one.
-        replacement: what the weights are replaced by.
-
-    Example:
-        >>> stand_in("w_q", "identity"), stand_in("w_q", "mean")
-        ('an identity in its place', 'its mean query kept')
-        >>> stand_in("qk", "mean"), stand_in("w_q+mlp", "identity")
-        ('their mean query and key kept', 'an identity in place of W_Q')
-    """
-    weights = weights_of(name)
-    several, alone = len(weights) > 1, len(weights) == len(expanded(name.split("+")))
-    owner = ("their" if several else "its") if alone else "the"
-    labels = " and ".join(words(weight) for weight in weights)
-    if replacement == "mean":
-        outputs = " and ".join(_OUTPUTS_OF[weight] for weight in weights)
-        return f"{owner} mean {outputs}{'' if alone else f' of {labels}'} kept"
-    place = f"in {owner} place" if alone else f"in place of {labels}"
-    return f"{_STAND_INS[replacement][several]} {place}"
-
-
-def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> None:
-    """Check that there are replacements, all different, and that the gain has an effect.
-
-    Raises:
-        UserError: for no replacement, a repeated one, or a gain without effect.
-    """
-    if not replacements or len(set(replacements)) < len(replacements):
-        raise UserError(f"expected each --replacement once, got {' '.join(replacements) or 'none'}")
-    if gain != "output" and not {*WITH_GAIN} & {*replacements}:
-        raise UserError(
-            f"--gain is for the replacements {' and '.join(WITH_GAIN)}, not "
-            f"{' '.join(replacements)}"
-        )
 
 
 def validate_components(wanted: Collection[str], has: Sequence[Component]) -> None:
@@ -593,11 +318,6 @@ def validate_components(wanted: Collection[str], has: Sequence[Component]) -> No
     lacking = [name for name in ordered if ("rope" if is_rope(name) else name) not in has]
     if lacking:
         raise UserError(f"the model has no {lacking[0]}; it has {', '.join(has)}")
-
-
-def without_weights(flags: Sequence[str]) -> dict[str, str]:
-    """Return by flag, for `validate_effects`, the reason that no weight is removed."""
-    return dict.fromkeys(flags, "where no weight is removed")
 
 
 def validate_disjoint(names: Sequence[str]) -> None:

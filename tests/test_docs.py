@@ -10,7 +10,9 @@ import pkgutil
 import re
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
+import draw_data_way
 import pandas as pd
 import pytest
 import torch
@@ -32,6 +34,14 @@ PAGES = {
 def python_blocks(text: str) -> list[tuple[str, str]]:
     """Return the Python blocks of a page, each with the text block right after it."""
     return re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", text, re.DOTALL)
+
+
+def test_the_way_of_the_data_is_drawn_with_files_that_exist():
+    assert draw_data_way.OUT.read_text() == draw_data_way.svg(), "run python docs/draw_data_way.py"
+    ElementTree.fromstring(draw_data_way.svg())
+    steps = [file for *_, file in [*draw_data_way.STEPS, *draw_data_way.ASIDES.values()]]
+    for file in ", ".join(steps).replace("COMMAND", "scores").split(", "):
+        assert (ROOT / "nope_probe" / file).exists()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if python_blocks(PAGES[page])])

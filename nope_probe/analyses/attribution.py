@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal, TypeVar
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
-from nope_probe.analyses.pattern import (
-    AnyMaps,
-    fold_counts_of,
-    layer_folds,
-    skipped_keys,
-)
+from nope_probe.analyses.pattern import layers_of
 from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import (
@@ -44,7 +44,8 @@ from nope_probe.analyses.shapley import (
 )
 from nope_probe.components import SOURCES, Component
 from nope_probe.errors import closed_choices
-from nope_probe.maps.stored_maps import LayerFolds
+from nope_probe.maps.layers import Pattern, patterns_of_others, set_apart
+from nope_probe.maps.maps import Layers, ScoreMaps
 
 BASE = "base"
 CONJUNCTION_TOLERANCE = 0.1
@@ -144,7 +145,7 @@ class LayerAttribution(LayerPlayers):
 
 @closed_choices("sources", "skip_keys")
 def attribute(
-    maps: Mapping[Removed, AnyMaps],
+    maps: Mapping[Removed, ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"]],
     player_sets: Sequence[PlayerSet] = (),
     *,
     sources: Sequence[Component] | Literal["auto"] = "auto",
@@ -180,22 +181,25 @@ def attribute(
         >>> mask.share.value > 0.9
         True
     """
-    folds, skipped = folds_by_condition(maps), skipped_keys(maps.values(), skip_keys)
-    counts = fold_counts_of(maps.values())
-    sources = sources_of(folds) if sources == "auto" else sources
-    validate_complete(folds, player_sets, sources)
+    conditions = layers_by_condition(maps)
+    if skip_keys == "auto":
+        every_layer = chain.from_iterable(layers.values() for layers in conditions.values())
+        skip_keys = max(layer.skip_keys for layer in every_layer)
+    conditions = {name: set_apart(layers, skip_keys) for name, layers in conditions.items()}
+    sources = sources_of(conditions) if sources == "auto" else sources
+    validate_complete(conditions, player_sets, sources)
     layers = []
-    for layer in folds[INTACT]:
-        of_layer = {condition: by_layer[layer] for condition, by_layer in folds.items()}
-        gram = ContrastGram.of_layers(of_layer, skipped, counts)
+    for layer in conditions[INTACT]:
+        patterns = patterns_of(conditions, layer)
+        gram = ContrastGram.of(patterns)
         attribution = LayerAttribution(
             layer=layer,
             sources=tuple(_source(gram, *term) for term in source_terms(sources).items()),
             position=_source(gram, "position", position_term(sources)),
             players=tuple(attribute_players(gram, player_sets)),
             interactions=tuple(attribute_interactions(gram, player_sets)),
-            non_relative=mask_effect(of_layer[INTACT], of_layer[MASK], skipped, counts),
-            kept={condition: gram.share({condition: 1.0}, {INTACT: 1.0}) for condition in of_layer},
+            non_relative=mask_effect(patterns[INTACT], patterns[MASK]),
+            kept={condition: gram.share({condition: 1.0}, {INTACT: 1.0}) for condition in patterns},
         )
         layers.append(attribution)
     return layers
@@ -206,23 +210,20 @@ def _source(gram: ContrastGram, name: str, term: Contrast) -> Source:
 
 
 def attribute_losses(
-    maps: Mapping[Condition, AnyMaps], player_sets: Sequence[PlayerSet], skip_keys: int
+    maps: Mapping[Condition, Layers], player_sets: Sequence[PlayerSet]
 ) -> list[LayerPlayers]:
     """Measure the loss of every layer's pattern without each weight, without Shapley shares.
 
     Args:
         maps: score maps of the conditions of `losses_need`, and of the sources.
         player_sets: the players; only players that hold a weight are measured.
-        skip_keys: first keys to leave out.
 
     Raises:
         KeyError: if a condition is missing.
     """
-    folds, counts = folds_by_condition(maps), fold_counts_of(maps.values())
     layers = []
-    for layer in folds[INTACT]:
-        of_layer = {condition: by_layer[layer] for condition, by_layer in folds.items()}
-        gram = ContrastGram.of_layers(of_layer, skip_keys, counts)
+    for layer in maps[INTACT]:
+        gram = ContrastGram.of(patterns_of(maps, layer))
         players = tuple(
             _without_player(gram, players, player)
             for players in player_sets
@@ -295,18 +296,28 @@ def attribute_interactions(
                 )
 
 
-def folds_by_condition(
-    maps: Mapping[Removed, AnyMaps],
-) -> dict[Condition, dict[int, LayerFolds]]:
-    """Return the fold means of each layer, by its number, in each condition.
+def patterns_of(maps: Mapping[Condition, Layers], layer: int) -> dict[Condition, Pattern]:
+    """Return one layer's pattern among the other keys in each condition, on shared cells."""
+    of_layer = [by_layer[layer] for by_layer in maps.values()]
+    return dict(zip(maps, patterns_of_others(of_layer), strict=True))
+
+
+def layers_by_condition(
+    maps: Mapping[Removed, ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"]],
+) -> dict[Condition, Layers]:
+    """Return the maps of each layer, by its number, in each condition.
 
     Raises:
-        ValueError: for a name that does not exist, two names of one condition, or no maps.
+        ValueError: for a name that does not exist, two names of one condition, no maps, or maps on
+            other sequences.
     """
-    folds = {condition(removed): layer_folds(captured) for removed, captured in maps.items()}
-    if len(folds) < len(maps) or not folds:
+    conditions = {condition(removed): layers_of(captured) for removed, captured in maps.items()}
+    if len(conditions) < len(maps) or not conditions:
         raise ValueError(f"expected one entry per condition, got {list(maps)}")
-    return folds
+    counts = [layer.counts for layers in conditions.values() for layer in layers.values()]
+    if any(not torch.equal(count, counts[0]) for count in counts):
+        raise ValueError("maps have folds of different sizes: capture them on the same sequences")
+    return conditions
 
 
 def sources_of(conditions: Iterable[Condition]) -> tuple[Component, ...]:

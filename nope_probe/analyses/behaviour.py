@@ -19,9 +19,9 @@ from nope_probe.analyses.jackknife import (
     Interval,
     Intervals,
     jackknife,
-    leave_one_out,
     mean_intervals,
 )
+from nope_probe.maps.estimates import Estimates
 
 Losses = Float[Tensor, "document target"]
 PerDocument = Float[Tensor, " document"]
@@ -50,7 +50,7 @@ def mean_interval(values: PerDocument) -> Interval:
     Raises:
         ValueError: for fewer than 4 documents.
     """
-    return jackknife(leave_one_out(values.double()))
+    return jackknife(Estimates.of_means(values.double()))
 
 
 def position_means(losses: Losses) -> Intervals:

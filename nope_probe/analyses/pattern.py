@@ -15,44 +15,30 @@ and neighbouring queries have similar patterns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, overload
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import (
-    UNDEFINED,
-    Interval,
-    ProductSums,
-    jackknife,
-    leave_one_out,
-    rms,
-    share,
-)
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms, share
 from nope_probe.analyses.pattern_rows import (
-    Folds,
     NonRelativeRows,
-    as_layer,
     beyond_rounding,
     distance_rows,
     distance_sums,
     mean_squares,
-    pattern_rows,
     relative_fit,
 )
 from nope_probe.errors import UserError, closed_choices
-from nope_probe.maps.centred import KeptCells, centred_rows, first_visible_keys
-from nope_probe.maps.maps import ScoreMaps
-from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions, row_blocks, rows_of
-from nope_probe.maps.stored_maps import LayerFolds, StoredMaps, TensorFolds, shared_cells
+from nope_probe.maps.centred import KeptCells
+from nope_probe.maps.estimates import Estimates, ProductSums
+from nope_probe.maps.layers import LayerMaps, Pattern, set_apart
+from nope_probe.maps.maps import Layers, ScoreMaps
+from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions
 
-FoldMeans: TypeAlias = Float[Tensor, "fold layer row key_pos"]
-AnyMaps: TypeAlias = ScoreMaps | StoredMaps | FoldMeans
-FoldCounts: TypeAlias = Int[Tensor, " fold"]
 LAG = 8
 MIN_KEYS = 8
 EXACT_ROWS = 512  # up to this number of rows, the keys of all queries are ordered
@@ -88,38 +74,15 @@ class Measures:
     edge_contrast_visible: Interval
 
 
-@overload
-def measure(
-    maps: AnyMaps,
-    skip_keys: int | Literal["auto"] = "auto",
-    *,
-    counts: FoldCounts | None = None,
-    query_positions: QueryPositions = None,
-    per_head: Literal[False] = False,
-) -> list[Measures]: ...
-
-
-@overload
-def measure(
-    maps: AnyMaps,
-    skip_keys: int | Literal["auto"] = "auto",
-    *,
-    counts: FoldCounts | None = None,
-    query_positions: QueryPositions = None,
-    per_head: Literal[True],
-) -> list[list[Measures]]: ...
-
-
 @closed_choices("skip_keys")
 def measure(
-    maps: AnyMaps,
+    maps: ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"],
     skip_keys: int | Literal["auto"] = "auto",
     *,
-    counts: FoldCounts | None = None,
+    counts: Int[Tensor, " fold"] | None = None,
     query_positions: QueryPositions = None,
-    per_head: bool = False,
-) -> list[Measures] | list[list[Measures]]:
-    """Measure the pattern of each layer, in the order of the maps, or of each of its heads.
+) -> list[Measures]:
+    """Measure the pattern of each layer, in the order of the maps.
 
     For more than 512 rows, locality and monotonicity use every (rows/256)-th row, rounded up.
 
@@ -129,12 +92,9 @@ def measure(
             sequences all begin with the same token (BOS, an attention sink), else 0.
         counts: for fold means, the sequences per fold; all the same by default.
         query_positions: for fold means, the queries of the rows; all by default.
-        per_head: whether to measure each head: the result is a list of heads for each layer.
-            Capture the maps with `per_head=True` for this.
 
     Raises:
-        ValueError: for a non-finite cell among j < i, fewer than 4 folds, too few keys, or
-            `per_head` with maps that were captured without heads.
+        ValueError: for a non-finite cell among j < i, fewer than 4 folds, or too few keys.
 
     Example:
         >>> from nope_probe import capture_scores, gaussian, load, measure
@@ -143,138 +103,125 @@ def measure(
         >>> measure(maps)[2].locality.value > 0.9
         True
     """
-    skipped = skipped_keys([maps], skip_keys)
-    counts = fold_counts_of([maps]) if counts is None else counts
-    if not per_head:
-        layers = layer_folds(maps, query_positions)
-        return [measure_layer(folds, skipped, counts) for folds in layers.values()]
-    heads = None if isinstance(maps, Tensor) else maps.per_head
-    if isinstance(maps, Tensor) or heads is None:
+    layers = layers_of(maps, counts, query_positions)
+    return [measure_pattern(layer.others) for layer in set_apart(layers, skip_keys).values()]
+
+
+@closed_choices("skip_keys")
+def measure_heads(
+    maps: ScoreMaps | Layers, skip_keys: int | Literal["auto"] = "auto"
+) -> dict[tuple[int, int], Measures]:
+    """Measure the pattern of each head, by its layer and number, as `measure` does of a layer.
+
+    Args:
+        maps: the result of `capture_scores(..., per_head=True)`.
+        skip_keys: how many first keys to leave out, as in `measure`.
+
+    Raises:
+        ValueError: as in `measure`, or for maps that were captured without heads.
+
+    Example:
+        >>> from nope_probe import capture_scores, load, measure_heads
+        >>> loaded = load("rope-tiny")
+        >>> tokens = loaded.model.to_tokens(["where does it come from?"] * 4)
+        >>> maps = capture_scores(loaded.model, tokens, per_head=True)
+        >>> measure_heads(maps)[1, 3].amplitude.value > 1
+        True
+    """
+    layers = set_apart(layers_of(maps), skip_keys)
+    if not all(layer.heads for layer in layers.values()):
         raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
-    return [
-        [
-            measure_layer(TensorFolds(head, maps.query_positions), skipped, counts)
-            for head in layer.unbind(1)
-        ]
-        for layer in heads[...].unbind(1)
-    ]
+    return {
+        (number, head): measure_pattern(maps_of_head.others)
+        for number, layer in layers.items()
+        for head, maps_of_head in enumerate(layer.heads)
+    }
 
 
-def measure_layer(folds: Folds, skip_keys: int, counts: FoldCounts | None = None) -> Measures:
+def layers_of(
+    maps: ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"],
+    counts: Int[Tensor, " fold"] | None = None,
+    query_positions: QueryPositions = None,
+) -> Layers:
+    """Return the maps of each layer by its number; fold means are counted from 0.
+
+    Args:
+        maps: captured maps, the maps of layers, or fold means of scores, in nats.
+        counts: for fold means, the sequences per fold; all the same by default.
+        query_positions: for fold means, the queries of the rows; all by default.
+    """
+    if isinstance(maps, ScoreMaps):
+        return maps.by_layer
+    if isinstance(maps, Tensor):
+        layers = enumerate(maps.unbind(1))
+        return {layer: LayerMaps.of(folds, counts, query_positions) for layer, folds in layers}
+    return maps
+
+
+def measure_pattern(pattern: Pattern) -> Measures:
     """Measure the pattern of one layer, or of one head, as `measure` does."""
-    estimates = measure_estimates(folds, skip_keys, counts)
+    estimates = measure_estimates(pattern)
     p_p, r_r = estimates["amplitude_squared"], estimates["non_relative_squared"]
     # Equal scores have no order, so their ties must not count as "no trend".
     trends = {
-        name: jackknife(estimates[name], counts) if p_p.any() else UNDEFINED
+        name: jackknife(estimates[name]) if p_p.values.any() else UNDEFINED
         for name in ("locality", "monotonicity", "monotonicity_lag1")
     }
     return Measures(
         **trends,
-        amplitude=rms(p_p, counts),
-        relative_r2=share(p_p - r_r, p_p, counts),
-        non_relative=rms(r_r, counts),
-        edge_contrast=jackknife(estimates["edge_contrast"], counts),
-        edge_contrast_visible=jackknife(estimates["edge_contrast_visible"], counts),
+        amplitude=rms(p_p),
+        relative_r2=share(p_p - r_r, p_p),
+        non_relative=rms(r_r),
+        edge_contrast=jackknife(estimates["edge_contrast"]),
+        edge_contrast_visible=jackknife(estimates["edge_contrast_visible"]),
     )
 
 
-def layer_folds(maps: AnyMaps, query_positions: QueryPositions = None) -> dict[int, LayerFolds]:
-    """Return the fold means of each layer's scores, in nats, by the layer's number."""
-    if isinstance(maps, StoredMaps):
-        return {layer.index: layer.folds for layer in maps.layers}
-    queries: QueryPositions
-    if isinstance(maps, ScoreMaps):
-        folds, layers, queries = maps.folds, maps.layers, maps.query_positions
-    else:
-        folds, layers, queries = maps, tuple(range(maps.shape[1])), query_positions
-    return {layer: TensorFolds(folds[:, place], queries) for place, layer in enumerate(layers)}
-
-
-def skipped_keys(maps: Iterable[AnyMaps], skip_keys: int | Literal["auto"]) -> int:
-    """Return how many first keys to leave out of some maps.
-
-    `auto` is 1 where all captured sequences begin with the same token (a BOS token, which is an
-    attention sink), else 0. For bare fold means it is 0.
-    """
-    if skip_keys == "auto":
-        return int(any(not isinstance(captured, Tensor) and captured.bos for captured in maps))
-    return skip_keys
-
-
-def fold_counts_of(maps: Iterable[AnyMaps]) -> FoldCounts | None:
-    """Return the sequences per fold of maps on the same sequences; None if the maps lack counts.
-
-    Raises:
-        ValueError: if the maps' counts differ.
-    """
-    counts = [captured.counts for captured in maps if not isinstance(captured, Tensor)]
-    if any(not torch.equal(count, counts[0]) for count in counts):
-        raise ValueError("maps have folds of different sizes: capture them on the same sequences")
-    return counts[0] if counts else None
-
-
-def measure_estimates(
-    folds: Folds,
-    skip_keys: int,
-    counts: FoldCounts | None = None,
-    *,
-    n_bytes: int = BLOCK_BYTES,
-) -> dict[str, Float[Tensor, " one_plus_folds"]]:
+def measure_estimates(pattern: Pattern, *, n_bytes: int = BLOCK_BYTES) -> dict[str, Estimates]:
     """Return the estimates behind the intervals of `measure`: on all folds, then without each fold.
 
     `amplitude_squared` and `non_relative_squared` are unbiased mean squares, in squared nats; they
     are 0 within the rounding of the scores.
 
     Args:
-        folds: fold means of one layer's scores, nats.
-        skip_keys: how many first keys to leave out.
-        counts: sequences per fold; all the same by default.
+        pattern: the pattern of a layer or head.
         n_bytes: memory for a block of rows.
     """
-    layer = as_layer(folds)
-    cells = shared_cells([layer], skip_keys)
+    maps, cells = pattern.maps, pattern.cells
     score_square = torch.zeros((), dtype=torch.float64)
-    scores, patterns = _ScoreSums(layer, cells), _PatternSums(layer, cells)
-    trends = TrendSums(1 + layer.n_folds, layer.query_positions)
-    for start, stop in row_blocks(layer.query_positions, layer.n, layer.n_folds, n_bytes):
-        raw = layer.rows(start, stop).double()
-        rows = centred_rows(raw, cells.rows(start, stop))
-        scores.add(raw, start)
-        score_square += mean_squares(raw, start, cells).mean()
-        patterns.add(rows, start)
-        chosen = trends.chosen(start, stop)
-        means = leave_one_out(rows[:, [query - start for query in chosen]], counts)
-        for index, query in enumerate(chosen):
-            trends.add(means[:, index, int(cells.first[query]) : query])
+    scores, patterns, trends = _ScoreSums(pattern), _PatternSums(pattern), TrendSums(pattern)
+    for block in pattern.blocks(n_bytes):
+        scores.add(block.scores, block.start)
+        score_square += mean_squares(block.scores, block.start, cells).mean()
+        patterns.add(block.rows, block.start)
+        trends.add_block(block.rows, block.start)
     if not scores.counts.any():
         raise ValueError("a score map has no finite cell")
-    rest, fit = _PatternSums(layer, cells), NonRelativeRows(patterns.by_distance, cells)
-    for start, rows in pattern_rows(layer, cells, n_bytes):
-        rest.add(fit.of(rows, start), start)
+    rest, fit = _PatternSums(pattern), NonRelativeRows(patterns.by_distance, cells)
+    for block in pattern.blocks(n_bytes):
+        rest.add(fit.of(block.rows, block.start), block.start)
     squares, rest_squares = (
-        beyond_rounding(sums.products.cross_products(cells.count, counts)[:, 0, 0], score_square)
-        for sums in (patterns, rest)
+        beyond_rounding(pattern.estimates(sums.products), score_square) for sums in (patterns, rest)
+    )
+    contrast, visible = (
+        Estimates.of_means(sums.edge_contrast(), maps.counts) for sums in (scores, rest)
     )
     return {
         "amplitude_squared": squares,
         "non_relative_squared": rest_squares,
-        "locality": trends.locality,
-        "monotonicity": trends.monotonicity(LAG),
-        "monotonicity_lag1": trends.monotonicity(1),
-        "edge_contrast": leave_one_out(scores.edge_contrast(), counts),
-        "edge_contrast_visible": leave_one_out(rest.edge_contrast(), counts)
-        * float(rest_squares.any()),
+        **trends.estimates(),
+        "edge_contrast": contrast,
+        "edge_contrast_visible": visible * float(rest_squares.values.any()),
     }
 
 
 class _PatternSums:
     """Sums over blocks of rows of patterns, or of a part of them; 0 outside the kept cells."""
 
-    def __init__(self, layer: LayerFolds, cells: KeptCells) -> None:
-        self.cells, self.products = cells, ProductSums()
-        self.by_distance = torch.zeros(layer.n_folds, layer.n, dtype=torch.float64)
-        self.first = torch.zeros(layer.n_folds, dtype=torch.float64)
+    def __init__(self, pattern: Pattern) -> None:
+        self.cells, self.products, n_folds = pattern.cells, ProductSums(), pattern.n_folds
+        self.by_distance = torch.zeros(n_folds, self.cells.n, dtype=torch.float64)
+        self.first = torch.zeros(n_folds, dtype=torch.float64)
 
     def add(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
         """Add a block of rows, from the query `start` on."""
@@ -292,12 +239,12 @@ class _PatternSums:
 class _ScoreSums:
     """Sums over blocks of rows of scores, from which each diagonal's mean is subtracted."""
 
-    def __init__(self, layer: LayerFolds, cells: KeptCells) -> None:
-        self.n, self.cells, self.visible = layer.n, cells, layer.kept_cells(0)
-        self.sums = torch.zeros(layer.n_folds, layer.n, dtype=torch.float64)
-        self.counts = torch.zeros(layer.n, dtype=torch.float64)
-        self.first = torch.zeros(layer.n_folds, dtype=torch.float64)
-        self.total = torch.zeros(layer.n_folds, dtype=torch.float64)
+    def __init__(self, pattern: Pattern) -> None:
+        self.n, self.cells, self.visible = pattern.maps.n, pattern.cells, pattern.maps.visible
+        self.sums = torch.zeros(pattern.n_folds, self.n, dtype=torch.float64)
+        self.counts = torch.zeros(self.n, dtype=torch.float64)
+        self.first = torch.zeros(pattern.n_folds, dtype=torch.float64)
+        self.total = torch.zeros(pattern.n_folds, dtype=torch.float64)
 
     def add(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
         known = rows.isfinite().all(0).tril(start)
@@ -336,18 +283,20 @@ def relative_part(
     return fit.where(cells, torch.nan)
 
 
-def edge_contrast(
-    maps: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
-) -> Float[Tensor, "*batch"]:
-    """Return the mean over the first 5% of kept keys (one at least) less that over other keys.
+def edge_contrast(pattern: Pattern) -> Float[Tensor, " fold"]:
+    """Return the edge contrast of the scores of each fold less the mean of each diagonal, nats."""
+    scores = _ScoreSums(pattern)
+    for block in pattern.blocks():
+        scores.add(block.scores, block.start)
+    return scores.edge_contrast()
 
-    Several maps are compared on the cells that all of them have.
-    """
-    kept = KeptCells.of_maps(maps, skip_keys)
-    cells = kept.rows(0, kept.n)
-    first = cells.clone()
-    first[:, kept.edge :] = False
-    return maps[..., first].mean(-1) - maps[..., cells & ~first].mean(-1)
+
+def order_estimates(pattern: Pattern) -> dict[str, Estimates]:
+    """Return the estimates of locality and both monotonicities, by their names in `Measures`."""
+    trends = TrendSums(pattern)
+    for block in pattern.blocks():
+        trends.add_block(block.rows, block.start)
+    return trends.estimates()
 
 
 def query_stride(n_rows: int) -> int:
@@ -361,24 +310,27 @@ def query_stride(n_rows: int) -> int:
 
 
 class TrendSums:
-    """Sums of a layer's locality and monotonicity, to which blocks of rows are added.
+    """Sums of a pattern's locality and monotonicity, to which blocks of rows are added.
 
-    Args:
-        n_maps: how many patterns there are.
-        query_positions: the queries of the rows.
+    The order of the keys is taken from the means over all sequences, then without each fold.
     """
 
-    def __init__(self, n_maps: int, query_positions: Int[Tensor, " row"]) -> None:
-        self.queries = query_positions[:: query_stride(len(query_positions))].contiguous()
+    def __init__(self, pattern: Pattern) -> None:
+        queries, n_maps = pattern.maps.queries, 1 + pattern.n_folds
+        self.pattern = pattern
+        self.queries = queries[:: query_stride(len(queries))].contiguous()
         self.n_rows, self.n_pairs = 0, {1: 0, LAG: 0}
         self.correlations = torch.zeros(n_maps, dtype=torch.float64)
         self.signs = {lag: torch.zeros(n_maps, dtype=torch.float64) for lag in self.n_pairs}
 
-    def chosen(self, start: int, stop: int) -> list[int]:
-        """Return the queries from start to stop - 1 whose keys are ordered."""
-        first, behind = torch.searchsorted(self.queries, torch.tensor([start, stop])).tolist()
-        chosen: list[int] = self.queries[first:behind].tolist()
-        return chosen
+    def add_block(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
+        """Add the rows of a block whose keys are ordered."""
+        ends = torch.tensor([start, start + rows.shape[1]])
+        first, behind = torch.searchsorted(self.queries, ends).tolist()
+        chosen = self.queries[first:behind].tolist()
+        means = self.pattern.maps.without_each(rows[:, [query - start for query in chosen]])
+        for index, query in enumerate(chosen):
+            self.add(means[:, index, int(self.pattern.cells.first[query]) : query])
 
     def add(self, row: Float[Tensor, "map key_pos"]) -> None:
         """Add the kept keys before one query."""
@@ -401,32 +353,15 @@ class TrendSums:
         n_pairs = self.n_pairs[lag]
         return (self.signs[lag] / n_pairs + 1) / 2 if n_pairs else self.signs[lag] * torch.nan
 
-
-def locality(
-    patterns: Float[Tensor, "*batch row key_pos"],
-    skip_keys: int = 0,
-    stride: int = 1,
-    query_positions: QueryPositions = None,
-) -> Float[Tensor, "*batch"]:
-    """Return the Spearman correlation of P[i, j] with j, averaged over rows of 8 keys or more.
-
-    A constant row counts as 0; without rows of 8 keys the mean is NaN.
-
-    Args:
-        patterns: patterns, nats.
-        skip_keys: how many first keys to leave out.
-        stride: the stride between the rows used, starting with row 0.
-        query_positions: the queries of the rows; all by default.
-    """
-    cells = _kept_cells(patterns, skip_keys, query_positions)
-    rows = [
-        spearman_with_order(patterns[..., row, int(cells.first[query]) : query])
-        for row, query in list(enumerate(cells.query_positions.tolist()))[::stride]
-        if cells.n_keys[query] >= MIN_KEYS
-    ]
-    if not rows:
-        return torch.full(patterns.shape[:-2], torch.nan, dtype=patterns.dtype)
-    return torch.stack(rows).mean(0)
+    def estimates(self) -> dict[str, Estimates]:
+        """Return the estimates of the measures by their names in `Measures`."""
+        values = {
+            "locality": self.locality,
+            "monotonicity": self.monotonicity(LAG),
+            "monotonicity_lag1": self.monotonicity(1),
+        }
+        weights = self.pattern.maps.weights
+        return {name: Estimates(values=x, weights=weights) for name, x in values.items()}
 
 
 def spearman_with_order(values: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch"]:
@@ -450,30 +385,3 @@ def _ranks(values: Float[Tensor, "*batch key"]) -> Float[Tensor, "*batch key"]:
     below = torch.searchsorted(ordered, values)
     up_to = torch.searchsorted(ordered, values, right=True)
     return (below + up_to - 1).to(values.dtype) / 2
-
-
-def monotonicity(
-    patterns: Float[Tensor, "*batch row key_pos"],
-    lag: int = LAG,
-    skip_keys: int = 0,
-    query_positions: QueryPositions = None,
-) -> Float[Tensor, "*batch"]:
-    """Return the share of pairs of kept keys with P[i, j+lag] > P[i, j]; a tie counts as half."""
-    cells = _kept_cells(patterns, skip_keys, query_positions).mask
-    pairs = cells[:, lag:] & cells[:, :-lag]
-    if not pairs.any():
-        return torch.full(patterns.shape[:-2], torch.nan, dtype=patterns.dtype)
-    step = (patterns[..., :, lag:] - patterns[..., :, :-lag])[..., pairs]
-    return (step.sign() + 1).mean(-1) / 2
-
-
-def _kept_cells(
-    patterns: Float[Tensor, "*batch row key_pos"], skip_keys: int, query_positions: QueryPositions
-) -> KeptCells:
-    """Return the cells that all patterns have, perhaps none."""
-    n_rows, n = patterns.shape[-2:]
-    queries = rows_of(n_rows, query_positions)
-    visible = first_visible_keys(patterns, queries).reshape(-1, n_rows).amax(0)
-    first = torch.arange(n)
-    first[queries] = visible.clamp_min(skip_keys)
-    return KeptCells(first=first, query_positions=queries, skip_keys=skip_keys)

@@ -7,7 +7,7 @@ fold (paired), so the sequences' common noise cancels. Otherwise variances add u
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import hypot
 
 import torch
@@ -16,34 +16,24 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
-    Estimates,
     Interval,
-    ProductSums,
-    cross_products,
     jackknife,
-    leave_one_out,
     rms,
     rms_difference,
     signed_root,
 )
-from nope_probe.analyses.pattern import FoldCounts, locality, measure_estimates, query_stride
+from nope_probe.analyses.pattern import measure_estimates, order_estimates
 from nope_probe.analyses.pattern_rows import (
     ContrastGram,
-    Folds,
     NonRelativeRows,
-    as_layer,
     beyond_rounding,
     exceeds_rounding,
     mean_squares,
     pattern_distance_sums,
 )
-from nope_probe.maps.centred import KeptCells, centred_rows
-from nope_probe.maps.rows import QueryPositions, row_blocks
-from nope_probe.maps.stored_maps import LayerFolds, TensorFolds, shared_cells
-
-FoldMaps = LayerFolds | Float[Tensor, "fold row key_pos"]
-OtherFoldMaps = LayerFolds | Float[Tensor, "other_fold row key_pos"]
-BothCounts = tuple[FoldCounts | None, FoldCounts | None]
+from nope_probe.maps.centred import centred_rows
+from nope_probe.maps.estimates import Estimates, ProductSums, cross_products
+from nope_probe.maps.layers import Pattern
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,91 +65,68 @@ class MaskEffect:
     difference: Interval
 
 
-def kept_patterns(
-    maps: Float[Tensor, "fold map row key_pos"],
-    intact: Float[Tensor, "fold map row key_pos"],
-    skip_keys: int = 0,
-    counts: FoldCounts | None = None,
-    query_positions: QueryPositions = None,
-) -> list[KeptPattern]:
-    """Measure the positional pattern of each map, beside the intact model's.
+def kept_pattern(pattern: Pattern, intact: Pattern) -> KeptPattern:
+    """Measure a positional pattern beside the intact model's.
 
-    A map is measured on the cells that the intact model sees too.
+    A pattern with a cell that is not finite has no measures.
 
     Args:
-        maps: fold means of scores, or of Gram maps, with some components removed.
-        intact: fold means of the intact model, on the same sequences.
-        skip_keys: how many first keys to leave out.
-        counts: sequences per fold; all the same by default.
-        query_positions: the queries of the rows; all by default.
+        pattern: of a layer's scores, or of its Gram maps, with some components removed.
+        intact: the pattern of the intact model, on the same sequences and cells.
 
     Example:
-        >>> folds = torch.randn(4, 1, 11, 11)
-        >>> kept_patterns(2 * folds, folds)[0].share.value
-        nan
-        >>> folds = folds + torch.arange(11.0)
-        >>> round(kept_patterns(2 * folds, folds)[0].share.value, 6)
+        >>> from nope_probe.maps.layers import LayerMaps, shared_patterns
+        >>> folds = torch.randn(4, 11, 11) + torch.arange(11.0)
+        >>> double, intact = shared_patterns([LayerMaps.of(2 * folds), LayerMaps.of(folds)])
+        >>> round(kept_pattern(double, intact).share.value, 6)
         2.0
     """
-    return [
-        _kept(
-            TensorFolds(maps[:, index].double(), query_positions),
-            TensorFolds(intact[:, index].double(), query_positions),
-            skip_keys,
-            counts,
-        )
-        for index in range(maps.shape[1])
-    ]
-
-
-def _kept(
-    maps: TensorFolds, intact: TensorFolds, skip_keys: int, counts: FoldCounts | None
-) -> KeptPattern:
-    layers = {"v": maps, "u": intact}
-    cells = shared_cells(layers.values(), skip_keys)
-    if not all(layer.folds[:, cells.mask].isfinite().all() for layer in layers.values()):
+    cells = pattern.cells.mask
+    if not all(one.maps.folds.maps[:, cells].isfinite().all() for one in (pattern, intact)):
         return KeptPattern(amplitude=UNDEFINED, locality=UNDEFINED, share=UNDEFINED)
-    gram = ContrastGram.of_layers(layers, skip_keys, counts)
-    amplitude = gram.rms({"v": 1.0})
-    patterns = centred_rows(maps.folds, cells.mask).where(cells.mask, torch.nan)
-    queries, stride = maps.query_positions, query_stride(len(maps.query_positions))
-    trend = locality(leave_one_out(patterns, counts), skip_keys, stride, queries)
+    gram = ContrastGram.of({"v": pattern, "u": intact})
+    amplitude, locality = gram.rms({"v": 1.0}), order_estimates(pattern)["locality"]
     return KeptPattern(
         amplitude=amplitude,
-        locality=jackknife(trend, counts) if amplitude.value else UNDEFINED,
+        locality=jackknife(locality) if amplitude.value else UNDEFINED,
         share=gram.share({"v": 1.0}, {"u": 1.0}),
     )
 
 
-def positional_part(
-    scores: FoldMaps,
-    content: FoldMaps,
-    skip_keys: int = 0,
-    counts: FoldCounts | None = None,
-) -> Float[Tensor, "fold cell"]:
-    """Return p, the pattern less the pattern without the sources, in the kept cells, nats.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PositionalPart:
+    """The pattern of a layer less its pattern without the sources, p, on shared cells.
 
-    p is 0 where it does not exceed the rounding of the scores.
+    Attributes:
+        folds: p of each fold, nats; 0 where it does not exceed the rounding of the scores.
+        pattern: the pattern of the scores, which knows the folds' weights.
+    """
+
+    folds: Float[Tensor, "fold cell"]
+    pattern: Pattern
+
+    def product(self, other: PositionalPart) -> Estimates:
+        """Return <p, q> between different folds, squared nats."""
+        return _inner(self.folds, other.folds, self.pattern)
+
+
+def positional_part(pattern: Pattern, content: Pattern) -> PositionalPart:
+    """Return p, the pattern less the pattern without the sources, nats.
 
     Args:
-        scores: score maps, nats.
-        content: score maps of the same model without mask and position encoding.
-        skip_keys: how many first keys to leave out.
-        counts: sequences per fold; all the same by default.
+        pattern: of a layer's scores.
+        content: of the same model without mask and position encoding, on the same cells.
     """
-    layers = as_layer(scores), as_layer(content)
-    cells, both = shared_cells(layers, skip_keys), [layer.maps.double() for layer in layers]
-    part = _pattern_cells(both[0] - both[1], cells)
-    score_square = sum(maps[..., cells.mask].square().mean() for maps in both)
-    exceeds = exceeds_rounding(_inner(part, part, counts), score_square)
-    return part if exceeds else torch.zeros_like(part)
+    both = [one.maps.folds.maps.double() for one in (pattern, content)]
+    cells = pattern.cells.mask
+    folds = centred_rows(both[0] - both[1], cells)[:, cells]
+    score_square = sum(maps[..., cells].square().mean() for maps in both)
+    part = PositionalPart(folds=folds, pattern=pattern)
+    exceeds = exceeds_rounding(part.product(part), score_square)
+    return part if exceeds else replace(part, folds=torch.zeros_like(folds))
 
 
-def pattern_lost(
-    whole: Float[Tensor, "fold cell"],
-    left: Float[Tensor, "fold cell"],
-    counts: FoldCounts | None = None,
-) -> Interval:
+def pattern_lost(whole: PositionalPart, left: PositionalPart) -> Interval:
     """Return the loss of one layer's positional part p(all) by a removal, in nats.
 
     The loss is <p(all) - p(left), p(all)> / RMS of p(all): the RMS if the part is gone, 0 if it
@@ -168,126 +135,94 @@ def pattern_lost(
     Args:
         whole: the positional part of the intact model.
         left: the positional part of the model without the removed components.
-        counts: sequences per fold; all the same by default.
     """
-    square, kept = _inner(whole, whole, counts), _inner(left, whole, counts)
-    if not jackknife(square, counts).low > 0 or not (square > 0).all():
+    square, kept = whole.product(whole), left.product(whole)
+    if not jackknife(square).low > 0 or not (square.values > 0).all():
         return UNDEFINED
-    return jackknife((square - kept) / square.sqrt(), counts)
+    return jackknife((square - kept) / square.with_values(square.values.sqrt()))
 
 
-def mask_effect(
-    with_mask: Folds,
-    without_mask: Folds,
-    skip_keys: int = 0,
-    counts: FoldCounts | None = None,
-) -> MaskEffect:
+def mask_effect(with_mask: Pattern, without_mask: Pattern) -> MaskEffect:
     """Return the RMS of one layer's non-relative part with and without the mask, and its change.
 
     Args:
-        with_mask: fold maps of the intact model's score, nats.
-        without_mask: fold maps without the mask, on the same sequences.
-        skip_keys: how many first keys to leave out.
-        counts: sequences per fold; all the same by default.
+        with_mask: the intact model's pattern.
+        without_mask: the pattern without the mask, on the same sequences and cells.
     """
-    layers = as_layer(with_mask), as_layer(without_mask)
-    cells = shared_cells(layers, skip_keys)
-    with_square, without_square = (non_relative_squares(layer, cells, counts) for layer in layers)
+    with_square, without_square = map(non_relative_squares, (with_mask, without_mask))
     return MaskEffect(
-        with_mask=rms(with_square, counts),
-        without_mask=rms(without_square, counts),
-        difference=rms_difference(with_square, without_square, counts),
+        with_mask=rms(with_square),
+        without_mask=rms(without_square),
+        difference=rms_difference(with_square, without_square),
     )
 
 
-def non_relative_squares(
-    folds: LayerFolds, cells: KeptCells, counts: FoldCounts | None
-) -> Estimates:
+def non_relative_squares(pattern: Pattern) -> Estimates:
     """Return the mean square of the non-relative part, on all folds and without each fold.
 
     The square is 0 within the rounding of the scores.
     """
-    products = ProductSums()
-    rest = NonRelativeRows(pattern_distance_sums(folds, cells), cells)
+    products, cells = ProductSums(), pattern.cells
+    rest = NonRelativeRows(pattern_distance_sums(pattern), cells)
     score_square = torch.zeros((), dtype=torch.float64)
-    for start, stop in row_blocks(folds.query_positions, folds.n, folds.n_folds):
-        raw = folds.rows(start, stop).double()
-        score_square += mean_squares(raw, start, cells).mean()
-        products.add(rest.of(centred_rows(raw, cells.rows(start, stop)), start)[None])
-    return beyond_rounding(products.cross_products(cells.count, counts)[:, 0, 0], score_square)
+    for block in pattern.blocks():
+        score_square += mean_squares(block.scores, block.start, cells).mean()
+        products.add(rest.of(block.rows, block.start)[None])
+    return beyond_rounding(pattern.estimates(products), score_square)
 
 
-def measure_differences(
-    one: FoldMaps,
-    other: OtherFoldMaps,
-    *,
-    skip_keys: int = 0,
-    paired: bool,
-    counts: BothCounts = (None, None),
-) -> dict[str, Interval]:
+def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[str, Interval]:
     """Return the measures of a model's pattern less the measures of another model's pattern.
 
     Args:
-        one: fold means of scores of one layer, nats.
-        other: fold means of the model to compare with.
-        skip_keys: how many first keys to leave out.
+        one: the pattern of one layer.
+        other: the pattern of the model to compare with.
         paired: whether fold f holds the same sequences in both.
-        counts: the sequences per fold of both models; all the same by default.
 
     Returns:
         Differences by the names of `Measures`; undefined where the measure is.
 
     Example:
-        >>> import torch
+        >>> from nope_probe.maps.layers import LayerMaps
         >>> folds = torch.randn(4, 13, 13, generator=torch.Generator().manual_seed(0))
-        >>> change = measure_differences(folds + 1, folds, paired=True)
+        >>> one, other = (LayerMaps.of(maps).pattern for maps in (folds + 1, folds))
+        >>> change = measure_differences(one, other, paired=True)
         >>> abs(change["amplitude"].value) < 1e-6, abs(change["locality"].value) < 1e-6
         (True, True)
     """
-    x = _measure_estimates(one, skip_keys, counts[0])
-    y = _measure_estimates(other, skip_keys, counts[1])
+    x, y = map(_measure_estimates, (one, other))
     differences = {"relative_r2": UNDEFINED}
     for name in (name for name in x if name in y):
         is_square = name.endswith("_squared")
         if paired and is_square:
-            change = rms_difference(x[name], y[name], counts[0])
+            change = rms_difference(x[name], y[name])
         elif paired:
-            change = jackknife(x[name] - y[name], counts[0])
+            change = jackknife(x[name] - y[name])
         else:
             alone = rms if is_square else jackknife
-            change = independent_difference(alone(x[name], counts[0]), alone(y[name], counts[1]))
+            change = independent_difference(alone(x[name]), alone(y[name]))
         differences[name.removesuffix("_squared")] = change
     return differences
 
 
-def pattern_difference(
-    one: FoldMaps,
-    other: OtherFoldMaps,
-    *,
-    skip_keys: int = 0,
-    paired: bool,
-    counts: BothCounts = (None, None),
-) -> Interval:
+def pattern_difference(one: Pattern, other: Pattern, *, paired: bool) -> Interval:
     """Return the RMS of the difference of two patterns, nats, with noise subtracted.
 
-    The arguments are as in `measure_differences`.
+    The arguments are as in `measure_differences`; both patterns have the same cells.
     """
-    layers = as_layer(one), as_layer(other)
-    cells = shared_cells(layers, skip_keys)
-    x, y = (_pattern_cells(layer.maps, cells) for layer in layers)
-    n_x, n_y = counts
+    x, y = (pattern.dense()[:, pattern.cells.mask] for pattern in (one, other))
     if paired:
-        return rms(_inner(x - y, x - y, n_x), n_x)
-    x_x, y_y = _inner(x, x, n_x), _inner(y, y, n_y)
-    x_means, y_means = leave_one_out(x, n_x), leave_one_out(y, n_y)
+        return rms(_inner(x - y, x - y, one))
+    squares = _inner(x, x, one), _inner(y, y, other)
+    x_means, y_means = one.maps.without_each(x), other.maps.without_each(y)
     x_y, y_x = (x_means * y_means[0]).mean(-1), (y_means * x_means[0]).mean(-1)
     # <x, x> - 2 <x, y> + <y, y>: the folds of x and of y vary independently.
-    arms = (
-        jackknife(estimates, counts)
-        for estimates, counts in ((x_x - 2 * x_y, n_x), (y_y - 2 * y_x, n_y))
-    )
+    arms = [
+        jackknife(square.with_values(square.values - 2 * crossed))
+        for square, crossed in zip(squares, (x_y, y_x), strict=True)
+    ]
     half = hypot(*(arm.high - arm.value for arm in arms))
-    square = float(x_x[0] - 2 * x_y[0] + y_y[0])
+    square = float(squares[0].values[0] - 2 * x_y[0] + squares[1].values[0])
     return Interval(
         value=signed_root(square), low=signed_root(square - half), high=signed_root(square + half)
     )
@@ -312,26 +247,19 @@ def independent_difference(one: Interval, other: Interval) -> Interval:
     return Interval(value=value, low=value - down, high=value + up)
 
 
-def _measure_estimates(
-    folds: FoldMaps, skip_keys: int, counts: FoldCounts | None
-) -> dict[str, Estimates]:
+def _measure_estimates(pattern: Pattern) -> dict[str, Estimates]:
     """Return `measure_estimates`, and the relative share if defined."""
-    estimates = measure_estimates(folds, skip_keys, counts)
+    estimates = measure_estimates(pattern)
     p_p, r_r = estimates["amplitude_squared"], estimates["non_relative_squared"]
-    if jackknife(p_p, counts).low > 0:
-        estimates["relative_r2"] = 1 - r_r / p_p
+    if jackknife(p_p).low > 0:
+        ratio = r_r / p_p
+        estimates["relative_r2"] = ratio.with_values(1 - ratio.values)
     return estimates
 
 
-def _pattern_cells(
-    maps: Float[Tensor, "fold row key_pos"], cells: KeptCells
-) -> Float[Tensor, "fold cell"]:
-    """Return the patterns of fold maps in the kept cells, in float64."""
-    return centred_rows(maps.double(), cells.mask)[:, cells.mask]
-
-
 def _inner(
-    x: Float[Tensor, "fold cell"], y: Float[Tensor, "fold cell"], counts: FoldCounts | None
+    x: Float[Tensor, "fold cell"], y: Float[Tensor, "fold cell"], pattern: Pattern
 ) -> Estimates:
     """Return <x, y> between different folds, on all folds and without each fold."""
-    return cross_products(x[None], y[None], counts)[:, 0, 0]
+    values = cross_products(x[None], y[None], pattern.maps.counts)[:, 0, 0]
+    return Estimates(values=values, weights=pattern.maps.weights)

@@ -14,56 +14,44 @@ Every share of a contrast of conditions is an inner product in one Gram matrix o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Generic, TypeAlias, TypeVar
+from math import prod
+from typing import Generic, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nope_probe.analyses.jackknife import Estimates, Interval, ProductSums, rms, rms_ratio, share
+from nope_probe.analyses.jackknife import Interval, rms, rms_ratio, share
 from nope_probe.analyses.shapley import Condition, Contrast
-from nope_probe.maps.centred import KeptCells, centred_rows
-from nope_probe.maps.rows import BLOCK_BYTES, row_blocks
-from nope_probe.maps.stored_maps import LayerFolds, TensorFolds, shared_cells
+from nope_probe.maps.centred import KeptCells
+from nope_probe.maps.estimates import Estimates, ProductSums
+from nope_probe.maps.layers import Pattern
+from nope_probe.maps.rows import row_blocks
 
-Folds: TypeAlias = LayerFolds | Float[Tensor, "fold row key_pos"]
 # Share of the RMS score. Models in float32 leave up to half of this (128 equal tokens).
 ROUNDING = 8 * torch.finfo(torch.float32).eps
 GRAM_BYTES = 1 << 26
 Name = TypeVar("Name", bound=Hashable)  # names a map: a condition, or a term of a split
 
 
-def as_layer(folds: Folds) -> LayerFolds:
-    """Return the fold maps of a layer in the form that is read by rows."""
-    return folds if isinstance(folds, LayerFolds) else TensorFolds(folds)
-
-
-def pattern_rows(
-    folds: LayerFolds, cells: KeptCells, n_bytes: int = BLOCK_BYTES
-) -> Iterator[tuple[int, Float[Tensor, "fold row key_pos"]]]:
-    """Yield the fold patterns of a layer by blocks of rows, each with its first row, in float64."""
-    for start, stop in row_blocks(folds.query_positions, folds.n, folds.n_folds, n_bytes):
-        yield start, centred_rows(folds.rows(start, stop).double(), cells.rows(start, stop))
-
-
-def pattern_distance_sums(folds: LayerFolds, cells: KeptCells) -> Float[Tensor, "fold distance"]:
+def pattern_distance_sums(pattern: Pattern) -> Float[Tensor, "fold distance"]:
     """Return the sums of a layer's fold patterns over the cells at i - j = 0, 1, ..., n - 1."""
-    sums = torch.zeros(folds.n_folds, folds.n, dtype=torch.float64)
-    for start, rows in pattern_rows(folds, cells):
-        sums += distance_sums(rows, start, folds.n)
+    sums = torch.zeros(pattern.n_folds, pattern.maps.n, dtype=torch.float64)
+    for block in pattern.blocks():
+        sums += distance_sums(block.rows, block.start, pattern.maps.n)
     return sums
 
 
-def score_distance_sums(folds: LayerFolds, cells: KeptCells) -> Float[Tensor, "fold distance"]:
-    """Return the sums of a layer's fold scores over the kept cells at i - j = 0, 1, ..., n - 1."""
-    sums = torch.zeros(folds.n_folds, folds.n, dtype=torch.float64)
-    for start, stop in row_blocks(folds.query_positions, folds.n, folds.n_folds):
-        rows = folds.rows(start, stop).double()
-        sums += distance_sums(rows.where(cells.rows(start, stop), 0.0), start, folds.n)
+def score_distance_sums(pattern: Pattern) -> Float[Tensor, "fold distance"]:
+    """Return the sums of fold scores over the pattern's cells at i - j = 0, 1, ..., n - 1."""
+    sums, cells = torch.zeros(pattern.n_folds, pattern.maps.n, dtype=torch.float64), pattern.cells
+    for block in pattern.blocks():
+        kept = cells.rows(block.start, block.start + block.scores.shape[1])
+        sums += distance_sums(block.scores.where(kept, 0.0), block.start, pattern.maps.n)
     return sums
 
 
@@ -111,12 +99,13 @@ def exceeds_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]
         squares: the estimates of the mean square, squared nats.
         score_square: the mean square of the scores, squared nats.
     """
-    return not bool(squares[0].abs() <= ROUNDING**2 * score_square)
+    return not bool(squares.values[0].abs() <= ROUNDING**2 * score_square)
 
 
 def beyond_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> Estimates:
     """Return the estimates of a mean square, or zeros where they do not exceed rounding."""
-    return squares if exceeds_rounding(squares, score_square) else torch.zeros_like(squares)
+    exceeds = exceeds_rounding(squares, score_square)
+    return squares if exceeds else squares.with_values(torch.zeros_like(squares.values))
 
 
 def distance_sums(
@@ -242,87 +231,74 @@ def contrast_map(
     return total
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class ContrastGram(Generic[Name]):
     """Inner products of contrasts, on all folds and without each fold, from one Gram matrix.
 
-    Args:
-        conditions: the conditions, or other maps of a layer, in the order of the Gram matrix.
-        gram: the inner products of their patterns, as `cross_products` returns them, squared nats.
-        counts: sequences per fold; all the same by default.
+    Attributes:
+        row: the row of each condition in the Gram matrix.
+        gram: the inner products of the conditions' patterns, squared nats.
+        weights: the share of all sequences that each fold holds.
         score_squares: the mean square of each condition's scores, squared nats. A contrast within
             their rounding is 0, and shares of it are undefined.
     """
 
-    def __init__(
-        self,
-        conditions: Iterable[Name],
-        gram: Float[Tensor, "one_plus_folds condition condition"],
-        counts: Int[Tensor, " fold"] | None = None,
-        score_squares: Float[Tensor, " condition"] | None = None,
-    ) -> None:
-        self.row = {condition: row for row, condition in enumerate(conditions)}
-        self.gram, self.counts = gram, counts
-        none = torch.zeros(len(self.row), dtype=torch.float64)
-        self.score_squares = none if score_squares is None else score_squares
+    row: Mapping[Name, int]
+    gram: Float[Tensor, "one_plus_folds condition condition"]
+    weights: Float[Tensor, " fold"]
+    score_squares: Float[Tensor, " condition"]
 
     @classmethod
-    def of_layers(
-        cls,
-        folds: Mapping[Name, LayerFolds],
-        skip_keys: int = 0,
-        counts: Int[Tensor, " fold"] | None = None,
-        *,
-        n_bytes: int = GRAM_BYTES,
+    def of(
+        cls, patterns: Mapping[Name, Pattern], *, n_bytes: int = GRAM_BYTES
     ) -> ContrastGram[Name]:
-        """Return the inner products of one layer's patterns, read a block of rows at a time.
-
-        Patterns are taken on the cells that no condition hides: without its window a layer sees
-        more keys, and the other conditions have no scores to compare with them.
+        """Return the inner products of patterns on shared cells, read a block of rows at a time.
 
         Args:
-            folds: the fold maps of a layer in each condition, nats.
-            skip_keys: how many first keys the patterns leave out.
-            counts: sequences per fold; all the same by default.
+            patterns: the patterns of one layer in each condition, or of other maps of it.
             n_bytes: memory for the patterns of all conditions that are held at once.
         """
-        layers, sums = list(folds.values()), ProductSums()
-        n, n_folds = layers[0].n, layers[0].n_folds
-        cells = shared_cells(layers, skip_keys)
-        squares = torch.zeros(len(layers), dtype=torch.float64)
-        queries = cells.query_positions
-        for start, stop in row_blocks(queries, n, len(layers) * n_folds, n_bytes):
-            patterns = torch.empty(len(layers), n_folds, stop - start, stop, dtype=torch.float64)
-            for index, layer in enumerate(layers):
-                rows = layer.rows(start, stop).double()
-                squares[index] += mean_squares(rows, start, cells).mean()
-                patterns[index] = centred_rows(rows, cells.rows(start, stop))
-            sums.add(patterns)
-        return cls(folds, sums.cross_products(cells.count, counts), counts, squares)
+        of_conditions, sums = list(patterns.values()), ProductSums()
+        maps, cells = of_conditions[0].maps, of_conditions[0].visible
+        shape = len(patterns), maps.folds.n_folds
+        squares = torch.zeros(len(patterns), dtype=torch.float64)
+        for start, stop in row_blocks(maps.queries, maps.n, prod(shape), n_bytes):
+            rows = torch.empty(*shape, stop - start, stop, dtype=torch.float64)
+            for index, pattern in enumerate(of_conditions):
+                scores = pattern.maps.folds.rows(start, stop).double()
+                squares[index] += mean_squares(scores, start, cells).mean()
+                rows[index] = pattern.centred(scores, start)
+            sums.add(rows)
+        return cls(
+            row={condition: row for row, condition in enumerate(patterns)},
+            gram=sums.cross_products(cells.count, maps.weights),
+            weights=maps.weights,
+            score_squares=squares,
+        )
 
-    def product(
-        self, one: Mapping[Name, float], other: Mapping[Name, float]
-    ) -> Float[Tensor, " one_plus_folds"]:
+    def product(self, one: Mapping[Name, float], other: Mapping[Name, float]) -> Estimates:
         """Return <one, other> as a mean over cells, in squared nats.
 
         Raises:
             KeyError: for a condition without a pattern.
         """
         left, right = self._coefficients(one), self._coefficients(other)
-        return torch.einsum("x,fxy,y->f", left, self.gram, right)
+        values = torch.einsum("x,fxy,y->f", left, self.gram, right)
+        return Estimates(values=values, weights=self.weights)
 
     def rms(self, contrast: Mapping[Name, float]) -> Interval:
         """Return the RMS of a contrast, nats."""
-        return rms(self._square(contrast), self.counts)
+        return rms(self._square(contrast))
 
     def share(self, part: Mapping[Name, float], whole: Mapping[Name, float]) -> Interval:
         """Return <part, whole> / <whole, whole>."""
-        return share(self.product(part, whole), self._square(whole), self.counts)
+        return share(self.product(part, whole), self._square(whole))
 
     def rms_ratio(self, whole: Mapping[Name, float], part: Mapping[Name, float]) -> Interval:
         """Return RMS whole / RMS part; undefined where either does not exceed its noise."""
-        return rms_ratio(self._square(whole), self._square(part), self.counts)
+        return rms_ratio(self._square(whole), self._square(part))
 
-    def _square(self, contrast: Mapping[Name, float]) -> Float[Tensor, " one_plus_folds"]:
+    def _square(self, contrast: Mapping[Name, float]) -> Estimates:
         """Return the mean square of a contrast, 0 within the rounding of its conditions' scores."""
         score_square = self._coefficients(contrast).square() @ self.score_squares
         return beyond_rounding(self.product(contrast, contrast), score_square)

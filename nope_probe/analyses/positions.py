@@ -23,16 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nope_probe.analyses.jackknife import (
-    UNDEFINED,
-    Estimates,
-    Interval,
-    ProductSums,
-    fold_weights,
-    leave_one_out,
-    rms,
-    share,
-)
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
 from nope_probe.analyses.pattern_rows import (
     NonRelativeRows,
     beyond_rounding,
@@ -40,6 +31,7 @@ from nope_probe.analyses.pattern_rows import (
     relative_fit,
 )
 from nope_probe.maps.centred import KeptCells, centred_rows
+from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.maps.rows import one_thread, row_blocks
@@ -101,6 +93,11 @@ class Reader:
     def turned_back(self, x: Float[Tensor, "*folds pos head d_head"]) -> Tensor:
         """Return turned vectors as at position 0."""
         return x if self.sums.turns is None else self.sums.turns.turned_back(x)
+
+    @cached_property
+    def weights(self) -> Float[Tensor, " fold"]:
+        """The share of all sequences that each fold holds."""
+        return fold_weights(len(self.counts), self.counts)
 
     @cached_property
     def cells(self) -> KeptCells:
@@ -195,8 +192,8 @@ class Reader:
         return self._over_triples(torch.einsum("acjhd,bjhd->abc", readings, written))
 
     def _over_triples(self, triples: Float[Tensor, "a b c"]) -> Estimates:
-        weights = _triple_weights(fold_weights(len(self.counts), self.counts))
-        return torch.einsum("fabc,abc->f", weights, triples) / self.cells.count
+        values = torch.einsum("fabc,abc->f", _triple_weights(self.weights), triples)
+        return Estimates(values=values / self.cells.count, weights=self.weights)
 
     @cached_property
     def square(self) -> Estimates:
@@ -208,7 +205,7 @@ class Reader:
         sums = []
         for gram in self._grams(self._blocks(patterns)):
             products = ProductSums(gram[None, :, None])
-            sums.append(products.cross_products(self.cells.count, self.counts)[:, 0, 0])
+            sums.append(products.product(self.cells.count, self.weights))
         return Squares(whole=sums[0], rest=sums[1])
 
     def pair_squares(self, q: Vectors, k: Vectors) -> Squares:
@@ -227,8 +224,8 @@ class Reader:
         return self._over_quads(gram)
 
     def _over_quads(self, gram: Float[Tensor, "pair pair2"]) -> Estimates:
-        weights = _quad_weights(fold_weights(len(self.counts), self.counts))
-        return torch.einsum("fxy,xy->f", weights, gram) / self.cells.count
+        values = torch.einsum("fxy,xy->f", _quad_weights(self.weights), gram)
+        return Estimates(values=values / self.cells.count, weights=self.weights)
 
     def _pair_blocks(self, q: Vectors, k: Vectors) -> Iterator[tuple[slice, Maps]]:
         """Yield the patterns of <R_i q_i, R_j k_j> for all pairs of folds, by blocks of rows.
@@ -338,16 +335,16 @@ def position_terms(reader: Reader) -> dict[str, Term]:
         for patterns in (without_bias, reader.non_relative(without_bias))
     )
     squares["covariance"] = Squares(  # the pattern less the mean term
-        whole=of_scores.whole + of_mean.whole - 2 * crossed,
-        rest=of_scores.rest + of_mean.rest - 2 * rest_crossed,
+        whole=of_scores.whole + of_mean.whole - 2.0 * crossed,
+        rest=of_scores.rest + of_mean.rest - 2.0 * rest_crossed,
     )
     if reader.sums.bias is not None:
         bias, n_cells = reader.pattern_of(reader.sums.bias[None].double()), reader.cells.count
         by_fold = (bias * reader.patterns).sum((1, 2)) / n_cells
-        products["alibi"] = leave_one_out(by_fold, reader.counts)
+        products["alibi"] = Estimates.of_means(by_fold, reader.counts)
         products["covariance"] = products["covariance"] - products["alibi"]
         of_bias, of_rest = (
-            (pattern.square().sum() / n_cells).expand_as(whole)
+            whole.with_values((pattern.square().sum() / n_cells).expand_as(whole.values))
             for pattern in (bias, reader.non_relative(bias))
         )
         squares["alibi"] = Squares(whole=of_bias, rest=of_rest)
@@ -357,12 +354,13 @@ def position_terms(reader: Reader) -> dict[str, Term]:
 def _term(reader: Reader, product: Estimates, squares: Squares) -> Term:
     square = beyond_rounding(squares.whole, reader.score_square)
     rest = beyond_rounding(squares.rest, reader.score_square)
-    product = product if square.any() else torch.zeros_like(product)
+    if not square.values.any():
+        product = product.with_values(torch.zeros_like(product.values))
     return Term(
-        rms=rms(square, reader.counts),
-        share=share(product, reader.square, reader.counts),
-        relative_r2=share(square - rest, square, reader.counts),
-        non_relative=rms(rest, reader.counts),
+        rms=rms(square),
+        share=share(product, reader.square),
+        relative_r2=share(square - rest, square),
+        non_relative=rms(rest),
     )
 
 
@@ -387,7 +385,7 @@ def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
     The key side is <R_i E q_i, R_j dk_j>, the query side <R_i dq_i, R_j k0>, so the shares of both
     sides add up to the three written terms.
     """
-    sums, counts = reader.sums, reader.counts
+    sums = reader.sums
     brought, first = (
         (sums.keys, sums.first_keys) if side == "key" else (sums.queries, sums.first_queries)
     )
@@ -396,15 +394,15 @@ def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
         written = reader.part(x, "written")
         pair = (sums.q, written) if side == "key" else (written, reader.mean(sums.k))
         square = beyond_rounding(reader.pair_square(*pair), reader.score_square)
-        exceeds_rounding = float(square.any())
+        exceeds_rounding = float(square.values.any())
         product = reader.written_products(readings, x) * exceeds_rounding
         from_first = UNDEFINED
         if writer in first:
             first_product = reader.written_products(readings, first[writer]) * exceeds_rounding
-            from_first = share(first_product, reader.square, counts)
+            from_first = share(first_product, reader.square)
         terms[writer] = Written(
-            share=share(product, reader.square, counts),
-            rms=rms(square, counts),
+            share=share(product, reader.square),
+            rms=rms(square),
             first_key=from_first,
         )
     return terms
@@ -421,7 +419,7 @@ def direct_share(reader: Reader, writer: str) -> Interval:
         + reader.products(query, k, pattern)
         - reader.products(query, key, pattern)
     )
-    return share(lost, reader.square, reader.counts)
+    return share(lost, reader.square)
 
 
 def term_maps(reader: Reader) -> dict[str, Float[Tensor, "row key_pos"]]:
@@ -472,12 +470,12 @@ def clock(reader: Reader, side: Side = "key") -> Clock:
     )
 
 
-def readers(sums: PositionSums, skip_keys: int) -> Iterator[tuple[dict[str, int], Reader]]:
+def readers(sums: PositionSums) -> Iterator[tuple[dict[str, int], Reader]]:
     """Yield each layer, or each head, with the columns that name it."""
     for layer, reader in sums.readers.items():
         for head, one in reader.heads():
             names = {"layer": layer} if head is None else {"layer": layer, "head": head}
-            yield names, Reader(sums=one, counts=sums.counts, skip_keys=skip_keys)
+            yield names, Reader(sums=one, counts=sums.counts, skip_keys=sums.skip_keys or 0)
 
 
 def _pairs(n_folds: int) -> Int[Tensor, "pair two"]:

@@ -22,8 +22,8 @@ ignores both. No block depends on the basis.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, floor, log2, pi
 from typing import Literal
 
@@ -35,23 +35,16 @@ from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
     Intervals,
-    ProductSums,
-    fold_weights,
     jackknife,
     mean_intervals,
 )
-from nope_probe.analyses.pattern_rows import (
-    ContrastGram,
-    Folds,
-    as_layer,
-    exceeds_rounding,
-    pattern_rows,
-)
+from nope_probe.analyses.pattern_rows import ContrastGram, exceeds_rounding
 from nope_probe.analyses.recover import Rotation
 from nope_probe.maps import ALL_ROWS
 from nope_probe.maps.centred import KeptCells
+from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
+from nope_probe.maps.layers import LayerMaps, Pattern
 from nope_probe.maps.rows import QueryPositions, rows_of
-from nope_probe.maps.stored_maps import LayerFolds, TensorFolds
 
 UNROTATED = "unrotated"
 BandChoice = int | Literal["octaves"]
@@ -170,38 +163,26 @@ def _rest(layer: int, turns: Rotation, d_head: int) -> Band:
 
 
 def split_bands(
-    scores: Float[Tensor, "fold layer row key_pos"],
-    maps: Float[Tensor, "fold layer band row key_pos"],
-    bands: Sequence[Sequence[Band]],
-    skip_keys: int = 0,
-    *,
-    counts: Int[Tensor, " fold"] | None = None,
-    query_positions: QueryPositions = None,
+    pattern: Pattern, band_maps: Float[Tensor, "fold band row key_pos"], bands: Sequence[Band]
 ) -> list[BandPattern]:
-    """Return each band's part of its layer's pattern; a layer's empty bands are left out.
+    """Return each band's part of its layer's pattern; empty bands are left out.
 
     A pattern within the rounding of its map is 0, and shares of it are undefined.
 
     Args:
-        scores: fold maps of the scores, nats.
-        maps: fold maps of each band, as `capture_bands` returns them.
-        bands: the bands of each layer.
-        skip_keys: how many first keys to leave out.
-        counts: sequences per fold; all the same by default.
-        query_positions: the queries of the rows; all by default.
+        pattern: of the layer's scores.
+        band_maps: fold maps of each band, as `capture_bands` returns them.
+        bands: the layer's bands.
     """
+    scores = pattern.maps
     patterns: list[BandPattern] = []
     band, whole = {"band": 1.0}, {"scores": 1.0}
-    for place, of_layer in enumerate(bands):
-        for index, of_pairs in enumerate(of_layer):
-            if of_pairs.coordinates:
-                folds = {"band": maps[:, place, index], "scores": scores[:, place]}
-                layers = {
-                    name: TensorFolds(cells, query_positions) for name, cells in folds.items()
-                }
-                gram = ContrastGram.of_layers(layers, skip_keys, counts)
-                amplitude, share = gram.rms(band), gram.share(band, whole)
-                patterns.append(BandPattern(band=of_pairs, amplitude=amplitude, share=share))
+    for index, of_pairs in enumerate(bands):
+        if of_pairs.coordinates:
+            maps = LayerMaps.of(band_maps[:, index], scores.counts, scores.queries)
+            gram = ContrastGram.of({"band": replace(pattern, maps=maps), "scores": pattern})
+            amplitude, share = gram.rms(band), gram.share(band, whole)
+            patterns.append(BandPattern(band=of_pairs, amplitude=amplitude, share=share))
     return patterns
 
 
@@ -226,35 +207,31 @@ class MeanCovariance:
     dimensions: Interval
 
 
-def split_mean_covariance(
-    layer: int,
-    scores: Folds,
-    mean_term: Folds,
-    key_means: Float[Tensor, "fold pos width"],
-    skip_keys: int = 0,
-    counts: Int[Tensor, " fold"] | None = None,
-) -> MeanCovariance:
+def split_mean_covariance(layer: int, pattern: Pattern) -> MeanCovariance:
     """Return the mean and covariance terms of one layer's pattern.
 
     Args:
         layer: the layer, from 0.
-        scores: fold maps of the score, nats, from `capture_scores(..., mean_term=True)`.
-        mean_term: their mean term, nats.
-        key_means: the mean key of each position.
-        skip_keys: how many first keys to leave out.
-        counts: sequences per fold; all the same by default.
+        pattern: of the layer's scores, from `capture_scores(..., mean_term=True)`.
+
+    Raises:
+        ValueError: for scores without their mean term.
     """
-    maps = {"scores": as_layer(scores), "mean": as_layer(mean_term)}
-    gram = ContrastGram.of_layers(maps, skip_keys, counts)
+    scores = pattern.maps
+    if scores.mean_term is None or scores.key_means is None:
+        raise ValueError("the scores lack a mean term; capture_scores(mean_term=True) keeps it")
+    mean_pattern = replace(pattern, maps=scores.mean_term)
+    gram = ContrastGram.of({"scores": pattern, "mean": mean_pattern})
     gram.score_squares[:] = gram.score_squares[0]  # the mean term has the scores' rounding
     whole, mean, covariance = {"scores": 1.0}, {"mean": 1.0}, {"scores": 1.0, "mean": -1.0}
+    key_means = scores.key_means[...][:, pattern.cells.skip_keys :].double()
     return MeanCovariance(
         layer=layer,
         mean=gram.share(mean, whole),
         covariance=gram.share(covariance, whole),
         mean_rms=gram.rms(mean),
         covariance_rms=gram.rms(covariance),
-        dimensions=participation_ratio(key_means[:, skip_keys:].double(), counts),
+        dimensions=participation_ratio(key_means, scores.weights),
     )
 
 
@@ -304,7 +281,7 @@ def split_covariance(covariance: Float[Tensor, "query_pos key_pos"]) -> Covarian
 
 
 def participation_ratio(
-    means: Float[Tensor, "fold pos width"], counts: Int[Tensor, " fold"] | None = None
+    means: Float[Tensor, "fold pos width"], weights: Float[Tensor, " fold"] | None = None
 ) -> Interval:
     """Return (tr C)^2 / tr C^2 of the covariance C of the positions' means, with its interval.
 
@@ -312,16 +289,16 @@ def participation_ratio(
     where the trace does not exceed its noise or the means' rounding, since all positions then have
     the same mean.
     """
-    centred = means - means.mean(1, keepdim=True)
-    folds, weights = list(range(len(means))), fold_weights(len(means), counts)
+    centred, folds = means - means.mean(1, keepdim=True), list(range(len(means)))
+    weights = fold_weights(len(means)) if weights is None else weights
     rests = [[f for f in folds if f != out] for out in (None, *folds)]
     grams = [_gram(centred[rest], weights[rest]) for rest in rests]
-    traces = torch.stack([gram.trace() for gram in grams])
+    traces = Estimates(values=torch.stack([gram.trace() for gram in grams]), weights=weights)
     square = means.square().sum((1, 2)).mean()
-    if not (jackknife(traces, counts).low > 0 and exceeds_rounding(traces, square)):
+    if not (jackknife(traces).low > 0 and exceeds_rounding(traces, square)):
         return UNDEFINED
-    ratios = traces.square() / torch.stack([gram.square().sum() for gram in grams])
-    return jackknife(ratios, counts)
+    squares = torch.stack([gram.square().sum() for gram in grams])
+    return jackknife(traces.with_values(traces.values.square() / squares))
 
 
 def _gram(
@@ -396,9 +373,8 @@ def offset_means(
 
 
 def bin_means(
-    layers: Mapping[int, LayerFolds],
-    distance_sums: Callable[[LayerFolds, KeptCells], Float[Tensor, "fold distance"]],
-    cells: Sequence[KeptCells],
+    patterns: Sequence[Pattern],
+    distance_sums: Callable[[Pattern], Float[Tensor, "fold distance"]],
     bins: Int[Tensor, " bin"],
 ) -> Float[Tensor, "fold layer bin"]:
     """Return the means of each layer's fold maps over bins of distances, read by blocks of rows.
@@ -406,16 +382,14 @@ def bin_means(
     The mean is NaN in bins of which a layer's window hides all cells.
 
     Args:
-        layers: the fold maps of each layer by its number.
+        patterns: the pattern of each layer.
         distance_sums: `score_distance_sums`, or `pattern_distance_sums`.
-        cells: the kept cells of each layer.
         bins: the first distance of each bin.
     """
-    pairs = zip(layers.values(), cells, strict=True)
-    sums = torch.stack([distance_sums(folds, kept) for folds, kept in pairs], 1)
-    offsets = torch.arange(1, sums.shape[-1] - cells[0].skip_keys)
+    sums = torch.stack([distance_sums(pattern) for pattern in patterns], 1)
+    offsets = torch.arange(1, sums.shape[-1] - patterns[0].cells.skip_keys)
     place = bin_of_offset(offsets, bins)
-    counts = torch.stack([kept.by_distance for kept in cells])
+    counts = torch.stack([pattern.cells.by_distance for pattern in patterns])
     in_bins, known = (
         torch.zeros(*x.shape[:-1], len(bins), dtype=x.dtype).index_add_(-1, place, x[..., offsets])
         for x in (sums, counts)
@@ -423,57 +397,47 @@ def bin_means(
     return in_bins / known
 
 
-def offset_profile(
-    folds: Float[Tensor, "fold *batch row key_pos"],
-    skip_keys: int = 0,
-    *,
-    counts: Int[Tensor, " fold"] | None = None,
-    query_positions: QueryPositions = None,
-    bins: Int[Tensor, " bin"] | None = None,
+def offset_profiles(
+    layers: Sequence[LayerMaps], bins: Int[Tensor, " bin"] | None = None
 ) -> Intervals:
-    """Return f(tau), the mean of a map at i - j = tau, for tau = 1, 2, ..., with its interval.
+    """Return f(tau) of each layer, the mean of its map at i - j = tau, for tau = 1, 2, ...
 
     Args:
-        folds: fold maps, nats.
-        skip_keys: how many first keys to leave out.
-        counts: sequences per fold; all the same by default.
-        query_positions: the queries of the rows; all by default.
+        layers: the maps of layers on the same sequences, nats: scores, or patterns.
         bins: the first distance of each bin; by default every distance has a bin.
-    """
-    return mean_intervals(offset_means(folds.double(), skip_keys, query_positions, bins), counts)
-
-
-def mean_squares_by_query(
-    folds: LayerFolds, cells: KeptCells, counts: Int[Tensor, " fold"] | None = None
-) -> tuple[Float[Tensor, "one_plus_folds group"], list[tuple[int, int]]]:
-    """Return the mean square of a layer's pattern over the keys of groups of queries.
-
-    Products are between different folds, so that noise does not count. Results are on all folds,
-    then without each fold.
-
-    Args:
-        folds: the layer's fold maps.
-        cells: the kept cells.
-        counts: sequences per fold; all the same by default.
 
     Returns:
-        Squared nats, and the first and last query of each group: at most 64 groups of equally
+        [layer, bin], with intervals.
+    """
+    means = [
+        offset_means(maps.folds.maps.double(), maps.skip_keys, maps.queries, bins)
+        for maps in layers
+    ]
+    return mean_intervals(torch.stack(means, 1), layers[0].counts)
+
+
+def mean_squares_by_query(pattern: Pattern) -> list[tuple[tuple[int, int], Estimates]]:
+    """Return the mean square of a pattern over the keys of groups of queries.
+
+    Products are between different folds, so that noise does not count.
+
+    Returns:
+        The first and last query of each group, and its squared nats: at most 64 groups of equally
         many rows.
     """
+    cells = pattern.cells
     queries = cells.query_positions[cells.n_keys[cells.query_positions] > 1]
     groups = queries.tensor_split(min(QUERY_GROUPS, len(queries))) if len(queries) else ()
     group_of = torch.full((cells.n,), -1)
     for index, group in enumerate(groups):
         group_of[group] = index
-    grams = torch.zeros(len(groups), folds.n_folds, folds.n_folds, dtype=torch.float64)
-    for start, rows in pattern_rows(folds, cells):
-        of_rows = torch.einsum("frk,grk->rfg", rows, rows)
-        held = group_of[start : start + len(of_rows)]
+    grams = torch.zeros(len(groups), pattern.n_folds, pattern.n_folds, dtype=torch.float64)
+    for block in pattern.blocks():
+        of_rows = torch.einsum("frk,grk->rfg", block.rows, block.rows)
+        held = group_of[block.start : block.start + len(of_rows)]
         grams.index_add_(0, held[held >= 0], of_rows[held >= 0])
-    squares = [
-        ProductSums(gram[None, :, None]).cross_products(int(cells.n_keys[group].sum()), counts)
-        for gram, group in zip(grams, groups, strict=True)
-    ]
-    ends = [(int(group[0]), int(group[-1])) for group in groups]
-    of_groups = [square[:, 0, 0] for square in squares]
-    return torch.stack(of_groups, 1) if groups else torch.zeros(1 + folds.n_folds, 0), ends
+    weights, squares = pattern.maps.weights, []
+    for gram, group in zip(grams, groups, strict=True):
+        sums, n_cells = ProductSums(gram[None, :, None]), int(cells.n_keys[group].sum())
+        squares.append(((int(group[0]), int(group[-1])), sums.product(n_cells, weights)))
+    return squares

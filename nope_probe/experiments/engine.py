@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.components import WEIGHTS, Ablation, equal_bands, is_rope, writer_of
+from nope_probe.components import WEIGHTS, equal_bands, is_rope, writer_of
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
@@ -39,6 +39,7 @@ from nope_probe.hooks.reading.calibration import (
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import WriterKind, capture_positions
 from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, WrittenPosition, before, in_order
 from nope_probe.hooks.removing.targets import (
     components,
@@ -47,9 +48,9 @@ from nope_probe.hooks.removing.targets import (
     rope_frequencies,
 )
 from nope_probe.maps.folds import State, default_folds
-from nope_probe.maps.maps import ScoreMaps, StageMaps
+from nope_probe.maps.layers import set_apart
+from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps, packed_tensors, stored_layers
 from nope_probe.maps.positions import PositionSums
-from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
@@ -72,7 +73,8 @@ class Engine:
         n_folds: parts of the data that intervals are made from.
         calibration: gains, means and positions of removals, from `calibrated`.
         residuals: residual streams that captures of score maps share.
-        skip_keys: how many first positions keep what writers write there; see `calibrate`.
+        skip_keys: how many first keys stand apart in patterns; first positions keep what writers
+            write there (see `calibrate`).
         query_rows: how many rows maps have; see `capture_scores`.
 
     A capture's `key` names it in the checkpoint; with the key None it is not kept. A capture's
@@ -102,15 +104,14 @@ class Engine:
             batch_size=settings.seqs_per_batch,
             n_folds=settings.folds,
             query_rows=settings.query_rows,
+            skip_keys=settings.n_skipped(data),
         )
 
     def on(self, data: Sequences) -> Engine:
         """Return the engine of the same model on other sequences."""
         return replace(self, inputs=data.inputs, documents=data.documents)
 
-    def calibrated(
-        self, key: str | None, ablations: Iterable[Ablation], skip_keys: int | None = None
-    ) -> Engine:
+    def calibrated(self, key: str | None, ablations: Iterable[Ablation]) -> Engine:
         """Return the engine with gains, means and positions, if an ablation needs them.
 
         Gains are stored without a checksum of the weights: the checkpoint belongs to a run of one
@@ -128,13 +129,13 @@ class Engine:
                 batch_size=self.batch_size,
                 seed=next((seed for seed in seeds if seed is not None), None),
                 writers=sorted({name for ablation in needing for name in ablation.writers}),
-                skip_keys=skip_keys,
+                skip_keys=self.skip_keys,
                 checkpoint=stream,
             ).to_tensors(),
         )
         checksum = weights_checksum(self.model)
         calibration = Calibration.from_tensors(measured, checksum)
-        return replace(self, calibration=calibration, skip_keys=skip_keys)
+        return replace(self, calibration=calibration)
 
     def once(self, key: str | None, capture: Capture, ablation: Ablation | None = None) -> State:
         """Return the result of a capture, from the checkpoint or computed and saved.
@@ -202,7 +203,7 @@ class Engine:
         """Return the score maps of some layers (all by default); see `capture_scores`."""
         options = {"layers": layers, "per_head": per_head, "residuals": self.residuals}
         tensors = self._captured(key, capture_scores, ablation, **options)
-        return ScoreMaps.from_tensors(tensors)
+        return replace(ScoreMaps.from_tensors(tensors), skip_keys=self.skip_keys)
 
     def stored_scores(
         self,
@@ -213,8 +214,8 @@ class Engine:
         layers: Sequence[int],
         mean_term: bool = False,
         per_head: bool = False,
-    ) -> StoredMaps:
-        """Return score maps whose folds stay in the checkpoint until they are read.
+    ) -> Layers:
+        """Return the maps of each layer, whose folds stay in the checkpoint until they are read.
 
         Raises:
             UserError: for a non-finite score, with the name of what was captured.
@@ -229,14 +230,15 @@ class Engine:
 
         tensors = self.once(key, capture, ablation)
         stored = tensors if self.checkpoint is None else self.checkpoint.open(key)
-        return StoredMaps.from_stored(stored)
+        captured = stored_layers(stored)
+        return captured if self.skip_keys is None else set_apart(captured, self.skip_keys)
 
     def stages(
         self, key: str | None, ablation: Ablation | None = None, *, layer: int = 0
     ) -> StageMaps:
         """Return the stage maps of one block; see `capture_stages`."""
         tensors = self._captured(key, capture_stages, ablation, layer=layer)
-        return StageMaps.from_tensors(tensors)
+        return replace(StageMaps.from_tensors(tensors), skip_keys=self.skip_keys)
 
     def positions(
         self,
@@ -250,7 +252,7 @@ class Engine:
         """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
         options = {"layers": layers, "writers": writers, "per_head": per_head}
         tensors = self._captured(key, capture_positions, ablation, **options)
-        return PositionSums.from_tensors(tensors)
+        return replace(PositionSums.from_tensors(tensors), skip_keys=self.skip_keys)
 
     def _captured(
         self,

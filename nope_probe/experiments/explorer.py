@@ -13,9 +13,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from nope_probe.analyses.pattern import query_stride
-from nope_probe.analyses.pattern_changes import KeptPattern, kept_patterns
+from nope_probe.analyses.pattern_changes import KeptPattern, kept_pattern
 from nope_probe.analyses.shapley import Condition, PlayerSet
-from nope_probe.components import LETTERS, Ablation, Gain, Letter, Replacement, Substitute
+from nope_probe.components import Gain
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.engine import (
@@ -31,13 +31,16 @@ from nope_probe.figures.panels import Pooled, pool
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, blocks_of, layers_of
 from nope_probe.hooks.reading.accumulators import absent_stages
+from nope_probe.hooks.removing.removals import Ablation, Substitute
+from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.maps import ScoreMaps, StageMaps
+from nope_probe.maps.layers import LayerMaps, patterns_of_others
+from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows
-from nope_probe.maps.stored_maps import StoredLayer, StoredMaps
 from nope_probe.models.info import describe
+from nope_probe.stages import LETTERS, Letter
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are
@@ -110,25 +113,26 @@ def explore(
         documents=data.documents,
         batch_size=batch_size,
         n_folds=folds_for_intervals(data, n_folds),
+        skip_keys=skipped,
     ).calibrated(None, ablations)
     scores = (
         engine.scores(None, ablation, per_head=True) for ablation in progress(ablations, "patterns")
     )
     layers = [layer.index for layer in layers_of(model)]
-    views = [pattern_view(scores, layers, skipped)]
+    views = [pattern_view(scores, layers)]
     if circuit:
-        views.append(circuit_view(engine, ablations, layers, skipped))
+        views.append(circuit_view(engine, ablations, layers))
     return Explorer(
         title=f"The positional pattern of {name or 'a model'}, component by component",
         views=tuple(views),
         components=has,
         **opening(views[0], plan.switches),
-        note=note_on(engine, substitute, skipped),
+        note=note_on(engine, substitute),
     )
 
 
 def circuit_view(
-    engine: Engine, ablations: Sequence[Ablation], layers: Sequence[int], skip_keys: int
+    engine: Engine, ablations: Sequence[Ablation], layers: Sequence[int]
 ) -> SwitchedMaps:
     """Return the stages of some blocks without each combination of components."""
     n_layers = len(blocks_of(engine.model))
@@ -138,7 +142,7 @@ def circuit_view(
         for ablation in progress(ablations, "stages")
     )
     absent = [absent_stages(blocks, layer, n_layers) for layer in layers]
-    return stage_view(stages, layers, absent, skip_keys)
+    return stage_view(stages, layers, absent)
 
 
 def progress(ablations: Sequence[Ablation], what: str) -> Iterable[Ablation]:
@@ -146,9 +150,9 @@ def progress(ablations: Sequence[Ablation], what: str) -> Iterable[Ablation]:
     return tqdm(ablations, desc=what, file=sys.stderr, leave=False)
 
 
-def note_on(engine: Engine, substitute: Substitute, skip_keys: int) -> str:
+def note_on(engine: Engine, substitute: Substitute) -> str:
     """Return a description of an explorer's maps, in a few sentences."""
-    n_seqs, n_pos = engine.inputs.shape[:2]
+    (n_seqs, n_pos), skip_keys = engine.inputs.shape[:2], engine.skip_keys
     first = "first key" if skip_keys == 1 else f"first {skip_keys} keys"
     skipped = f", the {first} left out" if skip_keys else ""
     stride = query_stride(len(choose_rows(n_pos, engine.query_rows)))
@@ -175,25 +179,30 @@ def combinations(players: PlayerSet) -> list[Condition]:
     return [players.condition(some) for some in kept]
 
 
-def _arrays(combinations: Iterable[Measured], skip_keys: int) -> dict[str, Any]:
-    """Return `maps`, `measures` and `block` of all combinations, as `SwitchedMaps` holds them.
+def _arrays(combinations: Iterable[Measured]) -> dict[str, Any]:
+    """Return what `SwitchedMaps` holds of all combinations: maps, measures, block, skip_keys.
 
     Args:
         combinations: their maps, the intact model's first. Only the intact model's folds are held.
-        skip_keys: how many first keys the measures leave out.
     """
     intact: Folds | None = None
-    maps, measures, block = [], [], 1
+    maps, measures, block, skip_keys = [], [], 1, 0
     for folds, shown, source in combinations:
         intact, queries = folds if intact is None else intact, source.query_positions
-        both = folds.flatten(1, 2), intact.flatten(1, 2)
-        kept = kept_patterns(*both, skip_keys, source.counts, queries)
+        skip_keys = source.skip_keys or 0
+        panels = (
+            [LayerMaps.of(x, source.counts, queries, skip_keys) for x in of.flatten(1, 2).unbind(1)]
+            for of in (folds, intact)
+        )
+        pairs = zip(*panels, strict=True)
+        kept = [kept_pattern(*patterns_of_others(both)) for both in pairs]
         cells = shown.flatten(0, 1).cpu().double().numpy()
         small = pool(cells, MAX_POSITIONS, queries.numpy())
         maps.append(small.values.reshape(*shown.shape[:2], *small.values.shape[1:]))
         measures.append(_intervals(kept).reshape(*shown.shape[:2], 3, 3))
         block = small.block
-    return {"maps": np.stack(maps), "measures": np.stack(measures), "block": block}
+    stacked = {"maps": np.stack(maps), "measures": np.stack(measures)}
+    return {**stacked, "block": block, "skip_keys": skip_keys}
 
 
 def _intervals(kept: Sequence[KeptPattern]) -> Float[np.ndarray, "panel 3 3"]:
@@ -201,31 +210,30 @@ def _intervals(kept: Sequence[KeptPattern]) -> Float[np.ndarray, "panel 3 3"]:
     return np.array([[[i.value, i.low, i.high] for i in row] for row in intervals])
 
 
-def pattern_view(maps: Iterable[ScoreMaps], layers: Sequence[int], skip_keys: int) -> SwitchedMaps:
+def pattern_view(maps: Iterable[ScoreMaps], layers: Sequence[int]) -> SwitchedMaps:
     """Return the positional patterns of all combinations, of each head where heads were kept.
 
     Args:
         maps: score maps in the order of `combinations`.
         layers: the layers' numbers.
-        skip_keys: how many first keys the patterns leave out.
     """
-    arrays = _arrays((_heads(captured, skip_keys) for captured in maps), skip_keys)
+    arrays = _arrays(map(_heads, maps))
     n_panels = arrays["maps"].shape[2]
     return SwitchedMaps(
         kind="pattern",
-        skip_keys=skip_keys,
         layers=tuple(layers),
         panels=(HEADS, *(f"H{head}" for head in range(n_panels - 1))),
         **arrays,
     )
 
 
-def _heads(maps: ScoreMaps, skip_keys: int) -> Measured:
+def _heads(maps: ScoreMaps) -> Measured:
     """Return the mean over heads and each head, as folds of scores and as patterns."""
     folds = maps.folds[:, :, None]
     if maps.per_head is not None and maps.per_head.shape[2] > 1:
         folds = torch.cat([folds, maps.per_head], 2)
-    return folds, row_centred(pooled(folds, maps.counts), skip_keys, maps.query_positions), maps
+    means, skip_keys = pooled(folds, maps.counts), maps.skip_keys or 0
+    return folds, row_centred(means, skip_keys, maps.query_positions), maps
 
 
 def opening(view: SwitchedMaps, players: PlayerSet) -> dict[str, Any]:
@@ -246,7 +254,6 @@ def stage_view(
     stages: Iterable[Sequence[StageMaps]],
     layers: Sequence[int],
     absent: Sequence[Mapping[Letter, str]],
-    skip_keys: int,
 ) -> SwitchedMaps:
     """Return the stages of some blocks in all combinations.
 
@@ -254,16 +261,14 @@ def stage_view(
         stages: per combination, in the order of `combinations`, the stages of each block.
         layers: the blocks' numbers.
         absent: per block, the stages that it lacks, and why.
-        skip_keys: how many first keys the measures leave out.
     """
     why = tuple({str(letter): reason for letter, reason in missing.items()} for missing in absent)
     return SwitchedMaps(
         kind="circuit",
-        skip_keys=skip_keys,
         layers=tuple(layers),
         panels=LETTERS,
         absent=why,
-        **_arrays(map(_letters, stages), skip_keys),
+        **_arrays(map(_letters, stages)),
     )
 
 
@@ -276,9 +281,8 @@ def _letters(blocks: Sequence[StageMaps]) -> Measured:
 
 
 def explorer_of(
-    maps: Mapping[Condition, StoredMaps],
+    maps: Mapping[Condition, Layers],
     players: PlayerSet,
-    skip_keys: int,
     kept: Mapping[Condition, Sequence[KeptPattern]],
     replacement: str = "",
 ) -> Explorer:
@@ -287,20 +291,18 @@ def explorer_of(
     Args:
         maps: score maps of all conditions.
         players: what the switches remove.
-        skip_keys: how many first keys the patterns leave out.
         kept: what each condition leaves of every layer's pattern.
         replacement: what a removed weight is replaced by, if there is one.
     """
     replaced = f" ({replacement} in place of a removed weight)" if replacement else ""
     conditions = combinations(players)
     small = [
-        [_pooled_pattern(layer, skip_keys) for layer in maps[condition].layers]
-        for condition in conditions
+        [_pooled_pattern(layer) for layer in maps[condition].values()] for condition in conditions
     ]
     view = SwitchedMaps(
         kind="pattern",
-        skip_keys=skip_keys,
-        layers=tuple(layer.index for layer in maps[conditions[0]].layers),
+        skip_keys=next(iter(maps[conditions[0]].values())).skip_keys,
+        layers=tuple(maps[conditions[0]]),
         panels=(HEADS,),
         maps=np.stack([[layer.values for layer in layers] for layers in small]),
         measures=np.stack([_intervals(kept[condition])[:, None] for condition in conditions]),
@@ -317,7 +319,6 @@ def explorer_of(
     )
 
 
-def _pooled_pattern(layer: StoredLayer, skip_keys: int) -> Pooled:
-    queries = layer.folds.query_positions
-    pattern = row_centred(layer.mean[...], skip_keys, queries)
-    return pool(pattern[None].numpy(), MAX_POSITIONS, queries.numpy())
+def _pooled_pattern(layer: LayerMaps) -> Pooled:
+    pattern = row_centred(layer.mean(), layer.skip_keys, layer.queries)
+    return pool(pattern[None].numpy(), MAX_POSITIONS, layer.queries.numpy())

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, as_tuple
 from nope_probe.runtime.folder import Run, read_run
 from nope_probe.runtime.processes import process_count
 from nope_probe.runtime.session import Call
@@ -95,6 +95,12 @@ def _settings_of(
     Raises:
         UserError: for an option that does not exist, or has no effect.
     """
+    named = options.get("replacement")
+    if named is not None and not all(isinstance(name, str) for name in as_tuple(named)):
+        raise UserError(
+            "a run takes replacements by name: a weight of your own is for Ablation and ablated, "
+            "inside which capture_scores and capture_losses measure the model"
+        )
     if inputs is not None:
         _refuse(options, OF_INPUTS, "inputs of your own")
     if isinstance(model, str):

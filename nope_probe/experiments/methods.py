@@ -5,29 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nope_probe.components import CIRCUITS, WEIGHTS, WITH_GAIN, is_rope, phrase, writer_of
+from nope_probe.components import CIRCUITS, REMOVABLE, WEIGHTS, is_rope, writer_of
 from nope_probe.errors import UserError
 from nope_probe.experiments.sections import capitalised, listed
+from nope_probe.figures.names import phrase
 from nope_probe.figures.words import numbered_layers
+from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.runtime.settings import GIVEN
 
 Manifest = Mapping[str, Any]
-REPLACED_BY = {
-    "identity": "a rectangular identity",
-    "random": "orthonormal rows drawn from the run's seed",
-    "mean": "its mean output over tokens and positions",
-    "zero": "zero",
-}
-REMOVED_BY = {
-    "mask": "every query attended to all keys",
-    "window": "every query attended to all earlier keys",
-    "rope": "all queries and keys were rotated as at position 0",
-    "alibi": "its bias was left out",
-    "pos_embed": "they were replaced by their mean over positions",
-    "sink": "they got no attention",
-    "mlp": "their output was set to 0",
-    "norms": "weights were set to 1 and biases to 0",
-}
 BAND_REMOVED = "to remove a band of RoPE, its pairs of coordinates were rotated as at position 0"
 WRITER_REMOVED = "its mean output at each position was replaced by its mean over positions"
 SCALED = {
@@ -221,21 +207,25 @@ def _behaviour(manifest: Manifest) -> list[str]:
     ]
 
 
-def _removals(removed: Iterable[str], replacements: Iterable[str], gain: str) -> list[str]:
+def _removals(removed: Iterable[str], replacements: Iterable[Replacement], gain: str) -> list[str]:
     """Return how the removed components, weights and writers were removed."""
     parts = list(dict.fromkeys(part for name in removed for part in name.split("+")))
     weights = {*parts} & {*WEIGHTS, *CIRCUITS}
     written = [phrase(part) for part in parts if writer_of(part)]
     replaced = [
-        f"{REPLACED_BY[name]} ({SCALED[gain]})" if name in WITH_GAIN else REPLACED_BY[name]
-        for name in replacements
+        f"{record.methods} ({SCALED[gain]})" if record.gain else record.methods
+        for record in map(STAND_INS.__getitem__, replacements)
     ]
     return [
-        *(f"to remove {phrase(part)}, {REMOVED_BY[part]}" for part in parts if part in REMOVED_BY),
+        *(f"to remove {phrase(part)}, {how}" for part in parts if (how := _how_removed(part))),
         BAND_REMOVED if any(is_rope(part) and part != "rope" for part in parts) else "",
         *(f"to remove {writer}, {WRITER_REMOVED}" for writer in written),
         f"a removed weight was replaced by {', and again by '.join(replaced)}" if weights else "",
     ]
+
+
+def _how_removed(name: str) -> str:
+    return REMOVABLE[name].removed if name in REMOVABLE else ""
 
 
 def _kept(manifest: Manifest) -> str:

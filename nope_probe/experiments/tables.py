@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution, LayerPlayers, PlayerAttribution
@@ -23,11 +23,11 @@ from nope_probe.analyses.splits import (
     OffsetBins,
     mean_squares_by_query,
     offset_bins,
-    offset_profile,
+    offset_profiles,
 )
 from nope_probe.figures.intervals import bound_columns
+from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
-from nope_probe.maps.stored_maps import LayerFolds, StoredMaps
 
 Row = dict[str, Any]
 PARTS = ("share", "lost", "alone", "amplification")  # of a player
@@ -196,18 +196,18 @@ def mean_covariance_table(
     )
 
 
-def term_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
+def term_table(sums: PositionSums) -> pd.DataFrame:
     """Return the terms of every reader (layer, and head if heads were kept), a row each."""
     return pd.DataFrame(
         [
             {**names, "term": name, **interval_columns(**vars(term))}
-            for names, reader in readers(sums, skip_keys)
+            for names, reader in readers(sums)
             for name, term in position_terms(reader).items()
         ]
     )
 
 
-def writer_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
+def writer_table(sums: PositionSums) -> pd.DataFrame:
     """Return what each writer brings to the written terms of every reader, a row per side.
 
     All rows of a reader add up to its three written terms; see `written_terms`.
@@ -215,7 +215,7 @@ def writer_table(sums: PositionSums, skip_keys: int) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {**names, "side": side, "writer": writer, **interval_columns(**vars(written))}
-            for names, reader in readers(sums, skip_keys)
+            for names, reader in readers(sums)
             for side in get_args(Side)
             for writer, written in written_terms(reader, side).items()
         ]
@@ -245,27 +245,23 @@ def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
 
 
 def offsets_table(
-    terms: Mapping[Any, Float[Tensor, "fold layer row key_pos"]],
-    maps: StoredMaps,
-    skip_keys: int,
+    terms: Mapping[Any, Layers],
     choice: OffsetBins = "auto",
     label: str = "term",
 ) -> pd.DataFrame:
     """Return the table of offset profiles: layer, term, offset, and the mean with its bounds.
 
     Args:
-        terms: fold maps by name, nats.
-        maps: the score maps whose terms they are.
-        skip_keys: how many first keys to leave out.
+        terms: the maps of layers by name, nats.
         choice: which distances share a row; see `offset_bins`.
         label: the column of the terms' names.
     """
-    n_offsets = maps.n - 1 - skip_keys
-    bins, queries = offset_bins(n_offsets, choice), maps.query_positions
-    about = {"counts": maps.counts, "query_positions": queries, "bins": bins}
-    profiles = {name: offset_profile(folds, skip_keys, **about) for name, folds in terms.items()}
-    layers = [layer.index for layer in maps.layers]
-    return profiles_table(profiles, layers, bins, n_offsets, label)
+    layers = next(iter(terms.values()))
+    first = next(iter(layers.values()))
+    n_offsets = first.n - 1 - first.skip_keys
+    bins = offset_bins(n_offsets, choice)
+    profiles = {name: offset_profiles([*maps.values()], bins) for name, maps in terms.items()}
+    return profiles_table(profiles, [*layers], bins, n_offsets, label)
 
 
 def profiles_table(
@@ -307,24 +303,19 @@ def profiles_table(
     return pd.concat(parts, ignore_index=True)
 
 
-def queries_table(
-    layers: Mapping[int, LayerFolds], counts: Int[Tensor, " fold"], skip_keys: int
-) -> pd.DataFrame:
+def queries_table(layers: Layers) -> pd.DataFrame:
     """Return the table of the pattern's strength by the query's position.
 
     Args:
-        layers: fold maps of scores by the layer's number, nats.
-        counts: sequences per fold.
-        skip_keys: how many first keys to leave out.
+        layers: the scores of each layer by its number, nats.
 
     Returns:
         layer, the first and the last query of a group, and the RMS of the pattern in the rows of
         the group, nats, with its bounds.
     """
     rows = []
-    for layer, folds in layers.items():
-        squares, groups = mean_squares_by_query(folds, folds.kept_cells(skip_keys), counts)
-        for square, (first, last) in zip(squares.T, groups, strict=True):
+    for layer, maps in layers.items():
+        for (first, last), square in mean_squares_by_query(maps.others):
             where = {"layer": layer, "query": first, "last_query": last}
-            rows.append({**where, **interval_columns(rms=rms(square, counts))})
+            rows.append({**where, **interval_columns(rms=rms(square))})
     return pd.DataFrame(rows)

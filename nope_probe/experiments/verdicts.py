@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
-from nope_probe.components import WITH_GAIN, Replacement
 from nope_probe.figures.intervals import ValueAndBounds
+from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
 
 NEEDED = 0.1  # of the pattern: a smaller loss or gain leaves the pattern as it is
 MOST = 0.5  # of the pattern; of the strongest writer's share, too

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.components import are_sources, colour, symbol, words
+from nope_probe.components import are_sources
 from nope_probe.figures.dots import (
     BOUNDS,
     Dots,
@@ -18,6 +18,7 @@ from nope_probe.figures.dots import (
     over_layers,
 )
 from nope_probe.figures.intervals import bound_columns, estimates_of
+from nope_probe.figures.names import colour, symbol, words
 from nope_probe.figures.style import (
     Grid,
     Trace,

@@ -13,10 +13,11 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from nope_probe.components import INK, LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter, words
+from nope_probe.components import INK
 from nope_probe.errors import closed_choices
 from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
 from nope_probe.figures.maps import keys_left_out
+from nope_probe.figures.names import words
 from nope_probe.figures.panels import Pooled, heat_map, pool
 from nope_probe.figures.style import (
     BLANK,
@@ -31,6 +32,7 @@ from nope_probe.figures.style import (
     colour_limits,
     patch,
 )
+from nope_probe.stages import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
 
 if TYPE_CHECKING:
     from nope_probe.maps.maps import StageMaps

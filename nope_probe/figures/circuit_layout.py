@@ -11,8 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nope_probe.components import INK, LETTERS, TABLE
+from nope_probe.components import INK
+from nope_probe.figures.names import TABLE
 from nope_probe.figures.style import ZERO, Extent
+from nope_probe.stages import LETTERS
 
 Point = tuple[float, float]
 Operation = tuple[str, str | None]

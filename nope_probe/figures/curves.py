@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from plotly.colors import sample_colorscale
 
-from nope_probe.components import INK, TABLE, colour, words
+from nope_probe.components import INK
 from nope_probe.figures.dots import curve_in_band, note_flat
 from nope_probe.figures.intervals import (
     FLAT_WORDS,
@@ -29,6 +29,7 @@ from nope_probe.figures.intervals import (
     is_noise,
     widened,
 )
+from nope_probe.figures.names import TABLE, colour, words
 from nope_probe.figures.style import ZERO, Grid, Layout, Trace, axes, on, place, scatter, set_axes
 
 MOST_COLUMNS = 4

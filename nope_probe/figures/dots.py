@@ -15,7 +15,6 @@ import pandas as pd
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.components import colour, symbol, words
 from nope_probe.figures.intervals import (
     FLAT,
     NO_PATTERN,
@@ -25,6 +24,7 @@ from nope_probe.figures.intervals import (
     is_noise,
     padded_range,
 )
+from nope_probe.figures.names import colour, symbol, words
 from nope_probe.figures.style import (
     BLANK,
     GRID,

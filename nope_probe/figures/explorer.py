@@ -22,22 +22,16 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from nope_probe.components import (
-    LETTERS,
-    SCORE_STAGES,
-    STAGE_MEANINGS,
-    Letter,
-    are_sources,
-    colour,
-    words,
-)
+from nope_probe.components import are_sources
 from nope_probe.figures.circuit_figure import formula
 from nope_probe.figures.circuit_layout import OPERATIONS, narrow, wide
 from nope_probe.figures.intervals import FLOOR, symmetric
+from nope_probe.figures.names import colour, words
 from nope_probe.figures.panels import pool
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import BOTH_WAYS
 from nope_probe.files import local_path
+from nope_probe.stages import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
 
 MAX_BYTES = 4_900_000  # size of an explorer in a notebook or a file
 SMALLEST = 8  # cells along an axis; no map is pooled below this

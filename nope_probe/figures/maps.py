@@ -13,7 +13,6 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from nope_probe.components import words
 from nope_probe.errors import closed_choices
 from nope_probe.figures.intervals import (
     CLIPPED,
@@ -27,6 +26,7 @@ from nope_probe.figures.intervals import (
     symmetric,
     widened,
 )
+from nope_probe.figures.names import words
 from nope_probe.figures.panels import (
     AXES,
     BAR_DROP,

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from plotly.colors import qualitative
 
-from nope_probe.components import INK, LETTERS, SOURCES, colour, kept_name, words
+from nope_probe.components import INK, SOURCES, kept_name
 from nope_probe.figures.dots import BOUNDS, FLAT_NOTE, Dots, interval_dots, marker, over_layers
 from nope_probe.figures.intervals import (
     FLOOR,
@@ -22,6 +22,7 @@ from nope_probe.figures.intervals import (
     estimates_of,
     is_noise,
 )
+from nope_probe.figures.names import colour, words
 from nope_probe.figures.style import (
     BLANK,
     DIVERGING,
@@ -39,6 +40,7 @@ from nope_probe.figures.style import (
     set_axes,
 )
 from nope_probe.figures.words import ATTENTION, MEASURES
+from nope_probe.stages import LETTERS
 
 INTACT = words("intact")
 CONTROLS = ("amplitude", "locality", "non_relative")

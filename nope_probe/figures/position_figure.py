@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.components import INK, short
+from nope_probe.components import INK
 from nope_probe.figures.circuit_figure import MENU, Choice, add_switches
 from nope_probe.figures.intervals import (
     FLOOR,
@@ -25,6 +25,7 @@ from nope_probe.figures.intervals import (
     symmetric,
 )
 from nope_probe.figures.maps import MAX_POSITIONS
+from nope_probe.figures.names import short
 from nope_probe.figures.panels import Pooled, heat_map, pool
 from nope_probe.figures.style import (
     DIVERGING,

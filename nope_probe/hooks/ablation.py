@@ -14,7 +14,7 @@ from functools import cache, wraps
 from inspect import signature
 from typing import Any
 
-from nope_probe.components import LOCAL, NEEDS, Ablation, depends_on_length
+from nope_probe.components import LOCAL, depends_on_length
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     HookGroup,
@@ -38,6 +38,7 @@ from nope_probe.hooks.removing.block_ablation import (
     mean_over_positions,
     zeros,
 )
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, without_position
 from nope_probe.hooks.removing.targets import lone_mlps, resolve_targets
 
@@ -157,7 +158,7 @@ def _how_to_calibrate(ablation: Ablation) -> str:
         ways = f"{ways[:-1]}, writers={list(ablation.writers)})"
         return f"the position of {ablation.writers[0]} has to be measured first: {ways}"
     name = ablation.weights[0]
-    if NEEDS[ablation.replacement].mean:
+    if ablation.stand_in.mean:
         return f"the mean output of {name} has to be measured first: {ways}"
     return (
         f"the gain 'output' of {name} has to be measured first: {ways}, or choose the gain 'norm' "

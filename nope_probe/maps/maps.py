@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.components import LETTERS, Letter
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms
+from nope_probe.maps.fold_rows import PackedFolds, Stored
 from nope_probe.maps.folds import State, pooled, tensors_of, under
-from nope_probe.maps.rows import rows_of
+from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.rows import pack_rows, rows_of
+from nope_probe.stages import LETTERS, Letter
+
+Layers = dict[int, LayerMaps]  # the maps of a model's layers, by their numbers
 
 
 def _all_rows() -> Int[Tensor, " row"]:
@@ -32,6 +37,8 @@ class ScoreMaps:
         key_means: per fold, the mean key of each position, key heads concatenated; or None.
         per_head: the fold means for each query head; or None.
         bos: whether all sequences begin with the same token, an attention sink.
+        skip_keys: how many first keys stand apart in patterns; 1 by default if all sequences begin
+            with the same token, else 0.
         query_positions: the queries of the rows; all by default.
     """
 
@@ -43,12 +50,15 @@ class ScoreMaps:
     key_means: Float[Tensor, "fold layer pos width"] | None = None
     per_head: Float[Tensor, "fold layer head row key_pos"] | None = None
     bos: bool = False
+    skip_keys: int | None = None
     query_positions: Int[Tensor, " row"] = field(default_factory=_all_rows)
 
     def __post_init__(self) -> None:
-        """Set the queries of the rows to all queries if they are not given."""
+        """Set the queries of the rows, and the first keys apart, if they are not given."""
         given = self.query_positions if len(self.query_positions) else None
         object.__setattr__(self, "query_positions", rows_of(self.folds.shape[-2], given))
+        skip_keys = int(self.bos) if self.skip_keys is None else self.skip_keys
+        object.__setattr__(self, "skip_keys", skip_keys)
 
     @property
     def has_all_rows(self) -> bool:
@@ -58,7 +68,7 @@ class ScoreMaps:
     def __repr__(self) -> str:
         """Return sizes, and the strength of each layer's positional pattern."""
         n_layers, n_rows, n = self.folds.shape[1:]
-        strength = pattern_rms(self.mean, int(self.bos), self.query_positions).tolist()
+        strength = pattern_rms(self.mean, self.skip_keys or 0, self.query_positions).tolist()
         shown = ", ".join(
             f"L{layer} {value:.3g}" for layer, value in zip(self.layers, strength, strict=True)
         )
@@ -74,6 +84,24 @@ class ScoreMaps:
         """The mean over all sequences."""
         return pooled(self.folds, self.counts)
 
+    @property
+    def by_layer(self) -> Layers:
+        """The maps of each layer by its number, which know their folds and rows."""
+        layers: Layers = {}
+        for place, number in enumerate(self.layers):
+            layer = self._layer(self.folds[:, place])
+            if self.mean_term is not None and self.key_means is not None:
+                term, key_means = self._layer(self.mean_term[:, place]), self.key_means[:, place]
+                layer = replace(layer, mean_term=term, key_means=key_means)
+            if self.per_head is not None:
+                heads = map(self._layer, self.per_head[:, place].unbind(1))
+                layer = replace(layer, heads=tuple(heads))
+            layers[number] = layer
+        return layers
+
+    def _layer(self, folds: Float[Tensor, "fold row key_pos"]) -> LayerMaps:
+        return LayerMaps.of(folds, self.counts, self.query_positions, self.skip_keys or 0)
+
     def to_tensors(self) -> State:
         """Return the maps by name, for `from_tensors`."""
         return tensors_of(self)
@@ -81,9 +109,64 @@ class ScoreMaps:
     @classmethod
     def from_tensors(cls, tensors: State) -> ScoreMaps:
         """Return the maps that `to_tensors` turned into these tensors."""
-        others = {name: tensor for name, tensor in tensors.items() if name not in ("bos", "layers")}
-        layers = tuple(tensors["layers"].tolist())
-        return cls(**others, layers=layers, bos=bool(tensors["bos"]))
+        numbers = ("bos", "layers", "skip_keys")
+        others = {name: tensor for name, tensor in tensors.items() if name not in numbers}
+        return cls(
+            **others,
+            layers=tuple(tensors["layers"].tolist()),
+            bos=bool(tensors["bos"]),
+            skip_keys=int(tensors["skip_keys"]),
+        )
+
+
+def packed_tensors(maps: ScoreMaps) -> State:
+    """Return the tensors of score maps by name, folds as cells j <= i, for `stored_layers`.
+
+    The tensors include the queries of the rows if the maps do not have all rows.
+    """
+    tensors = {"counts": maps.counts, "bos": torch.tensor(maps.bos)}
+    queries = maps.query_positions
+    if not maps.has_all_rows:
+        tensors["query_positions"] = queries
+    if maps.per_head is not None:
+        tensors["per_head"] = maps.per_head
+    for place, layer in enumerate(maps.layers):
+        folds = maps.folds[:, place]
+        tensors[f"{layer}/folds"] = pack_rows(folds, queries)
+        tensors[f"{layer}/mean"] = pooled(folds, maps.counts)
+        if maps.mean_term is not None:
+            tensors[f"{layer}/mean_term"] = pack_rows(maps.mean_term[:, place], queries)
+        if maps.key_means is not None:
+            tensors[f"{layer}/key_means"] = maps.key_means[:, place]
+    return tensors
+
+
+def stored_layers(stored: Mapping[str, Stored]) -> Layers:
+    """Return the maps of each layer from the tensors of `packed_tensors`, in memory or a file."""
+    numbers = sorted(int(name.split("/")[0]) for name in stored if name.endswith("/mean"))
+    queries = stored["query_positions"][...] if "query_positions" in stored else None
+    counts, skip_keys = stored["counts"][...], int(stored["bos"][...])
+    per_head = stored["per_head"][...].unbind(1) if "per_head" in stored else ()
+    layers: Layers = {}
+    for place, number in enumerate(numbers):
+        layer = LayerMaps(
+            folds=PackedFolds(stored[f"{number}/folds"], queries),
+            counts=counts,
+            skip_keys=skip_keys,
+            stored_mean=stored[f"{number}/mean"],
+            key_means=stored.get(f"{number}/key_means"),
+        )
+        if (mean_term := stored.get(f"{number}/mean_term")) is not None:
+            term = replace(layer, folds=PackedFolds(mean_term, queries), stored_mean=None)
+            layer = replace(layer, mean_term=term)
+        if per_head:
+            heads = (
+                LayerMaps.of(folds, counts, queries, skip_keys)
+                for folds in per_head[place].unbind(1)
+            )
+            layer = replace(layer, heads=tuple(heads))
+        layers[number] = layer
+    return layers
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -95,6 +178,7 @@ class StageMaps:
         visible: for score maps, the cells that the model does not mask.
         counts: sequences per fold.
         bos: whether all sequences begin with the same token, an attention sink.
+        skip_keys: how many first keys stand apart in patterns, as in `ScoreMaps`.
         query_positions: the positions of the rows; all by default.
     """
 
@@ -102,13 +186,16 @@ class StageMaps:
     visible: dict[Letter, Bool[Tensor, "row key_pos"]]
     counts: Int[Tensor, " fold"]
     bos: bool = False
+    skip_keys: int | None = None
     query_positions: Int[Tensor, " row"] = field(default_factory=_all_rows)
 
     def __post_init__(self) -> None:
-        """Set the positions of the rows to all positions if they are not given."""
+        """Set the positions of the rows, and the first keys apart, if they are not given."""
         n_rows = next(iter(self.folds.values())).shape[-2]
         given = self.query_positions if len(self.query_positions) else None
         object.__setattr__(self, "query_positions", rows_of(n_rows, given))
+        skip_keys = int(self.bos) if self.skip_keys is None else self.skip_keys
+        object.__setattr__(self, "skip_keys", skip_keys)
 
     def __repr__(self) -> str:
         """Return the stages, and how much data their means are taken over."""
@@ -122,6 +209,11 @@ class StageMaps:
     def mean(self, letter: Letter) -> Float[Tensor, "row col_pos"]:
         """Return the mean over all sequences of one stage's map."""
         return pooled(self.folds[letter], self.counts)
+
+    def layer_maps(self, letter: Letter) -> LayerMaps:
+        """Return one stage's maps, which know their folds and rows."""
+        folds = self.folds[letter]
+        return LayerMaps.of(folds, self.counts, self.query_positions, self.skip_keys or 0)
 
     def normalised(self, letter: Letter) -> Float[Tensor, "row col_pos"]:
         """Return the mean map of one stage, less the mean of each diagonal."""
@@ -140,6 +232,7 @@ class StageMaps:
             visible={letter: visible[letter] for letter in LETTERS if letter in visible},
             counts=tensors["counts"],
             bos=bool(tensors["bos"]),
+            skip_keys=int(tensors["skip_keys"]),
             query_positions=tensors["query_positions"],
         )
 

@@ -123,11 +123,19 @@ class PositionSums:
         readers: the sums of each layer, by number.
         counts: sequences per fold.
         bos: whether all sequences begin with the same token, an attention sink.
+        skip_keys: how many first keys stand apart in patterns; 1 by default if all sequences begin
+            with the same token, else 0.
     """
 
     readers: Mapping[int, ReaderSums]
     counts: Int[Tensor, " fold"]
     bos: bool = False
+    skip_keys: int | None = None
+
+    def __post_init__(self) -> None:
+        """Set the first keys apart if they are not given."""
+        skip_keys = int(self.bos) if self.skip_keys is None else self.skip_keys
+        object.__setattr__(self, "skip_keys", skip_keys)
 
     def to_tensors(self) -> State:
         """Return the sums by name, for `from_tensors`."""

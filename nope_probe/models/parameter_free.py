@@ -12,10 +12,11 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from nope_probe.components import WEIGHTS, Norm
+from nope_probe.components import WEIGHTS
 from nope_probe.errors import closed_choices
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.models.names import PARAMETER_FREE_CONTEXT
+from nope_probe.stages import Norm
 
 if TYPE_CHECKING:
     from transformer_lens import (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from nope_probe import components
-from nope_probe.figures import words
+from nope_probe.figures import names, words
 from nope_probe.figures.intervals import CLIPPED
 
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
@@ -124,45 +123,10 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
     if left_out := manifest.get("left_out"):
         reasons: dict[str, list[str]] = {}
         for name, reason in left_out.items():
-            reasons.setdefault(reason, []).append(components.words(name))
-        parts = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
+            reasons.setdefault(reason, []).append(names.words(name))
+        parts = [f"{', '.join(labels)} ({reason})" for reason, labels in reasons.items()]
         notes.append(f"Not removed by default: {'; '.join(parts)}.")
     return notes
-
-
-_REPLACED = {
-    "identity": "an identity as strong as the weight, so that coordinates pass on as they are",
-    "random": "a random projection as strong as the weight, which learned nothing",
-    "mean": "the mean of its output, whatever it reads",
-    "zero": "zero",
-}
-
-_TWO_CONSTANTS = "the pattern that two constants leave is closer to the model's own."
-STAND_IN_ALONE = {  # the reason why one weight can take more than its circuit
-    "identity": "an identity for one weight does not fit the other, which was trained for its "
-    "partner, and identities for both have a pattern of their own.",
-    "random": "a random projection for one weight does not fit the other, which was trained for "
-    "its partner, and projections for both have a pattern of their own.",
-    "mean": _TWO_CONSTANTS,
-    "zero": _TWO_CONSTANTS,
-}
-
-
-def replaced_weights(replacements: Sequence[str]) -> list[str]:
-    """Return notes on the replacements of removed weights in a run; empty without replacements.
-
-    Example:
-        >>> replaced_weights(["mean"])[0].split(": ")[1]
-        'mean (the mean of its output, whatever it reads).'
-        >>> replaced_weights([])
-        []
-    """
-    if not replacements:
-        return []
-    kinds = "; ".join(f"{name} ({_REPLACED[name]})" for name in replacements)
-    note = "Statements about a removed weight are about what stands in for it"
-    several = "A weight counts as needed only where all of these say so."
-    return [f"{note}: {kinds}. {several if len(replacements) > 1 else ''}".rstrip()]
 
 
 def colour_quantiles(percent: float) -> str:

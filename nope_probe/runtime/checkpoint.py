@@ -26,8 +26,8 @@ from tqdm import tqdm
 from nope_probe.errors import StorageError, UserError, is_mistake, printable
 from nope_probe.files import read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.maps.fold_rows import Index
 from nope_probe.maps.folds import State
-from nope_probe.maps.stored_maps import Index
 from nope_probe.runtime.folder import atomic_write, clear, reason, write_json
 from nope_probe.runtime.identity import changes_of_run
 from nope_probe.runtime.processes import Processes, Signals

@@ -42,6 +42,7 @@ from nope_probe.errors import (
     validate_types,
 )
 from nope_probe.files import local_path
+from nope_probe.hooks.removing.stand_ins import WITH_GAIN
 from nope_probe.maps import default_rows
 from nope_probe.models.context import beyond_context, stated_lengths, validate_context
 from nope_probe.models.names import (
@@ -257,7 +258,7 @@ RevisionFlag = Annotated[str | None, _arg(help="A branch, tag or commit of a mod
 BeyondContextFlag = Annotated[
     bool, _arg(help="Take a --seq-len beyond the model's context; no table of positions does.")
 ]
-GainFlag = Annotated[Gain, _arg(help="The size of the replacements identity and random.")]
+GainFlag = Annotated[Gain, _arg(help=f"The size of the replacements {' and '.join(WITH_GAIN)}.")]
 OFFSET_BINS = _arg(
     help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
     "all: each distance has its own."

@@ -5,20 +5,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from support.dense_patterns import estimates as estimates_of
 
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
-    cross_products,
-    fold_weights,
     jackknife,
-    leave_one_out,
     rms,
     rms_difference,
     rms_ratio,
     share,
     standard_error,
 )
+from nope_probe.maps.estimates import Estimates, cross_products, fold_weights, leave_one_out
 
 
 @pytest.mark.parametrize("counts", [[1] * 8, [9, 3, 3, 3, 3, 2, 2, 1]], ids=["even", "uneven"])
@@ -31,7 +30,7 @@ def test_the_interval_of_an_amplitude_covers_the_truth_19_times_of_20(counts: li
     for _ in range(n):
         folds = signal + noise * torch.randn(8, 61).double()
         products = cross_products(folds[None], folds[None], sizes)[:, 0, 0]
-        interval = rms(products, sizes)
+        interval = rms(estimates_of(products, sizes))
         covered += interval.low <= square**0.5 <= interval.high
         estimates.append(float(products[0]))
     assert 0.91 <= covered / n <= 0.985
@@ -54,19 +53,21 @@ def test_a_paired_difference_of_rms_covers_the_truth_near_zero_too(
         squares = []
         for root, noise in zip(roots, noises, strict=True):
             folds = root * signal + noise / sizes[:, None].sqrt()
-            squares.append(cross_products(folds[None], folds[None], sizes)[:, 0, 0])
-        interval = rms_difference(*squares, sizes)
+            products = cross_products(folds[None], folds[None], sizes)[:, 0, 0]
+            squares.append(estimates_of(products, sizes))
+        interval = rms_difference(*squares)
         assert interval.low <= interval.value <= interval.high
         covered += interval.low <= roots[0] - roots[1] <= interval.high
     assert 0.93 <= covered / n <= 0.99
 
 
 def test_a_paired_difference_of_rms_is_exact_where_it_does_not_vary() -> None:
-    square = torch.tensor([4.0, 3.0, 5.0, 4.5, 3.5, -1.0]).double()
+    square = estimates_of(torch.tensor([4.0, 3.0, 5.0, 4.5, 3.5, -1.0]).double())
     zero = Interval(value=0.0, low=0.0, high=0.0)
     assert rms_difference(square, square) == zero
-    assert rms_difference(0 * square, 0 * square) == zero
-    alone, less = rms(square), rms_difference(square, torch.full((6,), 0.25).double())
+    assert rms_difference(0.0 * square, 0.0 * square) == zero
+    quarter = torch.full((6,), 0.25).double()
+    alone, less = rms(square), rms_difference(square, square.with_values(quarter))
     assert (less.value, less.high) == pytest.approx((alone.value - 0.5, alone.high - 0.5))
     assert alone.low < 0
     assert less.low == pytest.approx(-0.5), "an RMS is not negative"
@@ -75,32 +76,33 @@ def test_a_paired_difference_of_rms_is_exact_where_it_does_not_vary() -> None:
 def test_a_paired_difference_of_rms_far_from_zero_is_the_roots_jackknife() -> None:
     generator = torch.Generator().manual_seed(7)
     one, other = 9 + 0.01 * torch.randn(2, 9, generator=generator).double()
-    expected, result = jackknife(one.sqrt() - other.sqrt()), rms_difference(one, other)
+    expected = jackknife(estimates_of(one.sqrt() - other.sqrt()))
+    result = rms_difference(estimates_of(one), estimates_of(other))
     ends = (result.value, result.low, result.high)
     assert ends == pytest.approx((expected.value, expected.low, expected.high), rel=1e-2)
 
 
 def test_the_jackknife_of_a_mean_is_the_t_interval():
     values = torch.tensor([2.0, 3.0, 5.0, 7.0, 11.0], dtype=torch.float64)
-    interval = jackknife(leave_one_out(values))
+    interval = jackknife(Estimates.of_means(values))
     low, high = stats.t.interval(0.95, df=4, loc=values.mean(), scale=float(values.std()) / 5**0.5)
     assert interval.value == pytest.approx(5.6)
     assert interval.excludes_zero == (low > 0)
-    assert jackknife(leave_one_out(-values)).excludes_zero
-    assert not jackknife(leave_one_out(values - 5)).excludes_zero
+    assert jackknife(Estimates.of_means(-values)).excludes_zero
+    assert not jackknife(Estimates.of_means(values - 5)).excludes_zero
     assert (interval.low, interval.high) == pytest.approx((low, high))
 
 
 def test_a_share_of_what_may_be_zero_is_undefined():
-    part = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0])
-    noise = torch.tensor([0.1, -0.5, 0.6, -0.4, 0.7])
+    part = estimates_of(torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0]))
+    noise = estimates_of(torch.tensor([0.1, -0.5, 0.6, -0.4, 0.7]))
     assert share(part, noise) is UNDEFINED
-    assert share(part, part * 2) == Interval(value=0.5, low=0.5, high=0.5)
+    assert share(part, part * 2.0) == Interval(value=0.5, low=0.5, high=0.5)
 
 
 def test_too_few_folds_give_no_interval_and_no_products():
     with pytest.raises(ValueError, match="at least 4 folds, got 3"):
-        jackknife(torch.ones(4))
+        jackknife(estimates_of(torch.ones(4)))
     with pytest.raises(ValueError, match="at least 3 folds"):
         cross_products(torch.ones(1, 2, 5), torch.ones(1, 2, 5))
 
@@ -125,23 +127,26 @@ def test_the_variance_of_a_mean_over_unequal_folds_is_that_of_the_delete_m_jackk
     torch.testing.assert_close(standard_error(from_sequences(values), COUNTS), variance.sqrt())
     freedom = float(COUNTS.sum() ** 2 / COUNTS.square().sum()) - 1
     low, high = stats.t.interval(0.95, df=freedom, loc=means[0, 0], scale=variance[0].sqrt())
-    interval = jackknife(means[:, 0], COUNTS)
+    interval = jackknife(estimates_of(means[:, 0], COUNTS))
     assert (interval.low, interval.high) == pytest.approx((low, high))
+
+
+def square_of(folds: torch.Tensor) -> Estimates:
+    return estimates_of(cross_products(folds[None], folds[None])[:, 0, 0])
 
 
 def test_a_ratio_of_rms_has_the_interval_of_its_logarithm():
     torch.manual_seed(10)
     signal = torch.sin(torch.arange(211)).double()
     folds = signal + 0.1 * torch.randn(8, 211).double()
-    whole = cross_products(3 * folds[None], 3 * folds[None])[:, 0, 0]
-    part = cross_products(folds[None], folds[None])[:, 0, 0]
+    whole, part = (square_of(maps) for maps in (3 * folds, folds))
     assert rms_ratio(whole, part).value == pytest.approx(3)
     other = signal + 0.1 * torch.randn(8, 211).double()
-    ratio = rms_ratio(whole, cross_products(other[None], other[None])[:, 0, 0])
+    ratio = rms_ratio(whole, square_of(other))
     assert ratio.low < 3 < ratio.high
     assert ratio.value**2 == pytest.approx(ratio.low * ratio.high)
     noise = torch.randn(8, 211).double()
-    assert rms_ratio(whole, cross_products(noise[None], noise[None])[:, 0, 0]) is UNDEFINED
+    assert rms_ratio(whole, square_of(noise)) is UNDEFINED
 
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -7,15 +7,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
+from support.dense_patterns import edge_contrast, locality, monotonicity
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import (
     Measures,
-    edge_contrast,
-    locality,
     measure,
-    monotonicity,
     relative_part,
 )
 from nope_probe.maps.centred import KeptCells, diagonal_normalised, kept_cells, row_centred

@@ -6,18 +6,23 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 import torch
+from support.dense_patterns import estimates as estimates_of
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import cross_products, jackknife
+from nope_probe.analyses.jackknife import jackknife
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import (
-    kept_patterns,
+    KeptPattern,
+    PositionalPart,
+    kept_pattern,
     measure_differences,
     pattern_difference,
     pattern_lost,
     positional_part,
 )
 from nope_probe.maps.centred import row_centred
+from nope_probe.maps.estimates import cross_products
+from nope_probe.maps.layers import LayerMaps, Pattern, patterns_of_others
 
 N, FOLDS = 13, 5
 
@@ -28,15 +33,24 @@ def layers(seed: int, slope: float) -> Tensor:
     return noise + slope * torch.arange(N)
 
 
+def kept_of(maps: Tensor, intact: Tensor, skip_keys: int = 0) -> list[KeptPattern]:
+    layers = (
+        [LayerMaps.of(folds, skip_keys=skip_keys) for folds in of.unbind(1)]
+        for of in (maps, intact)
+    )
+    pairs = zip(*layers, strict=True)
+    return [kept_pattern(*patterns_of_others(both)) for both in pairs]
+
+
 def test_a_share_is_the_cross_fold_product_with_the_intact_pattern() -> None:
     one, intact = layers(0, 0.2), layers(1, 0.7)
-    for layer, kept in enumerate(kept_patterns(one, intact, skip_keys=2)):
+    for layer, kept in enumerate(kept_of(one, intact, 2)):
         v, u = (row_centred(item[:, layer], 2).nan_to_num().numpy() for item in (one, intact))
         pairs = [(a, b) for a in range(FOLDS) for b in range(FOLDS) if a != b]
         whole = sum((u[a] * u[b]).sum() for a, b in pairs)
         assert kept.share.value == pytest.approx(sum((v[a] * u[b]).sum() for a, b in pairs) / whole)
         assert kept.share.low < kept.share.value < kept.share.high
-    assert all(np.isnan(kept.share.value) for kept in kept_patterns(one, layers(1, 0.0))), "noise"
+    assert all(np.isnan(kept.share.value) for kept in kept_of(one, layers(1, 0.0))), "noise"
 
 
 def test_kept_patterns_measure_what_measure_measures_in_long_sequences_too() -> None:
@@ -44,7 +58,7 @@ def test_kept_patterns_measure_what_measure_measures_in_long_sequences_too() -> 
     n = 521  # of which every third query is ordered
     one = torch.randn(4, 1, n, n, generator=generator, dtype=torch.float64)
     one += torch.arange(n) / 100 * (torch.arange(n) % 3 - 1)[:, None]  # falls, is flat, rises
-    [kept], [measures] = kept_patterns(one, one, 1), measure(one, 1)
+    [kept], [measures] = kept_of(one, one, 1), measure(one, 1)
     assert kept.locality.value < -0.5
     for name in ("amplitude", "locality"):
         result, expected = astuple(getattr(kept, name)), astuple(getattr(measures, name))
@@ -54,7 +68,7 @@ def test_kept_patterns_measure_what_measure_measures_in_long_sequences_too() -> 
 def test_a_map_that_hides_keys_before_the_query_has_no_measures() -> None:
     window = layers(0, 0.2)
     window[:, 1, 9, 2] = torch.nan
-    first, second = kept_patterns(window, layers(1, 0.7))
+    first, second = kept_of(window, layers(1, 0.7))
     assert first.amplitude.value > 0
     assert np.isnan([second.amplitude.value, second.locality.value, second.share.value]).all()
 
@@ -65,8 +79,15 @@ def draws() -> list[Tensor]:
     return [torch.randn(N, N, generator=generator).double() for _ in range(3)]
 
 
-def repeated(scores: Tensor) -> Tensor:
-    return scores.expand(FOLDS, N, N).clone()
+def part(scores: Tensor, content: Tensor, skip: int) -> PositionalPart:
+    folds = (maps.expand(FOLDS, N, N).clone() for maps in (scores, content))
+    return positional_part(*patterns_of_others([LayerMaps.of(x, skip_keys=skip) for x in folds]))
+
+
+def part_of(folds: Tensor, counts: Tensor | None = None) -> PositionalPart:
+    """Return folds of cells as a positional part, of folds of these sizes."""
+    pattern = LayerMaps.of(torch.zeros(FOLDS, N, N), counts).pattern
+    return PositionalPart(folds=folds, pattern=pattern)
 
 
 def rms_of_the_part(p: Tensor, skip: int = 0) -> float:
@@ -80,11 +101,11 @@ def rms_of_the_part(p: Tensor, skip: int = 0) -> float:
 @pytest.mark.parametrize("skip", [0, 1])
 def test_what_is_lost_is_the_share_that_is_gone_in_nats(kept: float, skip: int) -> None:
     p, one, other = draws()
-    whole = positional_part(repeated(p + one), repeated(one), skip)
-    left = positional_part(repeated(kept * p + other), repeated(other), skip)
+    whole = part(p + one, one, skip)
+    left = part(kept * p + other, other, skip)
     lost = pattern_lost(whole, left)
     assert lost.value == pytest.approx((1 - kept) * rms_of_the_part(p, skip), abs=1e-9)
-    nothing = positional_part(repeated(one), repeated(one), skip)
+    nothing = part(one, one, skip)
     assert math.isnan(pattern_lost(nothing, left).value), "there is no positional part"
 
 
@@ -108,7 +129,8 @@ def test_unequal_folds_have_the_weight_of_their_sequences() -> None:
 
     estimates = torch.tensor([estimate(item) for item in (None, *range(FOLDS))]).double()
     sizes = torch.tensor(counts)
-    expected, lost = jackknife(estimates, sizes), pattern_lost(whole, left, sizes)
+    expected = jackknife(estimates_of(estimates, sizes))
+    lost = pattern_lost(part_of(whole, sizes), part_of(left, sizes))
     assert lost.value == pytest.approx(expected.value, rel=1e-5)
     assert (lost.low, lost.high) == pytest.approx((expected.low, expected.high), rel=1e-5)
 
@@ -117,8 +139,9 @@ def test_it_is_undefined_where_the_positional_part_differs_as_much_between_folds
     p, _, _ = draws()
     sizes = torch.tensor([1.0, 1.0, 1.0, 1.0, 19.0])  # every product of two folds is positive
     whole = sizes.double()[:, None] * p[1:].flatten()
-    assert jackknife(cross_products(whole[None], whole[None])[:, 0, 0]).low < 0
-    assert math.isnan(pattern_lost(whole, whole / 2).value)
+    square = cross_products(whole[None], whole[None])[:, 0, 0]
+    assert jackknife(estimates_of(square)).low < 0
+    assert math.isnan(pattern_lost(part_of(whole), part_of(whole / 2)).value)
 
 
 def folds(seed: int, slope: float = 0.0) -> Tensor:
@@ -127,9 +150,13 @@ def folds(seed: int, slope: float = 0.0) -> Tensor:
     return columns + torch.randn(FOLDS, N, N, generator=generator, dtype=torch.float64)
 
 
+def patterns(one: Tensor, other: Tensor, counts: Tensor | None = None) -> list[Pattern]:
+    return patterns_of_others([LayerMaps.of(maps, counts) for maps in (one, other)])
+
+
 def test_a_constant_added_to_the_other_models_pattern_is_found_exactly_if_paired() -> None:
     base, added = folds(0), torch.linspace(0, 3, N, dtype=torch.float64).expand(N, N)
-    change = pattern_difference(base + added, base, paired=True)
+    change = pattern_difference(*patterns(base + added, base), paired=True)
     assert change.value == pytest.approx(rms_of_the_part(added))
     assert change.high - change.low < 1e-9
 
@@ -138,11 +165,11 @@ def test_differences_have_the_value_of_the_measures_difference() -> None:
     one, other = folds(1, slope=0.5), folds(2, slope=0.1)
     values = [measure(item[:, None])[0] for item in (one, other)]
     for paired in (True, False):
-        differences = measure_differences(one, other, paired=paired)
+        differences = measure_differences(*patterns(one, other), paired=paired)
         for name in ("amplitude", "locality", "monotonicity", "relative_r2", "edge_contrast"):
             expected = getattr(values[0], name).value - getattr(values[1], name).value
             assert differences[name].value == pytest.approx(expected), name
-    undefined = measure_differences(one, folds(9), paired=True)
+    undefined = measure_differences(*patterns(one, folds(9)), paired=True)
     assert math.isnan(undefined["relative_r2"].value), "the other model has no pattern"
     assert undefined["locality"].low > 0
 
@@ -174,9 +201,9 @@ def test_an_unpaired_square_has_no_product_within_a_fold_and_the_arms_of_each_mo
             square(maps, kept) - 2 * float((mean(maps, kept) * constant).mean())
             for kept in (without(None), *map(without, range(FOLDS)))
         ]
-        interval = jackknife(torch.tensor(estimates, dtype=torch.float64), sizes)
+        interval = jackknife(estimates_of(torch.tensor(estimates).double(), sizes))
         half += (interval.high - interval.value) ** 2
-    change = pattern_difference(one, other, paired=False, counts=(sizes, sizes))
+    change = pattern_difference(*patterns(one, other, sizes), paired=False)
     low, value, high = (item * abs(item) for item in (change.low, change.value, change.high))
     everything = without(None)
     between = float((mean(x, everything) * mean(y, everything)).mean())

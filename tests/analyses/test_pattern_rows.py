@@ -4,24 +4,20 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
+from support.dense_patterns import edge_contrast, estimates, locality, monotonicity
 
 from nope_probe.analyses.attribution import attribute
-from nope_probe.analyses.jackknife import cross_products, jackknife, leave_one_out
-from nope_probe.analyses.pattern import (
-    TrendSums,
-    edge_contrast,
-    locality,
-    measure_estimates,
-    monotonicity,
-    relative_part,
-)
+from nope_probe.analyses.jackknife import jackknife
+from nope_probe.analyses.pattern import measure_estimates, order_estimates, relative_part
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import player_set
-from nope_probe.analyses.splits import offset_means, offset_profile
+from nope_probe.analyses.splits import offset_means, offset_profiles
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
-from nope_probe.maps.maps import ScoreMaps
-from nope_probe.maps.rows import pack_rows, row_blocks
-from nope_probe.maps.stored_maps import PackedFolds, StoredMaps, TensorFolds
+from nope_probe.maps.estimates import cross_products, leave_one_out
+from nope_probe.maps.fold_rows import PackedFolds, TensorFolds
+from nope_probe.maps.layers import LayerMaps, patterns_of_others
+from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
+from nope_probe.maps.rows import pack_rows
 
 N, FOLDS = 23, 5
 COUNTS = torch.tensor([3, 7, 2, 5, 11])
@@ -43,8 +39,12 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
     cells = torch.stack(
         [row_centred(captured, skip)[:, kept_cells(N, skip)] for captured in maps.values()]
     )
-    packed = {key: PackedFolds(pack_rows(captured)) for key, captured in maps.items()}
-    gram = ContrastGram.of_layers(packed, skip, COUNTS, n_bytes=4 * n_bytes)
+    packed = [
+        LayerMaps(folds=PackedFolds(pack_rows(captured)), counts=COUNTS, skip_keys=skip)
+        for captured in maps.values()
+    ]
+    patterns = patterns_of_others(packed)
+    gram = ContrastGram.of(dict(zip(maps, patterns, strict=True)), n_bytes=4 * n_bytes)
     expected = cross_products(cells, cells, COUNTS)
     torch.testing.assert_close(gram.gram, expected, rtol=1e-11, atol=1e-12)
 
@@ -69,11 +69,12 @@ def test_any_block_size_gives_the_estimates_of_whole_maps(n_bytes: int, skip: in
         "edge_contrast": edge_contrast(diagonal, skip),
         "edge_contrast_visible": edge_contrast(leave_one_out(rest, COUNTS), skip),
     }
-    for layer in (TensorFolds(scores), PackedFolds(pack_rows(scores))):
-        result = measure_estimates(layer, skip, COUNTS, n_bytes=n_bytes)
+    for kept in (TensorFolds(scores), PackedFolds(pack_rows(scores))):
+        pattern = LayerMaps(folds=kept, counts=COUNTS, skip_keys=skip).others
+        result = measure_estimates(pattern, n_bytes=n_bytes)
         assert list(result) == list(expected)
         for name, values in expected.items():
-            torch.testing.assert_close(result[name], values, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(result[name].values, values, rtol=1e-10, atol=1e-12)
 
 
 def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
@@ -87,7 +88,7 @@ def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
         )
         for seed, condition in enumerate(CONDITIONS)
     }
-    stored = {name: StoredMaps.of(maps) for name, maps in captured.items()}
+    stored = {name: stored_layers(packed_tensors(maps)) for name, maps in captured.items()}
     expected = attribute(captured, players, sources=["mask"])
     attribution = attribute(stored, players, sources=["mask"])
     assert repr(attribution) == repr(expected)
@@ -97,21 +98,18 @@ def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
 
 
 def test_trends_are_those_of_the_queries_that_have_rows() -> None:
-    pattern = row_centred(folds(0))[:2]
-    sums = TrendSums(2, torch.arange(0, N, 5))
-    for start, stop in row_blocks(torch.arange(N), N, 2, 8 * 2 * N * 7):
-        for query in sums.chosen(start, stop):
-            sums.add(pattern[:, query, :query])
+    queries, means = torch.arange(0, N, 5), leave_one_out(row_centred(folds(0)), COUNTS)
+    layer = LayerMaps.of(folds(0)[:, queries], COUNTS, queries)
+    order = order_estimates(layer.others)
     by_query = [
-        [spearmanr(pattern[index, query, :query], range(query)).statistic for query in (10, 15, 20)]
-        for index in range(2)
+        [spearmanr(mean[query, :query], range(query)).statistic for query in (10, 15, 20)]
+        for mean in means
     ]
     expected = torch.tensor(by_query, dtype=torch.float64).mean(1)
-    torch.testing.assert_close(sums.locality, expected)
-    rises = [
-        pattern[:, query, 1:query] > pattern[:, query, : query - 1] for query in (5, 10, 15, 20)
-    ]
-    torch.testing.assert_close(sums.monotonicity(1), torch.cat(rises, 1).double().mean(1))
+    torch.testing.assert_close(order["locality"].values, expected)
+    rises = [means[:, query, 1:query] > means[:, query, : query - 1] for query in (5, 10, 15, 20)]
+    expected = torch.cat(rises, 1).double().mean(1)
+    torch.testing.assert_close(order["monotonicity_lag1"].values, expected)
 
 
 @pytest.mark.parametrize("skip", [0, 2])
@@ -128,12 +126,11 @@ def test_bounds_of_unequal_folds_are_those_of_the_jackknife_over_all_sequences()
     sizes = [2, 3, 5, 7]
     sequences = torch.randn(17, 7, 7, generator=torch.Generator().manual_seed(2)).double()
     parts = sequences.split(sizes)
-    profile = offset_profile(
-        torch.stack([part.mean(0) for part in parts]), counts=torch.tensor(sizes)
-    )
+    means = torch.stack([part.mean(0) for part in parts])
+    profile = offset_profiles([LayerMaps.of(means, torch.tensor(sizes))])
     values = [part.diagonal(-3, -2, -1).mean(-1) for part in parts]
-    estimates = [torch.cat(values).mean()]
-    estimates += [torch.cat(values[:fold] + values[fold + 1 :]).mean() for fold in range(4)]
-    expected = jackknife(torch.stack(estimates), torch.tensor(sizes))
-    assert profile.value[2] == pytest.approx(expected.value)
-    assert (profile.low[2], profile.high[2]) == pytest.approx((expected.low, expected.high))
+    values_without = [torch.cat(values).mean()]
+    values_without += [torch.cat(values[:fold] + values[fold + 1 :]).mean() for fold in range(4)]
+    expected = jackknife(estimates(torch.stack(values_without), torch.tensor(sizes)))
+    assert profile.value[0, 2] == pytest.approx(expected.value)
+    assert (profile.low[0, 2], profile.high[0, 2]) == pytest.approx((expected.low, expected.high))

@@ -7,6 +7,7 @@ from math import prod
 
 import pytest
 import torch
+from support.dense_patterns import estimates
 
 from nope_probe.analyses import positions
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
@@ -20,6 +21,7 @@ from nope_probe.analyses.positions import (
     written_terms,
 )
 from nope_probe.experiments.tables import writer_table
+from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.positions import PositionSums, ReaderSums, Turns
 
 N_FOLDS, N_POS, N_HEADS, D_HEAD = 7, 13, 2, 6
@@ -102,7 +104,7 @@ def test_shares_of_terms_add_up_and_those_of_writers_to_what_is_written(
     assert sum(shares[name] for name in TERMS) == pytest.approx(shares["mean"], abs=1e-9)
     assert shares["mean"] + shares["covariance"] == pytest.approx(shares["all"], abs=1e-9)
     assert shares["all"] == pytest.approx(1, abs=1e-12)
-    table = writer_table(PositionSums(readers={3: sums}, counts=counts), 1)
+    table = writer_table(PositionSums(readers={3: sums}, counts=counts, skip_keys=1))
     written = sum(shares[name] for name in TERMS[1:])
     assert table["share"].sum() == pytest.approx(written, abs=1e-9)
     maps = term_maps(reader)
@@ -177,6 +179,10 @@ class ByHand:
         return estimates_over_folds(2, lambda a, b: (maps[a] * maps[b]).mean())
 
 
+def uneven(values: torch.Tensor) -> Estimates:
+    return estimates(values, UNEVEN)
+
+
 def assert_equal(found: Interval, expected: Interval) -> None:
     for end in ("value", "low", "high"):
         assert getattr(found, end) == pytest.approx(getattr(expected, end), abs=1e-9, nan_ok=True)
@@ -235,10 +241,12 @@ def test_terms_are_products_of_different_folds_by_brute_force(
         rests["alibi"] = hand.rest(bias[rows]).square().mean().expand(1 + len(UNEVEN))
     assert {*terms} == {*products}
     for name, term in terms.items():
-        assert_equal(term.rms, rms(squares[name], UNEVEN))
-        assert_equal(term.share, share(products[name], square, UNEVEN))
-        assert_equal(term.relative_r2, share(squares[name] - rests[name], squares[name], UNEVEN))
-        assert_equal(term.non_relative, rms(rests[name], UNEVEN))
+        assert_equal(term.rms, rms(uneven(squares[name])))
+        assert_equal(term.share, share(uneven(products[name]), uneven(square)))
+        assert_equal(
+            term.relative_r2, share(uneven(squares[name] - rests[name]), uneven(squares[name]))
+        )
+        assert_equal(term.non_relative, rms(uneven(rests[name])))
     parts = ("mean", "covariance", *(["alibi"] if has_alibi else []))
     assert sum(terms[name].share.value for name in parts) == pytest.approx(1, abs=1e-9)
     maps = term_maps(reader)
@@ -271,21 +279,21 @@ def test_writers_are_products_of_different_folds_by_brute_force(rows: torch.Tens
             x = about_mean(written[writer])
             pair = (sums.q, x) if side == "key" else (x, mean_key)
             product = hand.crossed(hand.pattern, *pair, scores)
-            assert_equal(term.share, share(product, square, UNEVEN))
-            assert_equal(term.rms, rms(hand.square(hand.pattern, *pair), UNEVEN))
+            assert_equal(term.share, share(uneven(product), uneven(square)))
+            assert_equal(term.rms, rms(uneven(hand.square(hand.pattern, *pair))))
             if writer not in first:
                 assert_equal(term.first_key, UNDEFINED)
                 continue
             x = about_mean(first[writer])
             pair = (sums.q, x) if side == "key" else (x, mean_key)
             product = hand.crossed(hand.pattern, *pair, scores)
-            assert_equal(term.first_key, share(product, square, UNEVEN))
+            assert_equal(term.first_key, share(uneven(product), uneven(square)))
     query, key = (about_mean(x["MLP0"]) for x in (sums.queries, sums.keys))
     without, whole = (
         hand.crossed(hand.pattern, *pair, scores)
         for pair in ((sums.q - query, sums.k - key), (sums.q, sums.k))
     )
-    assert_equal(direct_share(reader, "MLP0"), share(whole - without, square, UNEVEN))
+    assert_equal(direct_share(reader, "MLP0"), share(uneven(whole - without), uneven(square)))
 
 
 def test_without_noise_every_estimate_is_the_product_of_the_maps_themselves() -> None:
@@ -326,8 +334,8 @@ def test_squares_of_chosen_rows_are_products_of_the_maps_of_four_different_folds
         square += shares * float((maps[a, b] * maps[c, d]).sum() / cells.sum())
         weight += shares
     squares = reader.pair_squares(q, k)
-    assert float(squares.whole[0]) == pytest.approx(square / weight, rel=1e-9)
-    torch.testing.assert_close(reader.pair_square(q, k), squares.whole)
+    assert float(squares.whole.values[0]) == pytest.approx(square / weight, rel=1e-9)
+    torch.testing.assert_close(reader.pair_square(q, k).values, squares.whole.values)
 
 
 def test_what_goes_directly_is_the_pattern_without_the_writers_vectors() -> None:
@@ -373,7 +381,7 @@ def test_intervals_cover_the_truth_in_95_of_100_studies_and_noise_writes_nothing
         for writer, truth in (("L0H0", 1.0), ("MLP0", 0.0)):
             from nope_probe.analyses.jackknife import share
 
-            ratio = share(reader.written_products(readings, keys[writer]), reader.square, EQUAL)
+            ratio = share(reader.written_products(readings, keys[writer]), reader.square)
             inside = ratio.low <= truth <= ratio.high
             covered += inside * (writer == "L0H0")
             null_covered += inside * (writer == "MLP0")

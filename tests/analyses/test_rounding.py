@@ -1,17 +1,19 @@
 """What rounding leaves of equal scores is no pattern, and a little more than that is one."""
 
+from dataclasses import replace
 from math import isnan
 
 import pytest
 import torch
+from support.dense_patterns import estimates as estimates_of
 from torch import Tensor
 
 from nope_probe import capture_scores, load
 from nope_probe.analyses.attribution import attribute
-from nope_probe.analyses.jackknife import Interval, cross_products, rms
+from nope_probe.analyses.jackknife import Interval, rms
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import (
-    kept_patterns,
+    kept_pattern,
     mask_effect,
     pattern_lost,
     positional_part,
@@ -20,6 +22,7 @@ from nope_probe.analyses.pattern_rows import ROUNDING, exceeds_rounding, mean_sq
 from nope_probe.analyses.shapley import player_set
 from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.maps.centred import KeptCells, kept_cells, row_centred
+from nope_probe.maps.layers import LayerMaps
 
 FOLDS, N = 5, 23
 RMS = 7.0  # of the scores, nats
@@ -49,10 +52,11 @@ def maps(*patterns: Tensor) -> Tensor:
 def test_the_bound_is_eight_times_what_float32_resolves() -> None:
     assert pytest.approx(8 * 2**-23) == ROUNDING
     squares = torch.tensor([(RMS * ROUNDING) ** 2, 9.0])
-    assert not exceeds_rounding(squares, RMS**2)
-    assert not exceeds_rounding(-squares, RMS**2)
-    assert exceeds_rounding(squares * 1.01, RMS**2)
-    assert exceeds_rounding(torch.tensor([torch.nan]), RMS**2), "no number is not taken for none"
+    assert not exceeds_rounding(estimates_of(squares), RMS**2)
+    assert not exceeds_rounding(estimates_of(-squares), RMS**2)
+    assert exceeds_rounding(estimates_of(squares * 1.01), RMS**2)
+    unknown = estimates_of(torch.tensor([torch.nan, 9.0]))
+    assert exceeds_rounding(unknown, RMS**2), "no number is not taken for none"
 
 
 @pytest.mark.parametrize("size", [1, 5, N])
@@ -119,11 +123,12 @@ def test_a_source_that_changes_nothing_but_the_last_digits_has_no_share_and_no_p
 
 def test_nothing_is_left_of_a_pattern_within_rounding() -> None:
     digits = maps(ripple(0.5 * RMS * ROUNDING))
-    [kept] = kept_patterns(digits, digits)
+    pattern = LayerMaps.of(digits[:, 0]).pattern
+    kept = kept_pattern(pattern, pattern)
     assert is_zero(kept.amplitude)
     assert is_undefined(kept.share)
     assert is_undefined(kept.locality)
-    effect = mask_effect(digits[:, 0], maps()[:, 0])
+    effect = mask_effect(pattern, LayerMaps.of(maps()[:, 0]).pattern)
     assert is_zero(effect.with_mask)
     assert is_zero(effect.difference)
 
@@ -136,7 +141,8 @@ def test_terms_of_a_pattern_and_dimensions_of_mean_keys_within_rounding_are_none
     means = torch.full((FOLDS, 22, 3), RMS, dtype=torch.float64)
     # Of three coordinates, one differs: by this, the RMS over all is `times` the bound.
     means[..., 1] += times * RMS * ROUNDING * 3**0.5 * torch.tensor([1.0, -1.0]).repeat(11)
-    split = split_mean_covariance(0, scores, scores / 2, means)
+    layer = replace(LayerMaps.of(scores), mean_term=LayerMaps.of(scores / 2), key_means=means)
+    split = split_mean_covariance(0, layer.pattern)
     values = (split.mean, split.covariance, split.dimensions)
     if times < 1:
         assert all(map(is_undefined, values))
@@ -149,14 +155,15 @@ def test_terms_of_a_pattern_and_dimensions_of_mean_keys_within_rounding_are_none
 @pytest.mark.parametrize("times", [0.9, 1.1])
 def test_a_positional_part_within_rounding_is_none(times: float) -> None:
     amplitude = times * RMS * ROUNDING * 2**0.5  # of two score maps
-    part = positional_part(maps(ripple(amplitude))[:, 0], maps()[:, 0])
-    square = cross_products(part[None], part[None])[:, 0, 0]
+    scores, content = (LayerMaps.of(x[:, 0]).pattern for x in (maps(ripple(amplitude)), maps()))
+    part = positional_part(scores, content)
+    square, half = part.product(part), replace(part, folds=part.folds / 2)
     if times < 1:
         assert is_zero(rms(square))
-        assert is_undefined(pattern_lost(part, part / 2))
+        assert is_undefined(pattern_lost(part, half))
     else:
         assert rms(square).value == pytest.approx(amplitude, rel=1e-4)
-        assert pattern_lost(part, part / 2).value == pytest.approx(amplitude / 2, rel=1e-4)
+        assert pattern_lost(part, half).value == pytest.approx(amplitude / 2, rel=1e-4)
 
 
 def test_a_model_without_rope_has_no_pattern_on_equal_tokens() -> None:

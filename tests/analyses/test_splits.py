@@ -1,6 +1,6 @@
 """Bands of RoPE's pairs, mean and covariance terms: on data whose parts are known, and any."""
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from nope_probe.analyses.splits import (
     split_covariance,
     split_mean_covariance,
 )
+from nope_probe.maps.layers import LayerMaps, Pattern
 
 SEEDS = st.integers(0, 2**32 - 1)
 SKIPS = st.integers(0, 3)
@@ -35,16 +36,21 @@ def fold_maps(seed: int, *some: int) -> Tensor:
     return randn(seed, *shape) + 0.1 * randn(seed + 1, FOLDS, *shape)
 
 
+def with_mean_term(scores: Tensor, mean_term: Tensor, skip: int) -> Pattern:
+    layer, means = LayerMaps.of(scores, skip_keys=skip), randn(0, FOLDS, N, 3)
+    layer = replace(layer, mean_term=LayerMaps.of(mean_term), key_means=means)
+    return layer.others
+
+
 @given(SEEDS, SKIPS)
 def test_mean_and_covariance_are_projections_on_the_pattern_whose_shares_add_to_one(
     seed: int, skip: int
 ):
     scores, mean_term = fold_maps(seed)[:, 0], fold_maps(seed + 5)[:, 0]
-    means = randn(seed, FOLDS, N, 3)
-    split = split_mean_covariance(3, scores, mean_term, means, skip)
+    split = split_mean_covariance(3, with_mean_term(scores, mean_term, skip))
     assert split.layer == 3
     assert split.mean.value + split.covariance.value == pytest.approx(1)
-    quarter = split_mean_covariance(3, scores, 0.25 * scores, means, skip)
+    quarter = split_mean_covariance(3, with_mean_term(scores, 0.25 * scores, skip))
     assert (quarter.mean.value, quarter.covariance.value) == pytest.approx((0.25, 0.75))
     assert 3 * quarter.mean_rms.value == pytest.approx(quarter.covariance_rms.value)
 
@@ -154,11 +160,12 @@ def test_bands_of_no_rope_or_of_too_few_pairs_are_refused(frequencies, choice, m
 
 
 def test_the_amplitude_of_a_band_is_its_share_of_an_undivided_pattern():
-    near = torch.arange(7.0).double().expand(5, 1, 7, 7)
-    maps = torch.stack([0.75 * near, 0.25 * near], 2)
-    patterns = split_bands(near, maps, make_bands([turning(1.0, 0.1)], 4, 2))
+    near = torch.arange(7.0).double().expand(5, 7, 7)
+    maps = torch.stack([0.75 * near, 0.25 * near], 1)
+    [bands] = make_bands([turning(1.0, 0.1)], 4, 2)
+    patterns = split_bands(LayerMaps.of(near).pattern, maps, bands)
     assert [pattern.share.value for pattern in patterns] == pytest.approx([0.75, 0.25])
-    rows = [near[0, 0, i, :i] - near[0, 0, i, :i].mean() for i in range(1, 7)]
+    rows = [near[0, i, :i] - near[0, i, :i].mean() for i in range(1, 7)]
     whole = float(torch.cat(rows).square().mean().sqrt())
     amplitudes = [pattern.amplitude.value for pattern in patterns]
     assert amplitudes == pytest.approx([0.75 * whole, 0.25 * whole])
@@ -174,8 +181,9 @@ def test_shares_of_bands_add_to_one(seed: int, skip: int, n_bands: int):
         ]
         for layer in range(LAYERS)
     ]
-    patterns = split_bands(maps.sum(2), maps, bands, skip)
     for layer in range(LAYERS):
-        shares = [pattern.share.value for pattern in patterns if pattern.band.layer == layer]
+        pattern = LayerMaps.of(maps[:, layer].sum(1), skip_keys=skip).others
+        patterns = split_bands(pattern, maps[:, layer], bands[layer])
+        shares = [pattern.share.value for pattern in patterns]
         assert len(shares) == n_bands
         assert sum(shares) == pytest.approx(1)

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from nope_probe import attribute, capture_scores, measure, row_centred
 from nope_probe.analyses.jackknife import signed_root
-from nope_probe.analyses.pattern_changes import kept_patterns, pattern_difference
+from nope_probe.analyses.pattern_changes import kept_pattern, pattern_difference
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.splits import mean_squares_by_query, offset_means
 from nope_probe.maps.centred import first_visible_keys
+from nope_probe.maps.fold_rows import PackedFolds
+from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.rows import choose_rows, pack_rows
-from nope_probe.maps.stored_maps import PackedFolds, TensorFolds
 
 N, N_FOLDS, NAN = 23, 4, float("nan")
 QUERY, KEY = torch.arange(N)[:, None], torch.arange(N)[None]
@@ -120,10 +121,7 @@ def test_a_window_that_leaves_a_query_one_key_or_none_leaves_no_pattern(
     maps = folds("causal").masked_fill(~visible, NAN)
     measures = measure(maps[:, None])[0]
     assert measures.amplitude.value == pytest.approx(amplitude, nan_ok=True)
-    layer = TensorFolds(maps, None)
-    squares, groups = mean_squares_by_query(layer, layer.kept_cells(0))
-    assert squares.shape == (1 + N_FOLDS, 0)
-    assert groups == []
+    assert mean_squares_by_query(LayerMaps.of(maps).others) == []
 
 
 def test_maps_without_a_number_are_an_error() -> None:
@@ -159,14 +157,15 @@ def test_conditions_are_compared_on_the_keys_that_all_of_them_see() -> None:
     kept = CELLS["narrow"] & (KEY < QUERY)
     intact, without = folds("narrow"), folds("window", seed=3)  # without the window: more keys
     v, u = patterns(without, kept), patterns(intact, kept)
-    gram = ContrastGram.of_layers({"v": TensorFolds(without), "u": TensorFolds(intact)})
+    both = patterns_of_others([LayerMaps.of(without), LayerMaps.of(intact)])
+    gram = ContrastGram.of(dict(zip("vu", both, strict=True)))
     assert gram.share({"v": 1.0}, {"u": 1.0}).value == pytest.approx(
         between_folds(v, u) / between_folds(u, u)
     )
-    (result,) = kept_patterns(without[:, None], intact[:, None])
+    result = kept_pattern(*both)
     assert result.share.value == pytest.approx(between_folds(v, u) / between_folds(u, u))
     assert result.amplitude.value == pytest.approx(between_folds(v, v) ** 0.5)
-    difference = pattern_difference(without, intact, paired=True)
+    difference = pattern_difference(*both, paired=True)
     assert difference.value == pytest.approx(between_folds(v - u, v - u) ** 0.5)
 
 

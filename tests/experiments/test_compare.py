@@ -20,6 +20,7 @@ from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import pattern_difference
 from nope_probe.experiments.compare.run import Settings
 from nope_probe.experiments.tables import measures_table
+from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import pack_rows
 from nope_probe.runtime.folder import Run, read_manifest, read_run, write_run
 from nope_probe.runtime.session import Session
@@ -93,7 +94,9 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
         patterns[1] - patterns[0], abs=NETWORK
     )
     page = (out / "report.html").read_text()
-    rms = pattern_difference(other[:, 1], base[:, 1], paired=True)
+    rms = pattern_difference(
+        LayerMaps.of(other[:, 1]).pattern, LayerMaps.of(base[:, 1]).pattern, paired=True
+    )
     assert f"{rms.value:.3g} [{rms.low:.3g}, {rms.high:.3g}]" in page
     assert "difference of z" in page
     assert "What was compared: 3 runs of scores" in page

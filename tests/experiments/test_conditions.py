@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from nope_probe.analyses.shapley import INTACT
-from nope_probe.components import Ablation, Substitute
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan, measure_conditions
@@ -17,6 +16,7 @@ from nope_probe.experiments.engine import Engine
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import capture_written
 from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.models.parameter_free import build, nope_llama
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
@@ -187,9 +187,11 @@ def test_shared_residual_streams_change_no_map_and_save_layer_passes(scope: Any,
     )
     for maps, expected in ((shared.maps, alone.maps), (shared.shuffled, alone.shuffled)):
         assert maps.keys() == expected.keys()
-        for condition, of_condition in maps.items():
-            folds = of_condition.folds.nan_to_num()
-            assert torch.equal(folds, expected[condition].folds.nan_to_num())
+        for condition, layers in maps.items():
+            assert layers.keys() == expected[condition].keys()
+            for number, layer in layers.items():
+                folds = layer.folds.maps.nan_to_num()
+                assert torch.equal(folds, expected[condition][number].folds.maps.nan_to_num())
     # Two batches; the intact model twice, and four conditions without something, one shuffled.
     assert alone.layer_passes == {"run": 2 * (2 * 3 + 4 * 6), "needed": 60}
     assert shared.layer_passes == {"run": n_run, "needed": 60}

@@ -10,9 +10,8 @@ from support.rounding import MEASURE, assert_same
 
 from nope_probe import figures
 from nope_probe.analyses.pattern import measure
-from nope_probe.analyses.pattern_changes import kept_patterns
+from nope_probe.analyses.pattern_changes import kept_pattern
 from nope_probe.analyses.shapley import player_set
-from nope_probe.components import LETTERS, Ablation, Substitute
 from nope_probe.errors import UserError
 from nope_probe.experiments.circuit.analyse import Stages, block_explorer, explored
 from nope_probe.experiments.engine import Engine, as_sequences
@@ -21,9 +20,11 @@ from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.maps.centred import row_centred
-from nope_probe.maps.maps import ScoreMaps
-from nope_probe.maps.stored_maps import StoredMaps
+from nope_probe.maps.layers import patterns_of_others, set_apart
+from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
+from nope_probe.stages import LETTERS
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 
@@ -109,9 +110,9 @@ def test_a_users_mistake_is_named_before_anything_is_run(
 def test_long_maps_are_pooled_and_measures_are_of_the_whole(
     maps: ScoreMaps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = pattern_view([maps], maps.layers, 1)
+    whole = pattern_view([maps], maps.layers)
     monkeypatch.setattr("nope_probe.experiments.explorer.MAX_POSITIONS", 5)
-    small = pattern_view([maps], maps.layers, 1)
+    small = pattern_view([maps], maps.layers)
     assert (small.block, small.maps.shape[-1]) == (3, 5)
     pooled = whole.maps[0, 1, 0, 9:12, 3:6].mean()
     assert small.maps[0, 1, 0, 3, 1] == pytest.approx(pooled, rel=MEASURE)
@@ -123,13 +124,22 @@ def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
 ) -> None:
     intact, mask = frozenset[Any](), frozenset({"mask"})
     captured = {intact: maps, mask: capture_scores(model, tokens.flip(1), n_folds=4)}
-    kept = {key: kept_patterns(maps_of.folds, maps.folds, 1) for key, maps_of in captured.items()}
-    stored = {key: StoredMaps.of(maps_of) for key, maps_of in captured.items()}
-    result = explorer_of(stored, player_set(["mask"]), 1, kept)
+    stored = {
+        key: set_apart(stored_layers(packed_tensors(maps_of)), 1)
+        for key, maps_of in captured.items()
+    }
+    kept = {
+        key: [
+            kept_pattern(*patterns_of_others([layer, stored[intact][number]]))
+            for number, layer in layers.items()
+        ]
+        for key, layers in stored.items()
+    }
+    result = explorer_of(stored, player_set(["mask"]), kept)
     assert result.players == {"mask": ["mask"]}
-    expected = row_centred(stored[mask].mean, 1).numpy()
+    expected = row_centred(captured[mask].mean, 1).numpy()
     assert_same(result.views[0].maps[1, :, 0], expected)
-    strengths = np.nanstd(row_centred(stored[intact].mean, 1).numpy(), axis=(1, 2))
+    strengths = np.nanstd(row_centred(captured[intact].mean, 1).numpy(), axis=(1, 2))
     assert result.layer == np.argmax(strengths)
 
 
@@ -148,7 +158,7 @@ def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:
         ablated=engine.stages(None, layer=0),
         removed=("w_o", "norms"),
     )
-    result = block_explorer(engine, first, stages, substitute=Substitute(), skip_keys=0)
+    result = block_explorer(engine, first, stages, substitute=Substitute())
     assert list(result.players) == ["mask", "w_q", "w_k", "w_o", "w_v"]
     assert result.removed == ["w_o"]
     assert result.note.startswith("Maps and numbers are means over 4 sequences of 13 positions.")
@@ -167,10 +177,10 @@ def test_a_circuits_explorer_opens_without_the_strongest_source_on_all_sequences
 
     data = sequences(tokenizer=load("nope-tiny").tokenizer, n_seqs=48, seq_len=17)
     tokens, few = data.inputs, as_sequences(model, data.inputs[:24])
-    engine = Engine(model=model, inputs=tokens, n_folds=4)
+    engine = Engine(model=model, inputs=tokens, n_folds=4, skip_keys=0)
     intact = engine.stages(None, layer=0)
     stages = Stages(layer=0, intact=intact, ablated=None, removed=())
-    result = block_explorer(engine, few, stages, substitute=Substitute(), skip_keys=0)
+    result = block_explorer(engine, few, stages, substitute=Substitute())
     assert result.removed == ["mask"], "the only source of a model without a position encoding"
     [view] = result.views
     with ablated(model, Ablation(remove=["mask"])):
@@ -188,5 +198,5 @@ def test_a_circuits_explorer_opens_without_the_strongest_source_on_all_sequences
 
 def test_the_note_states_of_which_queries_locality_is(model: Any) -> None:
     short, long = (Engine(model=model, inputs=torch.zeros(5, n)) for n in (512, 1024))
-    assert "query" not in note_on(short, Substitute(), 0)
-    assert "1 query in 4, counted from query 0" in note_on(long, Substitute(), 0)
+    assert "query" not in note_on(short, Substitute())
+    assert "1 query in 4, counted from query 0" in note_on(long, Substitute())

@@ -39,7 +39,7 @@ from nope_probe.experiments.behaviour import sections as behaviour_sections
 from nope_probe.experiments.scores import sections as scores_sections
 from nope_probe.experiments.sections import Report
 from nope_probe.hooks.reading.streaming import ResidualCache
-from nope_probe.maps.stored_maps import StoredMaps
+from nope_probe.maps.maps import packed_tensors, stored_layers
 from nope_probe.runtime.folder import Run
 
 N_SEQS, N_POS = 16, 29
@@ -171,7 +171,7 @@ def test_runs_are_paired_by_the_numbers_of_their_layers(
 def test_the_functions_of_notebooks_number_layers_too(hybrid: Tiny) -> None:
     model, tokens = load(str(hybrid.folder)).model, random_tokens(5)
     maps = capture_scores(model, tokens, n_folds=4)
-    assert (maps.layers, StoredMaps.of(maps).layers[1].index) == ((1, 3), 3)
+    assert [*maps.by_layer] == [*stored_layers(packed_tensors(maps))] == [1, 3]
     assert re.findall(r"\bL\d", repr(maps)) == ["L1", "L3"]
     assert [panel.name for panel in figures.score_maps(maps).data] == ["L1", "L3"]
     slider = figures.term_maps({"all": maps}, title="t", layer=3).layout.sliders[0]

@@ -23,11 +23,12 @@ from nope_probe import (
     head_scores,
     load,
     measure,
+    measure_heads,
     scores,
 )
-from nope_probe.analyses.jackknife import cross_products
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
+from nope_probe.maps.estimates import cross_products
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.models.load import LoadedModel
 
@@ -91,10 +92,10 @@ def test_head_scores_are_the_attention_of_a_plain_pass(
 
 def test_a_head_is_measured_as_a_layer_that_has_it_alone(intact: ScoreMaps) -> None:
     assert intact.per_head is not None
-    measures = measure(intact, per_head=True)
-    assert [len(layer) for layer in measures] == [4, 4]
+    measures = measure_heads(intact)
+    assert [*measures] == [(layer, head) for layer in (0, 1) for head in range(4)]
     alone = measure(intact.per_head[:, 1, [3]], int(intact.bos), counts=intact.counts)
-    assert measures[1][3] == alone[0]
+    assert measures[1, 3] == alone[0]
 
 
 def test_differences_are_those_of_the_command(
@@ -191,6 +192,6 @@ def test_maps_that_no_difference_can_be_taken_of_are_refused(
     with pytest.raises(UserError, match=r"no layer in common: \[1\] and \[0\]"):
         difference(capture_scores(model, tokens, layers=[1]), no_heads)
     with pytest.raises(UserError, match=r"no heads: capture_scores\(..., per_head=True\)"):
-        measure(no_heads, per_head=True)
+        measure_heads(no_heads)
     with pytest.raises(ValueError, match="from 1 to 2 layers, got 3"):
         head_scores(model, tokens, n_layers=3)

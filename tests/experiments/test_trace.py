@@ -51,11 +51,11 @@ def test_tables_and_maps_are_those_of_the_captured_sums(done: Path) -> None:
         documents=documents,
     )
     run = read_run(done)
-    for name, truth in (("terms", term_table(sums, 1)), ("writers", writer_table(sums, 1))):
+    for name, truth in (("terms", term_table(sums)), ("writers", writer_table(sums))):
         found = run.tables[name].set_index([*truth.columns[: -9 if name == "writers" else -12]])
         expected = truth.set_index(found.index.names).loc[found.index]
         assert_same_table(found, expected)
-    for names, reader in readers(sums, 1):
+    for names, reader in readers(sums):
         for term, values in term_maps(reader).items():
             seen = run.maps[f"L{names['layer']}/{term}"]
             assert_same(seen, values)

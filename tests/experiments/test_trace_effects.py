@@ -18,7 +18,6 @@ from nope_probe.experiments.tables import writer_table
 from nope_probe.experiments.trace.analyse import measure_effects, strongest_pairs
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.readers import capture_positions
 
 BridgeOf = Callable[[str], Any]
 N_FOLDS = 5
@@ -27,10 +26,10 @@ N_FOLDS = 5
 def effects(
     model: Any, text: torch.Tensor, skip_keys: int = 0, per_head: bool = False, **options: Any
 ) -> pd.DataFrame:
-    sums = capture_positions(model, text, n_folds=N_FOLDS, per_head=per_head)
-    engine = Engine(model=model, inputs=text, n_folds=N_FOLDS)
-    writers = writer_table(sums, skip_keys)
-    return measure_effects(engine, sums, writers, skip_keys=skip_keys, **options)
+    engine = Engine(model=model, inputs=text, n_folds=N_FOLDS, skip_keys=skip_keys)
+    layers = [layer.index for layer in layers_of(model)]
+    sums = engine.positions(None, layers=layers, per_head=per_head)
+    return measure_effects(engine, sums, writer_table(sums), **options)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +80,10 @@ def test_the_heads_that_an_mlp_reads_are_of_the_block_before_where_both_run_in_p
     """Of the six heads, the four are measured whose mean output varies most with position."""
     tiny = write_decoder(model_type, tmp_path)
     text, model = tokens(15, seed=3), load(str(tiny.folder)).model
-    sums = capture_positions(model, text, n_folds=N_FOLDS, layers=[2])
-    engine = Engine(model=model, inputs=text, n_folds=N_FOLDS)
+    engine = Engine(model=model, inputs=text, n_folds=N_FOLDS, skip_keys=2)
+    sums = engine.positions(None, layers=[2])
     writers = pd.DataFrame([{"layer": 2, "side": "key", "writer": "MLP1", "share": 0.7}])
-    table = measure_effects(engine, sums, writers, skip_keys=2, n_pairs=1)
+    table = measure_effects(engine, sums, writers, n_pairs=1)
     kept: list[torch.Tensor] = []
     projection = o_projection(tiny.hf, block)
     handle = projection.register_forward_hook(lambda m, i, o: kept.append(i[0]))

@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.dense_patterns import estimates
 
-from nope_probe.analyses.jackknife import cross_products, rms
+from nope_probe.analyses.jackknife import rms
 from nope_probe.experiments.sections import hidden_heads, strongest
 from nope_probe.experiments.verdicts import (
     Verdict,
@@ -17,6 +18,7 @@ from nope_probe.experiments.verdicts import (
     verdict_of,
     verdict_on_heads,
 )
+from nope_probe.maps.estimates import cross_products
 
 Estimate = tuple[float, float, float]
 GONE: Estimate = (0.99, 0.98, 1.0)
@@ -135,7 +137,7 @@ def noise_layers(n_runs: int, n_layers: int) -> list[pd.DataFrame]:
     runs = []
     for _ in range(n_runs):
         folds = torch.randn(n_layers, 8, 23, generator=generator, dtype=torch.float64)
-        found = [rms(cross_products(of[None], of[None])[:, 0, 0]) for of in folds]
+        found = [rms(estimates(cross_products(of[None], of[None])[:, 0, 0])) for of in folds]
         numbers = [(one.value, one.low, one.high) for one in found]
         columns = ["amplitude", "amplitude_low", "amplitude_high"]
         runs.append(pd.DataFrame(numbers, columns=columns).assign(layer=range(n_layers)))

@@ -10,10 +10,10 @@ import plotly.graph_objects as go
 import pytest
 from support.chromium import needs_chromium, opened
 
-from nope_probe.components import LETTERS, SCORE_STAGES
 from nope_probe.figures.circuit_figure import ALL_COSINES, COSINES, PER_STAGE, RAW, circuit, cosines
 from nope_probe.figures.circuit_layout import narrow, wide
 from nope_probe.reports.page import Section, page
+from nope_probe.stages import LETTERS, SCORE_STAGES
 
 N = 11
 

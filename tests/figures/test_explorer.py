@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from support.chromium import needs_chromium, open_tab, opened
 
-from nope_probe.components import LETTERS
 from nope_probe.figures.explorer import (
     MEASURES,
     Explorer,
@@ -26,6 +25,7 @@ from nope_probe.figures.explorer import (
     strongest_source,
 )
 from nope_probe.figures.style import STOPS
+from nope_probe.stages import LETTERS
 
 N, LAYERS, HEADS = 7, 2, 3
 PLAYERS = {"mask": ["mask"], "rope": ["rope"], "ov": ["w_o", "w_v"]}

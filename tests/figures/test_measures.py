@@ -6,7 +6,7 @@ import pytest
 from support.maps import text_of
 
 from nope_probe.analyses.pattern import Measures
-from nope_probe.components import COMPONENTS, INK, TABLE
+from nope_probe.components import COMPONENTS, INK
 from nope_probe.figures.measures import (
     STAGE_MEASURES,
     controls,
@@ -16,6 +16,7 @@ from nope_probe.figures.measures import (
     stage_measures,
     training_dynamics,
 )
+from nope_probe.figures.names import TABLE
 from nope_probe.figures.words import MEASURES
 
 

@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 from support.maps import text_of
 
-from nope_probe.components import TABLE
 from nope_probe.figures.curves import band_amplitudes, offset_profiles
 from nope_probe.figures.intervals import FLAT
 from nope_probe.figures.measures import interactions, player_shares, source_shares
+from nope_probe.figures.names import TABLE
 
 
 def sources() -> pd.DataFrame:

@@ -10,10 +10,10 @@ from support.hooked_runs import hooks_left
 from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import ByName, ModelOf, distance
 
-from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.removing.removals import Ablation
 
 POINTS = (
     "hook_resid_pre",

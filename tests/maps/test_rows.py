@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from nope_probe.analyses.jackknife import cross_products
 from nope_probe.analyses.pattern import LAG, measure_estimates
-from nope_probe.analyses.pattern_changes import kept_patterns
+from nope_probe.analyses.pattern_changes import kept_pattern
 from nope_probe.analyses.pattern_rows import relative_fit
 from nope_probe.analyses.splits import (
     bin_of_offset,
@@ -18,8 +17,10 @@ from nope_probe.analyses.splits import (
     offset_means,
 )
 from nope_probe.maps.centred import KeptCells, diagonal_normalised, row_centred
+from nope_probe.maps.estimates import cross_products
+from nope_probe.maps.fold_rows import PackedFolds
+from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.rows import choose_rows, pack_rows, row_blocks, unpack_rows
-from nope_probe.maps.stored_maps import PackedFolds, TensorFolds
 
 N, FOLDS = 37, 5
 QUERIES = choose_rows(N, 13)
@@ -133,7 +134,7 @@ def test_measures_of_chosen_rows_are_those_of_their_cells_by_brute_force(
     window: int, skip: int
 ) -> None:
     scores = folds(window)[:, QUERIES]
-    estimates = measure_estimates(TensorFolds(scores, QUERIES), skip, COUNTS)
+    estimates = measure_estimates(LayerMaps.of(scores, COUNTS, QUERIES, skip).others)
     first = (QUERIES - window + 1).clamp_min(skip)
     cells = [
         (row, query, key)
@@ -159,13 +160,13 @@ def test_measures_of_chosen_rows_are_those_of_their_cells_by_brute_force(
     rest = patterns - fit.T
     for name, values in (("amplitude_squared", patterns), ("non_relative_squared", rest)):
         expected = cross_products(values[None], values[None], COUNTS)[:, 0, 0]
-        torch.testing.assert_close(estimates[name], expected, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(estimates[name].values, expected, rtol=1e-9, atol=1e-12)
     mean = (COUNTS.double() / COUNTS.sum()) @ patterns
     by_row = [mean[row == r] for r in range(len(QUERIES)) if (row == r).sum() > 0]
     ranks = [spearmanr(values, range(len(values)))[0] for values in by_row if len(values) >= 8]
-    assert float(estimates["locality"][0]) == pytest.approx(np.mean(ranks))
+    assert float(estimates["locality"].values[0]) == pytest.approx(np.mean(ranks))
     rises = torch.cat([values[LAG:] > values[:-LAG] for values in by_row if len(values) > LAG])
-    assert float(estimates["monotonicity"][0]) == pytest.approx(float(rises.double().mean()))
+    assert float(estimates["monotonicity"].values[0]) == pytest.approx(float(rises.double().mean()))
 
 
 def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
@@ -184,8 +185,8 @@ def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
 
 
 def test_what_a_removal_leaves_of_chosen_rows_is_a_share_of_their_pattern() -> None:
-    scores = folds()[:, None, QUERIES]
-    kept = kept_patterns(0.5 * scores, scores, 1, COUNTS, QUERIES)[0]
+    layers = [LayerMaps.of(x * folds()[:, QUERIES], COUNTS, QUERIES, 1) for x in (0.5, 1.0)]
+    kept = kept_pattern(*patterns_of_others(layers))
     assert kept.share.value == pytest.approx(0.5)
 
 
@@ -215,12 +216,11 @@ def test_the_mean_of_a_bin_is_that_of_its_cells() -> None:
 
 def test_the_strength_at_a_query_is_that_of_its_rows_between_folds() -> None:
     scores = folds()[:, QUERIES]
-    layer = TensorFolds(scores, QUERIES)
-    squares, groups = mean_squares_by_query(layer, layer.kept_cells(2), COUNTS)
+    squares = mean_squares_by_query(LayerMaps.of(scores, COUNTS, QUERIES, 2).others)
     of_rows = [query for query in QUERIES.tolist() if query > 3]  # with two keys or more
-    assert groups == [(query, query) for query in of_rows]
+    assert [group for group, _ in squares] == [(query, query) for query in of_rows]
     for index, query in enumerate(of_rows):
         row = scores[:, QUERIES.tolist().index(query), 2:query]
         pattern = row - row.mean(1, keepdim=True)
         expected = cross_products(pattern[None], pattern[None], COUNTS)[:, 0, 0]
-        torch.testing.assert_close(squares[:, index], expected)
+        torch.testing.assert_close(squares[index][1].values, expected)

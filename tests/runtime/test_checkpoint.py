@@ -10,8 +10,7 @@ from safetensors.numpy import load_file
 
 from nope_probe.errors import StorageError, UserError
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.maps.maps import ScoreMaps
-from nope_probe.maps.stored_maps import StoredMaps, packed_tensors
+from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 from nope_probe.runtime.checkpoint import RunCheckpoint, tensor_writer
 from nope_probe.runtime.folder import StoredArrays
 from nope_probe.runtime.processes import Signals
@@ -143,12 +142,14 @@ def test_stored_maps_come_back_from_a_checkpoint(tmp_path: Path) -> None:
     )
     with RunCheckpoint(tmp_path / "run") as run:
         run.save("score/all", packed_tensors(maps))
-        found = StoredMaps.from_stored(run.open("score/all"))
-        torch.testing.assert_close(found.folds, maps.folds, rtol=0, atol=0, equal_nan=True)
-        torch.testing.assert_close(found.mean, maps.mean, rtol=0, atol=0, equal_nan=True)
-        assert found.bos
-        assert torch.equal(found.counts, maps.counts)
-        assert [layer.index for layer in found.layers] == [1, 12]
+        stored = stored_layers(run.open("score/all"))
+        assert [*stored] == [1, 12]
+        for place, layer in enumerate(stored.values()):
+            exact = {"rtol": 0, "atol": 0, "equal_nan": True}
+            torch.testing.assert_close(layer.folds.maps, maps.folds[:, place], **exact)
+            torch.testing.assert_close(layer.mean(), maps.mean[place], **exact)
+            assert layer.skip_keys == 1
+            assert torch.equal(layer.counts, maps.counts)
 
 
 def test_blocks_in_any_order_make_the_file_that_safetensors_reads(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from support.tiny_models import distance
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from nope_probe.components import REPLACEMENTS
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.replacements import Calibration, random_rows
+from nope_probe.hooks.removing.stand_ins import REPLACEMENTS
 
 
 def hooked_run(model: Any, tokens: torch.Tensor) -> Outputs:

@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import MIN_FOLDS, UNDEFINED, Interval, jackknife, leave_one_out
+from nope_probe.analyses.jackknife import MIN_FOLDS, UNDEFINED, Interval, jackknife
 from nope_probe.analyses.parameter_free.simulation import Estimate
-from nope_probe.analyses.pattern import LAG, monotonicity
+from nope_probe.analyses.pattern import LAG
+from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 
 LEVEL = 0.05
 ScoreMaps = Float[Tensor, "layer query_pos key_pos"]
@@ -144,11 +145,16 @@ def _mean_step(
     folds = steps_in_j(estimate.folds[:, layer])[:, cells]
     if len(folds) < MIN_FOLDS or not cells.any():
         return UNDEFINED
-    return jackknife(leave_one_out(folds.mean(-1)))
+    return jackknife(Estimates.of_means(folds.mean(-1)))
 
 
 def _share(estimate: Estimate, layer: int, lag: int) -> Interval:
     folds = estimate.folds[:, layer]
     if len(folds) < MIN_FOLDS:
         return UNDEFINED
-    return jackknife(monotonicity(leave_one_out(folds), lag))
+    n = folds.shape[-1]
+    pairs = torch.ones(n, max(n - lag, 0), dtype=torch.bool).tril(-1 - lag)
+    means = leave_one_out(folds)
+    steps = (means[..., lag:] - means[..., :-lag])[..., pairs]
+    rises = (steps.sign() + 1).mean(-1) / 2  # a tie counts as half
+    return jackknife(Estimates(values=rises, weights=fold_weights(len(folds))))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_type_hints
 
-from nope_probe.components import Norm
 from nope_probe.errors import UserError, validate_choices
+from nope_probe.stages import Norm
 
 if TYPE_CHECKING:
     from nope_probe.hooks.layers.hook_points import HookedModel

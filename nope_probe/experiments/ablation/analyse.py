@@ -22,9 +22,10 @@ from nope_probe.analyses.attribution import (
     LayerPlayers,
     attribute,
     attribute_losses,
+    patterns_of,
 )
 from nope_probe.analyses.jackknife import mean_intervals
-from nope_probe.analyses.pattern import Measures, layer_folds, measure, query_stride
+from nope_probe.analyses.pattern import Measures, measure, measure_heads, query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import (
     contrast_map,
@@ -41,7 +42,6 @@ from nope_probe.analyses.shapley import (
     source_terms,
 )
 from nope_probe.analyses.splits import bin_means, offset_bins, split_mean_covariance
-from nope_probe.components import Replacement, phrase
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
@@ -60,11 +60,14 @@ from nope_probe.experiments.tables import (
     sources_table,
     term_table,
 )
+from nope_probe.figures.names import phrase
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
 from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.folds import pooled
+from nope_probe.maps.layers import windows_of
+from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import row_blocks
-from nope_probe.maps.stored_maps import StoredMaps, shared_cells, windows_of
 from nope_probe.runtime.checkpoint import tensor_writer
 from nope_probe.runtime.folder import Run, StoredArrays
 from nope_probe.runtime.identity import input_arrays, input_record
@@ -88,20 +91,21 @@ def analyse(
         waiting: the page's first words, while some conditions are still being run.
     """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
-    analysis = Analysis(plan=plan, measured=measured, tokens=inputs.kind, skip_keys=skip_keys)
+    analysis = Analysis(plan=plan, measured=measured, tokens=inputs.kind)
+    intact = next(iter(measured.intact.values()))
     maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
-    write_maps(maps, RunMaps(plan, measured, skip_keys))
+    write_maps(maps, RunMaps(plan, measured))
     write_folds(folds, plan, measured)
     tables = analysis.tables()
     if not waiting and not analysis.has_pattern:
-        heads = heads_table(Engine.of(session), measured.intact, skip_keys)
+        heads = heads_table(Engine.of(session), measured.intact)
         tables |= {} if heads is None else {"heads": heads}
     manifest = {
         **session.provenance(),
-        **input_record(inputs, skip_keys, measured.intact.counts),
-        "query_stride": query_stride(len(measured.intact.query_positions)),
+        **input_record(inputs, skip_keys, intact.counts),
+        "query_stride": query_stride(len(intact.queries)),
         "layers": list(plan.layers),
-        "windows": windows_of(layer_folds(measured.intact)),
+        "windows": windows_of(measured.intact),
         "lengths": {} if session.call.loaded else session.settings.stated_lengths(),
         **analysis.record(),
     }
@@ -114,9 +118,7 @@ def analyse(
     if not session.call.is_kept:
         return run
     replacement = plan.substitutes[0].replacement if plan.removes_weights else ""
-    explorer = explorer_of(
-        measured.maps, plan.switches, skip_keys, analysis.kept_patterns(), replacement
-    )
+    explorer = explorer_of(measured.maps, plan.switches, analysis.kept_patterns(), replacement)
     shown = report(replace(run, arrays={"maps": StoredArrays(maps)}), explorer)
     if waiting:
         shown = replace(shown, headline=[waiting, *shown.headline])
@@ -143,13 +145,11 @@ class Analysis:
         plan: the conditions.
         measured: their score maps.
         tokens: the kind of the inputs.
-        skip_keys: how many first keys the patterns leave out.
     """
 
     plan: Plan
     measured: Measured
     tokens: Kind
-    skip_keys: int
 
     @cached_property
     def layers(self) -> list[LayerAttribution]:
@@ -162,27 +162,27 @@ class Analysis:
             self.measured.maps | maps,
             self.plan.player_sets[:first],
             sources=self.plan.sources,
-            skip_keys=self.skip_keys,
         )
 
     def _losses(self) -> dict[Replacement, list[LayerPlayers]]:
         """Return the pattern's loss without each weight under replacements that only check it."""
         sources = {condition: self.measured.maps[condition] for condition in self.plan.of_sources}
         return {
-            name: attribute_losses(sources | maps, self.plan.player_sets, self.skip_keys)
+            name: attribute_losses(sources | maps, self.plan.player_sets)
             for name, maps in self.measured.checks.items()
         }
 
     @cached_property
     def measures(self) -> dict[Condition, list[Measures]]:
         """Per condition, the measures of each layer's pattern."""
-        return {key: measure(maps, self.skip_keys) for key, maps in self.measured.maps.items()}
+        return {key: measure(maps) for key, maps in self.measured.maps.items()}
 
     @property
     def has_pattern(self) -> bool:
         """Whether the mean over heads of any layer of the intact model has a pattern."""
         rows = measures_table([({}, self.measures[INTACT])], self.plan.layers, labels=())
-        return strongest(rows, self.measured.intact.counts.tolist()) is not None
+        counts = next(iter(self.measured.intact.values())).counts
+        return strongest(rows, counts.tolist()) is not None
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the run's tables by name."""
@@ -202,9 +202,7 @@ class Analysis:
             "controls": self._controls_table(),
             "mean_covariance": self._mean_covariance_table(),
             "offsets": self._offsets_table(),
-            "queries": queries_table(
-                layer_folds(self.measured.intact), self.measured.intact.counts, self.skip_keys
-            ),
+            "queries": queries_table(self.measured.intact),
         }
 
     def record(self) -> dict[str, Any]:
@@ -215,7 +213,7 @@ class Analysis:
         return {
             "layer_passes": self.measured.layer_passes,
             "gains": gains.get("identity"),
-            "gains_random": gains.get("random"),
+            **{f"gains_{name}": gains.get(name) for name in WITH_GAIN if name != "identity"},
             "replacements": [substitute.replacement for substitute in substitutes],
             "player_sets": {name: [p.name for p in sets[name].players] for name in sets},
             "conditions": [plan.name(condition) for condition in plan.conditions],
@@ -247,34 +245,33 @@ class Analysis:
             self.tokens: [layer.non_relative for layer in self.layers]
         }
         if self.measured.shuffled:
-            with_mask, without = (self.measured.shuffled[key] for key in (INTACT, MASK))
             effects["shuffled"] = [
-                mask_effect(one.folds, other.folds, self.skip_keys, with_mask.counts)
-                for one, other in zip(with_mask.layers, without.layers, strict=True)
+                mask_effect(patterns[INTACT], patterns[MASK])
+                for patterns in (
+                    patterns_of(self.measured.shuffled, layer) for layer in self.plan.layers
+                )
             ]
         return effects
 
     def _controls_table(self) -> pd.DataFrame:
         """Return the measures without skipped keys, and on shuffled tokens."""
-        rows = []
-        if self.skip_keys:
+        rows, skip_keys = [], next(iter(self.measured.intact.values())).skip_keys
+        if skip_keys:
             labels = {"tokens": self.tokens, "skip_keys": 0, "kept": self.plan.name(INTACT)}
             rows.append((labels, measure(self.measured.intact, 0)))
         for condition, maps in self.measured.shuffled.items():
-            labels = {"tokens": "shuffled", "skip_keys": self.skip_keys}
+            labels = {"tokens": "shuffled", "skip_keys": skip_keys}
             labels["kept"] = self.plan.name(condition)
-            rows.append((labels, measure(maps, self.skip_keys)))
+            rows.append((labels, measure(maps)))
         return measures_table(rows, self.plan.layers, labels=("tokens", "skip_keys", "kept"))
 
     def _mean_covariance_table(self) -> pd.DataFrame:
         """Return the mean and covariance terms, and where known the mean term's four parts."""
         positions, splits = self.measured.positions, []
-        terms = None if positions is None else term_table(positions, self.skip_keys)
-        for layer in self.measured.intact.layers:
-            if layer.mean_term is not None and layer.key_means is not None:
-                maps = (layer.folds, layer.mean_term, layer.key_means[...])
-                about = (self.skip_keys, self.measured.intact.counts)
-                splits.append(split_mean_covariance(layer.index, *maps, *about))
+        terms = None if positions is None else term_table(positions)
+        for layer, maps in self.measured.intact.items():
+            if maps.mean_term is not None:
+                splits.append(split_mean_covariance(layer, maps.others))
         return mean_covariance_table(splits, terms)
 
     def _offsets_table(self) -> pd.DataFrame:
@@ -285,43 +282,45 @@ class Analysis:
         """
         contrasts, intact = source_terms(self.plan.sources), self.measured.intact
         needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
-        cells = [shared_cells([layer.folds], self.skip_keys) for layer in intact.layers]
-        n_offsets = intact.n - 1 - self.skip_keys
+        of_intact = [maps.others for maps in intact.values()]
+        n_offsets = of_intact[0].maps.n - 1 - of_intact[0].maps.skip_keys
         bins = offset_bins(n_offsets, self.plan.offset_bins)
-        patterns = {
-            key: bin_means(layer_folds(self.measured.maps[key]), pattern_distance_sums, cells, bins)
-            for key in needed
-        }
-        scores = bin_means(layer_folds(intact), score_distance_sums, cells, bins)
-        terms = {"score": scores, "all": patterns[INTACT]}
+        patterns = {}
+        for key in needed:
+            seen = [  # on the cells that the intact model sees
+                replace(pattern, maps=self.measured.maps[key][layer])
+                for layer, pattern in zip(intact, of_intact, strict=True)
+            ]
+            patterns[key] = bin_means(seen, pattern_distance_sums, bins)
+        terms = {"score": bin_means(of_intact, score_distance_sums, bins), "all": patterns[INTACT]}
         terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
-        profiles = {name: mean_intervals(means, intact.counts) for name, means in terms.items()}
+        counts = of_intact[0].maps.counts
+        profiles = {name: mean_intervals(means, counts) for name, means in terms.items()}
         return profiles_table(profiles, self.plan.layers, bins, n_offsets)
 
 
 def heads_table(
-    engine: Engine, intact: StoredMaps, skip_keys: int, max_bytes: int = HEADS_BYTES
+    engine: Engine, intact: Layers, max_bytes: int = HEADS_BYTES
 ) -> pd.DataFrame | None:
     """Return the amplitude of the pattern of every head: layer, head, nats with bounds.
 
     Args:
         engine: the model on the sequences of the run.
         intact: the maps of the means over heads.
-        skip_keys: how many first keys the patterns leave out.
         max_bytes: memory for the maps of the heads of one layer; None is returned if they need
             more, as for models with one head.
     """
     n_heads = max(layer.n_heads for layer in layers_of(engine.model))
-    n_cells = len(intact.query_positions) * intact.n
+    first = next(iter(intact.values()))
+    n_cells = len(first.queries) * first.n
     if n_heads == 1 or 4 * engine.n_folds * n_heads * n_cells > max_bytes:
         return None
     alone, rows = replace(engine, checkpoint=None), []
-    for layer in (maps.index for maps in intact.layers):
-        maps = alone.scores(None, layers=[layer], per_head=True)
-        [measured] = measure(maps, skip_keys, per_head=True)
+    for number in intact:
+        maps = alone.scores(None, layers=[number], per_head=True)
         rows += [
             {"layer": layer, "head": head, **columns_of(measures, ("amplitude",))}
-            for head, measures in enumerate(measured)
+            for (layer, head), measures in measure_heads(maps).items()
         ]
     return pd.DataFrame(rows)
 
@@ -353,11 +352,10 @@ class RunMaps:
     Args:
         plan: the conditions.
         measured: their score maps.
-        skip_keys: how many first keys the patterns leave out.
     """
 
-    def __init__(self, plan: Plan, measured: Measured, skip_keys: int) -> None:
-        self.intact, self.skip_keys = measured.intact, skip_keys
+    def __init__(self, plan: Plan, measured: Measured) -> None:
+        self.intact = measured.intact
         self.n_conditions = len(measured.maps)
         self.scores = named_scores(plan, measured)
         # The patterns of further replacements take the place of those of the first.
@@ -365,7 +363,8 @@ class RunMaps:
             (measured.maps, _pattern_contrasts(plan)),
             *((maps, _shapley_contrasts(plan, f"_{n}")) for n, maps in measured.others.items()),
         ]
-        self.has_mean_term = measured.intact.layers[0].mean_term is not None
+        self.first = next(iter(measured.intact.values()))
+        self.has_mean_term = self.first.mean_term is not None
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int]]:
@@ -374,8 +373,8 @@ class RunMaps:
         if self.has_mean_term:
             for term in ("mean", "covariance"):
                 names += [f"mean_covariance/{term}", f"pattern/{term}_term"]
-        n_layers, n_rows = len(self.intact.layers), len(self.intact.query_positions)
-        return dict.fromkeys(names, (n_layers, n_rows, self.intact.n))
+        shape = (len(self.intact), len(self.first.queries), self.first.n)
+        return dict.fromkeys(names, shape)
 
     def blocks(self, n_bytes: int = MAPS_BYTES) -> Iterator[tuple[str, int, int, Rows]]:
         """Yield all maps by blocks of rows: name, the layer's place, first row, and rows.
@@ -383,11 +382,10 @@ class RunMaps:
         Args:
             n_bytes: the size of a row block of all conditions.
         """
-        for place, intact in enumerate(self.intact.layers):
-            cells = shared_cells([intact.folds], self.skip_keys)
-            queries, row = self.intact.query_positions, 0
-            for start, stop in row_blocks(queries, self.intact.n, self.n_conditions + 1, n_bytes):
-                for name, rows in self._rows(place, start, stop, row, cells):
+        for place, (layer, intact) in enumerate(self.intact.items()):
+            cells, row = intact.pattern.apart, 0
+            for start, stop in row_blocks(intact.queries, intact.n, self.n_conditions + 1, n_bytes):
+                for name, rows in self._rows(layer, start, stop, row, cells):
                     yield name, place, row, rows
                 row += stop - start
 
@@ -397,18 +395,18 @@ class RunMaps:
         """Yield some queries of one layer of each map. The intact model sees the fewest keys."""
         rows_of_block = slice(row, row + stop - start)
         for name, maps in self.scores.items():
-            yield name, maps.layers[layer].mean[rows_of_block]
+            yield name, maps[layer].mean(rows_of_block)
         patterns: dict[Condition, Rows] = {}
         for condition_maps, contrasts in self.contrasts:
             for condition, maps in condition_maps.items():
-                patterns[condition] = _pattern(maps.layers[layer].mean[rows_of_block], start, cells)
+                patterns[condition] = _pattern(maps[layer].mean(rows_of_block), start, cells)
             for name, contrast in contrasts.items():
                 yield name, contrast_map(contrast, patterns)
-        intact = self.intact.layers[layer]
+        intact = self.intact[layer]
         if intact.mean_term is not None:
-            score = intact.mean[rows_of_block]
+            score = intact.mean(rows_of_block)
             mean = torch.full_like(score, torch.nan)
-            mean[:, :stop] = pooled(intact.mean_term.rows(start, stop), self.intact.counts)
+            mean[:, :stop] = pooled(intact.mean_term.folds.rows(start, stop), intact.counts)
             for term, rows in (("mean", mean), ("covariance", score - mean)):
                 yield f"mean_covariance/{term}", rows
                 yield f"pattern/{term}_term", _pattern(rows, start, cells)
@@ -440,7 +438,7 @@ def _shapley_contrasts(plan: Plan, suffix: str = "") -> dict[str, Contrast]:
     return contrasts
 
 
-def named_scores(plan: Plan, measured: Measured) -> dict[str, StoredMaps]:
+def named_scores(plan: Plan, measured: Measured) -> dict[str, Layers]:
     """Return the score maps of all conditions by their names in a run."""
     named = {f"score/{plan.name(condition)}": maps for condition, maps in measured.maps.items()}
     for replacement, others in (*measured.others.items(), *measured.checks.items()):
@@ -456,7 +454,7 @@ def write_maps(path: Path, maps: RunMaps) -> None:
         StorageError: if it cannot be written.
     """
     shapes: dict[str, tuple[int, ...]] = {**maps.shapes}
-    queries, n = maps.intact.query_positions, maps.intact.n
+    queries, n = maps.first.queries, maps.first.n
     if len(queries) < n:
         shapes[QUERIES] = (len(queries),)
     with tensor_writer(path, shapes) as write:
@@ -473,10 +471,11 @@ def write_folds(path: Path, plan: Plan, measured: Measured) -> None:
         StorageError: if the file cannot be written.
     """
     named = named_scores(plan, measured)
-    n_folds, n_cells = measured.intact.layers[0].folds.cells.shape
-    shape = (n_folds, len(measured.intact.layers), n_cells)
+    intact = next(iter(measured.intact.values()))
+    n_folds, n_cells = intact.folds.n_folds, int((intact.queries + 1).sum())
+    shape = (n_folds, len(measured.intact), n_cells)
     with tensor_writer(path, dict.fromkeys(named, shape)) as write:
-        for name, maps in named.items():
-            for layer, layer_map in enumerate(maps.layers):
+        for name, layers in named.items():
+            for place, maps in enumerate(layers.values()):
                 for fold in range(n_folds):
-                    write(name, (fold, layer), layer_map.folds.cells[fold].float().numpy())
+                    write(name, (fold, place), maps.folds.cells_of(fold).float().numpy())

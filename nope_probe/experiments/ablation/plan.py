@@ -18,11 +18,7 @@ from nope_probe.components import (
     ROPE_HALVES,
     SOURCES,
     WEIGHTS,
-    WITH_GAIN,
-    Ablation,
     Component,
-    Replacement,
-    Substitute,
     is_rope,
     kept_name,
     validate_components,
@@ -33,13 +29,15 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, position_keys
 from nope_probe.hooks.reading.streaming import GIGABYTE, ResidualCache
 from nope_probe.hooks.removing.edited_weights import reparametrised
+from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
 from nope_probe.maps.folds import folds_of
+from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
-from nope_probe.maps.stored_maps import StoredMaps, concatenate_layers
 
 Scope = Literal["both", "upstream", "own"]
-ConditionMaps = dict[Condition, StoredMaps]
+ConditionMaps = dict[Condition, Layers]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,8 +283,8 @@ class Measured:
     positions: PositionSums | None = None
 
     @property
-    def intact(self) -> StoredMaps:
-        """The intact model's maps."""
+    def intact(self) -> Layers:
+        """The intact model's maps of each layer."""
         return self.maps[INTACT]
 
 
@@ -345,17 +343,16 @@ def measure_conditions(
     )
 
 
-def _positions(engine: Engine, intact: StoredMaps) -> PositionSums | None:
+def _positions(engine: Engine, intact: Layers) -> PositionSums | None:
     """Return the intact model's mean queries and keys, if its scores are q.k of known rotations."""
-    if engine.n_folds < MIN_FOLDS or intact.layers[0].mean_term is None:
+    if engine.n_folds < MIN_FOLDS or any(maps.mean_term is None for maps in intact.values()):
         return None
     with suppress(NotImplementedError):
-        layers = [layer.index for layer in intact.layers]
-        return engine.positions("positions", layers=layers, writers="none")
+        return engine.positions("positions", layers=[*intact], writers="none")
     return None
 
 
-def _intact_maps(engine: Engine, plan: Plan) -> StoredMaps:
+def _intact_maps(engine: Engine, plan: Plan) -> Layers:
     """Return the intact model's maps, with their mean term if scores are plain q.k."""
     [(key, _, layers)], name = plan.passes("score", INTACT), "the intact model"
     fold_of = folds_of(len(engine.inputs), engine.n_folds, engine.documents)
@@ -379,11 +376,9 @@ def _maps_of(
         if plan.scope == "upstream" and engine.residuals is not None:
             engine.residuals.clear()  # the blocks before a layer are those of this condition alone
         name = f"condition {prefix}/{plan.name(condition)}"
-        rows = [
-            engine.stored_scores(key, ablation, name=name, layers=layers)
-            for key, ablation, layers in plan.passes(prefix, condition, substitute)
-        ]
-        maps[condition] = concatenate_layers(rows)
+        maps[condition] = {}
+        for key, ablation, layers in plan.passes(prefix, condition, substitute):
+            maps[condition] |= engine.stored_scores(key, ablation, name=name, layers=layers)
     return maps
 
 

@@ -16,15 +16,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.analyses.shapley import player
-from nope_probe.components import (
-    CIRCUITS,
-    TABLE,
-    Replacement,
-    phrase,
-    stand_in,
-    weights_of,
-    words,
-)
+from nope_probe.components import CIRCUITS, weights_of
+from nope_probe.experiments.replaced import stand_in
 from nope_probe.experiments.sections import (
     NOISE,
     capitalised,
@@ -41,8 +34,10 @@ from nope_probe.experiments.verdicts import SETTLED, Verdict, verdict_of
 from nope_probe.figures import measures
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
 from nope_probe.figures.maps import term_maps
+from nope_probe.figures.names import TABLE, phrase, words
 from nope_probe.figures.panels import Pooled, pool
 from nope_probe.figures.words import numbered_layers
+from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
@@ -143,7 +138,7 @@ class Findings:
         return self.of(table, self.replacements[0])
 
     @property
-    def replaced(self) -> list[str]:
+    def replaced(self) -> list[Replacement]:
         """The replacements of removed weights; none where no weight plays."""
         plays = any(self.weights(name) for name in self.manifest["player_sets"])
         return list(self.replacements) if plays else []
@@ -474,7 +469,7 @@ def _more_than_the_circuit(circuit: Loss, singles: Sequence[Loss], subject: str)
             both = " and ".join(words(name) for name in CIRCUITS[circuit.player])
             yield (
                 f"With {kind}, {subject} loses more without one weight ({', '.join(alone)}) than "
-                f"without {both} together ({percents(whole)}): {notes.STAND_IN_ALONE[kind]} Judge "
+                f"without {both} together ({percents(whole)}): {STAND_INS[kind].alone} Judge "
                 f"{both} together."
             )
 

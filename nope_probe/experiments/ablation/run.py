@@ -13,21 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 import tyro
 
 from nope_probe.components import (
-    DEFAULT_REPLACEMENTS,
     ROPE_HALVES,
     SOURCES,
     WEIGHTS,
     Gain,
-    Replacement,
-    Substitute,
     equal_bands,
-    validate_replacements,
     with_bands,
-    without_weights,
     writer_of,
 )
 from nope_probe.errors import UserError
 from nope_probe.experiments.given import RunOptions, run_of
+from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
+from nope_probe.hooks.removing.stand_ins import DEFAULT_REPLACEMENTS, Replacement
 from nope_probe.runtime.folder import Run, has_first_page
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session

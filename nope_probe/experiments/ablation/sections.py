@@ -12,13 +12,13 @@ from math import isnan
 
 import pandas as pd
 
-from nope_probe.components import phrase
 from nope_probe.experiments.ablation.player_sections import (
     Findings,
     player_sections,
     player_sentences,
     positional_part,
 )
+from nope_probe.experiments.replaced import replaced_weights
 from nope_probe.experiments.sections import (
     NO_PATTERN,
     NOISE,
@@ -42,6 +42,7 @@ from nope_probe.figures import measures
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
 from nope_probe.figures.maps import score_maps
+from nope_probe.figures.names import phrase
 from nope_probe.figures.words import numbered_layers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, explorer_section
@@ -76,7 +77,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
             *_answer(findings),
             *(replace(section, folded=True) for section in _details(findings)),
         ],
-        how_to_read=[*notes.HOW_TO_READ, *notes.replaced_weights(findings.replaced)],
+        how_to_read=[*notes.HOW_TO_READ, *replaced_weights(findings.replaced)],
         terminal={
             f"{name}: the sources of the positional pattern": _sources_as_text(findings),
             "Beside the sources (RMS in nats)": _controls_as_text(findings),

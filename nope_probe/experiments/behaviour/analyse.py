@@ -21,15 +21,15 @@ from nope_probe.analyses.behaviour import (
 )
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern_changes import pattern_lost, positional_part
-from nope_probe.components import Ablation
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.plan import Measured, Plan, head_name, map_key
 from nope_probe.experiments.behaviour.sections import report
 from nope_probe.experiments.behaviour.settings import EFFECTS, INTACT, QUANTITIES, Settings
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.folds import folds_of
-from nope_probe.maps.stored_maps import TensorFolds
+from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_record
 from nope_probe.runtime.session import Session
@@ -275,10 +275,12 @@ def _pattern_lost(
     for removed in (plan.conditions[INTACT], ablation):
         scores = measured.maps[map_key(removed)].folds[:, place].masked_fill(masked, torch.nan)
         content = measured.maps[map_key(plan.without_sources(removed))].folds[:, place]
-        all_scores, rest = (TensorFolds(x, whole.query_positions) for x in (scores, content))
-        parts.append(positional_part(all_scores, rest, skip, whole.counts))
-    intact_part, left = parts
-    return pattern_lost(intact_part, left, whole.counts)
+        layers = [
+            LayerMaps.of(x, whole.counts, whole.query_positions, whole.skip_keys or 0)
+            for x in (scores, content)
+        ]
+        parts.append(positional_part(*patterns_of_others(layers)))
+    return pattern_lost(*parts)
 
 
 def correlations_table(bridge: pd.DataFrame, heads: pd.DataFrame | None = None) -> pd.DataFrame:

@@ -17,16 +17,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.behaviour import by_document, halves, index_targets, ridge
-from nope_probe.analyses.jackknife import Interval, cross_products, rms
+from nope_probe.analyses.jackknife import Interval, rms
 from nope_probe.analyses.pattern_changes import positional_part
 from nope_probe.analyses.shapley import Condition, removal
-from nope_probe.components import (
-    SOURCES,
-    Ablation,
-    Component,
-    is_rope,
-    removal_order,
-)
+from nope_probe.components import SOURCES, Component, is_rope, removal_order
 from nope_probe.data.sequences import Sequences, permuted, sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.settings import (
@@ -47,10 +41,11 @@ from nope_probe.hooks.layers.model import numbered_layers, positions_of
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.edited_weights import untrained
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.folds import State
+from nope_probe.maps.layers import patterns_of_others
 from nope_probe.maps.maps import ScoreMaps
-from nope_probe.maps.stored_maps import TensorFolds
 from nope_probe.runtime.session import Session
 
 MIN_DOCUMENTS = 8  # four to fit on and four held out
@@ -422,7 +417,7 @@ class _Runner:
     def run(self) -> Measured:
         """Return the losses, decodability and score maps of all conditions."""
         text = self.on(self.plan.text)
-        text = text.calibrated("calibration", self.conditions.values(), self.skip)
+        text = text.calibrated("calibration", self.conditions.values())
         self.engine = text
         return Measured(
             losses={(name, probe): self.losses(name, probe) for name, probe in self.scored},
@@ -447,7 +442,7 @@ class _Runner:
 
     def with_positions(self, engine: Engine, probe_name: str) -> Engine:
         """Return the engine with writers' positions in windows of a probe's own length."""
-        own = engine.calibrated(f"positions/{probe_name}", self.writing, self.skip).calibration
+        own = engine.calibrated(f"positions/{probe_name}", self.writing).calibration
         assert own is not None
         assert engine.calibration is not None
         return replace(engine, calibration=replace(engine.calibration, positions=own.positions))
@@ -459,13 +454,9 @@ class _Runner:
             text.scores(f"head/L{layer}/{name}", ablation, layers=[layer], per_head=True)
             for name, ablation in (("intact", Ablation()), ("content", content))
         ]
-        folds = [maps.per_head for maps in both if maps.per_head is not None]
-        counts, patterns = both[0].counts, []
-        for head in range(self.n_heads[layer]):
-            whole, rest = (TensorFolds(of[:, 0, head], both[0].query_positions) for of in folds)
-            part = positional_part(whole, rest, self.skip, counts)[None]
-            patterns.append(rms(cross_products(part, part, counts)[:, 0, 0], counts))
-        return patterns
+        heads = zip(*(maps.by_layer[layer].heads for maps in both), strict=True)
+        parts = [positional_part(*patterns_of_others(both)) for both in heads]
+        return [rms(part.product(part)) for part in parts]
 
     def decode(self, weights: str) -> dict[str, Distances]:
         """Return the distances of every condition, of the trained or of random weights."""

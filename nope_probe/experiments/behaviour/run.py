@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from nope_probe.components import Gain, Replacement
+from nope_probe.components import Gain
 from nope_probe.experiments.behaviour.settings import Measure, Settings
 from nope_probe.experiments.given import RunOptions, run_of
+from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session

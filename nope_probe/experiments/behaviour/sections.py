@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nope_probe.components import phrase
 from nope_probe.experiments.behaviour.settings import INTACT, QUANTITIES
 from nope_probe.experiments.sections import NOISE, Report, capitalised, largest, listed
 from nope_probe.figures import behaviour as figures
 from nope_probe.figures.intervals import interval_of, interval_text
+from nope_probe.figures.names import phrase
 from nope_probe.figures.words import reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section

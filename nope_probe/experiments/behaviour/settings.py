@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import tyro
 
 from nope_probe.analyses.shapley import condition
-from nope_probe.components import (
-    COMPONENTS,
-    POSITION_ENCODINGS,
+from nope_probe.components import COMPONENTS, POSITION_ENCODINGS, Component, validate_components
+from nope_probe.errors import UserError
+from nope_probe.hooks.removing.removals import (
     Ablation,
-    Component,
-    Replacement,
     Substitute,
-    validate_components,
     validate_replacements,
     without_weights,
 )
-from nope_probe.errors import UserError
+from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.models.names import trained_length
 from nope_probe.runtime.settings import (
     COUNT,

@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
-from nope_probe.analyses.pattern import measure, query_stride
+from nope_probe.analyses.pattern import measure_pattern, query_stride
 from nope_probe.analyses.shapley import player_set
-from nope_probe.components import LETTERS, Ablation, Substitute, are_sources, phrase
+from nope_probe.components import are_sources
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.circuit.sections import headline, report
 from nope_probe.experiments.engine import Engine
@@ -21,8 +21,10 @@ from nope_probe.experiments.explorer import circuit_view, combinations, note_on,
 from nope_probe.experiments.sections import listed
 from nope_probe.experiments.tables import measures_table
 from nope_probe.figures.explorer import Explorer, strongest_source
+from nope_probe.figures.names import phrase
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
+from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.maps import StageMaps
 from nope_probe.maps.rows import pack_rows
@@ -30,6 +32,7 @@ from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
+from nope_probe.stages import LETTERS
 
 INTACT, ABLATED = "intact", "ablated"
 
@@ -56,7 +59,7 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
     inputs, layer = session.sequences(), stages.layer
     skip_keys = session.settings.n_skipped(inputs)
     maps = [captured for captured in (stages.intact, stages.ablated) if captured is not None]
-    table = stages_table(maps, layer, skip_keys)
+    table = stages_table(maps, layer)
     model = session.loaded.model
     blocks = {block.index: block for block in layers_of(model)}
     manifest = {
@@ -102,19 +105,17 @@ def _folds(maps: StageMaps) -> dict[str, Float[np.ndarray, "fold cell"]]:
     }
 
 
-def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.DataFrame:
+def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
     """Return the table of stages: layer, model, stage, and the measures of scores for its map.
 
     Args:
         maps: the intact model's stages and, for an ablation, the ablated model's.
         layer: the block under study, from 0; (h) and (i) belong to the next block.
-        skip_keys: how many first keys to leave out.
     """
     measured = []
     for model, stages in zip((INTACT, ABLATED), maps, strict=False):
-        counts, queries = stages.counts, stages.query_positions
-        for letter, folds in stages.folds.items():
-            measures = measure(folds[:, None], skip_keys, counts=counts, query_positions=queries)
+        for letter in stages.folds:
+            measures = [measure_pattern(stages.layer_maps(letter).others)]
             measured.append(({"model": model, "stage": letter}, measures))
     table = measures_table(measured, [layer], labels=("model", "stage"))
     table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]
@@ -122,7 +123,7 @@ def stages_table(maps: Sequence[StageMaps], layer: int, skip_keys: int) -> pd.Da
 
 
 def block_explorer(
-    whole: Engine, few: Sequences, stages: Stages, *, substitute: Substitute, skip_keys: int
+    whole: Engine, few: Sequences, stages: Stages, *, substitute: Substitute
 ) -> Explorer:
     """Return the explorer of one block, with a switch for each of the model's components.
 
@@ -135,13 +136,12 @@ def block_explorer(
         few: the sequences that each combination runs.
         stages: the captured stages.
         substitute: the replacement of removed weights.
-        skip_keys: how many first keys the measures leave out.
     """
     has, layer = components(whole.model), stages.layer
     players: dict[str, list[str]] = {name: [name] for name in has}
     ablations = [substitute.without(removed) for removed in combinations(player_set(has))]
     engine = whole.on(few).calibrated(None, ablations)
-    view = circuit_view(engine, ablations, [layer], skip_keys)
+    view = circuit_view(engine, ablations, [layer])
     shown: dict[tuple[str, ...], StageMaps] = {(): stages.intact}
     if stages.ablated is None:
         for name in (name for name in has if are_sources([name])):
@@ -149,7 +149,7 @@ def block_explorer(
             shown[name,] = whole.stages(f"explorer/{name}", alone, layer=layer)
     elif {*stages.removed} <= {*has}:
         shown[stages.removed] = stages.ablated
-    own = stage_view([[maps] for maps in shown.values()], [layer], [{}], skip_keys)
+    own = stage_view([[maps] for maps in shown.values()], [layer], [{}])
     opened = [name for name in stages.removed if name in players]
     if not stages.removed:
         sources = {name: players[name] for (name,) in [*shown][1:]}
@@ -157,7 +157,7 @@ def block_explorer(
         opened = strongest_source(left, sources)
     bits = {name: 1 << bit for bit, name in enumerate(players)}
     numbers = [sum(bits[name] for name in removed) for removed in shown]
-    n_seqs, note = (len(few), len(whole.inputs)), note_on(engine, substitute, skip_keys)
+    n_seqs, note = (len(few), len(whole.inputs)), note_on(engine, substitute)
     if ignored := [phrase(name) for name in stages.removed if name not in has]:
         note += f" There is no switch for {listed(ignored)}: removed in the figures below, intact "
         note += "here."

@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
-from nope_probe.components import (
-    WEIGHTS,
-    Replacement,
-    Substitute,
-    validate_replacements,
-    without_weights,
-)
+from nope_probe.components import WEIGHTS
 from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
+from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.runtime.processes import status, validate_one_process
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import (
@@ -199,7 +195,6 @@ def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
         first,
         stages,
         substitute=settings.substitute,
-        skip_keys=settings.n_skipped(inputs),
     )
 
 

@@ -12,17 +12,18 @@ import pandas as pd
 import plotly.graph_objects as go
 from jaxtyping import Int
 
-from nope_probe.components import SCORE_STAGES, phrase
 from nope_probe.experiments.sections import Report, capitalised, listed, with_intervals
 from nope_probe.figures.circuit_figure import circuit, limits
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.measures import STAGE_MEASURES, stage_measures
+from nope_probe.figures.names import phrase
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, explorer_section
 from nope_probe.runtime.folder import Run
+from nope_probe.stages import SCORE_STAGES
 
 Rows = dict[str, ValueAndBounds]
 SHOWN = {"amplitude": "#.2g", "locality": "z.2f", "relative_r2": "z.2f"}

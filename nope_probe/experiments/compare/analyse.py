@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Int
-from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, standard_error
-from nope_probe.analyses.pattern import Measures, layer_folds, measure_layer, skipped_keys
+from nope_probe.analyses.pattern import Measures, measure_pattern
 from nope_probe.analyses.pattern_changes import (
     independent_difference,
     measure_differences,
@@ -25,6 +24,7 @@ from nope_probe.experiments.tables import Row, interval_columns
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import row_centred
+from nope_probe.maps.layers import patterns_of_others, set_apart
 from nope_probe.maps.maps import ScoreMaps
 
 PAIRED, UNPAIRED = "paired", "unpaired"
@@ -129,18 +129,15 @@ def _difference(name: str, base: Member, other: Member, values: Map) -> Differen
     if x is None or y is None:
         rms, noise = _without_folds(base.maps[name], other.maps[name], values)
         return Difference(values=values, rms=rms, noise=noise, paired=False)
-    counts, paired = (_counts(other), _counts(base)), share_sequences([base, other])
-    rms = pattern_difference(x, y, skip_keys=base.skip_keys, paired=paired, counts=counts)
-    noisy = [(x.folds - y.folds, counts[0])]
-    if not paired:
-        noisy = [(x.folds, counts[0]), (y.folds, counts[1])]
+    paired = share_sequences([base, other])
+    one, two = patterns_of_others([x, y])
+    rms = pattern_difference(one, two, paired=paired)
+    noisy = [(maps.folds.maps, maps.counts) for maps in (x, y)]
+    if paired:
+        noisy = [(x.folds.maps - y.folds.maps, x.counts)]
     squares = [float(standard_error(*folds).square().nanmean()) for folds in noisy]
     noise = float(np.sqrt(sum(squares)))
     return Difference(values=values, rms=rms, noise=noise, paired=paired)
-
-
-def _counts(member: Member) -> Int[Tensor, " fold"] | None:
-    return None if member.fold_sizes is None else torch.tensor(member.fold_sizes)
 
 
 def _without_folds(base: StoredMap, other: StoredMap, values: Map) -> tuple[Interval, float]:
@@ -203,17 +200,15 @@ def difference(
         raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")
     if paired and not base.counts.equal(other.counts):
         raise UserError("the maps have unlike folds: pass paired=False for other sequences")
-    skipped, counts = skipped_keys([base, other], skip_keys), (other.counts, base.counts)
+    skipped = max(other.skip_keys or 0, base.skip_keys or 0) if skip_keys == "auto" else skip_keys
+    both = [set_apart(maps.by_layer, skipped) for maps in (other, base)]
     rows: list[Row] = []
     for layer in layers:
-        x, y = (layer_folds(maps)[layer] for maps in (other, base))
-        options: dict[str, Any] = {"skip_keys": skipped, "paired": paired, "counts": counts}
-        changes = {"pattern": pattern_difference(x, y, **options)}
-        changes |= measure_differences(x, y, **options)
-        after, before = (
-            vars(measure_layer(folds, skipped, of_folds))
-            for folds, of_folds in zip((x, y), counts, strict=True)
-        )
+        shared = patterns_of_others([maps[layer] for maps in both])
+        changes = {"pattern": pattern_difference(*shared, paired=paired)}
+        x, y = (maps[layer].others for maps in both)
+        changes |= measure_differences(x, y, paired=paired)
+        after, before = (vars(measure_pattern(pattern)) for pattern in (x, y))
         for name in ("pattern", *Measures.__dataclass_fields__):
             value = after.get(name, UNDEFINED)
             row = {"item": f"L{layer}", "measure": name, **interval_columns(value=value)}
@@ -310,12 +305,11 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
         name, kept = f"({row['stage']})", INTACT
     else:
         return {}
-    x, y, counts = other.folds(name, kept), base.folds(name, kept), _counts(base)
+    x, y = other.folds(name, kept), base.folds(name, kept)
     if x is None or y is None:
         return {}
-    differences = measure_differences(
-        x, y, skip_keys=base.skip_keys, paired=True, counts=(counts, counts)
-    )
+    one, two = x.others, y.others
+    differences = measure_differences(one, two, paired=True)
     return {name: difference for name, difference in differences.items() if name in MEASURES}
 
 

@@ -18,7 +18,7 @@ from nope_probe.runtime.folder import Run, checkpoint_dir, read_run
 if TYPE_CHECKING:  # comparisons are shown again without torch
     from torch import Tensor
 
-    from nope_probe.maps.stored_maps import TensorFolds
+    from nope_probe.maps.layers import LayerMaps
 
 NOT_COMPARED = ("reproduce", "compare")
 INTACT = "intact"
@@ -120,7 +120,7 @@ class Member:
         queries = self.run.query_positions
         return None if queries is None else torch.from_numpy(queries)
 
-    def folds(self, name: str, kept: str = INTACT) -> TensorFolds | None:
+    def folds(self, name: str, kept: str = INTACT) -> LayerMaps | None:
         """Return the fold means of a map; None if the run did not keep them.
 
         Args:
@@ -130,8 +130,8 @@ class Member:
         import torch
         from safetensors import safe_open
 
+        from nope_probe.maps.layers import LayerMaps
         from nope_probe.maps.rows import unpack_rows
-        from nope_probe.maps.stored_maps import TensorFolds
 
         path, stored = self.folder / "folds.safetensors", self.maps[name]
         if path.name not in self.manifest.get("checksums", {}):
@@ -142,8 +142,11 @@ class Member:
                 return None
             cells = file.get_slice(key)
             cells = cells[:] if stored.place is None else cells[:, stored.place]
-        queries = self.query_positions
-        return TensorFolds(unpack_rows(torch.from_numpy(cells), queries), queries)
+        queries, sizes = self.query_positions, self.fold_sizes
+        counts = None if sizes is None else torch.tensor(sizes)
+        return LayerMaps.of(
+            unpack_rows(torch.from_numpy(cells), queries), counts, queries, self.skip_keys
+        )
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:

@@ -22,7 +22,6 @@ from nope_probe.analyses.recover import (
     recover_rotation,
     turning_matrices,
 )
-from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.attention import Attention, query_blocks
 from nope_probe.hooks.layers.base_layer import Layer
@@ -41,6 +40,7 @@ from nope_probe.hooks.reading.batch_readings import (
     read_layers,
     scaled_point,
 )
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.targets import components
 
 N_SHORT = 48  # positions of the batch for all findings but the mask

@@ -23,10 +23,11 @@ from nope_probe.analyses.parameter_free.theory import second_layer_scores, theor
 from nope_probe.analyses.pattern import edge_contrast, relative_part
 from nope_probe.experiments.paper.settings import FIGURES
 from nope_probe.figures.intervals import interval_of, interval_text
-from nope_probe.maps.centred import diagonal_normalised, pattern_rms, row_centred
+from nope_probe.maps.centred import pattern_rms, row_centred
+from nope_probe.maps.layers import LayerMaps
 from nope_probe.runtime.folder import Run
 
-LayerMaps = Float[Tensor, "layer query_pos key_pos"]
+ModelMaps = Float[Tensor, "layer query_pos key_pos"]
 PerLayer = Float[Tensor, " layer"]
 NEAR_ZERO = 0.1  # share of the diagonal
 LISTED = 6  # of more layers only the extremes are named
@@ -237,7 +238,7 @@ def score_claims(run: Run, kinds: tuple[str, ...]) -> Iterator[Claim]:
     )
 
 
-def simulated_scores(run: Run) -> dict[float, LayerMaps]:
+def simulated_scores(run: Run) -> dict[float, ModelMaps]:
     """Return the mean score maps of a simulation by alpha, nats."""
     return {
         float(name.removeprefix("score/alpha=")): torch.from_numpy(maps).double()
@@ -246,7 +247,7 @@ def simulated_scores(run: Run) -> dict[float, LayerMaps]:
     }
 
 
-def non_relative(maps: LayerMaps) -> PerLayer:
+def non_relative(maps: ModelMaps) -> PerLayer:
     """Return each layer's RMS of the non-relative part, the rest of a(i) + f(i - j), nats."""
     pattern = row_centred(maps)
     return (pattern - relative_part(pattern)).square().nanmean(dim=(1, 2)).sqrt()
@@ -288,7 +289,7 @@ def _fall(row: pd.Series) -> str:
     )
 
 
-def _distorted(maps: LayerMaps) -> Iterator[Claim]:
+def _distorted(maps: ModelMaps) -> Iterator[Claim]:
     """Check RoPE's pattern and the mask's effect on it."""
     rest, whole = non_relative(maps)[1:], pattern_rms(maps)[1:]
     relative = 1 - (rest / whole) ** 2
@@ -298,7 +299,8 @@ def _distorted(maps: LayerMaps) -> Iterator[Claim]:
         evidence=f"in L1 to L3 its relative share is {_joined(relative)}, the rest "
         f"{_joined(rest)} nats RMS",
     )
-    contrast = edge_contrast(diagonal_normalised(maps))[1:]
+    patterns = [LayerMaps.of(scores[None]).others for scores in maps[1:]]
+    contrast = torch.cat([edge_contrast(pattern) for pattern in patterns])
     yield Claim(
         paper="less the diagonals' means, the first keys are darker than the others (from layer "
         "3 (L2) on)",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from itertools import chain
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import mean_intervals, standard_error
-from nope_probe.analyses.pattern import layer_folds, measure, query_stride
+from nope_probe.analyses.pattern import measure, measure_heads, query_stride
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
 from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import (
@@ -47,8 +47,9 @@ from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.hooks.reading.capture import capture_bands
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.rows import pack_rows, row_blocks
-from nope_probe.maps.stored_maps import LayerFolds, StoredMaps, windows_of
+from nope_probe.maps.layers import LayerMaps, windows_of
+from nope_probe.maps.maps import Layers
+from nope_probe.maps.rows import row_blocks
 from nope_probe.runtime.checkpoint import ITEM
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
@@ -65,14 +66,19 @@ class Measured:
     """The score maps of the intact model.
 
     Attributes:
-        maps: the maps, whose folds are read by blocks of rows, and the maps of heads if kept.
+        layers: the maps of each layer, with those of its heads if these are kept.
         bands: the RoPE bands of each layer; empty unless the maps were split by them.
         band_maps: the map of each band, nats.
     """
 
-    maps: StoredMaps
+    layers: Layers
     bands: list[list[Band]]
     band_maps: Float[Tensor, "fold layer band row key_pos"] | None = None
+
+    @property
+    def first(self) -> LayerMaps:
+        """The maps of the first layer, which have the folds and rows of all."""
+        return next(iter(self.layers.values()))
 
 
 def capture(
@@ -99,21 +105,18 @@ def capture(
         name = "the intact model"
         maps = engine.stored_scores("scores", name=name, layers=layers, per_head=per_head)
         if not bands:
-            return Measured(maps=maps, bands=bands)
+            return Measured(layers=maps, bands=bands)
         coordinates = [[band.coordinates for band in of_layer] for of_layer in bands]
         band_maps = engine.once(
             "bands",
             lambda stream: {"folds": engine.by_fold(capture_bands, stream, groups=coordinates)},
         )["folds"]
-    for place, layer in enumerate(maps.layers):
-        scores = layer.folds.cells[...]
-        added = pack_rows(band_maps[:, place].sum(1), maps.query_positions)
+    for place, (number, layer) in enumerate(maps.items()):
+        scores, added = layer.folds.maps, band_maps[:, place].sum(1)
         visible = ~scores[0].isnan()
         if not relative_error(added[:, visible], scores[:, visible]) < ADDS_UP:
-            raise UserError(
-                f"--bands: the scores of L{layer.index} are not q.k, so they have no bands"
-            )
-    return Measured(maps=maps, bands=bands, band_maps=band_maps)
+            raise UserError(f"--bands: the scores of L{number} are not q.k, so they have no bands")
+    return Measured(layers=maps, bands=bands, band_maps=band_maps)
 
 
 def bands_of(
@@ -143,88 +146,78 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
         measured: its maps.
         choice: the distances that share a row of the offset profiles; see `offset_bins`.
     """
-    inputs, maps = session.sequences(), measured.maps
-    skip_keys = session.settings.n_skipped(inputs)
-    layers, counts = [layer.index for layer in maps.layers], maps.counts
+    inputs, layers, first = session.sequences(), measured.layers, measured.first
     tables = {
-        "pattern": measures_table([({"kept": INTACT}, measure(maps, skip_keys))], layers),
-        "offsets": _offsets_table(maps, skip_keys, choice),
-        "queries": queries_table(layer_folds(maps), counts, skip_keys),
+        "pattern": measures_table([({"kept": INTACT}, measure(layers))], [*layers]),
+        "offsets": _offsets_table(layers, choice),
+        "queries": queries_table(layers),
     }
     if measured.band_maps is not None:
-        split = split_bands(
-            maps.folds,
-            measured.band_maps,
-            measured.bands,
-            skip_keys,
-            counts=counts,
-            query_positions=maps.query_positions,
-        )
-        tables["bands"] = bands_table(split)
+        of_layers = (layer.others for layer in layers.values())
+        pairs = zip(of_layers, measured.band_maps.unbind(1), measured.bands, strict=True)
+        split = [split_bands(pattern, maps, bands) for pattern, maps, bands in pairs]
+        tables["bands"] = bands_table([*chain.from_iterable(split)])
     patterns = ""
-    if maps.per_head is not None:
-        tables |= _head_tables(session, maps, skip_keys, choice)
-        patterns = head_patterns(maps, tables["heads"], skip_keys)
+    if first.heads:
+        tables |= _head_tables(session, layers, choice)
+        patterns = head_patterns(layers, tables["heads"])
     manifest = {
         **session.provenance(),
-        **input_record(inputs, skip_keys, counts),
-        "query_stride": query_stride(len(maps.query_positions)),
-        "layers": layers,
-        "windows": windows_of(layer_folds(maps)),
+        **input_record(inputs, first.skip_keys, first.counts),
+        "query_stride": query_stride(len(first.queries)),
+        "layers": [*layers],
+        "windows": windows_of(layers),
         "lengths": session.settings.stated_lengths(),
         "conditions": [INTACT],
     }
-    arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(maps)}
+    arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(measured)}
     run = Run(manifest=manifest, arrays=arrays, tables=tables)
     return replace(run, page=report(run, patterns).html(manifest))
 
 
-def _offsets_table(maps: StoredMaps, skip_keys: int, choice: OffsetBins) -> pd.DataFrame:
+def _offsets_table(layers: Layers, choice: OffsetBins) -> pd.DataFrame:
     """Return the table of the offset profiles of the scores and of their pattern."""
-    layers, n_offsets = layer_folds(maps), maps.n - 1 - skip_keys
+    patterns = [maps.others for maps in layers.values()]
+    first = patterns[0].maps
+    n_offsets = first.n - 1 - first.skip_keys
     bins = offset_bins(n_offsets, choice)
-    cells = [folds.kept_cells(skip_keys) for folds in layers.values()]
     sums = {"score": score_distance_sums, "all": pattern_distance_sums}
     profiles = {
-        name: mean_intervals(bin_means(layers, of, cells, bins), maps.counts)
+        name: mean_intervals(bin_means(patterns, of, bins), first.counts)
         for name, of in sums.items()
     }
-    return profiles_table(profiles, list(layers), bins, n_offsets)
+    return profiles_table(profiles, [*layers], bins, n_offsets)
 
 
 def _head_tables(
-    session: Session[RunSettings], maps: StoredMaps, skip_keys: int, choice: OffsetBins
+    session: Session[RunSettings], layers: Layers, choice: OffsetBins
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of heads, of their offset profiles and of attention sinks.
 
     A row of `heads` has four measures of the head's pattern, and measures of its attention.
     """
-    assert maps.per_head is not None
-    layers = [layer.index for layer in maps.layers]
-    measured = measure(maps, skip_keys, per_head=True)
     rows = [
         {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
-        for layer, of_layer in zip(layers, measured, strict=True)
-        for head, measures in enumerate(of_layer)
+        for (layer, head), measures in measure_heads(layers).items()
     ]
     heads = pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])
     loaded, folds = session.loaded, session.settings.folds
     attended, sinks = head_columns(
-        loaded.model, session.sequences(), loaded.tokenizer, layers, folds
+        loaded.model, session.sequences(), loaded.tokenizer, [*layers], folds
     )
-    of_head = dict(enumerate(maps.per_head[...].unbind(2)))
+    n_heads = len(next(iter(layers.values())).heads)
+    of_head = {head: {n: maps.heads[head] for n, maps in layers.items()} for head in range(n_heads)}
     return {
         "heads": pd.concat([heads, attended], axis=1),
-        "head_offsets": offsets_table(of_head, maps, skip_keys, choice, label="head"),
+        "head_offsets": offsets_table(of_head, choice, label="head"),
         "sinks": sinks,
     }
 
 
-def head_patterns(maps: StoredMaps, heads: pd.DataFrame, skip_keys: int) -> str:
+def head_patterns(layers: Layers, heads: pd.DataFrame) -> str:
     """Return the positional pattern of every head, for the page."""
-    assert maps.per_head is not None
-    queries = maps.query_positions
-    patterns = row_centred(pooled(maps.per_head[...], maps.counts), skip_keys, queries)
+    queries = next(iter(layers.values())).queries
+    patterns = row_centred(head_means(layers), next(iter(layers.values())).skip_keys, queries)
     return head_maps(patterns.float().numpy(), heads, query_positions=queries.numpy())
 
 
@@ -236,43 +229,49 @@ def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
     were kept, is [n_layers, head, row, key_pos]. If some queries have no rows, `query_positions`
     are the queries of the rows.
     """
-    maps, counts, queries = measured.maps, measured.maps.counts, measured.maps.query_positions
-    means = [layer.mean[...] for layer in maps.layers]
+    layers, queries = measured.layers.values(), measured.first.queries
+    means = [layer.mean() for layer in layers]
     arrays = {
         "score": torch.stack([mean.float() for mean in means]),
-        "se": torch.stack([_standard_errors(layer.folds, counts) for layer in maps.layers]),
+        "se": torch.stack([_standard_errors(layer) for layer in layers]),
         "normalised": torch.stack([diagonal_normalised(mean, queries).float() for mean in means]),
     }
-    if maps.per_head is not None:
-        arrays["score_per_head"] = pooled(maps.per_head[...], counts)
+    if measured.first.heads:
+        arrays["score_per_head"] = head_means(measured.layers)
     if measured.band_maps is not None:
-        of_bands = pooled(measured.band_maps, counts)
+        of_bands = pooled(measured.band_maps, measured.first.counts)
         for index, band in enumerate(measured.bands[0]):
             arrays[f"band/{band.name}"] = of_bands[:, index]
-    if not maps.has_all_rows:
+    if len(queries) < measured.first.n:
         arrays["query_positions"] = queries  # exact in float32: below 2**24
     return {name: array.float().numpy() for name, array in arrays.items()}
 
 
-def _standard_errors(
-    folds: LayerFolds, counts: Int[Tensor, " fold"]
-) -> Float[Tensor, "row key_pos"]:
+def head_means(layers: Layers) -> Float[Tensor, "layer head row key_pos"]:
+    """Return the mean scores of every head over all sequences, nats."""
+    return torch.stack([torch.stack([x.mean() for x in maps.heads]) for maps in layers.values()])
+
+
+def _standard_errors(layer: LayerMaps) -> Float[Tensor, "row key_pos"]:
     """Return the standard error of a layer's mean map in float32, nats, NaN for j > i."""
-    errors, row = torch.full((len(folds.query_positions), folds.n), torch.nan), 0
-    for start, stop in row_blocks(folds.query_positions, folds.n, folds.n_folds):
+    errors, row = torch.full((len(layer.queries), layer.n), torch.nan), 0
+    for start, stop in row_blocks(layer.queries, layer.n, layer.folds.n_folds):
         rows = slice(row, row + stop - start)
-        errors[rows, :stop] = standard_error(folds.rows(start, stop), counts).float()
+        errors[rows, :stop] = standard_error(layer.folds.rows(start, stop), layer.counts).float()
         row = rows.stop
     return errors
 
 
-def _folds(maps: StoredMaps) -> dict[str, dict[str, np.ndarray]]:
+def _folds(measured: Measured) -> dict[str, dict[str, np.ndarray]]:
     """Return the fold means as lower triangles, with which `compare` pairs runs, unless too large.
 
     Fold means beyond MAX_FOLD_BYTES would take more space than the maps.
     """
-    cells = [layer.folds.cells for layer in maps.layers]
-    if ITEM * sum(prod(of_layer.shape) for of_layer in cells) > MAX_FOLD_BYTES:
+    layers, n_folds = measured.layers.values(), measured.first.folds.n_folds
+    n_cells = int((measured.first.queries + 1).sum())
+    if ITEM * n_folds * len(layers) * n_cells > MAX_FOLD_BYTES:
         return {}
-    folds = torch.stack([of_layer[...].float() for of_layer in cells], 1)
-    return {"folds": {"score": folds.numpy()}}
+    folds = [
+        torch.stack([x.folds.cells_of(fold).float() for x in layers]) for fold in range(n_folds)
+    ]
+    return {"folds": {"score": torch.stack(folds).numpy()}}

@@ -22,13 +22,14 @@ from nope_probe.analyses.head_measures import (
     previous_token_attention,
     sink_share,
 )
-from nope_probe.analyses.jackknife import jackknife, leave_one_out
+from nope_probe.analyses.jackknife import jackknife
 from nope_probe.data.sequences import Sequences, sequences
 from nope_probe.experiments.engine import as_sequences, first_layers, folds_for_intervals
 from nope_probe.experiments.tables import interval_columns
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers
 from nope_probe.hooks.reading.batch_readings import HeadReading, read_heads
+from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 from nope_probe.maps.folds import folds_of, pooled
 
 if TYPE_CHECKING:
@@ -232,8 +233,14 @@ def _columns(
     estimates = {name: leave_one_out(values, counts) for name, values in measured.items()}
     estimates |= {name: estimates[name] / estimates["total"] for name in SHARES}
     names, (n_layers, n_heads) = (*MEANS, *SHARES), measured["total"].shape[1:]
+    weights = fold_weights(len(counts), counts)
     rows = [
-        {name + suffix: jackknife(estimates[name][:, layer, head], counts) for name in names}
+        {
+            name + suffix: jackknife(
+                Estimates(values=estimates[name][:, layer, head], weights=weights)
+            )
+            for name in names
+        }
         for layer, head in product(range(n_layers), range(n_heads))
     ]
     return pd.DataFrame([interval_columns(**row) for row in rows])

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
-from nope_probe.components import Norm
 from nope_probe.errors import UserError
 from nope_probe.runtime.folder import validate_memory
 from nope_probe.runtime.processes import status
@@ -26,6 +25,7 @@ from nope_probe.runtime.settings import (
     Bounds,
     SessionSettings,
 )
+from nope_probe.stages import Norm
 
 if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.simulation import Simulation

@@ -14,12 +14,10 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.positions import Side, clock, direct_share, readers, term_maps
-from nope_probe.components import Ablation
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import (
@@ -34,10 +32,11 @@ from nope_probe.figures.position_figure import ALL, CLOCKS
 from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.layers.hook_points import hooks_in_place
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import block_of_writer, without_position
 from nope_probe.maps.folds import folds_of
+from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.positions import PositionSums
-from nope_probe.maps.stored_maps import LayerFolds, TensorFolds
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -64,7 +63,6 @@ def measure_effects(
     sums: PositionSums,
     writers: pd.DataFrame,
     *,
-    skip_keys: int,
     n_pairs: int = 6,
 ) -> pd.DataFrame:
     """Return the share of a reader's pattern that is lost without a writer's position.
@@ -77,7 +75,6 @@ def measure_effects(
         engine: the model on the sequences of the run.
         sums: the readers' sums, on the same sequences in the same folds.
         writers: the `writer_table` of the sums, or its rows of some readers.
-        skip_keys: how many first keys the patterns leave out.
         n_pairs: how many of the strongest pairs to measure.
 
     Returns:
@@ -90,24 +87,25 @@ def measure_effects(
     heads = {pair: heads_read_by(engine, sums, pair) for pair in pairs}
     named = sorted({pair.writer for pair in pairs}.union(*heads.values()))
     removed = [Ablation(remove=[f"position[{writer}]"]) for writer in named]
-    engine = engine.calibrated("effects-positions", removed, skip_keys)
+    engine = engine.calibrated("effects-positions", removed)
     positions = {} if engine.calibration is None else engine.calibration.positions
     for pair, candidates in heads.items():
         by_size = sorted(candidates, key=lambda head: -float(positions[head].vectors.norm()))
         pairs += [Pair(*pair.reader, writer) for writer in by_size[:MOST_HEADS]]
     pairs = list(dict.fromkeys(pairs))
-    known = {(name["layer"], name.get("head")): reader for name, reader in readers(sums, skip_keys)}
+    known = {(name["layer"], name.get("head")): reader for name, reader in readers(sums)}
     per_head = "head" in writers
 
     def maps(
         key: str, layers: list[int], ablation: Ablation | None = None
-    ) -> dict[tuple[int, int | None], TensorFolds]:
+    ) -> dict[tuple[int, int | None], LayerMaps]:
         captured = engine.scores(f"effects-{key}", ablation, layers=layers, per_head=per_head)
-        of_layer = captured.folds[:, :, None] if captured.per_head is None else captured.per_head
+        if not per_head:
+            return {(layer, None): maps for layer, maps in captured.by_layer.items()}
         return {
-            (layer, head if per_head else None): TensorFolds(folds, captured.query_positions)
-            for layer, of_heads in zip(layers, of_layer.unbind(1), strict=True)
-            for head, folds in enumerate(of_heads.unbind(1))
+            (layer, head): maps
+            for layer, of_layer in captured.by_layer.items()
+            for head, maps in enumerate(of_layer.heads)
         }
 
     intact = maps("intact", sorted({pair.layer for pair in pairs})) if pairs else {}
@@ -116,17 +114,17 @@ def measure_effects(
         own = [pair for pair in pairs if pair.writer == writer]
         layers = sorted({pair.layer for pair in own})
         total = maps(writer, layers, Ablation(remove=[f"position[{writer}]"]))
-        direct: dict[tuple[int, int | None], TensorFolds] = {}
+        direct: dict[tuple[int, int | None], LayerMaps] = {}
         for layer in layers:
             hook = without_position(engine.model, writer, positions[writer], layer)
             with hooks_in_place([hook]):
                 direct |= maps(f"{writer}-to-L{layer}", [layer])
         for pair in own:
-            reader, counts = pair.reader, sums.counts
+            reader = pair.reader
             shares = interval_columns(
                 predicted=direct_share(known[reader], writer),
-                direct=share_lost(intact[reader], direct[reader], skip_keys, counts),
-                total=share_lost(intact[reader], total[reader], skip_keys, counts),
+                direct=share_lost(intact[reader], direct[reader]),
+                total=share_lost(intact[reader], total[reader]),
             )
             rows[pair] = pair._asdict() | shares
     columns = [*Pair._fields, *interval_names("predicted", "direct", "total")]
@@ -158,9 +156,10 @@ def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[str]:
     return [name for name in names if name == f"ATTN{block}" or name.startswith(f"L{block}H")]
 
 
-def share_lost(intact: LayerFolds, without: LayerFolds, skip_keys: int, counts: Tensor) -> Interval:
+def share_lost(intact: LayerMaps, without: LayerMaps) -> Interval:
     """Return the lost share of a pattern v that becomes w, <v - w, v> / <v, v>."""
-    gram = ContrastGram.of_layers({"v": intact, "w": without}, skip_keys, counts)
+    v, w = patterns_of_others([intact, without])
+    gram = ContrastGram.of({"v": v, "w": w})
     return gram.share({"v": 1.0, "w": -1.0}, {"v": 1.0})
 
 
@@ -192,25 +191,19 @@ class Trace:
         return {name: getattr(self, name) for name in names}
 
     def with_effects(
-        self,
-        engine: Engine,
-        sums: PositionSums,
-        skip_keys: int,
-        confirm: int,
-        reader: str | None = None,
+        self, engine: Engine, sums: PositionSums, confirm: int, reader: str | None = None
     ) -> Trace:
         """Return the trace with the measured effects of the strongest writers.
 
         Args:
             engine: the model, on the sequences of the sums.
             sums: the writers' parts of each reader.
-            skip_keys: how many first keys to leave out.
             confirm: how many pairs of writer and reader to measure the effect of.
             reader: the layer or head whose writers are measured; by default all readers.
         """
         of_reader = with_readers(self.writers)["reader"] == reader
         own = self.writers if reader is None else self.writers[of_reader]
-        effects = measure_effects(engine, sums, own, skip_keys=skip_keys, n_pairs=confirm)
+        effects = measure_effects(engine, sums, own, n_pairs=confirm)
         return replace(self, effects=effects)
 
     def __repr__(self) -> str:
@@ -219,14 +212,13 @@ class Trace:
         return f"Trace of {readers}: {answer(self.tables)}"
 
 
-def trace_of(sums: PositionSums, *, skip_keys: int) -> Trace:
+def trace_of(sums: PositionSums) -> Trace:
     """Return the tables and maps of the writers' parts of each reader, without effects.
 
     Args:
         sums: the writers' parts of each reader.
-        skip_keys: how many first keys to leave out.
     """
-    writers = writer_table(sums, skip_keys)
+    writers = writer_table(sums)
     writers = writers.sort_values(
         [name for name in ("layer", "head", "side", "writer") if name in writers],
         key=lambda column: column.map(writer_order) if column.name == "writer" else column,
@@ -234,14 +226,14 @@ def trace_of(sums: PositionSums, *, skip_keys: int) -> Trace:
     )
     maps = {
         f"{reader_of(names)}/{term}": values.float().numpy()
-        for names, of_reader in readers(sums, skip_keys)
+        for names, of_reader in readers(sums)
         for term, values in term_maps(of_reader).items()
     }
     return Trace(
-        terms=term_table(sums, skip_keys),
+        terms=term_table(sums),
         writers=writers,
         effects=pd.DataFrame(),
-        clocks=clock_table(sums, writers, skip_keys),
+        clocks=clock_table(sums, writers),
         maps=maps | queries_of(sums),
     )
 
@@ -290,20 +282,19 @@ def analyse(session: Session[RunSettings], trace: Trace, reader: str | None = No
     return with_page(session, run, report)
 
 
-def clock_table(sums: PositionSums, writers: pd.DataFrame, skip_keys: int) -> pd.DataFrame:
+def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
     """Return the table of clocks: mean keys and queries along their two principal axes.
 
     Args:
         sums: the writers' parts of each reader.
         writers: `writers.csv`, which ranks the writers.
-        skip_keys: how many first positions to leave out.
 
     Returns:
         layer (head), side, writer (`all`, then the strongest), position, axis_1 and axis_2, and
         `explained`: both axes' share of the variance of all writers' sum between positions.
     """
-    tables = []
-    for names, reader in readers(sums, skip_keys):
+    tables, skip_keys = [], sums.skip_keys or 0
+    for names, reader in readers(sums):
         own = writers[(writers[list(names)] == pd.Series(names)).all(axis=1)]
         for side in get_args(Side):
             hands = clock(reader, side)

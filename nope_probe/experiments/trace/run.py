@@ -177,11 +177,10 @@ def capture(session: Session[Settings]) -> Trace:
                 writers=settings.writers,
                 per_head=settings.traces_heads,
             )
-        skip_keys, confirm = settings.n_skipped(data), settings.confirm
         with status("splitting the patterns", in_logs=True):
-            trace = trace_of(sums, skip_keys=skip_keys)
+            trace = trace_of(sums)
         with session.checkpoint.progress([]):
-            return trace.with_effects(engine, sums, skip_keys, confirm, settings.reader)
+            return trace.with_effects(engine, sums, settings.confirm, settings.reader)
     except NotImplementedError as error:
         raise UserError(f"{session.loaded.info.name} cannot be traced: {error}") from error
 

@@ -8,7 +8,6 @@ from math import isnan
 
 import pandas as pd
 
-from nope_probe.components import short
 from nope_probe.experiments.sections import (
     NO_PATTERN,
     NOISE,
@@ -30,6 +29,7 @@ from nope_probe.figures.intervals import (
     interval_text,
     percent,
 )
+from nope_probe.figures.names import short
 from nope_probe.figures.position_figure import (
     LEAST,
     LEAST_BESIDE,

@@ -18,7 +18,6 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.components import Letter
 from nope_probe.hooks.layers.attention import (
     Attention,
     Mask,
@@ -30,13 +29,14 @@ from nope_probe.hooks.layers.base_layer import Layer, NormName
 from nope_probe.hooks.layers.hook_points import Attachment, HookPoint
 from nope_probe.maps.folds import Part, State, head_products, product_parts, sum_parts
 from nope_probe.maps.rows import QueryPositions, RowGroup, join_groups, row_groups
+from nope_probe.stages import Letter
 
 Groups = Sequence[Sequence[int]]  # the coordinates of each group, of one layer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One letter of Figure 3 (`components.STAGE_MEANINGS` says what it holds).
+    """One letter of Figure 3 (`stages.STAGE_MEANINGS` says what it holds).
 
     Attributes:
         block: 0 for the block under study, 1 for the one after it.

@@ -13,14 +13,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from nope_probe.components import (
-    NEEDS,
-    WEIGHTS,
-    WITH_GAIN,
-    Ablation,
-    Projection,
-    Replacement,
-)
+from nope_probe.components import WEIGHTS, Projection
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
@@ -43,13 +36,13 @@ from nope_probe.hooks.reading.writers import (
 from nope_probe.hooks.removing.block_ablation import ABLATED
 from nope_probe.hooks.removing.replacements import (
     MEANS,
-    REPLACED,
     Calibration,
     Place,
     ReplacedWeight,
     WrittenPosition,
     block_of_writer,
 )
+from nope_probe.hooks.removing.stand_ins import STAND_INS, WITH_GAIN, Replacement
 from nope_probe.maps.folds import State
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
@@ -310,10 +303,12 @@ class _OutputAccumulator(Accumulator):
         self.projections = [name for name in WEIGHTS if layer.has_matrix(name)]
         self.units: dict[Replacement, dict[Projection, ReplacedWeight]] = {}
         for kind in WITH_GAIN:
-            if seed is not None or not NEEDS[kind].seed:
-                unit = Ablation(replacement=kind, gain="identity", seed=seed or 0)
+            if seed is not None or not STAND_INS[kind].seed:
                 self.units[kind] = {
-                    name: REPLACED[kind](Place(layer, name, unit)) for name in self.projections
+                    name: STAND_INS[kind].make(
+                        Place(layer=layer, name=name, replacement=kind, seed=seed or 0)
+                    )
+                    for name in self.projections
                 }
 
     def hooks(self) -> Iterator[Attachment]:

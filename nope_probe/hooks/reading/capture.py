@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from nope_probe.components import Letter
 from nope_probe.errors import UserError, closed_choices
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
@@ -46,6 +45,7 @@ from nope_probe.hooks.reading.streaming import (
 from nope_probe.maps.folds import State, fold_counts, folds_of, interleaved_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows, chosen_rows
+from nope_probe.stages import Letter
 
 
 def capture_scores(

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from nope_probe.components import LOCAL, Ablation, Projection, depends_on_length
+from nope_probe.components import LOCAL, Projection, depends_on_length
 from nope_probe.hooks.layers.attention import Attention, Mask, Visible, repeat_heads
 from nope_probe.hooks.layers.base_layer import NormName, Vectors
 from nope_probe.hooks.layers.hook_points import (
@@ -31,8 +31,8 @@ from nope_probe.hooks.layers.hook_points import (
 )
 from nope_probe.hooks.layers.model import modules_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import (
-    REPLACED,
     Calibration,
     Place,
     ReplacedWeight,
@@ -55,8 +55,16 @@ class BlockAblation:
         self.layer, self.heads, self.rope = target.layer, target.heads, target.rope
         self.components, self.prefix = frozenset(ablation.components), ablation.prefix
         self.replaced: dict[Projection, ReplacedWeight] = {
-            name: REPLACED[ablation.replacement](
-                Place(target.layer, name, ablation, calibration, target.heads)
+            name: ablation.stand_in.make(
+                Place(
+                    layer=target.layer,
+                    name=name,
+                    replacement=str(ablation.replacement),
+                    gain=ablation.scaling,
+                    seed=ablation.seed,
+                    calibration=calibration,
+                    heads=target.heads,
+                )
             )
             for name in ablation.weights
         }
@@ -250,7 +258,7 @@ def removed_before(model: HookedModel, depth: int) -> tuple[Hashable, ...]:
     if not (removals or embeds) or not ablation.components:
         return ()
     names = tuple(sorted(ablation.components))
-    how = ablation.replacement, ablation.gain, ablation.seed, ablation.prefix
+    how = ablation.stand_in, ablation.scaling, ablation.seed, ablation.prefix
     return (names, *how, active.calibration, *removals)
 
 

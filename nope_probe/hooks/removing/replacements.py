@@ -15,6 +15,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from einops import rearrange
@@ -23,13 +24,14 @@ from numpy.random import SeedSequence
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nope_probe.components import WEIGHTS, WITH_GAIN, Ablation, Projection, Replacement
+from nope_probe.components import WEIGHTS, Gain, Projection
 from nope_probe.hooks.layers.attention import Heads, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.hook_points import HookedModel, HookGroup, HookPoint, first
 from nope_probe.hooks.layers.model import block_point, blocks_of
 from nope_probe.maps.folds import State, tensors_of, under
 
+OwnReplacement: TypeAlias = Tensor | Callable[[Tensor, "Place"], Tensor]
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
 
 
@@ -50,7 +52,7 @@ class Calibration:
     """
 
     checksum: str
-    gains: Mapping[Replacement, Mapping[Projection, tuple[float, ...]]]
+    gains: Mapping[str, Mapping[Projection, tuple[float, ...]]]
     seed: int | None = None
     means: Mapping[str, Float[Tensor, "layer width"]] = field(default_factory=dict)
     positions: Mapping[str, WrittenPosition] = field(default_factory=dict)
@@ -73,12 +75,12 @@ class Calibration:
             state: the tensors.
             checksum: the `weights_checksum` of the calibrated model.
         """
+        measured = sorted({name.split("/")[1] for name in state if name.startswith("gain/")})
         gains = {
             replacement: {
                 name: tuple(state[f"gain/{replacement}/{name}"].tolist()) for name in WEIGHTS
             }
-            for replacement in WITH_GAIN
-            if f"gain/{replacement}/{WEIGHTS[0]}" in state
+            for replacement in measured
         }
         means = {name: state[f"mean/{name}"] for name in MEANS}
         seed = int(state["seed"]) if "seed" in state else None
@@ -89,42 +91,113 @@ class Calibration:
         return cls(checksum=checksum, gains=gains, seed=seed, means=means, positions=positions)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a weight is replaced, and how.
+    """Where a weight is replaced, and what its replacement may be made of.
 
     Attributes:
         layer: the block.
         name: the projection.
-        ablation: names the replacement and its gain.
-        calibration: the result of `calibrate`, if the ablation needs it.
+        replacement: the replacement's name in the calibration.
+        gain: its size; see `Ablation`.
+        seed: of what is drawn.
+        calibration: the result of `calibrate`, if the replacement needs it.
         heads: the query heads that lose the weight; None for all.
     """
 
     layer: Layer
     name: Projection
-    ablation: Ablation
+    replacement: str
+    gain: Gain = "identity"
+    seed: int = 0
     calibration: Calibration | None = None
     heads: list[int] | None = None
 
     @property
-    def gain(self) -> float:
-        """The size c of the replacement."""
-        if self.ablation.gain == "norm":
+    def c(self) -> float:
+        """The factor of a replacement that has a gain."""
+        if self.gain == "norm":
             return norm_gain(self.layer, self.name)
-        if self.ablation.gain == "identity":
+        if self.gain == "identity":
             return 1.0
         assert self.calibration is not None, "the gain `output` is measured first"
-        return self.calibration.gains[self.ablation.replacement][self.name][self.layer.index]
+        return self.calibration.gains[self.replacement][self.name][self.layer.index]
+
+    def identity(self) -> ReplacedWeight:
+        """Return c * P, the same coordinates for every weight."""
+        return _IdentityWeight(self.layer, self.c)
+
+    def matrix(self, rows: Float[Tensor, "head d_head d_model"]) -> ReplacedWeight:
+        """Return c times a matrix: for each query head, its rows (for W_O, its columns)."""
+        return _MatrixWeight(rows, self.c)
+
+    def constant(self, output: Float[Tensor, "head width"] | None = None) -> ReplacedWeight:
+        """Return a weight of 0, and as bias the output of each query head; by default 0.
+
+        For W_O, the output is each head's part of it.
+        """
+        if output is None:
+            width = self.layer.d_model if self.name == "w_o" else self.layer.d_head
+            output = torch.zeros(self.layer.n_heads, width)
+        return _ConstantWeight(output)
+
+    def own(self, replacement: OwnReplacement) -> ReplacedWeight:
+        """Return a weight of the user's own, without bias; see `Ablation`.
+
+        Raises:
+            ValueError: for what is no tensor, or has another shape than the weight.
+        """
+        weight = self.layer.weight_per_head(self.name).clone()
+        new = replacement(weight, self) if callable(replacement) else replacement
+        what = f"the replacement of {self.name} in L{self.layer.index}"
+        if not isinstance(new, Tensor):
+            kind = type(new).__name__
+            raise ValueError(
+                f"{what}: expected a tensor, or a function that returns one, got {kind}"
+            )
+        per_query_head = (self.layer.n_heads, *weight.shape[1:])
+        if new.shape not in (weight.shape, per_query_head):
+            shapes = dict.fromkeys((tuple(weight.shape), per_query_head))
+            expected = " or ".join(str(list(shape)) for shape in shapes)
+            axes = "head, d_head, d_model" if self.name == "w_o" else "head, d_model, d_head"
+            raise ValueError(
+                f"{what}: expected the shape {expected} ({axes}), got {list(new.shape)}"
+            )
+        rows = (new if self.name == "w_o" else new.mT).repeat_interleave(
+            self.layer.n_heads // len(new), dim=0
+        )
+        c = 1.0
+        if self.gain == "norm":
+            size = float(rows.float().norm()) / (rows.shape[0] * rows.shape[1]) ** 0.5
+            c = self.c / size if size > 0 else 0.0
+        return _MatrixWeight(rows, c)
+
+    @property
+    def generator(self) -> torch.Generator:
+        """A new generator of random numbers, which depends on seed, layer and projection alone."""
+        return _generator(self.layer, self.name, self.seed)
+
+    def random_rows(self) -> Float[Tensor, "head d_head d_model"]:
+        """Return random rows that are orthonormal for each head; see `random_rows`."""
+        return random_rows(self.layer, self.name, self.seed)
+
+    def mean_output(self) -> Float[Tensor, "head width"]:
+        """Return the mean of the weight's output over tokens and positions, for `constant`."""
+        assert self.calibration is not None, "the mean output is measured first"
+        layer = self.layer
+        if self.name == "w_o" and self.heads is not None:  # its bias belongs to no head
+            z = self.calibration.mean("z", layer.index).view(layer.n_heads, -1)
+            weight = layer.weight_per_head("w_o").cpu().to(z)
+            return torch.einsum("hd,hdm->hm", z, weight)
+        mean = self.calibration.mean(self.name, layer.index)
+        if self.name == "w_o":  # all heads add equal parts
+            return mean.expand(layer.n_heads, -1) / layer.n_heads
+        # One per key head, or per query head.
+        return repeat_heads(mean.view(1, 1, -1, layer.d_head), layer.n_heads)[0, 0]
 
 
 class ReplacedWeight(ABC):
-    """The replacement of one projection of one block.
-
-    A new replacement is a subclass in `REPLACED`, made from a `Place`, and a row in
-    `components.NEEDS` that says what it needs. `calibrate` measures the gain `output` of each
-    replacement that has a gain.
-    """
+    """The replacement of one projection of one block; a `Place` makes it."""
 
     @abstractmethod
     def outputs(self, y: Vectors) -> Heads:
@@ -135,11 +208,9 @@ class ReplacedWeight(ABC):
         """Return the part of some heads in the output of the replacement of W_O."""
 
 
-class IdentityWeight(ReplacedWeight):
-    """c * P, the same coordinates for every weight."""
-
-    def __init__(self, place: Place) -> None:
-        self.layer, self.c = place.layer, place.gain
+class _IdentityWeight(ReplacedWeight):
+    def __init__(self, layer: Layer, c: float) -> None:
+        self.layer, self.c = layer, c
 
     def outputs(self, y: Vectors) -> Heads:
         return self.c * project_identity(y, self.layer.n_heads, self.layer.d_head)
@@ -153,11 +224,9 @@ class IdentityWeight(ReplacedWeight):
         return self.c * project_identity_transposed(flat, self.layer.d_model)
 
 
-class RandomWeight(ReplacedWeight):
-    """c * R, a projection of the weight's size in a random basis: orthonormal rows per head."""
-
-    def __init__(self, place: Place) -> None:
-        self.rows, self.c = random_rows(place.layer, place.name, place.ablation.seed), place.gain
+class _MatrixWeight(ReplacedWeight):
+    def __init__(self, rows: Float[Tensor, "head d_head d_model"], c: float) -> None:
+        self.rows, self.c = rows, c
 
     def outputs(self, y: Vectors) -> Heads:
         self.rows = self.rows.to(y)
@@ -168,52 +237,17 @@ class RandomWeight(ReplacedWeight):
         return self.c * torch.einsum("bphd,hdm->bpm", z[:, :, heads], self.rows[heads])
 
 
-class ZeroWeight(ReplacedWeight):
-    """A weight of 0, and no bias.
-
-    Attributes:
-        constant: the output of each query head; for W_O, each head's part of the output.
-    """
-
-    constant: Float[Tensor, "head width"]
-
-    def __init__(self, place: Place) -> None:
-        width = place.layer.d_model if place.name == "w_o" else place.layer.d_head
-        self.constant = torch.zeros(place.layer.n_heads, width)
+class _ConstantWeight(ReplacedWeight):
+    def __init__(self, output: Float[Tensor, "head width"]) -> None:
+        self.output = output
 
     def outputs(self, y: Vectors) -> Heads:
-        self.constant = self.constant.to(y)
-        return self.constant.expand(*y.shape[:2], -1, -1)
+        self.output = self.output.to(y)
+        return self.output.expand(*y.shape[:2], -1, -1)
 
     def summed(self, z: Heads, heads: Sequence[int]) -> Vectors:
-        self.constant = self.constant.to(z)
-        return self.constant[heads].sum(0).expand(*z.shape[:2], -1)
-
-
-class MeanWeight(ZeroWeight):
-    """A weight of 0, and as bias the mean of its output over tokens and positions."""
-
-    def __init__(self, place: Place) -> None:
-        assert place.calibration is not None, "the mean output is measured first"
-        layer = place.layer
-        if place.name == "w_o" and place.heads is not None:  # its bias belongs to no head
-            z = place.calibration.mean("z", layer.index).view(layer.n_heads, -1)
-            weight = layer.weight_per_head("w_o").cpu().to(z)
-            self.constant = torch.einsum("hd,hdm->hm", z, weight)
-            return
-        mean = place.calibration.mean(place.name, layer.index)
-        if place.name == "w_o":  # all heads add equal parts
-            self.constant = mean.expand(layer.n_heads, -1) / layer.n_heads
-        else:  # one per key head, or per query head
-            self.constant = repeat_heads(mean.view(1, 1, -1, layer.d_head), layer.n_heads)[0, 0]
-
-
-REPLACED: dict[Replacement, Callable[[Place], ReplacedWeight]] = {
-    "identity": IdentityWeight,
-    "random": RandomWeight,
-    "mean": MeanWeight,
-    "zero": ZeroWeight,
-}
+        self.output = self.output.to(z)
+        return self.output[heads].sum(0).expand(*z.shape[:2], -1)
 
 
 def project_identity(
@@ -240,8 +274,7 @@ def random_rows(layer: Layer, name: Projection, seed: int) -> Float[Tensor, "hea
     The draw depends on seed, projection and layer alone, and is made on the CPU in float64. Heads
     wider than d_model get several blocks of orthonormal rows, as not all rows can be orthogonal.
     """
-    entropy = SeedSequence([seed, layer.index, WEIGHTS.index(name)])
-    generator = torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
+    generator = _generator(layer, name, seed)
     width = layer.d_value if name == "w_o" else layer.d_head
     blocks, size = -(-width // layer.d_model), min(width, layer.d_model)
     shape = (layer.n_heads, blocks, layer.d_model, size)
@@ -250,6 +283,11 @@ def random_rows(layer: Layer, name: Projection, seed: int) -> Float[Tensor, "hea
     basis = basis * triangle.diagonal(dim1=-2, dim2=-1).sign()[..., None, :]
     rows = rearrange(basis, "head block m row -> head (block row) m")
     return rows[:, :width].float()
+
+
+def _generator(layer: Layer, name: Projection, seed: int) -> torch.Generator:
+    entropy = SeedSequence([seed, layer.index, WEIGHTS.index(name)])
+    return torch.Generator().manual_seed(int(entropy.generate_state(1)[0]))
 
 
 def norm_gain(layer: Layer, name: Projection) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.components import COMPONENTS, Ablation, Component, is_rope
+from nope_probe.components import COMPONENTS, Component, is_rope
 from nope_probe.hooks.layers.base_layer import Layer, find_point
 from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
@@ -23,6 +23,7 @@ from nope_probe.hooks.layers.model import (
     traits_of,
 )
 from nope_probe.hooks.layers.rotation import RemovedPairs
+from nope_probe.hooks.removing.removals import Ablation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

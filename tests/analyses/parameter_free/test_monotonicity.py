@@ -1,5 +1,8 @@
 """Whether a map increases in j, on maps whose steps are known."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -53,6 +56,15 @@ def test_a_ramp_above_its_noise_and_rounding_rises_or_falls_at_every_distance(
         assert test.monotonicity_lag1.low < 0.5 < test.monotonicity_lag1.high
     (few,) = monotonicity_tests(estimate(ramp(slope), noise, folds=3), ramp(slope), 1e-7)
     assert few.monotonicity.value != few.monotonicity.value, "no interval of three blocks"
+
+
+def test_the_share_of_pairs_8_apart_is_undefined_where_no_keys_are_8_apart():
+    whole, short = estimate(ramp(), 1e-4), slice(0, 5)
+    (test,) = monotonicity_tests(
+        replace(whole, folds=whole.folds[..., short, short]), ramp()[..., short, short], 1e-7
+    )
+    assert math.isnan(test.monotonicity.value)
+    assert test.monotonicity_lag1.value == 1
 
 
 def test_a_small_fall_is_found_where_theory_predicts_it_though_no_distance_falls():

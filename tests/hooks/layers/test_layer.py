@@ -34,7 +34,7 @@ from nope_probe.models.load import load
 
 def test_the_type_checks_of_shapes_are_on(request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("--jaxtyping-packages"):
-        pytest.skip("make test TL=4 leaves them to 3.9")
+        pytest.skip("make shapes checks them")
     with pytest.raises(TypeCheckError):
         repeat_heads(torch.zeros(2, 3, 5), 6)
 

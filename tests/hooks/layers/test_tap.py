@@ -18,7 +18,6 @@ from transformer_lens.hook_points import HookPoint
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from nope_probe import load
-from nope_probe.components import Ablation
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.attention import Mask
@@ -31,6 +30,7 @@ from nope_probe.hooks.layers.tap import (
     positions_far_apart,
 )
 from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.targets import components
 
 Decoder = Callable[[str], tuple[Any, Tiny]]

@@ -6,10 +6,10 @@ from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import ByName
 
 from nope_probe import capture_scores, capture_stages, load
-from nope_probe.analyses.jackknife import leave_one_out
 from nope_probe.hooks.layers.attention import Attention, repeat_heads
 from nope_probe.hooks.layers.model import attention_read, layers_of, run_forward
 from nope_probe.hooks.reading.capture import capture_bands
+from nope_probe.maps.estimates import leave_one_out
 from nope_probe.maps.rows import choose_rows
 
 N, ROWS = 29, 11

@@ -1,6 +1,7 @@
 """Who writes into queries and keys, against plain transformers and a model built by hand."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -380,11 +381,11 @@ def test_a_clock_built_by_hand_is_written_by_the_heads_that_see_bos_fade(
     text = torch.randint(1, 17, (16, N_POS), generator=torch.Generator().manual_seed(5))
     text[:, 0] = 0
     sums = capture_positions(bos_reader(strength), text, n_folds=8)
-    terms = term_table(sums, 1).set_index(["layer", "term"])["share"]
+    terms = term_table(sums).set_index(["layer", "term"])["share"]
     assert terms[1, "written_key"] == pytest.approx(1, abs=NETWORK)
     for term in ("rotation", "written_query", "written_both", "covariance"):
         assert terms[1, term] == pytest.approx(0, abs=NETWORK)
-    table = writer_table(sums, 1)
+    table = writer_table(sums)
     writers = table[table["layer"] == 1].set_index(["side", "writer"])
     for (side, writer), row in writers.iterrows():
         number = int(writer[-1]) if writer.startswith("L0H") else None
@@ -407,7 +408,7 @@ def test_a_clock_is_gone_when_tokens_change_places(bridge: BridgeOf, inputs: tor
 
     with hooks_attached([(entry, permute)]):
         sums = capture_positions(model, text, layers=[1], batch_size=64)
-    terms = term_table(sums, 0).set_index("term")
+    terms = term_table(replace(sums, skip_keys=0)).set_index("term")
     for name in ("written_key", "written_query", "written_both"):
         assert terms.loc[name, "rms"] <= 3 * (terms.loc[name, "rms_high"] - terms.loc[name, "rms"])
         low, high = terms.loc[name, ["share_low", "share_high"]]

@@ -8,11 +8,11 @@ from support.plain_states import BlockStates, per_fold, plain_states
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, ByName, ModelOf, distance, tokens
 
-from nope_probe.components import LETTERS
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, available
 from nope_probe.hooks.reading.capture import capture_stages
+from nope_probe.stages import LETTERS
 
 N_SEQS, N_FOLDS = 19, 3
 CAUSAL = torch.ones(N_POS, N_POS).tril().bool()

@@ -20,10 +20,10 @@ from support.hooked_runs import errors_above, hooked_run, replaced_weights
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, distance, tokens
 
-from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.models.load import load
 
 HEADS = [1, 3]  # of six query heads, of which three share a key head

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from einops import rearrange
 from support.edited_model import SEVEN, WEIGHTS, edited, output_means, subsets
 from support.hooked_runs import (
     errors_above,
@@ -17,11 +18,14 @@ from support.hooked_runs import (
 from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import ByName, ModelOf, tokens
 
-from nope_probe.components import Ablation
+from nope_probe.errors import UserError
+from nope_probe.experiments.ablation.run import run_ablations
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.removing.replacements import random_rows
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.replacements import Place, random_rows
+from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, STAND_INS
 from nope_probe.hooks.removing.targets import components
 
 MODELS = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope")
@@ -179,3 +183,115 @@ def test_mean_and_zero_have_no_gain(replacement: Any, bridge: ByName, tiny: ByNa
         with ablated(model, ablation, calibration):
             logits.append(hooked_run(model, inputs).logits)
     assert all(torch.equal(logit, logits[0]) for logit in logits)
+
+
+def own_weight(weight: torch.Tensor, place: Any) -> torch.Tensor:
+    """Return a weight of a size of its own, drawn for its place."""
+    return 0.3 * torch.randn(weight.shape, generator=place.generator)
+
+
+def by_hand(model: Any, own: Any) -> dict[Any, Any]:
+    """Return the weights of `own` and biases of 0 as plain transformers has them, ungrouped."""
+    weights = {}
+    for layer in layers_of(model):
+        for name in WEIGHTS:
+            new = own(layer.weight_per_head(name), Place(layer=layer, name=name, replacement=""))
+            new = new.repeat_interleave(layer.n_heads // len(new), 0)
+            shape = "h d m -> m (h d)" if name == "w_o" else "h m d -> (h d) m"
+            matrix = rearrange(new, shape)
+            weights[name, layer.index] = matrix, torch.zeros(len(matrix))
+    return weights
+
+
+@pytest.mark.parametrize("spec", [*MODELS, "bridge:gpt2", "hooked:smollm3-nope"])
+def test_a_function_of_the_users_own_equals_an_edited_model(
+    spec: str, model_of: ModelOf, tiny: ByName
+) -> None:
+    model, name = model_of(spec)
+    weights = by_hand(model, own_weight)
+    cases = [
+        (
+            Ablation(remove=remove, replacement=own_weight, heads=heads),
+            edited(tiny(name).hf, remove, replaced=weights, **where),
+        )
+        for remove in [("w_q",), ("w_k",), ("w_o",), WEIGHTS]
+        for heads, where in [(None, {}), ({1: [1, 3]}, {"layers": [1], "heads": [1, 3]})]
+    ]
+    assert not errors_above(1e-5, model, tiny(name).tokens, cases)
+
+
+@pytest.mark.parametrize("spec", ["bridge:llama", "hooked:smollm3-rope"])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_tensor_of_the_users_own_equals_an_edited_model_and_the_weight_itself_changes_nothing(
+    name: Any, spec: str, model_of: ModelOf, tiny: ByName
+) -> None:
+    model, architecture = model_of(spec)
+    hf, inputs, layer = tiny(architecture).hf, tiny(architecture).tokens, layers_of(model)[1]
+    own = own_weight(layer.weight_per_head(name), Place(layer=layer, name=name, replacement=""))
+    weights = by_hand(model, lambda weight, place: own)
+    ablation = Ablation(remove=[name], layers=[1], replacement=own)
+    plain = edited(hf, [name], layers=[1], replaced=weights)
+    assert not errors_above(1e-5, model, inputs, [(ablation, plain)])
+    same = Ablation(remove=[name], layers=[1], replacement=lambda weight, place: weight)
+    unbiased = by_hand(model, lambda weight, place: weight)
+    plain = edited(hf, [name], layers=[1], replaced=unbiased)
+    assert not errors_above(1e-5, model, inputs, [(same, plain)])
+
+
+def test_the_gain_norm_gives_a_weight_of_the_users_own_the_norm_of_the_weight(
+    bridge: ByName,
+) -> None:
+    model, inputs, logits = bridge("llama"), tokens(7), []
+    for factor, gain in [(1.0, "norm"), (5.0, "norm"), (1.0, None), (1.0, "identity")]:
+        own = Ablation(
+            remove=["w_k"], replacement=lambda weight, place, f=factor: f * weight, gain=gain
+        )
+        with ablated(model, own):
+            logits.append(hooked_run(model, inputs).logits)
+    for again in logits[1:]:
+        torch.testing.assert_close(again, logits[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            torch.zeros(3, 5),
+            r"w_k in L0: expected the shape \[2, 42, 10\] or \[6, 42, 10\] "
+            r"\(head, d_model, d_head\), got \[3, 5\]",
+        ),
+        (lambda weight, place: None, "expected a tensor, or a function that returns one, got None"),
+    ],
+)
+@pytest.mark.usefixtures("unenforced")  # the type check wants a tensor
+def test_a_weight_of_another_shape_or_none_is_an_error_that_names_both(
+    own: Any, message: str, bridge: ByName
+) -> None:
+    model = bridge("llama")
+    with (
+        pytest.raises(ValueError, match=message),
+        ablated(model, Ablation(remove=["w_k"], replacement=own)),
+    ):
+        pass
+    assert not hooks_left(model)
+
+
+def test_a_weight_of_the_users_own_has_no_measured_gain() -> None:
+    with pytest.raises(ValueError, match="takes 'norm' or 'identity'"):
+        Ablation(remove=["w_k"], replacement=torch.zeros(2, 3, 5), gain="output")
+
+
+def test_a_run_refuses_a_weight_of_the_users_own_in_one_line(bridge: ByName) -> None:
+    for own in (torch.zeros(2, 3, 5), own_weight):
+        with pytest.raises(UserError, match=r"^a run takes replacements by name") as error:
+            run_ablations(bridge("llama"), tokens(7), replacement=own)  # type: ignore[arg-type]
+        assert "\n" not in str(error.value)
+
+
+def test_every_replacement_has_a_record_with_its_words() -> None:
+    assert tuple(STAND_INS) == REPLACEMENTS
+    for record in STAND_INS.values():
+        assert record.methods
+        assert record.note
+        assert record.alone
+        assert record.mean or (record.one and record.several)

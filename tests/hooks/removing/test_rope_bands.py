@@ -12,10 +12,11 @@ from support.hooked_runs import hooked_run, largest_error
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, Tiny, distance, tokens
 
-from nope_probe.components import Ablation, equal_bands
+from nope_probe.components import equal_bands
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.model import logits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs, Rotary
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.targets import rope_frequencies
 from nope_probe.models.load import load
 

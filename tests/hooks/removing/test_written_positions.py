@@ -15,10 +15,10 @@ from support.tiny_models import N_POS, distance, tokens
 from support.traced import bos_reader
 
 from nope_probe import load
-from nope_probe.components import Ablation
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.removing.removals import Ablation
 
 ModelOf = Callable[[str], tuple[Any, str]]
 TinyOf = Callable[[str], Any]

@@ -1,0 +1,196 @@
+"""What to remove, and where: `Ablation`, and the checks of its options.
+
+Nothing here needs torch, so that commands read their options before they load a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from nope_probe.components import (
+    PER_HEAD,
+    WEIGHTS,
+    Gain,
+    Projection,
+    expanded,
+    is_rope,
+    removal_order,
+    validate_disjoint,
+    writer_of,
+)
+from nope_probe.errors import UserError, validate_choices
+from nope_probe.hooks.removing.stand_ins import (
+    WITH_GAIN,
+    OwnReplacement,
+    Replacement,
+    StandIn,
+    stand_in_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ablation:
+    """Components to remove, and where.
+
+    Attributes:
+        remove: components; the circuits `qk` and `ov`; `norms`, the learned weights of the norms
+            before attention and MLP; bands of RoPE: `rope_high`, the pairs whose wavelength
+            2 pi / theta is below the length of the sequences, `rope_low`, the rest, and
+            `rope[a:b]`, the pairs a to b - 1, the fastest first; or `position[L1H0]`, the position
+            that a component writes into the residual stream: its mean output at each position,
+            which `calibrate` measures, becomes its mean over positions. See `writer_of`.
+        layers: block numbers from 0; None for all. Blocks that do not attend lose their MLP alone.
+        heads: per block, the query heads (from 0) that lose the components; other blocks and heads
+            keep them. A key head that several query heads share stays for the others.
+        replacement: what stands for a removed projection. `identity`: c * P, where row r of P reads
+            coordinate r % d_model (for W_O: its transpose); `random`: c * R, orthonormal rows (for
+            W_O: columns) drawn per head from the seed; `mean`: the mean of its output over tokens
+            and positions, which `calibrate` measures; `zero`: 0. Or a weight of your own, without
+            bias: a tensor [head, d_model, d_head] (for W_O: [head, d_head, d_model]), with the
+            heads of the weight or one for each query head, for every removed weight in every layer;
+            or a function of the weight and its `Place`, which returns such a tensor. A place has
+            a `name`, the number `layer.index`, and a `generator` that depends on the seed.
+        gain: c, the size of the replacements `identity` and `random` (`mean` and `zero` have none).
+            `output`: such that the replacement's output has the RMS that the projection's has over
+            the run's tokens in the intact model, which `calibrate` measures; `norm`: the
+            projection's Frobenius norm over the root of its rows; `identity`: 1. None: `output`;
+            a weight of your own stays as it is, and with `norm` takes the projection's norm.
+        seed: of the replacement `random`, and of the `generator` of a function.
+        prefix: how many first positions lose the mask among themselves, a bidirectional prefix;
+            later queries keep theirs (causal, or a sliding window). None: the mask is off for all.
+
+    Raises:
+        ValueError: for a component, replacement or gain that does not exist, names that share a
+            component, layers that are no numbers, heads of a component that has none, layers of a
+            writer, or a prefix without the mask.
+
+    Example:
+        >>> from nope_probe import Ablation
+        >>> Ablation(remove=["mask", "w_q"], layers=[0, 1], gain="norm").remove
+        ['mask', 'w_q']
+    """
+
+    remove: Sequence[str] = ()
+    layers: Sequence[int] | None = None
+    heads: Mapping[int, Sequence[int]] | None = None
+    replacement: Replacement | OwnReplacement = "identity"
+    gain: Gain | None = None
+    seed: int = 0
+    prefix: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.remove, str):
+            raise ValueError(
+                f'expected a list of components, such as remove=["mask"], got {self.remove!r}'
+            )
+        names = expanded(self.remove)
+        validate_disjoint(self.remove)
+        for layer in self.layers if self.layers is not None else self.heads or ():
+            if isinstance(layer, bool):
+                raise ValueError(f"expected the numbers of layers, such as [0, 1], got {layer}")
+        validate_choices({"gain": Gain | None}, {"gain": self.gain})
+        if isinstance(self.replacement, str):
+            validate_choices({"replacement": Replacement}, {"replacement": self.replacement})
+        elif self.gain == "output":
+            raise ValueError(
+                "the gain 'output' is measured for replacements by name; a weight of your own "
+                "takes 'norm' or 'identity'"
+            )
+        if self.layers is not None and self.writers:
+            raise ValueError(f"position[{self.writers[0]}] is of one place: it takes no layers")
+        if self.heads is not None:
+            self._validate_heads(names)
+        if self.prefix is not None:
+            self._validate_prefix(self.prefix)
+
+    def _validate_heads(self, names: Sequence[str]) -> None:
+        if self.layers is not None:
+            raise ValueError("expected layers or heads, not both: heads are named per layer")
+        without = [name for name in names if name not in PER_HEAD and not is_rope(name)]
+        if without:
+            raise ValueError(f"{without[0]} has no heads; {', '.join(PER_HEAD)} have")
+
+    def _validate_prefix(self, prefix: int) -> None:
+        if prefix < 1:
+            raise ValueError(f"expected a prefix of 1 position or more, got {prefix}")
+        if "mask" not in self.components:
+            removed = ", ".join(self.remove) or "nothing"
+            raise ValueError(f"a prefix is for removing the mask; this removes {removed}")
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The components, `norms` and bands to remove, circuits taken apart."""
+        return expanded(self.remove)
+
+    @property
+    def weights(self) -> tuple[Projection, ...]:
+        """The projections among the components to remove."""
+        return tuple(name for name in WEIGHTS if name in self.components)
+
+    @property
+    def writers(self) -> tuple[str, ...]:
+        """The components whose position is removed."""
+        return tuple(w for name in self.components if (w := writer_of(name)) is not None)
+
+    @cached_property
+    def stand_in(self) -> StandIn:
+        """The record of the replacement."""
+        return stand_in_of(self.replacement)
+
+    @property
+    def scaling(self) -> Gain:
+        """The gain, by default `output`; a weight of the user's own stays as it is."""
+        return self.gain or ("output" if isinstance(self.replacement, str) else "identity")
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether gains, means or positions have to be measured first."""
+        needs = self.stand_in
+        of_weights = needs.mean or (needs.gain and self.scaling == "output")
+        return bool(self.writers) or (bool(self.weights) and of_weights)
+
+    @property
+    def calibration_seed(self) -> int | None:
+        """The seed to `calibrate` with; None where nothing is drawn."""
+        return self.seed if self.stand_in.seed else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Substitute:
+    """The replacement of removed weights: an `Ablation`'s options of the same names.
+
+    Attributes:
+        replacement: what a removed projection is replaced by.
+        gain: the size of the replacements `identity` and `random`.
+        seed: of the replacement `random`.
+    """
+
+    replacement: Replacement = "identity"
+    gain: Gain = "output"
+    seed: int = 0
+
+    def without(self, names: Iterable[str], layers: Sequence[int] | None = None) -> Ablation:
+        """Return the ablation that removes components, in some layers or in all."""
+        return Ablation(remove=sorted(names, key=removal_order), layers=layers, **vars(self))
+
+
+def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> None:
+    """Check that there are replacements, all different, and that the gain has an effect.
+
+    Raises:
+        UserError: for no replacement, a repeated one, or a gain without effect.
+    """
+    if not replacements or len(set(replacements)) < len(replacements):
+        raise UserError(f"expected each --replacement once, got {' '.join(replacements) or 'none'}")
+    if gain != "output" and not {*WITH_GAIN} & {*replacements}:
+        raise UserError(
+            f"--gain is for the replacements {' and '.join(WITH_GAIN)}, not "
+            f"{' '.join(replacements)}"
+        )
+
+
+def without_weights(flags: Sequence[str]) -> dict[str, str]:
+    """Return by flag, for `validate_effects`, the reason that no weight is removed."""
+    return dict.fromkeys(flags, "where no weight is removed")

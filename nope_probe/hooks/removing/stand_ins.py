@@ -1,0 +1,126 @@
+"""What can stand in the place of a removed weight: a record of each replacement.
+
+A record says how its replacement is made, what it needs, and how pages name it. A new replacement
+is a record with its function here, and its name in `Replacement`. Nothing here needs torch, so that
+commands read their options, and pages their words, from the same records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+if TYPE_CHECKING:
+    from nope_probe.hooks.removing.replacements import OwnReplacement, Place, ReplacedWeight
+else:
+    OwnReplacement = object  # so that types which name it resolve without torch
+
+Replacement = Literal["identity", "random", "mean", "zero"]
+REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
+DEFAULT_REPLACEMENTS: tuple[Replacement, ...] = ("identity", "mean")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StandIn:
+    """A replacement of removed weights: how it is made, and what it needs.
+
+    Attributes:
+        make: makes the replacement of one weight, at its place in the model.
+        gain: whether it has a size, which `calibrate` measures for the gain `output`.
+        seed: whether it is drawn from a seed.
+        mean: whether it keeps the measured mean of the weight's output.
+    """
+
+    make: Callable[[Place], ReplacedWeight]
+    gain: bool = False
+    seed: bool = False
+    mean: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NamedStandIn(StandIn):
+    """A replacement that commands know by name, and its words.
+
+    Attributes:
+        methods: ends "a removed weight was replaced by" in a methods paragraph.
+        note: says in a note to a page what it is.
+        one, several: stand for one weight and several weights in sentences, after "without W_Q, the
+            pattern loses 9% with"; unused where the mean output is kept.
+        alone: why one weight can take more than its circuit.
+    """
+
+    methods: str
+    note: str
+    one: str = ""
+    several: str = ""
+    alone: str
+
+
+def _identity(place: Place) -> ReplacedWeight:
+    return place.identity()
+
+
+def _random(place: Place) -> ReplacedWeight:
+    return place.matrix(place.random_rows())
+
+
+def _mean(place: Place) -> ReplacedWeight:
+    return place.constant(place.mean_output())
+
+
+def _zero(place: Place) -> ReplacedWeight:
+    return place.constant()
+
+
+_TWO_CONSTANTS = "the pattern that two constants leave is closer to the model's own."
+STAND_INS: dict[Replacement, NamedStandIn] = {
+    "identity": NamedStandIn(
+        make=_identity,
+        gain=True,
+        methods="a rectangular identity",
+        note="an identity as strong as the weight, so that coordinates pass on as they are",
+        one="an identity",
+        several="identities",
+        alone="an identity for one weight does not fit the other, which was trained for its "
+        "partner, and identities for both have a pattern of their own.",
+    ),
+    "random": NamedStandIn(
+        make=_random,
+        gain=True,
+        seed=True,
+        methods="orthonormal rows drawn from the run's seed",
+        note="a random projection as strong as the weight, which learned nothing",
+        one="a random projection",
+        several="random projections",
+        alone="a random projection for one weight does not fit the other, which was trained for "
+        "its partner, and projections for both have a pattern of their own.",
+    ),
+    "mean": NamedStandIn(
+        make=_mean,
+        mean=True,
+        methods="its mean output over tokens and positions",
+        note="the mean of its output, whatever it reads",
+        alone=_TWO_CONSTANTS,
+    ),
+    "zero": NamedStandIn(
+        make=_zero,
+        methods="zero",
+        note="zero",
+        one="a zero",
+        several="zeros",
+        alone=_TWO_CONSTANTS,
+    ),
+}
+WITH_GAIN = tuple(name for name in REPLACEMENTS if STAND_INS[name].gain)
+
+
+def stand_in_of(replacement: Replacement | OwnReplacement) -> StandIn:
+    """Return the record of a replacement by name, or one that makes a user's own."""
+    if isinstance(replacement, str):
+        return STAND_INS[replacement]
+
+    def make(place: Place) -> ReplacedWeight:
+        return place.own(replacement)
+
+    return StandIn(make=make)

@@ -1,0 +1,166 @@
+"""Estimates from folds of the data: a number on all folds, then without each fold in turn.
+
+With F folds of equal size, <X, Y> is the sum over folds a != b of <X_a, Y_b> over F(F-1). Noise
+does not count as pattern, because the noise of different folds is independent. Linear quantities
+stay additive. Folds of unequal size (a document stays in one fold) are weighted by their sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Estimates:
+    """Estimates of one number: on all folds, then without each fold.
+
+    Sums, differences and ratios are taken estimate by estimate.
+
+    Attributes:
+        values: the estimates, in the number's unit.
+        weights: the share of all sequences that each fold holds.
+    """
+
+    values: Float[Tensor, " one_plus_folds"]
+    weights: Float[Tensor, " fold"]
+
+    @classmethod
+    def of_means(
+        cls, folds: Float[Tensor, " fold"], counts: Int[Tensor, " fold"] | None = None
+    ) -> Estimates:
+        """Return the estimates of a mean over sequences, from the means of folds."""
+        weights = fold_weights(len(folds), counts)
+        return cls(values=leave_one_out(folds, counts), weights=weights)
+
+    def with_values(self, values: Float[Tensor, " one_plus_folds"]) -> Estimates:
+        """Return estimates of another number from the same folds."""
+        return replace(self, values=values)
+
+    def __add__(self, other: Estimates) -> Estimates:
+        return self.with_values(self.values + other.values)
+
+    def __sub__(self, other: Estimates) -> Estimates:
+        return self.with_values(self.values - other.values)
+
+    def __mul__(self, factor: float) -> Estimates:
+        return self.with_values(self.values * factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Estimates) -> Estimates:
+        return self.with_values(self.values / other.values)
+
+
+def fold_weights(
+    n_folds: int, counts: Int[Tensor, " fold"] | None = None
+) -> Float[Tensor, " fold"]:
+    """Return the share of all sequences that each fold holds; equal shares by default."""
+    sizes = torch.ones(n_folds) if counts is None else counts
+    return sizes.double() / sizes.sum()
+
+
+def leave_one_out(
+    folds: Float[Tensor, "fold *map"], counts: Int[Tensor, " fold"] | None = None
+) -> Float[Tensor, "one_plus_folds *map"]:
+    """Return the mean over all sequences, then the mean without each fold.
+
+    Args:
+        folds: fold means.
+        counts: sequences per fold; all the same by default.
+    """
+    weights = fold_weights(len(folds), counts).to(folds.dtype)
+    weights = weights.view(-1, *[1] * (folds.ndim - 1))
+    weighted = weights * folds
+    total = weighted.sum(0, keepdim=True)
+    return torch.cat([total, (total - weighted) / (1 - weights)])
+
+
+def cross_products(
+    x: Float[Tensor, "x fold cell"],
+    y: Float[Tensor, "y fold cell"],
+    counts: Int[Tensor, " fold"] | None = None,
+) -> Float[Tensor, "one_plus_folds x y"]:
+    """Return <X, Y> of every pair of maps, on all folds and then without each fold.
+
+    A product is a mean over cells of X*Y, so <P, P> is a squared RMS. The pair of folds a and b has
+    the weight n_a n_b: without noise, <X, Y> is the product of the means over all sequences.
+
+    Args:
+        x: fold means of maps as vectors of cells.
+        y: the maps that x is multiplied with.
+        counts: sequences per fold; all the same by default.
+
+    Raises:
+        ValueError: for fewer than 3 folds.
+    """
+    sums = ProductSums()
+    sums.add(x.double(), y.double())
+    return sums.cross_products(x.shape[2], fold_weights(x.shape[1], counts))
+
+
+class ProductSums:
+    """Sums over cells of the products of fold maps, to which blocks of cells are added.
+
+    The sums do not depend on the cut into blocks, so maps need not be in memory at once. A cell
+    that is 0 in all maps adds nothing.
+
+    Example:
+        >>> maps, sums = torch.randn(2, 4, 7), ProductSums()
+        >>> for block in maps.double().split(3, dim=2):
+        ...     sums.add(block, block)
+        >>> products = sums.cross_products(7, fold_weights(4))
+        >>> torch.allclose(products, cross_products(maps, maps))
+        True
+    """
+
+    def __init__(self, sums: Float[Tensor, "x fold y fold2"] | None = None) -> None:
+        self.sums = sums
+
+    def add(
+        self, x: Float[Tensor, "x fold *cell"], y: Float[Tensor, "y fold *cell"] | None = None
+    ) -> None:
+        """Add a block of cells.
+
+        Args:
+            x: fold means of maps.
+            y: the maps that x is multiplied with; x itself by default.
+        """
+        left = x.flatten(0, 1).flatten(1)
+        right = left if y is None else y.flatten(0, 1).flatten(1)
+        sums = (left @ right.T).view(*x.shape[:2], -1, x.shape[1])
+        self.sums = sums if self.sums is None else self.sums.add_(sums)
+
+    def cross_products(
+        self, n_cells: int, weights: Float[Tensor, " fold"]
+    ) -> Float[Tensor, "one_plus_folds x y"]:
+        """Return <X, Y> of every pair of maps, as the function `cross_products` does.
+
+        Args:
+            n_cells: the number of cells in a product's mean.
+            weights: the share of all sequences that each fold holds.
+
+        Raises:
+            ValueError: for fewer than 3 folds.
+        """
+        assert self.sums is not None
+        n_folds = self.sums.shape[1]
+        if n_folds < 3:
+            raise ValueError(f"expected at least 3 folds to leave one out, got {n_folds}")
+        squares = weights.square()
+        products = self.sums * weights[:, None, None] * weights / n_cells
+        same = products.diagonal(dim1=1, dim2=3).permute(2, 0, 1)
+        row, column = products.sum(3).transpose(0, 1), products.sum(1).permute(2, 0, 1)
+        total = row.sum(0)
+        on_all_folds = (total - same.sum(0)) / (1 - squares.sum())
+        # Without fold d: drop its row and column, put its own cell back, drop other diagonals.
+        without = total - row - column + same - (same.sum(0) - same)
+        pairs = (1 - weights).square() - (squares.sum() - squares)
+        return torch.cat([on_all_folds[None], without / pairs[:, None, None]])
+
+    def product(self, n_cells: int, weights: Float[Tensor, " fold"]) -> Estimates:
+        """Return the estimates of <X, Y> for sums of one map X with one map Y."""
+        return Estimates(values=self.cross_products(n_cells, weights)[:, 0, 0], weights=weights)

@@ -1,0 +1,147 @@
+"""Where the fold maps of a layer are kept: in memory, or packed at and below the diagonal.
+
+Both are read by blocks of rows. Packed maps may stay in a file until a block is needed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from types import EllipsisType
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.maps.centred import first_visible_keys
+from nope_probe.maps.rows import (
+    QueryPositions,
+    cell_starts,
+    pack_rows,
+    rows_of,
+    triangle_size,
+    unpack_rows,
+)
+
+Index = int | slice | EllipsisType
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """A tensor in memory, or a tensor in a file whose parts are read on demand."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """The size of each dimension."""
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
+        """Return a part of the tensor, the whole for `...`."""
+
+
+class FoldRows(ABC):
+    """Fold maps of one layer, as they are kept.
+
+    Attributes:
+        n_folds: how many folds.
+        n: how many positions.
+        query_positions: the queries of the rows.
+    """
+
+    n_folds: int
+    n: int
+    query_positions: Int[Tensor, " row"]
+
+    @property
+    @abstractmethod
+    def maps(self) -> Float[Tensor, "fold row key_pos"]:
+        """All rows in memory."""
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> Float[Tensor, "fold row key_pos"]:
+        """Return the rows of the queries from start to stop - 1, with the keys before `stop`."""
+
+    @abstractmethod
+    def cells_of(self, fold: int) -> Float[Tensor, " cell"]:
+        """Return the cells j <= i of one fold, row by row."""
+
+    @cached_property
+    @abstractmethod
+    def first_keys(self) -> Int[Tensor, " row"]:
+        """Each row's first visible key, 0 without a window."""
+
+    def _rows_between(self, start: int, stop: int) -> slice:
+        """Return the places of the rows of consecutive queries."""
+        first = int(torch.searchsorted(self.query_positions, start))
+        return slice(first, first + stop - start)
+
+
+class TensorFolds(FoldRows):
+    """Fold maps in memory.
+
+    Example:
+        >>> TensorFolds(torch.zeros(4, 7, 7)).rows(2, 5).shape
+        torch.Size([4, 3, 5])
+    """
+
+    def __init__(
+        self, folds: Float[Tensor, "fold row key_pos"], query_positions: QueryPositions = None
+    ) -> None:
+        self.folds, self.n_folds, self.n = folds, folds.shape[0], folds.shape[-1]
+        self.query_positions = rows_of(folds.shape[-2], query_positions)
+
+    @property
+    def maps(self) -> Float[Tensor, "fold row key_pos"]:
+        return self.folds
+
+    def cells_of(self, fold: int) -> Float[Tensor, " cell"]:
+        return pack_rows(self.folds[fold], self.query_positions)
+
+    @cached_property
+    def first_keys(self) -> Int[Tensor, " row"]:
+        return first_visible_keys(self.folds[0], self.query_positions)
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "fold row key_pos"]:
+        return self.folds[:, self._rows_between(start, stop), :stop]
+
+
+class PackedFolds(FoldRows):
+    """The cells j <= i of fold maps, as `pack_rows` returns them, in memory or in a file.
+
+    Args:
+        cells: [fold, cell], row by row; cells above the diagonal are NaN in `rows`.
+        query_positions: the queries of the rows; all by default.
+    """
+
+    def __init__(self, cells: Stored, query_positions: QueryPositions = None) -> None:
+        self.cells, self.n_folds = cells, cells.shape[0]
+        if query_positions is None:
+            query_positions = torch.arange(triangle_size(cells.shape[1]))
+        self.query_positions, self.n = query_positions, int(query_positions[-1]) + 1
+        self.starts = cell_starts(query_positions).tolist()
+
+    @property
+    def maps(self) -> Float[Tensor, "fold row key_pos"]:
+        return unpack_rows(self.cells[...], self.query_positions)
+
+    def cells_of(self, fold: int) -> Float[Tensor, " cell"]:
+        return self.cells[fold]
+
+    @cached_property
+    def first_keys(self) -> Int[Tensor, " row"]:
+        cells = self.cells[0]
+        if not cells.isnan().any():
+            return torch.zeros(len(self.query_positions), dtype=torch.long)
+        maps = unpack_rows(cells, self.query_positions)
+        return first_visible_keys(maps, self.query_positions)
+
+    def rows(self, start: int, stop: int) -> Float[Tensor, "fold row key_pos"]:
+        places = self._rows_between(start, stop)
+        first = self.starts[places.start]
+        cells = self.cells[:, first : self.starts[places.stop]]
+        rows = cells.new_full((self.n_folds, stop - start, stop), torch.nan)
+        for row in range(start, stop):  # a copy per row is faster than a copy by index
+            place = self.starts[places.start + row - start] - first
+            rows[:, row - start, : row + 1] = cells[:, place : place + row + 1]
+        return rows
