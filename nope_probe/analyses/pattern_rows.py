@@ -34,6 +34,7 @@ from nope_probe.maps.rows import row_blocks
 
 # Share of the RMS score. Models in float32 leave up to half of this (128 equal tokens).
 ROUNDING = 8 * torch.finfo(torch.float32).eps
+UNSEEN = torch.finfo(torch.float32).eps  # nats: of this, attention in float32 sees nothing
 GRAM_BYTES = 1 << 26
 Name = TypeVar("Name", bound=Hashable)  # names a map: a condition, or a term of a split
 
@@ -93,13 +94,16 @@ def mean_squares(
 def exceeds_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> bool:
     """Return whether the mean square of a pattern exceeds the limit of rounding errors.
 
-    A NaN exceeds it, so that it is not taken for 0.
+    Where heads cancel in their mean, the mean's scores are rounding errors of the heads' scores. A
+    pattern that attention in float32 does not see exceeds nothing either. A NaN exceeds the limit,
+    so that it is not taken for 0.
 
     Args:
         squares: the estimates of the mean square, squared nats.
         score_square: the mean square of the scores, squared nats.
     """
-    return not bool(squares.values[0].abs() <= ROUNDING**2 * score_square)
+    limit = max(ROUNDING**2 * float(score_square), UNSEEN**2)
+    return not bool(squares.values[0].abs() <= limit)
 
 
 def beyond_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> Estimates:

@@ -211,7 +211,10 @@ def test_a_run_on_long_sequences_states_of_which_queries_locality_is(
     [score] = maps["score" if command is scores else f"score/{manifest['conditions'][0]}"]
     rows = [spearmanr(score[query, :query], range(query)) for query in range(9, 521, 3)]
     table = pd.read_csv(tmp_path / "run" / "pattern.csv")
-    assert table["locality"][0] == pytest.approx(np.mean([row.statistic for row in rows]))
+    # Maps are stored in float32, which can swap neighbours in the order of a row. A swap moves the
+    # correlation of a row of n keys by 12 / (n^3 - n); the bound allows a hundred swaps.
+    expected = np.mean([row.statistic for row in rows])
+    assert table["locality"][0] == pytest.approx(expected, abs=100 * 12 / 260**3 / len(rows))
 
 
 def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
