@@ -23,9 +23,6 @@ from nope_probe.analyses.jackknife import Interval, jackknife, rms_difference
 from nope_probe.analyses.pattern import order_estimates, relative_part
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import (
-    INTACT,
-    MASK,
-    Condition,
     Contrast,
     PlayerSet,
     player_set,
@@ -34,6 +31,7 @@ from nope_probe.analyses.shapley import (
     source_terms,
 )
 from nope_probe.components import POSITION_ENCODINGS, Component
+from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.targets import components

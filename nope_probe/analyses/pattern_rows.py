@@ -26,7 +26,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nope_probe.analyses.jackknife import Interval, rms, rms_ratio, share
-from nope_probe.analyses.shapley import Condition, Contrast
+from nope_probe.analyses.shapley import Contrast
+from nope_probe.conditions import Condition
 from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.estimates import Estimates, ProductSums
 from nope_probe.maps.layers import Pattern

@@ -14,8 +14,9 @@ from tqdm.auto import tqdm
 
 from nope_probe.analyses.pattern import query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, kept_pattern
-from nope_probe.analyses.shapley import Condition, PlayerSet
+from nope_probe.analyses.shapley import PlayerSet
 from nope_probe.components import Gain
+from nope_probe.conditions import Condition
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.engine import (

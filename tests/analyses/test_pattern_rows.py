@@ -12,6 +12,7 @@ from nope_probe.analyses.pattern import measure_estimates, order_estimates, rela
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import player_set
 from nope_probe.analyses.splits import offset_means, offset_profiles
+from nope_probe.conditions import Condition
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 from nope_probe.maps.estimates import cross_products, leave_one_out
 from nope_probe.maps.fold_rows import PackedFolds, TensorFolds
@@ -21,7 +22,7 @@ from nope_probe.maps.rows import pack_rows
 
 N, FOLDS = 23, 5
 COUNTS = torch.tensor([3, 7, 2, 5, 11])
-CONDITIONS = [frozenset(item) for item in ((), ("mask",), ("w_q",), ("mask", "w_q"))]
+CONDITIONS = [Condition(item) for item in ((), ("mask",), ("w_q",), ("mask", "w_q"))]
 SIZES = [1, 8 * FOLDS * N * 7, 1 << 20]  # bytes: a row at a time, seven rows, the whole map
 
 
@@ -92,7 +93,7 @@ def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
     expected = attribute(captured, players, sources=["mask"])
     attribution = attribute(stored, players, sources=["mask"])
     assert repr(attribution) == repr(expected)
-    assert attribution[1].kept[frozenset()].value == pytest.approx(1)
+    assert attribution[1].kept[Condition()].value == pytest.approx(1)
     shares = [player.share.value for player in attribution[1].players]
     assert shares == pytest.approx([player.share.value for player in expected[1].players], rel=1e-9)
 

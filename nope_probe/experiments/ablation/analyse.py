@@ -32,16 +32,9 @@ from nope_probe.analyses.pattern_rows import (
     pattern_distance_sums,
     score_distance_sums,
 )
-from nope_probe.analyses.shapley import (
-    INTACT,
-    MASK,
-    Condition,
-    Contrast,
-    base,
-    shapley,
-    source_terms,
-)
+from nope_probe.analyses.shapley import Contrast, base, shapley, source_terms
 from nope_probe.analyses.splits import bin_means, offset_bins, split_mean_covariance
+from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report

@@ -16,7 +16,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.analyses.shapley import player
-from nope_probe.components import CIRCUITS, weights_of
+from nope_probe.components import CIRCUITS
+from nope_probe.conditions import weights_of
 from nope_probe.experiments.replaced import stand_in
 from nope_probe.experiments.sections import (
     NOISE,

@@ -14,6 +14,7 @@ from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure_pattern, query_stride
 from nope_probe.analyses.shapley import player_set
 from nope_probe.components import are_sources
+from nope_probe.conditions import INTACT
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.circuit.sections import headline, report
 from nope_probe.experiments.engine import Engine
@@ -34,7 +35,7 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 from nope_probe.stages import LETTERS
 
-INTACT, ABLATED = "intact", "ablated"
+ABLATED = "ablated"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
         layer: the block under study, from 0; (h) and (i) belong to the next block.
     """
     measured = []
-    for model, stages in zip((INTACT, ABLATED), maps, strict=False):
+    for model, stages in zip((INTACT.name, ABLATED), maps, strict=False):
         for letter in stages.folds:
             measures = [measure_pattern(stages.layer_maps(letter).others)]
             measured.append(({"model": model, "stage": letter}, measures))

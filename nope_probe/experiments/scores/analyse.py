@@ -25,6 +25,7 @@ from nope_probe.analyses.splits import (
     offset_bins,
     split_bands,
 )
+from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
 from nope_probe.experiments.scores.heads import head_columns
@@ -56,7 +57,6 @@ from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
-INTACT = "intact"
 MAX_FOLD_BYTES = 2**30
 ADDS_UP = 1e-3  # relative error, for scores in half precision
 
@@ -148,7 +148,7 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
     """
     inputs, layers, first = session.sequences(), measured.layers, measured.first
     tables = {
-        "pattern": measures_table([({"kept": INTACT}, measure(layers))], [*layers]),
+        "pattern": measures_table([({"kept": INTACT.name}, measure(layers))], [*layers]),
         "offsets": _offsets_table(layers, choice),
         "queries": queries_table(layers),
     }
@@ -168,7 +168,7 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
         "layers": [*layers],
         "windows": windows_of(layers),
         "lengths": session.settings.stated_lengths(),
-        "conditions": [INTACT],
+        "conditions": [INTACT.name],
     }
     arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(measured)}
     run = Run(manifest=manifest, arrays=arrays, tables=tables)
