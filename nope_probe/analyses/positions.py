@@ -341,7 +341,7 @@ def position_terms(reader: Reader) -> dict[str, Term]:
     if reader.sums.bias is not None:
         bias, n_cells = reader.pattern_of(reader.sums.bias[None].double()), reader.cells.count
         by_fold = (bias * reader.patterns).sum((1, 2)) / n_cells
-        products["alibi"] = Estimates.of_means(by_fold, reader.counts)
+        products["alibi"] = Estimates.of_means(by_fold, reader.weights)
         products["covariance"] = products["covariance"] - products["alibi"]
         of_bias, of_rest = (
             whole.with_values((pattern.square().sum() / n_cells).expand_as(whole.values))

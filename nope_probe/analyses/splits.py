@@ -413,7 +413,7 @@ def offset_profiles(
         offset_means(maps.folds.maps.double(), maps.skip_keys, maps.queries, bins)
         for maps in layers
     ]
-    return mean_intervals(torch.stack(means, 1), layers[0].counts)
+    return mean_intervals(torch.stack(means, 1), layers[0].weights)
 
 
 def mean_squares_by_query(pattern: Pattern) -> list[tuple[tuple[int, int], Estimates]]:

@@ -97,7 +97,7 @@ class LayerMaps:
 
     def without_each(self, folds: Float[Tensor, "fold *map"]) -> Tensor:
         """Return the mean of fold means over all sequences, then the mean without each fold."""
-        return leave_one_out(folds, self.counts)
+        return leave_one_out(folds, self.weights)
 
     @property
     def pattern(self) -> Pattern:

@@ -75,7 +75,7 @@ class ScoreMaps:
         heads = "" if self.per_head is None else f", {self.per_head.shape[2]} heads each"
         return (
             f"ScoreMaps: {n_layers} layers{heads}, {n_rows} queries × {n} keys, in nats\n"
-            f"{_data(self.counts, self.bos)}\n"
+            f"{_data(self)}\n"
             f"RMS of the positional pattern, nats, noise included: {shown}"
         )
 
@@ -203,7 +203,7 @@ class StageMaps:
         return (
             f"StageMaps: stages {' '.join(self.folds)}, {n_rows} × {n} positions; (b) and (i) "
             "in nats\n"
-            f"{_data(self.counts, self.bos)}"
+            f"{_data(self)}"
         )
 
     def mean(self, letter: Letter) -> Float[Tensor, "row col_pos"]:
@@ -237,6 +237,6 @@ class StageMaps:
         )
 
 
-def _data(counts: Int[Tensor, " fold"], bos: bool) -> str:
-    begin = "; all begin with the same token (BOS)" if bos else ""
-    return f"means over {int(counts.sum())} sequences in {len(counts)} folds{begin}"
+def _data(maps: ScoreMaps | StageMaps) -> str:
+    begin = "; all begin with the same token (BOS)" if maps.bos else ""
+    return f"means over {int(maps.counts.sum())} sequences in {len(maps.counts)} folds{begin}"

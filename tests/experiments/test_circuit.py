@@ -22,6 +22,7 @@ from nope_probe.analyses.jackknife import standard_error
 from nope_probe.experiments.circuit.sections import _side_by_side
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.capture import capture_stages
+from nope_probe.maps.estimates import fold_weights
 
 N = 19
 SMALL = ["--n-seqs", "23", "--seq-len", str(N), "--folds", "5", "--batch-size", "7"]
@@ -57,8 +58,9 @@ def test_maps_on_disk_are_those_of_capture_stages(without_mlp: Path, model: Any)
         shown = capture_stages(model, tokens, n_folds=5, documents=documents)
     kinds = ("gram", "normalised", "se", "reference")
     assert maps.keys() == {f"{kind}/{letter}" for kind in kinds for letter in "abcdefghi"}
+    weights = fold_weights(len(shown.counts), shown.counts)
     for letter, folds in shown.folds.items():
-        truths = shown.mean(letter), shown.normalised(letter), standard_error(folds, shown.counts)
+        truths = shown.mean(letter), shown.normalised(letter), standard_error(folds, weights)
         for kind, truth in zip(kinds, (*truths, intact.mean(letter)), strict=True):
             seen, expected = maps[f"{kind}/{letter}"], truth.numpy()
             assert (seen.shape, seen.dtype) == ((N, N), np.float32)

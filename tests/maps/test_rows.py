@@ -17,7 +17,7 @@ from nope_probe.analyses.splits import (
     offset_means,
 )
 from nope_probe.maps.centred import KeptCells, diagonal_normalised, row_centred
-from nope_probe.maps.estimates import cross_products
+from nope_probe.maps.estimates import cross_products, fold_weights
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.rows import choose_rows, pack_rows, row_blocks, unpack_rows
@@ -25,6 +25,7 @@ from nope_probe.maps.rows import choose_rows, pack_rows, row_blocks, unpack_rows
 N, FOLDS = 37, 5
 QUERIES = choose_rows(N, 13)
 COUNTS = torch.tensor([3, 7, 2, 5, 11])
+WEIGHTS = fold_weights(len(COUNTS), COUNTS)
 
 
 def folds(window: int = N) -> torch.Tensor:
@@ -159,7 +160,7 @@ def test_measures_of_chosen_rows_are_those_of_their_cells_by_brute_force(
     fit = design @ torch.linalg.lstsq(design, patterns.T, driver="gelsd").solution
     rest = patterns - fit.T
     for name, values in (("amplitude_squared", patterns), ("non_relative_squared", rest)):
-        expected = cross_products(values[None], values[None], COUNTS)[:, 0, 0]
+        expected = cross_products(values[None], values[None], WEIGHTS)[:, 0, 0]
         torch.testing.assert_close(estimates[name].values, expected, rtol=1e-9, atol=1e-12)
     mean = (COUNTS.double() / COUNTS.sum()) @ patterns
     by_row = [mean[row == r] for r in range(len(QUERIES)) if (row == r).sum() > 0]
@@ -222,5 +223,5 @@ def test_the_strength_at_a_query_is_that_of_its_rows_between_folds() -> None:
     for index, query in enumerate(of_rows):
         row = scores[:, QUERIES.tolist().index(query), 2:query]
         pattern = row - row.mean(1, keepdim=True)
-        expected = cross_products(pattern[None], pattern[None], COUNTS)[:, 0, 0]
+        expected = cross_products(pattern[None], pattern[None], WEIGHTS)[:, 0, 0]
         torch.testing.assert_close(squares[index][1].values, expected)

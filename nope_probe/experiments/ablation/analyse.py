@@ -287,8 +287,8 @@ class Analysis:
             patterns[key] = bin_means(seen, pattern_distance_sums, bins)
         terms = {"score": bin_means(of_intact, score_distance_sums, bins), "all": patterns[INTACT]}
         terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
-        counts = of_intact[0].maps.counts
-        profiles = {name: mean_intervals(means, counts) for name, means in terms.items()}
+        weights = of_intact[0].maps.weights
+        profiles = {name: mean_intervals(means, weights) for name, means in terms.items()}
         return profiles_table(profiles, self.plan.layers, bins, n_offsets)
 
 

@@ -88,8 +88,10 @@ def _arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:
     means = {letter: shown.mean(letter) for letter in shown.folds}
     arrays = {f"gram/{letter}": mean for letter, mean in means.items()}
     arrays |= {f"normalised/{letter}": shown.normalised(letter) for letter in shown.folds}
+    by_letter = {letter: shown.layer_maps(letter) for letter in shown.folds}
     arrays |= {
-        f"se/{letter}": standard_error(folds, shown.counts) for letter, folds in shown.folds.items()
+        f"se/{letter}": standard_error(layer.folds.maps, layer.weights)
+        for letter, layer in by_letter.items()
     }
     if len(maps) > 1:
         arrays |= {f"reference/{letter}": maps[0].mean(letter) for letter in maps[0].folds}

@@ -133,9 +133,9 @@ def _difference(name: str, base: Member, other: Member, values: Map) -> Differen
     paired = share_sequences([base, other])
     one, two = patterns_of_others([x, y])
     rms = pattern_difference(one, two, paired=paired)
-    noisy = [(maps.folds.maps, maps.counts) for maps in (x, y)]
+    noisy = [(maps.folds.maps, maps.weights) for maps in (x, y)]
     if paired:
-        noisy = [(x.folds.maps - y.folds.maps, x.counts)]
+        noisy = [(x.folds.maps - y.folds.maps, x.weights)]
     squares = [float(standard_error(*folds).square().nanmean()) for folds in noisy]
     noise = float(np.sqrt(sum(squares)))
     return Difference(values=values, rms=rms, noise=noise, paired=paired)

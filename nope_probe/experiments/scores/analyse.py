@@ -183,7 +183,7 @@ def _offsets_table(layers: Layers, choice: OffsetBins) -> pd.DataFrame:
     bins = offset_bins(n_offsets, choice)
     sums = {"score": score_distance_sums, "all": pattern_distance_sums}
     profiles = {
-        name: mean_intervals(bin_means(patterns, of, bins), first.counts)
+        name: mean_intervals(bin_means(patterns, of, bins), first.weights)
         for name, of in sums.items()
     }
     return profiles_table(profiles, [*layers], bins, n_offsets)
@@ -257,7 +257,7 @@ def _standard_errors(layer: LayerMaps) -> Float[Tensor, "row key_pos"]:
     errors, row = torch.full((len(layer.queries), layer.n), torch.nan), 0
     for start, stop in row_blocks(layer.queries, layer.n, layer.folds.n_folds):
         rows = slice(row, row + stop - start)
-        errors[rows, :stop] = standard_error(layer.folds.rows(start, stop), layer.counts).float()
+        errors[rows, :stop] = standard_error(layer.folds.rows(start, stop), layer.weights).float()
         row = rows.stop
     return errors
 
