@@ -27,7 +27,7 @@ from nope_probe.figures.intervals import (
 )
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.names import short
-from nope_probe.figures.panels import Pooled, heat_map, pool
+from nope_probe.figures.panels import Pooled, RowMaps, heat_map, pool
 from nope_probe.figures.style import (
     DIVERGING,
     SEQUENTIAL,
@@ -124,7 +124,8 @@ def position_circuit(
         for panel, term in enumerate(names, start=1):
             if f"{name}/{term}" in maps:
                 values = np.asarray(maps[f"{name}/{term}"])
-                cells = pool(values.astype(float)[None], max_positions, queries)
+                drawn = RowMaps(values=values.astype(float)[None], queries=queries)
+                cells = pool(drawn, max_positions)
                 traces.append((_map(cells, panel, short(term)), chosen))
                 limits[name] = max(limits.get(name, FLOOR), symmetric(values, FLOOR))
         for panel, rows in enumerate(dials[name].values(), start=1 + len(names)):

@@ -41,6 +41,7 @@ from nope_probe.experiments.tables import (
 )
 from nope_probe.figures.explorer import head_maps
 from nope_probe.figures.measures import HEAD_MEASURES
+from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, numbered_layers
@@ -218,7 +219,7 @@ def head_patterns(layers: Layers, heads: pd.DataFrame) -> str:
     """Return the positional pattern of every head, for the page."""
     queries = next(iter(layers.values())).queries
     patterns = row_centred(head_means(layers), next(iter(layers.values())).skip_keys, queries)
-    return head_maps(patterns.float().numpy(), heads, query_positions=queries.numpy())
+    return head_maps(RowMaps(values=patterns.float().numpy(), queries=queries.numpy()), heads)
 
 
 def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
