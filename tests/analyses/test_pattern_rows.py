@@ -18,10 +18,11 @@ from nope_probe.maps.estimates import cross_products, fold_weights, leave_one_ou
 from nope_probe.maps.fold_rows import PackedFolds, TensorFolds
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
-from nope_probe.maps.rows import pack_rows
+from nope_probe.maps.rows import MapRows
 
 N, FOLDS = 23, 5
 COUNTS = torch.tensor([3, 7, 2, 5, 11])
+ROWS = MapRows(torch.arange(N), N)
 WEIGHTS = fold_weights(len(COUNTS), COUNTS)
 CONDITIONS = [Condition(item) for item in ((), ("mask",), ("w_q",), ("mask", "w_q"))]
 SIZES = [1, 8 * FOLDS * N * 7, 1 << 20]  # bytes: a row at a time, seven rows, the whole map
@@ -42,7 +43,7 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
         [row_centred(captured, skip)[:, kept_cells(N, skip)] for captured in maps.values()]
     )
     packed = [
-        LayerMaps(folds=PackedFolds(pack_rows(captured)), counts=COUNTS, skip_keys=skip)
+        LayerMaps(folds=PackedFolds(ROWS.pack(captured), ROWS), counts=COUNTS, skip_keys=skip)
         for captured in maps.values()
     ]
     patterns = patterns_of_others(packed)
@@ -71,7 +72,7 @@ def test_any_block_size_gives_the_estimates_of_whole_maps(n_bytes: int, skip: in
         "edge_contrast": edge_contrast(diagonal, skip),
         "edge_contrast_visible": edge_contrast(leave_one_out(rest, WEIGHTS), skip),
     }
-    for kept in (TensorFolds(scores), PackedFolds(pack_rows(scores))):
+    for kept in (TensorFolds(scores, ROWS), PackedFolds(ROWS.pack(scores), ROWS)):
         pattern = LayerMaps(folds=kept, counts=COUNTS, skip_keys=skip).others
         result = measure_estimates(pattern, n_bytes=n_bytes)
         assert list(result) == list(expected)

@@ -60,7 +60,6 @@ from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers
-from nope_probe.maps.rows import row_blocks
 from nope_probe.runtime.checkpoint import tensor_writer
 from nope_probe.runtime.folder import Run, StoredArrays
 from nope_probe.runtime.identity import input_arrays, input_record
@@ -377,7 +376,7 @@ class RunMaps:
         """
         for place, (layer, intact) in enumerate(self.intact.items()):
             cells, row = intact.pattern.apart, 0
-            for start, stop in row_blocks(intact.queries, intact.n, self.n_conditions + 1, n_bytes):
+            for start, stop in intact.folds.where.blocks(self.n_conditions + 1, n_bytes):
                 for name, rows in self._rows(layer, start, stop, row, cells):
                     yield name, place, row, rows
                 row += stop - start

@@ -28,7 +28,7 @@ from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
 from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.maps import StageMaps
-from nope_probe.maps.rows import pack_rows
+from nope_probe.maps.rows import MapRows
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
@@ -103,7 +103,7 @@ def _arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:
 def _folds(maps: StageMaps) -> dict[str, Float[np.ndarray, "fold cell"]]:
     """Return the fold means of each stage as lower triangles, with which `compare` pairs runs."""
     return {
-        f"gram/{letter}": pack_rows(folds, maps.query_positions).float().cpu().numpy()
+        f"gram/{letter}": MapRows.of(folds, maps.query_positions).pack(folds).float().cpu().numpy()
         for letter, folds in maps.folds.items()
     }
 

@@ -131,7 +131,7 @@ class Member:
         from safetensors import safe_open
 
         from nope_probe.maps.layers import LayerMaps
-        from nope_probe.maps.rows import unpack_rows
+        from nope_probe.maps.rows import MapRows
 
         path, stored = self.folder / "folds.safetensors", self.maps[name]
         if path.name not in self.manifest.get("checksums", {}):
@@ -144,9 +144,9 @@ class Member:
             cells = cells[:] if stored.place is None else cells[:, stored.place]
         queries, sizes = self.query_positions, self.fold_sizes
         counts = None if sizes is None else torch.tensor(sizes)
-        return LayerMaps.of(
-            unpack_rows(torch.from_numpy(cells), queries), counts, queries, self.skip_keys
-        )
+        packed = torch.from_numpy(cells)
+        folds = MapRows.of_cells(packed.shape[1], queries).unpack(packed)
+        return LayerMaps.of(folds, counts, queries, self.skip_keys)
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:

@@ -51,7 +51,6 @@ from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, windows_of
 from nope_probe.maps.maps import Layers
-from nope_probe.maps.rows import row_blocks
 from nope_probe.runtime.checkpoint import ITEM
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
@@ -230,12 +229,12 @@ def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
     were kept, is [n_layers, head, row, key_pos]. If some queries have no rows, `query_positions`
     are the queries of the rows.
     """
-    layers, queries = measured.layers.values(), measured.first.queries
+    layers, where = measured.layers.values(), measured.first.folds.where
     means = [layer.mean() for layer in layers]
     arrays = {
         "score": torch.stack([mean.float() for mean in means]),
         "se": torch.stack([_standard_errors(layer) for layer in layers]),
-        "normalised": torch.stack([diagonal_normalised(mean, queries).float() for mean in means]),
+        "normalised": torch.stack([diagonal_normalised(mean, where).float() for mean in means]),
     }
     if measured.first.heads:
         arrays["score_per_head"] = head_means(measured.layers)
@@ -243,8 +242,8 @@ def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
         of_bands = pooled(measured.band_maps, measured.first.counts)
         for index, band in enumerate(measured.bands[0]):
             arrays[f"band/{band.name}"] = of_bands[:, index]
-    if len(queries) < measured.first.n:
-        arrays["query_positions"] = queries  # exact in float32: below 2**24
+    if len(where.queries) < where.n:
+        arrays["query_positions"] = where.queries  # exact in float32: below 2**24
     return {name: array.float().numpy() for name, array in arrays.items()}
 
 
@@ -256,7 +255,7 @@ def head_means(layers: Layers) -> Float[Tensor, "layer head row key_pos"]:
 def _standard_errors(layer: LayerMaps) -> Float[Tensor, "row key_pos"]:
     """Return the standard error of a layer's mean map in float32, nats, NaN for j > i."""
     errors, row = torch.full((len(layer.queries), layer.n), torch.nan), 0
-    for start, stop in row_blocks(layer.queries, layer.n, layer.folds.n_folds):
+    for start, stop in layer.folds.where.blocks(layer.folds.n_folds):
         rows = slice(row, row + stop - start)
         errors[rows, :stop] = standard_error(layer.folds.rows(start, stop), layer.weights).float()
         row = rows.stop

@@ -28,7 +28,7 @@ from nope_probe.hooks.layers.attention import (
 from nope_probe.hooks.layers.base_layer import Layer, NormName
 from nope_probe.hooks.layers.hook_points import Attachment, HookPoint
 from nope_probe.maps.folds import Part, State, head_products, product_parts, sum_parts
-from nope_probe.maps.rows import QueryPositions, RowGroup, join_groups, row_groups
+from nope_probe.maps.rows import GROUP_ROWS, QueryPositions, RowGroup, join_groups
 from nope_probe.stages import Letter
 
 Groups = Sequence[Sequence[int]]  # the coordinates of each group, of one layer
@@ -230,6 +230,21 @@ class Cut:
         """The index of the rows among all queries."""
         return slice(None) if self.queries is None else self.queries
 
+    def groups(self, n: int) -> list[RowGroup]:
+        """Return the groups of rows: a single group of all queries, or a group per 64 chosen ones.
+
+        Groups of chosen rows leave out the keys after their last query, which saves memory.
+
+        Args:
+            n: how many positions.
+        """
+        if self.queries is None:
+            return [RowGroup(name="", queries=slice(None), stop=n)]
+        return [
+            RowGroup(name=str(index), queries=queries, stop=int(queries[-1]) + 1)
+            for index, queries in enumerate(self.queries.split(GROUP_ROWS))
+        ]
+
 
 class MapAccumulator(Accumulator):
     """Sums the rows of a map, for all queries or for chosen queries.
@@ -249,7 +264,7 @@ class MapAccumulator(Accumulator):
     @property
     def groups(self) -> list[RowGroup]:
         """The groups of rows that are added up together."""
-        return row_groups(self.cut.queries, self.flags["visible"].shape[-1])
+        return self.cut.groups(self.flags["visible"].shape[-1])
 
     def see(self, mask: Mask) -> None:
         """Keep the cells of the rows that all heads see in the first sequence."""
