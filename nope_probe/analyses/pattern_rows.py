@@ -26,11 +26,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nope_probe.analyses.jackknife import Interval, rms, rms_ratio, share
-from nope_probe.analyses.shapley import Condition, Contrast
+from nope_probe.analyses.shapley import Contrast
+from nope_probe.conditions import Condition
 from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.estimates import Estimates, ProductSums
 from nope_probe.maps.layers import Pattern
-from nope_probe.maps.rows import row_blocks
 
 # Share of the RMS score. Models in float32 leave up to half of this (128 equal tokens).
 ROUNDING = 8 * torch.finfo(torch.float32).eps
@@ -266,7 +266,7 @@ class ContrastGram(Generic[Name]):
         maps, cells = of_conditions[0].maps, of_conditions[0].visible
         shape = len(patterns), maps.folds.n_folds
         squares = torch.zeros(len(patterns), dtype=torch.float64)
-        for start, stop in row_blocks(maps.queries, maps.n, prod(shape), n_bytes):
+        for start, stop in maps.folds.where.blocks(prod(shape), n_bytes):
             rows = torch.empty(*shape, stop - start, stop, dtype=torch.float64)
             for index, pattern in enumerate(of_conditions):
                 scores = pattern.maps.folds.rows(start, stop).double()

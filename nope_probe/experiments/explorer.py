@@ -14,8 +14,9 @@ from tqdm.auto import tqdm
 
 from nope_probe.analyses.pattern import query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, kept_pattern
-from nope_probe.analyses.shapley import Condition, PlayerSet
+from nope_probe.analyses.shapley import PlayerSet
 from nope_probe.components import Gain
+from nope_probe.conditions import Condition
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.engine import (
@@ -27,7 +28,7 @@ from nope_probe.experiments.engine import (
     without_effect,
 )
 from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps, strongest_source
-from nope_probe.figures.panels import Pooled, pool
+from nope_probe.figures.panels import Pooled, RowMaps, pool
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, blocks_of, layers_of
 from nope_probe.hooks.reading.accumulators import absent_stages
@@ -197,7 +198,7 @@ def _arrays(combinations: Iterable[Measured]) -> dict[str, Any]:
         pairs = zip(*panels, strict=True)
         kept = [kept_pattern(*patterns_of_others(both)) for both in pairs]
         cells = shown.flatten(0, 1).cpu().double().numpy()
-        small = pool(cells, MAX_POSITIONS, queries.numpy())
+        small = pool(RowMaps(values=cells, queries=queries.numpy()), MAX_POSITIONS)
         maps.append(small.values.reshape(*shown.shape[:2], *small.values.shape[1:]))
         measures.append(_intervals(kept).reshape(*shown.shape[:2], 3, 3))
         block = small.block
@@ -321,4 +322,5 @@ def explorer_of(
 
 def _pooled_pattern(layer: LayerMaps) -> Pooled:
     pattern = row_centred(layer.mean(), layer.skip_keys, layer.queries)
-    return pool(pattern[None].numpy(), MAX_POSITIONS, layer.queries.numpy())
+    maps = RowMaps(values=pattern[None].numpy(), queries=layer.queries.numpy())
+    return pool(maps, MAX_POSITIONS)

@@ -20,6 +20,7 @@ from support.edited_model import edited, norm_sizes, plain_run
 from support.rounding import MEASURE, NETWORK, assert_same
 
 from nope_probe import Ablation, behaviour, read_run
+from nope_probe.conditions import MASK
 from nope_probe.experiments.behaviour import sections
 from nope_probe.experiments.behaviour.analyse import position_table
 from nope_probe.experiments.behaviour.plan import Measured, Plan, Probe
@@ -182,7 +183,7 @@ def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -
     plan = Plan(
         conditions={"intact": Ablation(), "mask": Ablation(remove=["mask"])},
         heads={},
-        sources=frozenset({"mask"}),
+        sources=MASK,
         layers=(0,),
         measures=("loss",),
         probes={"text": probe},

@@ -21,7 +21,7 @@ from nope_probe.analyses.pattern_changes import pattern_difference
 from nope_probe.experiments.compare.run import Settings
 from nope_probe.experiments.tables import measures_table
 from nope_probe.maps.layers import LayerMaps
-from nope_probe.maps.rows import pack_rows
+from nope_probe.maps.rows import MapRows
 from nope_probe.runtime.folder import Run, read_manifest, read_run, write_run
 from nope_probe.runtime.session import Session
 
@@ -49,7 +49,7 @@ def write(
         "maps": {"score": folds.mean(0).numpy(), "se": standard_error(folds).numpy()}
     }
     if kept:
-        arrays["folds"] = {"score": pack_rows(folds).numpy()}
+        arrays["folds"] = {"score": MapRows.of(folds).pack(folds).numpy()}
     about = {
         "model": {"name": model},
         "data": {"sha256": tokens},

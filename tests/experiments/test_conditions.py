@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from nope_probe.analyses.shapley import INTACT
+from nope_probe.conditions import INTACT
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan, measure_conditions

@@ -22,6 +22,7 @@ from nope_probe import ablate, scores
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.scores import sections
 from nope_probe.experiments.scores.heads import HeadInputs, head_columns, measure_heads
+from nope_probe.figures.panels import RowMaps
 from nope_probe.runtime.folder import Run
 
 N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
@@ -290,9 +291,10 @@ def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer()
 @pytest.mark.parametrize("skip_keys", [0, 1])
 def test_the_level_of_the_rows_is_their_share_of_the_variance(skip_keys: int) -> None:
     rows = np.array([[0, 0, 0], [2, 2, 0], [4, 2, 0]], float)  # means 2 and 3, 1 within L2's row
-    maps = np.pad(rows, ((skip_keys, 0), (skip_keys, 0)), constant_values=99.0)
+    values = np.pad(rows, ((skip_keys, 0), (skip_keys, 0)), constant_values=99.0)
+    maps, flat = RowMaps(values=values), RowMaps(values=0 * values)
     assert "25% of L5's variance is row means" in sections.level_finding(maps, skip_keys, 5)
-    assert "do not differ" in sections.level_finding(0 * maps, skip_keys, 5)
+    assert "do not differ" in sections.level_finding(flat, skip_keys, 5)
 
 
 def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out() -> None:

@@ -12,18 +12,9 @@ import torch
 
 from nope_probe.analyses.attribution import losses_need
 from nope_probe.analyses.positions import MIN_FOLDS
-from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, player_set
-from nope_probe.components import (
-    CIRCUITS,
-    ROPE_HALVES,
-    SOURCES,
-    WEIGHTS,
-    Component,
-    is_rope,
-    kept_name,
-    validate_components,
-    writer_of,
-)
+from nope_probe.analyses.shapley import PlayerSet, player_set
+from nope_probe.components import CIRCUITS, ROPE_HALVES, SOURCES, WEIGHTS, Component, is_rope
+from nope_probe.conditions import INTACT, MASK, Condition, Writer, kept_name, validate_components
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, position_keys
@@ -85,12 +76,12 @@ class Plan:
     @property
     def removable(self) -> Condition:
         """All components that some condition removes."""
-        return frozenset().union(*self.conditions)
+        return Condition(chain.from_iterable(self.conditions))
 
     @property
     def ablations(self) -> list[Ablation]:
         """The removal of all that some condition removes and calibrates, by each substitute."""
-        calibrated = {name for name in self.removable if name in WEIGHTS or writer_of(name)}
+        calibrated = {name for name in self.removable if name in WEIGHTS or Writer.removed_by(name)}
         return [substitute.without(calibrated) for substitute in (*self.substitutes, *self.checks)]
 
     @property
@@ -119,9 +110,9 @@ class Plan:
         W_V does not matter where a constant takes the place of W_O.
         """
         needed = losses_need(self.player_sets)
-        is_constant = by.replacement not in WITH_GAIN
+        dropped = set() if by.replacement in WITH_GAIN else {"w_v"}
         return {
-            condition: condition - {"w_v"} if is_constant and "w_o" in condition else condition
+            condition: Condition(condition - dropped) if "w_o" in condition else condition
             for condition in self.replacing
             if condition in needed
         }
@@ -217,7 +208,7 @@ def make_plan(
         left_out = {name: why for name, why in left_out.items() if name in SOURCES}
     sizes = range(len(sources) + 1)
     removed = chain.from_iterable(combinations(sources, size) for size in sizes)
-    conditions = [frozenset[str](components) for components in removed]
+    conditions = [*map(Condition, removed)]
     for players_of_set in player_sets:
         conditions += players_of_set.conditions
     return Plan(
@@ -248,7 +239,7 @@ def _checked_players(
         chosen = player_set(players, bands=bands)
     except ValueError as error:
         raise UserError(str(error)) from error
-    wanted = frozenset[str]().union(*(player.components for player in chosen.players))
+    wanted = Condition().union(*(player.components for player in chosen.players))
     validate_components(wanted, has)
     if parameter_free and wanted & set(WEIGHTS):
         raise UserError("the weights of a parameter-free model are identities already: no players")

@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Unpack
 
 import tyro
 
-from nope_probe.components import (
-    ROPE_HALVES,
-    SOURCES,
-    WEIGHTS,
-    Gain,
-    equal_bands,
-    with_bands,
-    writer_of,
-)
+from nope_probe.components import ROPE_HALVES, SOURCES, WEIGHTS, Gain, equal_bands, with_bands
+from nope_probe.conditions import Condition, Writer
 from nope_probe.errors import UserError
 from nope_probe.experiments.given import RunOptions, run_of
 from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
@@ -113,7 +106,7 @@ class Settings(RunSettings):
         removed = self._named_components()
         if removed is not None and not removed & {*WEIGHTS}:
             validate_effects(self, without_weights(FLAGS_OF_WEIGHTS))
-        written = sorted(name for name in removed or () if writer_of(name))
+        written = sorted(name for name in removed or () if Writer.removed_by(name))
         if written and self.scope != "both":
             raise UserError(f"{written[0]} is of one place: it takes no --scope {self.scope}")
 
@@ -122,7 +115,7 @@ class Settings(RunSettings):
         whole = {"residuals_gb": "with --scope both: no two conditions share residual streams"}
         return super().without_effect() | (whole if self.scope == "both" else {})
 
-    def _named_components(self) -> frozenset[str] | None:
+    def _named_components(self) -> Condition | None:
         """Return the components of the players, as far as their names tell; None by default.
 
         Raises:
@@ -134,7 +127,7 @@ class Settings(RunSettings):
         if names is None:
             return None
         if names == ("sources",):
-            return frozenset(SOURCES)
+            return Condition(SOURCES)
         try:
             if self.bands:
                 player_set(names)  # as they were named: bands of other players are no fault
@@ -144,7 +137,7 @@ class Settings(RunSettings):
         except ValueError as error:
             flag = "--bands" if self.players is None else "--players"
             raise UserError(f"{flag}: {error}") from error
-        return frozenset().union(*(player.components for player in players))
+        return Condition(name for player in players for name in player.components)
 
     @property
     def substitutes(self) -> tuple[Substitute, ...]:

@@ -21,10 +21,11 @@ from nope_probe.analyses.behaviour import (
 )
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern_changes import pattern_lost, positional_part
+from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.plan import Measured, Plan, head_name, map_key
 from nope_probe.experiments.behaviour.sections import report
-from nope_probe.experiments.behaviour.settings import EFFECTS, INTACT, QUANTITIES, Settings
+from nope_probe.experiments.behaviour.settings import EFFECTS, QUANTITIES, Settings
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.hooks.removing.removals import Ablation
@@ -111,7 +112,7 @@ def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
     if about.measure not in plan.measures:
         return
     if not reason and name in ("copy_text", "copy_random"):
-        intact = mean_interval(per_document(plan, measured, name, INTACT))
+        intact = mean_interval(per_document(plan, measured, name, INTACT.name))
         reason = "" if intact.high < 0 else NO_COPY
     for condition in plan.conditions:
         value = difference = UNDEFINED
@@ -119,9 +120,9 @@ def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
         note = reason or (about.unmasked if is_unmasked else "")
         if not note:
             values = per_document(plan, measured, name, condition, is_unmasked)
-            intact_same = per_document(plan, measured, name, INTACT, is_unmasked)
+            intact_same = per_document(plan, measured, name, INTACT.name, is_unmasked)
             value = mean_interval(values)
-            if condition != INTACT:
+            if condition != INTACT.name:
                 difference = mean_interval(values - intact_same)
             if name == "copy_random_second" and value.value > plan.uniform:
                 value, note = UNDEFINED, ABOVE_UNIFORM
@@ -212,7 +213,7 @@ def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFram
     chance = chance_distance(plan.text.tokens.shape[1], skip)
     rows: list[Row] = []
     for condition, distances in measured.distances.items():
-        changes = distances - measured.distances[INTACT]
+        changes = distances - measured.distances[INTACT.name]
         untrained = measured.untrained.get(condition)
         for place, layer in enumerate(plan.layers):
             row: Row = {"layer": layer, "condition": condition, "chance": chance}
@@ -222,7 +223,7 @@ def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFram
             }
             if untrained is not None:
                 intervals["untrained"] = mean_interval(untrained[:, place, 0])
-            if condition != INTACT:
+            if condition != INTACT.name:
                 intervals["difference"] = mean_interval(changes[:, place, 0])
             rows.append(row | interval_columns(**intervals))
     return pd.DataFrame(rows, columns=["layer", "condition", *DECODED, "chance"])
@@ -250,7 +251,7 @@ def bridge_table(
     """
     rows: list[Row] = []
     for condition, ablation in plan.conditions.items() if measured.maps else ():
-        if condition == INTACT:
+        if condition == INTACT.name:
             continue
         for place, layer in enumerate(plan.layers):
             lost = _pattern_lost(plan, measured, ablation, place, skip)
@@ -270,9 +271,9 @@ def _pattern_lost(
     plan: Plan, measured: Measured, ablation: Ablation, place: int, skip: int
 ) -> Interval:
     """Return what a removal takes from the positional part of one layer, nats."""
-    whole = measured.maps[map_key(plan.conditions[INTACT])]
+    whole = measured.maps[map_key(plan.conditions[INTACT.name])]
     masked, parts = whole.folds[:, place].isnan(), []
-    for removed in (plan.conditions[INTACT], ablation):
+    for removed in (plan.conditions[INTACT.name], ablation):
         scores = measured.maps[map_key(removed)].folds[:, place].masked_fill(masked, torch.nan)
         content = measured.maps[map_key(plan.without_sources(removed))].folds[:, place]
         layers = [
@@ -321,7 +322,7 @@ def heads_table(plan: Plan, measured: Measured) -> pd.DataFrame:
         for effect, quantity in (("loss", "loss"), ("copy", "copy_text_second")):
             if QUANTITIES[quantity].probe in plan.probes:
                 without = per_document(plan, measured, quantity, head_name(layer, head))
-                rise = mean_interval(without - per_document(plan, measured, quantity, INTACT))
+                rise = mean_interval(without - per_document(plan, measured, quantity, INTACT.name))
                 row |= interval_columns(**{effect: rise})
         rows.append(row)
     return pd.DataFrame(rows, columns=HEAD_COLUMNS)

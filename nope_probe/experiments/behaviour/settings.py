@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import tyro
 
-from nope_probe.analyses.shapley import condition
-from nope_probe.components import COMPONENTS, POSITION_ENCODINGS, Component, validate_components
+from nope_probe.components import COMPONENTS, POSITION_ENCODINGS, Component
+from nope_probe.conditions import INTACT, Condition, validate_components
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import (
     Ablation,
@@ -52,7 +52,6 @@ SHORTEST: dict[Measure, int] = {
 }
 EXTRAPOLATED = Bounds(16, 2**20)
 TIMES = 4  # the reach of extrapolation, in trained contexts
-INTACT = "intact"
 REMOVED = (  # by default, as far as the model has it
     *POSITION_ENCODINGS,
     "mask",
@@ -186,7 +185,7 @@ def make_conditions(
     """
     chosen = REMOVED if names is None else names
     try:
-        removed = {name: condition(name) for name in chosen if name != INTACT}
+        removed = {name: Condition.parse(name) for name in chosen if name != INTACT.name}
     except ValueError as error:
         raise UserError(f"--remove: {error}") from error
     if names is None:
@@ -197,7 +196,7 @@ def make_conditions(
     for (one, first), (other, second) in combinations(removed.items(), 2):
         if first == second:
             raise UserError(f"--remove: {one} and {other} remove the same")
-    conditions = {INTACT: substitutes[0].without(())}
+    conditions = {INTACT.name: substitutes[0].without(())}
     for name, components in removed.items():
         ablations = [substitute.without(components) for substitute in substitutes]
         if len(ablations) > 1 and ablations[0].weights:

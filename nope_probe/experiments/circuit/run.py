@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import tyro
 
 from nope_probe.components import WEIGHTS
+from nope_probe.conditions import Condition, validate_components
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
 from nope_probe.hooks.removing.stand_ins import Replacement
@@ -85,18 +86,16 @@ class Settings(RunSettings):
             validate_effects(self, without_weights(("gain", "replacement")))
 
     @property
-    def removed(self) -> frozenset[str]:
+    def removed(self) -> Condition:
         """The components to remove, circuits as their weights.
 
         Raises:
             UserError: for a name that does not exist, or names that share a component.
         """
-        from nope_probe.analyses.shapley import condition
-
         if self.remove.count("norms") > 1:
             raise UserError("--remove: norms is named twice")
         try:
-            return condition(name for name in self.remove if name != "norms")
+            return Condition.parse(name for name in self.remove if name != "norms")
         except ValueError as error:
             raise UserError(f"--remove: {error}") from error
 
@@ -204,7 +203,6 @@ def removed_components(session: Session[Settings]) -> tuple[str, ...]:
     Raises:
         UserError: for a component or band that the model lacks.
     """
-    from nope_probe.components import removal_order, validate_components
     from nope_probe.experiments.engine import validate_removable
     from nope_probe.hooks.removing.targets import components
 
@@ -212,4 +210,4 @@ def removed_components(session: Session[Settings]) -> tuple[str, ...]:
     validate_components(wanted, components(session.loaded.model))
     validate_removable(session.loaded.model, wanted)
     norms = {"norms"} & {*session.settings.remove}
-    return tuple(sorted(wanted | norms, key=removal_order))
+    return tuple(Condition(wanted | norms).ordered)

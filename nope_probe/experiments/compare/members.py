@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
+from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
 from nope_probe.runtime.folder import Run, checkpoint_dir, read_run
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:  # comparisons are shown again without torch
     from nope_probe.maps.layers import LayerMaps
 
 NOT_COMPARED = ("reproduce", "compare")
-INTACT = "intact"
 UNITS = {"circuit": "inner product"}  # units of a command's maps, if not nats
 Map: TypeAlias = Float[np.ndarray, "row key_pos"]
 
@@ -86,7 +86,7 @@ class Member:
     @property
     def intact(self) -> str:
         """The tables' value of `kept` for the intact model."""
-        return str(self.manifest.get("conditions", [INTACT])[0])
+        return str(self.manifest.get("conditions", [INTACT.name])[0])
 
     @cached_property
     def maps(self) -> dict[str, StoredMap]:
@@ -120,7 +120,7 @@ class Member:
         queries = self.run.query_positions
         return None if queries is None else torch.from_numpy(queries)
 
-    def folds(self, name: str, kept: str = INTACT) -> LayerMaps | None:
+    def folds(self, name: str, kept: str = INTACT.name) -> LayerMaps | None:
         """Return the fold means of a map; None if the run did not keep them.
 
         Args:
@@ -131,12 +131,12 @@ class Member:
         from safetensors import safe_open
 
         from nope_probe.maps.layers import LayerMaps
-        from nope_probe.maps.rows import unpack_rows
+        from nope_probe.maps.rows import MapRows
 
         path, stored = self.folder / "folds.safetensors", self.maps[name]
         if path.name not in self.manifest.get("checksums", {}):
             return None
-        key = stored.key if kept == INTACT else f"score/{kept}"
+        key = stored.key if kept == INTACT.name else f"score/{kept}"
         with safe_open(path, "numpy") as file:
             if key not in file.keys():  # noqa: SIM118
                 return None
@@ -144,14 +144,14 @@ class Member:
             cells = cells[:] if stored.place is None else cells[:, stored.place]
         queries, sizes = self.query_positions, self.fold_sizes
         counts = None if sizes is None else torch.tensor(sizes)
-        return LayerMaps.of(
-            unpack_rows(torch.from_numpy(cells), queries), counts, queries, self.skip_keys
-        )
+        packed = torch.from_numpy(cells)
+        folds = MapRows.of_cells(packed.shape[1], queries).unpack(packed)
+        return LayerMaps.of(folds, counts, queries, self.skip_keys)
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
         """The run's tables, in which the intact model has the name `intact`."""
-        named = {"kept": {self.intact: INTACT}}
+        named = {"kept": {self.intact: INTACT.name}}
         return {name: table.replace(named) for name, table in self.run.tables.items()}
 
 

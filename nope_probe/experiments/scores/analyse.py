@@ -25,6 +25,7 @@ from nope_probe.analyses.splits import (
     offset_bins,
     split_bands,
 )
+from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
 from nope_probe.experiments.scores.heads import head_columns
@@ -40,6 +41,7 @@ from nope_probe.experiments.tables import (
 )
 from nope_probe.figures.explorer import head_maps
 from nope_probe.figures.measures import HEAD_MEASURES
+from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, numbered_layers
@@ -49,14 +51,12 @@ from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, windows_of
 from nope_probe.maps.maps import Layers
-from nope_probe.maps.rows import row_blocks
 from nope_probe.runtime.checkpoint import ITEM
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
-INTACT = "intact"
 MAX_FOLD_BYTES = 2**30
 ADDS_UP = 1e-3  # relative error, for scores in half precision
 
@@ -148,7 +148,7 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
     """
     inputs, layers, first = session.sequences(), measured.layers, measured.first
     tables = {
-        "pattern": measures_table([({"kept": INTACT}, measure(layers))], [*layers]),
+        "pattern": measures_table([({"kept": INTACT.name}, measure(layers))], [*layers]),
         "offsets": _offsets_table(layers, choice),
         "queries": queries_table(layers),
     }
@@ -168,7 +168,7 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
         "layers": [*layers],
         "windows": windows_of(layers),
         "lengths": session.settings.stated_lengths(),
-        "conditions": [INTACT],
+        "conditions": [INTACT.name],
     }
     arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(measured)}
     run = Run(manifest=manifest, arrays=arrays, tables=tables)
@@ -183,7 +183,7 @@ def _offsets_table(layers: Layers, choice: OffsetBins) -> pd.DataFrame:
     bins = offset_bins(n_offsets, choice)
     sums = {"score": score_distance_sums, "all": pattern_distance_sums}
     profiles = {
-        name: mean_intervals(bin_means(patterns, of, bins), first.counts)
+        name: mean_intervals(bin_means(patterns, of, bins), first.weights)
         for name, of in sums.items()
     }
     return profiles_table(profiles, [*layers], bins, n_offsets)
@@ -218,7 +218,7 @@ def head_patterns(layers: Layers, heads: pd.DataFrame) -> str:
     """Return the positional pattern of every head, for the page."""
     queries = next(iter(layers.values())).queries
     patterns = row_centred(head_means(layers), next(iter(layers.values())).skip_keys, queries)
-    return head_maps(patterns.float().numpy(), heads, query_positions=queries.numpy())
+    return head_maps(RowMaps(values=patterns.float().numpy(), queries=queries.numpy()), heads)
 
 
 def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
@@ -229,12 +229,12 @@ def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
     were kept, is [n_layers, head, row, key_pos]. If some queries have no rows, `query_positions`
     are the queries of the rows.
     """
-    layers, queries = measured.layers.values(), measured.first.queries
+    layers, where = measured.layers.values(), measured.first.folds.where
     means = [layer.mean() for layer in layers]
     arrays = {
         "score": torch.stack([mean.float() for mean in means]),
         "se": torch.stack([_standard_errors(layer) for layer in layers]),
-        "normalised": torch.stack([diagonal_normalised(mean, queries).float() for mean in means]),
+        "normalised": torch.stack([diagonal_normalised(mean, where).float() for mean in means]),
     }
     if measured.first.heads:
         arrays["score_per_head"] = head_means(measured.layers)
@@ -242,8 +242,8 @@ def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
         of_bands = pooled(measured.band_maps, measured.first.counts)
         for index, band in enumerate(measured.bands[0]):
             arrays[f"band/{band.name}"] = of_bands[:, index]
-    if len(queries) < measured.first.n:
-        arrays["query_positions"] = queries  # exact in float32: below 2**24
+    if len(where.queries) < where.n:
+        arrays["query_positions"] = where.queries  # exact in float32: below 2**24
     return {name: array.float().numpy() for name, array in arrays.items()}
 
 
@@ -255,9 +255,9 @@ def head_means(layers: Layers) -> Float[Tensor, "layer head row key_pos"]:
 def _standard_errors(layer: LayerMaps) -> Float[Tensor, "row key_pos"]:
     """Return the standard error of a layer's mean map in float32, nats, NaN for j > i."""
     errors, row = torch.full((len(layer.queries), layer.n), torch.nan), 0
-    for start, stop in row_blocks(layer.queries, layer.n, layer.folds.n_folds):
+    for start, stop in layer.folds.where.blocks(layer.folds.n_folds):
         rows = slice(row, row + stop - start)
-        errors[rows, :stop] = standard_error(layer.folds.rows(start, stop), layer.counts).float()
+        errors[rows, :stop] = standard_error(layer.folds.rows(start, stop), layer.weights).float()
         row = rows.stop
     return errors
 

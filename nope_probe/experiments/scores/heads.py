@@ -137,7 +137,7 @@ def head_columns(
     for suffix, variant in variants.items():
         given = _head_inputs(variant, tokenizer, chosen, fold_of)
         measured, counts = measure_heads(model, given, len(layers)), given.fold_of.bincount()
-        columns.append(_columns(measured, counts, suffix))
+        columns.append(_columns(measured, fold_weights(n_folds, counts), suffix))
         shares = sink_share(pooled(measured["first_key"], counts)).tolist()
         bos = "with" if variant.bos else "without"
         sinks.append({"layer": layers, "bos": bos, "threshold": SINK, "sink_score": shares})
@@ -228,12 +228,11 @@ def _moved(reading: HeadReading, skip_keys: int) -> Float[Tensor, "batch head pl
 
 
 def _columns(
-    measured: dict[str, PerHead], counts: Int[Tensor, " fold"], suffix: str
+    measured: dict[str, PerHead], weights: Float[Tensor, " fold"], suffix: str
 ) -> pd.DataFrame:
-    estimates = {name: leave_one_out(values, counts) for name, values in measured.items()}
+    estimates = {name: leave_one_out(values, weights) for name, values in measured.items()}
     estimates |= {name: estimates[name] / estimates["total"] for name in SHARES}
     names, (n_layers, n_heads) = (*MEANS, *SHARES), measured["total"].shape[1:]
-    weights = fold_weights(len(counts), counts)
     rows = [
         {
             name + suffix: jackknife(
