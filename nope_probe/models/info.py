@@ -31,8 +31,10 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.hooks.removing.targets import rope_layers
 from nope_probe.models.gguf import GGUFInfo
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+if TYPE_CHECKING:  # importing these classes takes seconds
+    from transformer_lens import HookedTransformer
+    from transformer_lens.model_bridge import TransformerBridge
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +103,23 @@ class ModelInfo:
     def to_dict(self) -> dict[str, object]:
         """Return the info as JSON-ready values."""
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LoadedModel:
+    """A hooked model, its tokenizer (None for parameter-free models) and its info.
+
+    The tokenizer is as on disk. `model.tokenizer` is a copy in which TransformerLens has set
+    missing special tokens, for example BOS to EOS.
+    """
+
+    model: HookedTransformer | TransformerBridge
+    tokenizer: PreTrainedTokenizerBase | None
+    info: ModelInfo
+
+    def __repr__(self) -> str:
+        """Return the model's name, kind, sizes and parity."""
+        return f"LoadedModel: {self.info.summary}"
 
 
 def describe(

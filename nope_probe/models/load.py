@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.component_setup import setup_submodules
+from transformer_lens.model_bridge.generalized_components import (
+    AttentionBridge,
+    LinearBridge,
+    PosEmbedBridge,
+    RotaryEmbeddingBridge,
+)
+from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from nope_probe.errors import UserError
 from nope_probe.files import reading
@@ -15,7 +24,7 @@ from nope_probe.hooks.layers.model import blocks_of, layers_of
 from nope_probe.models.context import validate_context
 from nope_probe.models.gguf import describe_gguf
 from nope_probe.models.huggingface import DeviceMap, load_hugging_face
-from nope_probe.models.info import ModelInfo, check_parity, describe, reference_of
+from nope_probe.models.info import LoadedModel, check_parity, describe, reference_of
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
@@ -33,27 +42,8 @@ from nope_probe.models.parameter_free import (
     wrap_in_bridge,
 )
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # TransformerLens 4 has none
     from transformer_lens import HookedTransformer
-    from transformer_lens.model_bridge import TransformerBridge
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class LoadedModel:
-    """A hooked model, its tokenizer (None for parameter-free models) and its info.
-
-    The tokenizer is as on disk. `model.tokenizer` is a copy in which TransformerLens has set
-    missing special tokens, for example BOS to EOS.
-    """
-
-    model: HookedTransformer | TransformerBridge
-    tokenizer: PreTrainedTokenizerBase | None
-    info: ModelInfo
-
-    def __repr__(self) -> str:
-        """Return the model's name, kind, sizes and parity."""
-        return f"LoadedModel: {self.info.summary}"
 
 
 def to_hooked(
@@ -188,8 +178,6 @@ def boot_bridge(
         UserError: if TransformerLens does not support the architecture, or if the model has no
             attention that can be read.
     """
-    from transformer_lens.model_bridge import TransformerBridge
-
     with reading(f"TransformerLens cannot read {source}, a {type(hf).__name__}"):
         model = TransformerBridge.boot_transformers(
             source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
@@ -220,9 +208,6 @@ _WHOLE_BLOCKS = {
 
 def _add_attention(model: TransformerBridge) -> None:
     """Add TransformerLens's hook points to attention that lacks them."""
-    from transformer_lens.model_bridge.component_setup import setup_submodules
-    from transformer_lens.model_bridge.generalized_components import AttentionBridge, LinearBridge
-
     name = _WHOLE_BLOCKS.get(type(model.original_model).__name__)
     if name is None:
         return
@@ -245,8 +230,6 @@ def _add_attention(model: TransformerBridge) -> None:
 
 def _add_position_embeddings(model: TransformerBridge) -> None:
     """Add a hook point to position embeddings without weights (XGLM's sinusoids)."""
-    from transformer_lens.model_bridge.generalized_components import PosEmbedBridge
-
     modules = model.original_model.base_model._modules
     embedding = modules.get("embed_positions")
     if embedding is not None and "pos_embed" not in model._modules:
@@ -258,9 +241,6 @@ def _add_position_embeddings(model: TransformerBridge) -> None:
 
 def _run_as_transformers(model: TransformerBridge) -> None:
     """Run blocks that do not attend as transformers does, not by TransformerLens's own code."""
-    from transformer_lens.model_bridge.generalized_components import RotaryEmbeddingBridge
-    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
-
     for module in model.original_model.modules():
         for name, child in module._modules.items():
             if isinstance(child, RotaryEmbeddingBridge) and child.original_component is None:

@@ -18,7 +18,7 @@ from nope_probe import circuit, compare, scores
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import pattern_difference
-from nope_probe.experiments.compare.run import Settings
+from nope_probe.experiments.compare.settings import Settings
 from nope_probe.experiments.tables import measures_table
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import pack_rows

@@ -106,7 +106,7 @@ def analyse(
         "query_stride": query_stride(len(intact.queries)),
         "layers": list(plan.layers),
         "windows": windows_of(measured.intact),
-        "lengths": {} if session.call.loaded else session.settings.stated_lengths(),
+        "lengths": session.lengths,
         **analysis.record(),
     }
     run = Run(

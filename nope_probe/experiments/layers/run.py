@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
-import tyro
+import pandas as pd
+import torch
 
-from nope_probe.errors import UserError
+from nope_probe.data.sequences import forces_bos
+from nope_probe.errors import UserError, printable
 from nope_probe.experiments.layers.expect import (
     LENGTHS,
     TOLERANCE,
     Expectation,
     differences,
-    parse_expectation,
     validate_depth,
 )
+from nope_probe.experiments.layers.probe import N_SHORT, LayerFindings, probe_layers
+from nope_probe.experiments.layers.settings import Settings
+from nope_probe.experiments.sections import PlainConsole, tables_that_fit
+from nope_probe.hooks.layers.model import Inputs, hugging_face_config
 from nope_probe.models.context import beyond_context, validate_context
-from nope_probe.models.names import is_on_hub, path_of, validate_reachable, validate_revision
+from nope_probe.models.info import LoadedModel
+from nope_probe.models.names import is_on_hub, validate_reachable
 from nope_probe.runtime.identity import record_sources, threads, versions
+from nope_probe.runtime.peers import own_device
 from nope_probe.runtime.processes import status
-from nope_probe.runtime.settings import (
-    LAYERS,
-    SEED,
-    SEQ_LEN,
-    BeyondContextFlag,
-    BoundedSettings,
-    ModelFlag,
-    RevisionFlag,
-    validate_effects,
-)
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from nope_probe.experiments.layers.probe import LayerFindings
-    from nope_probe.hooks.layers.model import Inputs
-    from nope_probe.models.load import LoadedModel
-
-_arg = tyro.conf.arg
 COLUMNS = ("layer", "RoPE", "pairs", "base", "turned", "mask", "q/k-norm", "cap", "scale")
 # Columns that only some models need, and their sentences in the legend.
 RARE = {
@@ -59,58 +48,6 @@ N_SEQS = 2
 N_MARGIN = 16  # positions beyond a window for it to show
 N_LONGEST = 1280  # positions of the longest sequence that `auto` takes for the mask
 HINTS = ("sliding_window", "attention_chunk_size", "window_size")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(BoundedSettings):
-    """Find what each layer of a model does about position.
-
-    The findings are RoPE's action, pairs and base, the mask's shape, norms, soft cap, scale and
-    BOS. They come from interventions on one short batch, never from the configuration. Prints one
-    table, and the differences to the configuration.
-    """
-
-    model: ModelFlag = "rope-tiny"
-    revision: RevisionFlag = None
-    layers: Annotated[int | Literal["all"], LAYERS, _arg(help="How many first layers to read.")] = (
-        "all"
-    )
-    seq_len: Annotated[
-        int | Literal["auto"],
-        SEQ_LEN,
-        _arg(
-            help="Positions on which the mask and what changes with length are read; a window "
-            "shows if it is shorter."
-        ),
-    ] = "auto"
-    beyond_context: BeyondContextFlag = False
-    expect: Annotated[
-        tuple[str, ...],
-        _arg(
-            metavar="KEY=VALUE",
-            help="What to hold the model against, such as no_rope_layers=3,7,11 or "
-            "sliding_window=4096; exit code 1 if it differs.",
-        ),
-    ] = ()
-    json: Annotated[bool, _arg(help="Print JSON instead of the table.")] = False
-    seed: Annotated[int, SEED, _arg(help="Seed of the batch.")] = 0
-    device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
-
-    def sources(self) -> dict[str, Path | None]:
-        """Return the paths of the model's files; None for a model on the Hub."""
-        made_here = self.model.lower().startswith("parameter-free")
-        return {} if made_here else {"model": path_of(self.model)}
-
-    def validate(self) -> None:
-        """Check the settings that need no model.
-
-        Raises:
-            UserError: naming the flag.
-        """
-        if self.seq_len == "auto":
-            validate_effects(self, {"beyond_context": "without a --seq-len"})
-        if self.revision is not None:
-            validate_revision(self.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,18 +89,12 @@ def run(settings: Settings) -> Report:
         UserError: for settings that the model cannot satisfy.
     """
     settings.validate()
-    expectations = [parse_expectation(expectation) for expectation in settings.expect]
-    keys = [expectation.key for expectation in expectations]
-    if len({*keys}) < len(keys):
-        raise UserError(f"--expect names a key twice: {' '.join(settings.expect)}")
     validate_reachable(settings.model, settings.revision)
     if settings.seq_len != "auto":
         beyond, revision = settings.beyond_context, settings.revision
         validate_context(settings.model, settings.seq_len, beyond=beyond, revision=revision)
     loaded = load_model(settings)
-    from nope_probe.data.sequences import forces_bos
-    from nope_probe.experiments.layers.probe import N_SHORT, probe_layers
-
+    expectations = settings.expectations
     validate_depth(expectations, loaded.info.n_layers)
     n_long = n_positions(settings, loaded, expectations, N_SHORT)
     batch = batch_of(loaded, max(n_long, min(N_SHORT, loaded.info.n_ctx)), settings.seed)
@@ -180,6 +111,18 @@ def run(settings: Settings) -> Report:
     )
 
 
+def run_and_show(settings: Settings) -> None:
+    """Print the findings; exit with code 1 if an expectation is not met."""
+    report = run(settings)
+    if settings.json:
+        sys.stdout.write(as_json(report, settings) + "\n")
+    else:
+        print_report(report)
+    if report.unmet:
+        sys.stderr.write("".join(f"{printable(line)}\n" for line in report.unmet))
+        sys.exit(1)
+
+
 def load_model(settings: Settings) -> LoadedModel:
     """Load the first layers of the model, in float32.
 
@@ -188,10 +131,8 @@ def load_model(settings: Settings) -> LoadedModel:
     """
     doing = f"loading TransformerLens and {settings.model}"
     with status(doing, has_bars=is_on_hub(settings.model)):
-        import torch
-
+        # It takes seconds to import, and repetitions of other commands do without it.
         from nope_probe.models.load import load
-        from nope_probe.runtime.processes import own_device
 
         return load(
             settings.model,
@@ -214,8 +155,6 @@ def n_positions(
     Raises:
         UserError: for a --seq-len beyond the model's context, or an expected length beyond that.
     """
-    from nope_probe.hooks.layers.model import hugging_face_config
-
     n_ctx = loaded.info.n_ctx
     expected = [
         int(expectation.value)
@@ -241,8 +180,6 @@ def n_positions(
 
 def batch_of(loaded: LoadedModel, length: int, seed: int) -> Inputs:
     """Return random tokens, or random vectors for a parameter-free model."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     if loaded.info.parameter_free:
         return torch.randn(N_SEQS, length, loaded.info.d_model, generator=generator)
@@ -264,8 +201,6 @@ def as_json(report: Report, settings: Settings) -> str:
 
 def print_report(report: Report) -> None:
     """Print a report's table, and the differences to the configuration."""
-    from nope_probe.experiments.sections import PlainConsole, tables_that_fit
-
     console, table = PlainConsole(), as_text(report)
     for part in tables_that_fit(f"{report.model}: position, layer by layer", table):
         console.print(part)
@@ -284,8 +219,6 @@ def print_report(report: Report) -> None:
 
 def as_text(report: Report) -> pd.DataFrame:
     """Return the findings, a row per layer, for a table on the terminal."""
-    import pandas as pd
-
     cells = {layer.layer: _cells(layer) for layer in report.layers}
     for layer in report.not_attending:
         cells[layer] = {"layer": f"L{layer}", "mask": "no attention"}
