@@ -39,7 +39,7 @@ from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows
-from nope_probe.models.info import describe
+from nope_probe.models.parity import describe
 from nope_probe.stages import LETTERS, Letter
 
 PAGE_BYTES = 900_000  # beside all other maps of a report

@@ -15,7 +15,8 @@ from nope_probe.experiments.engine import as_sequences, folds_for_intervals, nam
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, layers_of
 from nope_probe.hooks.removing.block_ablation import ABLATED
-from nope_probe.models.info import LoadedModel, describe
+from nope_probe.models.info import LoadedModel
+from nope_probe.models.parity import describe
 from nope_probe.runtime.folder import Run, read_run
 from nope_probe.runtime.peers import own_device
 from nope_probe.runtime.processes import process_count

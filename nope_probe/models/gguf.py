@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import hf_hub_download
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, __version__
+from transformers import modeling_gguf_pytorch_utils as reader
 from transformers.utils import quantization_config
 from transformers.utils.hub import extract_commit_hash
 
 from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
+from nope_probe.models.info import GGUFInfo
 from nope_probe.models.names import file_on_hub
 
 if TYPE_CHECKING:
@@ -37,23 +39,6 @@ MAGIC = b"GGUF"
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 # Tensors with RoPE's factors for each pair of a head's coordinates.
 _ROPE_TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GGUFInfo:
-    """A GGUF file's hash and quantisation, for the manifest.
-
-    Attributes:
-        file: its name.
-        sha256: the hash of its bytes.
-        file_type: the quantisation that the file states, such as `MOSTLY_Q4_1`; None if none.
-        tensor_types: the number of tensors of each type.
-    """
-
-    file: str
-    sha256: str
-    file_type: str | None
-    tensor_types: dict[str, int]
 
 
 def load_gguf(
@@ -250,8 +235,6 @@ def read_header(path: Path) -> GGUFReader:
 @contextmanager
 def without_bar() -> Iterator[None]:
     """Turn off the progress bar of transformers' GGUF reader, which its settings do not reach."""
-    from transformers import modeling_gguf_pytorch_utils as reader
-
     bar = reader.tqdm
     reader.tqdm = partial(bar, disable=True)
     try:

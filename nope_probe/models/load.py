@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformer_lens.model_bridge import TransformerBridge
@@ -23,8 +23,8 @@ from nope_probe.files import reading
 from nope_probe.hooks.layers.model import blocks_of, layers_of
 from nope_probe.models.context import validate_context
 from nope_probe.models.gguf import describe_gguf
-from nope_probe.models.huggingface import DeviceMap, load_hugging_face
-from nope_probe.models.info import LoadedModel, check_parity, describe, reference_of
+from nope_probe.models.huggingface import DeviceMap, load_hugging_face, reference_of
+from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
@@ -34,6 +34,7 @@ from nope_probe.models.names import (
     validate_revision,
 )
 from nope_probe.models.parameter_free import (
+    Hooked,
     build,
     has_hooked_transformer,
     hooked_config,
@@ -41,14 +42,10 @@ from nope_probe.models.parameter_free import (
     parameter_free,
     wrap_in_bridge,
 )
-
-if TYPE_CHECKING:  # TransformerLens 4 has none
-    from transformer_lens import HookedTransformer
+from nope_probe.models.parity import check_parity, describe
 
 
-def to_hooked(
-    hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
-) -> HookedTransformer | TransformerBridge:
+def to_hooked(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Hooked:
     """Return a Llama-like Hugging Face model as a hooked model, in float32 on the CPU.
 
     The copy is a HookedTransformer, or with TransformerLens 4 a TransformerBridge.
@@ -151,9 +148,7 @@ def load(
     return LoadedModel(model=model, tokenizer=tokenizer, info=info)
 
 
-def _placed(
-    model: HookedTransformer | TransformerBridge, device: str, dtype: torch.dtype | None
-) -> HookedTransformer | TransformerBridge:
+def _placed(model: Hooked, device: str, dtype: torch.dtype | None) -> Hooked:
     model = model.to(device, print_details=False)
     return model.to(dtype or torch.float32, print_details=False)
 

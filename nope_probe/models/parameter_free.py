@@ -33,7 +33,9 @@ from nope_probe.stages import Norm
 if TYPE_CHECKING:  # TransformerLens 4 has neither
     from transformer_lens import HookedTransformer, HookedTransformerConfig
 
-    Configuration: TypeAlias = HookedTransformerConfig | TransformerBridgeConfig
+
+Configuration: TypeAlias = "HookedTransformerConfig | TransformerBridgeConfig"
+Hooked: TypeAlias = "HookedTransformer | TransformerBridge"
 
 
 def has_hooked_transformer() -> bool:
@@ -107,7 +109,7 @@ def configuration(**settings: Any) -> Configuration:
     return getattr(transformer_lens, name)(**settings)
 
 
-def build(config: Configuration) -> HookedTransformer | TransformerBridge:
+def build(config: Configuration) -> Hooked:
     """Build the hooked model of a configuration: a HookedTransformer, or a bridge on 4.x.
 
     A parameter-free model gets identities as weights; set the weights of other models yourself. The
@@ -134,7 +136,7 @@ def build(config: Configuration) -> HookedTransformer | TransformerBridge:
     return model.requires_grad_(False)
 
 
-def _set_identities(model: HookedTransformer | TransformerBridge) -> None:
+def _set_identities(model: Hooked) -> None:
     d = model.cfg.d_model
     value_size = d**-0.5 if model.cfg.normalization_type == "RMSPre" else 1.0
     for layer in layers_of(model):

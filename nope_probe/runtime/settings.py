@@ -42,6 +42,7 @@ from nope_probe.errors import (
 from nope_probe.files import local_path
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN
 from nope_probe.maps import default_rows
+from nope_probe.models.info import ModelInfo
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
@@ -52,7 +53,6 @@ from nope_probe.runtime.processes import process_count, validate_one_process
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
-    from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
 Chosen = TypeVar("Chosen", bound="BoundedSettings")

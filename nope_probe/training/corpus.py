@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset, load_dataset
@@ -16,10 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from nope_probe.data.documents import is_held_out, stdlib_documents
 from nope_probe.data.sequences import cut
-
-if TYPE_CHECKING:
-    from nope_probe.training.recipes import Recipe
-
+from nope_probe.training.recipes import Recipe
 
 BOS = "<bos>"
 

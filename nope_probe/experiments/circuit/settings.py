@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
@@ -12,6 +12,7 @@ from nope_probe.components import WEIGHTS
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
 from nope_probe.hooks.removing.stand_ins import Replacement
+from nope_probe.models.info import ModelInfo
 from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.settings import (
     COUNT,
@@ -24,9 +25,6 @@ from nope_probe.runtime.settings import (
     RunSettings,
     validate_effects,
 )
-
-if TYPE_CHECKING:
-    from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
 N_STAGES = 9

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+import torch
 from jaxtyping import Float, Int
 
 from nope_probe.experiments.sections import (
@@ -33,6 +34,7 @@ from nope_probe.figures.intervals import ROUNDING, excludes_zero
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.measures import ABOUT, head_map, pattern_measures
 from nope_probe.figures.words import MEASURES, reader_of
+from nope_probe.maps.centred import row_centred
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
@@ -140,10 +142,6 @@ def _pattern_maps(
     query_positions: Int[np.ndarray, " row"] | None,
     **drawn: Any,
 ) -> go.Figure:
-    import torch  # only pages and images draw these maps; other output needs no torch
-
-    from nope_probe.maps.centred import row_centred
-
     queries = None if query_positions is None else torch.from_numpy(query_positions)
     pattern = row_centred(torch.from_numpy(score).double(), skip_keys, queries).float().numpy()
     title = "Positional pattern"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
+from nope_probe.models.info import ModelInfo
 from nope_probe.runtime.settings import OFFSET_BINS, Bounds, RunSettings
-
-if TYPE_CHECKING:
-    from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
 

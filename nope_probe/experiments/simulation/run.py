@@ -16,7 +16,8 @@ from nope_probe.experiments.simulation.analyse import analyse
 from nope_probe.experiments.simulation.settings import Settings, TheorySettings
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import State
-from nope_probe.models.info import LoadedModel, describe
+from nope_probe.models.info import LoadedModel
+from nope_probe.models.parity import describe
 from nope_probe.runtime.places import validate_memory
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Session

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from nope_probe.errors import UserError
+from nope_probe.models.info import ModelInfo
 from nope_probe.runtime.places import validate_memory
 from nope_probe.runtime.settings import LARGEST, Bounds, ModelFlag, RunSettings
-
-if TYPE_CHECKING:
-    from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
 MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one out
