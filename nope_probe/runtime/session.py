@@ -202,9 +202,9 @@ class Session(Generic[Settings_co]):
             unknown += [] if before else ["model's state"]
         if unknown:
             what = f"{' and '.join(unknown)} changed since was not compared"
-            report(f"the run in {self.folder} was finished before; whether its {what}")
+            tell(f"the run in {self.folder} was finished before; whether its {what}")
         seconds = manifest.get("seconds", 0)
-        report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
+        tell(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
 
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
@@ -314,7 +314,7 @@ class Session(Generic[Settings_co]):
         done = f", {n_done:,} of them done before" if n_done else ""
         runs = f"{_counted(n_conditions, what)} in {_counted(len(passes), 'pass', 'passes')}"
         memory = f"; about {decimal(n_bytes)} of memory above the model"
-        report(f"running {runs}{over}{done}{memory}")
+        tell(f"running {runs}{over}{done}{memory}")
 
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
@@ -363,7 +363,7 @@ class Session(Generic[Settings_co]):
         passes = run.manifest.get("layer_passes") or {"run": 0, "needed": 0}
         saved = f", ran {passes['run']:,} of {passes['needed']:,} layer passes"
         saved = saved if passes["run"] != passes["needed"] else ""
-        report(f"took {run.manifest['seconds']:.0f} s{saved}")
+        tell(f"took {run.manifest['seconds']:.0f} s{saved}")
 
 
 def _counted(n: int, one: str, several: str = "") -> str:
@@ -371,7 +371,7 @@ def _counted(n: int, one: str, several: str = "") -> str:
     return f"{n:,} {one if n == 1 else several or f'{one}s'}"
 
 
-def report(line: str) -> None:
+def tell(line: str) -> None:
     """Write a line on stderr, in the first process."""
     if is_first_process():
         sys.stderr.write(f"{printable(line)}\n")

@@ -17,10 +17,10 @@ from nope_probe.experiments.ablation.settings import FLAGS_OF_WEIGHTS, Settings
 from nope_probe.experiments.engine import (
     Engine,
     bands_of,
+    idle_sources,
     irreplaceable,
     validate_first_sequence,
     validate_removable,
-    without_effect,
 )
 from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.hooks.layers.model import Given
@@ -74,20 +74,12 @@ def plan_of(session: Session[Settings]) -> Plan:
         loaded.info.parameter_free,
         bands,
         left_out=irreplaceable(loaded.model)
-        | without_effect(loaded.model, session.sequences().inputs, len(layers)),
+        | idle_sources(loaded.model, session.sequences().inputs, len(layers)),
     )
     validate_removable(loaded.model, plan.removable)
     if not plan.removes_weights:
         validate_effects(settings, without_weights(FLAGS_OF_WEIGHTS))
-    return replace(
-        plan,
-        layers=layers,
-        substitutes=settings.substitutes,
-        checks=settings.checks if plan.removes_weights else (),
-        scope=settings.scope,
-        reparametrise=settings.reparametrise,
-        offset_bins=settings.offset_bins,
-    )
+    return replace(plan, layers=layers, settings=settings)
 
 
 def measure(session: Session[Settings], plan: Plan) -> Measured:

@@ -51,7 +51,7 @@ HINTS = ("sliding_window", "attention_chunk_size", "window_size")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ModelFindings:
     """The findings on a model.
 
     Attributes:
@@ -71,7 +71,7 @@ class Report:
     not_attending: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON-ready values."""
+        """Return the findings as JSON-ready values."""
         return {
             "model": self.model,
             "bos": self.bos,
@@ -82,7 +82,7 @@ class Report:
         }
 
 
-def run(settings: Settings) -> Report:
+def run(settings: Settings) -> ModelFindings:
     """Find the positional parts of each layer.
 
     Raises:
@@ -101,7 +101,7 @@ def run(settings: Settings) -> Report:
     findings = probe_layers(loaded.model, batch[:, :N_SHORT], batch[:1, :n_long])
     bos = "forced" if loaded.tokenizer is not None and forces_bos(loaded.tokenizer) else "none"
     checks = [expectation.check(findings, bos) for expectation in expectations]
-    return Report(
+    return ModelFindings(
         model=loaded.info.name,
         bos=bos,
         layers=findings,
@@ -113,13 +113,13 @@ def run(settings: Settings) -> Report:
 
 def run_and_show(settings: Settings) -> None:
     """Print the findings; exit with code 1 if an expectation is not met."""
-    report = run(settings)
+    findings = run(settings)
     if settings.json:
-        sys.stdout.write(as_json(report, settings) + "\n")
+        sys.stdout.write(as_json(findings, settings) + "\n")
     else:
-        print_report(report)
-    if report.unmet:
-        sys.stderr.write("".join(f"{printable(line)}\n" for line in report.unmet))
+        print_findings(findings)
+    if findings.unmet:
+        sys.stderr.write("".join(f"{printable(line)}\n" for line in findings.unmet))
         sys.exit(1)
 
 
@@ -186,8 +186,8 @@ def batch_of(loaded: LoadedModel, length: int, seed: int) -> Inputs:
     return torch.randint(loaded.info.d_vocab, (N_SEQS, length), generator=generator)
 
 
-def as_json(report: Report, settings: Settings) -> str:
-    """Return a report as a JSON document, with all settings to repeat it."""
+def as_json(findings: ModelFindings, settings: Settings) -> str:
+    """Return the findings as a JSON document, with all settings to repeat it."""
     asked = {name: value for name, value in asdict(settings).items() if name != "json"}
     run = {
         "kind": "layers",
@@ -196,31 +196,33 @@ def as_json(report: Report, settings: Settings) -> str:
         "threads": threads(),
         "sources": record_sources(settings.sources()),
     }
-    return json.dumps(report.to_dict() | {"run": run}, indent=1)
+    return json.dumps(findings.to_dict() | {"run": run}, indent=1)
 
 
-def print_report(report: Report) -> None:
-    """Print a report's table, and the differences to the configuration."""
-    console, table = PlainConsole(), as_text(report)
-    for part in tables_that_fit(f"{report.model}: position, layer by layer", table):
+def print_findings(findings: ModelFindings) -> None:
+    """Print the table, and the differences to the configuration."""
+    console, table = PlainConsole(), as_text(findings)
+    for part in tables_that_fit(f"{findings.model}: position, layer by layer", table):
         console.print(part)
         console.print()
-    console.print(f"BOS: {'forced by the tokenizer' if report.bos == 'forced' else 'not forced'}.")
+    console.print(
+        f"BOS: {'forced by the tokenizer' if findings.bos == 'forced' else 'not forced'}."
+    )
     rare = [about for name, about in RARE.items() if name in table]
-    legend = LEGEND.format(n=report.layers[0].mask.n_positions)
+    legend = LEGEND.format(n=findings.layers[0].mask.n_positions)
     console.print(" ".join([legend, *rare]), style="dim")
     for title, lines in (
-        ("The configuration says otherwise:", report.differences),
-        ("Not as found in a block of the usual kind:", _notes(report)),
+        ("The configuration says otherwise:", findings.differences),
+        ("Not as found in a block of the usual kind:", _notes(findings)),
     ):
         if lines:
             console.print(title, *(f"  {line}" for line in lines), sep="\n")
 
 
-def as_text(report: Report) -> pd.DataFrame:
+def as_text(findings: ModelFindings) -> pd.DataFrame:
     """Return the findings, a row per layer, for a table on the terminal."""
-    cells = {layer.layer: _cells(layer) for layer in report.layers}
-    for layer in report.not_attending:
+    cells = {layer.layer: _cells(layer) for layer in findings.layers}
+    for layer in findings.not_attending:
         cells[layer] = {"layer": f"L{layer}", "mask": "no attention"}
     table = pd.DataFrame([cells[layer] for layer in sorted(cells)], columns=[*COLUMNS, *RARE])
     absent = [name for name in RARE if table[name].dropna().eq(NONE).all()]
@@ -258,10 +260,10 @@ def _number(value: float | None, style: str) -> str:
     return NONE if value is None else f"{value:{style}}"
 
 
-def _notes(report: Report) -> list[str]:
+def _notes(findings: ModelFindings) -> list[str]:
     """Return lines on findings without a column in the table."""
     lines = []
-    for layer in report.layers:
+    for layer in findings.layers:
         name = f"L{layer.layer}"
         if not layer.mask_same_in_all_heads:
             lines.append(f"{name}: heads have different masks; the table shows H0's")

@@ -50,7 +50,7 @@ MAX_FOLD_BYTES = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredScores:
     """The score maps of the intact model.
 
     Attributes:
@@ -69,7 +69,9 @@ class Measured:
         return next(iter(self.layers.values()))
 
 
-def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBins = "auto") -> Run:
+def analyse(
+    session: Session[RunSettings], measured: MeasuredScores, choice: OffsetBins = "auto"
+) -> Run:
     """Measure the maps, and return the run.
 
     Args:
@@ -152,7 +154,7 @@ def head_patterns(layers: Layers, heads: pd.DataFrame) -> str:
     return head_maps(patterns.float().numpy(), heads, query_positions=queries.numpy())
 
 
-def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
+def map_arrays(measured: MeasuredScores) -> dict[str, np.ndarray]:
     """Return the maps that a run keeps, float32, in nats, NaN where the model masks.
 
     `score`, `se` (its standard error, from folds), `normalised` (less each diagonal's mean, the
@@ -193,7 +195,7 @@ def _standard_errors(layer: LayerMaps) -> Float[Tensor, "row key_pos"]:
     return errors
 
 
-def _folds(measured: Measured) -> dict[str, dict[str, np.ndarray]]:
+def _folds(measured: MeasuredScores) -> dict[str, dict[str, np.ndarray]]:
     """Return the fold means as lower triangles, with which `compare` pairs runs, unless too large.
 
     Fold means beyond MAX_FOLD_BYTES would take more space than the maps.

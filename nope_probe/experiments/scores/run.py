@@ -9,7 +9,7 @@ from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import Band, BandChoice, make_bands
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
-from nope_probe.experiments.scores.analyse import Measured, analyse
+from nope_probe.experiments.scores.analyse import MeasuredScores, analyse
 from nope_probe.experiments.scores.settings import Settings
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.hook_points import HookedModel
@@ -40,7 +40,7 @@ def run(settings: Settings) -> Path:
 
 def capture(
     session: Session[RunSettings], *, per_head: bool = False, choice: BandChoice | None = None
-) -> Measured:
+) -> MeasuredScores:
     """Return the model's score maps, from the checkpoint or captured and saved.
 
     Args:
@@ -62,7 +62,7 @@ def capture(
         name = "the intact model"
         maps = engine.stored_scores("scores", name=name, layers=layers, per_head=per_head)
         if not bands:
-            return Measured(layers=maps, bands=bands)
+            return MeasuredScores(layers=maps, bands=bands)
         coordinates = [[band.coordinates for band in of_layer] for of_layer in bands]
         band_maps = engine.once(
             "bands",
@@ -73,7 +73,7 @@ def capture(
         visible = ~scores[0].isnan()
         if not relative_error(added[:, visible], scores[:, visible]) < ADDS_UP:
             raise UserError(f"--bands: the scores of L{number} are not q.k, so they have no bands")
-    return Measured(layers=maps, bands=bands, band_maps=band_maps)
+    return MeasuredScores(layers=maps, bands=bands, band_maps=band_maps)
 
 
 def bands_of(
