@@ -205,7 +205,7 @@ def test_a_signal_saves_a_checkpoint_after_the_step_and_training_resumes_to_the_
         return trainer
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module, "make_trainer", make)
+        patch.setattr("nope_probe.training.run.make_trainer", make)
         with pytest.raises(Interrupted, match="run the same command with --resume to resume"):
             run(Settings(preset="nope-tiny", out=out))
     assert (out / "checkpoint-3" / "checksums.json").is_file()
