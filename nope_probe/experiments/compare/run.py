@@ -21,7 +21,7 @@ from nope_probe.runtime.session import Session
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison(Settings):
+class Compared(Settings):
     """The settings, and the runs that they name.
 
     Attributes:
@@ -55,7 +55,7 @@ def run(settings: Settings) -> Path:
 
 def run_members(settings: Settings, members: Sequence[Member]) -> Path:
     """Compare runs that were read and checked; see `run`."""
-    session = Session("compare", Comparison(**vars(settings), members=members))
+    session = Session("compare", Compared(**vars(settings), members=members))
     folder = session.folder
     for member in members:
         if folder.resolve().is_relative_to(member.folder.resolve()):
@@ -69,7 +69,7 @@ def run_members(settings: Settings, members: Sequence[Member]) -> Path:
     return folder
 
 
-def analyse(session: Session[Comparison], members: Sequence[Member]) -> Run:
+def analyse(session: Session[Compared], members: Sequence[Member]) -> Run:
     """Compare the runs' maps and tables, and return the run."""
     maps, table = compare_maps(members), differences_table(members)
     manifest = {
