@@ -431,7 +431,7 @@ def irreplaceable(model: HookedModel) -> dict[str, str]:
     }
 
 
-def without_effect(model: HookedModel, inputs: Inputs, n_layers: int) -> dict[str, str]:
+def idle_sources(model: HookedModel, inputs: Inputs, n_layers: int) -> dict[str, str]:
     """Return the sources of a model that do nothing in sequences of this length, and why.
 
     Args:

@@ -23,9 +23,9 @@ from nope_probe.experiments.engine import (
     Engine,
     as_sequences,
     folds_for_intervals,
+    idle_sources,
     irreplaceable,
     name_of,
-    without_effect,
 )
 from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps, strongest_source
 from nope_probe.figures.panels import Pooled, RowMaps, pool
@@ -40,7 +40,7 @@ from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows
-from nope_probe.models.info import describe
+from nope_probe.models.parity import describe
 from nope_probe.stages import LETTERS, Letter
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
@@ -49,7 +49,7 @@ HEADS = "mean over heads"
 Folds = Float[Tensor, "fold layer panel row key_pos"]
 Mean = Float[Tensor, "layer panel row key_pos"]
 # The folds that panels are measured from, the panels as they are shown, and their maps.
-Measured = tuple[Folds, Mean, ScoreMaps | StageMaps]
+Combination = tuple[Folds, Mean, ScoreMaps | StageMaps]
 
 
 @closed_choices("replacement", "gain", "skip_keys")
@@ -104,7 +104,7 @@ def explore(
     data, has, name = as_sequences(model, tokens), components(model), name_of(model)
     skipped = int(data.bos) if skip_keys == "auto" else skip_keys
     kept_cells(data.inputs.shape[1], skipped)  # raises where no keys are left
-    left_out = irreplaceable(model) | without_effect(model, data.inputs, len(layers_of(model)))
+    left_out = irreplaceable(model) | idle_sources(model, data.inputs, len(layers_of(model)))
     plan = make_plan(has, players, describe(model, name).parameter_free, left_out=left_out)
     substitute = Substitute(replacement=replacement, gain=gain)
     ablations = [substitute.without(condition) for condition in combinations(plan.switches)]
@@ -180,7 +180,7 @@ def combinations(players: PlayerSet) -> list[Condition]:
     return [players.condition(some) for some in kept]
 
 
-def _arrays(combinations: Iterable[Measured]) -> dict[str, Any]:
+def _arrays(combinations: Iterable[Combination]) -> dict[str, Any]:
     """Return what `SwitchedMaps` holds of all combinations: maps, measures, block, skip_keys.
 
     Args:
@@ -228,7 +228,7 @@ def pattern_view(maps: Iterable[ScoreMaps], layers: Sequence[int]) -> SwitchedMa
     )
 
 
-def _heads(maps: ScoreMaps) -> Measured:
+def _heads(maps: ScoreMaps) -> Combination:
     """Return the mean over heads and each head, as folds of scores and as patterns."""
     folds = maps.folds[:, :, None]
     if maps.per_head is not None and maps.per_head.shape[2] > 1:
@@ -273,7 +273,7 @@ def stage_view(
     )
 
 
-def _letters(blocks: Sequence[StageMaps]) -> Measured:
+def _letters(blocks: Sequence[StageMaps]) -> Combination:
     """Return the stages of some blocks, from (a) to (i); stages that a block lacks are NaN."""
     blank = torch.full_like(next(iter(blocks[0].folds.values())), torch.nan)
     panels = [[block.folds.get(letter, blank) for letter in LETTERS] for block in blocks]

@@ -30,7 +30,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.maps.estimates import cross_products, fold_weights
 from nope_probe.maps.maps import ScoreMaps
-from nope_probe.models.load import LoadedModel
+from nope_probe.models.info import LoadedModel
 
 SMALL = "--layers 2 --n-seqs 23 --seq-len 13 --folds 5"
 

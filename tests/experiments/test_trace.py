@@ -22,7 +22,7 @@ from nope_probe.conditions import Writer
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.experiments.trace import sections
-from nope_probe.experiments.trace.run import Settings
+from nope_probe.experiments.trace.settings import Settings
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.rows import choose_rows
 from nope_probe.runtime.folder import Run
@@ -406,7 +406,7 @@ def test_what_cannot_be_traced_is_refused_in_one_line(
 def test_writers_that_do_not_fit_into_memory_are_refused_with_what_does(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nope_probe.runtime.folder.free_memory", lambda: 10**6)
+    monkeypatch.setattr("nope_probe.runtime.places.free_memory", lambda: 10**6)
     line = refused(capfd, tmp_path, trace, "--layers", "all", "--n-seqs", 8, "--seq-len", 40)
     assert line.startswith("this needs at least ")
     assert line.endswith("; lower --layers or --seq-len, or take --writers layers")

@@ -12,7 +12,7 @@ from support.tiny_models import Tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nope_probe import layers, load, reproduce, sequences
-from nope_probe.models.load import LoadedModel
+from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import FETCHED
 
 FILE = FETCHED["smollm2-135m"]

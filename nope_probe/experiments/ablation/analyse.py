@@ -98,7 +98,7 @@ def analyse(
         "query_stride": query_stride(len(intact.queries)),
         "layers": list(plan.layers),
         "windows": windows_of(measured.intact),
-        "lengths": {} if session.call.loaded else session.settings.stated_lengths(),
+        "lengths": session.lengths,
         **analysis.record(),
     }
     run = Run(
@@ -276,7 +276,7 @@ class Analysis:
         needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
         of_intact = [maps.others for maps in intact.values()]
         n_offsets = of_intact[0].maps.n - 1 - of_intact[0].maps.skip_keys
-        bins = offset_bins(n_offsets, self.plan.offset_bins)
+        bins = offset_bins(n_offsets, self.plan.settings.offset_bins)
         patterns = {}
         for key in needed:
             seen = [  # on the cells that the intact model sees

@@ -23,7 +23,7 @@ from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern_changes import pattern_lost, positional_part
 from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
-from nope_probe.experiments.behaviour.plan import Measured, Plan, head_name, map_key
+from nope_probe.experiments.behaviour.plan import MeasuredBehaviour, Plan, head_name, map_key
 from nope_probe.experiments.behaviour.sections import report
 from nope_probe.experiments.behaviour.settings import EFFECTS, QUANTITIES, Settings
 from nope_probe.experiments.sections import with_page
@@ -47,7 +47,7 @@ HEAD_COLUMNS = ["layer", "head", *interval_names("pattern", "loss", "copy")]
 CORRELATION_COLUMNS = ["over", "layer", "effect", "rho", "p", "n"]
 
 
-def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
+def analyse(session: Session[Settings], plan: Plan, measured: MeasuredBehaviour) -> Run:
     """Estimate every measure in every condition, and return the run.
 
     Raises:
@@ -83,7 +83,7 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
     return with_page(session, run, report)
 
 
-def tables_of(plan: Plan, measured: Measured, skip: int) -> dict[str, pd.DataFrame]:
+def tables_of(plan: Plan, measured: MeasuredBehaviour, skip: int) -> dict[str, pd.DataFrame]:
     """Return the run's tables by name; those of measures that were not taken have no rows."""
     rows = [row for name in QUANTITIES for row in _rows(plan, measured, name)]
     behaviour = pd.DataFrame(rows, columns=COLUMNS)
@@ -101,7 +101,7 @@ def tables_of(plan: Plan, measured: Measured, skip: int) -> dict[str, pd.DataFra
     return tables | {"correlations": correlations_table(bridge, tables.get("heads"))}
 
 
-def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
+def _rows(plan: Plan, measured: MeasuredBehaviour, name: str) -> Iterator[Row]:
     """Yield the rows of one of `QUANTITIES`, a row per condition, in nats or positions.
 
     `difference` is to the intact model on the same documents and targets. An empty value has a
@@ -135,7 +135,7 @@ def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
 
 
 def per_document(
-    plan: Plan, measured: Measured, name: str, condition: str, suffix_only: bool = False
+    plan: Plan, measured: MeasuredBehaviour, name: str, condition: str, suffix_only: bool = False
 ) -> PerDocument:
     """Return one of `QUANTITIES` in a condition, a number per document.
 
@@ -173,7 +173,9 @@ def per_document(
             return extrapolation_cost(losses, plan.trained)
 
 
-def position_table(plan: Plan, measured: Measured, probe: str, width: int = 1) -> pd.DataFrame:
+def position_table(
+    plan: Plan, measured: MeasuredBehaviour, probe: str, width: int = 1
+) -> pd.DataFrame:
     """Return the mean loss at each position, in nats; without the mask, of the suffix alone.
 
     Args:
@@ -203,7 +205,7 @@ def bin_width(plan: Plan) -> int:
     return max(1, plan.probes["long"].tokens.shape[1] // BINS)
 
 
-def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFrame:
+def decodability_table(plan: Plan, measured: MeasuredBehaviour, skip: int) -> pd.DataFrame:
     """Return the distance of decoded and true index, per layer, in positions.
 
     `distance` is of the regression on the residual stream after the layer, `null` of one on
@@ -231,7 +233,7 @@ def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFram
 
 def bridge_table(
     plan: Plan,
-    measured: Measured,
+    measured: MeasuredBehaviour,
     behaviour: pd.DataFrame,
     decodability: pd.DataFrame,
     skip: int,
@@ -268,7 +270,7 @@ def bridge_table(
 
 
 def _pattern_lost(
-    plan: Plan, measured: Measured, ablation: Ablation, place: int, skip: int
+    plan: Plan, measured: MeasuredBehaviour, ablation: Ablation, place: int, skip: int
 ) -> Interval:
     """Return what a removal takes from the positional part of one layer, nats."""
     whole = measured.maps[map_key(plan.conditions[INTACT.name])]
@@ -309,7 +311,7 @@ def correlations_table(bridge: pd.DataFrame, heads: pd.DataFrame | None = None) 
     return pd.DataFrame(rows, columns=CORRELATION_COLUMNS)
 
 
-def heads_table(plan: Plan, measured: Measured) -> pd.DataFrame:
+def heads_table(plan: Plan, measured: MeasuredBehaviour) -> pd.DataFrame:
     """Return per head its positional part, nats, and what is lost without its W_Q, nats per token.
 
     `loss` is the rise of the mean loss, `copy` of the loss of a text segment's second copy.

@@ -291,7 +291,7 @@ def long_windows(session: Session[Settings], has: Sequence[Component]) -> Probe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredBehaviour:
     """The measurements of every condition.
 
     Attributes:
@@ -327,7 +327,7 @@ def head_name(layer: int, head: int) -> str:
     return f"L{layer}H{head}"
 
 
-def capture(session: Session[Settings], plan: Plan) -> Measured:
+def capture(session: Session[Settings], plan: Plan) -> MeasuredBehaviour:
     """Return all measurements, from the checkpoint or captured and saved."""
     runner = _Runner(session, plan)
     sizes = runner.sizes()
@@ -413,12 +413,12 @@ class _Runner:
             batch_size=self.seqs_per_batch(probe),
         )
 
-    def run(self) -> Measured:
+    def run(self) -> MeasuredBehaviour:
         """Return the losses, decodability and score maps of all conditions."""
         text = self.on(self.plan.text)
         text = text.calibrated("calibration", self.conditions.values())
         self.engine = text
-        return Measured(
+        return MeasuredBehaviour(
             losses={(name, probe): self.losses(name, probe) for name, probe in self.scored},
             maps={
                 key: text.scores(key, ablation, layers=self.plan.layers)

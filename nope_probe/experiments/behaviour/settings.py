@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import tyro
 
@@ -30,9 +30,6 @@ from nope_probe.runtime.settings import (
     RunSettings,
     validate_effects,
 )
-
-if TYPE_CHECKING:
-    from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
 Measure = Literal[
@@ -323,11 +320,15 @@ class Settings(RunSettings):
             reasons |= {"layers": unread, "skip_keys": unread}
         return reasons
 
-    def load_model(self, device: str) -> LoadedModel:
-        """Load the whole model, a shipped one with as many positions as the extrapolation takes."""
-        trained = trained_length(self.model)
-        n_ctx = None if trained is None else self.extrapolated_len(trained)
-        return self.load_layers(device, None, n_ctx=n_ctx)
+    @property
+    def depth(self) -> None:
+        """The whole model is run, in however many layers position and pattern are read."""
+
+    @property
+    def positions(self) -> int | None:
+        """A shipped model takes as many positions as the extrapolation does."""
+        trained, needed = trained_length(self.model), super().positions
+        return needed if trained is None else max(self.extrapolated_len(trained), needed or 0)
 
     def trained_len_of(self, n_ctx: int) -> int:
         """Return the length that the model was trained at: as set, as recorded, or its context."""

@@ -6,20 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float, Int
+from safetensors import safe_open
+from torch import Tensor
 
 from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
-from nope_probe.runtime.folder import Run, checkpoint_dir, read_run
-
-if TYPE_CHECKING:  # comparisons are shown again without torch
-    from torch import Tensor
-
-    from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.rows import MapRows
+from nope_probe.runtime.folder import Run, read_run
+from nope_probe.runtime.places import checkpoint_dir
 
 NOT_COMPARED = ("reproduce", "compare")
 UNITS = {"circuit": "inner product"}  # units of a command's maps, if not nats
@@ -115,8 +116,6 @@ class Member:
     @property
     def query_positions(self) -> Int[Tensor, " row"] | None:
         """The queries of the maps' rows; None if all queries have rows."""
-        import torch
-
         queries = self.run.query_positions
         return None if queries is None else torch.from_numpy(queries)
 
@@ -127,12 +126,6 @@ class Member:
             name: the map, as in `maps`.
             kept: in runs of `ablate`, the condition; `intact` for the intact model.
         """
-        import torch
-        from safetensors import safe_open
-
-        from nope_probe.maps.layers import LayerMaps
-        from nope_probe.maps.rows import MapRows
-
         path, stored = self.folder / "folds.safetensors", self.maps[name]
         if path.name not in self.manifest.get("checksums", {}):
             return None

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from nope_probe.analyses.head_measures import (
     SINK,
@@ -31,9 +31,6 @@ from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers
 from nope_probe.hooks.reading.batch_readings import HeadReading, read_heads
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 from nope_probe.maps.folds import folds_of, pooled
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 N_SEQS = 64  # number of the run's sequences that are read again
 N_CELLS = 2**18  # query-key cells of a head that are held at once

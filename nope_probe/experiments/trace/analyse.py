@@ -27,7 +27,7 @@ from nope_probe.experiments.tables import (
     term_table,
     writer_table,
 )
-from nope_probe.experiments.trace.sections import answer, headline, report
+from nope_probe.experiments.trace.sections import headline, report
 from nope_probe.figures.position_figure import ALL, CLOCKS
 from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.layers.hook_points import hooks_in_place
@@ -163,9 +163,9 @@ def share_lost(intact: LayerMaps, without: LayerMaps) -> Interval:
     return gram.share({"v": 1.0, "w": -1.0}, {"v": 1.0})
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Trace:
-    """The writers of the position that each layer (or head) of a model reads.
+@dataclass(frozen=True, kw_only=True)
+class TraceTables:
+    """The tables and maps of who writes the position that each layer (or head) of a model reads.
 
     Attributes:
         terms: a row for each term of a reader's pattern: its RMS in nats, its share, and the share
@@ -192,7 +192,7 @@ class Trace:
 
     def with_effects(
         self, engine: Engine, sums: PositionSums, confirm: int, reader: str | None = None
-    ) -> Trace:
+    ) -> TraceTables:
         """Return the trace with the measured effects of the strongest writers.
 
         Args:
@@ -206,13 +206,8 @@ class Trace:
         effects = measure_effects(engine, sums, own, n_pairs=confirm)
         return replace(self, effects=effects)
 
-    def __repr__(self) -> str:
-        """Return the readers, and the main writers of the strongest pattern."""
-        readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
-        return f"Trace of {readers}: {answer(self.tables)}"
 
-
-def trace_of(sums: PositionSums) -> Trace:
+def trace_of(sums: PositionSums) -> TraceTables:
     """Return the tables and maps of the writers' parts of each reader, without effects.
 
     Args:
@@ -231,7 +226,7 @@ def trace_of(sums: PositionSums) -> Trace:
         for names, of_reader in readers(sums)
         for term, values in term_maps(of_reader).items()
     }
-    return Trace(
+    return TraceTables(
         terms=term_table(sums),
         writers=writers,
         effects=pd.DataFrame(),
@@ -249,7 +244,7 @@ def queries_of(sums: PositionSums) -> dict[str, np.ndarray]:
     return {"query_positions": reader.query_positions.numpy()}
 
 
-def analyse(session: Session[RunSettings], trace: Trace, reader: str | None = None) -> Run:
+def analyse(session: Session[RunSettings], trace: TraceTables, reader: str | None = None) -> Run:
     """Return the run of a trace.
 
     Args:
