@@ -78,8 +78,8 @@ def score_maps(
     layers. A map whose cells differ by no more than their errors is drawn flat.
 
     Args:
-        maps: the result of `capture_scores`, or mean scores in nats, pooled or not; of chosen
-            queries' rows, as `RowMaps`.
+        maps: the result of `capture_scores`, a simulation's estimate, or mean scores in nats,
+            pooled or not; of chosen queries' rows, as `RowMaps`.
         title: the figure's title.
         layer: the number of the layer that a slider shows first; the first by default.
         layers: the layers' numbers; by default those of captured maps, else from 0.
@@ -227,7 +227,7 @@ def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Seque
 
 
 def _pooled(maps: Layers | ScoreMaps | RowMaps | Pooled, max_positions: int) -> Pooled:
-    """Return pooled maps of layers; for captured maps, of their mean over sequences."""
+    """Return pooled maps of layers; for captured or simulated maps, of their mean."""
     if isinstance(maps, Pooled):
         return maps
     if isinstance(maps, RowMaps):
@@ -235,7 +235,7 @@ def _pooled(maps: Layers | ScoreMaps | RowMaps | Pooled, max_positions: int) -> 
     if hasattr(maps, "query_positions"):
         queries = maps.query_positions.numpy()
         return pool(RowMaps(values=np.asarray(maps.mean), queries=queries), max_positions)
-    return pool(np.asarray(maps), max_positions)
+    return pool(np.asarray(maps.mean if hasattr(maps, "folds") else maps), max_positions)
 
 
 def _layered(
