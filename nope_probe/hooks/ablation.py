@@ -39,7 +39,12 @@ from nope_probe.hooks.removing.block_ablation import (
     zeros,
 )
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Calibration, without_position
+from nope_probe.hooks.removing.replacements import (
+    Calibration,
+    WrittenPosition,
+    block_of_writer,
+    without_position,
+)
 from nope_probe.hooks.removing.targets import lone_mlps, resolve_targets
 
 
@@ -100,7 +105,9 @@ def ablated(
     ABLATED[model] = ActiveAblation(
         ablation=ablation,
         calibration=calibration,
-        heads=dict.fromkeys(mlps) | {block.layer.index: block.heads for block in blocks},
+        heads=dict.fromkeys(map(block_of_writer, ablation.writers))
+        | dict.fromkeys(mlps)
+        | {block.layer.index: block.heads for block in blocks},
         groups=groups,
     )
     try:
@@ -113,6 +120,32 @@ def ablated(
             for block in blocks:
                 rope = block.rope if block.heads is None else None
                 stack.enter_context(block.layer.tap.edited(rope, block.edit))
+            yield model
+    finally:
+        ABLATED.pop(model, None)
+
+
+@contextmanager
+def directly_ablated(
+    model: HookedModel, writer: str, written: WrittenPosition, reader: int
+) -> Iterator[HookedModel]:
+    """Take a component's position out of the input of one block alone, as in `ablated`.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        writer: the component, such as `L1H0`.
+        written: the position to remove.
+        reader: the number of the block.
+    """
+    group = without_position(model, writer, written, reader)
+    ABLATED[model] = ActiveAblation(
+        ablation=Ablation(remove=[f"position[{writer}]"]),
+        calibration=written,
+        heads={reader: None},
+        groups=[group],
+    )
+    try:
+        with tapped(model), hooks_in_place([group]):
             yield model
     finally:
         ABLATED.pop(model, None)

@@ -8,6 +8,7 @@ position, so that the blocks between the writer and the reader respond.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_args
 
@@ -17,7 +18,15 @@ from jaxtyping import Float, Int
 
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern_rows import ContrastGram
-from nope_probe.analyses.positions import Side, clock, direct_share, readers, term_maps
+from nope_probe.analyses.positions import (
+    Reader,
+    Side,
+    clock,
+    direct_share,
+    readers,
+    scores_without,
+    term_maps,
+)
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import (
@@ -30,10 +39,11 @@ from nope_probe.experiments.tables import (
 from nope_probe.experiments.trace.sections import answer, headline, report
 from nope_probe.figures.position_figure import ALL, CLOCKS
 from nope_probe.figures.words import reader_of, with_readers
-from nope_probe.hooks.layers.hook_points import hooks_in_place
+from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.streaming import ResidualCache
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import block_of_writer, without_position
+from nope_probe.hooks.removing.replacements import block_of_writer
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.positions import PositionSums
@@ -42,6 +52,8 @@ from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
+EFFECTS = ("predicted", "held", "direct", "norm", "total")  # columns of `effects.csv`
+LEAST_TESTED = 0.05  # of a pattern: no smaller share is tested by a removal
 MOST_HEADS = 4  # heads measured per MLP, because the MLP may have passed on their output
 
 
@@ -79,15 +91,16 @@ def measure_effects(
 
     Returns:
         A row for each pair, the strongest first: `layer`, `head` if heads are readers, `writer`,
-        and with their intervals `predicted`, the exact share; `direct`, the loss if only the
-        reader's own input loses the writer's position; and `total`, the loss if all blocks after
-        the writer lose it.
+        and with their intervals `predicted`, the exact share; `held`, the loss if only the
+        reader's own input loses the writer's position and the scales of its norms stay; `direct`,
+        the loss if the scales follow, as in the model; `norm`, direct less held; and `total`, the
+        loss if all blocks after the writer lose the position.
     """
     pairs = strongest_pairs(writers, n_pairs)
     heads = {pair: heads_read_by(engine, sums, pair) for pair in pairs}
     named = sorted({pair.writer for pair in pairs}.union(*heads.values()))
     removed = [Ablation(remove=[f"position[{writer}]"]) for writer in named]
-    engine = engine.calibrated("effects-positions", removed)
+    engine = replace(engine.calibrated("effects-positions", removed), residuals=ResidualCache())
     positions = {} if engine.calibration is None else engine.calibration.positions
     for pair, candidates in heads.items():
         by_size = sorted(candidates, key=lambda head: -float(positions[head].vectors.norm()))
@@ -97,7 +110,7 @@ def measure_effects(
     per_head = "head" in writers
 
     def maps(
-        key: str, layers: list[int], ablation: Ablation | None = None
+        key: str, layers: Sequence[int], ablation: Ablation | None = None
     ) -> dict[tuple[int, int | None], LayerMaps]:
         captured = engine.scores(f"effects-{key}", ablation, layers=layers, per_head=per_head)
         if not per_head:
@@ -108,7 +121,9 @@ def measure_effects(
             for head, maps in enumerate(of_layer.heads)
         }
 
-    intact = maps("intact", sorted({pair.layer for pair in pairs})) if pairs else {}
+    # Maps of the writers' blocks too, because later passes start with the input of these blocks.
+    read = {pair.layer for pair in pairs}.union(block_of_writer(pair.writer) for pair in pairs)
+    intact = maps("intact", sorted(read & {*sums.readers})) if pairs else {}
     rows: dict[Pair, Row] = {}
     for writer in dict.fromkeys(pair.writer for pair in pairs):
         own = [pair for pair in pairs if pair.writer == writer]
@@ -116,20 +131,24 @@ def measure_effects(
         total = maps(writer, layers, Ablation(remove=[f"position[{writer}]"]))
         direct: dict[tuple[int, int | None], LayerMaps] = {}
         for layer in layers:
-            hook = without_position(engine.model, writer, positions[writer], layer)
-            with hooks_in_place([hook]):
+            with directly_ablated(engine.model, writer, positions[writer], layer):
                 direct |= maps(f"{writer}-to-L{layer}", [layer])
         for pair in own:
             reader = pair.reader
-            shares = interval_columns(
+            rows[pair] = pair._asdict() | interval_columns(
                 predicted=direct_share(known[reader], writer),
-                direct=share_lost(intact[reader], direct[reader]),
-                total=share_lost(intact[reader], total[reader]),
+                **shares_lost(intact[reader], direct[reader], total[reader], known[reader], writer),
             )
-            rows[pair] = pair._asdict() | shares
-    columns = [*Pair._fields, *interval_names("predicted", "direct", "total")]
+    columns = [*Pair._fields, *interval_names(*EFFECTS)]
     table = pd.DataFrame([rows[pair] for pair in pairs], columns=columns)
     return table if per_head else table.drop(columns="head")
+
+
+def that_could_matter(writers: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the writers whose share, of keys and queries together, could be 5%."""
+    names = [name for name in ("layer", "head", "writer") if name in writers]
+    bounds = writers.groupby(names)[["share_low", "share_high"]].transform("sum")
+    return writers[bounds.abs().max(axis=1) >= LEAST_TESTED]
 
 
 def strongest_pairs(writers: pd.DataFrame, n_pairs: int) -> list[Pair]:
@@ -156,11 +175,37 @@ def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[str]:
     return [name for name in names if name == f"ATTN{block}" or name.startswith(f"L{block}H")]
 
 
-def share_lost(intact: LayerMaps, without: LayerMaps) -> Interval:
-    """Return the lost share of a pattern v that becomes w, <v - w, v> / <v, v>."""
-    v, w = patterns_of_others([intact, without])
-    gram = ContrastGram.of({"v": v, "w": w})
-    return gram.share({"v": 1.0, "w": -1.0}, {"v": 1.0})
+def shares_lost(
+    intact: LayerMaps, direct: LayerMaps, total: LayerMaps, reader: Reader, writer: str
+) -> dict[str, Interval]:
+    """Return the shares of a reader's pattern v that are lost without a writer's position.
+
+    A pattern that becomes w has lost <v - w, v> / <v, v>.
+
+    Args:
+        intact: the reader's scores.
+        direct: its scores where its own input loses the position.
+        total: its scores where all blocks after the writer lose the position.
+        reader: its mean queries and keys.
+        writer: the writer.
+    """
+    linear, held = (
+        LayerMaps.of(scores, reader.counts, reader.sums.query_positions, reader.skip_keys)
+        for scores in (reader.scores, scores_without(reader, writer))
+    )
+    maps = {"intact": intact, "direct": direct, "total": total, "linear": linear, "held": held}
+    patterns = patterns_of_others([*maps.values()])
+    gram = ContrastGram.of(dict(zip(maps, patterns, strict=True)))
+
+    def lost(**contrast: float) -> Interval:
+        return gram.share(contrast, {"intact": 1.0})
+
+    return {
+        "held": lost(linear=1, held=-1),
+        "direct": lost(intact=1, direct=-1),
+        "norm": lost(intact=1, direct=-1, linear=-1, held=1),
+        "total": lost(intact=1, total=-1),
+    }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -198,12 +243,13 @@ class Trace:
         Args:
             engine: the model, on the sequences of the sums.
             sums: the writers' parts of each reader.
-            confirm: how many pairs of writer and reader to measure the effect of.
+            confirm: how many pairs of writer and reader to measure the effect of, at most: the
+                pairs are left out whose share is surely below 5%.
             reader: the layer or head whose writers are measured; by default all readers.
         """
         of_reader = with_readers(self.writers)["reader"] == reader
         own = self.writers if reader is None else self.writers[of_reader]
-        effects = measure_effects(engine, sums, own, n_pairs=confirm)
+        effects = measure_effects(engine, sums, that_could_matter(own), n_pairs=confirm)
         return replace(self, effects=effects)
 
     def __repr__(self) -> str:
@@ -291,10 +337,13 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         layer (head), side, writer (`all`, then the strongest), position, axis_1 and axis_2, and
-        `explained`: both axes' share of the variance of all writers' sum between positions.
+        `explained`: both axes' share of the variance of all writers' sum between positions, and
+        `norm_scale`: the norms' mean scale at the position over its mean over positions.
     """
     tables, skip_keys = [], sums.skip_keys or 0
     for names, reader in readers(sums):
+        scale = reader.sums.norm_scale
+        assert scale is not None
         own = writers[(writers[list(names)] == pd.Series(names)).all(axis=1)]
         for side in get_args(Side):
             hands = clock(reader, side)
@@ -311,6 +360,7 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
                     "axis_1": points[:, 0],
                     "axis_2": points[:, 1],
                     "explained": float(hands.explained.sum()),
+                    "norm_scale": scale[skip_keys:],
                 }
                 tables.append(pd.DataFrame(columns))
     return pd.concat(tables, ignore_index=True)

@@ -338,6 +338,7 @@ class ReaderAccumulator(MeansAccumulator):
         parts = super().parts(attention)
         parts |= {
             "gains": sum_parts(gains, self.fold_of, self.n_folds),
+            "scales": sum_parts(scaled, self.fold_of, self.n_folds),
             "vectors": self._brought(vectors, scaled, self.weight[None]),
         }
         for writing, weight in self.through_w_o.items():
@@ -406,12 +407,15 @@ class ReaderAccumulator(MeansAccumulator):
         own, names = super().sums_of(means), self.residual.names(self.layer.index)
         vectors = self._through(means.pop("vectors"), self.weight[None])
         brought = dict(zip(names, vectors.unbind(2), strict=True))
-        brought["bias"] = brought["bias"] + self._constants(means["gains"])
         first: dict[str, Tensor] = {}
         for index, weight in self.through_w_o.items():
             for kind, written in (("heads", brought), ("first", first)):
                 vectors = self._through(means.pop(f"{kind}{index}"), weight)
                 written |= zip(self.residual.blocks[index].names, vectors.unbind(2), strict=False)
+        scales = means["scales"].mean(0)  # over folds: they are not what noise is taken from
+        relative = torch.where(scales > 0, scales / scales.mean(0), 1.0)
+        norm = self._of_norm(sum(brought.values(), torch.zeros(())), relative, means["gains"])
+        brought["bias"] = brought["bias"] + self._constants(means["gains"])
         n_kv = own.k.shape[2]
         n = self.layer.n_heads if self.per_head or self.projection.parts else n_kv
         queries = {name: self._queries(x[:, :, :n], n_kv) for name, x in brought.items()}
@@ -429,17 +433,42 @@ class ReaderAccumulator(MeansAccumulator):
             keys=keys,
             first_queries={name: self._queries(x[:, :, :n], n_kv) for name, x in first.items()},
             first_keys={name: x[:, :, n:] for name, x in first.items()},
+            norm_queries=self._queries(norm[:, :, :n], n_kv),
+            norm_keys=norm[:, :, n:],
+            norm_scale=relative.mean((1, 2)),
         )
 
     def _queries(self, x: Float[Tensor, "fold pos head d_head"], n_kv_heads: int) -> Tensor:
         return x if self.per_head else sum_query_groups(x, n_kv_heads)
 
+    def _of_norm(
+        self,
+        linear: Float[Tensor, "fold pos head d_head"],
+        relative: Float[Tensor, "pos one_or_head part"],
+        gains: Float[Tensor, "fold pos one_or_head part"],
+    ) -> Float[Tensor, "fold pos head d_head"]:
+        """Return the part of queries and keys that norms' scales make as functions of position.
+
+        The rest is what queries and keys are where the scales of all tokens at a position are
+        divided by one number, such that their mean is the same at all positions.
+
+        Args:
+            linear: the sum of all writers, without the constants of norms and projections.
+            relative: the mean scale of all norms at each position over its mean over positions.
+            gains: the scales of inner norms, which multiply the constants.
+        """
+        of_bias = self.projection.spread(gains - gains.mean((0, 1))) * self._bias()
+        return linear * self.projection.spread(1 - 1 / relative) + of_bias
+
     def _constants(
         self, gains: Float[Tensor, "fold pos one_or_head part"]
     ) -> Float[Tensor, "fold pos head d_head"]:
         """Return the part of the biases of the reader's own norm and projections."""
+        return self.projection.spread(gains) * self._bias() + self.projection.constant
+
+    def _bias(self) -> Float[Tensor, "head d_head"]:
+        """Return the bias of the norm, through W_Q and W_K, and the biases of these."""
         own, projection = self.norm.bias, self.projection
-        bias = projection.bias
-        if own is not None:
-            bias = bias + torch.einsum("m,mhd->hd", own.double().cpu(), projection.weight)
-        return projection.spread(gains) * bias + projection.constant
+        if own is None:
+            return projection.bias
+        return projection.bias + torch.einsum("m,mhd->hd", own.double().cpu(), projection.weight)

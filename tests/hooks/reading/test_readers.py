@@ -414,3 +414,42 @@ def test_a_clock_is_gone_when_tokens_change_places(bridge: BridgeOf, inputs: tor
         low, high = terms.loc[name, ["share_low", "share_high"]]
         assert not low > 0
         assert not high < 0
+
+
+@pytest.mark.parametrize(
+    ("name", "per_head"), [("llama", False), ("qwen3", False), ("qwen3", True)]
+)
+def test_the_norms_part_is_gone_where_their_scales_are_the_same_at_all_positions(
+    name: str, per_head: bool, tiny: TinyOf, bridge: BridgeOf, inputs: torch.Tensor
+) -> None:
+    """Queries and keys of plain transformers, divided by the relative scale of their position."""
+    hf = tiny(name).hf
+    block, kept = hf.model.layers[1], {}
+    norm, attn = block.input_layernorm, block.self_attn
+    handle = norm.register_forward_hook(lambda m, i, o: kept.update(x=i[0], y=o))
+    with torch.inference_mode():
+        hf(inputs)
+    handle.remove()
+    sums = capture_positions(bridge(name), inputs, n_folds=1, layers=[1], per_head=per_head)
+    reader = sums.readers[1]
+
+    def scale(x: torch.Tensor, of: Any) -> torch.Tensor:
+        return (x.square().mean(-1, keepdim=True) + of.variance_epsilon).rsqrt()
+
+    def relative(scales: torch.Tensor) -> torch.Tensor:
+        return scales.mean(0) / scales.mean((0, 1))
+
+    outer = scale(kept["x"], norm)
+    for side, found in (("q", reader.norm_queries), ("k", reader.norm_keys)):
+        projection, inner = getattr(attn, f"{side}_proj"), getattr(attn, f"{side}_norm", None)
+        raw = projection(kept["y"]).unflatten(-1, (-1, attn.head_dim))
+        bias = torch.zeros(()) if projection.bias is None else projection.bias
+        bias = bias.expand(raw[0, 0].numel()).unflatten(-1, (-1, attn.head_dim))
+        gains = torch.ones(()).expand(*raw.shape[:3], 1) if inner is None else scale(raw, inner)
+        weight = 1.0 if inner is None else inner.weight
+        linear = ((raw - bias) * gains).mean(0) / relative(outer[..., None] * gains)
+        without = (linear + gains.mean((0, 1)) * bias) * weight
+        norms = (raw * gains * weight).mean(0) - without
+        if side == "q" and not per_head:
+            norms = norms.unflatten(1, (reader.k.shape[2], -1)).sum(2)
+        assert distance(found[0], norms.detach().double()) <= NETWORK
