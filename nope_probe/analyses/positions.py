@@ -88,10 +88,10 @@ class Reader:
 
     @property
     def of_norm(self) -> tuple[Vectors, Vectors] | None:
-        """The queries and keys whose products are the norms' part of the written terms.
+        """The queries and keys whose products are the norms' own part of the written terms.
 
-        Heads that stand side by side add up: the whole queries meet the norms' part of keys, and
-        the norms' part of queries meets the mean key, as in `readings`.
+        Heads that stand side by side add up: all queries meet what the norms make of keys, and
+        what they make of queries meets the mean key, as in `readings`.
         """
         sums = self.sums
         if sums.norm_queries is None or sums.norm_keys is None:
@@ -332,7 +332,8 @@ def position_terms(reader: Reader) -> dict[str, Term]:
     """Return the terms of a pattern: the whole, the mean term and its four parts, and the rest.
 
     The four shares add up to the mean term's share; with the covariance term (and ALiBi), to 1.
-    `norm` is the part of the written terms that is due to the norms' scales.
+    `norm` is a part of the written terms: what the norms make of vectors that know nothing of
+    position, because their mean scale depends on the position.
     """
     whole, of_whole = reader.square, reader.pattern_squares(reader.patterns)
     products, squares = {"all": whole}, {"all": of_whole}

@@ -69,9 +69,10 @@ class ReaderSums:
             key head are added up, which suffices. For single heads, `q` holds all heads.
         queries, keys: the part of each writer; the parts add up to `q` and `k`.
         first_queries, first_keys: for writers that are heads, the part from the first key.
-        norm_queries, norm_keys: the part of `q` and `k` that the norms' scales make as functions of
-            position; None without writers.
-        norm_scale: the norms' mean scale at each position over its mean over positions.
+        norm_queries, norm_keys: queries and keys that the norms make of vectors that know nothing
+            of position: the norms' mean scale at each position times the mean over positions; None
+            without writers.
+        norm_scale: the norms' mean scale at each position; None without writers.
         scores: mean q.k times the scale, nats, over heads or per head; NaN where masked.
         bias: the bias added to the scores (ALiBi), nats; None without a bias.
         scale: the factor between the sum of q.k over the heads of `q` and `scores`.

@@ -344,6 +344,7 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
     for names, reader in readers(sums):
         scale = reader.sums.norm_scale
         assert scale is not None
+        scale = scale[skip_keys:] / scale[skip_keys:].mean()
         own = writers[(writers[list(names)] == pd.Series(names)).all(axis=1)]
         for side in get_args(Side):
             hands = clock(reader, side)
@@ -360,7 +361,7 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
                     "axis_1": points[:, 0],
                     "axis_2": points[:, 1],
                     "explained": float(hands.explained.sum()),
-                    "norm_scale": scale[skip_keys:],
+                    "norm_scale": scale,
                 }
                 tables.append(pd.DataFrame(columns))
     return pd.concat(tables, ignore_index=True)

@@ -63,9 +63,9 @@ HOW_TO_READ = (
     "A writer's share is its direct path into the reader's queries and keys, with the norm's scale "
     "of each token as it was. Shares of a reader's writers add up to its written position. A share "
     "below 0 works against the pattern. Headline and edges use these shares.",
-    "Norm, a part of the written terms: what the norm's scale adds or takes as a function of "
-    "position. Without it, the scale's mean is the same at all positions: tokens with a large "
-    "residual, such as an attention sink, would write as much as they are large.",
+    "Norm, a part of the written terms: the norm at work on the mean residual stream, which knows "
+    "nothing of position. It writes position because its scale depends on the position: the scale "
+    "is small where a token has a large residual, such as an attention sink.",
     "How shares mislead: a writer may pass on another writer's position, and its direct share does "
     "not show this; several readers can share a writer; the mean over heads hides opposite signs; "
     "texts that begin alike count as position (--shuffle tells).",

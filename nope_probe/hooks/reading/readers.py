@@ -66,6 +66,7 @@ def capture_positions(
     n_folds: int | None = None,
     documents: Int[Tensor, " seq"] | None = None,
     query_rows: int | None = None,
+    skip_keys: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> PositionSums:
     """Average the queries and keys of some layers at each position, and each writer's part of them.
@@ -83,6 +84,8 @@ def capture_positions(
             sequences (documents) if these are fewer.
         documents: the document of each sequence, whose sequences go to one fold.
         query_rows: how many rows the maps of scores have; see `capture_scores`.
+        skip_keys: how many first positions means over positions leave out; by default 1 if all
+            sequences begin with the same token, else 0.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Returns:
@@ -114,8 +117,11 @@ def capture_positions(
         if writers == "layers":
             blocks = [block.with_whole_attention for block in blocks]
         residual = Residual(model, blocks, learned_positions(model, inputs))
+        skip = int(begins_alike(inputs)) if skip_keys is None else skip_keys
         accumulators = [
-            ReaderAccumulator(model, layer, residual, inputs[:1], len(counts), per_head, queries)
+            ReaderAccumulator(
+                model, layer, residual, inputs[:1], len(counts), per_head, queries, skip
+            )
             for layer in readers
         ]
         first = [FirstKeyAccumulator(block, residual) for block in blocks if block.w_o is not None]
@@ -264,6 +270,7 @@ class ReaderAccumulator(MeansAccumulator):
         n_folds: how many folds.
         per_head: whether queries and scores are kept head by head.
         query_positions: the queries of the rows of scores.
+        skip_keys: how many first positions means over positions leave out.
 
     Raises:
         NotImplementedError: if queries and keys are no linear map between norms.
@@ -278,9 +285,10 @@ class ReaderAccumulator(MeansAccumulator):
         n_folds: int,
         per_head: bool,
         query_positions: Int[Tensor, " row"],
+        skip_keys: int = 0,
     ) -> None:
         super().__init__(model, layer, n_folds, per_head, query_positions)
-        self.residual = residual
+        self.residual, self.skip_keys = residual, skip_keys
         eps = torch.finfo(next(layer.attn.parameters()).dtype).eps
         self.tolerance = max(MOST_ERROR, ROUNDINGS * eps)
         self.projection = projection_map(model, layer)
@@ -339,6 +347,7 @@ class ReaderAccumulator(MeansAccumulator):
         parts |= {
             "gains": sum_parts(gains, self.fold_of, self.n_folds),
             "scales": sum_parts(scaled, self.fold_of, self.n_folds),
+            "stream": sum_parts(x, self.fold_of, self.n_folds),
             "vectors": self._brought(vectors, scaled, self.weight[None]),
         }
         for writing, weight in self.through_w_o.items():
@@ -412,9 +421,7 @@ class ReaderAccumulator(MeansAccumulator):
             for kind, written in (("heads", brought), ("first", first)):
                 vectors = self._through(means.pop(f"{kind}{index}"), weight)
                 written |= zip(self.residual.blocks[index].names, vectors.unbind(2), strict=False)
-        scales = means["scales"].mean(0)  # over folds: they are not what noise is taken from
-        relative = torch.where(scales > 0, scales / scales.mean(0), 1.0)
-        norm = self._of_norm(sum(brought.values(), torch.zeros(())), relative, means["gains"])
+        norm = self._of_norm(means)
         brought["bias"] = brought["bias"] + self._constants(means["gains"])
         n_kv = own.k.shape[2]
         n = self.layer.n_heads if self.per_head or self.projection.parts else n_kv
@@ -435,30 +442,22 @@ class ReaderAccumulator(MeansAccumulator):
             first_keys={name: x[:, :, n:] for name, x in first.items()},
             norm_queries=self._queries(norm[:, :, :n], n_kv),
             norm_keys=norm[:, :, n:],
-            norm_scale=relative.mean((1, 2)),
+            norm_scale=means["scales"].mean((0, 2, 3)),
         )
 
     def _queries(self, x: Float[Tensor, "fold pos head d_head"], n_kv_heads: int) -> Tensor:
         return x if self.per_head else sum_query_groups(x, n_kv_heads)
 
-    def _of_norm(
-        self,
-        linear: Float[Tensor, "fold pos head d_head"],
-        relative: Float[Tensor, "pos one_or_head part"],
-        gains: Float[Tensor, "fold pos one_or_head part"],
-    ) -> Float[Tensor, "fold pos head d_head"]:
-        """Return the part of queries and keys that norms' scales make as functions of position.
+    def _of_norm(self, means: State) -> Float[Tensor, "fold pos head d_head"]:
+        """Return the queries and keys that norms make of vectors that know nothing of position.
 
-        The rest is what queries and keys are where the scales of all tokens at a position are
-        divided by one number, such that their mean is the same at all positions.
-
-        Args:
-            linear: the sum of all writers, without the constants of norms and projections.
-            relative: the mean scale of all norms at each position over its mean over positions.
-            gains: the scales of inner norms, which multiply the constants.
+        At each position, the mean scale of the norms multiplies the residual stream's mean over
+        positions, and the mean scale of inner norms the constants before them.
         """
-        of_bias = self.projection.spread(gains - gains.mean((0, 1))) * self._bias()
-        return linear * self.projection.spread(1 - 1 / relative) + of_bias
+        stream = means["stream"][:, self.skip_keys :].mean(1)
+        through = torch.einsum("fm,mhd->fhd", stream, self.weight)[:, None]
+        scale, gain = (self.projection.spread(means[name]) for name in ("scales", "gains"))
+        return scale * through + gain * self._bias()
 
     def _constants(
         self, gains: Float[Tensor, "fold pos one_or_head part"]

@@ -419,10 +419,9 @@ def test_a_clock_is_gone_when_tokens_change_places(bridge: BridgeOf, inputs: tor
 @pytest.mark.parametrize(
     ("name", "per_head"), [("llama", False), ("qwen3", False), ("qwen3", True)]
 )
-def test_the_norms_part_is_gone_where_their_scales_are_the_same_at_all_positions(
+def test_norms_multiply_the_mean_residual_stream_by_their_mean_scale_at_each_position(
     name: str, per_head: bool, tiny: TinyOf, bridge: BridgeOf, inputs: torch.Tensor
 ) -> None:
-    """Queries and keys of plain transformers, divided by the relative scale of their position."""
     hf = tiny(name).hf
     block, kept = hf.model.layers[1], {}
     norm, attn = block.input_layernorm, block.self_attn
@@ -436,20 +435,18 @@ def test_the_norms_part_is_gone_where_their_scales_are_the_same_at_all_positions
     def scale(x: torch.Tensor, of: Any) -> torch.Tensor:
         return (x.square().mean(-1, keepdim=True) + of.variance_epsilon).rsqrt()
 
-    def relative(scales: torch.Tensor) -> torch.Tensor:
-        return scales.mean(0) / scales.mean((0, 1))
-
-    outer = scale(kept["x"], norm)
+    outer, stream = scale(kept["x"], norm), kept["x"].mean((0, 1)) * norm.weight
     for side, found in (("q", reader.norm_queries), ("k", reader.norm_keys)):
         projection, inner = getattr(attn, f"{side}_proj"), getattr(attn, f"{side}_norm", None)
         raw = projection(kept["y"]).unflatten(-1, (-1, attn.head_dim))
-        bias = torch.zeros(()) if projection.bias is None else projection.bias
-        bias = bias.expand(raw[0, 0].numel()).unflatten(-1, (-1, attn.head_dim))
         gains = torch.ones(()).expand(*raw.shape[:3], 1) if inner is None else scale(raw, inner)
-        weight = 1.0 if inner is None else inner.weight
-        linear = ((raw - bias) * gains).mean(0) / relative(outer[..., None] * gains)
-        without = (linear + gains.mean((0, 1)) * bias) * weight
-        norms = (raw * gains * weight).mean(0) - without
+        made = (projection.weight @ stream).view(raw.shape[2:])
+        made = made * (outer[..., None] * gains).mean(0)
+        if projection.bias is not None:
+            made = made + projection.bias.view(raw.shape[2:]) * gains.mean(0)
+        made = made if inner is None else made * inner.weight
         if side == "q" and not per_head:
-            norms = norms.unflatten(1, (reader.k.shape[2], -1)).sum(2)
-        assert distance(found[0], norms.detach().double()) <= NETWORK
+            made = made.unflatten(1, (reader.k.shape[2], -1)).sum(2)
+        assert distance(found[0], made.detach().double()) <= NETWORK
+    if name == "llama":
+        assert distance(reader.norm_scale, outer.mean((0, 2)).double()) <= NETWORK
