@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -76,6 +77,7 @@ def measure_effects(
     writers: pd.DataFrame,
     *,
     n_pairs: int = 6,
+    least: float = 0.0,
 ) -> pd.DataFrame:
     """Return the share of a reader's pattern that is lost without a writer's position.
 
@@ -88,6 +90,8 @@ def measure_effects(
         sums: the readers' sums, on the same sequences in the same folds.
         writers: the `writer_table` of the sums, or its rows of some readers.
         n_pairs: how many of the strongest pairs to measure.
+        least: the loss of a pattern, without the position of all heads that an MLP reads, below
+            which the heads are not measured one by one.
 
     Returns:
         A row for each pair, the strongest first: `layer`, `head` if heads are readers, `writer`,
@@ -98,16 +102,14 @@ def measure_effects(
     """
     pairs = strongest_pairs(writers, n_pairs)
     heads = {pair: heads_read_by(engine, sums, pair) for pair in pairs}
-    named = sorted({pair.writer for pair in pairs}.union(*heads.values()))
-    removed = [Ablation(remove=[f"position[{writer}]"]) for writer in named]
-    engine = replace(engine.calibrated("effects-positions", removed), residuals=ResidualCache())
+    together = {pair: f"ATTN{block_of_writer(own[0])}" for pair, own in heads.items() if own}
+    named = {pair.writer for pair in pairs}.union(*heads.values(), together.values())
+    removals = {writer: Ablation(remove=[f"position[{writer}]"]) for writer in sorted(named)}
+    engine = engine.calibrated("effects-positions", removals.values())
+    engine = replace(engine, residuals=ResidualCache())
     positions = {} if engine.calibration is None else engine.calibration.positions
-    for pair, candidates in heads.items():
-        by_size = sorted(candidates, key=lambda head: -float(positions[head].vectors.norm()))
-        pairs += [Pair(*pair.reader, writer) for writer in by_size[:MOST_HEADS]]
-    pairs = list(dict.fromkeys(pairs))
     known = {(name["layer"], name.get("head")): reader for name, reader in readers(sums)}
-    per_head = "head" in writers
+    per_head, layers = "head" in writers, sorted({pair.layer for pair in pairs})
 
     def maps(
         key: str, layers: Sequence[int], ablation: Ablation | None = None
@@ -121,23 +123,34 @@ def measure_effects(
             for head, maps in enumerate(of_layer.heads)
         }
 
-    # Maps of the writers' blocks too, because later passes start with the input of these blocks.
-    read = {pair.layer for pair in pairs}.union(block_of_writer(pair.writer) for pair in pairs)
-    intact = maps("intact", sorted(read & {*sums.readers})) if pairs else {}
+    # Of the writers' blocks too: later passes start with the input of these blocks.
+    blocks = {*layers, *map(block_of_writer, named)} & {*sums.readers}
+    intact = maps("intact", sorted(blocks)) if pairs else {}
+
+    @cache
+    def total(writer: str) -> dict[tuple[int, int | None], LayerMaps]:
+        return maps(writer, layers, removals[writer])
+
+    for pair, candidates in heads.items():
+        if not candidates or could_be(
+            share_lost(intact[pair.reader], total(together[pair])[pair.reader]), least
+        ):
+            by_size = sorted(candidates, key=lambda head: -float(positions[head].vectors.norm()))
+            pairs += [Pair(*pair.reader, writer) for writer in by_size[:MOST_HEADS]]
+    pairs = list(dict.fromkeys(pairs))
     rows: dict[Pair, Row] = {}
     for writer in dict.fromkeys(pair.writer for pair in pairs):
         own = [pair for pair in pairs if pair.writer == writer]
-        layers = sorted({pair.layer for pair in own})
-        total = maps(writer, layers, Ablation(remove=[f"position[{writer}]"]))
         direct: dict[tuple[int, int | None], LayerMaps] = {}
-        for layer in layers:
+        for layer in sorted({pair.layer for pair in own}):
             with directly_ablated(engine.model, writer, positions[writer], layer):
                 direct |= maps(f"{writer}-to-L{layer}", [layer])
         for pair in own:
             reader = pair.reader
+            of_maps = intact[reader], direct[reader], total(writer)[reader]
             rows[pair] = pair._asdict() | interval_columns(
                 predicted=direct_share(known[reader], writer),
-                **shares_lost(intact[reader], direct[reader], total[reader], known[reader], writer),
+                **shares_lost(*of_maps, known[reader], writer),
             )
     columns = [*Pair._fields, *interval_names(*EFFECTS)]
     table = pd.DataFrame([rows[pair] for pair in pairs], columns=columns)
@@ -175,12 +188,22 @@ def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[str]:
     return [name for name in names if name == f"ATTN{block}" or name.startswith(f"L{block}H")]
 
 
+def could_be(share: Interval, least: float) -> bool:
+    """Return whether a share of either sign could be so large."""
+    return not max(abs(share.low), abs(share.high)) < least
+
+
+def share_lost(intact: LayerMaps, without: LayerMaps) -> Interval:
+    """Return the lost share of a pattern v that becomes w, <v - w, v> / <v, v>."""
+    v, w = patterns_of_others([intact, without])
+    gram = ContrastGram.of({"v": v, "w": w})
+    return gram.share({"v": 1.0, "w": -1.0}, {"v": 1.0})
+
+
 def shares_lost(
     intact: LayerMaps, direct: LayerMaps, total: LayerMaps, reader: Reader, writer: str
 ) -> dict[str, Interval]:
-    """Return the shares of a reader's pattern v that are lost without a writer's position.
-
-    A pattern that becomes w has lost <v - w, v> / <v, v>.
+    """Return the shares of a reader's pattern that are lost without a writer's position.
 
     Args:
         intact: the reader's scores.
@@ -249,7 +272,9 @@ class Trace:
         """
         of_reader = with_readers(self.writers)["reader"] == reader
         own = self.writers if reader is None else self.writers[of_reader]
-        effects = measure_effects(engine, sums, that_could_matter(own), n_pairs=confirm)
+        effects = measure_effects(
+            engine, sums, that_could_matter(own), n_pairs=confirm, least=LEAST_TESTED
+        )
         return replace(self, effects=effects)
 
     def __repr__(self) -> str:
