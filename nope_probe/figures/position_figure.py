@@ -284,7 +284,8 @@ def _paths(edges: pd.DataFrame, places: Mapping[str, Point]) -> dict[Hashable, l
     """Return the points of each edge; a reader's edges into its box end side by side."""
     written = edges[edges["into"] != ""]
     by_height = written["writer"].map(lambda name: places[name][1]).groupby(written["reader"])
-    rank, n_edges = by_height.rank(method="first"), by_height.transform("size")
+    rank = by_height.rank(method="first")
+    height = ((rank - 0.5) / by_height.transform("size")).to_dict()  # in the box, from 0 to 1
     n_layers, paths = len(_boxes(places)), dict[Hashable, list[Point]]()
     for at, edge in edges.iterrows():
         x, y = places[edge["reader"]]
@@ -292,7 +293,7 @@ def _paths(edges: pd.DataFrame, places: Mapping[str, Point]) -> dict[Hashable, l
             paths[at] = [(x - LEFT, 1.22), (x - LEFT, 0.97)]
             continue
         if "H" not in edge["reader"]:
-            y = 0.3 + 0.6 * (rank[at] - 0.5) / n_edges[at]
+            y = 0.3 + 0.6 * height[at]
         bend = -0.25 if edge["into"] == ALL_PATHS else 0.0
         paths[at] = _curve(places[edge["writer"]], (x, y), bend, n_layers)
     return paths

@@ -224,10 +224,10 @@ def shares_lost(
         return gram.share(contrast, {"intact": 1.0})
 
     return {
-        "held": lost(linear=1, held=-1),
-        "direct": lost(intact=1, direct=-1),
-        "norm": lost(intact=1, direct=-1, linear=-1, held=1),
-        "total": lost(intact=1, total=-1),
+        "held": lost(linear=1.0, held=-1.0),
+        "direct": lost(intact=1.0, direct=-1.0),
+        "norm": lost(intact=1.0, direct=-1.0, linear=-1.0, held=1.0),
+        "total": lost(intact=1.0, total=-1.0),
     }
 
 

@@ -261,8 +261,9 @@ def norm_findings(tables: Mapping[str, pd.DataFrame], reader: str | None) -> lis
     if rows.empty:
         return []
     [row] = rows.to_dict("records")
-    scale = _rows_of(tables["clocks"], str(reader)).groupby("position")["norm_scale"].first()
-    position = (scale - 1).abs().idxmax()
+    clocks = _rows_of(tables["clocks"], str(reader))
+    scale = dict(zip(clocks["position"], clocks["norm_scale"], strict=True))
+    position = max(scale, key=lambda position: abs(scale[position] - 1))
     does = (
         f"adds {_size(row, 'share')} to"
         if row["share"] > 0
