@@ -102,12 +102,13 @@ def ablated(
     for writer in ablation.writers:
         assert calibration is not None
         groups.append(without_position(model, writer, calibration.positions[writer]))
+    # Blocks are targets of removed positions too, to check padding, and lose nothing by them.
+    of_blocks = len(ablation.components) > len(ablation.writers)
+    lost = {block.layer.index: block.heads for block in blocks} if of_blocks else {}
     ABLATED[model] = ActiveAblation(
         ablation=ablation,
         calibration=calibration,
-        heads=dict.fromkeys(map(block_of_writer, ablation.writers))
-        | dict.fromkeys(mlps)
-        | {block.layer.index: block.heads for block in blocks},
+        heads=dict.fromkeys(map(block_of_writer, ablation.writers)) | dict.fromkeys(mlps) | lost,
         groups=groups,
     )
     try:
