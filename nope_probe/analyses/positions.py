@@ -86,6 +86,19 @@ class Reader:
         q, k = _PARTS[name]
         return self.part(self.sums.q, q), self.part(self.sums.k, k)
 
+    @property
+    def of_norm(self) -> tuple[Vectors, Vectors] | None:
+        """The queries and keys whose products are the norms' own part of the written terms.
+
+        Heads that stand side by side add up: all queries meet what the norms make of keys, and
+        what they make of queries meets the mean key, as in `readings`.
+        """
+        sums = self.sums
+        if sums.norm_queries is None or sums.norm_keys is None:
+            return None
+        queries, keys = (self.part(x, "written") for x in (sums.norm_queries, sums.norm_keys))
+        return torch.cat((sums.q, queries), 2), torch.cat((keys, self.mean(sums.k)), 2)
+
     def turned(self, x: Vectors) -> Vectors:
         """Return queries or keys as RoPE turns them."""
         return x if self.sums.turns is None else self.sums.turns.turned(x)
@@ -319,6 +332,8 @@ def position_terms(reader: Reader) -> dict[str, Term]:
     """Return the terms of a pattern: the whole, the mean term and its four parts, and the rest.
 
     The four shares add up to the mean term's share; with the covariance term (and ALiBi), to 1.
+    `norm` is a part of the written terms: what the norms make of vectors that know nothing of
+    position, because their mean scale depends on the position.
     """
     whole, of_whole = reader.square, reader.pattern_squares(reader.patterns)
     products, squares = {"all": whole}, {"all": of_whole}
@@ -326,6 +341,10 @@ def position_terms(reader: Reader) -> dict[str, Term]:
         q, k = reader.term(name)
         products[name] = reader.products(q, k, reader.patterns)
         squares[name] = reader.pair_squares(q, k)
+    pair = reader.of_norm
+    if pair is not None:
+        products["norm"] = reader.products(*pair, reader.patterns)
+        squares["norm"] = reader.pair_squares(*pair)
     products["covariance"] = whole - products["mean"]
     without_bias = reader.pattern_of(reader.sums.scores.double())
     of_scores, of_mean = reader.pattern_squares(without_bias), squares["mean"]
@@ -420,6 +439,24 @@ def direct_share(reader: Reader, writer: str) -> Interval:
         - reader.products(query, key, pattern)
     )
     return share(lost, reader.square)
+
+
+def scores_without(reader: Reader, writer: str) -> Maps:
+    """Return fold means of the scores, nats, of queries and keys without a writer's position.
+
+    The norms' scales of every token stay as they are, and all folds lose the same vectors, as in a
+    forward pass. Scores are before a soft cap; ALiBi's bias is in them.
+    """
+    q, k = reader.sums.q, reader.sums.k
+    query, key = (
+        pooled(reader.part(x[writer], "written").double(), reader.counts)
+        for x in (reader.sums.queries, reader.sums.keys)
+    )
+
+    def products(queries: Vectors, keys: Vectors) -> Maps:
+        return torch.einsum("fihd,fjhd->fij", reader.at_rows(queries), reader.turned(keys))
+
+    return reader.scores + (products(q - query, k - key) - products(q, k)) * reader.sums.scale
 
 
 def term_maps(reader: Reader) -> dict[str, Float[Tensor, "row key_pos"]]:

@@ -251,8 +251,8 @@ class Engine:
         per_head: bool = False,
     ) -> PositionSums:
         """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
-        options = {"layers": layers, "writers": writers, "per_head": per_head}
-        tensors = self._captured(key, capture_positions, ablation, **options)
+        options = {"layers": layers, "writers": writers, "skip_keys": self.skip_keys}
+        tensors = self._captured(key, capture_positions, ablation, per_head=per_head, **options)
         return replace(PositionSums.from_tensors(tensors), skip_keys=self.skip_keys)
 
     def _captured(

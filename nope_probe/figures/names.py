@@ -43,6 +43,7 @@ TABLE: dict[str, Entry] = {
         colour="#8952a0",
         marker="hexagon",
     ),
+    "norm": Entry(label="norm's scale", short="norm", phrase="the norm's scale by position"),
     "intact": Entry(label="intact model", phrase="the intact model"),
 }
 _WRITERS = {"embed": "the token embeddings", "pos_embed": "the learned embeddings"}

@@ -8,7 +8,7 @@ belong to it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from nope_probe.figures.circuit_figure import MENU, Choice, add_switches
 from nope_probe.figures.intervals import (
     FLOOR,
     excludes_zero,
+    interval_of,
     interval_text,
     percent,
     symmetric,
@@ -53,15 +54,21 @@ ENCODINGS = {"rotation": "RoPE", "alibi": "ALiBi"}  # encodings of terms that no
 SIDES = {"key": "keys", "query": "queries"}
 WITH, AGAINST = "rgba(217, 115, 13, 0.8)", "rgba(43, 123, 186, 0.8)"
 MOST_EDGES = 12  # edges of a reader
+MOST_TOGETHER = 24  # edges of all readers together
 LEAST, LEAST_BESIDE = 0.01, 0.1  # smallest share with an edge, alone and beside other readers
+DEEPEST = 0.5  # how far the corners of the longest curve lie below its ends
 WIDEST = 14.0  # px of an edge that stands for the whole pattern
 FEW = 8  # up to this number of heads, nodes have labels
 CLOCKS = 4  # panels: all writers together, and the strongest writers
 WIDE, PHONE = 1050, 310  # px of the plotting area
+CIRCUIT = 340, 280  # px of the circuit's height, WIDE and on a PHONE
+HEIGHT = -0.3, 1.35  # the ends of the circuit's vertical axis, the layers' boxes from 0 to 1
+LETTER = 7.5, 13  # px of a letter of a label, across and down
 LARGEST, GAP, ROW_GAP = 230, 44, 74  # px: a panel's side, and the gaps between panels
 TOP, BOTTOM = 70 + MENU, 96  # px
 LEFT = -0.16  # from the middle of a box to its left side, layers
 Point = tuple[float, float]
+Box = tuple[float, float, float, float]
 Traces = list[tuple[Trace, set[str]]]  # traces with the choices that show them
 
 
@@ -118,9 +125,9 @@ def position_circuit(
     n_dials = max(map(len, dials.values()))
     traces: Traces = [(trace, {ALL, *readers}) for trace in (*_legend(edges), _nodes(places))]
     limits: dict[str, float] = {}
+    traces += _edge_traces(edges, places)
     for name in readers:
         chosen = {name, ALL} if name == first else {name}
-        traces += _edge_traces(edges[edges["reader"] == name], places)
         for panel, term in enumerate(names, start=1):
             if f"{name}/{term}" in maps:
                 values = np.asarray(maps[f"{name}/{term}"])
@@ -132,7 +139,7 @@ def position_circuit(
             traces.append((_dial(rows, panel), chosen))
     layout = _place(places, len(names), n_dials)
     if (edges["into"] != "").all():
-        layout["yaxis"]["range"] = (-0.3, 1.05)  # nothing above the boxes
+        layout["yaxis"]["range"] = (HEIGHT[0], 1.05)  # nothing above the boxes
     above = {"x": 0.5, "y": 1, "yanchor": "bottom", "showarrow": False, "font": {"size": 12}}
     n_panels = len(names) + n_dials
     layout["annotations"] = [{**inside(1 + panel), **above} for panel in range(n_panels)]
@@ -215,6 +222,11 @@ def _legend(edges: pd.DataFrame) -> Iterator[Trace]:
             yield {**nowhere, "mode": "lines", "line": line, "name": label}
 
 
+def x_range(places: Mapping[str, Point]) -> tuple[float, float]:
+    """Return the ends of the circuit's horizontal axis, in layers."""
+    return -0.8 if "embed" in places else -0.3, len(_boxes(places)) - 0.7
+
+
 def _boxes(places: Mapping[str, Point]) -> list[str]:
     """Return the layers; every layer has a box."""
     return [name for name in places if Writer.parse(name) is None]
@@ -246,52 +258,149 @@ def _nodes(places: Mapping[str, Point]) -> Trace:
 
 
 def _edge_traces(edges: pd.DataFrame, places: Mapping[str, Point]) -> Traces:
-    """Return a reader's edges and their shares; weak edges show only if the reader is chosen."""
-    traces: Traces = []
+    """Return the edges of all readers, and above them the labels of each view.
+
+    Beside other readers, an edge shows only if it is strong, and among the strongest. A label
+    stands where no stronger edge has its label; without such a place, the share shows on hovering.
+    """
     strong, total = edges["share"].abs() >= LEAST_BESIDE, edges["into"] == ALL_PATHS
-    alone = ~strong | (total & edges["writer"].isin(edges["writer"][strong & ~total]))
-    written = edges["writer"][edges["into"] != ""]
-    rank = written.map(lambda name: places[name][1]).rank(method="first")
-    edge: Any
-    for edge in edges.assign(alone=alone, total=total).itertuples():
-        x, y = places[edge.reader]
-        about, text = f"{edge.writer} to {edge.reader}", f"{100 * edge.share:+.0f}%"
-        if not edge.into:
-            path = [(x - LEFT, 1.22), (x - LEFT, 0.97)]
-            texts = [f"{edge.writer} {text}", ""]
-        else:
-            if "H" not in edge.reader:  # edges into a box end side by side
-                y = 0.3 + 0.6 * (rank[edge.Index] - 0.5) / len(written)
-            path = _curve(places[edge.writer], (x, y), bend=-0.25 if edge.total else 0.0)
-            texts = ["" if at != len(path) // 2 else text for at in range(len(path))]
-            about += f", {edge.into}"
-        share = interval_text(percent((edge.share, edge.share_low, edge.share_high)), "z.1f", "%")
-        line = {
-            "color": WITH if edge.share > 0 else AGAINST,
-            "width": min(WIDEST, max(1.0, WIDEST * abs(edge.share))),
-            "dash": "dash" if edge.total else "solid",
-        }
-        trace = {
-            "type": "scatter",
-            "x": [point[0] for point in path],
-            "y": [point[1] for point in path],
-            "mode": "lines+text",
-            "line": line,
-            "text": texts,
-            "textposition": "top center",
-            "textfont": {"size": 11, "color": INK},
-            "name": about,
-            "hovertemplate": f"{about}<br>{share} of its pattern<extra></extra>",
-            "showlegend": False,
-        }
-        traces.append((trace, {edge.reader} if edge.alone else {edge.reader, ALL}))
-    return traces
+    pairs = edges["writer"] + edges["reader"]
+    together = strong & ~(total & pairs.isin(pairs[strong & ~total]))
+    strongest = edges["share"].abs().where(together).nlargest(MOST_TOGETHER).index
+    together &= edges.index.isin(strongest) | (edges["into"] == "")
+    order = edges["share"].abs().sort_values(ascending=False, kind="stable").index
+    widest = WIDEST * min(1.0, 2 * FEW / len(_boxes(places)))
+    paths, labels, traces = _paths(edges, places), _Labels(places), Traces()
+    for at in order:
+        edge, path = edges.loc[at], paths[at]
+        text = f"{100 * edge['share']:+.0f}%"
+        text = text if edge["into"] else f"{edge['writer']} {text}"
+        views = [edge["reader"], *([ALL] if together[at] else [])]
+        placed = [view for view in views if labels.place(view, path, text)]
+        is_above = edge["into"] == "" and placed == views
+        labels.write([] if is_above else placed, text)
+        traces.append((_edge_trace(edge, path, text if is_above else "", widest), {*views}))
+    return [*traces, *labels.traces()]
 
 
-def _curve(start: Point, end: Point, bend: float) -> list[Point]:
-    """Return a cubic curve that leaves and arrives level; curves over several layers sag below."""
+def _paths(edges: pd.DataFrame, places: Mapping[str, Point]) -> dict[Hashable, list[Point]]:
+    """Return the points of each edge; a reader's edges into its box end side by side."""
+    written = edges[edges["into"] != ""]
+    by_height = written["writer"].map(lambda name: places[name][1]).groupby(written["reader"])
+    rank = by_height.rank(method="first")
+    height = ((rank - 0.5) / by_height.transform("size")).to_dict()  # in the box, from 0 to 1
+    n_layers, paths = len(_boxes(places)), dict[Hashable, list[Point]]()
+    for at, edge in edges.iterrows():
+        x, y = places[edge["reader"]]
+        if not edge["into"]:
+            paths[at] = [(x - LEFT, 1.22), (x - LEFT, 0.97)]
+            continue
+        if "H" not in edge["reader"]:
+            y = 0.3 + 0.6 * height[at]
+        bend = -0.25 if edge["into"] == ALL_PATHS else 0.0
+        paths[at] = _curve(places[edge["writer"]], (x, y), bend, n_layers)
+    return paths
+
+
+class _Labels:
+    """The shares beside edges, at places where no other label of the same view is.
+
+    A label is as large as on a phone, where the circuit is smallest.
+
+    Args:
+        places: the circuit's nodes; small circuits have labels below them.
+    """
+
+    def __init__(self, places: Mapping[str, Point]) -> None:
+        low, high = x_range(places)
+        self.width = LETTER[0] * (high - low) / PHONE
+        self.height = LETTER[1] * (HEIGHT[1] - HEIGHT[0]) / CIRCUIT[1]
+        nodes = _nodes(places)
+        self.nodes: list[Box] = []
+        if "text" in nodes["mode"]:
+            points = zip(nodes["x"], nodes["y"], nodes["text"], strict=True)
+            self.nodes = [self._box((x, y - 1.5 * self.height), text) for x, y, text in points]
+        self.taken: dict[str, list[Box]] = {}
+        self.texts: dict[str, list[tuple[float, float, str]]] = {}  # with the point below each
+
+    def _box(self, point: Point, text: str) -> Box:
+        """Return the left, right, lower and upper end of a label above a point."""
+        half, (x, y) = self.width * len(text) / 2, point
+        return x - half, x + half, y, y + self.height
+
+    def place(self, view: str, path: Sequence[Point], text: str) -> bool:
+        """Return whether a label has a place on a path, near its middle; it is taken then."""
+        taken = self.taken.setdefault(view, [*self.nodes])
+        inner = path[:1] if len(path) == 2 else path[2:-2]
+        for x, y in sorted(inner, key=lambda point: abs(point[0] - np.mean([x for x, _ in path]))):
+            own = self._box((x, y), text)
+            if not any(_overlap(own, other) for other in taken):
+                taken.append(own)
+                return True
+        return False
+
+    def write(self, views: Iterable[str], text: str) -> None:
+        """Write a label at the last place of some views."""
+        for view in views:
+            left, right, y, _ = self.taken[view][-1]
+            self.texts.setdefault(view, []).append(((left + right) / 2, y, text))
+
+    def traces(self) -> Traces:
+        """Return a trace of each view, with the labels of the edges that writers have."""
+        return [
+            (
+                {
+                    "type": "scatter",
+                    **dict(
+                        zip(("x", "y", "text"), map(list, zip(*texts, strict=True)), strict=True)
+                    ),
+                    "mode": "text",
+                    "textposition": "top center",
+                    "textfont": {"size": 11, "color": INK},
+                    "hoverinfo": "skip",
+                    "cliponaxis": False,
+                    "showlegend": False,
+                },
+                {view},
+            )
+            for view, texts in self.texts.items()
+        ]
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    (left, right, low, high), (left2, right2, low2, high2) = one, other
+    return left < right2 and left2 < right and low < high2 and low2 < high
+
+
+def _edge_trace(edge: pd.Series, path: Sequence[Point], text: str, widest: float) -> Trace:
+    """Return an edge; that of an encoding has its label at its upper end."""
+    about = f"{edge['writer']} to {edge['reader']}" + (edge["into"] and f", {edge['into']}")
+    share = interval_text(percent(interval_of(edge, "share")), "z.1f", "%")
+    line = {
+        "color": WITH if edge["share"] > 0 else AGAINST,
+        "width": min(widest, max(1.0, widest * abs(edge["share"]))),
+        "dash": "dash" if edge["into"] == ALL_PATHS else "solid",
+    }
+    return {
+        "type": "scatter",
+        "x": [point[0] for point in path],
+        "y": [point[1] for point in path],
+        "mode": "lines" if edge["into"] else "lines+text",
+        "line": line,
+        "text": ["" if edge["into"] else text, *[""] * (len(path) - 1)],
+        "textposition": "top center",
+        "textfont": {"size": 11, "color": INK},
+        "cliponaxis": not text,
+        "name": about,
+        "hovertemplate": f"{about}<br>{share} of its pattern<extra></extra>",
+        "showlegend": False,
+    }
+
+
+def _curve(start: Point, end: Point, bend: float, n_layers: int) -> list[Point]:
+    """Return a cubic curve that leaves and arrives level, and sags below the layers between."""
     (x0, y0), (x1, y1) = start, end
-    sag = bend - 0.3 * max(0.0, x1 - x0 - 1)
+    sag = bend - DEEPEST * max(0.0, x1 - x0 - 1) / max(1, n_layers - 2)
     t = np.linspace(0, 1, 25)
     weights = np.stack([(1 - t) ** 3, 3 * (1 - t) ** 2 * t, 3 * (1 - t) * t**2, t**3])
     reach = (x1 - x0) / 2
@@ -354,6 +463,9 @@ def _place(places: Mapping[str, Point], n_maps: int, n_dials: int) -> Layout:
     half = {"len": 0.42, "lenmode": "fraction"}
     right = {"x": 1, "xanchor": "right"}
     maps, clocks = {**colour_bar("nats"), **half}, {**colour_bar("position"), **half, **right}
+    every = -(-len(boxes) // FEW)
+    narrow = _layout(PHONE, CIRCUIT[1], (n_maps, 2), (n_dials, 2))
+    narrow |= {"xaxis.tickvals": layers["tickvals"][::every], "xaxis.ticktext": boxes[::every]}
     layout: Layout = {
         "template": TEMPLATE,
         "title": {"text": TITLE},
@@ -361,9 +473,9 @@ def _place(places: Mapping[str, Point], n_maps: int, n_dials: int) -> Layout:
         "xaxis": {
             **bare,
             **layers,
-            "range": [-0.8 if "embed" in places else -0.3, len(boxes) - 0.7],
+            "range": x_range(places),
         },
-        "yaxis": {**bare, "range": [-0.3, 1.35], "showticklabels": False},
+        "yaxis": {**bare, "range": HEIGHT, "showticklabels": False},
         "shapes": [
             {
                 "type": "rect",
@@ -377,7 +489,7 @@ def _place(places: Mapping[str, Point], n_maps: int, n_dials: int) -> Layout:
         ],
         "coloraxis": {"colorscale": DIVERGING, "showscale": n_maps > 0, "colorbar": maps},
         "coloraxis2": {"colorscale": SEQUENTIAL, "showscale": n_dials > 0, "colorbar": clocks},
-        "meta": {"narrow": _layout(PHONE, 280, (n_maps, 2), (n_dials, 2))},
+        "meta": {"narrow": narrow},
     }
     for panel in range(1, 1 + n_maps + n_dials):
         is_map, at = panel <= n_maps, axis(panel)
@@ -395,7 +507,7 @@ def _place(places: Mapping[str, Point], n_maps: int, n_dials: int) -> Layout:
             x |= {"matches": f"x{first}"}
             y |= {"matches": f"y{first}", "showticklabels": False}
         layout |= {f"xaxis{at}": x, f"yaxis{at}": y}
-    patch(layout, _layout(WIDE, 340, (n_maps, n_maps), (n_dials, n_dials)))
+    patch(layout, _layout(WIDE, CIRCUIT[0], (n_maps, n_maps), (n_dials, n_dials)))
     return layout
 
 

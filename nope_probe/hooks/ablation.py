@@ -15,7 +15,7 @@ from inspect import signature
 from typing import Any
 
 from nope_probe.components import LOCAL
-from nope_probe.conditions import depends_on_length
+from nope_probe.conditions import Writer, depends_on_length
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     HookGroup,
@@ -40,7 +40,11 @@ from nope_probe.hooks.removing.block_ablation import (
     zeros,
 )
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Calibration, without_position
+from nope_probe.hooks.removing.replacements import (
+    Calibration,
+    WrittenPosition,
+    without_position,
+)
 from nope_probe.hooks.removing.targets import lone_mlps, resolve_targets
 
 
@@ -98,10 +102,15 @@ def ablated(
     for writer in ablation.writers:
         assert calibration is not None
         groups.append(without_position(model, writer, calibration.positions[writer]))
+    # Blocks are targets of removed positions too, to check padding, and lose nothing by them.
+    of_blocks = len(ablation.components) > len(ablation.writers)
+    lost = {block.layer.index: block.heads for block in blocks} if of_blocks else {}
     ABLATED[model] = ActiveAblation(
         ablation=ablation,
         calibration=calibration,
-        heads=dict.fromkeys(mlps) | {block.layer.index: block.heads for block in blocks},
+        heads=dict.fromkeys(writer.block for writer in ablation.writers)
+        | dict.fromkeys(mlps)
+        | lost,
         groups=groups,
     )
     try:
@@ -114,6 +123,32 @@ def ablated(
             for block in blocks:
                 rope = block.rope if block.heads is None else None
                 stack.enter_context(block.layer.tap.edited(rope, block.edit))
+            yield model
+    finally:
+        ABLATED.pop(model, None)
+
+
+@contextmanager
+def directly_ablated(
+    model: HookedModel, writer: Writer, written: WrittenPosition, reader: int
+) -> Iterator[HookedModel]:
+    """Take a component's position out of the input of one block alone, as in `ablated`.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        writer: the component, such as `L1H0`.
+        written: the position to remove.
+        reader: the number of the block.
+    """
+    group = without_position(model, writer, written, reader)
+    ABLATED[model] = ActiveAblation(
+        ablation=Ablation(remove=[writer.removal]),
+        calibration=written,
+        heads={reader: None},
+        groups=[group],
+    )
+    try:
+        with tapped(model), hooks_in_place([group]):
             yield model
     finally:
         ABLATED.pop(model, None)

@@ -69,6 +69,10 @@ class ReaderSums:
             key head are added up, which suffices. For single heads, `q` holds all heads.
         queries, keys: the part of each writer; the parts add up to `q` and `k`.
         first_queries, first_keys: for writers that are heads, the part from the first key.
+        norm_queries, norm_keys: queries and keys that the norms make of vectors that know nothing
+            of position: the norms' mean scale at each position times the mean over positions; None
+            without writers.
+        norm_scale: the norms' mean scale at each position; None without writers.
         scores: mean q.k times the scale, nats, over heads or per head; NaN where masked.
         bias: the bias added to the scores (ALiBi), nats; None without a bias.
         scale: the factor between the sum of q.k over the heads of `q` and `scores`.
@@ -82,6 +86,9 @@ class ReaderSums:
     keys: Mapping[str, Keys] = field(default_factory=dict)
     first_queries: Mapping[str, Queries] = field(default_factory=dict)
     first_keys: Mapping[str, Keys] = field(default_factory=dict)
+    norm_queries: Queries | None = None
+    norm_keys: Keys | None = None
+    norm_scale: Float[Tensor, " pos"] | None = None
     scores: Float[Tensor, "fold *head row key_pos"]
     bias: Float[Tensor, "*head row key_pos"] | None = None
     scale: float
@@ -109,6 +116,8 @@ class ReaderSums:
                 keys={name: x[:, :, [key_head]] for name, x in self.keys.items()},
                 first_queries={name: x[:, :, [head]] for name, x in self.first_queries.items()},
                 first_keys={name: x[:, :, [key_head]] for name, x in self.first_keys.items()},
+                norm_queries=None if self.norm_queries is None else self.norm_queries[:, :, [head]],
+                norm_keys=None if self.norm_keys is None else self.norm_keys[:, :, [key_head]],
                 scores=self.scores[:, head],
                 bias=None if self.bias is None else self.bias[head],
             )
@@ -163,6 +172,9 @@ def _reader(values: State) -> ReaderSums:
         keys=under(values, "keys/"),
         first_queries=under(values, "first_queries/"),
         first_keys=under(values, "first_keys/"),
+        norm_queries=values.get("norm_queries"),
+        norm_keys=values.get("norm_keys"),
+        norm_scale=values.get("norm_scale"),
         scores=values["scores"],
         bias=values.get("bias"),
         scale=float(values["scale"]),

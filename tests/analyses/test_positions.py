@@ -354,6 +354,24 @@ def test_what_goes_directly_is_the_pattern_without_the_writers_vectors() -> None
     assert direct_share(reader, "MLP0").value == pytest.approx(float(lost), abs=1e-9)
 
 
+def test_the_norms_term_is_its_keys_before_all_queries_and_its_queries_before_the_mean_key() -> (
+    None
+):
+    q, k, of_q, of_k = (random_vectors(s)[:1].expand(N_FOLDS, -1, -1, -1) for s in range(4))
+    sums = replace(sums_of(q, k, rope()), norm_queries=of_q, norm_keys=of_k)
+    reader = Reader(sums=sums, counts=EQUAL, skip_keys=1)
+    term = position_terms(reader)["norm"]
+    maps = reader.mean_map(q, of_k - of_k[:, 1:].mean(1, keepdim=True)) + reader.mean_map(
+        of_q - of_q[:, 1:].mean(1, keepdim=True), k[:, 1:].mean(1, keepdim=True).expand_as(k)
+    )
+    whole = reader.mean_map(q, k)
+    kept = whole.isfinite()
+    share = float((maps * whole)[kept].sum() / whole[kept].square().sum())
+    assert term.share.value == pytest.approx(share, abs=1e-9)
+    assert term.rms.value == pytest.approx(float(maps[kept].square().mean().sqrt()), rel=1e-9)
+    assert "norm" not in position_terms(replace(reader, sums=sums_of(q, k, rope())))
+
+
 def test_intervals_cover_the_truth_in_95_of_100_studies_and_noise_writes_nothing() -> None:
     """The truth: keys that carry a clock; a second writer brings nothing but noise."""
     clock_vectors = torch.zeros(1, N_POS, 1, D_HEAD, dtype=torch.float64)

@@ -22,6 +22,7 @@ from nope_probe.conditions import Writer
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.experiments.trace import sections
+from nope_probe.experiments.trace.analyse import that_could_matter
 from nope_probe.experiments.trace.settings import Settings
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.rows import choose_rows
@@ -344,6 +345,39 @@ def test_effects_are_told_of_the_main_writer_and_of_who_acts_through_others() ->
     noise = tables["effects"].assign(total_low=-1.0, total_high=1.0)
     [found] = sections.effect_findings(tables | {"effects": noise})
     assert found == "Without any writer's position, no pattern changes by more than the noise"
+
+
+def test_the_norm_is_told_as_a_part_of_a_pattern_and_as_what_a_removal_gets_back() -> None:
+    whole = traced.terms_table().query("layer == 2 and term == 'all'")
+    own = whole.assign(term="norm", share=-5.4, share_low=-5.6, share_high=-5.2)
+    scale = np.where(traced.clocks_table()["position"] == 0, 0.12, 1.01)
+    clocks = traced.clocks_table().assign(norm_scale=scale)
+    tables = {"terms": pd.concat([traced.terms_table(), own]), "clocks": clocks}
+    assert sections.norm_findings(tables, "L2") == [
+        "The norm's scale, 0.12 times its mean at position 0, takes 540% [520, 560] from the "
+        "pattern of L2"
+    ]
+    assert sections.norm_findings(tables, "L1") == sections.norm_findings(tables, None) == []
+    effects = traced.effects_table().query("writer == 'L1H0'")
+    direct = traced.interval("direct", 0.45) | traced.interval("norm", -0.47)
+    tables = {"effects": effects.assign(**direct), "writers": traced.writers_table()}
+    assert sections.effect_findings(tables, "L2")[1] == (
+        "On the direct path alone, L2 loses 92% [92, 92] with the norm's scale held, and 45% in "
+        "the model: the norm takes back 47%"
+    )
+
+
+def test_removals_are_tested_of_writers_whose_share_could_be_5_percent() -> None:
+    rows = [
+        (1, "key", "MLP0", 0.03, 0.04),
+        (1, "query", "MLP0", 0.0, 0.011),
+        (1, "key", "L0H0", 0.02, 0.049),
+        (2, "key", "L0H0", -0.051, 0.02),
+        (2, "key", "embed", float("nan"), float("nan")),
+    ]
+    writers = pd.DataFrame(rows, columns=["layer", "side", "writer", "share_low", "share_high"])
+    kept = that_could_matter(writers)
+    assert kept.index.to_list() == [0, 1, 3]
 
 
 def test_of_many_heads_the_strongest_are_shown() -> None:

@@ -11,6 +11,7 @@ from support.decoders import write_decoder
 from support.rounding import NETWORK
 from support.tiny_models import N_POS, tokens
 from support.traced import bos_reader
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from nope_probe import load, sequences
 from nope_probe.experiments.engine import Engine
@@ -122,3 +123,68 @@ def test_no_pairs_make_an_empty_table(bridge: BridgeOf) -> None:
     table = effects(bridge("llama"), tokens(7), n_pairs=0)
     assert table.empty
     assert [*table.columns[:4]] == ["layer", "writer", "predicted", "predicted_low"]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_held_is_what_plain_transformers_lose_where_the_scales_of_norms_stay(
+    name: str, tiny: Callable[[str], Any], bridge: BridgeOf
+) -> None:
+    """Every fold holds the same sequences; Qwen3 has norms of queries and keys too."""
+    text = tokens(7, seed=3).repeat_interleave(N_FOLDS, 0)
+    found = effects(bridge(name), text, skip_keys=2, n_pairs=11)
+    assert found["held"].to_list() == pytest.approx(found["predicted"].to_list(), abs=1e-5)
+    norm = (found["direct"] - found["held"]).to_list()
+    assert found["norm"].to_list() == pytest.approx(norm, abs=1e-9)
+    assert found["norm"].abs().max() > 1e-3
+    lost = lost_with_scales_held(tiny(name).hf, text, skip=2)
+    [of_mlp] = found[found["writer"] == "MLP0"]["held"]
+    assert of_mlp == pytest.approx(lost, abs=1e-5)
+    assert abs(lost) > 0.01
+
+
+def lost_with_scales_held(hf: Any, text: torch.Tensor, skip: int) -> float:
+    """Return what L1's pattern in plain transformers loses without the position of MLP0.
+
+    The part of the MLP in queries and keys has the scales of the norms in the intact model.
+    """
+    kept: dict[str, torch.Tensor] = {}
+    mlp, block = hf.model.layers[0].mlp, hf.model.layers[1]
+    norm, attn = block.input_layernorm, block.self_attn
+    handles = [
+        mlp.register_forward_hook(lambda m, i, o: kept.update(written=o)),
+        norm.register_forward_hook(lambda m, i, o: kept.update(x=i[0], y=o)),
+    ]
+    with torch.inference_mode():
+        hf(text)
+    for handle in handles:
+        handle.remove()
+
+    def scale(x: torch.Tensor, of: Any) -> torch.Tensor:
+        return (x.square().mean(-1, keepdim=True) + of.variance_epsilon).rsqrt() * of.weight
+
+    whole, without = [], []
+    for side in ("q", "k"):
+        projection, inner = getattr(attn, f"{side}_proj"), getattr(attn, f"{side}_norm", None)
+        part = kept["written"] * scale(kept["x"], norm)
+        part = (part @ projection.weight.T).unflatten(-1, (-1, attn.head_dim))
+        vectors = projection(kept["y"]).unflatten(-1, (-1, attn.head_dim))
+        inner_scale = 1.0 if inner is None else scale(vectors, inner)
+        vectors, mean = vectors * inner_scale, (part * inner_scale).mean(0)
+        whole.append(vectors)
+        without.append(vectors - (mean - mean[skip:].mean(0)))
+    angles = hf.model.rotary_emb(kept["x"], torch.arange(N_POS)[None])
+    v, w = (positional_pattern(*pair, *angles, skip) for pair in (whole, without))
+    return float(((v - w) * v).sum() / v.square().sum())
+
+
+def positional_pattern(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, skip: int
+) -> torch.Tensor:
+    """Return the pattern over the keys skip <= j < i, up to the scale of the scores."""
+    q, k = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=2)
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+    scores = torch.einsum("bihd,bjhd->ij", q.double(), k.double())
+    cells = torch.ones(N_POS, N_POS).tril(-1).bool()
+    cells[:, :skip] = False
+    means = (scores * cells).sum(1, keepdim=True) / cells.sum(1, keepdim=True).clamp_min(1)
+    return (scores - means) * cells

@@ -1,9 +1,11 @@
 """The figure of who writes position: nodes, edges, and what each choice of a reader shows."""
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 from support import traced
@@ -148,3 +150,49 @@ def test_a_page_draws_it_and_has_the_switch(figure: go.Figure, tmp_path: Path, w
     assert dom.count('type="radio"') == 4
     assert "+92%" in dom
     assert "what L1H0 adds" in dom
+
+
+def deep_tables() -> tuple[Any, Any]:
+    """Return terms and writers of 30 layers, each of which reads rotation and three MLPs."""
+    rotation, whole = (
+        traced.terms_table("rope").query("layer == 1 and term == @term")
+        for term in ("rotation", "all")
+    )
+    written = traced.writers_table().query("layer == 2").iloc[:3]
+    terms, writers = [], []
+    for layer in range(1, 30):
+        terms += [rows.assign(layer=layer, rms=1 + layer) for rows in (rotation, whole)]
+        names = [f"MLP{before}" for before in (0, layer // 2, layer - 1)]
+        writers.append(written.assign(layer=layer, writer=names))
+    return pd.concat(terms), pd.concat(writers).drop_duplicates(["layer", "writer"])
+
+
+@pytest.mark.parametrize(("width", "across", "down"), [("wide", 1050, 340), ("narrow", 310, 280)])
+def test_no_label_of_30_layers_lies_over_another_in_any_view(
+    width: str, across: int, down: int
+) -> None:
+    """A letter is about 6 px wide and a label 11 px high."""
+    figure = position_circuit(*deep_tables())
+    (left, right), (low, high) = figure.layout.xaxis.range, figure.layout.yaxis.range
+    views = figure.layout.meta["switches"]["Reader"]
+    assert len(views) == 30
+    n_labels = []
+    for view in views:
+        boxes = [
+            (x * across / (right - left), y * down / (high - low), 6 * len(text))
+            for trace in shown(figure, view)
+            if isinstance(trace, go.Scatter) and trace.text is not None and "%" in str(trace.text)
+            for x, y, text in zip(trace.x, trace.y, trace.text, strict=True)
+            if text
+        ]
+        n_labels.append(len(boxes))
+        for (x, y, wide), (x2, y2, wide2) in combinations(boxes, 2):
+            assert abs(x - x2) >= (wide + wide2) / 2 or abs(y - y2) >= 11
+    assert min(n_labels) >= 2
+    assert len([name for name in edges(figure, "all") if "keys" in name]) <= 24
+
+
+def test_curves_over_many_layers_stay_inside_the_circuit() -> None:
+    figure = position_circuit(*deep_tables())
+    for edge in edges(figure, "L29").values():
+        assert figure.layout.yaxis.range[0] < min(edge.y)

@@ -85,7 +85,9 @@ def effects_table() -> pd.DataFrame:
             **layer_of(reader),
             "writer": writer,
             **interval("predicted", predicted),
+            **interval("held", predicted),
             **interval("direct", direct),
+            **interval("norm", direct - predicted),
             **interval("total", total, 0.02),
         }
         for reader, writer, predicted, direct, total in EFFECTS

@@ -7,7 +7,9 @@ position, so that the blocks between the writer and the reader respond.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -16,7 +18,15 @@ from jaxtyping import Float, Int
 
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern_rows import ContrastGram
-from nope_probe.analyses.positions import Side, clock, direct_share, readers, term_maps
+from nope_probe.analyses.positions import (
+    Reader,
+    Side,
+    clock,
+    direct_share,
+    readers,
+    scores_without,
+    term_maps,
+)
 from nope_probe.conditions import Writer
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.sections import with_page
@@ -30,10 +40,10 @@ from nope_probe.experiments.tables import (
 from nope_probe.experiments.trace.sections import headline, report
 from nope_probe.figures.position_figure import ALL, CLOCKS
 from nope_probe.figures.words import reader_of, with_readers
-from nope_probe.hooks.layers.hook_points import hooks_in_place
+from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.streaming import ResidualCache
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import without_position
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.positions import PositionSums
@@ -42,6 +52,8 @@ from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
+EFFECTS = ("predicted", "held", "direct", "norm", "total")  # columns of `effects.csv`
+LEAST_TESTED = 0.05  # of a pattern: no smaller share is tested by a removal
 MOST_HEADS = 4  # heads measured per MLP, because the MLP may have passed on their output
 
 
@@ -64,6 +76,7 @@ def measure_effects(
     writers: pd.DataFrame,
     *,
     n_pairs: int = 6,
+    least: float = 0.0,
 ) -> pd.DataFrame:
     """Return the share of a reader's pattern that is lost without a writer's position.
 
@@ -76,28 +89,29 @@ def measure_effects(
         sums: the readers' sums, on the same sequences in the same folds.
         writers: the `writer_table` of the sums, or its rows of some readers.
         n_pairs: how many of the strongest pairs to measure.
+        least: the loss of a pattern, without the position of all heads that an MLP reads, below
+            which the heads are not measured one by one.
 
     Returns:
         A row for each pair, the strongest first: `layer`, `head` if heads are readers, `writer`,
-        and with their intervals `predicted`, the exact share; `direct`, the loss if only the
-        reader's own input loses the writer's position; and `total`, the loss if all blocks after
-        the writer lose it.
+        and with their intervals `predicted`, the exact share; `held`, the loss if only the
+        reader's own input loses the writer's position and the scales of its norms stay; `direct`,
+        the loss if the scales follow, as in the model; `norm`, direct less held; and `total`, the
+        loss if all blocks after the writer lose the position.
     """
     pairs = strongest_pairs(writers, n_pairs)
     heads = {pair: heads_read_by(engine, sums, pair) for pair in pairs}
-    named = sorted({pair.writer for pair in pairs}.union(*heads.values()))
-    removed = [Ablation(remove=[writer.removal]) for writer in named]
-    engine = engine.calibrated("effects-positions", removed)
+    together = {pair: Writer(f"ATTN{own[0].block}") for pair, own in heads.items() if own}
+    named = sorted({pair.writer for pair in pairs}.union(*heads.values(), together.values()))
+    removals = {writer: Ablation(remove=[writer.removal]) for writer in named}
+    engine = engine.calibrated("effects-positions", removals.values())
+    engine = replace(engine, residuals=ResidualCache())
     positions = {} if engine.calibration is None else engine.calibration.positions
-    for pair, candidates in heads.items():
-        by_size = sorted(candidates, key=lambda head: -float(positions[head].vectors.norm()))
-        pairs += [Pair(*pair.reader, writer) for writer in by_size[:MOST_HEADS]]
-    pairs = list(dict.fromkeys(pairs))
     known = {(name["layer"], name.get("head")): reader for name, reader in readers(sums)}
-    per_head = "head" in writers
+    per_head, layers = "head" in writers, sorted({pair.layer for pair in pairs})
 
     def maps(
-        key: str, layers: list[int], ablation: Ablation | None = None
+        key: str, layers: Sequence[int], ablation: Ablation | None = None
     ) -> dict[tuple[int, int | None], LayerMaps]:
         captured = engine.scores(f"effects-{key}", ablation, layers=layers, per_head=per_head)
         if not per_head:
@@ -108,28 +122,45 @@ def measure_effects(
             for head, maps in enumerate(of_layer.heads)
         }
 
-    intact = maps("intact", sorted({pair.layer for pair in pairs})) if pairs else {}
+    # Of the writers' blocks too: later passes start with the input of these blocks.
+    blocks = {*layers, *(writer.block for writer in named)} & {*sums.readers}
+    intact = maps("intact", sorted(blocks)) if pairs else {}
+
+    @cache
+    def total(writer: Writer) -> dict[tuple[int, int | None], LayerMaps]:
+        return maps(writer, layers, removals[writer])
+
+    for pair, candidates in heads.items():
+        if not candidates or could_be(
+            share_lost(intact[pair.reader], total(together[pair])[pair.reader]), least
+        ):
+            by_size = sorted(candidates, key=lambda head: -float(positions[head].vectors.norm()))
+            pairs += [Pair(*pair.reader, writer) for writer in by_size[:MOST_HEADS]]
+    pairs = list(dict.fromkeys(pairs))
     rows: dict[Pair, Row] = {}
     for writer in dict.fromkeys(pair.writer for pair in pairs):
         own = [pair for pair in pairs if pair.writer == writer]
-        layers = sorted({pair.layer for pair in own})
-        total = maps(writer, layers, Ablation(remove=[writer.removal]))
         direct: dict[tuple[int, int | None], LayerMaps] = {}
-        for layer in layers:
-            hook = without_position(engine.model, writer, positions[writer], layer)
-            with hooks_in_place([hook]):
+        for layer in sorted({pair.layer for pair in own}):
+            with directly_ablated(engine.model, writer, positions[writer], layer):
                 direct |= maps(f"{writer}-to-L{layer}", [layer])
         for pair in own:
             reader = pair.reader
-            shares = interval_columns(
+            of_maps = intact[reader], direct[reader], total(writer)[reader]
+            rows[pair] = pair._asdict() | interval_columns(
                 predicted=direct_share(known[reader], writer),
-                direct=share_lost(intact[reader], direct[reader]),
-                total=share_lost(intact[reader], total[reader]),
+                **shares_lost(*of_maps, known[reader], writer),
             )
-            rows[pair] = pair._asdict() | shares
-    columns = [*Pair._fields, *interval_names("predicted", "direct", "total")]
+    columns = [*Pair._fields, *interval_names(*EFFECTS)]
     table = pd.DataFrame([rows[pair] for pair in pairs], columns=columns)
     return table if per_head else table.drop(columns="head")
+
+
+def that_could_matter(writers: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the writers whose share, of keys and queries together, could be 5%."""
+    names = [name for name in ("layer", "head", "writer") if name in writers]
+    bounds = writers.groupby(names)[["share_low", "share_high"]].transform("sum")
+    return writers[bounds.abs().max(axis=1) >= LEAST_TESTED]
 
 
 def strongest_pairs(writers: pd.DataFrame, n_pairs: int) -> list[Pair]:
@@ -156,11 +187,47 @@ def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[Writer
     return [writer for writer in writers if writer.is_attention and writer.block == block]
 
 
+def could_be(share: Interval, least: float) -> bool:
+    """Return whether a share of either sign could be so large."""
+    return not max(abs(share.low), abs(share.high)) < least
+
+
 def share_lost(intact: LayerMaps, without: LayerMaps) -> Interval:
     """Return the lost share of a pattern v that becomes w, <v - w, v> / <v, v>."""
     v, w = patterns_of_others([intact, without])
     gram = ContrastGram.of({"v": v, "w": w})
     return gram.share({"v": 1.0, "w": -1.0}, {"v": 1.0})
+
+
+def shares_lost(
+    intact: LayerMaps, direct: LayerMaps, total: LayerMaps, reader: Reader, writer: Writer
+) -> dict[str, Interval]:
+    """Return the shares of a reader's pattern that are lost without a writer's position.
+
+    Args:
+        intact: the reader's scores.
+        direct: its scores where its own input loses the position.
+        total: its scores where all blocks after the writer lose the position.
+        reader: its mean queries and keys.
+        writer: the writer.
+    """
+    linear, held = (
+        LayerMaps.of(scores, reader.counts, reader.sums.query_positions, reader.skip_keys)
+        for scores in (reader.scores, scores_without(reader, writer))
+    )
+    maps = {"intact": intact, "direct": direct, "total": total, "linear": linear, "held": held}
+    patterns = patterns_of_others([*maps.values()])
+    gram = ContrastGram.of(dict(zip(maps, patterns, strict=True)))
+
+    def lost(**contrast: float) -> Interval:
+        return gram.share(contrast, {"intact": 1.0})
+
+    return {
+        "held": lost(linear=1.0, held=-1.0),
+        "direct": lost(intact=1.0, direct=-1.0),
+        "norm": lost(intact=1.0, direct=-1.0, linear=-1.0, held=1.0),
+        "total": lost(intact=1.0, total=-1.0),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,12 +265,15 @@ class TraceTables:
         Args:
             engine: the model, on the sequences of the sums.
             sums: the writers' parts of each reader.
-            confirm: how many pairs of writer and reader to measure the effect of.
+            confirm: how many pairs of writer and reader to measure the effect of, at most: the
+                pairs are left out whose share is surely below 5%.
             reader: the layer or head whose writers are measured; by default all readers.
         """
         of_reader = with_readers(self.writers)["reader"] == reader
         own = self.writers if reader is None else self.writers[of_reader]
-        effects = measure_effects(engine, sums, own, n_pairs=confirm)
+        effects = measure_effects(
+            engine, sums, that_could_matter(own), n_pairs=confirm, least=LEAST_TESTED
+        )
         return replace(self, effects=effects)
 
 
@@ -275,10 +345,14 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         layer (head), side, writer (`all`, then the strongest), position, axis_1 and axis_2, and
-        `explained`: both axes' share of the variance of all writers' sum between positions.
+        `explained`: both axes' share of the variance of all writers' sum between positions, and
+        `norm_scale`: the norms' mean scale at the position over its mean over positions.
     """
     tables, skip_keys = [], sums.skip_keys or 0
     for names, reader in readers(sums):
+        scale = reader.sums.norm_scale
+        assert scale is not None
+        scale = scale[skip_keys:] / scale[skip_keys:].mean()
         own = writers[(writers[list(names)] == pd.Series(names)).all(axis=1)]
         for side in get_args(Side):
             hands = clock(reader, side)
@@ -295,6 +369,7 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
                     "axis_1": points[:, 0],
                     "axis_2": points[:, 1],
                     "explained": float(hands.explained.sum()),
+                    "norm_scale": scale,
                 }
                 tables.append(pd.DataFrame(columns))
     return pd.concat(tables, ignore_index=True)

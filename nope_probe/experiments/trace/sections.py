@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isnan
+from typing import Any
 
 import pandas as pd
 
@@ -61,14 +62,20 @@ HOW_TO_READ = (
     "such as tokens that resemble their neighbours.",
     "A writer's share is its direct path into the reader's queries and keys, with the norm's scale "
     "of each token as it was. Shares of a reader's writers add up to its written position. A share "
-    "below 0 works against the pattern.",
+    "below 0 works against the pattern. Headline and edges use these shares.",
+    "Norm, a part of the written terms: the norm at work on the mean residual stream, which knows "
+    "nothing of position. It writes position because its scale depends on the position: the scale "
+    "is small where a token has a large residual, such as an attention sink.",
     "How shares mislead: a writer may pass on another writer's position, and its direct share does "
     "not show this; several readers can share a writer; the mean over heads hides opposite signs; "
     "texts that begin alike count as position (--shuffle tells).",
     "First key: how much of a head's positional part comes from the first key, such as BOS, whose "
     "attention fades as more keys come.",
-    "On all paths: the share of the reader's pattern that is lost when the writer's mean output at "
-    "each position is replaced by its mean over positions, for everything behind it.",
+    "A removal replaces the writer's mean output at each position by its mean over positions. "
+    "Held: the share of the pattern that is lost on the direct path with the norm's scale of each "
+    "token as it was; the writer's share predicts it. In the model: the same where the scale "
+    "follows. The difference is the norm's. On all paths: all blocks behind the writer lose the "
+    "position.",
     "A clock: the mean keys of all positions along their two principal axes; positions that lie in "
     "order on a line can be told apart by a query.",
     notes.INTERVALS,
@@ -120,22 +127,24 @@ def _sections(run: Run) -> Iterator[Section]:
             reader=reader,
             max_positions=positions(len(TERMS), len(shown_readers(tables["terms"]))),
         ),
-        caption="An edge is as wide as the writer's share of the reader's pattern; choose a reader "
-        "to see its weaker edges too. Below: the terms of one reader's pattern, on one scale, and "
-        "its mean keys along their two principal axes, as all writers and the strongest make them.",
+        caption="An edge is as wide as the writer's share of the reader's pattern, with the norm's "
+        "scale held; choose a reader to see its weaker edges. Below: the terms of one reader's "
+        "pattern, and its mean keys along two axes, as all writers and the strongest make them.",
         table=strongest_writers(tables, MOST_EDGES).drop(columns="reader"),
     )
     yield Section(
         title=terms_finding(tables["terms"], *about),
-        caption="The four terms of the mean and the covariance term add up to the whole pattern. A "
-        "relative R² of 1 means that a term depends on the distance alone.",
+        caption="The four terms of the mean and the covariance term add up to the whole pattern; "
+        "the norm is a part of the written terms. A relative R² of 1 means that a term depends on "
+        "the distance alone.",
         table=tables["terms"],
     )
     if len(tables["effects"]):
         yield Section(
             title=effect_findings(tables, _reader(tables["terms"], *about))[0],
-            caption="A reader's loss without a writer's position: on the writer's direct path into "
-            "the reader's queries and keys, which the exact share predicts, and on all paths.",
+            caption="A reader's loss without a writer's position: predicted by the exact share; on "
+            "the direct path with the norm's scale held, and in the model; the difference, which "
+            "is the norm's; and on all paths.",
             table=tables["effects"],
         )
 
@@ -148,8 +157,10 @@ def headline(
     """Return sentences on the writers of a reader and of all readers, and on confirmed effects."""
     about = (reader, fold_sizes)
     sentences = [answer(tables, *about), terms_finding(tables["terms"], *about)]
+    name = _reader(tables["terms"], *about)
+    sentences += norm_findings(tables, name)
     if len(tables["effects"]):
-        sentences += effect_findings(tables, _reader(tables["terms"], *about))
+        sentences += effect_findings(tables, name)
     return [f"{sentence}." for sentence in dict.fromkeys(sentences)]
 
 
@@ -237,6 +248,33 @@ def terms_finding(
     return f"The pattern of {name} is {listed(parts)}"
 
 
+def norm_findings(tables: Mapping[str, pd.DataFrame], reader: str | None) -> list[str]:
+    """Return a sentence on what the norm's scale adds to a reader's pattern or takes from it.
+
+    Args:
+        tables: `terms`, and `clocks` with the scale at each position.
+        reader: a layer or head; None for no sentence.
+    """
+    rows = with_readers(tables["terms"])
+    rows = rows[(rows["reader"] == reader) & (rows["term"] == "norm")]
+    rows = rows[excludes_zero(rows, "share") & (rows["share"].abs() >= LEAST_BESIDE)]
+    if rows.empty:
+        return []
+    [row] = rows.to_dict("records")
+    clocks = _rows_of(tables["clocks"], str(reader))
+    scale = dict(zip(clocks["position"], clocks["norm_scale"], strict=True))
+    position = max(scale, key=lambda position: abs(scale[position] - 1))
+    does = (
+        f"adds {_size(row, 'share')} to"
+        if row["share"] > 0
+        else f"takes {_size(row, 'share')} from"
+    )
+    return [
+        f"The norm's scale, {scale[position]:.2f} times its mean at position {position}, {does} "
+        f"the pattern of {reader}"
+    ]
+
+
 def effect_findings(tables: Mapping[str, pd.DataFrame], reader: str | None = None) -> list[str]:
     """Return sentences on a reader's loss without its main writer, and on indirect writers.
 
@@ -255,6 +293,14 @@ def effect_findings(tables: Mapping[str, pd.DataFrame], reader: str | None = Non
         f"Without the position of {top['writer']}, {top['reader']} {_change(top)} of its pattern; "
         f"its direct share is {percents(top['predicted'])}"
     ]
+    norm, low, high = interval_of(top, "norm")
+    if low * high > 0 and abs(norm) >= LEAST_BESIDE:
+        does = "adds" if norm * top["held"] > 0 else "takes back"
+        sentences.append(
+            f"On the direct path alone, {top['reader']} {_change(top, 'held')} with the norm's "
+            f"scale held, and {percents(top['direct'])} in the model: the norm {does} "
+            f"{percents(abs(norm))}"
+        )
     most_direct = clear[["direct_low", "direct_high"]].abs().max(axis=1)
     least_total = clear[["total_low", "total_high"]].abs().min(axis=1)
     indirect = clear[most_direct < DIRECTLY * least_total]
@@ -268,11 +314,15 @@ def effect_findings(tables: Mapping[str, pd.DataFrame], reader: str | None = Non
     return sentences
 
 
-def _change(row: pd.Series) -> str:
-    """Return what a reader loses or gains in total: a share without its sign, and its interval."""
-    does, (_, *bounds) = "loses" if row["total"] > 0 else "gains", interval_of(row, "total")
-    low, high = sorted(100 * abs(bound) for bound in bounds)
-    return f"{does} {100 * abs(row['total']):.0f}% [{low:.0f}, {high:.0f}]"
+def _change(row: Mapping[Hashable, Any] | pd.Series, column: str = "total") -> str:
+    """Return what a reader loses or gains: a share without its sign, and its interval."""
+    return f"{'loses' if row[column] > 0 else 'gains'} {_size(row, column)}"
+
+
+def _size(row: Mapping[Hashable, Any] | pd.Series, column: str) -> str:
+    """Return a share without its sign, and its interval."""
+    low, high = sorted(100 * abs(bound) for bound in interval_of(row, column)[1:])
+    return f"{100 * abs(row[column]):.0f}% [{low:.0f}, {high:.0f}]"
 
 
 def strongest_writers(tables: Mapping[str, pd.DataFrame], most: int) -> pd.DataFrame:
@@ -291,7 +341,7 @@ def _terms_as_text(terms: pd.DataFrame) -> pd.DataFrame:
     rows = rows[rows["reader"].isin(shown_readers(terms))]
     whole = rows[rows["term"] == "all"]
     texts = with_intervals({"reader": whole["reader"]}, whole, {"RMS, nats": ("rms", "z.2f")})
-    for term in TERMS:
+    for term in (*TERMS, "norm"):
         heading, own = short(term), rows[rows["term"] == term]
         if term != "all" and (own["share"].abs() > LEAST).any():
             texts[heading] = with_intervals({}, own, {heading: ("share", "z.0%")})[heading]
@@ -299,11 +349,13 @@ def _terms_as_text(terms: pd.DataFrame) -> pd.DataFrame:
 
 
 def _effects_as_text(effects: pd.DataFrame) -> pd.DataFrame:
-    """Return each reader's loss without a writer's position: predicted, directly, in total."""
+    """Return each reader's loss without a writer's position, on the direct path and in total."""
     rows = with_readers(effects)
     columns = {
-        "predicted": ("predicted", "z.0%"),
-        "on the direct path": ("direct", "z.0%"),
+        "share": ("predicted", "z.0%"),
+        "scale held": ("held", "z.0%"),
+        "in the model": ("direct", "z.0%"),
+        "norm": ("norm", "z.0%"),
         "on all paths": ("total", "z.0%"),
     }
     return with_intervals({"reader": rows["reader"], "writer": rows["writer"]}, rows, columns)

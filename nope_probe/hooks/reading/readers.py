@@ -66,6 +66,7 @@ def capture_positions(
     n_folds: int | None = None,
     documents: Int[Tensor, " seq"] | None = None,
     query_rows: int | None = None,
+    skip_keys: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> PositionSums:
     """Average the queries and keys of some layers at each position, and each writer's part of them.
@@ -83,6 +84,8 @@ def capture_positions(
             sequences (documents) if these are fewer.
         documents: the document of each sequence, whose sequences go to one fold.
         query_rows: how many rows the maps of scores have; see `capture_scores`.
+        skip_keys: how many first positions means over positions leave out; by default 1 if all
+            sequences begin with the same token, else 0.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Returns:
@@ -112,8 +115,9 @@ def capture_positions(
         if writers == "layers":
             blocks = [block.with_whole_attention for block in blocks]
         residual = Residual(model, blocks, learned_positions(model, inputs))
+        skip = int(begins_alike(inputs)) if skip_keys is None else skip_keys
         accumulators = [
-            ReaderAccumulator(model, layer, cut, per_head, residual, inputs[:1])
+            ReaderAccumulator(model, layer, cut, per_head, residual, inputs[:1], skip)
             for layer in readers
         ]
         first = [FirstKeyAccumulator(block, residual) for block in blocks if block.w_o is not None]
@@ -254,6 +258,7 @@ class ReaderAccumulator(MeansAccumulator):
         per_head: whether queries and scores are kept head by head.
         residual: keeps the outputs of the blocks before the reader.
         inputs: a sequence on which the reader's norm is recognised.
+        skip_keys: how many first positions means over positions leave out.
 
     Raises:
         NotImplementedError: if queries and keys are no linear map between norms.
@@ -267,9 +272,10 @@ class ReaderAccumulator(MeansAccumulator):
         per_head: bool,
         residual: Residual,
         inputs: Inputs,
+        skip_keys: int = 0,
     ) -> None:
         super().__init__(model, layer, cut, per_head)
-        self.residual = residual
+        self.residual, self.skip_keys = residual, skip_keys
         eps = torch.finfo(next(layer.attn.parameters()).dtype).eps
         self.tolerance = max(MOST_ERROR, ROUNDINGS * eps)
         self.projection = projection_map(model, layer)
@@ -327,6 +333,8 @@ class ReaderAccumulator(MeansAccumulator):
         parts = super().parts(attention)
         parts |= {
             "gains": sum_parts(gains, self.fold_of, self.n_folds),
+            "scales": sum_parts(scaled, self.fold_of, self.n_folds),
+            "stream": sum_parts(x, self.fold_of, self.n_folds),
             "vectors": self._brought(vectors, scaled, self.weight[None]),
         }
         for writing, weight in self.through_w_o.items():
@@ -395,12 +403,13 @@ class ReaderAccumulator(MeansAccumulator):
         own, names = super().sums_of(means), self.residual.names(self.layer.index)
         vectors = self._through(means.pop("vectors"), self.weight[None])
         brought = dict(zip(names, vectors.unbind(2), strict=True))
-        brought["bias"] = brought["bias"] + self._constants(means["gains"])
         first: dict[str, Tensor] = {}
         for index, weight in self.through_w_o.items():
             for kind, written in (("heads", brought), ("first", first)):
                 vectors = self._through(means.pop(f"{kind}{index}"), weight)
                 written |= zip(self.residual.blocks[index].names, vectors.unbind(2), strict=False)
+        norm = self._of_norm(means)
+        brought["bias"] = brought["bias"] + self._constants(means["gains"])
         n_kv = own.k.shape[2]
         n = self.layer.n_heads if self.per_head or self.projection.parts else n_kv
         queries = {name: self._queries(x[:, :, :n], n_kv) for name, x in brought.items()}
@@ -418,17 +427,34 @@ class ReaderAccumulator(MeansAccumulator):
             keys=keys,
             first_queries={name: self._queries(x[:, :, :n], n_kv) for name, x in first.items()},
             first_keys={name: x[:, :, n:] for name, x in first.items()},
+            norm_queries=self._queries(norm[:, :, :n], n_kv),
+            norm_keys=norm[:, :, n:],
+            norm_scale=means["scales"].mean((0, 2, 3)),
         )
 
     def _queries(self, x: Float[Tensor, "fold pos head d_head"], n_kv_heads: int) -> Tensor:
         return x if self.per_head else sum_query_groups(x, n_kv_heads)
 
+    def _of_norm(self, means: State) -> Float[Tensor, "fold pos head d_head"]:
+        """Return the queries and keys that norms make of vectors that know nothing of position.
+
+        At each position, the mean scale of the norms multiplies the residual stream's mean over
+        positions, and the mean scale of inner norms the constants before them.
+        """
+        stream = means["stream"][:, self.skip_keys :].mean(1)
+        through = torch.einsum("fm,mhd->fhd", stream, self.weight)[:, None]
+        scale, gain = (self.projection.spread(means[name]) for name in ("scales", "gains"))
+        return scale * through + gain * self._bias()
+
     def _constants(
         self, gains: Float[Tensor, "fold pos one_or_head part"]
     ) -> Float[Tensor, "fold pos head d_head"]:
         """Return the part of the biases of the reader's own norm and projections."""
+        return self.projection.spread(gains) * self._bias() + self.projection.constant
+
+    def _bias(self) -> Float[Tensor, "head d_head"]:
+        """Return the bias of the norm, through W_Q and W_K, and the biases of these."""
         own, projection = self.norm.bias, self.projection
-        bias = projection.bias
-        if own is not None:
-            bias = bias + torch.einsum("m,mhd->hd", own.double().cpu(), projection.weight)
-        return projection.spread(gains) * bias + projection.constant
+        if own is None:
+            return projection.bias
+        return projection.bias + torch.einsum("m,mhd->hd", own.double().cpu(), projection.weight)

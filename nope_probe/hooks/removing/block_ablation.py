@@ -224,7 +224,8 @@ class ActiveAblation:
     Attributes:
         ablation: the removals.
         calibration: the gains and means of its replacements, compared by identity.
-        heads: the query heads that lose components, None for all, by the block's number.
+        heads: the query heads that lose components, None for all, by the number of the block; a
+            writer's position is lost in its block, or in the only block that loses it.
         groups: the hooks that are attached.
     """
 
@@ -255,8 +256,7 @@ def removed_before(model: HookedModel, depth: int) -> tuple[Hashable, ...]:
         for index, heads in sorted(active.heads.items())
         if index < depth
     ]
-    embeds = "pos_embed" in ablation.components or ablation.writers
-    if not (removals or embeds) or not ablation.components:
+    if not (removals or "pos_embed" in ablation.components):
         return ()
     names = tuple(sorted(ablation.components))
     how = ablation.stand_in, ablation.scaling, ablation.seed, ablation.prefix

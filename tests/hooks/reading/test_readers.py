@@ -414,3 +414,39 @@ def test_a_clock_is_gone_when_tokens_change_places(bridge: BridgeOf, inputs: tor
         low, high = terms.loc[name, ["share_low", "share_high"]]
         assert not low > 0
         assert not high < 0
+
+
+@pytest.mark.parametrize(
+    ("name", "per_head"), [("llama", False), ("qwen3", False), ("qwen3", True)]
+)
+def test_norms_multiply_the_mean_residual_stream_by_their_mean_scale_at_each_position(
+    name: str, per_head: bool, tiny: TinyOf, bridge: BridgeOf, inputs: torch.Tensor
+) -> None:
+    hf = tiny(name).hf
+    block, kept = hf.model.layers[1], {}
+    norm, attn = block.input_layernorm, block.self_attn
+    handle = norm.register_forward_hook(lambda m, i, o: kept.update(x=i[0], y=o))
+    with torch.inference_mode():
+        hf(inputs)
+    handle.remove()
+    sums = capture_positions(bridge(name), inputs, n_folds=1, layers=[1], per_head=per_head)
+    reader = sums.readers[1]
+
+    def scale(x: torch.Tensor, of: Any) -> torch.Tensor:
+        return (x.square().mean(-1, keepdim=True) + of.variance_epsilon).rsqrt()
+
+    outer, stream = scale(kept["x"], norm), kept["x"].mean((0, 1)) * norm.weight
+    for side, found in (("q", reader.norm_queries), ("k", reader.norm_keys)):
+        projection, inner = getattr(attn, f"{side}_proj"), getattr(attn, f"{side}_norm", None)
+        raw = projection(kept["y"]).unflatten(-1, (-1, attn.head_dim))
+        gains = torch.ones(()).expand(*raw.shape[:3], 1) if inner is None else scale(raw, inner)
+        made = (projection.weight @ stream).view(raw.shape[2:])
+        made = made * (outer[..., None] * gains).mean(0)
+        if projection.bias is not None:
+            made = made + projection.bias.view(raw.shape[2:]) * gains.mean(0)
+        made = made if inner is None else made * inner.weight
+        if side == "q" and not per_head:
+            made = made.unflatten(1, (reader.k.shape[2], -1)).sum(2)
+        assert distance(found[0], made.detach().double()) <= NETWORK
+    if name == "llama":
+        assert distance(reader.norm_scale, outer.mean((0, 2)).double()) <= NETWORK

@@ -8,7 +8,7 @@ from support.plain_states import agree
 from support.stream_checkpoints import Recorded, Stopped, Stopping, out_of_memory_above
 from support.tiny_models import ModelOf, tokens
 
-from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.ablation import Ablation, ablated, directly_ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
@@ -79,6 +79,26 @@ def test_a_pass_begins_behind_the_last_block_that_no_removal_changes():
         assert same(maps, expected)
         assert residuals.n_run == before + (4 - layer) * N_BATCHES
         before = residuals.n_run
+
+
+@pytest.mark.parametrize(("writer", "n_run"), [("embed", 3), ("L1H0", 2), ("MLP1", 2)])
+def test_a_pass_begins_with_the_block_that_loses_a_writers_position(
+    writer: str, n_run: int, bridge: Any
+):
+    """In the writer's block all later blocks lose it, in the reader's that block alone."""
+    model, residuals = bridge("smollm3"), ResidualCache()
+    calibration = calibrate(model, INPUTS, writers=[writer])
+    intact = capture(model, residuals, layers=[0, 1, 2])
+    for removed, n_blocks in (
+        (ablated(model, Ablation(remove=[f"position[{writer}]"]), calibration), n_run),
+        (directly_ablated(model, writer, calibration.positions[writer], 2), 1),
+    ):
+        with removed:
+            expected, before = capture(model, layers=[2]), residuals.n_run
+            assert same(capture(model, residuals, layers=[2]), expected)
+        assert residuals.n_run == before + n_blocks * N_BATCHES
+        assert not torch.equal(expected.folds[:, 0].nan_to_num(), intact.folds[:, 2].nan_to_num())
+    assert same(capture(model, layers=[0, 1, 2]), intact)
 
 
 def test_removed_position_embeddings_change_what_enters_every_block(bridge: Any):
