@@ -73,8 +73,8 @@ class Engine:
         n_folds: parts of the data that intervals are made from.
         calibration: gains, means and positions of removals, from `calibrated`.
         residuals: residual streams that captures of score maps share.
-        skip_keys: how many first keys stand apart in patterns; first positions keep what writers
-            write there (see `calibrate`).
+        skip_keys: how many first keys stand apart in patterns (by default as captures set it);
+            first positions keep what writers write there (see `calibrate`).
         query_rows: how many rows maps have; see `capture_scores`.
 
     A capture's `key` names it in the checkpoint; with the key None it is not kept. A capture's
@@ -203,7 +203,7 @@ class Engine:
         """Return the score maps of some layers (all by default); see `capture_scores`."""
         options = {"layers": layers, "per_head": per_head, "residuals": self.residuals}
         tensors = self._captured(key, capture_scores, ablation, **options)
-        return replace(ScoreMaps.from_tensors(tensors), skip_keys=self.skip_keys)
+        return self._set_apart(ScoreMaps.from_tensors(tensors))
 
     def stored_scores(
         self,
@@ -238,7 +238,7 @@ class Engine:
     ) -> StageMaps:
         """Return the stage maps of one block; see `capture_stages`."""
         tensors = self._captured(key, capture_stages, ablation, layer=layer)
-        return replace(StageMaps.from_tensors(tensors), skip_keys=self.skip_keys)
+        return self._set_apart(StageMaps.from_tensors(tensors))
 
     def positions(
         self,
@@ -252,7 +252,11 @@ class Engine:
         """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
         options = {"layers": layers, "writers": writers, "per_head": per_head}
         tensors = self._captured(key, capture_positions, ablation, **options)
-        return replace(PositionSums.from_tensors(tensors), skip_keys=self.skip_keys)
+        return self._set_apart(PositionSums.from_tensors(tensors))
+
+    def _set_apart(self, maps: Maps) -> Maps:
+        """Return captured maps with the engine's first keys apart, if it names any."""
+        return maps if self.skip_keys is None else replace(maps, skip_keys=self.skip_keys)
 
     def _captured(
         self,

@@ -29,14 +29,14 @@ from nope_probe.experiments.engine import (
 from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps, strongest_source
 from nope_probe.figures.panels import Pooled, pool
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, blocks_of, layers_of
+from nope_probe.hooks.layers.model import Given, blocks_of, first_keys_of, layers_of
 from nope_probe.hooks.reading.accumulators import absent_stages
 from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.layers import LayerMaps, patterns_of_others
+from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.info import describe
@@ -83,8 +83,7 @@ def explore(
             as there are sequences (documents) if these are fewer.
         replacement: what a removed weight is replaced by.
         gain: the size of the replacements identity and random.
-        skip_keys: first keys that patterns leave out; `auto`: 1 where all sequences begin with the
-            same token (a BOS token, which is an attention sink), else 0.
+        skip_keys: first keys that patterns leave out; `auto`: 1 for tokens, 0 for vectors.
 
     Returns:
         An explorer that notebooks show, and that `save` writes as a page.
@@ -101,7 +100,7 @@ def explore(
         (4, 2, 5, 12, 12)
     """
     data, has, name = as_sequences(model, tokens), components(model), name_of(model)
-    skipped = int(data.bos) if skip_keys == "auto" else skip_keys
+    skipped = first_keys_of(data.inputs) if skip_keys == "auto" else skip_keys
     kept_cells(data.inputs.shape[1], skipped)  # raises where no keys are left
     left_out = irreplaceable(model) | without_effect(model, data.inputs, len(layers_of(model)))
     plan = make_plan(has, players, describe(model, name).parameter_free, left_out=left_out)
@@ -189,13 +188,13 @@ def _arrays(combinations: Iterable[Measured]) -> dict[str, Any]:
     maps, measures, block, skip_keys = [], [], 1, 0
     for folds, shown, source in combinations:
         intact, queries = folds if intact is None else intact, source.query_positions
-        skip_keys = source.skip_keys or 0
+        skip_keys = source.skip_keys
         panels = (
             [LayerMaps.of(x, source.counts, queries, skip_keys) for x in of.flatten(1, 2).unbind(1)]
             for of in (folds, intact)
         )
         pairs = zip(*panels, strict=True)
-        kept = [kept_pattern(*patterns_of_others(both)) for both in pairs]
+        kept = [kept_pattern(*shared_patterns(both)) for both in pairs]
         cells = shown.flatten(0, 1).cpu().double().numpy()
         small = pool(cells, MAX_POSITIONS, queries.numpy())
         maps.append(small.values.reshape(*shown.shape[:2], *small.values.shape[1:]))

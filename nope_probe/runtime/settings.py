@@ -327,7 +327,7 @@ class RunSettings(SessionSettings):
     skip_keys: Annotated[
         int | Literal["auto"],
         Bounds(0, LARGEST),
-        _arg(help="First keys to leave out; auto: 1 where sequences begin with BOS, else 0."),
+        _arg(help="How many keys count as first; auto: 1 for tokens, 0 for vectors."),
     ] = "auto"
     seed: Annotated[int, SEED, _arg(help="Seed of every random choice.")] = 0
     device: Annotated[
@@ -543,8 +543,8 @@ class RunSettings(SessionSettings):
         return True
 
     def n_skipped(self, inputs: Sequences) -> int:
-        """Return how many first keys the positional patterns leave out."""
-        return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
+        """Return how many keys count as first in positional patterns."""
+        return int(inputs.kind != "vectors") if self.skip_keys == "auto" else self.skip_keys
 
     def layers_of(self, info: ModelInfo) -> tuple[int, ...]:
         """Return the numbers of the layers that have maps: the first layers that attend."""

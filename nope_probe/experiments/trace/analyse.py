@@ -293,7 +293,7 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
         layer (head), side, writer (`all`, then the strongest), position, axis_1 and axis_2, and
         `explained`: both axes' share of the variance of all writers' sum between positions.
     """
-    tables, skip_keys = [], sums.skip_keys or 0
+    tables, skip_keys = [], sums.skip_keys
     for names, reader in readers(sums):
         own = writers[(writers[list(names)] == pd.Series(names)).all(axis=1)]
         for side in get_args(Side):

@@ -22,6 +22,7 @@ from nope_probe.hooks.layers.model import (
     as_inputs,
     begins_alike,
     documents_of,
+    first_keys_of,
     layers_of,
     numbered_layers,
 )
@@ -117,6 +118,7 @@ def capture_scores(
         counts=counts,
         layers=tuple(layer.index for layer in blocks),
         bos=begins_alike(inputs),
+        skip_keys=first_keys_of(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
     )
 
@@ -190,6 +192,7 @@ def capture_stages(
         },
         counts=counts,
         bos=begins_alike(inputs),
+        skip_keys=first_keys_of(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
     )
 
