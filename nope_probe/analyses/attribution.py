@@ -67,11 +67,11 @@ class Source:
 
     term: str
     rms: Interval
-    rms_first: Interval
-    rms_others: Interval
+    rms_first: Interval = UNDEFINED
+    rms_others: Interval = UNDEFINED
     share: Interval
-    share_first: Interval
-    share_others: Interval
+    share_first: Interval = UNDEFINED
+    share_others: Interval = UNDEFINED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +116,8 @@ class Interaction:
     player_set: str
     players: tuple[str, ...]
     share: Interval
-    share_first: Interval
-    share_others: Interval
+    share_first: Interval = UNDEFINED
+    share_others: Interval = UNDEFINED
 
 
 @dataclass(frozen=True, kw_only=True)

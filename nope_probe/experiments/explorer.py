@@ -153,7 +153,7 @@ def note_on(engine: Engine, substitute: Substitute) -> str:
     """Return a description of an explorer's maps, in a few sentences."""
     (n_seqs, n_pos), skip_keys = engine.inputs.shape[:2], engine.skip_keys
     first = "first key" if skip_keys == 1 else f"first {skip_keys} keys"
-    skipped = f", the {first} left out" if skip_keys else ""
+    skipped = f", among the keys after the {first}" if skip_keys else ""
     stride = query_stride(len(choose_rows(n_pos, engine.query_rows)))
     ordered = "" if stride == 1 else f" Locality is of 1 query in {stride}, counted from query 0."
     return (

@@ -32,8 +32,8 @@ from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
 
 Row = dict[str, Any]
-SHARES = ("share", "lost", "alone")  # of a player, each with its two parts
-PARTS = (*chain.from_iterable(map(names_of_parts, SHARES)), "amplification")
+PARTS = ("share", "lost", "alone", "amplification")  # of a player
+PLAYER = (*chain.from_iterable(map(names_of_parts, PARTS[:3])), "amplification")
 SOURCE = (*names_of_parts("rms"), *names_of_parts("share"))
 
 
@@ -99,11 +99,13 @@ def players_table(
 ) -> pd.DataFrame:
     """Return the table of players: layer, player_set, player, and each of its parts.
 
+    Shares have two parts of their own, at the first keys and among the other keys.
+
     Args:
         layers: the players' parts in each layer.
         reparametrisations: the parts in random reparametrisations, whose range adds columns.
     """
-    columns = ["layer", "player_set", "player", *interval_names(*PARTS)]
+    columns = ["layer", "player_set", "player", *interval_names(*PLAYER)]
     rows = []
     for index, layer in enumerate(layers):
         others = [reparametrisation[index] for reparametrisation in reparametrisations]
@@ -113,7 +115,7 @@ def players_table(
                 "player_set": player.player_set,
                 "player": player.player,
             }
-            row |= columns_of(player, PARTS)
+            row |= columns_of(player, PLAYER)
             rows.append(row | (_reparametrised_range(player, others) if others else {}))
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
 
