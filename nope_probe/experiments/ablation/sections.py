@@ -50,8 +50,8 @@ from nope_probe.runtime.folder import Run
 
 FIRST = 0.05  # of the pattern: the headline tells of the first keys from this part on
 BARS = (
-    " Dark: its part at the first key; light: its part among the other keys, exactly the rest. "
-    "Parts against the pattern hang below 0."
+    " Full colour: its part at the first key; faint colour: its part among the other keys, exactly "
+    "the rest. Parts against the pattern hang below 0."
 )
 OTHER_KEYS = " Maps are of the other keys: the first key has no colour."
 AGREES = 0.05  # of the pattern: two shares that differ by less
@@ -470,7 +470,7 @@ def control_finding(
     rows = of_layer(controls[controls["kept"] == intact], layer)
     shuffled = rows[rows["tokens"] == "shuffled"]
     if shuffled.empty:
-        all_keys, others = (float(table.iloc[0]["locality"]) for table in (rows, of_intact))
+        all_keys, others = (float(of.iloc[0]["locality"]) for of in (rows, of_intact))
         return f"Controls: with all keys L{layer}'s locality is {all_keys:+.2g}, not {others:+.2g}"
     row = shuffled.iloc[0]
     if not row["amplitude_low"] > 0:
