@@ -73,8 +73,9 @@ class Engine:
         n_folds: parts of the data that intervals are made from.
         calibration: gains, means and positions of removals, from `calibrated`.
         residuals: residual streams that captures of score maps share.
-        skip_keys: how many first keys stand apart in patterns (by default as captures set it);
-            first positions keep what writers write there (see `calibrate`).
+        skip_keys: how many first keys stand apart in patterns; by default as captures set it.
+        kept_positions: how many first positions keep what writers write there (see `calibrate`);
+            by default as many as `skip_keys`.
         query_rows: how many rows maps have; see `capture_scores`.
 
     A capture's `key` names it in the checkpoint; with the key None it is not kept. A capture's
@@ -90,6 +91,7 @@ class Engine:
     calibration: Calibration | None = None
     residuals: ResidualCache | None = None
     skip_keys: int | None = None
+    kept_positions: int | None = None
     query_rows: int | None = None
 
     @classmethod
@@ -105,6 +107,7 @@ class Engine:
             n_folds=settings.folds,
             query_rows=settings.query_rows,
             skip_keys=settings.n_skipped(data),
+            kept_positions=settings.n_kept(data),
         )
 
     def on(self, data: Sequences) -> Engine:
@@ -129,13 +132,17 @@ class Engine:
                 batch_size=self.batch_size,
                 seed=next((seed for seed in seeds if seed is not None), None),
                 writers=sorted({name for ablation in needing for name in ablation.writers}),
-                skip_keys=self.skip_keys,
+                skip_keys=self._kept,
                 checkpoint=stream,
             ).to_tensors(),
         )
         checksum = weights_checksum(self.model)
         calibration = Calibration.from_tensors(measured, checksum)
         return replace(self, calibration=calibration)
+
+    @property
+    def _kept(self) -> int | None:
+        return self.skip_keys if self.kept_positions is None else self.kept_positions
 
     def once(self, key: str | None, capture: Capture, ablation: Ablation | None = None) -> State:
         """Return the result of a capture, from the checkpoint or computed and saved.
@@ -185,7 +192,7 @@ class Engine:
                 self.model,
                 self.inputs,
                 [writer],
-                skip_keys=self.skip_keys,
+                skip_keys=self._kept,
                 batch_size=self.batch_size,
                 checkpoint=stream,
             )[writer].to_tensors(),

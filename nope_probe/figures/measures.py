@@ -115,8 +115,8 @@ def _share_bars(terms: pd.DataFrame, title: str) -> go.Figure:
     wide = Grid(
         columns=1, panel=300, x_title="layer", bottom=60 + LEGEND_ROW * -(-len(traces) // 4)
     )
-    phone = {"panel": 240, "left": 44, "bottom": 60 + LEGEND_ROW * len(traces)}
-    layout = place(title, [X_TITLE], wide, **phone)
+    below = 60 + LEGEND_ROW * len(traces)
+    layout = place(title, [X_TITLE], wide, panel=240, left=44, bottom=below)
     deep = len(layers) > MOST_TICKS
     layout |= {"barmode": "relative", "bargap": 0.15 if deep else 0.5}
     ticks = -(-len(layers) // MOST_TICKS)

@@ -327,7 +327,7 @@ class RunSettings(SessionSettings):
     skip_keys: Annotated[
         int | Literal["auto"],
         Bounds(0, LARGEST),
-        _arg(help="How many keys count as first; auto: 1 for tokens, 0 for vectors."),
+        _arg(help="How many keys count as first; auto: 1 for tokens (trace: for BOS), else 0."),
     ] = "auto"
     seed: Annotated[int, SEED, _arg(help="Seed of every random choice.")] = 0
     device: Annotated[
@@ -545,6 +545,10 @@ class RunSettings(SessionSettings):
     def n_skipped(self, inputs: Sequences) -> int:
         """Return how many keys count as first in positional patterns."""
         return int(inputs.kind != "vectors") if self.skip_keys == "auto" else self.skip_keys
+
+    def n_kept(self, inputs: Sequences) -> int:
+        """Return how many first positions keep what writers write there: 1 for a BOS token."""
+        return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
 
     def layers_of(self, info: ModelInfo) -> tuple[int, ...]:
         """Return the numbers of the layers that have maps: the first layers that attend."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from math import isnan
+from math import isnan, nan
 
 import pandas as pd
 
@@ -42,7 +42,7 @@ from nope_probe.figures import measures
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
 from nope_probe.figures.maps import score_maps
-from nope_probe.figures.names import phrase
+from nope_probe.figures.names import phrase, words
 from nope_probe.figures.words import numbered_layers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, explorer_section
@@ -151,28 +151,27 @@ def first_key_sentence(sources: pd.DataFrame, skip_keys: int) -> list[str]:
     parts = {}
     for part, total in whole.items():
         large = rows[rows[part] > total / 4].sort_values(part, ascending=False)
-        terms = [f"{phrase(row['term'])} {percents(row[part])}" for _, row in large.iterrows()]
-        parts[part] = f"{percents(total)} of it" + (f" ({', '.join(terms)})" if terms else "")
+        terms = [f"{words(row['term'])} {percents(row[part])}" for _, row in large.iterrows()]
+        of_it = " of it" if part == "share_first" else ""
+        parts[part] = f"{percents(total)}{of_it}" + (f" ({', '.join(terms)})" if terms else "")
     holders = "first key holds" if skip_keys == 1 else f"first {skip_keys} keys hold"
     return [f"The {holders} {parts['share_first']}, the other keys {parts['share_others']}."]
 
 
 def _sources_as_text(findings: Findings) -> pd.DataFrame:
     """Return rows per layer: the pattern, and the terms that add up to it."""
-    columns = {"share of the pattern, %": "share"}
-    if findings.manifest["skip_keys"]:
-        columns |= {"at the first": "share_first", "others": "share_others"}
+    parts = {"first key": "share_first", "others": "share_others"}
     rows = []
     for whole in findings.intact_rows().to_dict("records"):
         pattern = {"layer": f"L{whole['layer']}", "term": "pattern"}
         rows.append({**pattern, "RMS, nats": nats(whole, "amplitude")})
         for row in of_layer(findings.tables["sources"], whole["layer"]).to_dict("records"):
             term = {"layer": "", "term": row["term"].replace("_x_", " x ")}
-            shares = {
-                heading: interval_text(percent(interval_of(row, column)), "z.1f")
-                for heading, column in columns.items()
-                if column in row
-            }
+            share = interval_text(percent(interval_of(row, "share")), "z.1f")
+            shares = {"share, %": share}
+            if findings.manifest["skip_keys"]:
+                known = {head: row[of] for head, of in parts.items() if not isnan(row.get(of, nan))}
+                shares |= {heading: f"{100 * value:z.1f}" for heading, value in known.items()}
             rows.append({**term, "RMS, nats": nats(row, "rms"), **shares})
     return pd.DataFrame(rows).fillna("")
 

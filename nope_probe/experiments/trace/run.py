@@ -17,6 +17,7 @@ from nope_probe.runtime.session import Call, Session
 from nope_probe.runtime.settings import LARGEST, Bounds, ModelFlag, RunSettings
 
 if TYPE_CHECKING:
+    from nope_probe.data.sequences import Sequences
     from nope_probe.experiments.given import Model
     from nope_probe.experiments.trace.analyse import Trace
     from nope_probe.hooks.layers.model import Given
@@ -103,6 +104,10 @@ class Settings(RunSettings):
             )
         fewer = ", or take --writers layers" if self.writers == "heads" else ""
         validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
+
+    def n_skipped(self, inputs: Sequences) -> int:
+        """Return how many first keys terms leave out: those whose position is never taken away."""
+        return self.n_kept(inputs)
 
     @property
     def removes(self) -> bool:

@@ -20,9 +20,9 @@ from nope_probe.hooks.layers.model import (
     Given,
     Inputs,
     as_inputs,
+    begins_alike,
     block_point,
     blocks_of,
-    first_keys_of,
     layers_of,
 )
 from nope_probe.hooks.reading.accumulators import Accumulator
@@ -70,7 +70,7 @@ def calibrate(
         seed: the seed of the replacement `random`, to measure its gains too.
         writers: the components whose position is to be removed, such as `L1H0` or `MLP1`.
         skip_keys: how many first positions keep the writers' output, and stay out of its mean
-            over positions; by default 1 for tokens, 0 for vectors.
+            over positions; by default 1 if all sequences begin with the same token, else 0.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Raises:
@@ -213,7 +213,7 @@ def _position_accumulators(
 def _positions(
     accumulators: Sequence[_PositionAccumulator], inputs: Inputs, skip_keys: int | None
 ) -> dict[str, WrittenPosition]:
-    skip = first_keys_of(inputs) if skip_keys is None else skip_keys
+    skip = int(begins_alike(inputs)) if skip_keys is None else skip_keys
     return {
         writer: accumulator.written(writer, len(inputs), skip)
         for accumulator in accumulators
