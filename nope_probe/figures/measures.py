@@ -115,7 +115,7 @@ def _share_bars(terms: pd.DataFrame, title: str) -> go.Figure:
     wide = Grid(
         columns=1, panel=300, x_title="layer", bottom=60 + LEGEND_ROW * -(-len(traces) // 4)
     )
-    below = 60 + LEGEND_ROW * len(traces)
+    below = 60 + 20 * len(traces)  # a phone shows one name in a row
     layout = place(title, [X_TITLE], wide, panel=240, left=44, bottom=below)
     deep = len(layers) > MOST_TICKS
     layout |= {"barmode": "relative", "bargap": 0.15 if deep else 0.5}

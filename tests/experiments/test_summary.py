@@ -121,7 +121,7 @@ def test_the_two_parts_of_a_share_stand_beside_it_and_a_sentence_says_what_the_f
         sources[f"share_first{end}"] = sources["term"].map(first)
         sources[f"share_others{end}"] = sources[f"share{end}"] - sources[f"share_first{end}"]
     text = " ".join(shown(capsys, given))
-    assert "layer term RMS, nats share, % first key others" in text
+    assert "layer term RMS, nats share, % first key" in text
     sentence = (
         "The first key holds 40% of it (causal mask 32%, mask × RoPE 20%), the other keys 60% "
         "(RoPE 122%)."
