@@ -107,9 +107,8 @@ figures.explore(loaded.model, data.inputs[:64], players=["mask", "rope", "qk"], 
 # ## Without RoPE, the mask is the source
 #
 # The NoPE twin, from captures of your own. Conditions are named by what is removed; `attribute`
-# finds the sources from the names. Sequences begin with BOS, an attention sink: `attribute` leaves
-# its key out, as the commands do. Where a pattern cannot be told from noise, as in L0, its shares
-# would mean nothing: they are `nan`.
+# finds the sources from the names. Sequences begin with BOS, an attention sink, whose own score is
+# content: `share_others` is what a term brings among the other keys, as a share of the pattern.
 
 # %%
 loaded = load("nope-tiny")
@@ -119,7 +118,7 @@ with ablated(loaded.model, Ablation(remove=["mask"])):
     without = capture_scores(loaded.model, data.inputs, documents=data.documents)
 layers = attribute({(): intact, "mask": without})
 pd.DataFrame(
-    [{each.term: each.share for each in layer.sources} for layer in layers],
+    [{each.term: each.share_others for each in layer.sources} for layer in layers],
     index=[f"L{layer.layer}" for layer in layers],
 )
 
@@ -129,10 +128,10 @@ pd.DataFrame(
 #
 # <details><summary>Answer</summary>
 #
-# What the model without its mask still has: a few percent of the pattern. It cannot come from
-# position, since nothing tells positions apart any more. Neighbouring tokens of a text resemble
-# each other, and so the mean score depends on the distance. Run it again on shuffled tokens,
-# `sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40, shuffle=True)`: what is left then
-# is not the text's.
+# What the model without its mask still has: at most a few percent of the pattern. It cannot come
+# from position, since nothing tells positions apart any more. Neighbouring tokens of a text
+# resemble each other, and so the mean score depends on the distance. Run it again on shuffled
+# tokens, `sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40, shuffle=True)`: what is
+# left then is not the text's.
 #
 # </details>
