@@ -59,12 +59,15 @@ figures.source_shares(study.sources)
 
 # %% [markdown]
 # A term's share is its inner product with the pattern, relative to the pattern's own. The shares
-# of a layer add up to 1, and a negative one works against the pattern: mask × RoPE in L2. The
-# mask brings nothing to L0, whose scores are made before any masked attention.
+# of a layer add up to 1, and a negative one works against the pattern: mask × RoPE in L2. A share
+# has two parts, at the first key (full colour) and among the other keys. The first key is BOS here,
+# whose own score is content: it is most of the pattern of L0 and L3. Among the other keys alone,
+# the mask brings nothing to L0, whose scores are made before any masked attention.
 
 # %%
 shares = study.sources[study.sources.term != "position"]  # position: all but content
-shares.pivot(index="layer", columns="term", values="share").round(3)
+others = shares.pivot(index="layer", columns="term", values="share_others")
+others.div(others.sum(axis=1), axis=0).round(3)
 
 # %% [markdown]
 # The terms are maps, in nats, and their sum is the pattern. Move the slider: in L3, where the
@@ -108,7 +111,8 @@ figures.explore(loaded.model, data.inputs[:64], players=["mask", "rope", "qk"], 
 #
 # The NoPE twin, from captures of your own. Conditions are named by what is removed; `attribute`
 # finds the sources from the names. Sequences begin with BOS, an attention sink, whose own score is
-# content: `share_others` is what a term brings among the other keys, as a share of the pattern.
+# content and most of the pattern of L0 and L1: `share_others` is what a term brings among the other
+# keys, as a share of the whole pattern.
 
 # %%
 loaded = load("nope-tiny")
