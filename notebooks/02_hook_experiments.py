@@ -111,25 +111,25 @@ figures.circuit(without, layer=0, removed=["mask"], reference=intact)
 # %% [markdown]
 # The strength of each layer's positional pattern, in nats, with its 95% interval. `documents` says
 # which sequences are of one document, so that intervals are over documents.
-# The sequences begin with BOS, an attention sink, which captured maps know: `measure` leaves that
-# key out, as the commands do. An interval that holds 0 cannot be told from no pattern at all.
+# The first key stands apart, as in the commands: its part of the pattern is `amplitude_first`, and
+# here it is BOS, an attention sink. An interval that holds 0 cannot be told from no pattern at all.
 
 # %%
 scores = capture_scores(model, tokens, documents=data.documents)
 conditions = {"intact": scores, "without the mask": scores_without}
 pd.DataFrame(
-    {name: [each.amplitude for each in measure(maps)] for name, maps in conditions.items()},
+    {name: [each.amplitude_others for each in measure(maps)] for name, maps in conditions.items()},
     index=["L0", "L1", "L2", "L3"],
 )
 
 # %% [markdown]
-# **Exercise.** `measure(scores_without, skip_keys=0)` finds a pattern in L3. Where does it come
-# from?
+# **Exercise.** The `amplitude` of `measure(scores_without)` finds a pattern in L3. Where does it
+# come from?
 #
 # <details><summary>Answer</summary>
 #
 # From the first key. BOS is the same token in every sequence and is scored unlike all others; its
-# column alone makes rows uneven. It marks a token, not positions: leave it out, and nothing is
+# column alone makes rows uneven. It marks a token, not positions: among the other keys nothing is
 # left.
 #
 # </details>

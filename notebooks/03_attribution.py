@@ -59,12 +59,15 @@ figures.source_shares(study.sources)
 
 # %% [markdown]
 # A term's share is its inner product with the pattern, relative to the pattern's own. The shares
-# of a layer add up to 1, and a negative one works against the pattern: mask × RoPE in L2. The
-# mask brings nothing to L0, whose scores are made before any masked attention.
+# of a layer add up to 1, and a negative one works against the pattern: mask × RoPE in L2. A share
+# has two parts, at the first key (full colour) and among the other keys. The first key is BOS here,
+# whose own score is content: it is most of the pattern of L0 and L3. Among the other keys alone,
+# the mask brings nothing to L0, whose scores are made before any masked attention.
 
 # %%
 shares = study.sources[study.sources.term != "position"]  # position: all but content
-shares.pivot(index="layer", columns="term", values="share").round(3)
+others = shares.pivot(index="layer", columns="term", values="share_others")
+others.div(others.sum(axis=1), axis=0).round(3)
 
 # %% [markdown]
 # The terms are maps, in nats, and their sum is the pattern. Move the slider: in L3, where the
@@ -107,9 +110,9 @@ figures.explore(loaded.model, data.inputs[:64], players=["mask", "rope", "qk"], 
 # ## Without RoPE, the mask is the source
 #
 # The NoPE twin, from captures of your own. Conditions are named by what is removed; `attribute`
-# finds the sources from the names. Sequences begin with BOS, an attention sink: `attribute` leaves
-# its key out, as the commands do. Where a pattern cannot be told from noise, as in L0, its shares
-# would mean nothing: they are `nan`.
+# finds the sources from the names. Sequences begin with BOS, an attention sink, whose own score is
+# content and most of the pattern of L0 and L1: `share_others` is what a term brings among the other
+# keys, as a share of the whole pattern.
 
 # %%
 loaded = load("nope-tiny")
@@ -119,7 +122,7 @@ with ablated(loaded.model, Ablation(remove=["mask"])):
     without = capture_scores(loaded.model, data.inputs, documents=data.documents)
 layers = attribute({(): intact, "mask": without})
 pd.DataFrame(
-    [{each.term: each.share for each in layer.sources} for layer in layers],
+    [{each.term: each.share_others for each in layer.sources} for layer in layers],
     index=[f"L{layer.layer}" for layer in layers],
 )
 
@@ -129,10 +132,10 @@ pd.DataFrame(
 #
 # <details><summary>Answer</summary>
 #
-# What the model without its mask still has: a few percent of the pattern. It cannot come from
-# position, since nothing tells positions apart any more. Neighbouring tokens of a text resemble
-# each other, and so the mean score depends on the distance. Run it again on shuffled tokens,
-# `sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40, shuffle=True)`: what is left then
-# is not the text's.
+# What the model without its mask still has: at most a few percent of the pattern. It cannot come
+# from position, since nothing tells positions apart any more. Neighbouring tokens of a text
+# resemble each other, and so the mean score depends on the distance. Run it again on shuffled
+# tokens, `sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40, shuffle=True)`: what is
+# left then is not the text's.
 #
 # </details>

@@ -82,7 +82,7 @@ for name, each in scores.items():
 # *positional pattern*: red keys are preferred for their place alone. Move the slider from L0 to L3.
 
 # %%
-patterns = {name: row_centred(each.mean, skip_keys=int(each.bos)) for name, each in scores.items()}
+patterns = {name: row_centred(each.mean, skip_keys=each.skip_keys) for name, each in scores.items()}
 figures.term_maps(patterns, title="Positional patterns", layer=1)
 
 # %% [markdown]

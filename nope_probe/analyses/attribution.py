@@ -11,9 +11,9 @@ components (`()`, `"mask"`, `("mask", "rope")`); here such a name becomes a `Con
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,7 @@ from torch import Tensor
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern import layers_of
 from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
-from nope_probe.analyses.pattern_rows import ContrastGram
+from nope_probe.analyses.pattern_rows import ContrastGram, names_of_parts
 from nope_probe.analyses.shapley import (
     Contrast,
     Player,
@@ -41,7 +41,7 @@ from nope_probe.analyses.shapley import (
 from nope_probe.components import SOURCES, Component
 from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.errors import closed_choices
-from nope_probe.maps.layers import Pattern, patterns_of_others, set_apart
+from nope_probe.maps.layers import Part, Pattern, set_apart, shared_patterns
 from nope_probe.maps.maps import Layers, ScoreMaps
 
 BASE = "base"
@@ -56,12 +56,19 @@ class Source:
     Attributes:
         term: its name, as in `source_terms`, or `position` for all terms but content.
         rms: its RMS over the cells, nats.
+        rms_first, rms_others: the RMS of its part at the first keys, and of its part among the
+            other keys; their squares add up to that of `rms`.
         share: <term, v(all)> / <v(all), v(all)>; the shares of the terms of v(all) add to 1.
+        share_first, share_others: what each of the two parts brings of `share`; they add up to it.
     """
 
     term: str
     rms: Interval
+    rms_first: Interval = UNDEFINED
+    rms_others: Interval = UNDEFINED
     share: Interval
+    share_first: Interval = UNDEFINED
+    share_others: Interval = UNDEFINED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,25 +83,38 @@ class PlayerAttribution:
             and of `base` where it exists, add to 1.
         lost: the share of p(all) - p(all less c), the loss without this player.
         alone: the share of p({c}), for sources only, as a weight alone has no positional part.
+        share_first, share_others, lost_first, lost_others, alone_first, alone_others: what the
+            parts at the first keys and among the other keys bring of each of the three.
         amplification: RMS p(all) / RMS p(all less c); undefined where the latter does not exceed
             its noise.
     """
 
     player_set: str
     player: str
-    share: Interval
+    share: Interval = UNDEFINED
+    share_first: Interval = UNDEFINED
+    share_others: Interval = UNDEFINED
     lost: Interval = UNDEFINED
+    lost_first: Interval = UNDEFINED
+    lost_others: Interval = UNDEFINED
     alone: Interval = UNDEFINED
+    alone_first: Interval = UNDEFINED
+    alone_others: Interval = UNDEFINED
     amplification: Interval = UNDEFINED
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interaction:
-    """The share of a Moebius term: the part that exists only when all these players are kept."""
+    """The share of a Moebius term: the part that exists only when all these players are kept.
+
+    It is the sum of `share_first`, at the first keys, and `share_others`, among the other keys.
+    """
 
     player_set: str
     players: tuple[str, ...]
     share: Interval
+    share_first: Interval = UNDEFINED
+    share_others: Interval = UNDEFINED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +139,7 @@ class LayerAttribution(LayerPlayers):
         position: all terms but content, as one term.
         interactions: the interactions of every player set.
         non_relative: the mask's effect on the non-relative part.
-        kept: per condition, the share of v(all) that is left in its pattern.
+        kept: per condition, the share of v(all) that is left in its pattern, among the other keys.
     """
 
     sources: tuple[Source, ...]
@@ -160,8 +180,8 @@ def attribute(
         sources: the mask, and the window and position encodings that are sources beside it. `auto`
             takes the sources that a condition removes without a weight; a source that is never
             removed counts as content.
-        skip_keys: first keys to leave out; `auto`: 1 where captured sequences all begin with the
-            same token (BOS, an attention sink), else 0.
+        skip_keys: how many keys count as first; `auto`: 1 for captured maps of tokens, 0 for maps
+            of vectors and for bare fold means, where shares do not split.
 
     Raises:
         KeyError: if a condition of the sources or players is missing.
@@ -196,14 +216,19 @@ def attribute(
             players=tuple(attribute_players(gram, player_sets)),
             interactions=tuple(attribute_interactions(gram, player_sets)),
             non_relative=mask_effect(patterns[INTACT], patterns[MASK]),
-            kept={condition: gram.share({condition: 1.0}, {INTACT: 1.0}) for condition in patterns},
+            kept={condition: gram.kept({condition: 1.0}, {INTACT: 1.0}) for condition in patterns},
         )
         layers.append(attribution)
     return layers
 
 
 def _source(gram: ContrastGram, name: str, term: Contrast) -> Source:
-    return Source(term=name, rms=gram.rms(term), share=gram.share(term, {INTACT: 1.0}))
+    strengths = (gram.rms(term, part) for part in get_args(Part))
+    return Source(
+        term=name,
+        **dict(zip(names_of_parts("rms"), strengths, strict=True)),
+        **gram.shares("share", term, {INTACT: 1.0}),
+    )
 
 
 def attribute_losses(
@@ -222,7 +247,7 @@ def attribute_losses(
     for layer in maps[INTACT]:
         gram = ContrastGram.of(patterns_of(maps, layer))
         players = tuple(
-            _without_player(gram, players, player)
+            _player(gram, players, player, {})
             for players in player_sets
             for player in players.players
             if player.has_weight
@@ -249,14 +274,16 @@ def losses_need(player_sets: Sequence[PlayerSet]) -> set[Condition]:
     }
 
 
-def _without_player(gram: ContrastGram, players: PlayerSet, player: Player) -> PlayerAttribution:
-    """Return the loss without a player, and its amplification, but no Shapley share."""
+def _player(
+    gram: ContrastGram, players: PlayerSet, player: Player, shares: Mapping[str, Interval]
+) -> PlayerAttribution:
+    """Return the loss without a player, its amplification, and shares that are known."""
     whole = positional_whole(players)
     return PlayerAttribution(
         player_set=players.name,
         player=player.name,
-        share=UNDEFINED,
-        lost=gram.share(lost(players, player), whole),
+        **shares,
+        **gram.shares("lost", lost(players, player), whole),
         amplification=gram.rms_ratio(whole, without(players, player)),
     )
 
@@ -268,14 +295,13 @@ def attribute_players(
     for players in player_sets:
         whole = positional_whole(players)
         for one in players.players:
-            yield replace(
-                _without_player(gram, players, one),
-                share=gram.share(shapley(players, one), whole),
-                alone=gram.share(alone(players, one), whole) if one.is_source else UNDEFINED,
-            )
+            shares = gram.shares("share", shapley(players, one), whole)
+            if one.is_source:
+                shares |= gram.shares("alone", alone(players, one), whole)
+            yield _player(gram, players, one, shares)
         if not players.has_source:
-            share = gram.share(base(players), whole)
-            yield PlayerAttribution(player_set=players.name, player=BASE, share=share)
+            shares = gram.shares("share", base(players), whole)
+            yield PlayerAttribution(player_set=players.name, player=BASE, **shares)
 
 
 def attribute_interactions(
@@ -289,14 +315,14 @@ def attribute_interactions(
                 yield Interaction(
                     player_set=players.name,
                     players=tuple(player.name for player in members),
-                    share=gram.share(moebius(players, members), positional_whole(players)),
+                    **gram.shares("share", moebius(players, members), positional_whole(players)),
                 )
 
 
 def patterns_of(maps: Mapping[Condition, Layers], layer: int) -> dict[Condition, Pattern]:
-    """Return one layer's pattern among the other keys in each condition, on shared cells."""
+    """Return one layer's pattern in each condition, on shared cells."""
     of_layer = [by_layer[layer] for by_layer in maps.values()]
-    return dict(zip(maps, patterns_of_others(of_layer), strict=True))
+    return dict(zip(maps, shared_patterns(of_layer), strict=True))
 
 
 def layers_by_condition(

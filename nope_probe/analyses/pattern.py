@@ -23,13 +23,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms, share
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms
 from nope_probe.analyses.pattern_rows import (
     NonRelativeRows,
     beyond_rounding,
     distance_rows,
     distance_sums,
     mean_squares,
+    names_of_parts,
     relative_fit,
 )
 from nope_probe.errors import UserError, closed_choices
@@ -39,6 +40,7 @@ from nope_probe.maps.layers import LayerMaps, Pattern, set_apart
 from nope_probe.maps.maps import Layers, ScoreMaps
 from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions
 
+ORDERS = ("locality", "monotonicity", "monotonicity_lag1")
 LAG = 8
 MIN_KEYS = 8
 EXACT_ROWS = 512  # up to this number of rows, the keys of all queries are ordered
@@ -47,12 +49,15 @@ ORDERED_ROWS = 256  # above it, the keys of about this number of queries are ord
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """Measures of one layer's pattern P, each with a 95% interval.
+    """Measures of one layer's pattern, each with a 95% interval.
 
-    Locality and monotonicity are undefined where all scores of every row are equal.
+    All but the amplitudes measure the shape of the pattern P among the other keys. Locality and
+    monotonicity are undefined where all scores of every row are equal.
 
     Attributes:
         amplitude: RMS of the pattern, nats, corrected for noise (so it can come out negative).
+        amplitude_first, amplitude_others: RMS of its part at the first keys, and of its part among
+            the other keys, nats; their squares add up to that of `amplitude`.
         locality: mean over rows of 8 keys or more of Spearman(P[i, j], j), -1 to 1. Noise biases
             locality towards 0, and both monotonicities towards 1/2.
         monotonicity: share of pairs with P[i, j+8] > P[i, j]; 1/2 is no trend.
@@ -65,6 +70,8 @@ class Measures:
     """
 
     amplitude: Interval
+    amplitude_first: Interval
+    amplitude_others: Interval
     locality: Interval
     monotonicity: Interval
     monotonicity_lag1: Interval
@@ -88,8 +95,8 @@ def measure(
 
     Args:
         maps: the result of `capture_scores`, or fold means of scores, in nats.
-        skip_keys: how many first keys to leave out, also of the row mean; `auto`: 1 where captured
-            sequences all begin with the same token (BOS, an attention sink), else 0.
+        skip_keys: how many keys count as first; `auto`: 1 for captured maps of tokens, 0 for maps
+            of vectors and for bare fold means.
         counts: for fold means, the sequences per fold; all the same by default.
         query_positions: for fold means, the queries of the rows; all by default.
 
@@ -104,7 +111,7 @@ def measure(
         True
     """
     layers = layers_of(maps, counts, query_positions)
-    return [measure_pattern(layer.others) for layer in set_apart(layers, skip_keys).values()]
+    return [measure_pattern(layer.pattern) for layer in set_apart(layers, skip_keys).values()]
 
 
 @closed_choices("skip_keys")
@@ -115,7 +122,7 @@ def measure_heads(
 
     Args:
         maps: the result of `capture_scores(..., per_head=True)`.
-        skip_keys: how many first keys to leave out, as in `measure`.
+        skip_keys: how many keys count as first, as in `measure`.
 
     Raises:
         ValueError: as in `measure`, or for maps that were captured without heads.
@@ -132,7 +139,7 @@ def measure_heads(
     if not all(layer.heads for layer in layers.values()):
         raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
     return {
-        (number, head): measure_pattern(maps_of_head.others)
+        (number, head): measure_pattern(maps_of_head.pattern)
         for number, layer in layers.items()
         for head, maps_of_head in enumerate(layer.heads)
     }
@@ -160,25 +167,56 @@ def layers_of(
 
 def measure_pattern(pattern: Pattern) -> Measures:
     """Measure the pattern of one layer, or of one head, as `measure` does."""
-    estimates = measure_estimates(pattern)
-    p_p, r_r = estimates["amplitude_squared"], estimates["non_relative_squared"]
+    estimates = pattern_estimates(pattern)
     # Equal scores have no order, so their ties must not count as "no trend".
-    trends = {
-        name: jackknife(estimates[name]) if p_p.values.any() else UNDEFINED
-        for name in ("locality", "monotonicity", "monotonicity_lag1")
-    }
-    return Measures(
-        **trends,
-        amplitude=rms(p_p),
-        relative_r2=share(p_p - r_r, p_p),
-        non_relative=rms(r_r),
-        edge_contrast=jackknife(estimates["edge_contrast"]),
-        edge_contrast_visible=jackknife(estimates["edge_contrast_visible"]),
+    has_order = bool(estimates["amplitude_others_squared"].values.any())
+    measures = {"relative_r2": UNDEFINED}
+    for name, of_name in estimates.items():
+        if name.endswith("_squared"):
+            measures[name.removesuffix("_squared")] = rms(of_name)
+        elif has_order or name not in ORDERS:
+            measures[name] = jackknife(of_name)
+        else:
+            measures[name] = UNDEFINED
+    return Measures(**measures)
+
+
+def pattern_estimates(pattern: Pattern) -> dict[str, Estimates]:
+    """Return the estimates of `Measures` by name; mean squares as `name`_squared, squared nats.
+
+    `relative_r2` is missing where the pattern among the other keys does not exceed its noise.
+
+    Args:
+        pattern: the whole pattern of a layer or head.
+    """
+    shapes = measure_estimates(pattern.among_others)
+    alone, rest = shapes.pop("amplitude_squared"), shapes["non_relative_squared"]
+    others, first = (
+        alone * (pattern.apart.count / max(1, pattern.visible.count)),
+        _first_squares(pattern),
     )
+    squares = (first + others, first, others)
+    names = (f"{name}_squared" for name in names_of_parts("amplitude"))
+    estimates = dict(zip(names, squares, strict=True)) | shapes
+    if jackknife(alone).low > 0:
+        estimates["relative_r2"] = (alone - rest) / alone
+    return estimates
+
+
+def _first_squares(pattern: Pattern) -> Estimates:
+    """Return the mean square of the part at the first keys; 0 within the rounding of the scores."""
+    if not pattern.has_first:
+        zeros = torch.zeros(1 + pattern.n_folds, dtype=torch.float64)
+        return Estimates(values=zeros, weights=pattern.maps.weights)
+    sums, score_square = ProductSums(), torch.zeros((), dtype=torch.float64)
+    for block in pattern.first.blocks():
+        sums.add(block.rows[None])
+        score_square += mean_squares(block.scores, block.start, pattern.visible).mean()
+    return beyond_rounding(pattern.estimates(sums), score_square)
 
 
 def measure_estimates(pattern: Pattern, *, n_bytes: int = BLOCK_BYTES) -> dict[str, Estimates]:
-    """Return the estimates behind the intervals of `measure`: on all folds, then without each fold.
+    """Return the estimates of a pattern's strength and shape: on all folds, then without each fold.
 
     `amplitude_squared` and `non_relative_squared` are unbiased mean squares, in squared nats; they
     are 0 within the rounding of the scores.
@@ -293,6 +331,7 @@ def edge_contrast(pattern: Pattern) -> Float[Tensor, " fold"]:
 
 def order_estimates(pattern: Pattern) -> dict[str, Estimates]:
     """Return the estimates of locality and both monotonicities, by their names in `Measures`."""
+    pattern = pattern.among_others
     trends = TrendSums(pattern)
     for block in pattern.blocks():
         trends.add_block(block.rows, block.start)

@@ -22,7 +22,7 @@ from nope_probe.analyses.jackknife import (
     rms_difference,
     signed_root,
 )
-from nope_probe.analyses.pattern import measure_estimates, order_estimates
+from nope_probe.analyses.pattern import order_estimates, pattern_estimates
 from nope_probe.analyses.pattern_rows import (
     ContrastGram,
     NonRelativeRows,
@@ -41,10 +41,10 @@ class KeptPattern:
     """Measures of one positional pattern v beside the intact model's u, with 95% intervals.
 
     Attributes:
-        amplitude: RMS of v, corrected for noise; nats for scores.
+        amplitude: RMS of v among the other keys, corrected for noise; nats for scores.
         locality: as `Measures.locality`, -1 to 1, from every `query_stride(n_rows)`-th row.
-        share: <v, u> / <u, u>, the share of the intact positional pattern that is left: 1 for the
-            intact model, undefined where u does not exceed its noise.
+        share: <v, u> / <u, u> among the other keys, the share of the intact positional pattern
+            that is left: 1 for the intact model, undefined where u does not exceed its noise.
     """
 
     amplitude: Interval
@@ -85,11 +85,11 @@ def kept_pattern(pattern: Pattern, intact: Pattern) -> KeptPattern:
     if not all(one.maps.folds.maps[:, cells].isfinite().all() for one in (pattern, intact)):
         return KeptPattern(amplitude=UNDEFINED, locality=UNDEFINED, share=UNDEFINED)
     gram = ContrastGram.of({"v": pattern, "u": intact})
-    amplitude, locality = gram.rms({"v": 1.0}), order_estimates(pattern)["locality"]
+    amplitude, locality = gram.rms({"v": 1.0}, "others"), order_estimates(pattern)["locality"]
     return KeptPattern(
         amplitude=amplitude,
         locality=jackknife(locality) if amplitude.value else UNDEFINED,
-        share=gram.share({"v": 1.0}, {"u": 1.0}),
+        share=gram.kept({"v": 1.0}, {"u": 1.0}),
     )
 
 
@@ -160,8 +160,9 @@ def mask_effect(with_mask: Pattern, without_mask: Pattern) -> MaskEffect:
 def non_relative_squares(pattern: Pattern) -> Estimates:
     """Return the mean square of the non-relative part, on all folds and without each fold.
 
-    The square is 0 within the rounding of the scores.
+    It is the mean over the other keys, and 0 within the rounding of the scores.
     """
+    pattern = pattern.among_others
     products, cells = ProductSums(), pattern.cells
     rest = NonRelativeRows(pattern_distance_sums(pattern), cells)
     score_square = torch.zeros((), dtype=torch.float64)
@@ -190,7 +191,7 @@ def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[s
         >>> abs(change["amplitude"].value) < 1e-6, abs(change["locality"].value) < 1e-6
         (True, True)
     """
-    x, y = map(_measure_estimates, (one, other))
+    x, y = map(pattern_estimates, (one, other))
     differences = {"relative_r2": UNDEFINED}
     for name in (name for name in x if name in y):
         is_square = name.endswith("_squared")
@@ -245,16 +246,6 @@ def independent_difference(one: Interval, other: Interval) -> Interval:
     down = hypot(one.value - one.low, other.high - other.value)
     up = hypot(one.high - one.value, other.value - other.low)
     return Interval(value=value, low=value - down, high=value + up)
-
-
-def _measure_estimates(pattern: Pattern) -> dict[str, Estimates]:
-    """Return `measure_estimates`, and the relative share if defined."""
-    estimates = measure_estimates(pattern)
-    p_p, r_r = estimates["amplitude_squared"], estimates["non_relative_squared"]
-    if jackknife(p_p).low > 0:
-        ratio = r_r / p_p
-        estimates["relative_r2"] = ratio.with_values(1 - ratio.values)
-    return estimates
 
 
 def _inner(

@@ -15,10 +15,10 @@ Every share of a contrast of conditions is an inner product in one Gram matrix o
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from math import prod
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -30,7 +30,7 @@ from nope_probe.analyses.shapley import Contrast
 from nope_probe.conditions import Condition
 from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.estimates import Estimates, ProductSums
-from nope_probe.maps.layers import Pattern
+from nope_probe.maps.layers import Part, Pattern
 
 # Share of the RMS score. Models in float32 leave up to half of this (128 equal tokens).
 ROUNDING = 8 * torch.finfo(torch.float32).eps
@@ -235,20 +235,35 @@ def contrast_map(
     return total
 
 
+def names_of_parts(name: str) -> tuple[str, str, str]:
+    """Return the names of a number, of what the first keys bring of it, and of what others bring.
+
+    Example:
+        >>> names_of_parts("share")
+        ('share', 'share_first', 'share_others')
+    """
+    return name, f"{name}_first", f"{name}_others"
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ContrastGram(Generic[Name]):
     """Inner products of contrasts, on all folds and without each fold, from one Gram matrix.
 
+    Products are means over the cells of the whole pattern, so products of the part at the first
+    keys and of the part among the other keys add up to those of the whole.
+
     Attributes:
-        row: the row of each condition in the Gram matrix.
-        gram: the inner products of the conditions' patterns, squared nats.
+        row: the row of each condition in the Gram matrices.
+        first: the inner products of the patterns' parts at the first keys, squared nats.
+        others: the inner products of their parts among the other keys, squared nats.
         weights: the share of all sequences that each fold holds.
         score_squares: the mean square of each condition's scores, squared nats. A contrast within
             their rounding is 0, and shares of it are undefined.
     """
 
     row: Mapping[Name, int]
-    gram: Float[Tensor, "one_plus_folds condition condition"]
+    first: Float[Tensor, "one_plus_folds condition condition"]
+    others: Float[Tensor, "one_plus_folds condition condition"]
     weights: Float[Tensor, " fold"]
     score_squares: Float[Tensor, " condition"]
 
@@ -262,50 +277,83 @@ class ContrastGram(Generic[Name]):
             patterns: the patterns of one layer in each condition, or of other maps of it.
             n_bytes: memory for the patterns of all conditions that are held at once.
         """
-        of_conditions, sums = list(patterns.values()), ProductSums()
+        of_conditions = list(patterns.values())
         maps, cells = of_conditions[0].maps, of_conditions[0].visible
+        parts: list[Part] = ["others", "first"] if of_conditions[0].has_first else ["others"]
         shape = len(patterns), maps.folds.n_folds
+        sums = {part: ProductSums() for part in parts}
         squares = torch.zeros(len(patterns), dtype=torch.float64)
-        for start, stop in maps.folds.where.blocks(prod(shape), n_bytes):
-            rows = torch.empty(*shape, stop - start, stop, dtype=torch.float64)
+        for start, stop in maps.folds.where.blocks(len(parts) * prod(shape), n_bytes):
+            rows = torch.empty(len(parts), *shape, stop - start, stop, dtype=torch.float64)
             for index, pattern in enumerate(of_conditions):
                 scores = pattern.maps.folds.rows(start, stop).double()
                 squares[index] += mean_squares(scores, start, cells).mean()
-                rows[index] = pattern.centred(scores, start)
-            sums.add(rows)
+                for of_part, part in zip(rows, parts, strict=True):
+                    of_part[index] = replace(pattern, part=part).centred(scores, start)
+            for of_part, part in zip(rows, parts, strict=True):
+                sums[part].add(of_part)
+        grams = {part: s.cross_products(cells.count, maps.weights) for part, s in sums.items()}
         return cls(
             row={condition: row for row, condition in enumerate(patterns)},
-            gram=sums.cross_products(cells.count, maps.weights),
+            first=grams.get("first", torch.zeros_like(grams["others"])),
+            others=grams["others"],
             weights=maps.weights,
             score_squares=squares,
         )
 
-    def product(self, one: Mapping[Name, float], other: Mapping[Name, float]) -> Estimates:
+    @cached_property
+    def whole(self) -> Float[Tensor, "one_plus_folds condition condition"]:
+        """The inner products of the whole patterns, squared nats."""
+        return self.first + self.others
+
+    def product(
+        self, one: Mapping[Name, float], other: Mapping[Name, float], part: Part = "whole"
+    ) -> Estimates:
         """Return <one, other> as a mean over cells, in squared nats.
+
+        Args:
+            one: a contrast.
+            other: a contrast.
+            part: of the whole patterns, or of their parts at the first or among the other keys.
 
         Raises:
             KeyError: for a condition without a pattern.
         """
         left, right = self._coefficients(one), self._coefficients(other)
-        values = torch.einsum("x,fxy,y->f", left, self.gram, right)
+        values = torch.einsum("x,fxy,y->f", left, getattr(self, part), right)
         return Estimates(values=values, weights=self.weights)
 
-    def rms(self, contrast: Mapping[Name, float]) -> Interval:
-        """Return the RMS of a contrast, nats."""
-        return rms(self._square(contrast))
+    def rms(self, contrast: Mapping[Name, float], part: Part = "whole") -> Interval:
+        """Return the RMS of a contrast, or of its part, nats."""
+        return rms(self._square(contrast, part))
 
-    def share(self, part: Mapping[Name, float], whole: Mapping[Name, float]) -> Interval:
-        """Return <part, whole> / <whole, whole>."""
-        return share(self.product(part, whole), self._square(whole))
+    def share(
+        self, term: Mapping[Name, float], whole: Mapping[Name, float], part: Part = "whole"
+    ) -> Interval:
+        """Return <term, whole> / <whole, whole>, or what of it one part of the patterns brings."""
+        return share(self.product(term, whole, part), self._square(whole))
+
+    def shares(
+        self, name: str, term: Mapping[Name, float], whole: Mapping[Name, float]
+    ) -> dict[str, Interval]:
+        """Return a share as `name`, and its two parts as `name`_first and `name`_others."""
+        return {
+            by_part: self.share(term, whole, part)
+            for by_part, part in zip(names_of_parts(name), get_args(Part), strict=True)
+        }
+
+    def kept(self, term: Mapping[Name, float], whole: Mapping[Name, float]) -> Interval:
+        """Return <term, whole> / <whole, whole> among the other keys alone."""
+        return share(self.product(term, whole, "others"), self._square(whole, "others"))
 
     def rms_ratio(self, whole: Mapping[Name, float], part: Mapping[Name, float]) -> Interval:
         """Return RMS whole / RMS part; undefined where either does not exceed its noise."""
         return rms_ratio(self._square(whole), self._square(part))
 
-    def _square(self, contrast: Mapping[Name, float]) -> Estimates:
+    def _square(self, contrast: Mapping[Name, float], part: Part = "whole") -> Estimates:
         """Return the mean square of a contrast, 0 within the rounding of its conditions' scores."""
         score_square = self._coefficients(contrast).square() @ self.score_squares
-        return beyond_rounding(self.product(contrast, contrast), score_square)
+        return beyond_rounding(self.product(contrast, contrast, part), score_square)
 
     def _coefficients(self, contrast: Mapping[Name, float]) -> Float[Tensor, " condition"]:
         vector = torch.zeros(len(self.row), dtype=torch.float64)

@@ -512,7 +512,7 @@ def readers(sums: PositionSums) -> Iterator[tuple[dict[str, int], Reader]]:
     for layer, reader in sums.readers.items():
         for head, one in reader.heads():
             names = {"layer": layer} if head is None else {"layer": layer, "head": head}
-            yield names, Reader(sums=one, counts=sums.counts, skip_keys=sums.skip_keys or 0)
+            yield names, Reader(sums=one, counts=sums.counts, skip_keys=sums.skip_keys)
 
 
 def _pairs(n_folds: int) -> Int[Tensor, "pair two"]:

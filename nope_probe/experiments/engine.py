@@ -74,8 +74,9 @@ class Engine:
         n_folds: parts of the data that intervals are made from.
         calibration: gains, means and positions of removals, from `calibrated`.
         residuals: residual streams that captures of score maps share.
-        skip_keys: how many first keys stand apart in patterns; first positions keep what writers
-            write there (see `calibrate`).
+        skip_keys: how many first keys stand apart in patterns; by default as captures set it.
+        kept_positions: how many first positions keep what writers write there (see `calibrate`);
+            by default as many as `skip_keys`.
         query_rows: how many rows maps have; see `capture_scores`.
 
     A capture's `key` names it in the checkpoint; with the key None it is not kept. A capture's
@@ -91,6 +92,7 @@ class Engine:
     calibration: Calibration | None = None
     residuals: ResidualCache | None = None
     skip_keys: int | None = None
+    kept_positions: int | None = None
     query_rows: int | None = None
 
     @classmethod
@@ -106,6 +108,7 @@ class Engine:
             n_folds=settings.folds,
             query_rows=settings.query_rows,
             skip_keys=settings.n_skipped(data),
+            kept_positions=settings.n_kept(data),
         )
 
     def on(self, data: Sequences) -> Engine:
@@ -130,13 +133,17 @@ class Engine:
                 batch_size=self.batch_size,
                 seed=next((seed for seed in seeds if seed is not None), None),
                 writers=sorted({name for ablation in needing for name in ablation.writers}),
-                skip_keys=self.skip_keys,
+                skip_keys=self._kept,
                 checkpoint=stream,
             ).to_tensors(),
         )
         checksum = weights_checksum(self.model)
         calibration = Calibration.from_tensors(measured, checksum)
         return replace(self, calibration=calibration)
+
+    @property
+    def _kept(self) -> int | None:
+        return self.skip_keys if self.kept_positions is None else self.kept_positions
 
     def once(self, key: str | None, capture: Capture, ablation: Ablation | None = None) -> State:
         """Return the result of a capture, from the checkpoint or computed and saved.
@@ -186,7 +193,7 @@ class Engine:
                 self.model,
                 self.inputs,
                 [writer],
-                skip_keys=self.skip_keys,
+                skip_keys=self._kept,
                 batch_size=self.batch_size,
                 checkpoint=stream,
             )[writer].to_tensors(),
@@ -204,7 +211,7 @@ class Engine:
         """Return the score maps of some layers (all by default); see `capture_scores`."""
         options = {"layers": layers, "per_head": per_head, "residuals": self.residuals}
         tensors = self._captured(key, capture_scores, ablation, **options)
-        return replace(ScoreMaps.from_tensors(tensors), skip_keys=self.skip_keys)
+        return self._set_apart(ScoreMaps.from_tensors(tensors))
 
     def stored_scores(
         self,
@@ -239,7 +246,7 @@ class Engine:
     ) -> StageMaps:
         """Return the stage maps of one block; see `capture_stages`."""
         tensors = self._captured(key, capture_stages, ablation, layer=layer)
-        return replace(StageMaps.from_tensors(tensors), skip_keys=self.skip_keys)
+        return self._set_apart(StageMaps.from_tensors(tensors))
 
     def positions(
         self,
@@ -251,9 +258,13 @@ class Engine:
         per_head: bool = False,
     ) -> PositionSums:
         """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
-        options = {"layers": layers, "writers": writers, "skip_keys": self.skip_keys}
+        options = {"layers": layers, "writers": writers, "skip_keys": self._kept}
         tensors = self._captured(key, capture_positions, ablation, per_head=per_head, **options)
-        return replace(PositionSums.from_tensors(tensors), skip_keys=self.skip_keys)
+        return self._set_apart(PositionSums.from_tensors(tensors))
+
+    def _set_apart(self, maps: Maps) -> Maps:
+        """Return captured maps with the engine's first keys apart, if it names any."""
+        return maps if self.skip_keys is None else replace(maps, skip_keys=self.skip_keys)
 
     def _captured(
         self,

@@ -30,14 +30,14 @@ from nope_probe.experiments.engine import (
 from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps, strongest_source
 from nope_probe.figures.panels import Pooled, RowMaps, pool
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, blocks_of, layers_of
+from nope_probe.hooks.layers.model import Given, blocks_of, first_keys_of, layers_of
 from nope_probe.hooks.reading.accumulators import absent_stages
 from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.layers import LayerMaps, patterns_of_others
+from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.parity import describe
@@ -84,8 +84,7 @@ def explore(
             as there are sequences (documents) if these are fewer.
         replacement: what a removed weight is replaced by.
         gain: the size of the replacements identity and random.
-        skip_keys: first keys that patterns leave out; `auto`: 1 where all sequences begin with the
-            same token (a BOS token, which is an attention sink), else 0.
+        skip_keys: first keys that patterns leave out; `auto`: 1 for tokens, 0 for vectors.
 
     Returns:
         An explorer that notebooks show, and that `save` writes as a page.
@@ -102,7 +101,7 @@ def explore(
         (4, 2, 5, 12, 12)
     """
     data, has, name = as_sequences(model, tokens), components(model), name_of(model)
-    skipped = int(data.bos) if skip_keys == "auto" else skip_keys
+    skipped = first_keys_of(data.inputs) if skip_keys == "auto" else skip_keys
     kept_cells(data.inputs.shape[1], skipped)  # raises where no keys are left
     left_out = irreplaceable(model) | idle_sources(model, data.inputs, len(layers_of(model)))
     plan = make_plan(has, players, describe(model, name).parameter_free, left_out=left_out)
@@ -155,7 +154,7 @@ def note_on(engine: Engine, substitute: Substitute) -> str:
     """Return a description of an explorer's maps, in a few sentences."""
     (n_seqs, n_pos), skip_keys = engine.inputs.shape[:2], engine.skip_keys
     first = "first key" if skip_keys == 1 else f"first {skip_keys} keys"
-    skipped = f", the {first} left out" if skip_keys else ""
+    skipped = f", among the keys after the {first}" if skip_keys else ""
     stride = query_stride(len(choose_rows(n_pos, engine.query_rows)))
     ordered = "" if stride == 1 else f" Locality is of 1 query in {stride}, counted from query 0."
     return (
@@ -190,13 +189,13 @@ def _arrays(combinations: Iterable[Combination]) -> dict[str, Any]:
     maps, measures, block, skip_keys = [], [], 1, 0
     for folds, shown, source in combinations:
         intact, queries = folds if intact is None else intact, source.query_positions
-        skip_keys = source.skip_keys or 0
+        skip_keys = source.skip_keys
         panels = (
             [LayerMaps.of(x, source.counts, queries, skip_keys) for x in of.flatten(1, 2).unbind(1)]
             for of in (folds, intact)
         )
         pairs = zip(*panels, strict=True)
-        kept = [kept_pattern(*patterns_of_others(both)) for both in pairs]
+        kept = [kept_pattern(*shared_patterns(both)) for both in pairs]
         cells = shown.flatten(0, 1).cpu().double().numpy()
         small = pool(RowMaps(values=cells, queries=queries.numpy()), MAX_POSITIONS)
         maps.append(small.values.reshape(*shown.shape[:2], *small.values.shape[1:]))

@@ -120,11 +120,14 @@ def _inputs(manifest: Manifest) -> list[str]:
         f"SHA-256 of the inputs {data['sha256'][:16]}",
     ]
     n_skipped = manifest["skip_keys"]
-    keys = "the first key was" if n_skipped == 1 else f"the first {n_skipped} keys were"
-    left_out = f"{keys} left out of every pattern and of its row means"
+    keys = "the first key" if n_skipped == 1 else f"the first {n_skipped} keys"
+    apart = (
+        f"amplitudes and shares are sums of two orthogonal parts of the pattern, at {keys} and "
+        "among the other keys; measures of its shape are of the other keys alone"
+    )
     return [
         f"the inputs were {', '.join([what, *filter(None, details)])}",
-        left_out if n_skipped else "no keys were left out of the patterns",
+        apart if n_skipped else "no key counted as first",
     ]
 
 

@@ -39,6 +39,11 @@ from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import Run, read_run
 from nope_probe.runtime.session import Session
 
+OTHERS = (  # by how many keys count as first: none, one, several
+    "",
+    "locality and relative share leave the first key out; ",
+    "locality and relative share leave the first keys out; ",
+)
 WIDTH, GAP = 80, 2  # of a terminal, and between two columns of a table
 NOISE = "not distinguishable from noise"
 NO_PATTERN = f"The positional pattern is {NOISE} in any layer"
@@ -166,12 +171,12 @@ def print_report(report: Report, manifest: Mapping[str, Any], folder: Path) -> N
 
 
 def closing_of(manifest: Mapping[str, Any]) -> str:
-    """Return the meaning of a run's brackets, and the keys that its measures leave out."""
+    """Return the meaning of a run's brackets, and the keys that its measures of shape leave out."""
     skip, documents = manifest["skip_keys"], manifest.get("documents")
     of_documents = "" if documents is None else f" of {documents} documents"
     return (
         f"Brackets are 95% intervals from {manifest['settings']['folds']} folds{of_documents}; "
-        f"{skip} first key{'' if skip == 1 else 's'} skipped; noise biases locality towards 0."
+        f"{OTHERS[min(skip, 2)]}noise biases locality towards 0."
     )
 
 

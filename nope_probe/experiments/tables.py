@@ -6,6 +6,7 @@ A table without rows keeps its columns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, get_args
 
 import pandas as pd
@@ -16,6 +17,7 @@ from nope_probe.analyses.attribution import LayerAttribution, LayerPlayers, Play
 from nope_probe.analyses.jackknife import Interval, Intervals, rms
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
+from nope_probe.analyses.pattern_rows import names_of_parts
 from nope_probe.analyses.positions import Side, position_terms, readers, written_terms
 from nope_probe.analyses.splits import (
     BandPattern,
@@ -31,6 +33,8 @@ from nope_probe.maps.positions import PositionSums
 
 Row = dict[str, Any]
 PARTS = ("share", "lost", "alone", "amplification")  # of a player
+PLAYER = (*chain.from_iterable(map(names_of_parts, PARTS[:3])), "amplification")
+SOURCE = (*names_of_parts("rms"), *names_of_parts("share"))
 
 
 def interval_columns(**intervals: Interval) -> Row:
@@ -57,14 +61,18 @@ def columns_of(holder: object, names: Iterable[str]) -> Row:
 def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
     """Return the table of sources: layer, term, rms (nats) and share, with bounds.
 
+    `rms_first` and `share_first` are of the part at the first keys, `rms_others` and `share_others`
+    of the part among the other keys. The two shares add up to `share`, and the squares of the two
+    RMS values to the square of `rms`.
+
     All terms but `position` add up to the pattern; `position`, the last, sums all but content.
     """
     rows = [
-        {"layer": layer.layer, "term": source.term, **columns_of(source, ("rms", "share"))}
+        {"layer": layer.layer, "term": source.term, **columns_of(source, SOURCE)}
         for layer in layers
         for source in (*layer.sources, layer.position)
     ]
-    return pd.DataFrame(rows, columns=["layer", "term", *interval_names("rms", "share")])
+    return pd.DataFrame(rows, columns=["layer", "term", *interval_names(*SOURCE)])
 
 
 def non_relative_table(
@@ -91,11 +99,13 @@ def players_table(
 ) -> pd.DataFrame:
     """Return the table of players: layer, player_set, player, and each of its parts.
 
+    Shares have two parts of their own, at the first keys and among the other keys.
+
     Args:
         layers: the players' parts in each layer.
         reparametrisations: the parts in random reparametrisations, whose range adds columns.
     """
-    columns = ["layer", "player_set", "player", *interval_names(*PARTS)]
+    columns = ["layer", "player_set", "player", *interval_names(*PLAYER)]
     rows = []
     for index, layer in enumerate(layers):
         others = [reparametrisation[index] for reparametrisation in reparametrisations]
@@ -105,7 +115,7 @@ def players_table(
                 "player_set": player.player_set,
                 "player": player.player,
             }
-            row |= columns_of(player, PARTS)
+            row |= columns_of(player, PLAYER)
             rows.append(row | (_reparametrised_range(player, others) if others else {}))
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
 
@@ -126,18 +136,19 @@ def _reparametrised_range(player: PlayerAttribution, others: Sequence[LayerAttri
 
 
 def interactions_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
-    """Return the table of interactions: layer, player_set, players, share."""
+    """Return the table of interactions: layer, player_set, players, share and its two parts."""
     rows = [
         {
             "layer": layer.layer,
             "player_set": interaction.player_set,
             "players": "+".join(interaction.players),
-            **interval_columns(share=interaction.share),
+            **columns_of(interaction, names_of_parts("share")),
         }
         for layer in layers
         for interaction in layer.interactions
     ]
-    return pd.DataFrame(rows, columns=["layer", "player_set", "players", *interval_names("share")])
+    names = interval_names(*names_of_parts("share"))
+    return pd.DataFrame(rows, columns=["layer", "player_set", "players", *names])
 
 
 def measures_table(

@@ -206,7 +206,7 @@ def over_layers(
         minor={"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID},
     )
     set_axes(layout, "y", rangemode="tozero", zerolinewidth=2, nticks=5)
-    _mark_empty_layers(layout, panels, unmarked)
+    mark_empty_layers(layout, panels, unmarked)
     ends = [np.concatenate([s.estimates for s in of_panel], axis=1) for of_panel in panels.values()]
     fit_axes(layout, "y", ends, same_y)
     return go.Figure(traces, layout)
@@ -226,10 +226,16 @@ def _layer_dots(series: Dots, panel: int, offset: float) -> Trace:
     )
 
 
-def _mark_empty_layers(
-    layout: Layout, panels: Mapping[str, Sequence[Dots]], unmarked: Collection[str]
+def mark_empty_layers(
+    layout: Layout, panels: Mapping[str, Sequence[Dots]], unmarked: Collection[str] = ()
 ) -> None:
-    """Mark the layers in which no series of a panel has a number."""
+    """Mark the layers in which no series of a panel has a number.
+
+    Args:
+        layout: the figure's layout, with its panels.
+        panels: series by the panel's title.
+        unmarked: titles of panels in which layers stay blank.
+    """
     note = {**NOTE, "text": NO_PATTERN, "textangle": -90}
     for panel, (title, of_panel) in enumerate(panels.items()):
         values = pd.concat([pd.Series(s.estimates[0], index=s.layers) for s in of_panel])

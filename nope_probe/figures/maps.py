@@ -87,7 +87,7 @@ def score_maps(
         multiples: the largest number of layers that stand side by side.
         clipped: percentage of the cells beyond each colour limit.
         skip_keys: first keys that the colour limits leave out; `auto`: 1 for captured maps of
-            sequences that begin with BOS, whose scores would hide all others.
+            tokens, whose scores of the first key would hide all others.
         noise: each layer's standard error of a cell, nats.
 
     Example:
@@ -353,7 +353,7 @@ def sweep_maps(
 def keys_left_out(maps: object, skip_keys: int | Literal["auto"]) -> int:
     """Return how many first keys the colour limits of some maps leave out.
 
-    `auto` is 1 for captured maps of sequences that all begin with the same token (a BOS token,
-    which is an attention sink), else 0.
+    `auto` is 1 for captured maps of tokens, whose scores of the first key would hide all others,
+    else 0.
     """
-    return int(getattr(maps, "bos", False)) if skip_keys == "auto" else skip_keys
+    return int(getattr(maps, "skip_keys", 0)) if skip_keys == "auto" else skip_keys

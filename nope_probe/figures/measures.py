@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, product
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,17 @@ from plotly.colors import qualitative
 
 from nope_probe.components import INK, SOURCES
 from nope_probe.conditions import kept_name
-from nope_probe.figures.dots import BOUNDS, FLAT_NOTE, Dots, interval_dots, marker, over_layers
+from nope_probe.figures.dots import (
+    BOUNDS,
+    FLAT_NOTE,
+    LEGEND_ROW,
+    MOST_TICKS,
+    Dots,
+    interval_dots,
+    mark_empty_layers,
+    marker,
+    over_layers,
+)
 from nope_probe.figures.intervals import (
     FLOOR,
     NO_PATTERN,
@@ -39,13 +49,17 @@ from nope_probe.figures.style import (
     place,
     scatter,
     set_axes,
+    tinted,
 )
 from nope_probe.figures.words import ATTENTION, MEASURES
 from nope_probe.stages import LETTERS
 
 CONTROLS = ("amplitude", "locality", "non_relative")
+SHAPES = [name for name in MEASURES if not name.startswith("amplitude_")]  # with a panel each
 MOST_INTERACTIONS = 24
 X_TITLE = "share of the pattern"
+# The part of a share in each column, and how opaque its tone is.
+BAR_PARTS = {"share_first": ("first key", 1.0), "share_others": ("other keys", 0.45)}
 LOSSES = ("lost", "amplification")  # some replacements have only these columns
 PLAYER_PARTS = {
     "lost": "lost without it",
@@ -56,18 +70,60 @@ PLAYER_PARTS = {
 
 
 def source_shares(table: pd.DataFrame) -> go.Figure:
-    """Draw each source's share of the pattern, per layer, and its RMS in nats.
+    """Draw each source's share of the pattern, per layer.
+
+    Where a first key stands apart, a layer has one bar, in which a source has two tones: its part
+    at the first key and its part among the other keys. Elsewhere sources are dots with intervals,
+    beside their RMS in nats.
 
     Args:
         table: `sources.csv`: layer, term, rms (nats) and share, each with its bounds; the term
             `position`, the sum of all terms but content, is not drawn.
     """
     terms = table[table["term"] != "position"]
+    title = "The sources of the positional pattern, per layer"
+    if "share_first" in terms and terms["share_first"].fillna(0).any():
+        return _share_bars(terms, title)
     panels = {
         "share of the pattern": _by_name(terms, "term", "share"),
         "RMS, nats": _by_name(terms, "term", "rms"),
     }
-    return over_layers(panels, title="The sources of the positional pattern, per layer")
+    return over_layers(panels, title=title)
+
+
+def _share_bars(terms: pd.DataFrame, title: str) -> go.Figure:
+    """Draw a bar per layer; parts against the pattern hang below zero."""
+    layers = sorted(terms["layer"].astype(int).unique().tolist())
+    names = list(dict.fromkeys(terms["term"]))
+    traces = []
+    for (column, (where, tone)), name in product(BAR_PARTS.items(), names):
+        rows = terms[terms["term"] == name].set_index("layer").reindex(layers).reset_index()
+        values, lows, highs = estimates_of(rows, column)
+        label = f"{words(name)}, {where}"
+        traces.append(
+            {
+                "type": "bar",
+                "name": label,
+                "x": layers,
+                "y": values,
+                "customdata": np.stack([lows, highs], -1),
+                "hovertemplate": "L%{x}: %{y:.1%} (%{customdata[0]:.1%} to %{customdata[1]:.1%})"
+                f"<extra>{label}</extra>",
+                "marker": {"color": tinted(colour(name), tone), "line": {"width": 0}},
+            }
+        )
+    wide = Grid(
+        columns=1, panel=300, x_title="layer", bottom=60 + LEGEND_ROW * -(-len(traces) // 4)
+    )
+    below = 60 + 20 * len(traces)  # a phone shows one name in a row
+    layout = place(title, [X_TITLE], wide, panel=240, left=44, bottom=below)
+    deep = len(layers) > MOST_TICKS
+    layout |= {"barmode": "relative", "bargap": 0.15 if deep else 0.5}
+    ticks = -(-len(layers) // MOST_TICKS)
+    set_axes(layout, "x", showgrid=False, zeroline=False, tick0=0, dtick=ticks)
+    set_axes(layout, "y", tickformat=".0%", zerolinewidth=2, nticks=6)
+    mark_empty_layers(layout, {X_TITLE: _by_name(terms, "term", "share")})
+    return go.Figure(traces, layout)
 
 
 def player_shares(table: pd.DataFrame) -> go.Figure:
@@ -212,7 +268,7 @@ def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
         if kept in set(table["kept"])
     ]
     title = "Measures of the positional pattern, per layer"
-    return over_layers(_by_measure(MEASURES, series), title, columns=4)
+    return over_layers(_by_measure(SHAPES, series), title, columns=4)
 
 
 def _by_measure(names: Iterable[str], series: Sequence[Dots]) -> dict[str, list[Dots]]:
@@ -336,7 +392,7 @@ def compared_measures(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
         for (label, rows), marker in zip(runs.items(), cycle(markers), strict=False)
     ]
     title = "Measures of the positional pattern, per layer"
-    return over_layers(_by_measure(MEASURES, series), title, columns=4)
+    return over_layers(_by_measure(SHAPES, series), title, columns=4)
 
 
 HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")

@@ -45,6 +45,16 @@ MEASURES = {
         unit="nats",
         caption="The strength of the positional pattern: its RMS, corrected for noise.",
     ),
+    "amplitude_first": Measure(
+        label="at the first key",
+        unit="nats",
+        caption="The strength of the positional pattern's part at the first key.",
+    ),
+    "amplitude_others": Measure(
+        label="among other keys",
+        unit="nats",
+        caption="The strength of the positional pattern's part among the other keys.",
+    ),
     "locality": Measure(
         label="locality",
         unit=BOTH_WAYS,

@@ -24,6 +24,7 @@ from nope_probe.maps.folds import pooled
 from nope_probe.maps.rows import BLOCK_BYTES, MapRows, QueryPositions
 
 Rows = Float[Tensor, "fold row key_pos"]
+Part = Literal["whole", "first", "others"]
 Name = TypeVar("Name", bound=Hashable)  # names maps: a layer, or a head
 
 
@@ -152,7 +153,7 @@ class Pattern:
     maps: LayerMaps
     visible: KeptCells
     apart: KeptCells
-    part: Literal["whole", "first", "others"] = "whole"
+    part: Part = "whole"
 
     @property
     def first(self) -> Pattern:
@@ -168,6 +169,11 @@ class Pattern:
     def among_others(self) -> Pattern:
         """The part among the other keys as a pattern of its own, whose means leave the rest out."""
         return replace(self, visible=self.apart, part="whole")
+
+    @property
+    def has_first(self) -> bool:
+        """Whether any query sees a first key that stands apart; else the part there is 0."""
+        return not self.visible.first.equal(self.apart.first)
 
     @property
     def n_folds(self) -> int:
@@ -266,8 +272,7 @@ def set_apart(
 ) -> dict[Name, LayerMaps]:
     """Return maps whose patterns all have so many first keys apart.
 
-    `auto` is 1 where all captured sequences begin with the same token (a BOS token, which is an
-    attention sink), else 0. For bare fold means it is 0.
+    `auto` is 1 for captured maps of tokens, and 0 for maps of vectors and for bare fold means.
     """
     first = max(layer.skip_keys for layer in layers.values()) if skip_keys == "auto" else skip_keys
     apart = {name: replace(layer, skip_keys=first) for name, layer in layers.items()}

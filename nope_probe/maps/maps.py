@@ -36,9 +36,8 @@ class ScoreMaps:
             score that comes from each position's own mean query and key; or None.
         key_means: per fold, the mean key of each position, key heads concatenated; or None.
         per_head: the fold means for each query head; or None.
-        bos: whether all sequences begin with the same token, an attention sink.
-        skip_keys: how many first keys stand apart in patterns; 1 by default if all sequences begin
-            with the same token, else 0.
+        bos: whether all sequences begin with the same token.
+        skip_keys: how many first keys stand apart in patterns; captures set 1 for tokens.
         query_positions: the queries of the rows; all by default.
     """
 
@@ -50,15 +49,13 @@ class ScoreMaps:
     key_means: Float[Tensor, "fold layer pos width"] | None = None
     per_head: Float[Tensor, "fold layer head row key_pos"] | None = None
     bos: bool = False
-    skip_keys: int | None = None
+    skip_keys: int = 0
     query_positions: Int[Tensor, " row"] = field(default_factory=_all_rows)
 
     def __post_init__(self) -> None:
-        """Set the queries of the rows, and the first keys apart, if they are not given."""
+        """Set the queries of the rows if they are not given."""
         given = self.query_positions if len(self.query_positions) else None
         object.__setattr__(self, "query_positions", rows_of(self.folds.shape[-2], given))
-        skip_keys = int(self.bos) if self.skip_keys is None else self.skip_keys
-        object.__setattr__(self, "skip_keys", skip_keys)
 
     @property
     def where(self) -> MapRows:
@@ -73,7 +70,7 @@ class ScoreMaps:
     def __repr__(self) -> str:
         """Return sizes, and the strength of each layer's positional pattern."""
         n_layers, n_rows, n = self.folds.shape[1:]
-        strength = pattern_rms(self.mean, self.skip_keys or 0, self.where).tolist()
+        strength = pattern_rms(self.mean, self.skip_keys, self.where).tolist()
         shown = ", ".join(
             f"L{layer} {value:.3g}" for layer, value in zip(self.layers, strength, strict=True)
         )
@@ -105,7 +102,7 @@ class ScoreMaps:
         return layers
 
     def _layer(self, folds: Float[Tensor, "fold row key_pos"]) -> LayerMaps:
-        return LayerMaps.of(folds, self.counts, self.query_positions, self.skip_keys or 0)
+        return LayerMaps.of(folds, self.counts, self.query_positions, self.skip_keys)
 
     def to_tensors(self) -> State:
         """Return the maps by name, for `from_tensors`."""
@@ -129,7 +126,7 @@ def packed_tensors(maps: ScoreMaps) -> State:
 
     The tensors include the queries of the rows if the maps do not have all rows.
     """
-    tensors = {"counts": maps.counts, "bos": torch.tensor(maps.bos)}
+    tensors = {"counts": maps.counts, "skip_keys": torch.tensor(maps.skip_keys)}
     where = maps.where
     if not maps.has_all_rows:
         tensors["query_positions"] = where.queries
@@ -150,7 +147,7 @@ def stored_layers(stored: Mapping[str, Stored]) -> Layers:
     """Return the maps of each layer from the tensors of `packed_tensors`, in memory or a file."""
     numbers = sorted(int(name.split("/")[0]) for name in stored if name.endswith("/mean"))
     queries = stored["query_positions"][...] if "query_positions" in stored else None
-    counts, skip_keys = stored["counts"][...], int(stored["bos"][...])
+    counts, skip_keys = stored["counts"][...], int(stored["skip_keys"][...])
     per_head = stored["per_head"][...].unbind(1) if "per_head" in stored else ()
     layers: Layers = {}
     for place, number in enumerate(numbers):
@@ -184,7 +181,7 @@ class StageMaps:
         folds: fold means, per letter.
         visible: for score maps, the cells that the model does not mask.
         counts: sequences per fold.
-        bos: whether all sequences begin with the same token, an attention sink.
+        bos: whether all sequences begin with the same token.
         skip_keys: how many first keys stand apart in patterns, as in `ScoreMaps`.
         query_positions: the positions of the rows; all by default.
     """
@@ -193,16 +190,14 @@ class StageMaps:
     visible: dict[Letter, Bool[Tensor, "row key_pos"]]
     counts: Int[Tensor, " fold"]
     bos: bool = False
-    skip_keys: int | None = None
+    skip_keys: int = 0
     query_positions: Int[Tensor, " row"] = field(default_factory=_all_rows)
 
     def __post_init__(self) -> None:
-        """Set the positions of the rows, and the first keys apart, if they are not given."""
+        """Set the positions of the rows if they are not given."""
         n_rows = next(iter(self.folds.values())).shape[-2]
         given = self.query_positions if len(self.query_positions) else None
         object.__setattr__(self, "query_positions", rows_of(n_rows, given))
-        skip_keys = int(self.bos) if self.skip_keys is None else self.skip_keys
-        object.__setattr__(self, "skip_keys", skip_keys)
 
     def __repr__(self) -> str:
         """Return the stages, and how much data their means are taken over."""
@@ -220,7 +215,7 @@ class StageMaps:
     def layer_maps(self, letter: Letter) -> LayerMaps:
         """Return one stage's maps, which know their folds and rows."""
         folds = self.folds[letter]
-        return LayerMaps.of(folds, self.counts, self.query_positions, self.skip_keys or 0)
+        return LayerMaps.of(folds, self.counts, self.query_positions, self.skip_keys)
 
     def normalised(self, letter: Letter) -> Float[Tensor, "row col_pos"]:
         """Return the mean map of one stage, less the mean of each diagonal."""

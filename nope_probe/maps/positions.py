@@ -131,26 +131,21 @@ class PositionSums:
     Attributes:
         readers: the sums of each layer, by number.
         counts: sequences per fold.
-        bos: whether all sequences begin with the same token, an attention sink.
-        skip_keys: how many first keys stand apart in patterns; 1 by default if all sequences begin
-            with the same token, else 0.
+        bos: whether all sequences begin with the same token.
+        skip_keys: how many first keys stand apart in patterns; captures set 1 for tokens.
     """
 
     readers: Mapping[int, ReaderSums]
     counts: Int[Tensor, " fold"]
     bos: bool = False
-    skip_keys: int | None = None
-
-    def __post_init__(self) -> None:
-        """Set the first keys apart if they are not given."""
-        skip_keys = int(self.bos) if self.skip_keys is None else self.skip_keys
-        object.__setattr__(self, "skip_keys", skip_keys)
+    skip_keys: int = 0
 
     def to_tensors(self) -> State:
         """Return the sums by name, for `from_tensors`."""
         readers = tensors_of(self.readers)
         tensors = {name.replace("/turns/", "/turns."): tensor for name, tensor in readers.items()}
-        return tensors | {"counts": self.counts, "bos": torch.tensor(self.bos)}
+        numbers = {"bos": torch.tensor(self.bos), "skip_keys": torch.tensor(self.skip_keys)}
+        return tensors | {"counts": self.counts, **numbers}
 
     @classmethod
     def from_tensors(cls, tensors: State) -> PositionSums:
@@ -160,6 +155,7 @@ class PositionSums:
             readers={layer: _reader(under(tensors, f"{layer}/")) for layer in layers},
             counts=tensors["counts"],
             bos=bool(tensors["bos"]),
+            skip_keys=int(tensors["skip_keys"]),
         )
 
 

@@ -36,7 +36,8 @@ INTERVALS = (
 LAYERS_AND_HEADS = "Layers and heads count from 0: L2H3 is the fourth head of the third layer."
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
-    "pattern depends on distance alone. Edge contrast: the first keys against the others."
+    "pattern depends on distance alone. Edge contrast: the first keys against the others. On "
+    "tokens these measures of shape leave the first key out, and amplitudes do not."
 )
 POSITIONAL_PART = (
     "Shares are of the positional part: the pattern less the pattern without the sources among the "

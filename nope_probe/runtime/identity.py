@@ -280,11 +280,11 @@ def threads() -> int:
 
 
 def input_record(inputs: Sequences, skip_keys: int, counts: Int[Tensor, " fold"]) -> dict[str, Any]:
-    """Return which sequences a model was run on, and how many first keys patterns leave out.
+    """Return which sequences a model was run on, and how many keys count as first.
 
     Args:
         inputs: the sequences.
-        skip_keys: how many first keys patterns leave out.
+        skip_keys: how many keys count as first in patterns.
         counts: sequences per fold.
     """
     return {

@@ -325,7 +325,7 @@ class RunSettings(SessionSettings):
     skip_keys: Annotated[
         int | Literal["auto"],
         Bounds(0, LARGEST),
-        _arg(help="First keys to leave out; auto: 1 where sequences begin with BOS, else 0."),
+        _arg(help="How many keys count as first; auto: 1 for tokens (trace: for BOS), else 0."),
     ] = "auto"
     seed: Annotated[int, SEED, _arg(help="Seed of every random choice.")] = 0
     device: Annotated[
@@ -467,7 +467,11 @@ class RunSettings(SessionSettings):
         return True
 
     def n_skipped(self, inputs: Sequences) -> int:
-        """Return how many first keys the positional patterns leave out."""
+        """Return how many keys count as first in positional patterns."""
+        return int(inputs.kind != "vectors") if self.skip_keys == "auto" else self.skip_keys
+
+    def n_kept(self, inputs: Sequences) -> int:
+        """Return how many first positions keep what writers write there: 1 for a BOS token."""
         return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
 
     def layers_of(self, info: ModelInfo) -> tuple[int, ...]:

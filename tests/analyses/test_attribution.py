@@ -174,6 +174,53 @@ def test_a_conjunction_of_two_gives_each_a_half_and_is_named_within_its_toleranc
     assert not layer.is_conjunction("circuits")
 
 
+def brute_shares(x: Tensor, whole: Tensor, skip_keys: int) -> dict[str, float]:
+    """Return <x, whole> / <whole, whole> by part, from loops over the rows of noiseless maps."""
+    products = dict.fromkeys(("share", "share_first", "share_others"), 0.0)
+    square = 0.0
+    for i in range(1, N):
+        row, of_whole = (maps[i, :i] - maps[i, :i].mean() for maps in (x, whole))
+        others = (maps[i, skip_keys:i] for maps in (x, whole))
+        one, two = (keys - keys.mean() if len(keys) else keys for keys in others)
+        square += float(of_whole @ of_whole)
+        products["share"] += float(row @ of_whole)
+        products["share_others"] += float(one @ two)
+    products["share_first"] = products["share"] - products["share_others"]
+    return {name: product / square for name, product in products.items()}
+
+
+@pytest.mark.parametrize("skip_keys", [1, 3])
+def test_shares_split_into_the_first_keys_part_and_that_of_the_others(skip_keys: int):
+    players = player_set(["mask", "rope", "w_q"])
+    values = random_values(players, seed=11)
+    for value in values.values():
+        value[:, 0] += 5 * value[0, 0]  # a sink of its own in each condition
+    [layer] = attribute(as_folds(values), [players], skip_keys=skip_keys)
+    parts = ("share", "share_first", "share_others")
+    for source in layer.sources:
+        term = contrast_map(source_terms(["mask", "rope"])[source.term], values)
+        expected = brute_shares(term, values[INTACT], skip_keys)
+        for part in parts:
+            assert getattr(source, part).value == pytest.approx(expected[part], abs=1e-10)
+        squares = [getattr(source, f"rms{part}").value ** 2 for part in ("", "_first", "_others")]
+        assert squares[0] == pytest.approx(squares[1] + squares[2], rel=1e-12)
+        whole = sum(getattr(source, part).value for part in parts[1:])
+        assert source.share.value == pytest.approx(whole, abs=1e-12)
+    of_players = contrast_map(positional_whole(players), values)
+    for player, attributed in zip(players.players, layer.players, strict=True):
+        expected = brute_shares(contrast_map(lost(players, player), values), of_players, skip_keys)
+        for part in parts:
+            measured = getattr(attributed, part.replace("share", "lost"))
+            assert measured.value == pytest.approx(expected[part], abs=1e-10)
+        for name in ("share", "lost", *(["alone"] if player.is_source else [])):
+            whole, *two = (getattr(attributed, f"{name}{x}") for x in ("", "_first", "_others"))
+            assert whole.value == pytest.approx(sum(part.value for part in two), abs=1e-12)
+            assert all(part.low <= part.value <= part.high for part in two)
+    for interaction in layer.interactions:
+        two = interaction.share_first.value + interaction.share_others.value
+        assert interaction.share.value == pytest.approx(two, abs=1e-12)
+
+
 @pytest.mark.parametrize("skip_keys", [0, 3])
 def test_the_mask_effect_leaves_the_skipped_keys_out(skip_keys: int):
     generator = torch.Generator().manual_seed(7)

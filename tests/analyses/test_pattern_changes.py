@@ -22,7 +22,7 @@ from nope_probe.analyses.pattern_changes import (
 )
 from nope_probe.maps.centred import row_centred
 from nope_probe.maps.estimates import cross_products
-from nope_probe.maps.layers import LayerMaps, Pattern, patterns_of_others
+from nope_probe.maps.layers import LayerMaps, Pattern, patterns_of_others, shared_patterns
 
 N, FOLDS = 13, 5
 
@@ -39,7 +39,7 @@ def kept_of(maps: Tensor, intact: Tensor, skip_keys: int = 0) -> list[KeptPatter
         for of in (maps, intact)
     )
     pairs = zip(*layers, strict=True)
-    return [kept_pattern(*patterns_of_others(both)) for both in pairs]
+    return [kept_pattern(*shared_patterns(both)) for both in pairs]
 
 
 def test_a_share_is_the_cross_fold_product_with_the_intact_pattern() -> None:
@@ -60,8 +60,9 @@ def test_kept_patterns_measure_what_measure_measures_in_long_sequences_too() -> 
     one += torch.arange(n) / 100 * (torch.arange(n) % 3 - 1)[:, None]  # falls, is flat, rises
     [kept], [measures] = kept_of(one, one, 1), measure(one, 1)
     assert kept.locality.value < -0.5
-    for name in ("amplitude", "locality"):
-        result, expected = astuple(getattr(kept, name)), astuple(getattr(measures, name))
+    names = {"amplitude": "amplitude_others", "locality": "locality"}
+    for name, measure_name in names.items():
+        result, expected = astuple(getattr(kept, name)), astuple(getattr(measures, measure_name))
         assert result == pytest.approx(expected, rel=1e-9)
 
 

@@ -16,7 +16,7 @@ from nope_probe.conditions import Condition
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 from nope_probe.maps.estimates import cross_products, fold_weights, leave_one_out
 from nope_probe.maps.fold_rows import PackedFolds, TensorFolds
-from nope_probe.maps.layers import LayerMaps, patterns_of_others
+from nope_probe.maps.layers import LayerMaps, patterns_of_others, shared_patterns
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 from nope_probe.maps.rows import MapRows
 
@@ -49,7 +49,16 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
     patterns = patterns_of_others(packed)
     gram = ContrastGram.of(dict(zip(maps, patterns, strict=True)), n_bytes=4 * n_bytes)
     expected = cross_products(cells, cells, WEIGHTS)
-    torch.testing.assert_close(gram.gram, expected, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(gram.whole, expected, rtol=1e-11, atol=1e-12)
+    assert gram.first.eq(0).all(), "no key of these patterns stands apart"
+    split = dict(zip(maps, shared_patterns(packed), strict=True))
+    parts, n_all = ContrastGram.of(split, n_bytes=4 * n_bytes), int(kept_cells(N).sum())
+    others = expected * cells.shape[-1] / n_all
+    torch.testing.assert_close(parts.others, others, rtol=1e-11, atol=1e-12)
+    all_cells = torch.stack([row_centred(captured)[:, kept_cells(N)] for captured in maps.values()])
+    whole = cross_products(all_cells, all_cells, WEIGHTS)
+    torch.testing.assert_close(parts.first, whole - others, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(parts.whole, whole, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("n_bytes", SIZES)

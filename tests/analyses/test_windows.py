@@ -72,13 +72,17 @@ def by_hand(maps: Tensor, visible: Tensor, skip: int) -> dict[str, float]:
         diagonal[cells] -= diagonal[cells].mean()
     first = key < skip + max(1, round(0.05 * (N - skip)))
     square, rest_square = between_folds(pattern, pattern), between_folds(rest, rest)
+    whole = patterns(maps, visible & (KEY < QUERY))
+    of_whole, of_others = between_folds(whole, whole), square * len(query) / whole.shape[1]
     correlations = [spearmanr(row, range(len(row))).statistic for row in ordered]
     shares = {lag: torch.cat(rows).double().mean() if rows else NAN for lag, rows in rises.items()}
     contrasts = [
         values[first].mean() - values[~first].mean() for values in (diagonal[kept], rest.mean(0))
     ]
     return {
-        "amplitude": signed_root(square),
+        "amplitude": signed_root(of_whole),
+        "amplitude_first": signed_root(of_whole - of_others) if skip else 0.0,
+        "amplitude_others": signed_root(of_others),
         "locality": sum(correlations) / len(correlations) if ordered else NAN,
         "monotonicity": float(shares[8]),
         "monotonicity_lag1": float(shares[1]),

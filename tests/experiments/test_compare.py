@@ -223,6 +223,19 @@ def test_folders_that_cannot_be_compared_are_refused(
     assert inside in refused(capfd, other, compare, base, other)  # whose runs/ would be in it
 
 
+def test_a_model_that_begins_with_bos_is_compared_with_one_that_does_not(
+    tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    flags = ["--data", "random", "--seq-len", 11, "--n-seqs", 8, "--folds", 4, "--layers", 2]
+    for bos in ("always", "never"):
+        out = ["--bos", bos, "--out", tmp_path / bos]
+        run_command(scores, "--model", tiny("llama").folder, *flags, *out)
+        assert read_run(tmp_path / bos).manifest["skip_keys"] == 1
+    run_command(compare, tmp_path / "always", tmp_path / "never", "--out", tmp_path / "out")
+    differences = read_run(tmp_path / "out").tables["differences"]
+    assert {"amplitude", "amplitude_first", "amplitude_others"} <= {*differences["measure"]}
+
+
 def test_runs_of_scores_and_circuit_keep_what_pairing_needs(
     tiny: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,7 +127,7 @@ def test_heads_whose_patterns_cancel_in_their_mean_are_named() -> None:
     study = run_ablations(model, tokens, players=["sources"], folds=4)
     assert study.tables["pattern"]["amplitude"].abs().max() < 1e-6
     keys = [5 / (key + 1) / 3**0.5 for key in range(11)]
-    rows = [np.array(keys[1:query]) for query in range(2, 11)]
+    rows = [np.array(keys[:query]) for query in range(1, 11)]
     expected = np.concatenate([row - row.mean() for row in rows])
     heads = study.tables["heads"].set_index(["layer", "head"])["amplitude"]
     np.testing.assert_allclose(heads, [0, 0, *[np.sqrt((expected**2).mean())] * 2], rtol=1e-5)

@@ -68,13 +68,13 @@ def test_patterns_and_stages_are_those_of_the_ablated_model(
         with ablated(model, Ablation(remove=removed), gains if "w_q" in removed else None):
             scores = capture_scores(model, tokens, n_folds=4, per_head=True)
             stages = capture_stages(model, tokens, layer=0, n_folds=4)
-        expected = row_centred(scores.mean).numpy()
+        expected = row_centred(scores.mean, 1).numpy()
         assert_same(patterns.maps[number, :, 0], expected, MEASURE)
         per_head = scores.per_head.float()
-        head = row_centred(torch.einsum("f,f...->...", scores.counts / SEQS, per_head))
+        head = row_centred(torch.einsum("f,f...->...", scores.counts / SEQS, per_head), 1)
         assert_same(patterns.maps[number, :, 1:], head, MEASURE)
         shown = patterns.measures[number, :, 0, 0, 0]
-        amplitudes = [measures.amplitude.value for measures in measure(scores)]
+        amplitudes = [measures.amplitude_others.value for measures in measure(scores)]
         assert_same(shown, np.array(amplitudes), MEASURE)
         for letter, stage in zip(LETTERS, circuit.maps[number, 0], strict=True):
             assert_same(stage, stages.mean(letter))

@@ -141,12 +141,14 @@ def test_a_heading_names_what_its_interval_makes_clear(heading: str, expected: s
             "on shuffled tokens L1's positional pattern is 50% as strong",
         ),
         ("shuffled", NOISY, NOISE),
-        ("text", (0.45, 0.4, 0.5), "with no key skipped L1 has 0.45 nats, not 0.9"),
+        ("text", (0.45, 0.4, 0.5), "with all keys L1's locality is +0.45, not +0.9"),
     ],
 )
 def test_controls(tokens: str, estimate: Estimate, ending: str) -> None:
     pattern = rows("amplitude", "kept", (1, "all", CLEAR))
     controls = rows("amplitude", "tokens", (1, tokens, estimate)).assign(kept="all")
+    for table in (pattern, controls):
+        table["locality"] = table["amplitude"]
     assert ablation.control_finding(controls, pattern, 1, "all").endswith(ending)
 
 

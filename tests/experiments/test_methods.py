@@ -36,7 +36,7 @@ RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
         [
             "tokens from the start of",
             "with the tokens of each sequence permuted",
-            "The first 3 keys were left out",
+            "at the first 3 keys and among the other keys",
             "for each head and over heads",
         ],
     ),

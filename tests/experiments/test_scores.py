@@ -94,7 +94,7 @@ def test_tables_have_a_row_per_layer_and_per_head(done: Path, truth: np.ndarray)
     for name in ("first_key", "induction", "positional", "symbolic_without_bos"):
         assert heads[name].between(0, 1).all()
     folds = np.stack([truth[1, fold::N_FOLDS, 3].mean(0) for fold in range(N_FOLDS)])
-    rows = [folds[:, i, 1:i] for i in range(2, N_POS)]  # the BOS key is left out
+    rows = [folds[:, i, :i] for i in range(1, N_POS)]
     centred = np.concatenate([row - row.mean(-1, keepdims=True) for row in rows], -1)
     gram = centred @ centred.T / centred.shape[-1]
     pairs = np.outer(WEIGHTS, WEIGHTS) * (1 - np.eye(N_FOLDS))
@@ -111,7 +111,7 @@ def test_a_finished_run_says_what_was_done_and_is_shown_again(
     manifest = json.loads(before)
     assert set(manifest["checksums"]) == {p.name for p in done.iterdir()} - {"manifest.json"}
     assert manifest["settings"]["per_head"] is True
-    assert manifest["skip_keys"] == 1  # the tokenizer forces BOS
+    assert manifest["skip_keys"] == 1
     assert manifest["query_stride"] == 1
     assert manifest["model"]["parity"]["logits"] < 1e-4
     page = (done / "report.html").read_text()
@@ -231,7 +231,7 @@ def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
     ids = tokenizer()([text for text in texts if text])["input_ids"]
     assert sorted(seen.tolist()) == sorted(document[:N_POS] for document in ids[:N_SEQS])
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert (manifest["data"]["bos"], manifest["skip_keys"]) == (False, 0)
+    assert (manifest["data"]["bos"], manifest["skip_keys"]) == (False, 1)
 
 
 @pytest.mark.parametrize(

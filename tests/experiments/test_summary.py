@@ -111,6 +111,27 @@ def test_empty_shares_are_shown_as_no_pattern(capsys: pytest.CaptureFixture[str]
     assert "0.300 +0.100 [+0.090, +0.110]" in text
 
 
+def test_the_two_parts_of_a_share_stand_beside_it_and_a_sentence_says_what_the_first_key_holds(
+    capsys: pytest.CaptureFixture[str],
+):
+    given = tables()
+    sources = given["sources"]
+    first = {"content": 0.0, "mask": 0.32, "rope": -0.12, "mask_x_rope": 0.2, "position": 0.4}
+    for end in ("", "_low", "_high"):
+        sources[f"share_first{end}"] = sources["term"].map(first)
+        sources[f"share_others{end}"] = sources[f"share{end}"] - sources[f"share_first{end}"]
+    text = " ".join(shown(capsys, given))
+    assert "layer term RMS, nats share, % first key" in text
+    sentence = (
+        "The first key holds 40% of it (causal mask 32%, mask × RoPE 20%), the other keys 60% "
+        "(RoPE 122%)."
+    )
+    assert sentence in text
+    assert len(sentence.split()) <= 25
+    sources["share_first"] = 0.01 * sources["share_first"]
+    assert "The first key holds" not in " ".join(shown(capsys, given)), "it is hardly anything"
+
+
 def test_controls_are_named_by_what_differs_from_the_run(capsys: pytest.CaptureFixture[str]):
     labels = {"layer": 1, "tokens": "shuffled", "kept": "mask+rope"}  # a run on shuffled tokens
     controls = pd.DataFrame(
@@ -118,9 +139,9 @@ def test_controls_are_named_by_what_differs_from_the_run(capsys: pytest.CaptureF
         for skip, size in ((0, 0.7), (1, 0.6))
     )
     lines = shown(capsys, tables() | {"controls": controls})
-    assert "layer locality skip 0 shuffled non-relative by the mask" in lines
+    assert "layer locality shuffled non-relative by the mask" in lines
     assert "L0 -0.30 0.300 +0.100 [+0.090, +0.110]" in lines, "no control in L0"
-    assert "L1 -0.30 0.700 0.600 0.300 +0.100 [+0.090, +0.110]" in lines
+    assert "L1 -0.30 0.600 0.300 +0.100 [+0.090, +0.110]" in lines
 
 
 def test_players_are_listed_with_what_is_lost_alone_and_shared(capsys: pytest.CaptureFixture[str]):

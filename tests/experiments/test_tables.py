@@ -32,17 +32,23 @@ def bounds(**values: float) -> dict[str, float]:
     return row
 
 
+RMS = {"rms_first": interval(17), "rms_others": interval(18)}
+SHARES = {"share_first": interval(14), "share_others": interval(15)}
+OF_SHARE = {"share_first": 14, "share_others": 15}
+SPLIT = {
+    f"{name}_{part}": 21 for name in ("share", "lost", "alone") for part in ("first", "others")
+}
 EFFECT = MaskEffect(with_mask=interval(0.3), without_mask=interval(0.2), difference=interval(0.1))
 
 
 def layer(index: int = 0, lost: float = 7.0, player: str = "w_q") -> LayerAttribution:
     """A layer with one entry of each kind."""
-    parts = {"share": 5, "alone": 6, "lost": lost, "amplification": 13}
+    parts = {"share": 5, "alone": 6, "lost": lost, "amplification": 13, **SPLIT}
     intervals = {name: interval(value) for name, value in parts.items()}
-    pair = Interaction(player_set="players", players=("mask", "w_q"), share=interval(8))
+    pair = Interaction(player_set="players", players=("mask", "w_q"), share=interval(8), **SHARES)
     return LayerAttribution(
         layer=index,
-        sources=(Source(term="mask", rms=interval(3), share=interval(4)),),
+        sources=(Source(term="mask", rms=interval(3), share=interval(4), **SHARES, **RMS),),
         position=Source(term="position", rms=interval(2), share=interval(9)),
         players=(PlayerAttribution(player_set="players", player=player, **intervals),),
         interactions=(pair,),
@@ -73,10 +79,12 @@ TABLES = {
     "mean_covariance": (mean_covariance_table([TERMS]), mean_covariance_table([])),
 }
 FIRST_ROWS = {
-    "sources": {"layer": 0, "term": "mask", **bounds(rms=3, share=4)},
+    "sources": {"layer": 0, "term": "mask", **bounds(rms=3, share=4)}
+    | bounds(rms_first=17, rms_others=18, **OF_SHARE),
     "players": {"layer": 0, "player_set": "players", "player": "w_q"}
-    | bounds(share=5, lost=7, alone=6, amplification=13),
-    "interactions": {"layer": 0, "player_set": "players", "players": "mask+w_q", **bounds(share=8)},
+    | bounds(share=5, lost=7, alone=6, amplification=13, **SPLIT),
+    "interactions": {"layer": 0, "player_set": "players", "players": "mask+w_q"}
+    | bounds(share=8, **OF_SHARE),
     "mean_covariance": {"layer": 0, "term": "mean", **bounds(share=1, rms=3, dimensions=5)},
     "pattern": {"layer": 0, "tokens": "text", "kept": "mask"}
     | bounds(**dict.fromkeys(Measures.__dataclass_fields__, 1)),

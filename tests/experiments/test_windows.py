@@ -34,7 +34,7 @@ def runs(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -
     out = tmp_path_factory.mktemp("runs")
     texts = [f"{i} the quick brown fox jumps over the lazy dog and away. " * 3 for i in range(16)]
     pd.DataFrame({"text": texts}).to_json(out / "text.jsonl", orient="records", lines=True)
-    data = [*SMALL, "--data", str(out / "text.jsonl"), "--bos", "never"]
+    data = [*SMALL, "--data", str(out / "text.jsonl"), "--bos", "never", "--skip-keys", "0"]
     given = {name: ["--model", str(tiny(name).folder), *data] for name in ("mistral", "gemma2")}
     players = ["--layers", "all"]
     run_command(ablate, *given["mistral"], *players, "--out", str(out / "ablate"))
@@ -68,7 +68,7 @@ def test_the_window_is_a_source_and_its_terms_are_differences_of_plain_models(
     tiny: Callable[[str], Any], bridge: Callable[[str], Any]
 ) -> None:
     tokens = torch.randint(200, (16, 23), generator=torch.Generator().manual_seed(0))
-    study = run_ablations(bridge("mistral"), tokens, players=["sources"], folds=4)
+    study = run_ablations(bridge("mistral"), tokens, players=["sources"], folds=4, skip_keys=0)
     assert list(study.sources.query("layer == 1")["term"]) == [*TERMS, "position"]
     row, key = torch.arange(23)[:, None], torch.arange(23)
     kept = (key < row) & (row - key < 5)

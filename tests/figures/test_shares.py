@@ -40,6 +40,28 @@ def test_shares_are_dots_with_their_intervals_and_a_layer_without_pattern_is_mar
     assert figure.layout.xaxis.dtick == 4
 
 
+def test_where_a_key_stands_apart_a_layer_is_a_bar_and_a_source_has_two_tones() -> None:
+    table = sources()
+    for part, fraction in (("first", 0.25), ("others", 0.75)):
+        for end in ("", "_low", "_high"):
+            table[f"share_{part}{end}"] = fraction * table[f"share{end}"]
+    figure = source_shares(table)
+    assert [trace.name for trace in figure.data] == [
+        "content, first key",
+        "causal mask, first key",
+        "content, other keys",
+        "causal mask, other keys",
+    ]
+    assert figure.layout.barmode == "relative", "parts against the pattern hang below 0"
+    assert sum(trace.y[1] for trace in figure.data) == pytest.approx(1)
+    mask = figure.data[1]
+    assert (mask.y[1], *mask.customdata[1]) == pytest.approx((0.1875, 0.1375, 0.2125))
+    assert mask.marker.color == "rgba(213, 94, 0, 1)"
+    assert figure.data[3].marker.color == "rgba(213, 94, 0, 0.45)"
+    marks = [note for note in figure.layout.annotations if note.text == "no pattern"]
+    assert [note.x for note in marks] == [1]
+
+
 def players(*replacements: str) -> pd.DataFrame:
     """Weights have no `alone`, and the layer 1 no share."""
     parts = {"share": 0.5, "lost": 0.9, "alone": 0.1, "amplification": 2.0}

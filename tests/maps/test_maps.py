@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from nope_probe import gaussian, load
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.pattern import measure
 from nope_probe.figures.maps import score_maps
@@ -49,16 +50,20 @@ def test_what_is_saved_is_what_is_read(loaded: Any, begun: torch.Tensor) -> None
     assert StageMaps.from_tensors(stages.to_tensors()).bos
 
 
-def test_measures_leave_out_the_bos_key_unless_they_are_told_otherwise(
+def test_one_key_counts_as_first_in_maps_of_tokens_and_none_in_maps_of_vectors(
     loaded: Any, tokens: torch.Tensor, begun: torch.Tensor
 ) -> None:
     with_bos, without = (capture_scores(loaded.model, item, n_folds=4) for item in (begun, tokens))
-    assert measure(with_bos) == pytest.approx(measure(with_bos, 1), nan_ok=True)
-    assert repr(measure(with_bos)) != repr(measure(with_bos, 0))
-    assert repr(measure(without)) == repr(measure(without, 0))
+    for maps in (with_bos, without):
+        assert repr(measure(maps)) == repr(measure(maps, 1)) != repr(measure(maps, 0))
+        assert measure(maps)[1].amplitude_first.value > 0
     folds, counts = with_bos.folds, with_bos.counts
     assert repr(measure(folds, counts=counts)) == repr(measure(with_bos, 0))
-    for maps, skip in ((with_bos, 1), (without, 0)):
+    inputs = gaussian(n_seqs=8, seq_len=11, d_model=64, alpha=0.3)
+    vectors = capture_scores(load("parameter-free").model, inputs, n_folds=4)
+    assert repr(measure(vectors)) == repr(measure(vectors, 0))
+    assert all(layer.amplitude_first.value == 0 for layer in measure(vectors))
+    for maps, skip in ((with_bos, 1), (without, 1), (vectors, 0)):
         both = {(): maps, "mask": maps}
         assert repr(attribute(both)) == repr(attribute(both, skip_keys=skip))
 

@@ -11,7 +11,7 @@ from support.decoder_errors import map_error
 from support.tiny_models import Tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nope_probe import layers, load, reproduce, sequences
+from nope_probe import layers, load, reproduce, run_ablations, sequences
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import FETCHED
 
@@ -46,6 +46,30 @@ def test_maps_of_the_first_layers_are_plain_transformers_own(
     real: LoadedModel, plain: Tiny, removal: str
 ) -> None:
     assert map_error(real.model, plain, removal) <= 1e-5
+
+
+def test_what_the_mask_brings_sits_at_the_first_key_and_what_rope_brings_among_the_others(
+    real: LoadedModel,
+) -> None:
+    """The shares, in %, were computed by plain transformers on the same 96 sequences."""
+    data = sequences("shipped", tokenizer=real.tokenizer, n_seqs=96, seq_len=128)
+    sources = run_ablations(real.model, data, players=["sources"]).sources
+    rows = sources.set_index(["layer", "term"])
+    columns = ["share", "share_first", "share_others"]
+    known = {
+        (2, "mask"): (13.3, 12.5, 0.8),
+        (2, "rope"): (83.4, -4.2, 87.7),
+        (2, "mask_x_rope"): (1.9, 6.9, -4.9),
+        (3, "mask"): (21.4, 21.6, -0.2),
+        (3, "rope"): (61.0, -5.0, 66.0),
+        (3, "mask_x_rope"): (17.1, 19.8, -2.6),
+    }
+    for place, shares in known.items():
+        assert 100 * rows.loc[place, columns].to_numpy(float) == pytest.approx(shares, abs=2)
+    parts = rows["share_first"] + rows["share_others"]
+    assert parts.to_numpy() == pytest.approx(rows["share"].to_numpy(), abs=1e-7), "8 digits"
+    of_terms = sources[sources["term"] != "position"].groupby("layer")["share_first"].sum()
+    assert 100 * of_terms.to_numpy() == pytest.approx([2.1, 0.5, 14.7, 36.2], abs=2)
 
 
 def test_it_knows_the_capital_of_france() -> None:

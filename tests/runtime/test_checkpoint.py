@@ -138,7 +138,7 @@ def test_stored_maps_come_back_from_a_checkpoint(tmp_path: Path) -> None:
         visible=visible,
         counts=torch.tensor([3, 1, 2, 7, 5]),
         layers=(1, 12),
-        bos=True,
+        skip_keys=1,
     )
     with RunCheckpoint(tmp_path / "run") as run:
         run.save("score/all", packed_tensors(maps))

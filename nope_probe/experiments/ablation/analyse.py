@@ -222,7 +222,7 @@ class Analysis:
         return {
             condition: [
                 KeptPattern(
-                    amplitude=measures.amplitude,
+                    amplitude=measures.amplitude_others,
                     locality=measures.locality,
                     share=layer.kept[condition],
                 )
@@ -246,7 +246,7 @@ class Analysis:
         return effects
 
     def _controls_table(self) -> pd.DataFrame:
-        """Return the measures without skipped keys, and on shuffled tokens."""
+        """Return the measures with no key apart, and on shuffled tokens."""
         rows, skip_keys = [], next(iter(self.measured.intact.values())).skip_keys
         if skip_keys:
             labels = {"tokens": self.tokens, "skip_keys": 0, "kept": self.plan.name(INTACT)}

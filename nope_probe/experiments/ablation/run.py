@@ -135,9 +135,7 @@ class AblationStudy(Run):
 
     def __repr__(self) -> str:
         """Return the shares of the sources per layer, and what else there is."""
-        first = "first key" if self.skip_keys == 1 else f"first {self.skip_keys} keys"
-        skipped = f", the {first} left out" if self.skip_keys else ""
-        lines = [f"AblationStudy: shares of the positional pattern{skipped}"]
+        lines = ["AblationStudy: shares of the positional pattern"]
         terms = self.sources.query("term != 'position'")  # all but content
         for layer, rows in terms.groupby("layer"):
             shares = zip(rows["term"], rows["share"], strict=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from math import isnan
+from math import isnan, nan
 
 import pandas as pd
 
@@ -42,12 +42,18 @@ from nope_probe.figures import measures
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
 from nope_probe.figures.maps import score_maps
-from nope_probe.figures.names import phrase
+from nope_probe.figures.names import phrase, words
 from nope_probe.figures.words import numbered_layers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, explorer_section
 from nope_probe.runtime.folder import Run
 
+FIRST = 0.05  # of the pattern: the headline tells of the first keys from this part on
+BARS = (
+    " Full colour: its part at the first key; faint colour: its part among the other keys, exactly "
+    "the rest. Parts against the pattern hang below 0."
+)
+OTHER_KEYS = " Maps are of the other keys: the first key has no colour."
 AGREES = 0.05  # of the pattern: two shares that differ by less
 COLUMNS = {  # of the terminal's table
     "lost without": ("lost", "z.0%"),
@@ -96,7 +102,11 @@ def headline(findings: Findings) -> list[str]:
         mean = "in its attention, the mean over heads, that exceeds the noise of"
         return [f"{name} shows no positional pattern {mean} {layers}.", *_heads_instead(findings)]
     among = f" of {len(rows)} layers" if len(rows) > 1 else ""
-    sentences = [_source_sentence(name, best, findings.tables["sources"], among)]
+    sources = findings.tables["sources"]
+    sentences = [
+        _source_sentence(name, best, sources, among),
+        *first_key_sentence(of_layer(sources, findings.layer), findings.manifest["skip_keys"]),
+    ]
     if findings.manifest["player_sets"]:
         sentences += player_sentences(findings)
     return sentences
@@ -125,22 +135,51 @@ def _source_sentence(name: str, best: pd.Series, sources: pd.DataFrame, among: s
     )
 
 
+def first_key_sentence(sources: pd.DataFrame, skip_keys: int) -> list[str]:
+    """Return what the first keys hold of a layer's pattern, and the other keys; empty if little.
+
+    Args:
+        sources: the layer's rows of `sources.csv`.
+        skip_keys: how many keys count as first.
+    """
+    if "share_first" not in sources:
+        return []
+    rows = _terms(sources)
+    whole = {part: rows[part].sum() for part in ("share_first", "share_others")}
+    if not whole["share_first"] >= FIRST:
+        return []
+    parts = {}
+    for part, total in whole.items():
+        large = rows[rows[part] > total / 4].sort_values(part, ascending=False)
+        terms = [f"{words(row['term'])} {percents(row[part])}" for _, row in large.iterrows()]
+        of_it = " of it" if part == "share_first" else ""
+        parts[part] = f"{percents(total)}{of_it}" + (f" ({', '.join(terms)})" if terms else "")
+    holders = "first key holds" if skip_keys == 1 else f"first {skip_keys} keys hold"
+    return [f"The {holders} {parts['share_first']}, the other keys {parts['share_others']}."]
+
+
 def _sources_as_text(findings: Findings) -> pd.DataFrame:
     """Return rows per layer: the pattern, and the terms that add up to it."""
+    parts = {"first key": "share_first", "others": "share_others"}
     rows = []
     for whole in findings.intact_rows().to_dict("records"):
-        rows.append((f"L{whole['layer']}", "pattern", nats(whole, "amplitude"), ""))
+        pattern = {"layer": f"L{whole['layer']}", "term": "pattern"}
+        rows.append({**pattern, "RMS, nats": nats(whole, "amplitude")})
         for row in of_layer(findings.tables["sources"], whole["layer"]).to_dict("records"):
+            term = {"layer": "", "term": row["term"].replace("_x_", " x ")}
             share = interval_text(percent(interval_of(row, "share")), "z.1f")
-            rows.append(("", row["term"].replace("_x_", " x "), nats(row, "rms"), share))
-    return pd.DataFrame(rows, columns=["layer", "term", "RMS, nats", "share of the pattern, %"])
+            shares = {"share, %": share}
+            if findings.manifest["skip_keys"]:
+                known = {head: row[of] for head, of in parts.items() if not isnan(row.get(of, nan))}
+                shares |= {heading: f"{100 * value:z.1f}" for heading, value in known.items()}
+            rows.append({**term, "RMS, nats": nats(row, "rms"), **shares})
+    return pd.DataFrame(rows).fillna("")
 
 
 def _controls_as_text(findings: Findings) -> pd.DataFrame:
-    """Return a row per layer: locality, the pattern's RMS in the controls, and what the mask adds.
+    """Return a row per layer: locality, the pattern's RMS on shuffled tokens, what the mask adds.
 
-    The controls are the patterns with no key skipped, and on shuffled tokens. The last two columns
-    are the RMS of the non-relative part, and how much of it the mask brings.
+    The last two columns are the RMS of the non-relative part, and how much of it the mask brings.
     """
     effects = findings.tables["non_relative"].drop_duplicates("layer").set_index("layer")
     controls = findings.tables.get("controls", pd.DataFrame(columns=["layer", "kept"]))
@@ -151,9 +190,9 @@ def _controls_as_text(findings: Findings) -> pd.DataFrame:
             row["locality"] = f"{whole['locality']:+.2f}"
         of_intact = of_layer(controls, whole["layer"]).query("kept == @findings.intact")
         for control in of_intact.to_dict("records"):
-            # By the keys that are skipped: the tokens of the run itself may be shuffled ones.
-            skips = control["skip_keys"] == findings.manifest["skip_keys"]
-            row["shuffled" if skips else "skip 0"] = f"{control['amplitude']:.3f}"
+            # The tokens of the run itself may be shuffled ones.
+            if control["skip_keys"] == findings.manifest["skip_keys"]:
+                row["shuffled"] = f"{control['amplitude']:.3f}"
         rows.append(row)
     table = pd.DataFrame(rows).fillna("")
     table["non-relative"] = [f"{value:.3f}" for value in effects["with_mask"]]
@@ -227,14 +266,15 @@ def _answer(findings: Findings) -> Iterator[Section]:
         ),
         caption="The whole positional pattern is the sum of the maps beside it. Content is "
         "what is left without mask, window and position encoding, as far as the model has them; "
-        "the others are what these bring.",
+        f"the others are what these bring.{OTHER_KEYS if findings.manifest['skip_keys'] else ''}",
     )
     yield Section(
         title=layers_finding(sources),
         figure=partial(measures.source_shares, sources),
-        caption="A share says how much of the positional pattern a source explains; shares "
-        "add up to 1, and a negative one works against the pattern. RMS: each source's own "
-        "strength. In the table, “position” is the sum of all but content.",
+        caption="A share says how much of the positional pattern a source explains; shares add up "
+        "to 1, and a negative one works against the pattern."
+        + (BARS if findings.manifest["skip_keys"] else "")
+        + " In the table, “position” is the sum of all but content.",
         table=sources,
     )
     if "mean_covariance" in findings.tables:
@@ -275,8 +315,8 @@ def _details(findings: Findings) -> Iterator[Section]:
             title=control_finding(table, findings.intact_rows(), findings.layer, findings.intact),
             figure=partial(measures.controls, table, findings.intact),
             caption="A pattern that remains on shuffled tokens (open markers) does not come "
-            "from word order. With no key skipped, an attention sink at the first key counts "
-            "as positional pattern.",
+            "from word order. With all keys, locality and the non-relative part count the first "
+            "key too.",
         )
     yield from split_sections(findings.tables, findings.lengths)
     skip_keys = findings.manifest["skip_keys"]
@@ -367,7 +407,7 @@ def exact_and_removed(findings: Findings) -> str:
     if findings.layer is None or "rotation" not in set(table["term"]):
         return ""
     exact, removed = (
-        of_layer(rows, findings.layer).set_index("term")["share"] for rows in (table, sources)
+        _among_others(of_layer(rows, findings.layer).set_index("term")) for rows in (table, sources)
     )
     if exact.isna().all():
         return ""
@@ -386,6 +426,13 @@ def exact_and_removed(findings: Findings) -> str:
         "that it was trained on, and takes what other blocks write because of the source; the "
         "split changes nothing."
     )
+
+
+def _among_others(rows: pd.DataFrame) -> pd.Series[float]:
+    """Return the shares of one layer's terms in the pattern among the other keys."""
+    if "share_others" not in rows:
+        return rows["share"]
+    return rows["share_others"] / rows["share_others"].drop("position").sum()
 
 
 def mask_effect_finding(non_relative: pd.DataFrame) -> str:
@@ -407,7 +454,7 @@ def mask_effect_finding(non_relative: pd.DataFrame) -> str:
 def control_finding(
     controls: pd.DataFrame, pattern: pd.DataFrame, layer: int | None, intact: str
 ) -> str:
-    """Return how strong the strongest layer's pattern is on shuffled tokens, or with all keys.
+    """Return how strong the strongest layer's pattern is on shuffled tokens, or how local.
 
     Args:
         controls: `controls.csv`.
@@ -417,12 +464,13 @@ def control_finding(
     """
     if layer is None:
         return f"Controls: the positional pattern is {NOISE} in any layer"
-    whole = float(of_layer(pattern, layer).iloc[0]["amplitude"])
+    of_intact = of_layer(pattern, layer)
+    whole = float(of_intact.iloc[0]["amplitude"])
     rows = of_layer(controls[controls["kept"] == intact], layer)
     shuffled = rows[rows["tokens"] == "shuffled"]
     if shuffled.empty:
-        all_keys = float(rows.iloc[0]["amplitude"])
-        return f"Controls: with no key skipped L{layer} has {all_keys:.2g} nats, not {whole:.2g}"
+        all_keys, others = (float(of.iloc[0]["locality"]) for of in (rows, of_intact))
+        return f"Controls: with all keys L{layer}'s locality is {all_keys:+.2g}, not {others:+.2g}"
     row = shuffled.iloc[0]
     if not row["amplitude_low"] > 0:
         return f"Controls: on shuffled tokens L{layer}'s positional pattern is {NOISE}"

@@ -30,7 +30,7 @@ from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.folds import folds_of
-from nope_probe.maps.layers import LayerMaps, patterns_of_others
+from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_record
 from nope_probe.runtime.session import Session
@@ -279,10 +279,10 @@ def _pattern_lost(
         scores = measured.maps[map_key(removed)].folds[:, place].masked_fill(masked, torch.nan)
         content = measured.maps[map_key(plan.without_sources(removed))].folds[:, place]
         layers = [
-            LayerMaps.of(x, whole.counts, whole.query_positions, whole.skip_keys or 0)
+            LayerMaps.of(x, whole.counts, whole.query_positions, whole.skip_keys)
             for x in (scores, content)
         ]
-        parts.append(positional_part(*patterns_of_others(layers)))
+        parts.append(positional_part(*shared_patterns(layers)))
     return pattern_lost(*parts)
 
 

@@ -43,7 +43,7 @@ from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.folds import State
-from nope_probe.maps.layers import patterns_of_others
+from nope_probe.maps.layers import shared_patterns
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.runtime.session import Session
 
@@ -454,7 +454,7 @@ class _Runner:
             for name, ablation in (("intact", Ablation()), ("content", content))
         ]
         heads = zip(*(maps.by_layer[layer].heads for maps in both), strict=True)
-        parts = [positional_part(*patterns_of_others(both)) for both in heads]
+        parts = [positional_part(*shared_patterns(both)) for both in heads]
         return [rms(part.product(part)) for part in parts]
 
     def decode(self, weights: str) -> dict[str, Distances]:

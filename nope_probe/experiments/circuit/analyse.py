@@ -118,7 +118,7 @@ def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
     measured = []
     for model, stages in zip((INTACT.name, ABLATED), maps, strict=False):
         for letter in stages.folds:
-            measures = [measure_pattern(stages.layer_maps(letter).others)]
+            measures = [measure_pattern(stages.layer_maps(letter).pattern)]
             measured.append(({"model": model, "stage": letter}, measures))
     table = measures_table(measured, [layer], labels=("model", "stage"))
     table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]

@@ -25,7 +25,7 @@ from nope_probe.experiments.tables import Row, interval_columns
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import row_centred
-from nope_probe.maps.layers import patterns_of_others, set_apart
+from nope_probe.maps.layers import patterns_of_others, set_apart, shared_patterns
 from nope_probe.maps.maps import ScoreMaps
 
 PAIRED, UNPAIRED = "paired", "unpaired"
@@ -167,8 +167,8 @@ def difference(
     Args:
         base: the maps to compare with, as `capture_scores` returns them.
         other: the maps of the other model, of as many positions and with rows of the same queries.
-        skip_keys: how many first keys to leave out; `auto`: 1 if the sequences of either capture
-            all begin with the same token, else 0.
+        skip_keys: how many first keys to leave out; `auto`: 1 for maps of tokens, 0 for
+            maps of vectors.
         paired: whether both were captured on the same sequences, dealt to the same folds.
 
     Returns:
@@ -201,13 +201,13 @@ def difference(
         raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")
     if paired and not base.counts.equal(other.counts):
         raise UserError("the maps have unlike folds: pass paired=False for other sequences")
-    skipped = max(other.skip_keys or 0, base.skip_keys or 0) if skip_keys == "auto" else skip_keys
+    skipped = max(other.skip_keys, base.skip_keys) if skip_keys == "auto" else skip_keys
     both = [set_apart(maps.by_layer, skipped) for maps in (other, base)]
     rows: list[Row] = []
     for layer in layers:
-        shared = patterns_of_others([maps[layer] for maps in both])
+        shared = shared_patterns([maps[layer] for maps in both])
         changes = {"pattern": pattern_difference(*shared, paired=paired)}
-        x, y = (maps[layer].others for maps in both)
+        x, y = (maps[layer].pattern for maps in both)
         changes |= measure_differences(x, y, paired=paired)
         after, before = (vars(measure_pattern(pattern)) for pattern in (x, y))
         for name in ("pattern", *Measures.__dataclass_fields__):
@@ -309,8 +309,7 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
     x, y = other.folds(name, kept), base.folds(name, kept)
     if x is None or y is None:
         return {}
-    one, two = x.others, y.others
-    differences = measure_differences(one, two, paired=True)
+    differences = measure_differences(x.pattern, y.pattern, paired=True)
     return {name: difference for name, difference in differences.items() if name in MEASURES}
 
 

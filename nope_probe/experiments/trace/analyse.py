@@ -348,7 +348,7 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
         `explained`: both axes' share of the variance of all writers' sum between positions, and
         `norm_scale`: the norms' mean scale at the position over its mean over positions.
     """
-    tables, skip_keys = [], sums.skip_keys or 0
+    tables, skip_keys = [], sums.skip_keys
     for names, reader in readers(sums):
         scale = reader.sums.norm_scale
         assert scale is not None

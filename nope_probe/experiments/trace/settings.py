@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -12,6 +12,9 @@ from nope_probe.errors import UserError
 from nope_probe.models.info import ModelInfo
 from nope_probe.runtime.places import validate_memory
 from nope_probe.runtime.settings import LARGEST, Bounds, ModelFlag, RunSettings
+
+if TYPE_CHECKING:
+    from nope_probe.data.sequences import Sequences
 
 _arg = tyro.conf.arg
 MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one out
@@ -94,6 +97,10 @@ class Settings(RunSettings):
             )
         fewer = ", or take --writers layers" if self.writers == "heads" else ""
         validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
+
+    def n_skipped(self, inputs: Sequences) -> int:
+        """Return how many first keys terms leave out: those whose position is never taken away."""
+        return self.n_kept(inputs)
 
     @property
     def removes(self) -> bool:

@@ -168,6 +168,15 @@ def begins_alike(inputs: Inputs) -> bool:
     return bool((inputs[:, 0] == inputs[0, 0]).all())
 
 
+def first_keys_of(inputs: Inputs) -> int:
+    """Return how many keys count as first in patterns: 1 for tokens, 0 for vectors.
+
+    Under a causal mask the first position sees itself alone, and models make it a sink, whether or
+    not it holds a BOS token. The positions of random vectors differ in nothing but the mask.
+    """
+    return int(not inputs.is_floating_point())
+
+
 def as_inputs(model: HookedModel, given: object) -> Inputs:
     """Return the inputs that a caller gave to a public function, as a tensor of sequences.
 

@@ -22,6 +22,7 @@ from nope_probe.hooks.layers.model import (
     as_inputs,
     begins_alike,
     documents_of,
+    first_keys_of,
     layers_of,
     numbered_layers,
 )
@@ -116,6 +117,7 @@ def capture_scores(
         counts=cut.counts,
         layers=tuple(layer.index for layer in blocks),
         bos=begins_alike(inputs),
+        skip_keys=first_keys_of(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
     )
 
@@ -184,6 +186,7 @@ def capture_stages(
         },
         counts=cut.counts,
         bos=begins_alike(inputs),
+        skip_keys=first_keys_of(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
     )
 

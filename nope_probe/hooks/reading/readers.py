@@ -33,6 +33,7 @@ from nope_probe.hooks.layers.model import (
     as_inputs,
     begins_alike,
     documents_of,
+    first_keys_of,
     numbered_layers,
     traits_of,
 )
@@ -126,6 +127,7 @@ def capture_positions(
         readers={accumulator.layer.index: accumulator.sums() for accumulator in accumulators},
         counts=cut.counts,
         bos=begins_alike(inputs),
+        skip_keys=first_keys_of(inputs),
     )
 
 
