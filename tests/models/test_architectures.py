@@ -62,11 +62,11 @@ def gpt2(tiny: ByName, tmp_path_factory: pytest.TempPathFactory) -> dict[str, to
 
 
 def pattern(scores: torch.Tensor) -> torch.Tensor:
-    """Return each row less its mean over the keys before the query, row by row."""
+    """Return each row less its mean over the keys between the first and the query, row by row."""
     centred = torch.full_like(scores, torch.nan)
-    for i in range(1, scores.shape[-1]):
-        row = scores[..., i, :i]
-        centred[..., i, :i] = row - row.mean(-1, keepdim=True)
+    for i in range(2, scores.shape[-1]):
+        row = scores[..., i, 1:i]
+        centred[..., i, 1:i] = row - row.mean(-1, keepdim=True)
     return centred
 
 

@@ -8,6 +8,7 @@ from support.plain_states import agree
 from support.stream_checkpoints import Recorded, Stopped, Stopping, out_of_memory_above
 from support.tiny_models import ModelOf, tokens
 
+from nope_probe.conditions import Writer
 from nope_probe.hooks.ablation import Ablation, ablated, directly_ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
@@ -81,16 +82,16 @@ def test_a_pass_begins_behind_the_last_block_that_no_removal_changes():
         before = residuals.n_run
 
 
-@pytest.mark.parametrize(("writer", "n_run"), [("embed", 3), ("L1H0", 2), ("MLP1", 2)])
+@pytest.mark.parametrize(("name", "n_run"), [("embed", 3), ("L1H0", 2), ("MLP1", 2)])
 def test_a_pass_begins_with_the_block_that_loses_a_writers_position(
-    writer: str, n_run: int, bridge: Any
+    name: str, n_run: int, bridge: Any
 ):
     """In the writer's block all later blocks lose it, in the reader's that block alone."""
-    model, residuals = bridge("smollm3"), ResidualCache()
+    model, residuals, writer = bridge("smollm3"), ResidualCache(), Writer(name)
     calibration = calibrate(model, INPUTS, writers=[writer])
     intact = capture(model, residuals, layers=[0, 1, 2])
     for removed, n_blocks in (
-        (ablated(model, Ablation(remove=[f"position[{writer}]"]), calibration), n_run),
+        (ablated(model, Ablation(remove=[writer.removal]), calibration), n_run),
         (directly_ablated(model, writer, calibration.positions[writer], 2), 1),
     ):
         with removed:
