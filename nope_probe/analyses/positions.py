@@ -28,6 +28,7 @@ from nope_probe.analyses.pattern_rows import (
     NonRelativeRows,
     beyond_rounding,
     distance_sums,
+    names_of_parts,
     relative_fit,
 )
 from nope_probe.maps.centred import KeptCells, centred_rows
@@ -60,11 +61,13 @@ class Reader:
         sums: fold means of its queries and keys.
         counts: sequences per fold.
         skip_keys: how many first positions the pattern and the means over positions leave out.
+        apart: how many first keys stand apart in shares, which then have two parts.
     """
 
     sums: ReaderSums
     counts: Int[Tensor, " fold"]
     skip_keys: int = 0
+    apart: int = 0
 
     def __post_init__(self) -> None:
         if len(self.counts) < MIN_FOLDS:
@@ -115,8 +118,11 @@ class Reader:
     @cached_property
     def cells(self) -> KeptCells:
         """The cells of the pattern."""
+        return self._cells_from(self.skip_keys)
+
+    def _cells_from(self, first: int) -> KeptCells:
         where = MapRows.of(self.sums.scores, self.sums.query_positions)
-        return KeptCells.of_maps(self.sums.scores, self.skip_keys, where)
+        return KeptCells.of_maps(self.sums.scores, first, where)
 
     def at_rows(self, x: Vectors) -> Float[Tensor, "fold row head d_head"]:
         """Return the queries that have rows, as RoPE turns them."""
@@ -132,6 +138,24 @@ class Reader:
     def patterns(self) -> Float[Tensor, "fold row key_pos"]:
         """The pattern of each fold, 0 outside the kept cells."""
         return self.pattern_of(self.scores)
+
+    @cached_property
+    def patterns_of_others(self) -> Float[Tensor, "fold row key_pos"]:
+        """The part of each fold's pattern among the other keys, 0 at the first keys."""
+        if self.apart <= self.skip_keys:
+            return self.patterns
+        return centred_rows(self.scores, self._cells_from(self.apart).mask)
+
+    def shares(self, of_whole: Estimates, of_others: Estimates) -> dict[str, Interval]:
+        """Return the share of a term T, and what the first and the other keys bring of it.
+
+        Args:
+            of_whole: <T, V>.
+            of_others: <T, V> with the part of V among the other keys.
+        """
+        products = (of_whole, of_whole - of_others, of_others)
+        names = names_of_parts("share")
+        return {name: share(x, self.square) for name, x in zip(names, products, strict=True)}
 
     @cached_property
     def score_square(self) -> Float[Tensor, ""]:
@@ -172,11 +196,17 @@ class Reader:
         triples = torch.einsum("aix,cbix->abc", left, through)
         return self._over_triples(triples * self.sums.scale)
 
-    def readings(self, side: Side) -> Float[Tensor, "a c pos head d_head"]:
+    def readings(
+        self, side: Side, patterns: Float[Tensor, "fold row key_pos"]
+    ) -> Float[Tensor, "a c pos head d_head"]:
         """Return the gradient of <T, V> in a key (query), for every pair of other folds.
 
         Keys meet the whole queries E q_i, but queries meet only k0, so that position in both sides
         is counted once, with the keys.
+
+        Args:
+            side: keys or queries.
+            patterns: V, the pattern of each fold or its part among the other keys.
         """
         if side == "key":
             met = self.at_rows(self.part(self.sums.q, "all")).double()
@@ -184,7 +214,7 @@ class Reader:
             met = self.turned(self.mean(self.sums.k)).double()
         n_folds, _, *shape = met.shape
         readings = met.new_zeros(n_folds, n_folds, self.cells.n, *shape)
-        for fold, pattern in enumerate(self.patterns):
+        for fold, pattern in enumerate(patterns):
             if side == "key":
                 of_fold = torch.einsum("ij,aihd->ajhd", pattern, met)
             else:
@@ -318,12 +348,15 @@ class Term:
     Attributes:
         rms: RMS of the term's pattern, nats.
         share: share of the whole pattern, <term, V> / <V, V>.
+        share_first, share_others: what the two parts of the pattern bring of the share.
         relative_r2: share of the term's square that has the form a(i) + f(i - j).
         non_relative: RMS of the rest, nats.
     """
 
     rms: Interval
     share: Interval
+    share_first: Interval
+    share_others: Interval
     relative_r2: Interval
     non_relative: Interval
 
@@ -336,16 +369,18 @@ def position_terms(reader: Reader) -> dict[str, Term]:
     position, because their mean scale depends on the position.
     """
     whole, of_whole = reader.square, reader.pattern_squares(reader.patterns)
+    of_others = reader.pattern_squares(reader.patterns_of_others).whole
     products, squares = {"all": whole}, {"all": of_whole}
-    for name in _PARTS:
-        q, k = reader.term(name)
+    others = {"all": beyond_rounding(of_others, reader.score_square)}
+    pairs = {name: reader.term(name) for name in _PARTS}
+    if reader.of_norm is not None:
+        pairs["norm"] = reader.of_norm
+    for name, (q, k) in pairs.items():
         products[name] = reader.products(q, k, reader.patterns)
+        others[name] = reader.products(q, k, reader.patterns_of_others)
         squares[name] = reader.pair_squares(q, k)
-    pair = reader.of_norm
-    if pair is not None:
-        products["norm"] = reader.products(*pair, reader.patterns)
-        squares["norm"] = reader.pair_squares(*pair)
-    products["covariance"] = whole - products["mean"]
+    for of_part in (products, others):
+        of_part["covariance"] = of_part["all"] - of_part["mean"]
     without_bias = reader.pattern_of(reader.sums.scores.double())
     of_scores, of_mean = reader.pattern_squares(without_bias), squares["mean"]
     q, k = reader.term("mean")
@@ -359,25 +394,28 @@ def position_terms(reader: Reader) -> dict[str, Term]:
     )
     if reader.sums.bias is not None:
         bias, n_cells = reader.pattern_of(reader.sums.bias[None].double()), reader.cells.count
-        by_fold = (bias * reader.patterns).sum((1, 2)) / n_cells
-        products["alibi"] = Estimates.of_means(by_fold, reader.weights)
-        products["covariance"] = products["covariance"] - products["alibi"]
+        for of_part, patterns in (
+            (products, reader.patterns),
+            (others, reader.patterns_of_others),
+        ):
+            by_fold = (bias * patterns).sum((1, 2)) / n_cells
+            of_part["alibi"] = Estimates.of_means(by_fold, reader.weights)
+            of_part["covariance"] = of_part["covariance"] - of_part["alibi"]
         of_bias, of_rest = (
             whole.with_values((pattern.square().sum() / n_cells).expand_as(whole.values))
             for pattern in (bias, reader.non_relative(bias))
         )
         squares["alibi"] = Squares(whole=of_bias, rest=of_rest)
-    return {name: _term(reader, products[name], squares[name]) for name in products}
+    return {name: _term(reader, products[name], others[name], squares[name]) for name in products}
 
 
-def _term(reader: Reader, product: Estimates, squares: Squares) -> Term:
+def _term(reader: Reader, product: Estimates, of_others: Estimates, squares: Squares) -> Term:
     square = beyond_rounding(squares.whole, reader.score_square)
     rest = beyond_rounding(squares.rest, reader.score_square)
-    if not square.values.any():
-        product = product.with_values(torch.zeros_like(product.values))
+    exceeds_rounding = float(square.values.any())
     return Term(
         rms=rms(square),
-        share=share(product, reader.square),
+        **reader.shares(product * exceeds_rounding, of_others * exceeds_rounding),
         relative_r2=share(square - rest, square),
         non_relative=rms(rest),
     )
@@ -389,11 +427,14 @@ class Written:
 
     Attributes:
         share: its share of the whole pattern.
+        share_first, share_others: what the two parts of the pattern bring of the share.
         rms: RMS of the pattern that the part makes with the other side, nats.
         first_key: the share that a head gets from the first key; undefined for other writers.
     """
 
     share: Interval
+    share_first: Interval
+    share_others: Interval
     rms: Interval
     first_key: Interval
 
@@ -408,7 +449,10 @@ def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
     brought, first = (
         (sums.keys, sums.first_keys) if side == "key" else (sums.queries, sums.first_queries)
     )
-    readings, terms = reader.readings(side), {}
+    readings, terms = reader.readings(side, reader.patterns), {}
+    of_others = readings
+    if reader.patterns_of_others is not reader.patterns:
+        of_others = reader.readings(side, reader.patterns_of_others)
     for writer, x in brought.items():
         written = reader.part(x, "written")
         pair = (sums.q, written) if side == "key" else (written, reader.mean(sums.k))
@@ -420,7 +464,7 @@ def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
             first_product = reader.written_products(readings, first[writer]) * exceeds_rounding
             from_first = share(first_product, reader.square)
         terms[writer] = Written(
-            share=share(product, reader.square),
+            **reader.shares(product, reader.written_products(of_others, x) * exceeds_rounding),
             rms=rms(square),
             first_key=from_first,
         )
@@ -512,7 +556,10 @@ def readers(sums: PositionSums) -> Iterator[tuple[dict[str, int], Reader]]:
     for layer, reader in sums.readers.items():
         for head, one in reader.heads():
             names = {"layer": layer} if head is None else {"layer": layer, "head": head}
-            yield names, Reader(sums=one, counts=sums.counts, skip_keys=sums.skip_keys)
+            yield (
+                names,
+                Reader(sums=one, counts=sums.counts, skip_keys=sums.skip_keys, apart=sums.apart),
+            )
 
 
 def _pairs(n_folds: int) -> Int[Tensor, "pair two"]:

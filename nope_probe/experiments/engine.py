@@ -258,7 +258,7 @@ class Engine:
         per_head: bool = False,
     ) -> PositionSums:
         """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
-        options = {"layers": layers, "writers": writers, "skip_keys": self._kept}
+        options = {"layers": layers, "writers": writers, "skip_keys": self.skip_keys}
         tensors = self._captured(key, capture_positions, ablation, per_head=per_head, **options)
         return self._set_apart(PositionSums.from_tensors(tensors))
 

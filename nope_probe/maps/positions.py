@@ -132,20 +132,27 @@ class PositionSums:
         readers: the sums of each layer, by number.
         counts: sequences per fold.
         bos: whether all sequences begin with the same token.
-        skip_keys: how many first keys stand apart in patterns; captures set 1 for tokens.
+        skip_keys: how many first positions patterns and means over positions leave out; captures
+            set 1 where all sequences begin with the same token, which keeps what is written there.
+        apart: how many first keys stand apart in shares; captures set 1 for tokens.
     """
 
     readers: Mapping[int, ReaderSums]
     counts: Int[Tensor, " fold"]
     bos: bool = False
     skip_keys: int = 0
+    apart: int = 0
 
     def to_tensors(self) -> State:
         """Return the sums by name, for `from_tensors`."""
         readers = tensors_of(self.readers)
         tensors = {name.replace("/turns/", "/turns."): tensor for name, tensor in readers.items()}
-        numbers = {"bos": torch.tensor(self.bos), "skip_keys": torch.tensor(self.skip_keys)}
-        return tensors | {"counts": self.counts, **numbers}
+        numbers = {"bos": self.bos, "skip_keys": self.skip_keys, "apart": self.apart}
+        return (
+            tensors
+            | {"counts": self.counts}
+            | {name: torch.tensor(x) for name, x in numbers.items()}
+        )
 
     @classmethod
     def from_tensors(cls, tensors: State) -> PositionSums:
@@ -156,6 +163,7 @@ class PositionSums:
             counts=tensors["counts"],
             bos=bool(tensors["bos"]),
             skip_keys=int(tensors["skip_keys"]),
+            apart=int(tensors["apart"]),
         )
 
 

@@ -309,6 +309,40 @@ def test_without_noise_every_estimate_is_the_product_of_the_maps_themselves() ->
         assert terms[name].share.value == pytest.approx(share, abs=1e-9)
 
 
+@pytest.mark.parametrize("skip_keys", [0, 1])
+def test_shares_of_terms_and_writers_split_into_those_of_the_first_and_of_the_other_keys(
+    skip_keys: int,
+) -> None:
+    """The part among the other keys is the pattern of the scores of these keys alone."""
+    parts = [random_vectors(seed)[:1].expand(N_FOLDS, -1, -1, -1) for seed in range(4)]
+    queries, keys = (
+        dict(zip(("embed", "MLP0"), pair, strict=True)) for pair in (parts[:2], parts[2:])
+    )
+    sums = sums_of(sum(queries.values()), sum(keys.values()), rope(), queries=queries, keys=keys)
+    reader = Reader(sums=sums, counts=EQUAL, skip_keys=skip_keys, apart=3)
+    maps, terms = term_maps(reader), position_terms(reader)
+    kept = maps["all"].isfinite()
+    others = kept & (torch.arange(N_POS) >= 3)
+
+    def among_others(pattern: torch.Tensor) -> torch.Tensor:
+        n_keys = others.sum(-1, keepdim=True).clamp_min(1)
+        mean = (pattern.nan_to_num() * others).sum(-1, keepdim=True) / n_keys
+        return (pattern.nan_to_num() - mean) * others
+
+    square = maps["all"][kept].square().sum()
+    for name in ("all", "mean", *TERMS):
+        whole = (maps[name] * maps["all"])[kept].sum() / square
+        of_others = (among_others(maps[name]) * among_others(maps["all"])).sum() / square
+        assert terms[name].share_others.value == pytest.approx(float(of_others), abs=1e-9)
+        assert terms[name].share_first.value == pytest.approx(float(whole - of_others), abs=1e-9)
+    table = writer_table(
+        PositionSums(readers={3: sums}, counts=EQUAL, skip_keys=skip_keys, apart=3)
+    )
+    for column in ("share", "share_first", "share_others"):
+        written = sum(getattr(terms[name], column).value for name in TERMS[1:])
+        assert table[column].sum() == pytest.approx(written, abs=1e-9)
+
+
 @pytest.mark.parametrize("n_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("window", [N_POS, 5])
 def test_squares_of_chosen_rows_are_products_of_the_maps_of_four_different_folds(
@@ -395,7 +429,7 @@ def test_intervals_cover_the_truth_in_95_of_100_studies_and_noise_writes_nothing
             scale=0.5,
         )
         reader = Reader(sums=sums, counts=EQUAL)
-        readings = reader.readings("key")
+        readings = reader.readings("key", reader.patterns)
         for writer, truth in (("L0H0", 1.0), ("MLP0", 0.0)):
             from nope_probe.analyses.jackknife import share
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,7 @@ def capture(session: Session[Settings]) -> TraceTables:
                 per_head=settings.traces_heads,
             )
         with status("splitting the patterns", in_logs=True):
+            sums = replace(sums, apart=settings.n_apart(data))
             trace = trace_of(sums)
         with session.checkpoint.progress([]):
             return trace.with_effects(engine, sums, settings.confirm, settings.reader)

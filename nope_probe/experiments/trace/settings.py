@@ -102,6 +102,10 @@ class Settings(RunSettings):
         """Return how many first keys terms leave out: those whose position is never taken away."""
         return self.n_kept(inputs)
 
+    def n_apart(self, inputs: Sequences) -> int:
+        """Return how many first keys stand apart in shares."""
+        return super().n_skipped(inputs)
+
     @property
     def removes(self) -> bool:
         """Whether writers' positions are taken away."""

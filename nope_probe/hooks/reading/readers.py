@@ -108,6 +108,7 @@ def capture_positions(
     readers = sorted(numbered_layers(model, layers), key=lambda layer: layer.index)
     fold_of = folds_of(len(inputs), n_folds, documents)
     cut = Cut(counts=fold_of.bincount(), queries=chosen_rows(inputs.shape[1], query_rows))
+    skip = int(begins_alike(inputs)) if skip_keys is None else skip_keys
     first: list[FirstKeyAccumulator] = []
     if writers == "none":
         accumulators = [MeansAccumulator(model, layer, cut, per_head) for layer in readers]
@@ -116,7 +117,6 @@ def capture_positions(
         if writers == "layers":
             blocks = [block.with_whole_attention for block in blocks]
         residual = Residual(model, blocks, learned_positions(model, inputs))
-        skip = int(begins_alike(inputs)) if skip_keys is None else skip_keys
         accumulators = [
             ReaderAccumulator(model, layer, cut, per_head, residual, inputs[:1], skip)
             for layer in readers
@@ -127,7 +127,8 @@ def capture_positions(
         readers={accumulator.layer.index: accumulator.sums() for accumulator in accumulators},
         counts=cut.counts,
         bos=begins_alike(inputs),
-        skip_keys=first_keys_of(inputs),
+        skip_keys=skip,
+        apart=max(skip, first_keys_of(inputs)),
     )
 
 
