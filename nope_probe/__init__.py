@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nope_probe import figures as figures
+    from nope_probe.analyses.attention import split_attention as split_attention
     from nope_probe.analyses.attribution import attribute as attribute
     from nope_probe.analyses.parameter_free.simulation import simulate_scores as simulate_scores
     from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec as ParameterFreeSpec
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from nope_probe.experiments.scores.heads import head_scores as head_scores
     from nope_probe.experiments.trace.run import run_trace as run_trace
     from nope_probe.hooks.ablation import ablated as ablated
+    from nope_probe.hooks.reading.attention import capture_attention as capture_attention
     from nope_probe.hooks.reading.calibration import calibrate as calibrate
     from nope_probe.hooks.reading.capture import capture_losses as capture_losses
     from nope_probe.hooks.reading.capture import capture_scores as capture_scores
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from nope_probe.runtime.folder import read_run as read_run
 
 _NAMES = {
+    "nope_probe.analyses.attention": "split_attention",
     "nope_probe.analyses.attribution": "attribute",
     "nope_probe.analyses.parameter_free.simulation": "simulate_scores",
     "nope_probe.analyses.parameter_free.spec": "ParameterFreeSpec",
@@ -45,6 +48,7 @@ _NAMES = {
     "nope_probe.experiments.scores.heads": "head_scores",
     "nope_probe.experiments.trace.run": "run_trace",
     "nope_probe.hooks.ablation": "ablated",
+    "nope_probe.hooks.reading.attention": "capture_attention",
     "nope_probe.hooks.reading.calibration": "calibrate",
     "nope_probe.hooks.reading.capture": "capture_losses capture_scores capture_stages",
     "nope_probe.hooks.removing.removals": "Ablation",
