@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from nope_probe.data.sequences import gaussian as gaussian
     from nope_probe.data.sequences import sequences as sequences
     from nope_probe.experiments.ablation.run import run_ablations as run_ablations
+    from nope_probe.experiments.attention.run import run_attention as run_attention
     from nope_probe.experiments.behaviour.run import run_behaviour as run_behaviour
     from nope_probe.experiments.compare.analyse import difference as difference
     from nope_probe.experiments.scores.heads import head_scores as head_scores
@@ -43,6 +44,7 @@ _NAMES = {
     "nope_probe.analyses.shapley": "player_set",
     "nope_probe.data.sequences": "gaussian sequences",
     "nope_probe.experiments.ablation.run": "run_ablations",
+    "nope_probe.experiments.attention.run": "run_attention",
     "nope_probe.experiments.behaviour.run": "run_behaviour",
     "nope_probe.experiments.compare.analyse": "difference",
     "nope_probe.experiments.scores.heads": "head_scores",

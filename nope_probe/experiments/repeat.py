@@ -31,6 +31,7 @@ _arg = tyro.conf.arg
 # The experiment of a manifest's `kind`.
 MODULES = {
     "ablate": "ablation",
+    "attention": "attention",
     "scores": "scores",
     "circuit": "circuit",
     "behaviour": "behaviour",

@@ -386,6 +386,8 @@ def head_maps(
     heads: pd.DataFrame,
     max_bytes: int = HEADS_BYTES,
     query_positions: Int[np.ndarray, " row"] | None = None,
+    what: str = "positional pattern",
+    measure: str = "RMS",
 ) -> str:
     """Return an element of a page with all heads' maps behind thumbnails, pooled until they fit.
 
@@ -394,6 +396,8 @@ def head_maps(
         heads: `heads.csv`: layer, head, and the amplitude with its bounds.
         max_bytes: the number of characters that all maps may take.
         query_positions: the queries of the rows; all by default.
+        what: the maps are called.
+        measure: the amplitudes are.
     """
     n_layers, n_heads, n_rows, n = patterns.shape
     most = positions_of_heads(n_layers * n_heads, max_bytes)
@@ -409,6 +413,8 @@ def head_maps(
         "n_positions": n,
         "layers": [int(layer) for layer in rows["layer"].unique()],
         "n_heads": n_heads,
+        "what": what,
+        "measure": measure,
         "amplitudes": [float(f"{max(0.0, value):.3g}") for value in rows["amplitude"]],
         "noise": [not low > 0 for low in rows["amplitude_low"]],
         "cells": encoded(np.stack(codes), "i1"),

@@ -33,11 +33,13 @@ SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 23, "seed": 3}
 # Of each function: its command, its options, and which tables come from shuffled tokens too.
 RUNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "run_ablations": ("ablation.run", {"players": ["mask", "w_q"]}, ("controls", "non_relative")),
+    "run_attention": ("attention.run", {"remove": ["w_q"]}, ()),
     "run_behaviour": ("behaviour.run", {"measures": ["loss", "copy"], "remove": ["mask"]}, ()),
     "run_trace": ("trace.run", {"confirm": 2, "writers": "layers"}, ()),
 }
 OPTIONS = {
     "run_ablations": "AblationOptions",
+    "run_attention": "AttentionOptions",
     "run_behaviour": "BehaviourOptions",
     "run_trace": "TraceOptions",
 }
