@@ -24,21 +24,23 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
     """Draw all heads, layer by head: where they look, and how much of it is position.
 
     A head's colour is the positional share of its information among the other keys, its area the
-    information, and the width of its ring the first key's weight.
+    information, and the width of its ring the first key's weight. Heads that see fewer than 8 keys
+    at a time are left out.
 
     Args:
         table: `attention.csv`: layer, head, information (nats), positional_share and first_weight.
     """
-    information = table["information"].to_numpy(float).clip(0)
-    first = table["first_weight"].to_numpy(float).clip(0, 1)
-    share, low, high = estimates_of(table, "positional_share")
+    known = table.dropna(subset=["information"])
+    information = known["information"].to_numpy(float).clip(0)
+    first = known["first_weight"].to_numpy(float).clip(0, 1)
+    share, low, high = estimates_of(known, "positional_share")
     largest = max(FLOOR, float(information.max(initial=0)))
     sizes = SMALLEST + (LARGEST - SMALLEST) * np.sqrt(information / largest)
     heads = {
         "type": "scatter",
         "mode": "markers",
-        "x": table["head"].to_numpy(int),
-        "y": table["layer"].to_numpy(int),
+        "x": known["head"].to_numpy(int),
+        "y": known["layer"].to_numpy(int),
         "customdata": np.stack([information, share, low, high, first], -1),
         "hovertemplate": HOVER,
         "marker": {"size": sizes, "color": np.nan_to_num(share), "coloraxis": "coloraxis"},

@@ -135,6 +135,17 @@ def test_the_map_draws_share_information_and_the_first_key() -> None:
     assert rings.marker.line.width.tolist() == [0, 2]
 
 
+def test_heads_that_never_see_8_keys_are_left_out() -> None:
+    columns = ("information", "positional_share", "first_weight", "others_position")
+    heads = made(**{name: [float("nan"), 0.5] for name in (*columns, "pattern_missed")})
+    assert attention_heads(heads).data[1].x.tolist() == [1]
+    none = heads[:1]
+    assert not len(attention_heads(none).data[1].x)
+    known = none.dropna(subset=["information"])
+    assert sections.headline(known) == [f"{sections.NOTHING}."]
+    assert sections.first_finding(known) == sections.NOTHING
+
+
 CLICK = """<script>setTimeout(() => {
   const plot = document.querySelector(".plot");
   plot.emit("plotly_click", { points: [{ x: 3, y: 1 }] });

@@ -20,6 +20,7 @@ from nope_probe.runtime.folder import Run
 MOSTLY, HARDLY = 0.8, 0.2  # of the information among the other keys
 IN_TERMINAL, NAMED = 12, 3  # heads
 LEAST_NATS = 0.01  # of position: with less, a head has no positional attention worth a sentence
+NOTHING = "No query sees 8 keys or more, so no head is measured"
 HOW_TO_READ = (
     "A head's information says how far its attention weights are from uniform ones, in nats: the "
     "relative entropy, a mean over texts and over queries of 8 keys or more.",
@@ -49,9 +50,10 @@ def report(run: Run) -> Report:
         run: the table `attention`, and the map `weights`, [layer, head, row, key_pos].
     """
     table, name = run.tables["attention"], run.manifest["model"]["name"]
+    known = table.dropna(subset=["information"])
     removed = run.manifest["removed"]
     subject = f"{name} without {listed(removed)}" if removed else name
-    strong = table.sort_values("others_position", ascending=False)[:IN_TERMINAL]
+    strong = known.sort_values("others_position", ascending=False)[:IN_TERMINAL]
     columns = {
         "nats": ("information", "z.2f"),
         "positional, %": ("positional_share", "z.0%"),
@@ -63,10 +65,10 @@ def report(run: Run) -> Report:
     of_documents = "" if documents is None else f" of {documents} documents"
     return Report(
         title=f"Position and content in the attention of {subject}",
-        headline=headline(table),
+        headline=headline(known),
         sections=[
             Section(
-                title=share_finding(table),
+                title=share_finding(known),
                 figure=partial(attention_heads, table),
                 caption="Every head of the model: its colour is the positional share among the "
                 "other keys, its area the information of its attention, and the width of its ring "
@@ -74,7 +76,7 @@ def report(run: Run) -> Report:
                 table=table,
             ),
             Section(
-                title=first_finding(table),
+                title=first_finding(known),
                 html=weight_maps(run),
                 caption="Each head's mean weights over texts, as the logarithm of their ratio to "
                 "uniform weights: red keys get more attention than uniform, blue keys less. A "
@@ -88,17 +90,19 @@ def report(run: Run) -> Report:
 
 
 def headline(table: pd.DataFrame) -> list[str]:
-    """Return sentences on positional heads, on the first key, and on what mean scores miss."""
+    """Return sentences on positional heads, on the first key, and on what mean scores miss.
+
+    Args:
+        table: `attention.csv`, a row for each head whose queries see 8 keys.
+    """
+    if table.empty:
+        return [f"{NOTHING}."]
     findings = [share_finding(table), strongest_finding(table), first_finding(table)]
     return [f"{finding}." for finding in [*findings, missed_finding(table)]]
 
 
 def share_finding(table: pd.DataFrame) -> str:
-    """Return a sentence on how many heads are positional, and how many are not.
-
-    Args:
-        table: `attention.csv`, a row a head.
-    """
+    """Return a sentence on how many heads are positional, and how many are not."""
     share = table["positional_share"]
     return (
         f"Positional share of {percents(MOSTLY)} or more: {(share >= MOSTLY).sum()} of "
@@ -122,6 +126,8 @@ def strongest_finding(table: pd.DataFrame) -> str:
 
 def first_finding(table: pd.DataFrame) -> str:
     """Return a sentence on the first key's weight in the heads of the model."""
+    if table.empty:
+        return NOTHING
     weight = table["first_weight"]
     top = table.iloc[int(weight.argmax())]
     return (
