@@ -23,9 +23,6 @@ from nope_probe.analyses.jackknife import Interval, jackknife, rms_difference
 from nope_probe.analyses.pattern import order_estimates, relative_part
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import (
-    INTACT,
-    MASK,
-    Condition,
     Contrast,
     PlayerSet,
     player_set,
@@ -34,6 +31,7 @@ from nope_probe.analyses.shapley import (
     source_terms,
 )
 from nope_probe.components import POSITION_ENCODINGS, Component
+from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.targets import components
@@ -220,11 +218,11 @@ def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, I
     counts = fold_of.bincount(minlength=n_folds)
     sums = torch.zeros(len(population.conditions), n_folds, population.patterns.shape[-1]).double()
     sums.index_add_(1, fold_of, population.patterns[:, chosen].double())
-    folds = sums / counts[:, None]
+    folds, weights = sums / counts[:, None], fold_weights(n_folds, counts)
     gram = ContrastGram(
         row={condition: row for row, condition in enumerate(population.conditions)},
-        gram=cross_products(folds, folds, counts),
-        weights=fold_weights(n_folds, counts),
+        gram=cross_products(folds, folds, weights),
+        weights=weights,
         score_squares=torch.zeros(len(population.conditions)).double(),
     )
     intact = as_map(folds[population.conditions.index(INTACT)], population)
@@ -232,7 +230,7 @@ def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, I
     found["locality"] = jackknife(locality(intact, population, counts))
     rows = [population.conditions.index(condition) for condition in (INTACT, MASK)]
     rest = non_relative(folds[rows], population)
-    squares = cross_products(rest, rest, counts).diagonal(dim1=1, dim2=2).T
+    squares = cross_products(rest, rest, weights).diagonal(dim1=1, dim2=2).T
     one, other = (Estimates(values=values, weights=gram.weights) for values in squares)
     found["non-relative by the mask"] = rms_difference(one, other)
     return found | {name: gram.share(*pair) for name, pair in contrasts(population).items()}

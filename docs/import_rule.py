@@ -28,7 +28,8 @@ RULE: dict[str, tuple[str, ...]] = {
     "analyses": ("hooks", "maps"),
     "hooks": ("maps",),
     "maps": (),
-    "components": ("errors",),
+    "conditions": ("components", "errors"),
+    "components": (),
     "stages": (),
     "files": (),
     "errors": (),
@@ -36,7 +37,13 @@ RULE: dict[str, tuple[str, ...]] = {
 # The rooms of `hooks`, from the top down: a room may import those below it. A module beside the
 # rooms, such as hooks/ablation.py, may import all of them, and none of them imports it.
 ROOMS = ("hooks", "hooks.reading", "hooks.removing", "hooks.layers")
-EVERYWHERE = ("components", "stages", "files", "errors")  # what every folder may import
+EVERYWHERE = (
+    "components",
+    "conditions",
+    "stages",
+    "files",
+    "errors",
+)  # what every folder may import
 Imports = Mapping[str, set[str]]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from nope_probe.cli import run_and_show
-from nope_probe.experiments.attention.run import run
 from nope_probe.experiments.attention.settings import Settings
 
 EXAMPLES = (
@@ -14,7 +13,7 @@ EXAMPLES = (
 
 def main() -> None:
     """Run the command line."""
-    run_and_show(Settings, run, EXAMPLES)
+    run_and_show(Settings, EXAMPLES)
 
 
 if __name__ == "__main__":

@@ -10,28 +10,31 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from contextvars import ContextVar
 from dataclasses import fields, make_dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
 from nope_probe.errors import UserError, line_of, printable
-from nope_probe.runtime.folder import validate_image_place
-from nope_probe.runtime.identity import program
+from nope_probe.runtime.places import validate_image_place
 from nope_probe.runtime.processes import (
     HEAD_START,
     Signals,
     is_first_of_machine,
     is_first_process,
     process_count,
+    program,
     record_error,
+    status,
 )
+from nope_probe.runtime.settings import SessionSettings
 
 Settings = TypeVar("Settings")
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
@@ -82,22 +85,30 @@ def parse_with_image(
     return settings(**own), path
 
 
-def run_and_show(
-    settings: type[Settings], run: Callable[[Any], Path], examples: Sequence[str]
-) -> None:
+def run_and_show(settings: type[SessionSettings], examples: Sequence[str]) -> None:
     """Run a command line, and print what the run shows; draw its first figure for `--image`.
 
     Args:
-        settings: the settings of the command.
-        run: runs them and returns the folder; `sections.py`, beside its module, says what to show.
+        settings: the settings of the command; beside their module, `run.py` has the run, and
+            `sections.py` says what to show of it.
         examples: arguments of the command, for its help.
     """
     with one_line_errors():
         chosen, image = parse_with_image(settings, examples)
-        folder = run(chosen)
+        chosen.validate()
+        folder = beside(settings, "run").run(chosen)
         if is_first_process():
-            sections = import_module(run.__module__.removesuffix("run") + "sections")
-            import_module("nope_probe.experiments.sections").show(sections.report, folder, image)
+            sections = import_module("nope_probe.experiments.sections")
+            sections.show(beside(settings, "sections").report, folder, image)
+
+
+def beside(settings: type, name: str) -> ModuleType:
+    """Import a module beside that of a command's settings, once the command line is parsed.
+
+    `--help`, and a mistake on the command line, wait for no torch.
+    """
+    with status("loading torch"):
+        return import_module(settings.__module__.removesuffix("settings") + name)
 
 
 def typed_arguments() -> list[str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-from nope_probe.cli import one_line_errors, parse_with_image
-from nope_probe.experiments.compare.run import Settings, run
+from nope_probe.cli import beside, one_line_errors, parse_with_image
+from nope_probe.experiments.compare.settings import Settings
 
 EXAMPLES = (
     "runs/ablate-nope-tiny-0a1b2c3d runs/ablate-rope-tiny-4e5f6a7b",
@@ -17,13 +15,7 @@ def main() -> None:
     """Run the command line."""
     with one_line_errors():
         settings, image = parse_with_image(Settings, EXAMPLES)
-        folder, members = run(settings), settings.members
-        from nope_probe.experiments.compare.analyse import compare_maps
-        from nope_probe.experiments.compare.sections import report
-        from nope_probe.experiments.sections import show
-
-        maps = [] if image is None else compare_maps(members)
-        show(partial(report, folder=folder, members=members, maps=maps), folder, image)
+        beside(Settings, "run").run_and_show(settings, image)
 
 
 if __name__ == "__main__":

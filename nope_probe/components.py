@@ -1,4 +1,4 @@
-"""What an ablation can remove: a record of each component, and how parts of components are named.
+"""What an ablation can remove: a record of each component, and the bands of RoPE.
 
 Nothing here needs torch, so that the command line, figures and pages read the same records as
 hooks.
@@ -7,12 +7,10 @@ hooks.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise, product
+from itertools import pairwise
 from typing import Literal, get_args
-
-from nope_probe.errors import UserError
 
 Component = Literal[
     "mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp", "pos_embed", "alibi", "window", "sink"
@@ -164,25 +162,6 @@ ROPE_HALVES = ("rope_high", "rope_low")
 # Padding would change these removals: they depend on a sequence's length.
 OF_LENGTH = frozenset((*ROPE_HALVES, "pos_embed"))
 BAND = re.compile(r"rope\[([0-9]+):([0-9]+)\]")
-# The writers whose output a component makes.
-_OUTPUTS = {"mlp": r"MLP\d+", "w_o": r"L\d+H\d+|ATTN\d+", "pos_embed": "pos_embed"}
-WRITER = re.compile(r"position\[(embed|pos_embed|L[0-9]+H[0-9]+|(?:ATTN|MLP|BLOCK)[0-9]+)\]")
-
-
-def removal_order(name: str) -> tuple[int, str]:
-    """Return the sort key of components, of bands of RoPE where RoPE is, and of `norms`, last."""
-    component = next((c for c in ("rope", "position") if name.startswith(c)), name)
-    return [*COMPONENTS, "norms", "position"].index(component), name
-
-
-def kept_name(kept: Collection[str]) -> str:
-    """Return the name of a condition: the components that it keeps, in order, or `none`.
-
-    Example:
-        >>> kept_name({"w_q", "mask"}), kept_name(())
-        ('mask+w_q', 'none')
-    """
-    return "+".join(sorted(kept, key=removal_order)) or "none"
 
 
 def is_rope(name: str) -> bool:
@@ -206,69 +185,6 @@ def are_sources(components: Iterable[str]) -> bool:
         (True, False)
     """
     return all(name in SOURCES or is_rope(name) for name in components)
-
-
-def writer_of(name: str) -> str | None:
-    """Return the component whose position a name stands for; None for any other name.
-
-    `position[L1H0]` is the mean output of head 0 in block 1 at each position, less its mean over
-    positions. Writers are heads (`L1H0`), a block's attention (`ATTN1`) or MLP (`MLP1`), a block
-    that adds up otherwise (`BLOCK1`), token embeddings (`embed`) and learned positions
-    (`pos_embed`).
-
-    Example:
-        >>> writer_of("position[L1H0]"), writer_of("position[mask]"), writer_of("mlp")
-        ('L1H0', None, None)
-    """
-    named = WRITER.fullmatch(name)
-    return None if named is None else named[1]
-
-
-def depends_on_length(name: str) -> bool:
-    """Return whether a removal depends on a sequence's length, so that padding changes it.
-
-    Example:
-        >>> depends_on_length("rope_low"), depends_on_length("position[MLP0]")
-        (True, True)
-    """
-    return name in OF_LENGTH or writer_of(name) is not None
-
-
-def share_output(one: str, other: str) -> bool:
-    """Return whether one name removes the position of the output that the other removes.
-
-    Example:
-        >>> share_output("position[MLP1]", "mlp"), share_output("position[MLP1]", "w_o")
-        (True, False)
-        >>> share_output("position[ATTN1]", "position[L1H0]")
-        True
-    """
-    for name, holder in ((one, other), (other, one)):
-        writer, attention = writer_of(name), re.fullmatch(r"position\[ATTN(\d+)\]", holder)
-        pattern = rf"L{attention[1]}H\d+" if attention else _OUTPUTS.get(holder)
-        if writer is not None and pattern is not None and re.fullmatch(pattern, writer):
-            return True
-    return False
-
-
-def share_pairs(one: str, other: str) -> bool:
-    """Return whether two names of RoPE or its bands can stand for the same rotary pairs.
-
-    `rope_high` can share pairs with any `rope[a:b]`, since its pairs depend on the model and the
-    sequences' length.
-
-    Example:
-        >>> share_pairs("rope[0:9]", "rope[7:16]"), share_pairs("rope[0:8]", "rope[8:16]")
-        (True, False)
-        >>> share_pairs("rope", "rope_high"), share_pairs("rope_high", "rope_low")
-        (True, False)
-    """
-    if not (is_rope(one) and is_rope(other)) or {one, other} == {*ROPE_HALVES}:
-        return False
-    first, second = BAND.fullmatch(one), BAND.fullmatch(other)
-    if first is None or second is None:
-        return True
-    return max(int(first[1]), int(second[1])) < min(int(first[2]), int(second[2]))
 
 
 def equal_bands(n_pairs: int, n_bands: int) -> tuple[str, ...]:
@@ -295,72 +211,3 @@ def with_bands(players: Sequence[str], bands: Sequence[str]) -> list[str]:
         ['mask', 'rope[0:2]', 'rope[2:4]']
     """
     return [member for name in players for member in (bands if name == "rope" else [name])]
-
-
-def weights_of(name: str) -> list[Projection]:
-    """Return the projections of a component, circuit or union.
-
-    Example:
-        >>> weights_of("qk"), weights_of("mlp+w_o"), weights_of("mask")
-        (['w_q', 'w_k'], ['w_o'], [])
-    """
-    components = expanded(name.split("+"))
-    return [weight for weight in WEIGHTS if weight in components]
-
-
-def validate_components(wanted: Collection[str], has: Sequence[Component]) -> None:
-    """Check that a model has some components.
-
-    Raises:
-        UserError: naming a component that it lacks, and its own.
-    """
-    ordered = [name for name in sorted(wanted, key=removal_order) if not writer_of(name)]
-    lacking = [name for name in ordered if ("rope" if is_rope(name) else name) not in has]
-    if lacking:
-        raise UserError(f"the model has no {lacking[0]}; it has {', '.join(has)}")
-
-
-def validate_disjoint(names: Sequence[str]) -> None:
-    """Check that no two components, circuits, bands of RoPE or unions remove the same thing.
-
-    Raises:
-        ValueError: naming two that do, and the shared part.
-
-    Example:
-        >>> validate_disjoint(["w_q+mlp", "qk"])
-        Traceback (most recent call last):
-        ValueError: w_q+mlp and qk share w_q
-    """
-    for one, other in combinations(names, 2):
-        if one == other:
-            raise ValueError(f"{one} is named twice")
-        parts = product(expanded(one.split("+")), expanded(other.split("+")))
-        for first, second in parts:
-            if first == second:
-                raise ValueError(f"{one} and {other} share {first}")
-            if share_output(first, second):
-                raise ValueError(f"{one} and {other} share the output of a component")
-            if share_pairs(first, second):
-                is_certain = "rope" in (first, second) or not {first, second} & {*ROPE_HALVES}
-                share = "share" if is_certain else "can share"
-                raise ValueError(f"{one} and {other} {share} rotary pairs")
-
-
-def expanded(names: Iterable[str]) -> tuple[str, ...]:
-    """Return components, `norms`, bands of RoPE and positions, with circuits taken apart.
-
-    Raises:
-        ValueError: for a name that does not exist.
-
-    Example:
-        >>> expanded(["mask", "qk", "rope_high"])
-        ('mask', 'w_q', 'w_k', 'rope_high')
-    """
-    components: list[str] = []
-    for name in names:
-        is_listed = name in (*COMPONENTS, *CIRCUITS, "norms")
-        if not (is_listed or is_rope(name) or writer_of(name)):
-            known = [*COMPONENTS, "norms", *CIRCUITS, *ROPE_HALVES, "rope[a:b]", "position[L1H0]"]
-            raise ValueError(f"unknown component {name!r}; there are {', '.join(known)}")
-        components += CIRCUITS.get(name, (name,))
-    return tuple(dict.fromkeys(components))

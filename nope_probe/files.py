@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import file_digest, sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,19 @@ def validate_nesting(folder: Path) -> None:
                 if text.count(b"[") + text.count(b"{") > MOST_BRACKETS:
                     with reading(f"cannot read {path}"):
                         json.loads(text)
+
+
+def file_checksum(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def json_checksum(value: object) -> str:
+    """Return the SHA-256 of a JSON-ready value, whatever the order of its keys.
+
+    Example:
+        >>> json_checksum({"a": 1, "b": [2]}) == json_checksum({"b": [2], "a": 1})
+        True
+    """
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-
-from nope_probe.cli import one_line_errors, parse
-from nope_probe.errors import printable
-from nope_probe.experiments.layers.run import Settings, as_json, print_report, run
+from nope_probe.cli import beside, one_line_errors, parse
+from nope_probe.experiments.layers.settings import Settings
 
 EXAMPLES = (
     "--model rope-tiny",
@@ -18,14 +15,8 @@ def main() -> None:
     """Run the command line; exit with code 1 if an expectation is not met."""
     with one_line_errors():
         settings = parse(Settings, EXAMPLES)
-        report = run(settings)
-        if settings.json:
-            sys.stdout.write(as_json(report, settings) + "\n")
-        else:
-            print_report(report)
-        if report.unmet:
-            sys.stderr.write("".join(f"{printable(line)}\n" for line in report.unmet))
-            sys.exit(1)
+        settings.validate()
+        beside(Settings, "run").run_and_show(settings)
 
 
 if __name__ == "__main__":

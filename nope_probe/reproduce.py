@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from nope_probe.cli import one_line_errors, parse, parse_with_image, typed_arguments
-from nope_probe.experiments.paper.run import run
-from nope_probe.experiments.paper.settings import FIGURES, Settings
-from nope_probe.runtime.processes import is_first_process
+from nope_probe.cli import beside, one_line_errors, parse, parse_with_image, typed_arguments
+from nope_probe.experiments.paper.settings import FIGURES, RepeatSettings, Settings
 
 EXAMPLES = (
     "figure2",
@@ -39,16 +37,8 @@ def is_path(arguments: list[str]) -> bool:
 
 def repeat() -> None:
     """Repeat a run from its manifest and print whether it came out the same, or describe it."""
-    from nope_probe.experiments import repeat
-    from nope_probe.experiments.sections import print_lines
-
-    settings = parse(repeat.Settings, RUN_EXAMPLES)
-    if settings.methods:
-        print_lines([repeat.methods_of(settings)])
-        return
-    comparison = repeat.run(settings)
-    print_lines([str(comparison)])
-    if not comparison.same:
+    settings = parse(RepeatSettings, RUN_EXAMPLES)
+    if not beside(Settings, "run").repeat_and_show(settings):
         sys.exit(1)
 
 
@@ -57,14 +47,8 @@ def reproduce_figure() -> None:
     settings, image = parse_with_image(Settings, EXAMPLES)
     if image is not None:
         settings.validate_drawable()
-    folder = run(settings)
-    if is_first_process():
-        from nope_probe.experiments.paper.analyse import print_index
-        from nope_probe.experiments.paper.sections import draw, print_summary
-
-        (print_index if settings.figure == "all" else print_summary)(folder)
-        if image is not None:
-            draw(folder, image)
+    settings.validate()
+    beside(Settings, "run").run_and_show(settings, image)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nope_probe.cli import run_and_show
-from nope_probe.experiments.scores.run import Settings, run
+from nope_probe.experiments.scores.settings import Settings
 
 EXAMPLES = (
     "--model nope-tiny --layers all",
@@ -13,7 +13,7 @@ EXAMPLES = (
 
 def main() -> None:
     """Run the command line."""
-    run_and_show(Settings, run, EXAMPLES)
+    run_and_show(Settings, EXAMPLES)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nope_probe.cli import one_line_errors, parse
-from nope_probe.experiments.simulation.run import TheorySettings as Settings
-from nope_probe.experiments.simulation.run import print_critical_alphas
+from nope_probe.cli import beside, one_line_errors, parse
+from nope_probe.experiments.simulation.settings import TheorySettings as Settings
 
 EXAMPLES = (
     "",
@@ -15,7 +14,8 @@ EXAMPLES = (
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        print_critical_alphas(parse(Settings, EXAMPLES))
+        settings = parse(Settings, EXAMPLES)
+        beside(Settings, "run").print_critical_alphas(settings)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from nope_probe.cli import one_line_errors, parse
+from nope_probe.cli import beside, one_line_errors, parse
 from nope_probe.errors import printable
 from nope_probe.runtime.processes import is_first_process
-from nope_probe.training.run import Settings, closing, run
+from nope_probe.training.settings import Settings
 
 EXAMPLES = (
     "--preset nope-tiny",
@@ -19,9 +19,11 @@ def main() -> None:
     """Run the command line."""
     with one_line_errors():
         settings = parse(Settings, EXAMPLES)
-        folder = run(settings)
+        settings.validate()
+        work = beside(Settings, "run")
+        folder = work.run(settings)
         if is_first_process():
-            lines = closing(settings, folder)
+            lines = work.closing(settings, folder)
             sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
 
 

@@ -38,7 +38,7 @@ from support.tiny_models import CONFIGS, smollm3_config, write_tiny
 from nope_probe import reproduce
 from nope_probe.cli import find_commands, overview
 from nope_probe.experiments.paper import settings as paper
-from nope_probe.experiments.repeat import Settings as RepeatSettings
+from nope_probe.experiments.paper.settings import RepeatSettings
 from nope_probe.models.names import FETCHED
 
 pytestmark = pytest.mark.usefixtures("unenforced")
@@ -287,7 +287,7 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
         patch.delitem(FETCHED, "smollm2-135m")  # the tiny model stands for it
         patch.setattr(go.Figure, "write_image", draw)
-        patch.setattr("nope_probe.runtime.folder.validate_browser", lambda: None)
+        patch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
         patch.setattr(paper, "N_SEQS", 8)  # of `reproduce all`, which has no flag for it
         shorten_training(patch.setattr, patch.setitem)
         made = {name: write_tiny(name, tmp_path_factory.mktemp("made")) for name in {*HUB.values()}}

@@ -112,3 +112,16 @@ def test_importing_the_package_and_its_figures_waits_for_no_heavy_library() -> N
 def test_what_reads_a_finished_run_needs_no_torch(folder: str) -> None:
     names = [name for name in modules() if f"{name}.".startswith(f"nope_probe.{folder}.")]
     assert not HEAVY & imported("\n".join(f"import {name}" for name in names))
+
+
+def test_a_mistake_on_the_command_line_waits_for_no_torch() -> None:
+    code = "import sys\nfrom nope_probe import scores\nsys.argv = ['scores', '--folds', '900']\n"
+    code += "try: scores.main()\nexcept SystemExit as end: assert end.code == 2"
+    assert not HEAVY & imported(code)
+
+
+def test_a_run_waits_for_transformer_lens_only_where_it_loads_a_model() -> None:
+    runs = [name for name in modules() if ".experiments." in name and name.endswith(".run")]
+    loaded = imported("\n".join(f"import {name}" for name in runs))
+    assert "torch" in loaded
+    assert "transformer_lens" not in loaded

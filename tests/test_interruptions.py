@@ -12,10 +12,10 @@ from nope_probe.cli import find_commands, one_line_errors
 
 # Of the commands without a session, the function in which each spends its time.
 ENTERED = {
-    "compare": "nope_probe.experiments.compare.members.read_members",
+    "compare": "nope_probe.experiments.compare.run.read_members",
     "layers": "nope_probe.experiments.layers.run.load_model",
-    "theory": "nope_probe.theory.print_critical_alphas",
-    "train": "nope_probe.training.corpus.tokenizer_of",
+    "theory": "nope_probe.experiments.simulation.run.print_critical_alphas",
+    "train": "nope_probe.training.run.tokenizer_of",
 }
 ARGUMENTS = {
     "compare": ["one", "two"],

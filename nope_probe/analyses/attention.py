@@ -180,7 +180,7 @@ def split_head(
     )
 
     def mean_of(folds: Float[Tensor, "fold row"]) -> Estimates:
-        return Estimates.of_means(folds[:, kept].double().mean(1), counts)
+        return Estimates.of_means(folds[:, kept].double().mean(1), share_of)
 
     whole, among = mean_of(information), mean_of(others)
     return AttentionSplit(

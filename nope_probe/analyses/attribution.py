@@ -5,7 +5,7 @@ symmetry between positions. Weights only shape the effects of sources: a weight 
 is never called a source.
 
 A condition is the model with some components removed. Users name a condition by the removed
-components (`()`, `"mask"`, `("mask", "rope")`); here such a name becomes a frozenset of components.
+components (`()`, `"mask"`, `("mask", "rope")`); here such a name becomes a `Condition`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,12 @@ from nope_probe.analyses.pattern import layers_of
 from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import (
-    INTACT,
-    MASK,
-    Condition,
     Contrast,
     Player,
     PlayerSet,
     alone,
     base,
     coalitions,
-    condition,
     lost,
     moebius,
     position_term,
@@ -43,6 +39,7 @@ from nope_probe.analyses.shapley import (
     without,
 )
 from nope_probe.components import SOURCES, Component
+from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.errors import closed_choices
 from nope_probe.maps.layers import Pattern, patterns_of_others, set_apart
 from nope_probe.maps.maps import Layers, ScoreMaps
@@ -311,7 +308,9 @@ def layers_by_condition(
         ValueError: for a name that does not exist, two names of one condition, no maps, or maps on
             other sequences.
     """
-    conditions = {condition(removed): layers_of(captured) for removed, captured in maps.items()}
+    conditions = {
+        Condition.parse(removed): layers_of(captured) for removed, captured in maps.items()
+    }
     if len(conditions) < len(maps) or not conditions:
         raise ValueError(f"expected one entry per condition, got {list(maps)}")
     counts = [layer.counts for layers in conditions.values() for layer in layers.values()]
@@ -324,7 +323,7 @@ def sources_of(conditions: Iterable[Condition]) -> tuple[Component, ...]:
     """Return the mask, and every other source that a condition removes without a weight.
 
     Example:
-        >>> sources_of([condition(()), condition("mask"), condition("rope")])
+        >>> sources_of(map(Condition.parse, ((), "mask", "rope")))
         ('mask', 'rope')
     """
     removed = MASK.union(*(names for names in conditions if names <= {*SOURCES}))

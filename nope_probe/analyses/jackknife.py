@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import exp, pi
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.maps.estimates import Estimates, fold_weights
@@ -80,31 +80,32 @@ class Intervals:
 
 
 def mean_intervals(
-    folds: Float[Tensor, "fold *map"], counts: Int[Tensor, " fold"] | None = None
+    folds: Float[Tensor, "fold *map"], weights: Float[Tensor, " fold"] | None = None
 ) -> Intervals:
     """Return the mean over all sequences with its 95% jackknife interval, cell by cell.
 
     Args:
         folds: fold means.
-        counts: sequences per fold; all the same by default.
+        weights: the share of all sequences that each fold holds; equal shares by default.
     """
-    folds, weights = folds.double(), fold_weights(len(folds), counts)
+    weights = fold_weights(len(folds)) if weights is None else weights
+    folds = folds.double()
     value = torch.einsum("f,f...->...", weights, folds)
     # For a mean over sequences, the jackknife's standard error equals that of the fold means.
-    half = _quantile(weights) * standard_error(folds, counts)
+    half = _quantile(weights) * standard_error(folds, weights)
     return Intervals(value=value, low=value - half, high=value + half)
 
 
 def standard_error(
-    folds: Float[Tensor, "fold *map"], counts: Int[Tensor, " fold"] | None = None
+    folds: Float[Tensor, "fold *map"], weights: Float[Tensor, " fold"] | None = None
 ) -> Float[Tensor, "*map"]:
     """Return the standard error, cell by cell, of the mean over all sequences.
 
     Args:
         folds: fold means.
-        counts: sequences per fold; all the same by default.
+        weights: the share of all sequences that each fold holds; equal shares by default.
     """
-    weights = fold_weights(len(folds), counts).to(folds.dtype)
+    weights = (fold_weights(len(folds)) if weights is None else weights).to(folds.dtype)
     mean = torch.einsum("f,f...->...", weights, folds)
     spread = torch.einsum("f,f...->...", weights / (1 - weights), (folds - mean).square())
     return (spread / len(folds)).sqrt()

@@ -204,7 +204,7 @@ def measure_estimates(pattern: Pattern, *, n_bytes: int = BLOCK_BYTES) -> dict[s
         beyond_rounding(pattern.estimates(sums.products), score_square) for sums in (patterns, rest)
     )
     contrast, visible = (
-        Estimates.of_means(sums.edge_contrast(), maps.counts) for sums in (scores, rest)
+        Estimates.of_means(sums.edge_contrast(), maps.weights) for sums in (scores, rest)
     )
     return {
         "amplitude_squared": squares,

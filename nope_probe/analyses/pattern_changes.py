@@ -261,5 +261,5 @@ def _inner(
     x: Float[Tensor, "fold cell"], y: Float[Tensor, "fold cell"], pattern: Pattern
 ) -> Estimates:
     """Return <x, y> between different folds, on all folds and without each fold."""
-    values = cross_products(x[None], y[None], pattern.maps.counts)[:, 0, 0]
+    values = cross_products(x[None], y[None], pattern.maps.weights)[:, 0, 0]
     return Estimates(values=values, weights=pattern.maps.weights)

@@ -26,14 +26,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nope_probe.analyses.jackknife import Interval, rms, rms_ratio, share
-from nope_probe.analyses.shapley import Condition, Contrast
+from nope_probe.analyses.shapley import Contrast
+from nope_probe.conditions import Condition
 from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.estimates import Estimates, ProductSums
 from nope_probe.maps.layers import Pattern
-from nope_probe.maps.rows import row_blocks
 
 # Share of the RMS score. Models in float32 leave up to half of this (128 equal tokens).
 ROUNDING = 8 * torch.finfo(torch.float32).eps
+UNSEEN = torch.finfo(torch.float32).eps  # nats: of this, attention in float32 sees nothing
 GRAM_BYTES = 1 << 26
 Name = TypeVar("Name", bound=Hashable)  # names a map: a condition, or a term of a split
 
@@ -93,13 +94,16 @@ def mean_squares(
 def exceeds_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> bool:
     """Return whether the mean square of a pattern exceeds the limit of rounding errors.
 
-    A NaN exceeds it, so that it is not taken for 0.
+    Where heads cancel in their mean, the mean's scores are rounding errors of the heads' scores. A
+    pattern that attention in float32 does not see exceeds nothing either. A NaN exceeds the limit,
+    so that it is not taken for 0.
 
     Args:
         squares: the estimates of the mean square, squared nats.
         score_square: the mean square of the scores, squared nats.
     """
-    return not bool(squares.values[0].abs() <= ROUNDING**2 * score_square)
+    limit = max(ROUNDING**2 * float(score_square), UNSEEN**2)
+    return not bool(squares.values[0].abs() <= limit)
 
 
 def beyond_rounding(squares: Estimates, score_square: float | Float[Tensor, ""]) -> Estimates:
@@ -262,7 +266,7 @@ class ContrastGram(Generic[Name]):
         maps, cells = of_conditions[0].maps, of_conditions[0].visible
         shape = len(patterns), maps.folds.n_folds
         squares = torch.zeros(len(patterns), dtype=torch.float64)
-        for start, stop in row_blocks(maps.queries, maps.n, prod(shape), n_bytes):
+        for start, stop in maps.folds.where.blocks(prod(shape), n_bytes):
             rows = torch.empty(*shape, stop - start, stop, dtype=torch.float64)
             for index, pattern in enumerate(of_conditions):
                 scores = pattern.maps.folds.rows(start, stop).double()

@@ -34,7 +34,7 @@ from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.positions import PositionSums, ReaderSums
-from nope_probe.maps.rows import one_thread, row_blocks
+from nope_probe.maps.rows import MapRows, one_thread
 
 MIN_FOLDS = 5  # four folds are multiplied, and one is left out
 TERMS = ("rotation", "written_key", "written_query", "written_both")
@@ -102,7 +102,8 @@ class Reader:
     @cached_property
     def cells(self) -> KeptCells:
         """The cells of the pattern."""
-        return KeptCells.of_maps(self.sums.scores, self.skip_keys, self.sums.query_positions)
+        where = MapRows.of(self.sums.scores, self.sums.query_positions)
+        return KeptCells.of_maps(self.sums.scores, self.skip_keys, where)
 
     def at_rows(self, x: Vectors) -> Float[Tensor, "fold row head d_head"]:
         """Return the queries that have rows, as RoPE turns them."""
@@ -135,8 +136,7 @@ class Reader:
             (self._distance_sums(*block) for block in self._blocks(patterns)), torch.zeros(())
         )
         fit, rest, row = NonRelativeRows(by_distance, self.cells), torch.zeros_like(patterns), 0
-        n_maps, n = len(patterns), self.cells.n
-        for start, stop in row_blocks(self.cells.query_positions, n, n_maps, PAIR_BYTES):
+        for start, stop in self.cells.where.blocks(len(patterns), PAIR_BYTES):
             rows = slice(row, row + stop - start)
             rest[:, rows, :stop] = fit.of(patterns[:, rows, :stop], start)
             row = rows.stop
@@ -341,7 +341,7 @@ def position_terms(reader: Reader) -> dict[str, Term]:
     if reader.sums.bias is not None:
         bias, n_cells = reader.pattern_of(reader.sums.bias[None].double()), reader.cells.count
         by_fold = (bias * reader.patterns).sum((1, 2)) / n_cells
-        products["alibi"] = Estimates.of_means(by_fold, reader.counts)
+        products["alibi"] = Estimates.of_means(by_fold, reader.weights)
         products["covariance"] = products["covariance"] - products["alibi"]
         of_bias, of_rest = (
             whole.with_values((pattern.square().sum() / n_cells).expand_as(whole.values))

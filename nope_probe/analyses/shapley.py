@@ -1,6 +1,6 @@
 """Players, their coalitions, and every quantity of an attribution as a contrast of conditions.
 
-A condition is the model with some components removed, written as the frozenset of these components.
+A condition is the model with some components removed, the `Condition` of their names.
 A contrast is a linear combination of conditions' maps: a source, a Shapley map, an interaction. A
 contrast holds only coefficients, so every share is an inner product in one Gram matrix of the maps.
 
@@ -16,48 +16,11 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 from math import factorial
 
-from nope_probe.components import (
-    CIRCUITS,
-    COMPONENTS,
-    ROPE_HALVES,
-    SOURCES,
-    WEIGHTS,
-    is_rope,
-    validate_disjoint,
-    writer_of,
-)
+from nope_probe.components import ROPE_HALVES, SOURCES, WEIGHTS, is_rope
+from nope_probe.conditions import INTACT, Condition, validate_disjoint
 
-Condition = frozenset[str]  # components, and bands of RoPE where these play
 Contrast = Mapping[Condition, float]
-INTACT: Condition = frozenset()
-MASK: Condition = frozenset({"mask"})
 MOST_CONDITIONS = 1024  # the coalitions of 10 players
-
-
-def removal(names: Iterable[str], bands: Iterable[str] = ROPE_HALVES) -> Condition:
-    """Return the condition that removes some components; all bands of RoPE together are `rope`.
-
-    `position[pos_embed]` is dropped beside `pos_embed`, because removed embeddings write nothing.
-
-    Player sets, plans and explorers make all their conditions here, so that a map is looked up
-    under the name under which it was captured.
-
-    Args:
-        names: components and bands of RoPE.
-        bands: bands of RoPE that together are all of RoPE.
-
-    Example:
-        >>> sorted(removal(["mask", "rope_high"])), sorted(removal(["rope_low", "rope_high"]))
-        (['mask', 'rope_high'], ['rope'])
-        >>> sorted(removal(["pos_embed", "position[pos_embed]"]))
-        ['pos_embed']
-    """
-    condition, whole = frozenset(names), frozenset(bands)
-    if "pos_embed" in condition:
-        condition -= {"position[pos_embed]"}
-    if "rope" not in condition and not (whole and whole <= condition):
-        return condition
-    return frozenset(name for name in condition if not is_rope(name)) | {"rope"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +53,7 @@ class PlayerSet:
 
     name: str
     players: tuple[Player, ...]
-    bands: Condition = frozenset(ROPE_HALVES)
+    bands: frozenset[str] = frozenset(ROPE_HALVES)
 
     @property
     def has_source(self) -> bool:
@@ -105,7 +68,7 @@ class PlayerSet:
     def condition(self, kept: Sequence[Player]) -> Condition:
         """Return the condition in which only these players are kept."""
         gone = [player.components for player in self.players if player not in kept]
-        return removal(chain.from_iterable(gone), self.bands)
+        return Condition.of(chain.from_iterable(gone), self.bands)
 
 
 def player(name: str) -> Player:
@@ -120,39 +83,7 @@ def player(name: str) -> Player:
         >>> sorted(player("qk+mlp").components)
         ['mlp', 'w_k', 'w_q']
     """
-    components: set[str] = set()
-    parts = name.split("+")
-    for part in parts:
-        if part in CIRCUITS:
-            components |= set(CIRCUITS[part])
-        elif part in COMPONENTS or is_rope(part) or writer_of(part):
-            components |= {part}
-        else:
-            known = ", ".join([*COMPONENTS, *CIRCUITS, *ROPE_HALVES, "position[L1H0]"])
-            raise ValueError(
-                f"unknown player {part!r}; there are {known}, and unions such as w_q+w_k"
-            )
-    validate_disjoint(parts)
-    return Player(name=name, components=removal(components))
-
-
-def condition(removed: str | Iterable[str]) -> Condition:
-    """Return the condition in which some components are removed.
-
-    Args:
-        removed: a name, or names, of components, circuits (`qk`, `ov`) or unions (`mask+rope`).
-
-    Raises:
-        ValueError: for a name that does not exist, or two names that share a component.
-
-    Example:
-        >>> sorted(condition(["mask", "qk"])), sorted(condition("rope")), condition(())
-        (['mask', 'w_k', 'w_q'], ['rope'], frozenset())
-    """
-    names = [removed] if isinstance(removed, str) else [*removed]
-    players = [player(name) for name in names]
-    validate_disjoint(names)
-    return removal(name for member in players for name in member.components)
+    return Player(name=name, components=Condition.parse(name))
 
 
 def player_set(
@@ -222,7 +153,7 @@ def source_terms(sources: Sequence[str]) -> dict[str, Contrast]:
     for size in range(len(sources) + 1):
         for term in combinations(sources, size):
             terms["_x_".join(term) or "content"] = {
-                frozenset(sources) - {*kept}: (-1.0) ** (size - len(kept))
+                Condition({*sources} - {*kept}): (-1.0) ** (size - len(kept))
                 for n_kept in range(size, -1, -1)
                 for kept in combinations(term, n_kept)
             }
@@ -231,7 +162,7 @@ def source_terms(sources: Sequence[str]) -> dict[str, Contrast]:
 
 def position_term(sources: Sequence[str]) -> Contrast:
     """Return v(all) less content: the pattern that all sources add together."""
-    return {INTACT: 1.0, frozenset(sources): -1.0}
+    return {INTACT: 1.0, Condition(sources): -1.0}
 
 
 def positional(players: PlayerSet, kept: Sequence[Player]) -> Contrast:

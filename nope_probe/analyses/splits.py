@@ -44,7 +44,7 @@ from nope_probe.maps import ALL_ROWS
 from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
 from nope_probe.maps.layers import LayerMaps, Pattern
-from nope_probe.maps.rows import QueryPositions, rows_of
+from nope_probe.maps.rows import MapRows
 
 UNROTATED = "unrotated"
 BandChoice = int | Literal["octaves"]
@@ -341,7 +341,7 @@ def bin_of_offset(offsets: Int[Tensor, " offset"], bins: Int[Tensor, " bin"]) ->
 def offset_means(
     maps: Float[Tensor, "*batch row key_pos"],
     skip_keys: int = 0,
-    query_positions: QueryPositions = None,
+    where: MapRows | None = None,
     bins: Int[Tensor, " bin"] | None = None,
 ) -> Float[Tensor, "*batch bin"]:
     """Return the mean of maps over skip_keys <= j < i at each distance i - j, from 1 on.
@@ -351,19 +351,17 @@ def offset_means(
     Args:
         maps: score maps, or patterns.
         skip_keys: how many first keys to leave out.
-        query_positions: the queries of the rows; all by default.
+        where: the rows; of all queries by default.
         bins: the first distance of each bin; by default every distance has a bin.
 
     Example:
         >>> offset_means(torch.tensor([[0., 0, 0], [5, 0, 0], [1, 3, 0]]))
         tensor([4., 1.])
     """
-    n_rows, n = maps.shape[-2:]
-    queries = rows_of(n_rows, query_positions)
-    unhidden = torch.zeros(n_rows, dtype=torch.long)
-    cells = KeptCells.of(unhidden, skip_keys, queries, n).mask
-    bins = offset_bins(n - 1 - skip_keys, "all") if bins is None else bins
-    place = bin_of_offset((queries[:, None] - torch.arange(n))[cells], bins)
+    where = MapRows.of(maps) if where is None else where
+    cells = KeptCells.of(torch.zeros_like(where.queries), skip_keys, where).mask
+    bins = offset_bins(where.n - 1 - skip_keys, "all") if bins is None else bins
+    place = bin_of_offset((where.queries[:, None] - torch.arange(where.n))[cells], bins)
     values = maps[..., cells]
     sums, counts = (values.new_zeros(*maps.shape[:-2], len(bins)) for _ in range(2))
     known = ~values.isnan()
@@ -410,10 +408,10 @@ def offset_profiles(
         [layer, bin], with intervals.
     """
     means = [
-        offset_means(maps.folds.maps.double(), maps.skip_keys, maps.queries, bins)
+        offset_means(maps.folds.maps.double(), maps.skip_keys, maps.folds.where, bins)
         for maps in layers
     ]
-    return mean_intervals(torch.stack(means, 1), layers[0].counts)
+    return mean_intervals(torch.stack(means, 1), layers[0].weights)
 
 
 def mean_squares_by_query(pattern: Pattern) -> list[tuple[tuple[int, int], Estimates]]:

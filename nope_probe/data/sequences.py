@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
+from transformers import PreTrainedTokenizerBase
 
 from nope_probe.data.documents import (
     documents,
@@ -29,10 +30,6 @@ from nope_probe.data.documents import (
     validate_packing,
 )
 from nope_probe.errors import UserError, closed_choices
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 WindowStart = Literal["random", "start"]
 Bos = Literal["auto", "always", "never"]

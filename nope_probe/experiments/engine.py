@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.components import WEIGHTS, equal_bands, is_rope, writer_of
+from nope_probe.components import WEIGHTS, equal_bands, is_rope
+from nope_probe.conditions import Writer
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
@@ -40,7 +41,7 @@ from nope_probe.hooks.reading.capture import capture_losses, capture_scores, cap
 from nope_probe.hooks.reading.readers import WriterKind, capture_positions
 from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import Calibration, WrittenPosition, before, in_order
+from nope_probe.hooks.removing.replacements import Calibration, WrittenPosition
 from nope_probe.hooks.removing.targets import (
     components,
     removed_pairs,
@@ -170,16 +171,16 @@ class Engine:
         calibration, keys = self.calibration, position_keys(key or "", ablation)
         if calibration is None or not keys:
             return calibration
-        others = [name for name in ablation.components if writer_of(name) is None]
+        others = [name for name in ablation.components if Writer.removed_by(name) is None]
         for writer in keys:
-            earlier = [f"position[{name}]" for name in before(writer, ablation.writers)]
+            earlier = [one.removal for one in ablation.writers if one.runs_before(writer)]
             with ablated(self.model, replace(ablation, remove=[*others, *earlier]), calibration):
                 written = self._written(None if key is None else keys[writer], writer)
             positions = {**calibration.positions, writer: written}
             calibration = replace(calibration, positions=positions)
         return calibration
 
-    def _written(self, key: str | None, writer: str) -> WrittenPosition:
+    def _written(self, key: str | None, writer: Writer) -> WrittenPosition:
         tensors = self.once(
             key,
             lambda stream: capture_written(
@@ -298,16 +299,17 @@ class Engine:
         return tensors["losses"]
 
 
-def position_keys(key: str, ablation: Ablation) -> dict[str, str]:
+def position_keys(key: str, ablation: Ablation) -> dict[Writer, str]:
     """Return by writer the key of the capture of its position in the ablated model.
 
     Args:
         key: of the capture that the ablation is for.
         ablation: what is removed.
     """
-    alone, writers = len(ablation.writers) == len(ablation.components), ablation.writers
-    reached = [name for name in in_order(writers) if not alone or before(name, writers)]
-    return {name: f"{key}/{name}" for name in reached}
+    writers = sorted(ablation.writers, key=lambda writer: writer.order)
+    alone = len(writers) == len(ablation.components)
+    reached = [w for w in writers if not alone or any(one.runs_before(w) for one in writers)]
+    return {writer: f"{key}/{writer}" for writer in reached}
 
 
 def validate_finite(maps: ScoreMaps, condition: str) -> None:
@@ -411,7 +413,7 @@ def validate_removable(model: HookedModel, names: Collection[str]) -> None:
     """
     try:
         removed_pairs(model, [name for name in names if is_rope(name)])
-        blocks_that_write(model, [writer for name in names if (writer := writer_of(name))])
+        blocks_that_write(model, [writer for name in names if (writer := Writer.removed_by(name))])
     except ValueError as error:
         raise UserError(str(error)) from error
     try:
@@ -430,7 +432,7 @@ def irreplaceable(model: HookedModel) -> dict[str, str]:
     }
 
 
-def without_effect(model: HookedModel, inputs: Inputs, n_layers: int) -> dict[str, str]:
+def idle_sources(model: HookedModel, inputs: Inputs, n_layers: int) -> dict[str, str]:
     """Return the sources of a model that do nothing in sequences of this length, and why.
 
     Args:

@@ -14,20 +14,21 @@ from tqdm.auto import tqdm
 
 from nope_probe.analyses.pattern import query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, kept_pattern
-from nope_probe.analyses.shapley import Condition, PlayerSet
+from nope_probe.analyses.shapley import PlayerSet
 from nope_probe.components import Gain
+from nope_probe.conditions import Condition
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.engine import (
     Engine,
     as_sequences,
     folds_for_intervals,
+    idle_sources,
     irreplaceable,
     name_of,
-    without_effect,
 )
 from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps, strongest_source
-from nope_probe.figures.panels import Pooled, pool
+from nope_probe.figures.panels import Pooled, RowMaps, pool
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, blocks_of, layers_of
 from nope_probe.hooks.reading.accumulators import absent_stages
@@ -39,7 +40,7 @@ from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows
-from nope_probe.models.info import describe
+from nope_probe.models.parity import describe
 from nope_probe.stages import LETTERS, Letter
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
@@ -48,7 +49,7 @@ HEADS = "mean over heads"
 Folds = Float[Tensor, "fold layer panel row key_pos"]
 Mean = Float[Tensor, "layer panel row key_pos"]
 # The folds that panels are measured from, the panels as they are shown, and their maps.
-Measured = tuple[Folds, Mean, ScoreMaps | StageMaps]
+Combination = tuple[Folds, Mean, ScoreMaps | StageMaps]
 
 
 @closed_choices("replacement", "gain", "skip_keys")
@@ -103,7 +104,7 @@ def explore(
     data, has, name = as_sequences(model, tokens), components(model), name_of(model)
     skipped = int(data.bos) if skip_keys == "auto" else skip_keys
     kept_cells(data.inputs.shape[1], skipped)  # raises where no keys are left
-    left_out = irreplaceable(model) | without_effect(model, data.inputs, len(layers_of(model)))
+    left_out = irreplaceable(model) | idle_sources(model, data.inputs, len(layers_of(model)))
     plan = make_plan(has, players, describe(model, name).parameter_free, left_out=left_out)
     substitute = Substitute(replacement=replacement, gain=gain)
     ablations = [substitute.without(condition) for condition in combinations(plan.switches)]
@@ -179,7 +180,7 @@ def combinations(players: PlayerSet) -> list[Condition]:
     return [players.condition(some) for some in kept]
 
 
-def _arrays(combinations: Iterable[Measured]) -> dict[str, Any]:
+def _arrays(combinations: Iterable[Combination]) -> dict[str, Any]:
     """Return what `SwitchedMaps` holds of all combinations: maps, measures, block, skip_keys.
 
     Args:
@@ -197,7 +198,7 @@ def _arrays(combinations: Iterable[Measured]) -> dict[str, Any]:
         pairs = zip(*panels, strict=True)
         kept = [kept_pattern(*patterns_of_others(both)) for both in pairs]
         cells = shown.flatten(0, 1).cpu().double().numpy()
-        small = pool(cells, MAX_POSITIONS, queries.numpy())
+        small = pool(RowMaps(values=cells, queries=queries.numpy()), MAX_POSITIONS)
         maps.append(small.values.reshape(*shown.shape[:2], *small.values.shape[1:]))
         measures.append(_intervals(kept).reshape(*shown.shape[:2], 3, 3))
         block = small.block
@@ -227,7 +228,7 @@ def pattern_view(maps: Iterable[ScoreMaps], layers: Sequence[int]) -> SwitchedMa
     )
 
 
-def _heads(maps: ScoreMaps) -> Measured:
+def _heads(maps: ScoreMaps) -> Combination:
     """Return the mean over heads and each head, as folds of scores and as patterns."""
     folds = maps.folds[:, :, None]
     if maps.per_head is not None and maps.per_head.shape[2] > 1:
@@ -272,7 +273,7 @@ def stage_view(
     )
 
 
-def _letters(blocks: Sequence[StageMaps]) -> Measured:
+def _letters(blocks: Sequence[StageMaps]) -> Combination:
     """Return the stages of some blocks, from (a) to (i); stages that a block lacks are NaN."""
     blank = torch.full_like(next(iter(blocks[0].folds.values())), torch.nan)
     panels = [[block.folds.get(letter, blank) for letter in LETTERS] for block in blocks]
@@ -321,4 +322,5 @@ def explorer_of(
 
 def _pooled_pattern(layer: LayerMaps) -> Pooled:
     pattern = row_centred(layer.mean(), layer.skip_keys, layer.queries)
-    return pool(pattern[None].numpy(), MAX_POSITIONS, layer.queries.numpy())
+    maps = RowMaps(values=pattern[None].numpy(), queries=layer.queries.numpy())
+    return pool(maps, MAX_POSITIONS)

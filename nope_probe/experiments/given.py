@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+from textwrap import wrap
+from typing import Any, TypeAlias, TypeVar
 
 from nope_probe.errors import UserError, as_tuple
+from nope_probe.experiments.engine import as_sequences, folds_for_intervals, name_of
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.model import Given, layers_of
+from nope_probe.hooks.removing.block_ablation import ABLATED
+from nope_probe.models.info import LoadedModel
+from nope_probe.models.parity import describe
 from nope_probe.runtime.folder import Run, read_run
+from nope_probe.runtime.peers import own_device
 from nope_probe.runtime.processes import process_count
 from nope_probe.runtime.session import Call
-from nope_probe.runtime.settings import GIVEN, RunSettings, settings_from
+from nope_probe.runtime.settings import GIVEN, RunSettings, options_of, settings_from
+from nope_probe.runtime.sources import load_layers, validate_reach
 
-if TYPE_CHECKING:
-    from nope_probe.hooks.layers.hook_points import HookedModel
-    from nope_probe.hooks.layers.model import Given
-    from nope_probe.models.load import LoadedModel
-
-    Model: TypeAlias = str | HookedModel | LoadedModel
-
+Model: TypeAlias = str | HookedModel | LoadedModel
 Settings = TypeVar("Settings", bound=RunSettings)
+Result = TypeVar("Result", bound=Run)
+Function = TypeVar("Function", bound=Callable[..., Run])
 OF_MODEL = ("revision", "device", "device_map", "dtype")
 OF_INPUTS = (
     *("data", "windows", "pack", "bos", "alpha", "shuffle"),
@@ -29,42 +35,49 @@ OF_INPUTS = (
 )
 
 
-class RunOptions(TypedDict, total=False):
-    """The options that `ablate`, `behaviour` and `trace` share; see their flags."""
+def takes(kind: type[RunSettings]) -> Callable[[Function], Function]:
+    """Give a function of any options the signature and the help of a command's settings.
 
-    revision: str | None
-    data: str
-    windows: Literal["random", "start"]
-    pack: bool
-    bos: Literal["auto", "always", "never"]
-    alpha: float
-    shuffle: bool
-    layers: int | Literal["all"]
-    n_seqs: int
-    seq_len: int
-    beyond_context: bool
-    batch_size: int | Literal["auto"]
-    folds: int
-    query_rows: int | None
-    skip_keys: int | Literal["auto"]
-    seed: int
-    device: str
-    device_map: Literal["auto", "balanced", "sequential"] | None
-    dtype: Literal["auto", "float32", "float64", "bfloat16", "float16"]
-    checkpoint_every: int
+    Args:
+        kind: the class of the settings; parameters of the function's own take their place.
+    """
+
+    def documented(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        options, lines = [], [""]
+        for option, text in options_of(kind):
+            if option.name not in signature.parameters:
+                options.append(option)
+                lines += wrap(
+                    f"{option.name}: {text}",
+                    width=100,
+                    initial_indent=" " * 8,
+                    subsequent_indent=" " * 12,
+                    break_on_hyphens=False,
+                )
+        function.__annotations__ |= {option.name: option.annotation for option in options}
+        before, raises, after = (function.__doc__ or "").partition("\n\n    Raises:")
+        function.__doc__ = before + "\n".join(lines) + raises + after
+        vars(function)["__signature__"] = signature.replace(parameters=[*own, *options])
+        return function
+
+    return documented
 
 
 def run_of(
+    result: type[Result],
     run: Callable[[Settings, Call], Path],
     kind: type[Settings],
     model: Model,
     inputs: Given | None,
     out: Path | str | None,
     options: Mapping[str, object],
-) -> Run:
+) -> Result:
     """Run a command from Python, and read its tables and maps.
 
     Args:
+        result: the class of what is read.
         run: the command's.
         kind: the class of its settings.
         model: a name, as the command takes it, what `load` returns, a HookedTransformer or a
@@ -81,7 +94,8 @@ def run_of(
     settings, call = _settings_of(kind, model, inputs, {**options, "out": out})
     with TemporaryDirectory(prefix="nope-probe-") as temporary:
         settings = replace(settings, out=settings.out or Path(temporary, "run"))
-        return read_run(run(settings, replace(call, is_kept=out is not None)))
+        folder = run(settings, replace(call, is_kept=out is not None))
+        return result(**vars(read_run(folder)))
 
 
 def _settings_of(
@@ -109,16 +123,14 @@ def _settings_of(
             return settings, Call()
         loaded = _load(settings)
     else:
-        _refuse(options, OF_MODEL, "a model in memory")
         settings = settings_from(kind, {"layers": "all", **options})
+        _refuse(options, OF_MODEL, "a model in memory")
         loaded = _as_loaded(model)
         settings = replace(settings, model=loaded.info.name)
         settings.validate_layers(loaded.info)
         _validate_intact(loaded, settings)
     if inputs is None:
         return settings, Call(loaded=loaded)
-    from nope_probe.experiments.engine import as_sequences, folds_for_intervals
-
     data = as_sequences(loaded.model, inputs)
     n_seqs, seq_len = data.inputs.shape[:2]
     n_folds = folds_for_intervals(data, settings.folds if "folds" in options else None)
@@ -128,8 +140,6 @@ def _settings_of(
 
 def _validate_intact(loaded: LoadedModel, settings: RunSettings) -> None:
     """Check that a model is outside `ablated`, where a run cannot remove components itself."""
-    from nope_probe.hooks.removing.block_ablation import ABLATED
-
     if settings.removes and loaded.model in ABLATED:
         instead = " or take confirm=0" if "confirm" in vars(settings) else ""
         raise UserError(
@@ -146,19 +156,12 @@ def _refuse(options: Mapping[str, object], names: Collection[str], given: str) -
 
 def _load(settings: RunSettings) -> LoadedModel:
     """Load the model that the settings name, before the run: inputs become its tokens."""
-    from nope_probe.runtime.processes import own_device
-
-    settings.validate_reach()
-    return settings.load_model(own_device(settings.device))
+    validate_reach(settings)
+    return load_layers(settings, own_device(settings.device), settings.depth)
 
 
 def _as_loaded(model: HookedModel | LoadedModel) -> LoadedModel:
     """Return a model in memory with its tokenizer and its description."""
-    from nope_probe.experiments.engine import name_of
-    from nope_probe.hooks.layers.model import layers_of
-    from nope_probe.models.info import describe
-    from nope_probe.models.load import LoadedModel
-
     if isinstance(model, LoadedModel):
         return model
     layers_of(model)  # raises for what is no model

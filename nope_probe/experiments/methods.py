@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nope_probe.components import CIRCUITS, REMOVABLE, WEIGHTS, is_rope, writer_of
+from nope_probe.components import CIRCUITS, REMOVABLE, WEIGHTS, is_rope
+from nope_probe.conditions import Writer
 from nope_probe.errors import UserError
 from nope_probe.experiments.sections import capitalised, listed
 from nope_probe.figures.names import phrase
@@ -211,7 +212,7 @@ def _removals(removed: Iterable[str], replacements: Iterable[Replacement], gain:
     """Return how the removed components, weights and writers were removed."""
     parts = list(dict.fromkeys(part for name in removed for part in name.split("+")))
     weights = {*parts} & {*WEIGHTS, *CIRCUITS}
-    written = [phrase(part) for part in parts if writer_of(part)]
+    written = [phrase(part) for part in parts if Writer.removed_by(part)]
     replaced = [
         f"{record.methods} ({SCALED[gain]})" if record.gain else record.methods
         for record in map(STAND_INS.__getitem__, replacements)

@@ -12,22 +12,22 @@ from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
 
-import tyro
+import numpy as np
+import torch
+from safetensors.numpy import load_file
 
 from nope_probe.errors import UserError
 from nope_probe.experiments.layers import run as layers_run
 from nope_probe.experiments.layers.run import as_json
+from nope_probe.experiments.methods import methods_paragraph
+from nope_probe.experiments.paper.settings import RepeatSettings as Settings
 from nope_probe.files import read_json, validate_regular
 from nope_probe.runtime.folder import read_manifest, read_table, validate_files
 from nope_probe.runtime.identity import validate_repeatable
-from nope_probe.runtime.settings import FORMAT, BoundedSettings, settings_from
+from nope_probe.runtime.settings import FORMAT, settings_from
 
-if TYPE_CHECKING:
-    import numpy as np
-
-_arg = tyro.conf.arg
 # The experiment of a manifest's `kind`.
 MODULES = {
     "ablate": "ablation",
@@ -43,28 +43,6 @@ TOLERANCE = 1e-6
 NOT_COMPARED = ("report.html",)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings(BoundedSettings):
-    """Repeat a finished run from its manifest, and say whether it came out the same.
-
-    The same command is run with the same settings, and its files are compared: byte for byte where
-    Python, libraries and the number of threads are the same, else to 1e-6 of each array's largest
-    number. The exit code is 1 if they differ.
-    """
-
-    run: Annotated[
-        tyro.conf.Positional[Path],
-        _arg(help="The folder of a run, or the file that holds what `layers --json` printed."),
-    ]
-    out: Annotated[
-        Path | None, _arg(help="Keep the repetition in this folder [a temporary one].")
-    ] = None
-    methods: Annotated[
-        bool,
-        _arg(help="Run nothing: print what a paper says of the run, from its manifest."),
-    ] = False
-
-
 def methods_of(settings: Settings) -> str:
     """Return the methods paragraph of a finished run; see `methods_paragraph`.
 
@@ -76,8 +54,6 @@ def methods_of(settings: Settings) -> str:
     validate_regular(settings.run)
     if settings.run.is_file():
         raise UserError(f"--methods describes the folder of a run, and {settings.run} is a file")
-    from nope_probe.experiments.methods import methods_paragraph
-
     return methods_paragraph(read_manifest(settings.run))
 
 
@@ -109,8 +85,6 @@ def run(settings: Settings) -> Comparison:
     recorded = restored(experiment.Settings, settings.run, manifest["settings"])
     validate_repeatable(settings.run, manifest.get("sources"), recorded.sources())
     if "threads" in manifest:  # then sums are in the run's order
-        import torch
-
         torch.set_num_threads(manifest["threads"])
     with TemporaryDirectory() as temporary:
         out = settings.out or Path(temporary, "run")
@@ -210,9 +184,6 @@ def arrays_of(folder: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
         folder: of the run.
         names: the files.
     """
-    import numpy as np
-    from safetensors.numpy import load_file
-
     arrays: dict[str, np.ndarray] = {}
     for name in names:
         if name.endswith(".safetensors"):
@@ -254,8 +225,6 @@ def relative_difference(first: np.ndarray, second: np.ndarray, floor: float = 0.
         second: an array of its shape.
         floor: the least value to count as the first's largest number.
     """
-    import numpy as np
-
     both_float = first.dtype.kind == second.dtype.kind == "f"
     if np.array_equal(first, second, equal_nan=both_float):
         return 0.0
@@ -308,8 +277,6 @@ def compare_reports(file: Path, before: dict[str, Any], again: dict[str, Any]) -
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
     """Yield every value in nested JSON by its path, such as `layers.0.rope_change`."""
-    import numpy as np
-
     if not isinstance(value, (dict, list)):
         yield name, np.asarray(value)
         return

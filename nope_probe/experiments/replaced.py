@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nope_probe.components import expanded, weights_of
+from nope_probe.conditions import expanded, weights_of
 from nope_probe.figures.names import words
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 

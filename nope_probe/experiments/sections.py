@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import Any, SupportsFloat
 
 import numpy as np
 import pandas as pd
@@ -37,9 +37,7 @@ from nope_probe.figures.words import numbered_layers, reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import Run, read_run
-
-if TYPE_CHECKING:
-    from nope_probe.runtime.session import Session
+from nope_probe.runtime.session import Session
 
 WIDTH, GAP = 80, 2  # of a terminal, and between two columns of a table
 NOISE = "not distinguishable from noise"

@@ -26,6 +26,7 @@ _NAMES = {
     "nope_probe.figures.measures": "controls head_map interactions mask_effect "
     "mean_covariance_shares pattern_measures player_shares source_shares stage_measures "
     "training_dynamics",
+    "nope_probe.figures.panels": "RowMaps",
     "nope_probe.figures.position_figure": "position_circuit",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -8,6 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.components import are_sources
+from nope_probe.conditions import INTACT
 from nope_probe.figures.dots import (
     BOUNDS,
     Dots,
@@ -30,7 +31,6 @@ from nope_probe.figures.style import (
     set_axes,
 )
 
-INTACT = "intact"
 PANELS = ("without sources", "without weights or MLPs")
 
 
@@ -56,7 +56,7 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
                 label=label(name),
                 hover=f"position %{{x}}: %{{y:.3g}} nats {BOUNDS}",
                 line={"color": ink, "width": 1.5, "dash": _dash(name)},
-                showlegend=name != INTACT or panel == 0,
+                showlegend=name != INTACT.name or panel == 0,
             )
     wide = Grid(
         columns=len(groups),
@@ -75,16 +75,16 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
 
 def _panels(conditions: Sequence[str]) -> dict[str, list[str]]:
     """Return the conditions that remove only sources, and all others; `intact` is in both."""
-    only_sources = [c for c in conditions if c != INTACT and are_sources(c.split("+"))]
-    others = [c for c in conditions if c != INTACT and c not in only_sources]
-    intact = [c for c in conditions if c == INTACT]
+    only_sources = [c for c in conditions if c != INTACT.name and are_sources(c.split("+"))]
+    others = [c for c in conditions if c != INTACT.name and c not in only_sources]
+    intact = [c for c in conditions if c == INTACT.name]
     groups = dict(zip(PANELS, (only_sources, others), strict=True))
     return {name: [*intact, *own] for name, own in groups.items() if own} or {"": intact}
 
 
 def _dash(name: str) -> str:
     """Return a line's dash, so that colour is not the only sign."""
-    if name == INTACT:
+    if name == INTACT.name:
         return "solid"
     dashed = ("diamond", "triangle-down", "x", "cross")
     return "dash" if symbol(component(name)) in dashed else "solid"
@@ -97,7 +97,7 @@ def label(name: str) -> str:
         >>> label("intact"), label("mask+rope")
         ('intact model', 'without mask + RoPE')
     """
-    return words(name) if name == INTACT else f"without {removed(name)}"
+    return words(name) if name == INTACT.name else f"without {removed(name)}"
 
 
 def removed(name: str) -> str:
@@ -146,7 +146,7 @@ def _decoded(table: pd.DataFrame, conditions: Sequence[str]) -> list[Dots]:
             series.append(
                 Dots(rows, component(name), "untrained", f"untrained, {label(name)}", hollow=True)
             )
-    null = table[table["condition"] == INTACT]
+    null = table[table["condition"] == INTACT.name]
     return [*series, Dots(null, "content", "null", "shuffled targets")]
 
 
@@ -162,7 +162,7 @@ def differences(
     """
     known = table.dropna(subset=["difference"])
     shown = [name for name in titles if name in set(known["measure"])]
-    conditions = [name for name in dict.fromkeys(table["condition"]) if name != INTACT]
+    conditions = [name for name in dict.fromkeys(table["condition"]) if name != INTACT.name]
     by_measure = [known[known["measure"] == measure] for measure in shown]
     traces = []
     for panel, of_measure in enumerate(by_measure):

@@ -18,7 +18,7 @@ from nope_probe.errors import closed_choices
 from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
 from nope_probe.figures.maps import keys_left_out
 from nope_probe.figures.names import words
-from nope_probe.figures.panels import Pooled, heat_map, pool
+from nope_probe.figures.panels import Pooled, RowMaps, heat_map, pool
 from nope_probe.figures.style import (
     BLANK,
     DIVERGING,
@@ -119,7 +119,10 @@ def circuit(
     size = min(max_positions, int((MAX_CELLS / len(held)) ** 0.5))
     if query_positions is None and not isinstance(stages, Mapping):
         query_positions = stages.query_positions.numpy()
-    pooled = {stage: pool(cells[None], size, query_positions) for stage, cells in held.items()}
+    pooled = {
+        stage: pool(RowMaps(values=cells[None], queries=query_positions), size)
+        for stage, cells in held.items()
+    }
     # Every map has its own colour axis, so that the switches need not exchange limits.
     axes = {stage: f"coloraxis{axis(place)}" for place, stage in enumerate(held)}
     first = next(iter(shown.values()))

@@ -20,14 +20,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from nope_probe.components import are_sources
 from nope_probe.figures.circuit_figure import formula
 from nope_probe.figures.circuit_layout import OPERATIONS, narrow, wide
 from nope_probe.figures.intervals import FLOOR, symmetric
 from nope_probe.figures.names import colour, words
-from nope_probe.figures.panels import pool
+from nope_probe.figures.panels import RowMaps, pool
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import BOTH_WAYS
 from nope_probe.files import local_path
@@ -382,26 +382,26 @@ def script(name: str) -> str:
 
 
 def head_maps(
-    patterns: Patterns,
+    patterns: Patterns | RowMaps,
     heads: pd.DataFrame,
     max_bytes: int = HEADS_BYTES,
-    query_positions: Int[np.ndarray, " row"] | None = None,
     what: str = "positional pattern",
     measure: str = "RMS",
 ) -> str:
     """Return an element of a page with all heads' maps behind thumbnails, pooled until they fit.
 
     Args:
-        patterns: each head's positional pattern, nats; NaN marks cells without a number.
+        patterns: each head's positional pattern, nats; NaN marks cells without a number. Of chosen
+            queries' rows, as `RowMaps`.
         heads: `heads.csv`: layer, head, and the amplitude with its bounds.
         max_bytes: the number of characters that all maps may take.
-        query_positions: the queries of the rows; all by default.
         what: the maps are called.
         measure: the amplitudes are.
     """
-    n_layers, n_heads, n_rows, n = patterns.shape
-    most = positions_of_heads(n_layers * n_heads, max_bytes)
-    pooled = pool(patterns.reshape(-1, n_rows, n), most, query_positions)
+    maps = patterns if isinstance(patterns, RowMaps) else RowMaps(values=patterns)
+    n_layers, n_heads, n_rows, n = maps.values.shape
+    flat = replace(maps, values=maps.values.reshape(-1, n_rows, n))
+    pooled = pool(flat, positions_of_heads(n_layers * n_heads, max_bytes))
     size, block = pooled.values.shape[-1], pooled.block
     below = pooled.values[:, np.tri(size, dtype=bool)]
     codes, scales = zip(*(quantise(cells, "i1") for cells in below), strict=True)

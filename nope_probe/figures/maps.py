@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from nope_probe.errors import closed_choices
 from nope_probe.figures.intervals import (
@@ -33,6 +33,7 @@ from nope_probe.figures.panels import (
     MAX_POSITIONS,
     Panel,
     Pooled,
+    RowMaps,
     heat_map,
     panel_groups,
     place_squares,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from nope_probe.maps.maps import ScoreMaps
 
 Layers: TypeAlias = Float[Any, "layer row key_pos"]
-Queries: TypeAlias = Int[np.ndarray, " row"] | None
 MAX_MULTIPLES = 4
 # Percent of a sweep's cells beyond each colour limit, because the diagonal would hide the rest.
 SWEEP_CLIPPED = 5.0
@@ -61,7 +61,7 @@ SWEEP_CLIPPED = 5.0
 
 @closed_choices("skip_keys")
 def score_maps(
-    maps: Layers | ScoreMaps | Pooled,
+    maps: Layers | ScoreMaps | RowMaps | Pooled,
     *,
     title: str = "Mean attention score of each query for each key",
     layer: int | None = None,
@@ -71,7 +71,6 @@ def score_maps(
     clipped: float = CLIPPED,
     skip_keys: int | Literal["auto"] = "auto",
     noise: Sequence[float] = (),
-    query_positions: Queries = None,
 ) -> go.Figure:
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
@@ -79,7 +78,8 @@ def score_maps(
     layers. A map whose cells differ by no more than their errors is drawn flat.
 
     Args:
-        maps: the result of `capture_scores`, or mean scores in nats, pooled or not.
+        maps: the result of `capture_scores`, a simulation's estimate, or mean scores in nats,
+            pooled or not; of chosen queries' rows, as `RowMaps`.
         title: the figure's title.
         layer: the number of the layer that a slider shows first; the first by default.
         layers: the layers' numbers; by default those of captured maps, else from 0.
@@ -89,7 +89,6 @@ def score_maps(
         skip_keys: first keys that the colour limits leave out; `auto`: 1 for captured maps of
             sequences that begin with BOS, whose scores would hide all others.
         noise: each layer's standard error of a cell, nats.
-        query_positions: the queries of the rows, if some have none; captured maps hold them.
 
     Example:
         >>> from nope_probe import capture_scores, figures, gaussian, load
@@ -98,7 +97,7 @@ def score_maps(
         >>> [panel.name for panel in figures.score_maps(maps).data]
         ['L0', 'L1']
     """
-    pooled = _pooled(maps, max_positions, query_positions)
+    pooled = _pooled(maps, max_positions)
     shown = pooled.values[..., -(-keys_left_out(maps, skip_keys) // pooled.block) :]
     limits = []
     for layer_values, error in zip(shown, noise or [0.0] * len(shown), strict=True):
@@ -166,7 +165,7 @@ def _score_maps(
 
 @closed_choices("skip_keys")
 def term_maps(
-    terms: Mapping[str, Layers | ScoreMaps | Pooled],
+    terms: Mapping[str, Layers | ScoreMaps | RowMaps | Pooled],
     *,
     title: str,
     layer: int | None = None,
@@ -176,7 +175,6 @@ def term_maps(
     noise: Sequence[float] = (),
     flat: Mapping[str, Collection[int]] | None = None,
     rows: int = 1,
-    query_positions: Queries = None,
 ) -> go.Figure:
     """Draw terms of a pattern side by side, on one zero-centred scale, with a layer slider.
 
@@ -184,7 +182,7 @@ def term_maps(
 
     Args:
         terms: maps by name (sources, players, mean and covariance terms, `all`), nats, of one
-            shape; pooled or not.
+            shape; pooled or not; of chosen queries' rows, as `RowMaps`.
         title: the figure's title.
         layer: the number of the layer that the slider shows first; the first by default.
         layers: the layers' numbers; by default those of captured maps, else from 0.
@@ -195,7 +193,6 @@ def term_maps(
         flat: by term, the numbers of the layers in which the term does not exceed its noise; the
             title names them.
         rows: the number of rows, of equal length, for the terms.
-        query_positions: the queries of the rows, if some have none; captured maps hold them.
 
     Example:
         >>> import numpy as np
@@ -204,7 +201,7 @@ def term_maps(
         >>> len(figures.term_maps(maps, title="Sources").data)
         6
     """
-    pooled = [_pooled(maps, max_positions, query_positions) for maps in terms.values()]
+    pooled = [_pooled(maps, max_positions) for maps in terms.values()]
     by_layer = np.stack([maps.values for maps in pooled], axis=1)
     first = max(keys_left_out(maps, skip_keys) for maps in terms.values())
     shown = by_layer[..., -(-first // pooled[0].block) :]
@@ -229,16 +226,16 @@ def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Seque
     return [int(layer) for layer in known]
 
 
-def _pooled(
-    maps: Layers | ScoreMaps | Pooled, max_positions: int, query_positions: Queries = None
-) -> Pooled:
-    """Return pooled maps of layers; for captured maps, of their mean over sequences."""
+def _pooled(maps: Layers | ScoreMaps | RowMaps | Pooled, max_positions: int) -> Pooled:
+    """Return pooled maps of layers; for captured or simulated maps, of their mean."""
     if isinstance(maps, Pooled):
         return maps
+    if isinstance(maps, RowMaps):
+        return pool(maps, max_positions)
     if hasattr(maps, "query_positions"):
-        query_positions = maps.query_positions.numpy()
-    cells = np.asarray(maps.mean if hasattr(maps, "folds") else maps)
-    return pool(cells, max_positions, query_positions)
+        queries = maps.query_positions.numpy()
+        return pool(RowMaps(values=np.asarray(maps.mean), queries=queries), max_positions)
+    return pool(np.asarray(maps.mean if hasattr(maps, "folds") else maps), max_positions)
 
 
 def _layered(

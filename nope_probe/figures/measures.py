@@ -12,7 +12,8 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from plotly.colors import qualitative
 
-from nope_probe.components import INK, SOURCES, kept_name
+from nope_probe.components import INK, SOURCES
+from nope_probe.conditions import kept_name
 from nope_probe.figures.dots import BOUNDS, FLAT_NOTE, Dots, interval_dots, marker, over_layers
 from nope_probe.figures.intervals import (
     FLOOR,
@@ -42,7 +43,6 @@ from nope_probe.figures.style import (
 from nope_probe.figures.words import ATTENTION, MEASURES
 from nope_probe.stages import LETTERS
 
-INTACT = words("intact")
 CONTROLS = ("amplitude", "locality", "non_relative")
 MOST_INTERACTIONS = 24
 X_TITLE = "share of the pattern"
@@ -230,7 +230,7 @@ def _without_sources(intact: str) -> dict[str, tuple[str, str]]:
     The models are the intact model, and the models without each source and without all sources.
     """
     parts = intact.split("+")
-    shown = {intact: ("intact", INTACT)}
+    shown = {intact: ("intact", words("intact"))}
     sources = [name for name in SOURCES if name in parts]
     for gone in sources:
         shown[kept_name({*parts} - {gone})] = (gone, f"without {words(gone)}")
@@ -415,7 +415,9 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
                     rows["stage"].tolist(),
                     estimates_of(rows, measure),
                     panel,
-                    label=f"without {' + '.join(map(words, removed))}" if ablated else INTACT,
+                    label=f"without {' + '.join(map(words, removed))}"
+                    if ablated
+                    else words("intact"),
                     hover="(%{x}): %{y:.2f}",
                     marker={"color": ink, "size": 9, "symbol": shape},
                     mode="lines+markers",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nope_probe.components import REMOVABLE, Entry, writer_of
+from nope_probe.components import REMOVABLE, Entry
+from nope_probe.conditions import Writer
 
 TABLE: dict[str, Entry] = {
     "all": Entry(label="whole pattern"),
@@ -57,7 +58,7 @@ def words(name: str) -> str:
     for sign, between in (("_x_", " × "), ("+", " + ")):
         if sign in name:
             return between.join(short(part) for part in name.split(sign))
-    writer = writer_of(name)
+    writer = Writer.removed_by(name)
     if writer is not None:
         return f"position of {_WRITERS.get(writer, writer)}"
     return TABLE[name].label if name in TABLE else name
@@ -82,7 +83,7 @@ def phrase(name: str) -> str:
         >>> phrase("position[L1H0]")
         'the position of L1H0'
     """
-    if writer_of(name) is not None:
+    if Writer.removed_by(name) is not None:
         return f"the {words(name)}"
     if "_x_" in name:
         *others, last = (short(part) for part in name.split("_x_"))

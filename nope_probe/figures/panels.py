@@ -97,7 +97,8 @@ def panel_groups(
         coloraxis = f"coloraxis{axis(index)}"
         colours = {"colorscale": DIVERGING if panel.diverging else SEQUENTIAL}
         layout[coloraxis] |= {**colours, "cmin": panel.low, "cmax": panel.high}
-        small = pool(panel.values[None], max_positions, panel.query_positions)
+        cells = RowMaps(values=panel.values[None], queries=panel.query_positions)
+        small = pool(cells, max_positions)
         n_cells = panel.values.shape[1]
         span = small.block * (panel.positions or n_cells) / n_cells
         value = f"%{{z:.3g}} {panel.unit}"
@@ -243,11 +244,20 @@ class Pooled:
     block: int
 
 
-def pool(
-    maps: Float[np.ndarray, "layer row key_pos"],
-    max_positions: int,
-    query_positions: Int[np.ndarray, " row"] | None = None,
-) -> Pooled:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RowMaps:
+    """Maps that have the rows of some queries alone, as a run of long sequences keeps them.
+
+    Attributes:
+        values: nats (or the maps' own unit); NaN where there is no number.
+        queries: the queries of the rows; all by default.
+    """
+
+    values: Float[np.ndarray, "*map row key_pos"]
+    queries: Int[np.ndarray, " row"] | None = None
+
+
+def pool(maps: Float[np.ndarray, "layer row key_pos"] | RowMaps, max_positions: int) -> Pooled:
     """Return the means of square blocks of cells, so that no axis is longer than max_positions.
 
     A block's mean leaves out cells without a number, such as those above the diagonal, and queries
@@ -256,24 +266,24 @@ def pool(
     Args:
         maps: maps, in nats or another unit.
         max_positions: how many cells an axis has at most.
-        query_positions: the queries of the rows; all by default.
 
     Raises:
         ValueError: if max_positions is below 1.
 
     Example:
         >>> two_rows = np.array([[[1.0, 3.0, np.nan, np.nan], [5.0, 7.0, 9.0, 9.0]]])
-        >>> pool(two_rows, 2, np.array([1, 3])).values.tolist()
+        >>> pool(RowMaps(values=two_rows, queries=np.array([1, 3])), 2).values.tolist()
         [[[2.0, nan], [6.0, 9.0]]]
     """
     if max_positions < 1:
         raise ValueError(f"expected at least 1 position, got {max_positions}")
-    n_rows, n = maps.shape[-2:]
+    cells, queries = (maps.values, maps.queries) if isinstance(maps, RowMaps) else (maps, None)
+    n_rows, n = cells.shape[-2:]
     block = -(-n // max_positions)
-    queries = np.arange(n_rows) if query_positions is None else query_positions
-    if block == 1 and len(queries) == n:
-        return Pooled(values=maps.astype(np.float32), block=1)
-    means = np.stack([_block_means(values, block, queries) for values in maps])
+    queries = np.arange(n_rows) if queries is None else queries
+    if block == 1 and n_rows == n:
+        return Pooled(values=cells.astype(np.float32), block=1)
+    means = np.stack([_block_means(values, block, queries) for values in cells])
     return Pooled(values=means.astype(np.float32), block=block)
 
 

@@ -16,6 +16,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.components import INK
+from nope_probe.conditions import Writer
 from nope_probe.figures.circuit_figure import MENU, Choice, add_switches
 from nope_probe.figures.intervals import (
     FLOOR,
@@ -26,7 +27,7 @@ from nope_probe.figures.intervals import (
 )
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.names import short
-from nope_probe.figures.panels import Pooled, heat_map, pool
+from nope_probe.figures.panels import Pooled, RowMaps, heat_map, pool
 from nope_probe.figures.style import (
     DIVERGING,
     SEQUENTIAL,
@@ -123,7 +124,8 @@ def position_circuit(
         for panel, term in enumerate(names, start=1):
             if f"{name}/{term}" in maps:
                 values = np.asarray(maps[f"{name}/{term}"])
-                cells = pool(values.astype(float)[None], max_positions, queries)
+                drawn = RowMaps(values=values.astype(float)[None], queries=queries)
+                cells = pool(drawn, max_positions)
                 traces.append((_map(cells, panel, short(term)), chosen))
                 limits[name] = max(limits.get(name, FLOOR), symmetric(values, FLOOR))
         for panel, rows in enumerate(dials[name].values(), start=1 + len(names)):
@@ -185,8 +187,8 @@ def _places(edges: pd.DataFrame, readers: Sequence[str]) -> dict[str, Point]:
     """
     n_layers = 1 + max(map(_layer_of, readers))
     names = {*readers, *edges["writer"][edges["into"] != ""]}
-    heads = [int(name.partition("H")[2]) for name in names if re.fullmatch(r"L\d+H\d+", name)]
-    n_heads = 1 + max(heads, default=-1)
+    heads = [writer.head for name in names if (writer := Writer.parse(name)) is not None]
+    n_heads = 1 + max((head for head in heads if head is not None), default=-1)
     places: dict[str, Point] = {}
     for layer in range(n_layers):
         places[f"L{layer}"] = layer + LEFT, 0.6
@@ -215,7 +217,7 @@ def _legend(edges: pd.DataFrame) -> Iterator[Trace]:
 
 def _boxes(places: Mapping[str, Point]) -> list[str]:
     """Return the layers; every layer has a box."""
-    return [name for name in places if re.fullmatch(r"L\d+", name)]
+    return [name for name in places if Writer.parse(name) is None]
 
 
 def _layer_of(name: str) -> int:
@@ -225,14 +227,15 @@ def _layer_of(name: str) -> int:
 def _nodes(places: Mapping[str, Point]) -> Trace:
     """Return a node for each head, MLP and embedding; a small model's nodes have labels."""
     boxes = _boxes(places)
-    names = [name for name in places if name not in boxes]
-    is_small = sum(name.startswith("L0H") for name in names) <= FEW and len(boxes) <= FEW
+    names = [Writer(name) for name in places if name not in boxes]
+    n_heads = sum(name.head is not None and name.block == 0 for name in names)
+    is_small = n_heads <= FEW and len(boxes) <= FEW
     return {
         "type": "scatter",
         "x": [places[name][0] for name in names],
         "y": [places[name][1] for name in names],
         "mode": "markers+text" if is_small else "markers",
-        "text": [re.sub(r"^L\d+|(?<=[A-Z]{2})\d+$", "", name) for name in names],
+        "text": [name.short for name in names],
         "textposition": "bottom center",
         "textfont": {"size": 11},
         "marker": {"size": 9 if is_small else 5, "color": INK},

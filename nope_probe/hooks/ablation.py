@@ -14,7 +14,8 @@ from functools import cache, wraps
 from inspect import signature
 from typing import Any
 
-from nope_probe.components import LOCAL, depends_on_length
+from nope_probe.components import LOCAL
+from nope_probe.conditions import depends_on_length
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     HookGroup,

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.maps.rows import QueryPositions, rows_of
+from nope_probe.maps.rows import MapRows, QueryPositions
 
 Rows: TypeAlias = Float[Tensor, "*map row key_pos"]
 EDGE = 0.05  # share of the kept keys
@@ -28,18 +28,19 @@ class KeptCells:
 
     Attributes:
         first: the first kept key of every query; for a query without a row, the query itself.
-        query_positions: the queries of the rows.
+        where: the queries of the rows, among all positions.
         skip_keys: how many first keys are left out for all queries.
 
     Example:
         >>> KeptCells.of(torch.tensor([0, 0, 0, 1, 2]), 1).n_keys.tolist()
         [0, 0, 1, 2, 2]
-        >>> KeptCells.of(torch.tensor([0, 0]), 0, torch.tensor([2, 4]), 5).n_keys.tolist()
+        >>> rows = MapRows(torch.tensor([2, 4]), 5)
+        >>> KeptCells.of(torch.tensor([0, 0]), 0, rows).n_keys.tolist()
         [0, 0, 2, 0, 4]
     """
 
     first: Int[Tensor, " pos"]
-    query_positions: Int[Tensor, " row"]
+    where: MapRows
     skip_keys: int
 
     @classmethod
@@ -47,49 +48,54 @@ class KeptCells:
         cls,
         first_visible: Int[Tensor, " row"],
         skip_keys: int,
-        query_positions: QueryPositions = None,
-        n: int | None = None,
+        where: MapRows | None = None,
     ) -> KeptCells:
         """Return the cells of a layer, from each row's first visible key.
 
         Args:
             first_visible: the first key that a row's query sees.
             skip_keys: how many first keys to leave out.
-            query_positions: the queries of the rows; all by default.
-            n: how many positions; as many as rows by default.
+            where: the rows; of all queries by default.
 
         Raises:
             ValueError: if no row has two such cells.
         """
-        n = len(first_visible) if n is None else n
-        queries = rows_of(len(first_visible), query_positions)
+        if where is None:
+            where = MapRows(torch.arange(len(first_visible)), len(first_visible))
+        n = where.n
         if not 0 <= skip_keys <= n - 3:
             raise ValueError(
                 f"expected from 0 to {n - 3} skipped keys at {n} positions, got {skip_keys}"
             )
         first = torch.arange(n)
-        first[queries] = first_visible.clamp_min(skip_keys)
-        return cls(first=first, query_positions=queries, skip_keys=skip_keys)
+        first[where.queries] = first_visible.clamp_min(skip_keys)
+        return cls(first=first, where=where, skip_keys=skip_keys)
 
     @classmethod
     def of_maps(
         cls,
         maps: Float[Tensor, "*batch row key_pos"],
         skip_keys: int = 0,
-        query_positions: QueryPositions = None,
+        where: MapRows | None = None,
     ) -> KeptCells:
         """Return the cells that are common to several maps.
 
         Raises:
             ValueError: if no row has two such cells.
         """
-        first = first_visible_keys(maps, query_positions).reshape(-1, maps.shape[-2]).amax(0)
-        return cls.of(first, skip_keys, query_positions, maps.shape[-1])
+        where = MapRows.of(maps) if where is None else where
+        first = first_visible_keys(maps, where).reshape(-1, maps.shape[-2]).amax(0)
+        return cls.of(first, skip_keys, where)
 
     @property
     def n(self) -> int:
         """How many positions."""
         return len(self.first)
+
+    @property
+    def query_positions(self) -> Int[Tensor, " row"]:
+        """The queries of the rows."""
+        return self.where.queries
 
     @cached_property
     def n_keys(self) -> Int[Tensor, " pos"]:
@@ -135,7 +141,7 @@ class KeptCells:
 
 
 def first_visible_keys(
-    maps: Float[Tensor, "*batch row key_pos"], query_positions: QueryPositions = None
+    maps: Float[Tensor, "*batch row key_pos"], where: MapRows | None = None
 ) -> Int[Tensor, "*batch row"]:
     """Return the first key j < i that is not masked (NaN), for the query i of each row.
 
@@ -147,7 +153,8 @@ def first_visible_keys(
         >>> first_visible_keys(torch.tensor([[1, nan, nan], [2, 3, nan], [nan, 4, 5]])).tolist()
         [0, 0, 1]
     """
-    queries = rows_of(maps.shape[-2], query_positions).to(maps.device)
+    where = MapRows.of(maps) if where is None else where
+    queries = where.queries.to(maps.device)
     before = torch.arange(maps.shape[-1], device=maps.device) < queries[:, None]
     visible = ~maps.isnan() & before
     first = visible.to(torch.uint8).argmax(-1)
@@ -201,11 +208,9 @@ def row_centred(
                 [ 0., nan, nan],
                 [-1.,  1., nan]])
     """
-    n_rows, n = maps.shape[-2:]
-    first = first_visible_keys(maps, query_positions)
-    visible = torch.arange(n) >= first[..., None]
-    unhidden = torch.zeros(n_rows, dtype=torch.long)
-    cells = visible & KeptCells.of(unhidden, skip_keys, query_positions, n).mask
+    where = MapRows.of(maps, query_positions)
+    visible = torch.arange(where.n) >= first_visible_keys(maps, where)[..., None]
+    cells = visible & KeptCells.of(torch.zeros_like(where.queries), skip_keys, where).mask
     return centred_rows(maps, cells).where(cells, torch.nan)
 
 
@@ -232,7 +237,7 @@ def centred_rows(rows: Rows, cells: Bool[Tensor, "*#map row key_pos"]) -> Rows:
 def pattern_rms(
     maps: Float[Tensor, "layer row key_pos"],
     skip_keys: int = 0,
-    query_positions: QueryPositions = None,
+    where: MapRows | None = None,
 ) -> Float[Tensor, " layer"]:
     """Return the RMS of maps less each row's mean over the keys skip_keys <= j < i.
 
@@ -242,15 +247,15 @@ def pattern_rms(
         >>> pattern_rms(torch.tensor([[[0.0, 0, 0], [5, 0, 0], [1, 3, 0]]]))
         tensor([0.8165])
     """
-    queries, key = rows_of(maps.shape[-2], query_positions), torch.arange(maps.shape[-1])
-    cells = (key < queries[:, None]) & (key >= skip_keys)
+    where, key = MapRows.of(maps) if where is None else where, torch.arange(maps.shape[-1])
+    cells = (key < where.queries[:, None]) & (key >= skip_keys)
     inside = maps.where(cells, torch.nan)
     centred = inside - inside.nanmean(-1, keepdim=True)
     return centred.square().flatten(-2).nanmean(-1).sqrt()
 
 
 def diagonal_normalised(
-    maps: Float[Tensor, "*batch row key_pos"], query_positions: QueryPositions = None
+    maps: Float[Tensor, "*batch row key_pos"], where: MapRows | None = None
 ) -> Float[Tensor, "*batch row key_pos"]:
     """Subtract from each cell the mean of its diagonal (the paper's Figures 4 and 5).
 
@@ -258,15 +263,15 @@ def diagonal_normalised(
 
     Args:
         maps: score maps, or Gram maps.
-        query_positions: the queries of the rows; all by default.
+        where: the rows; of all queries by default.
 
     Example:
         >>> diagonal_normalised(torch.tensor([[1.0, torch.nan], [5.0, 3.0]]))
         tensor([[-1., nan],
                 [ 0.,  1.]])
     """
-    n, queries = maps.shape[-1], rows_of(maps.shape[-2], query_positions)
-    known, diagonal = maps.isfinite(), queries[:, None] - torch.arange(n) + n - 1
+    where, n = MapRows.of(maps) if where is None else where, maps.shape[-1]
+    known, diagonal = maps.isfinite(), where.queries[:, None] - torch.arange(n) + n - 1
     sums, counts = (torch.zeros(*maps.shape[:-2], 2 * n - 1, dtype=maps.dtype) for _ in range(2))
     sums.index_add_(-1, diagonal.flatten(), maps.where(known, 0.0).flatten(-2))
     counts.index_add_(-1, diagonal.flatten(), known.to(maps.dtype).flatten(-2))

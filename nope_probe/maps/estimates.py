@@ -30,11 +30,11 @@ class Estimates:
 
     @classmethod
     def of_means(
-        cls, folds: Float[Tensor, " fold"], counts: Int[Tensor, " fold"] | None = None
+        cls, folds: Float[Tensor, " fold"], weights: Float[Tensor, " fold"] | None = None
     ) -> Estimates:
         """Return the estimates of a mean over sequences, from the means of folds."""
-        weights = fold_weights(len(folds), counts)
-        return cls(values=leave_one_out(folds, counts), weights=weights)
+        weights = fold_weights(len(folds)) if weights is None else weights
+        return cls(values=leave_one_out(folds, weights), weights=weights)
 
     @classmethod
     def without_bias(
@@ -90,16 +90,16 @@ def fold_weights(
 
 
 def leave_one_out(
-    folds: Float[Tensor, "fold *map"], counts: Int[Tensor, " fold"] | None = None
+    folds: Float[Tensor, "fold *map"], weights: Float[Tensor, " fold"] | None = None
 ) -> Float[Tensor, "one_plus_folds *map"]:
     """Return the mean over all sequences, then the mean without each fold.
 
     Args:
         folds: fold means.
-        counts: sequences per fold; all the same by default.
+        weights: the share of all sequences that each fold holds; equal shares by default.
     """
-    weights = fold_weights(len(folds), counts).to(folds.dtype)
-    weights = weights.view(-1, *[1] * (folds.ndim - 1))
+    weights = fold_weights(len(folds)) if weights is None else weights
+    weights = weights.to(folds.dtype).view(-1, *[1] * (folds.ndim - 1))
     weighted = weights * folds
     total = weighted.sum(0, keepdim=True)
     return torch.cat([total, (total - weighted) / (1 - weights)])
@@ -128,7 +128,7 @@ def weights_of_means(weights: Float[Tensor, " fold"]) -> Float[Tensor, "mean fol
 def cross_products(
     x: Float[Tensor, "x fold cell"],
     y: Float[Tensor, "y fold cell"],
-    counts: Int[Tensor, " fold"] | None = None,
+    weights: Float[Tensor, " fold"] | None = None,
 ) -> Float[Tensor, "one_plus_folds x y"]:
     """Return <X, Y> of every pair of maps, on all folds and then without each fold.
 
@@ -138,14 +138,15 @@ def cross_products(
     Args:
         x: fold means of maps as vectors of cells.
         y: the maps that x is multiplied with.
-        counts: sequences per fold; all the same by default.
+        weights: the share of all sequences that each fold holds; equal shares by default.
 
     Raises:
         ValueError: for fewer than 3 folds.
     """
     sums = ProductSums()
     sums.add(x.double(), y.double())
-    return sums.cross_products(x.shape[2], fold_weights(x.shape[1], counts))
+    weights = fold_weights(x.shape[1]) if weights is None else weights
+    return sums.cross_products(x.shape[2], weights)
 
 
 class ProductSums:

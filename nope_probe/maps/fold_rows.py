@@ -16,14 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.maps.centred import first_visible_keys
-from nope_probe.maps.rows import (
-    QueryPositions,
-    cell_starts,
-    pack_rows,
-    rows_of,
-    triangle_size,
-    unpack_rows,
-)
+from nope_probe.maps.rows import MapRows
 
 Index = int | slice | EllipsisType
 
@@ -45,13 +38,11 @@ class FoldRows(ABC):
 
     Attributes:
         n_folds: how many folds.
-        n: how many positions.
-        query_positions: the queries of the rows.
+        where: the queries of the rows, and their keys.
     """
 
     n_folds: int
-    n: int
-    query_positions: Int[Tensor, " row"]
+    where: MapRows
 
     @property
     @abstractmethod
@@ -73,7 +64,7 @@ class FoldRows(ABC):
 
     def _rows_between(self, start: int, stop: int) -> slice:
         """Return the places of the rows of consecutive queries."""
-        first = int(torch.searchsorted(self.query_positions, start))
+        first = int(torch.searchsorted(self.where.queries, start))
         return slice(first, first + stop - start)
 
 
@@ -81,49 +72,43 @@ class TensorFolds(FoldRows):
     """Fold maps in memory.
 
     Example:
-        >>> TensorFolds(torch.zeros(4, 7, 7)).rows(2, 5).shape
+        >>> maps = torch.zeros(4, 7, 7)
+        >>> TensorFolds(maps, MapRows.of(maps)).rows(2, 5).shape
         torch.Size([4, 3, 5])
     """
 
-    def __init__(
-        self, folds: Float[Tensor, "fold row key_pos"], query_positions: QueryPositions = None
-    ) -> None:
-        self.folds, self.n_folds, self.n = folds, folds.shape[0], folds.shape[-1]
-        self.query_positions = rows_of(folds.shape[-2], query_positions)
+    def __init__(self, folds: Float[Tensor, "fold row key_pos"], where: MapRows) -> None:
+        self.folds, self.n_folds, self.where = folds, folds.shape[0], where
 
     @property
     def maps(self) -> Float[Tensor, "fold row key_pos"]:
         return self.folds
 
     def cells_of(self, fold: int) -> Float[Tensor, " cell"]:
-        return pack_rows(self.folds[fold], self.query_positions)
+        return self.where.pack(self.folds[fold])
 
     @cached_property
     def first_keys(self) -> Int[Tensor, " row"]:
-        return first_visible_keys(self.folds[0], self.query_positions)
+        return first_visible_keys(self.folds[0], self.where)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "fold row key_pos"]:
         return self.folds[:, self._rows_between(start, stop), :stop]
 
 
 class PackedFolds(FoldRows):
-    """The cells j <= i of fold maps, as `pack_rows` returns them, in memory or in a file.
+    """The cells j <= i of fold maps, as `MapRows` packs them, in memory or in a file.
 
     Args:
         cells: [fold, cell], row by row; cells above the diagonal are NaN in `rows`.
-        query_positions: the queries of the rows; all by default.
+        where: the rows.
     """
 
-    def __init__(self, cells: Stored, query_positions: QueryPositions = None) -> None:
-        self.cells, self.n_folds = cells, cells.shape[0]
-        if query_positions is None:
-            query_positions = torch.arange(triangle_size(cells.shape[1]))
-        self.query_positions, self.n = query_positions, int(query_positions[-1]) + 1
-        self.starts = cell_starts(query_positions).tolist()
+    def __init__(self, cells: Stored, where: MapRows) -> None:
+        self.cells, self.n_folds, self.where = cells, cells.shape[0], where
 
     @property
     def maps(self) -> Float[Tensor, "fold row key_pos"]:
-        return unpack_rows(self.cells[...], self.query_positions)
+        return self.where.unpack(self.cells[...])
 
     def cells_of(self, fold: int) -> Float[Tensor, " cell"]:
         return self.cells[fold]
@@ -132,16 +117,15 @@ class PackedFolds(FoldRows):
     def first_keys(self) -> Int[Tensor, " row"]:
         cells = self.cells[0]
         if not cells.isnan().any():
-            return torch.zeros(len(self.query_positions), dtype=torch.long)
-        maps = unpack_rows(cells, self.query_positions)
-        return first_visible_keys(maps, self.query_positions)
+            return torch.zeros(len(self.where.queries), dtype=torch.long)
+        return first_visible_keys(self.where.unpack(cells), self.where)
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "fold row key_pos"]:
-        places = self._rows_between(start, stop)
-        first = self.starts[places.start]
-        cells = self.cells[:, first : self.starts[places.stop]]
+        places, starts = self._rows_between(start, stop), self.where.starts
+        first = starts[places.start]
+        cells = self.cells[:, first : starts[places.stop]]
         rows = cells.new_full((self.n_folds, stop - start, stop), torch.nan)
         for row in range(start, stop):  # a copy per row is faster than a copy by index
-            place = self.starts[places.start + row - start] - first
+            place = starts[places.start + row - start] - first
             rows[:, row - start, : row + 1] = cells[:, place : place + row + 1]
         return rows

@@ -21,7 +21,7 @@ from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights, leave_one_out
 from nope_probe.maps.fold_rows import FoldRows, Stored, TensorFolds
 from nope_probe.maps.folds import pooled
-from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions, row_blocks
+from nope_probe.maps.rows import BLOCK_BYTES, MapRows, QueryPositions
 
 Rows = Float[Tensor, "fold row key_pos"]
 Name = TypeVar("Name", bound=Hashable)  # names maps: a layer, or a head
@@ -66,18 +66,18 @@ class LayerMaps:
             skip_keys: how many first keys stand apart in patterns.
         """
         sizes = torch.ones(len(folds), dtype=torch.long) if counts is None else counts
-        rows = TensorFolds(folds, query_positions)
+        rows = TensorFolds(folds, MapRows.of(folds, query_positions))
         return cls(folds=rows, counts=sizes, skip_keys=skip_keys)
 
     @property
     def n(self) -> int:
         """How many positions."""
-        return self.folds.n
+        return self.folds.where.n
 
     @property
     def queries(self) -> Int[Tensor, " row"]:
         """The queries of the rows."""
-        return self.folds.query_positions
+        return self.folds.where.queries
 
     @cached_property
     def weights(self) -> Float[Tensor, " fold"]:
@@ -87,7 +87,7 @@ class LayerMaps:
     @cached_property
     def visible(self) -> KeptCells:
         """The cells j < i that the model does not hide."""
-        return KeptCells.of(self.folds.first_keys, 0, self.queries, self.n)
+        return KeptCells.of(self.folds.first_keys, 0, self.folds.where)
 
     def mean(self, rows: slice = slice(None)) -> Float[Tensor, "row key_pos"]:
         """Return rows of the mean over all sequences; masked cells are NaN."""
@@ -97,7 +97,7 @@ class LayerMaps:
 
     def without_each(self, folds: Float[Tensor, "fold *map"]) -> Tensor:
         """Return the mean of fold means over all sequences, then the mean without each fold."""
-        return leave_one_out(folds, self.counts)
+        return leave_one_out(folds, self.weights)
 
     @property
     def pattern(self) -> Pattern:
@@ -186,7 +186,7 @@ class Pattern:
             n_bytes: memory for a block.
         """
         maps = self.maps.folds
-        for start, stop in row_blocks(self.maps.queries, maps.n, maps.n_folds, n_bytes):
+        for start, stop in maps.where.blocks(maps.n_folds, n_bytes):
             scores = maps.rows(start, stop).double()
             yield Block(start, scores, self.centred(scores, start))
 
@@ -251,8 +251,8 @@ def shared_patterns(maps: Sequence[LayerMaps]) -> list[Pattern]:
         if not layer.queries.equal(maps[0].queries):
             raise UserError("the maps have the rows of unlike queries: capture the same query_rows")
     first = torch.stack([layer.folds.first_keys for layer in maps]).amax(0)
-    where = maps[0].queries, maps[0].n
-    visible, apart = (KeptCells.of(first, skipped, *where) for skipped in (0, maps[0].skip_keys))
+    where = maps[0].folds.where
+    visible, apart = (KeptCells.of(first, skipped, where) for skipped in (0, maps[0].skip_keys))
     return [Pattern(maps=layer, visible=visible, apart=apart) for layer in maps]
 
 

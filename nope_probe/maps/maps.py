@@ -13,7 +13,7 @@ from nope_probe.maps.centred import diagonal_normalised, pattern_rms
 from nope_probe.maps.fold_rows import PackedFolds, Stored
 from nope_probe.maps.folds import State, pooled, tensors_of, under
 from nope_probe.maps.layers import LayerMaps
-from nope_probe.maps.rows import pack_rows, rows_of
+from nope_probe.maps.rows import MapRows, rows_of
 from nope_probe.stages import LETTERS, Letter
 
 Layers = dict[int, LayerMaps]  # the maps of a model's layers, by their numbers
@@ -61,6 +61,11 @@ class ScoreMaps:
         object.__setattr__(self, "skip_keys", skip_keys)
 
     @property
+    def where(self) -> MapRows:
+        """The queries of the rows, and their keys."""
+        return MapRows.of(self.folds, self.query_positions)
+
+    @property
     def has_all_rows(self) -> bool:
         """Whether every query has a row."""
         return self.folds.shape[-2] == self.folds.shape[-1]
@@ -68,14 +73,14 @@ class ScoreMaps:
     def __repr__(self) -> str:
         """Return sizes, and the strength of each layer's positional pattern."""
         n_layers, n_rows, n = self.folds.shape[1:]
-        strength = pattern_rms(self.mean, self.skip_keys or 0, self.query_positions).tolist()
+        strength = pattern_rms(self.mean, self.skip_keys or 0, self.where).tolist()
         shown = ", ".join(
             f"L{layer} {value:.3g}" for layer, value in zip(self.layers, strength, strict=True)
         )
         heads = "" if self.per_head is None else f", {self.per_head.shape[2]} heads each"
         return (
             f"ScoreMaps: {n_layers} layers{heads}, {n_rows} queries × {n} keys, in nats\n"
-            f"{_data(self.counts, self.bos)}\n"
+            f"{_data(self)}\n"
             f"RMS of the positional pattern, nats, noise included: {shown}"
         )
 
@@ -125,17 +130,17 @@ def packed_tensors(maps: ScoreMaps) -> State:
     The tensors include the queries of the rows if the maps do not have all rows.
     """
     tensors = {"counts": maps.counts, "bos": torch.tensor(maps.bos)}
-    queries = maps.query_positions
+    where = maps.where
     if not maps.has_all_rows:
-        tensors["query_positions"] = queries
+        tensors["query_positions"] = where.queries
     if maps.per_head is not None:
         tensors["per_head"] = maps.per_head
     for place, layer in enumerate(maps.layers):
         folds = maps.folds[:, place]
-        tensors[f"{layer}/folds"] = pack_rows(folds, queries)
+        tensors[f"{layer}/folds"] = where.pack(folds)
         tensors[f"{layer}/mean"] = pooled(folds, maps.counts)
         if maps.mean_term is not None:
-            tensors[f"{layer}/mean_term"] = pack_rows(maps.mean_term[:, place], queries)
+            tensors[f"{layer}/mean_term"] = where.pack(maps.mean_term[:, place])
         if maps.key_means is not None:
             tensors[f"{layer}/key_means"] = maps.key_means[:, place]
     return tensors
@@ -149,15 +154,17 @@ def stored_layers(stored: Mapping[str, Stored]) -> Layers:
     per_head = stored["per_head"][...].unbind(1) if "per_head" in stored else ()
     layers: Layers = {}
     for place, number in enumerate(numbers):
+        cells = stored[f"{number}/folds"]
+        where = MapRows.of_cells(cells.shape[1], queries)
         layer = LayerMaps(
-            folds=PackedFolds(stored[f"{number}/folds"], queries),
+            folds=PackedFolds(cells, where),
             counts=counts,
             skip_keys=skip_keys,
             stored_mean=stored[f"{number}/mean"],
             key_means=stored.get(f"{number}/key_means"),
         )
         if (mean_term := stored.get(f"{number}/mean_term")) is not None:
-            term = replace(layer, folds=PackedFolds(mean_term, queries), stored_mean=None)
+            term = replace(layer, folds=PackedFolds(mean_term, where), stored_mean=None)
             layer = replace(layer, mean_term=term)
         if per_head:
             heads = (
@@ -203,7 +210,7 @@ class StageMaps:
         return (
             f"StageMaps: stages {' '.join(self.folds)}, {n_rows} × {n} positions; (b) and (i) "
             "in nats\n"
-            f"{_data(self.counts, self.bos)}"
+            f"{_data(self)}"
         )
 
     def mean(self, letter: Letter) -> Float[Tensor, "row col_pos"]:
@@ -217,7 +224,7 @@ class StageMaps:
 
     def normalised(self, letter: Letter) -> Float[Tensor, "row col_pos"]:
         """Return the mean map of one stage, less the mean of each diagonal."""
-        return diagonal_normalised(self.mean(letter), self.query_positions)
+        return diagonal_normalised(self.mean(letter), self.layer_maps(letter).folds.where)
 
     def to_tensors(self) -> State:
         """Return the maps by name, for `from_tensors`."""
@@ -237,6 +244,6 @@ class StageMaps:
         )
 
 
-def _data(counts: Int[Tensor, " fold"], bos: bool) -> str:
-    begin = "; all begin with the same token (BOS)" if bos else ""
-    return f"means over {int(counts.sum())} sequences in {len(counts)} folds{begin}"
+def _data(maps: ScoreMaps | StageMaps) -> str:
+    begin = "; all begin with the same token (BOS)" if maps.bos else ""
+    return f"means over {int(maps.counts.sum())} sequences in {len(maps.counts)} folds{begin}"

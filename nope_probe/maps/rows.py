@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -67,33 +68,94 @@ def rows_of(n_rows: int, query_positions: QueryPositions) -> Int[Tensor, " row"]
     return query_positions
 
 
-def row_blocks(
-    query_positions: Int[Tensor, " row"], n_keys: int, n_maps: int, n_bytes: int = BLOCK_BYTES
-) -> Iterator[tuple[int, int]]:
-    """Yield blocks of consecutive queries with rows, as (start, stop).
+@dataclass(frozen=True, eq=False)
+class MapRows:
+    """The rows of maps.
 
-    For chosen rows, torch runs on one thread meanwhile: most of their blocks are a single row, and
-    sharing an operation on a row among threads takes longer than the operation.
-
-    Args:
-        query_positions: the queries of the rows, in order.
-        n_keys: how many keys a row has.
-        n_maps: how many float64 maps a block holds.
-        n_bytes: how many bytes a block may take.
-
-    Example:
-        >>> list(row_blocks(torch.arange(7), 7, n_maps=2, n_bytes=400))
-        [(0, 3), (3, 6), (6, 7)]
-        >>> list(row_blocks(torch.tensor([2, 4, 5, 6]), 7, n_maps=2, n_bytes=400))
-        [(2, 3), (4, 7)]
+    Attributes:
+        queries: the queries of the rows, in order.
+        n: how many positions, and so keys.
     """
-    size = max(1, n_bytes // (8 * n_maps * n_keys))
-    ends = (query_positions.diff() > 1).nonzero().flatten() + 1
-    with one_thread() if len(ends) else nullcontext():
-        for run in query_positions.tensor_split(ends):
-            first, behind = int(run[0]), int(run[-1]) + 1
-            for start in range(first, behind, size):
-                yield start, min(start + size, behind)
+
+    queries: Int[Tensor, " row"]
+    n: int
+
+    @classmethod
+    def of(
+        cls, maps: Float[Tensor, "*batch row key_pos"], queries: QueryPositions = None
+    ) -> MapRows:
+        """Return the rows of maps, by default of the queries 0, 1, 2, ..."""
+        return cls(rows_of(maps.shape[-2], queries), maps.shape[-1])
+
+    @classmethod
+    def of_cells(cls, n_cells: int, queries: QueryPositions = None) -> MapRows:
+        """Return the rows of packed maps of so many cells, by default of all queries."""
+        if queries is None:
+            queries = torch.arange(triangle_size(n_cells))
+        return cls(queries, int(queries[-1]) + 1)
+
+    def blocks(self, n_maps: int, n_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, int]]:
+        """Yield blocks of consecutive queries with rows, as (start, stop).
+
+        For chosen rows, torch runs on one thread meanwhile: most of their blocks are a single row,
+        and sharing an operation on a row among threads takes longer than the operation.
+
+        Args:
+            n_maps: how many float64 maps a block holds.
+            n_bytes: how many bytes a block may take.
+
+        Example:
+            >>> list(MapRows(torch.arange(7), 7).blocks(n_maps=2, n_bytes=400))
+            [(0, 3), (3, 6), (6, 7)]
+            >>> list(MapRows(torch.tensor([2, 4, 5, 6]), 7).blocks(n_maps=2, n_bytes=400))
+            [(2, 3), (4, 7)]
+        """
+        size = max(1, n_bytes // (8 * n_maps * self.n))
+        ends = (self.queries.diff() > 1).nonzero().flatten() + 1
+        with one_thread() if len(ends) else nullcontext():
+            for run in self.queries.tensor_split(ends):
+                first, behind = int(run[0]), int(run[-1]) + 1
+                for start in range(first, behind, size):
+                    yield start, min(start + size, behind)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The start of each row's cells in packed maps, and at the end the number of cells.
+
+        Example:
+            >>> MapRows(torch.tensor([0, 1, 4]), 5).starts
+            [0, 1, 3, 8]
+        """
+        return [0, *(self.queries + 1).cumsum(0).tolist()]
+
+    def pack(self, maps: Float[Tensor, "*batch row key_pos"]) -> Float[Tensor, "*batch cell"]:
+        """Return the cells j <= i of maps, row by row.
+
+        Example:
+            >>> maps = torch.tensor([[1.0, torch.nan], [2.0, 3.0]])
+            >>> MapRows.of(maps).pack(maps)
+            tensor([1., 2., 3.])
+        """
+        return maps[..., *self._cells]
+
+    def unpack(self, cells: Float[Tensor, "*batch cell"]) -> Float[Tensor, "*batch row key_pos"]:
+        """Return maps from their cells j <= i, NaN above the diagonal.
+
+        Example:
+            >>> MapRows.of_cells(3).unpack(torch.tensor([1.0, 2.0, 3.0]))
+            tensor([[1., nan],
+                    [2., 3.]])
+        """
+        shape = *cells.shape[:-1], len(self.queries), self.n
+        maps = cells.new_full(shape, torch.nan)
+        maps[..., *self._cells] = cells
+        return maps
+
+    @property
+    def _cells(self) -> tuple[Tensor, Tensor]:
+        """The row and key of the cells j <= i."""
+        row, column = (torch.arange(self.n) <= self.queries[:, None]).nonzero().T
+        return row, column
 
 
 @contextmanager
@@ -122,19 +184,6 @@ class RowGroup:
     stop: int
 
 
-def row_groups(query_positions: QueryPositions, n: int) -> list[RowGroup]:
-    """Return the groups of rows: a single group of all queries, or a group per 64 chosen queries.
-
-    Groups of chosen rows leave out the keys after their last query, which saves memory.
-    """
-    if query_positions is None:
-        return [RowGroup(name="", queries=slice(None), stop=n)]
-    return [
-        RowGroup(name=str(index), queries=queries, stop=int(queries[-1]) + 1)
-        for index, queries in enumerate(query_positions.split(GROUP_ROWS))
-    ]
-
-
 def join_groups(
     blocks: Iterable[Float[Tensor, "*batch row key_pos"]],
     groups: Sequence[RowGroup],
@@ -146,7 +195,7 @@ def join_groups(
 
     Args:
         blocks: the rows of each group, with its keys.
-        groups: the result of `row_groups`.
+        groups: the groups of rows, in order.
         visible: the cells that are not masked.
     """
     if len(groups) == 1 and isinstance(groups[0].queries, slice):
@@ -161,53 +210,6 @@ def join_groups(
         joined[..., rows, : block.shape[-1]] = block.float().masked_fill_(hidden, torch.nan)
         first = rows.stop
     return joined
-
-
-def cell_starts(query_positions: Int[Tensor, " row"]) -> Int[Tensor, " row_plus_one"]:
-    """Return the start of each row's cells in packed maps, and at the end the number of cells.
-
-    Example:
-        >>> cell_starts(torch.tensor([0, 1, 4])).tolist()
-        [0, 1, 3, 8]
-    """
-    return torch.cat((query_positions.new_zeros(1), (query_positions + 1).cumsum(0)))
-
-
-def pack_rows(
-    maps: Float[Tensor, "*batch row key_pos"], query_positions: QueryPositions = None
-) -> Float[Tensor, "*batch cell"]:
-    """Return the cells j <= i of maps, row by row.
-
-    Example:
-        >>> pack_rows(torch.tensor([[1.0, torch.nan], [2.0, 3.0]]))
-        tensor([1., 2., 3.])
-    """
-    return maps[..., *_cells(rows_of(maps.shape[-2], query_positions))]
-
-
-def unpack_rows(
-    cells: Float[Tensor, "*batch cell"], query_positions: QueryPositions = None
-) -> Float[Tensor, "*batch row key_pos"]:
-    """Return maps from their cells j <= i, NaN above the diagonal.
-
-    Example:
-        >>> unpack_rows(torch.tensor([1.0, 2.0, 3.0]))
-        tensor([[1., nan],
-                [2., 3.]])
-    """
-    if query_positions is None:
-        query_positions = torch.arange(triangle_size(cells.shape[-1]))
-    shape = len(query_positions), int(query_positions[-1]) + 1
-    maps = cells.new_full((*cells.shape[:-1], *shape), torch.nan)
-    maps[..., *_cells(query_positions)] = cells
-    return maps
-
-
-def _cells(query_positions: Int[Tensor, " row"]) -> tuple[Tensor, Tensor]:
-    """Return row and key of the cells j <= i."""
-    key = torch.arange(int(query_positions[-1]) + 1)
-    row, column = (key <= query_positions[:, None]).nonzero().T
-    return row, column
 
 
 def triangle_size(n_cells: int) -> int:

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, SmolLM3Config
+from transformers.models.auto import modeling_auto as auto
 
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.files import read_json
@@ -28,9 +31,6 @@ from nope_probe.models.names import (
     reading_model,
     resolve,
 )
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
 
 # Tensors with a row per position. XGLM's sinusoids (`embed_positions.weights`) can grow.
 _TABLE = re.compile(
@@ -138,9 +138,6 @@ def has_position_table(name: str, revision: str | None = None) -> bool:
     """
     if name.lower() in (*CHECKPOINTS, *PARAMETER_FREE):
         return False
-    import torch
-    from transformers import AutoModelForCausalLM
-
     config = _config_of(name, revision)
     if config.model_type == "mpt":  # makes biases for the configured length in each pass
         return True
@@ -172,8 +169,6 @@ def read_config(
         UserError: for a model that needs remote code, or that is no causal decoder.
         TooFewLayersError: for more layers than the model has.
     """
-    from transformers import AutoConfig, PreTrainedConfig
-
     without_rope = "/".join(Path(source).parts[-2:]).lower() in WITHOUT_ROPE
     if is_gguf(source):
         config = read_gguf_config(source, revision)
@@ -201,10 +196,8 @@ def validate_no_remote_code(source: str, fields: Mapping[str, Any]) -> None:
     Raises:
         UserError: naming the class in the remote code.
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
     named = (fields.get("auto_map") or {}).get("AutoModelForCausalLM")
-    own = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields.get("model_type"), "")
+    own = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields.get("model_type"), "")
     if named and named.rpartition(".")[2].lower() != own.lower():  # MPTForCausalLM, MptForCausalLM
         raise UserError(
             f"{source} needs remote code ({named}), which is refused: only models whose code is "
@@ -218,8 +211,6 @@ def validate_causal_decoder(source: str, config: PreTrainedConfig) -> None:
     Raises:
         UserError: naming the class of the model.
     """
-    from transformers.models.auto import modeling_auto as auto
-
     kind = config.model_type
     (named, *_) = config.architectures or ["CausalLM"]
     is_encoded = getattr(config, "is_encoder_decoder", False)
@@ -227,35 +218,13 @@ def validate_causal_decoder(source: str, config: PreTrainedConfig) -> None:
         config, "vision_config"
     )
     known = kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    if sees or is_encoded or not _is_decoder_class(named) or not known:
+    if sees or is_encoded or not is_decoder_class(named) or not known:
         what = kind if named == "CausalLM" else named
         raise UserError(f"{source} is a {what}, not a causal decoder of text")
 
 
-def validate_architecture(source: str, config: PreTrainedConfig) -> None:
-    """Check that TransformerLens reads a decoder's architecture.
-
-    Raises:
-        UserError: naming the nearest architectures that TransformerLens reads.
-    """
-    from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
-    from transformer_lens.model_bridge.sources.transformers import (
-        determine_architecture_from_hf_config,
-    )
-
-    try:
-        determine_architecture_from_hf_config(config)
-    except ValueError as error:
-        named = (config.architectures or [config.model_type])[0]
-        decoders = [name for name in SUPPORTED_ARCHITECTURES if _is_decoder_class(name)]
-        near = get_close_matches(named, decoders, n=3, cutoff=0.3)
-        raise UserError(
-            f"{source} is a {named}, which TransformerLens does not read; the nearest "
-            f"architectures that it reads are {', '.join(near)}"
-        ) from error
-
-
-def _is_decoder_class(name: str) -> bool:
+def is_decoder_class(name: str) -> bool:
+    """Return whether a class of transformers, by its name, is that of a decoder."""
     return "CausalLM" in name or "LMHead" in name
 
 
@@ -271,8 +240,6 @@ def _keep_first_layers(source: str, config: PreTrainedConfig, n_layers: int) -> 
 
 def _without_rope(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the configuration of a SmolLM3 without RoPE whose weights are a Llama's."""
-    from transformers import SmolLM3Config
-
     settings = config.to_dict() | {"no_rope_layers": [0] * config.num_hidden_layers}
     for name in ("model_type", "architectures"):
         settings.pop(name)

@@ -13,42 +13,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from hashlib import file_digest
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub import hf_hub_download
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, __version__
+from transformers import modeling_gguf_pytorch_utils as reader
+from transformers.utils import quantization_config
+from transformers.utils.hub import extract_commit_hash
+
 from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
+from nope_probe.models.info import GGUFInfo
 from nope_probe.models.names import file_on_hub
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
-    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MAGIC = b"GGUF"
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 # Tensors with RoPE's factors for each pair of a head's coordinates.
 _ROPE_TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GGUFInfo:
-    """A GGUF file's hash and quantisation, for the manifest.
-
-    Attributes:
-        file: its name.
-        sha256: the hash of its bytes.
-        file_type: the quantisation that the file states, such as `MOSTLY_Q4_1`; None if none.
-        tensor_types: the number of tensors of each type.
-    """
-
-    file: str
-    sha256: str
-    file_type: str | None
-    tensor_types: dict[str, int]
 
 
 def load_gguf(
@@ -65,8 +55,6 @@ def load_gguf(
     Raises:
         UserError: for biases that transformers would leave out.
     """
-    from transformers.utils import quantization_config
-
     if hasattr(quantization_config, "GgufConfig"):  # where transformers can keep weights packed
         plain = quantization_config.GgufConfig(dequantize=True)
         options = {**options, "quantization_config": plain}
@@ -86,8 +74,6 @@ def load_gguf_tokenizer(source: str, revision: str | None = None) -> PreTrainedT
     The tokenizer is saved in a folder of its own, which stays while the process lives, because
     TransformerLens loads it a second time by its folder.
     """
-    from transformers import AutoTokenizer
-
     path = gguf_path(source, revision)
     folder = _folder_of(path, path.stat().st_mtime_ns).name
     file = Path(folder, "tokenizer.json")
@@ -112,8 +98,6 @@ def gguf_path(source: str, revision: str | None = None) -> Path:
     """Return the path of a GGUF file, after downloading it if it is on the Hub."""
     if Path(source).is_file():
         return Path(source)
-    from huggingface_hub import hf_hub_download
-
     repository, file = file_on_hub(source)
     return Path(hf_hub_download(repository, file, revision=revision))
 
@@ -125,9 +109,6 @@ def read_gguf_config(source: str, revision: str | None = None) -> PreTrainedConf
         UserError: for a file that is no whole GGUF file, an architecture or a scaled RoPE that
             transformers does not read from GGUF, or without the package gguf.
     """
-    from transformers import AutoConfig
-    from transformers.utils.hub import extract_commit_hash
-
     config = AutoConfig.for_model(**deepcopy(_read(source, revision).fields))
     config._commit_hash = extract_commit_hash(str(gguf_path(source, revision)), None)
     return config
@@ -187,7 +168,6 @@ def _read_unchanged(path: Path, modified: int) -> _Contents:
         modified: when it was last changed.
     """
     from gguf import LlamaFileType
-    from transformers import PreTrainedConfig, __version__
 
     header = read_header(path)
     architecture, stated = map(header.get_field, ("general.architecture", "general.file_type"))
@@ -255,10 +235,6 @@ def read_header(path: Path) -> GGUFReader:
 @contextmanager
 def without_bar() -> Iterator[None]:
     """Turn off the progress bar of transformers' GGUF reader, which its settings do not reach."""
-    from functools import partial
-
-    from transformers import modeling_gguf_pytorch_utils as reader
-
     bar = reader.tqdm
     reader.tqdm = partial(bar, disable=True)
     try:

@@ -6,19 +6,33 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import safetensors
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from torch import Tensor
+from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
+from transformer_lens.model_bridge.sources.transformers import determine_architecture_from_hf_config
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNOWN
+from transformers.utils import logging
 
 from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
-from nope_probe.models.context import read_config, validate_architecture
+from nope_probe.models.context import is_decoder_class, read_config
 from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
 from nope_probe.models.names import is_gguf, offline_if_unreachable, reading_model
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from nope_probe.models.parity import Reference, probe_tokens
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _BLOCK = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
@@ -51,8 +65,6 @@ def load_hugging_face(
         UserError: for a model that cannot be loaded (offline, gated, missing, broken), or that is
             no causal decoder.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
     with _quiet(), offline_if_unreachable(source):
         with reading_model(source, "config.json"):
             config = read_config(source, n_layers=n_layers, revision=revision)
@@ -82,6 +94,34 @@ def load_hugging_face(
     return model.eval().requires_grad_(False), tokenizer
 
 
+def validate_architecture(source: str, config: PreTrainedConfig) -> None:
+    """Check that TransformerLens reads a decoder's architecture.
+
+    Raises:
+        UserError: naming the nearest architectures that TransformerLens reads.
+    """
+    try:
+        determine_architecture_from_hf_config(config)
+    except ValueError as error:
+        named = (config.architectures or [config.model_type])[0]
+        decoders = [name for name in SUPPORTED_ARCHITECTURES if is_decoder_class(name)]
+        near = get_close_matches(named, decoders, n=3, cutoff=0.3)
+        raise UserError(
+            f"{source} is a {named}, which TransformerLens does not read; the nearest "
+            f"architectures that it reads are {', '.join(near)}"
+        ) from error
+
+
+def reference_of(hf: PreTrainedModel) -> Reference:
+    """Return plain transformers' outputs on the probe, before a bridge rewires the model."""
+    tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
+    with torch.inference_mode():
+        outputs = hf(tokens, output_attentions=True, use_cache=False)
+    attentions = getattr(outputs, "attentions", None) or ()  # a state-space model has none
+    patterns = tuple(attention for attention in attentions if attention is not None)
+    return Reference(logits=outputs.logits.float(), patterns=patterns)
+
+
 def validate_all_loaded(source: str, report: dict[str, Any]) -> None:
     """Check that the file has every weight, because Hugging Face draws missing weights at random.
 
@@ -100,8 +140,6 @@ def validate_all_loaded(source: str, report: dict[str, Any]) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Turn off transformers' messages and progress bars while a model loads."""
-    from transformers.utils import logging
-
     logger: Any = logging
     level, bars = logger.get_verbosity(), logger.is_progress_bar_enabled()
     logger.set_verbosity_error()
@@ -138,8 +176,6 @@ def load_tokenizer(
     Raises:
         UserError: for ids that the model does not embed.
     """
-    from transformers import AutoTokenizer
-
     if is_gguf(source):
         tokenizer = load_gguf_tokenizer(source, revision)
     else:
@@ -217,9 +253,6 @@ def _find(source: str, name: str, revision: str | None) -> Path | None:
     if Path(source).is_dir():
         file = Path(source, name)
         return file if os.path.isfile(file) else None
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
     try:
         return Path(hf_hub_download(source, name, revision=revision))
     except LocalEntryNotFoundError:
@@ -234,11 +267,9 @@ def _read(
     file: Path, keys: list[str] | None = None, n_layers: int | None = None
 ) -> dict[str, Tensor]:
     """Read some tensors of a file, by default the tensors of the first blocks."""
-    from safetensors import safe_open
-
     with (
         reading(f"{file} is a broken safetensors file"),
-        safe_open(file, framework="pt") as opened,
+        safetensors.safe_open(file, framework="pt") as opened,
     ):
         wanted = [k for k in opened.keys() if is_wanted(k, n_layers)] if keys is None else keys  # noqa: SIM118
         return {key: opened.get_tensor(key) for key in wanted}
@@ -265,8 +296,6 @@ def load_quantised(
     Raises:
         UserError: for a method that transformers does not know, or cannot undo on this machine.
     """
-    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNOWN
-
     fields = options["config"].quantization_config
     fields = fields if isinstance(fields, dict) else fields.to_dict()
     method = str(fields.get("quant_method"))

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.component_setup import setup_submodules
+from transformer_lens.model_bridge.generalized_components import (
+    AttentionBridge,
+    LinearBridge,
+    PosEmbedBridge,
+    RotaryEmbeddingBridge,
+)
+from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.layers.model import blocks_of, layers_of
 from nope_probe.models.context import validate_context
 from nope_probe.models.gguf import describe_gguf
-from nope_probe.models.huggingface import DeviceMap, load_hugging_face
-from nope_probe.models.info import ModelInfo, check_parity, describe, reference_of
+from nope_probe.models.huggingface import DeviceMap, load_hugging_face, reference_of
+from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
@@ -25,6 +34,7 @@ from nope_probe.models.names import (
     validate_revision,
 )
 from nope_probe.models.parameter_free import (
+    Hooked,
     build,
     has_hooked_transformer,
     hooked_config,
@@ -32,33 +42,10 @@ from nope_probe.models.parameter_free import (
     parameter_free,
     wrap_in_bridge,
 )
-
-if TYPE_CHECKING:
-    from transformer_lens import HookedTransformer
-    from transformer_lens.model_bridge import TransformerBridge
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from nope_probe.models.parity import check_parity, describe
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class LoadedModel:
-    """A hooked model, its tokenizer (None for parameter-free models) and its info.
-
-    The tokenizer is as on disk. `model.tokenizer` is a copy in which TransformerLens has set
-    missing special tokens, for example BOS to EOS.
-    """
-
-    model: HookedTransformer | TransformerBridge
-    tokenizer: PreTrainedTokenizerBase | None
-    info: ModelInfo
-
-    def __repr__(self) -> str:
-        """Return the model's name, kind, sizes and parity."""
-        return f"LoadedModel: {self.info.summary}"
-
-
-def to_hooked(
-    hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
-) -> HookedTransformer | TransformerBridge:
+def to_hooked(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Hooked:
     """Return a Llama-like Hugging Face model as a hooked model, in float32 on the CPU.
 
     The copy is a HookedTransformer, or with TransformerLens 4 a TransformerBridge.
@@ -161,9 +148,7 @@ def load(
     return LoadedModel(model=model, tokenizer=tokenizer, info=info)
 
 
-def _placed(
-    model: HookedTransformer | TransformerBridge, device: str, dtype: torch.dtype | None
-) -> HookedTransformer | TransformerBridge:
+def _placed(model: Hooked, device: str, dtype: torch.dtype | None) -> Hooked:
     model = model.to(device, print_details=False)
     return model.to(dtype or torch.float32, print_details=False)
 
@@ -188,8 +173,6 @@ def boot_bridge(
         UserError: if TransformerLens does not support the architecture, or if the model has no
             attention that can be read.
     """
-    from transformer_lens.model_bridge import TransformerBridge
-
     with reading(f"TransformerLens cannot read {source}, a {type(hf).__name__}"):
         model = TransformerBridge.boot_transformers(
             source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
@@ -220,9 +203,6 @@ _WHOLE_BLOCKS = {
 
 def _add_attention(model: TransformerBridge) -> None:
     """Add TransformerLens's hook points to attention that lacks them."""
-    from transformer_lens.model_bridge.component_setup import setup_submodules
-    from transformer_lens.model_bridge.generalized_components import AttentionBridge, LinearBridge
-
     name = _WHOLE_BLOCKS.get(type(model.original_model).__name__)
     if name is None:
         return
@@ -245,8 +225,6 @@ def _add_attention(model: TransformerBridge) -> None:
 
 def _add_position_embeddings(model: TransformerBridge) -> None:
     """Add a hook point to position embeddings without weights (XGLM's sinusoids)."""
-    from transformer_lens.model_bridge.generalized_components import PosEmbedBridge
-
     modules = model.original_model.base_model._modules
     embedding = modules.get("embed_positions")
     if embedding is not None and "pos_embed" not in model._modules:
@@ -258,9 +236,6 @@ def _add_position_embeddings(model: TransformerBridge) -> None:
 
 def _run_as_transformers(model: TransformerBridge) -> None:
     """Run blocks that do not attend as transformers does, not by TransformerLens's own code."""
-    from transformer_lens.model_bridge.generalized_components import RotaryEmbeddingBridge
-    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
-
     for module in model.original_model.modules():
         for name, child in module._modules.items():
             if isinstance(child, RotaryEmbeddingBridge) and child.original_component is None:

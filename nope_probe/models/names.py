@@ -1,8 +1,8 @@
 """Names of models: parameter-free, shipped and friendly names, folders, and ids on the Hub.
 
 Without a network, the Hub's client tries every file six times, which takes half a minute and prints
-13 lines. This file notices it in seconds, and says what to do. It imports torch and transformers
-only when it needs them.
+13 lines. This file notices it in seconds, and says what to do. It needs neither torch nor
+transformers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,16 @@ from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+
+import huggingface_hub  # it imports its parts when they are asked for
+from huggingface_hub import constants
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.utils import validate_repo_id
 
 from nope_probe.errors import UserError
 from nope_probe.files import (
@@ -163,8 +173,6 @@ def is_hub_id(name: str) -> bool:
         >>> is_hub_id("Qwen/Qwen3-8B"), is_hub_id("nope-tiny/")
         (True, False)
     """
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
-
     try:
         validate_repo_id(name)
     except HFValidationError:
@@ -243,8 +251,6 @@ def validate_hub_answers(what: str) -> None:
     Raises:
         UserError: if the Hub does not answer.
     """
-    from huggingface_hub import constants
-
     if not constants.HF_HUB_OFFLINE and not answers(constants.ENDPOINT):
         raise UserError(
             f"{what} is on the Hub, which cannot be reached (offline); without a network --data "
@@ -254,15 +260,13 @@ def validate_hub_answers(what: str) -> None:
 
 def is_cached(source: str, revision: str | None = None) -> bool:
     """Return whether the local cache has the first file of a model on the Hub."""
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(*file_on_hub(source), revision=revision), str)
+    return isinstance(
+        huggingface_hub.try_to_load_from_cache(*file_on_hub(source), revision=revision), str
+    )
 
 
 def is_offline() -> bool:
     """Return whether the Hub's client is in offline mode, or the Hub does not answer in time."""
-    from huggingface_hub import constants
-
     return bool(constants.HF_HUB_OFFLINE) or not answers(constants.ENDPOINT)
 
 
@@ -289,8 +293,6 @@ def answers(address: str) -> bool:
 @contextmanager
 def offline_if_unreachable(source: str) -> Iterator[None]:
     """Put the Hub's client into offline mode for a model on the Hub, if the Hub does not answer."""
-    from huggingface_hub import constants
-
     before = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = before if Path(source).exists() else is_offline()
     try:
@@ -320,12 +322,6 @@ def reading_model(source: str, part: str) -> Iterator[None]:
         source: a Hub id or a local folder.
         part: the part, such as `config.json`.
     """
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
     with reading(f"cannot load {source}: {part}"):
         try:
             yield

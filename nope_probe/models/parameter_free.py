@@ -9,8 +9,20 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
+import transformer_lens
 from einops import rearrange
 from torch import Tensor, nn
+from transformer_lens import TransformerBridgeConfig
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformers import (
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
+)
 
 from nope_probe.components import WEIGHTS
 from nope_probe.errors import closed_choices
@@ -18,22 +30,12 @@ from nope_probe.hooks.layers.model import layers_of
 from nope_probe.models.names import PARAMETER_FREE_CONTEXT
 from nope_probe.stages import Norm
 
-if TYPE_CHECKING:
-    from transformer_lens import (
-        HookedTransformer,
-        HookedTransformerConfig,
-        TransformerBridgeConfig,
-    )
-    from transformer_lens.model_bridge import TransformerBridge
-    from transformer_lens.model_bridge.architecture_adapter import ArchitectureAdapter
-    from transformers import (
-        PreTrainedConfig,
-        PreTrainedModel,
-        PreTrainedTokenizerBase,
-        SmolLM3Config,
-    )
+if TYPE_CHECKING:  # TransformerLens 4 has neither
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
 
-    Configuration: TypeAlias = HookedTransformerConfig | TransformerBridgeConfig
+
+Configuration: TypeAlias = "HookedTransformerConfig | TransformerBridgeConfig"
+Hooked: TypeAlias = "HookedTransformer | TransformerBridge"
 
 
 def has_hooked_transformer() -> bool:
@@ -103,13 +105,11 @@ def parameter_free(
 
 def configuration(**settings: Any) -> Configuration:
     """Return a configuration with the given fields, of the class that `build` takes."""
-    import transformer_lens
-
     name = "HookedTransformerConfig" if has_hooked_transformer() else "TransformerBridgeConfig"
     return getattr(transformer_lens, name)(**settings)
 
 
-def build(config: Configuration) -> HookedTransformer | TransformerBridge:
+def build(config: Configuration) -> Hooked:
     """Build the hooked model of a configuration: a HookedTransformer, or a bridge on 4.x.
 
     A parameter-free model gets identities as weights; set the weights of other models yourself. The
@@ -125,9 +125,7 @@ def build(config: Configuration) -> HookedTransformer | TransformerBridge:
         if has_identities:
             torch.default_generator.manual_seed(0)
         if has_hooked_transformer():
-            from transformer_lens import HookedTransformer
-
-            model = HookedTransformer(config).eval()
+            model = transformer_lens.HookedTransformer(config).eval()
             if config.positional_embedding_type == "standard":
                 # TransformerLens has no position embedding type "none".
                 model.pos_embed.W_pos.data.zero_()
@@ -138,7 +136,7 @@ def build(config: Configuration) -> HookedTransformer | TransformerBridge:
     return model.requires_grad_(False)
 
 
-def _set_identities(model: HookedTransformer | TransformerBridge) -> None:
+def _set_identities(model: Hooked) -> None:
     d = model.cfg.d_model
     value_size = d**-0.5 if model.cfg.normalization_type == "RMSPre" else 1.0
     for layer in layers_of(model):
@@ -194,8 +192,6 @@ def smollm3_config(size: Size, rope: bool) -> SmolLM3Config:
     Raises:
         ValueError: for an unknown size.
     """
-    from transformers import SmolLM3Config
-
     if size not in SHAPES:
         raise ValueError(f"unknown size {size!r}; there are {', '.join(SHAPES)}")
     shape = SHAPES[size]
@@ -287,8 +283,6 @@ def wrap_in_bridge(
     hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> TransformerBridge:
     """Return the bridge of a Hugging Face model, which is rewired in place and frozen."""
-    from transformer_lens.model_bridge.sources import build_bridge_from_module
-
     hf.eval().requires_grad_(False).set_attn_implementation("eager")
     return build_bridge_from_module(
         hf,
@@ -306,8 +300,6 @@ def _drop_causal_mask(adapter: ArchitectureAdapter) -> None:
 
 def build_bridge(config: TransformerBridgeConfig) -> TransformerBridge:
     """Build the bridge of a configuration, with weights drawn at random."""
-    from transformers import SmolLM3Config, SmolLM3ForCausalLM
-
     rotates = int(config.positional_embedding_type == "rotary")
     settings: dict[str, Any] = {
         "num_hidden_layers": config.n_layers,

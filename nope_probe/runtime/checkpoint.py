@@ -28,9 +28,10 @@ from nope_probe.files import read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.fold_rows import Index
 from nope_probe.maps.folds import State
-from nope_probe.runtime.folder import atomic_write, clear, reason, write_json
 from nope_probe.runtime.identity import changes_of_run
-from nope_probe.runtime.processes import Processes, Signals
+from nope_probe.runtime.peers import Processes
+from nope_probe.runtime.places import atomic_write, clear, reason, write_json
+from nope_probe.runtime.processes import Signals
 
 _ENDING = ".safetensors"
 _ABOUT = "about.json"  # which run a folder holds

@@ -1,194 +1,35 @@
-"""A run on disk: its place, its arrays, tables and page, and a manifest with their checksums.
+"""A run on disk: its arrays, tables and page, and a manifest with their checksums.
 
-A place is for one process at a time, and checks before a run leave it as it was. A run appears
-whole or not at all: it is written into a hidden folder beside its own and renamed, the manifest
-last. Reading needs neither torch nor TransformerLens.
+A run appears whole or not at all: it is written into a hidden folder beside its own and renamed,
+the manifest last. Reading needs neither torch nor TransformerLens.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
-import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from textwrap import fill
+from typing import Any
 
-from filelock import FileLock, Timeout
-from rich.filesize import decimal
+import numpy as np
+import pandas as pd
+from jaxtyping import Int
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
 
 from nope_probe.errors import StorageError, UserError
-from nope_probe.files import (
-    NO_BROWSER,
-    local_path,
-    read_json,
-    validate_image_name,
-    validate_kaleido,
-)
-from nope_probe.runtime.identity import file_checksum, json_checksum
-
-if TYPE_CHECKING:  # importing pandas takes half a second
-    import numpy as np
-    import pandas as pd
-    from jaxtyping import Int
+from nope_probe.files import file_checksum, json_checksum, local_path, read_json
+from nope_probe.runtime.places import checkpoint_dir, reason, remove, validate_folder_place
 
 PAGE = "report.html"
 _UNFINISHED = "<!-- nope_probe: the first page of an unfinished run -->\n"
 
 
-def output_folder(out: Path) -> Path:
-    """Return the folder that `--out` names: a link, `.` or a final `..` is resolved.
-
-    Example:
-        >>> output_folder(Path("runs/one")).as_posix()
-        'runs/one'
-    """
-    leads_elsewhere = os.path.islink(out) or out.name in ("", "..")
-    return Path(os.path.realpath(out)) if leads_elsewhere else out
-
-
-def checkpoint_dir(out: Path) -> Path:
-    """Return the hidden folder beside a run's own that holds it until it is finished."""
-    return out.parent / f".{out.name}.unfinished"
-
-
-def validate_folder_place(out: Path) -> None:
-    """Check that a run's folder can be replaced by the finished run; `locked` makes its place.
-
-    Raises:
-        UserError: for a file, a mount point or the working directory.
-    """
-    if os.path.lexists(out) and not os.path.isdir(out):
-        what = "file" if os.path.exists(out) else "link that leads nowhere"
-        raise UserError(f"cannot write to {out}: it is a {what}")
-    if os.path.isdir(out) and (out.samefile(Path.cwd()) or os.path.ismount(out)):
-        raise UserError(f"cannot write to {out}: it is in use; name a new folder in it")
-
-
-def validate_image_place(path: Path) -> None:
-    """Check that an image can be drawn, before anything is computed for it.
-
-    Raises:
-        UserError: unless it ends in .pdf, .png or .svg, or without kaleido or Chrome.
-    """
-    validate_image_name(path)
-    validate_browser()
-
-
-def validate_browser() -> None:
-    """Check that kaleido is installed, and finds a browser.
-
-    Raises:
-        UserError: saying what to install.
-    """
-    validate_kaleido()
-    from choreographer.browsers.chromium import Chromium  # kaleido's own way to find one
-
-    browser = Chromium.find_browser(skip_local=False)
-    if browser is None or not Path(browser).is_file():
-        raise UserError(NO_BROWSER)
-
-
-_MEMORY = Path("/proc/meminfo")
-_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
-
-
-def validate_memory(n_bytes: int, lower: str) -> None:
-    """Check that the memory that a run needs is free.
-
-    Args:
-        n_bytes: needed at one time.
-        lower: which flags make it smaller.
-
-    Raises:
-        UserError: with the estimate and free memory.
-    """
-    memory = free_memory()
-    if n_bytes > memory:
-        raise UserError(
-            f"this needs at least {decimal(n_bytes)} of memory, and "
-            f"{decimal(memory)} are free; lower {lower}"
-        )
-
-
-def free_memory() -> int:
-    """Return how much memory of the machine, or of the container, is free, in bytes."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, KeyError):  # a system without this file
-        lines = _MEMORY.read_text(encoding="ascii").splitlines()
-        kilobytes = dict(line.split(":") for line in lines)["MemAvailable"].removesuffix("kB")
-        memory = 1024 * int(kilobytes)
-    with suppress(OSError, ValueError):  # no container, or one without a limit
-        memory = min(memory, int(_CONTAINER_LIMIT.read_text(encoding="ascii")))
-    return memory
-
-
-LOCK, HOLDER = "lock", "process.txt"
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process as long as the context lasts, and make it if need be.
-
-    A lock left behind never blocks: the operating system releases the lock of any process that
-    ends. An empty folder is removed at the end, with the folders above it that were made for it.
-
-    Raises:
-        UserError: if another process holds the folder (it is named), or it cannot be made.
-    """
-    made = [parent for parent in folder.parents if not os.path.isdir(parent)]
-    lock = FileLock(folder / LOCK)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise UserError(f"{_holder(folder)} is at work on the run in {folder}") from error
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}") from error
-    try:
-        (folder / HOLDER).write_text(
-            f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8"
-        )
-        yield
-    finally:
-        with suppress(OSError):
-            (folder / HOLDER).unlink(missing_ok=True)
-            if [path.name for path in folder.iterdir()] == [LOCK]:
-                (folder / LOCK).unlink()
-                for empty in (folder, *made):
-                    empty.rmdir()
-        lock.release()
-
-
-def _holder(folder: Path) -> str:
-    try:
-        return (folder / HOLDER).read_text(encoding="utf-8")
-    except OSError:
-        return "another process"
-
-
-def clear(folder: Path) -> None:
-    """Remove everything in a locked folder but the lock."""
-    for path in [path for path in folder.iterdir() if path.name not in (LOCK, HOLDER)]:
-        remove(path)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, a folder with its contents, or a link without its target."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-        return
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Run:
     """A finished run.
 
@@ -205,6 +46,16 @@ class Run:
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     page: str = ""
     files: Mapping[str, Path] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Return the names of the tables that have rows, and those of the maps."""
+        lines = [f"tables: {', '.join(name for name, table in self.tables.items() if len(table))}"]
+        if maps := self.arrays.get("maps"):
+            shape = " × ".join(map(str, max(maps.values(), key=np.ndim).shape))
+            lines.append(f"maps ({shape}): {', '.join(maps)}")
+        return "\n".join(
+            fill(line, width=100, subsequent_indent="  ", break_on_hyphens=False) for line in lines
+        )
 
     @property
     def maps(self) -> Mapping[str, np.ndarray]:
@@ -273,9 +124,6 @@ def remove_first_page(out: Path) -> None:
 
 
 def _write_files(folder: Path, run: Run) -> None:
-    import numpy as np
-    from safetensors.numpy import save_file
-
     for name, arrays in run.arrays.items():
         contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
         save_file(contiguous, folder / f"{name}.safetensors")
@@ -290,32 +138,6 @@ def _write_files(folder: Path, run: Run) -> None:
     manifest = json.loads(json.dumps({**run.manifest, "checksums": checksums, "complete": True}))
     manifest["checksum"] = json_checksum(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a file to write, which replaces the one at the path once it is complete and on disk."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        yield partial
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:  # a full disk gets its room back
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a value as a JSON file, which appears complete."""
-    with atomic_write(path) as partial:
-        partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def reason(error: Exception) -> str:
-    """Return the operating system's reason why a file could not be written or read."""
-    return getattr(error, "strerror", None) or str(error)
 
 
 def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
@@ -377,7 +199,7 @@ def _not_as_written(out: Path, name: str) -> UserError:
     return UserError(f"{out / name} is not the file that the run wrote; remove {out} and run again")
 
 
-class StoredArrays(Mapping[str, "np.ndarray"]):
+class StoredArrays(Mapping[str, np.ndarray]):
     """The arrays of a safetensors file, each read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
@@ -427,8 +249,6 @@ def read_run(folder: Path | str) -> Run:
         >>> saved.tables["pattern"]["amplitude"].item(), saved.maps["score"].shape
         (0.5, (1, 5, 5))
     """
-    from safetensors.numpy import load_file
-
     out = local_path(folder)
     manifest = read_manifest(out)
     validate_files(out, manifest)
@@ -443,21 +263,6 @@ def read_run(folder: Path | str) -> Run:
 
 def read_table(path: Path) -> pd.DataFrame:
     """Read a run's table; a table without columns is empty."""
-    import pandas as pd
-
     if path.stat().st_size <= 1:
         return pd.DataFrame()
     return pd.read_csv(path, keep_default_na=False, na_values=[""])
-
-
-def default_output_dir(command: str, subject: str, recorded: Mapping[str, Any]) -> Path:
-    """Return the folder named after a run's command, its subject and the hash of its settings.
-
-    Example:
-        >>> default_output_dir("scores", "meta-llama/Llama-3.1-8B", {"seed": 0}).as_posix()
-        'runs/scores-Llama-3.1-8B-de7d7744'
-    """
-    name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(subject).name or subject).strip("-")
-    settings = json.dumps(recorded, sort_keys=True, default=str)
-    parts = (command, name, sha256(settings.encode()).hexdigest()[:8])
-    return Path("runs") / "-".join(filter(None, parts))

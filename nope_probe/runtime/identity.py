@@ -1,35 +1,40 @@
 """The identity of a run, in hashes, and how it was made, as a manifest records them.
 
 A run is resumed, shown again or repeated only where settings, versions, weights, model files and
-data are the same. Files are hashed without torch.
+data are the same.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.files import read_json
-
-if TYPE_CHECKING:
-    import numpy as np
-    from jaxtyping import Float, Int
-    from torch import Tensor, nn
-
-    from nope_probe.data.sequences import Sequences
-    from nope_probe.hooks.layers.model import Inputs
-    from nope_probe.models.load import LoadedModel
+from nope_probe.files import file_checksum, json_checksum, read_json
+from nope_probe.hooks.layers.attention import score_tolerance
+from nope_probe.hooks.layers.model import (
+    Inputs,
+    hugging_face_config,
+    logits_of,
+    modules_of,
+    run_blocks,
+)
+from nope_probe.hooks.removing.block_ablation import ABLATED, foreign_hooks
+from nope_probe.models.info import LoadedModel
 
 Record = dict[str, dict[str, Any]]  # the hash of each file of a source, by the file's name
 # The bytes read of a source; size and time of change identify the files beyond.
@@ -49,22 +54,6 @@ _UNUSED = (
     "n_devices",
 )
 _THREADS = 8  # SHA-256 releases the interpreter's lock
-
-
-def file_checksum(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
-
-
-def json_checksum(value: object) -> str:
-    """Return the SHA-256 of a JSON-ready value, whatever the order of its keys.
-
-    Example:
-        >>> json_checksum({"a": 1, "b": [2]}) == json_checksum({"b": [2], "a": 1})
-        True
-    """
-    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -95,8 +84,6 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def tensor_checksum(name: str, tensor: Tensor) -> str:
     """Return the SHA-256 of a tensor's bits, with its name, shape and dtype."""
-    import torch
-
     digest = sha256(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
     flat = tensor.detach().reshape(-1).cpu().contiguous()
     digest.update(flat.view(torch.uint8).numpy().data)
@@ -120,12 +107,6 @@ def model_state(loaded: LoadedModel, inputs: Inputs | None, seq_len: int) -> Sta
         inputs: the sequences of the run, of which the first is run; random ones by default.
         seq_len: tokens of a random sequence.
     """
-    import torch
-
-    from nope_probe.hooks.layers.attention import score_tolerance
-    from nope_probe.hooks.layers.model import logits_of, modules_of, run_blocks
-    from nope_probe.hooks.removing.block_ablation import ABLATED, foreign_hooks
-
     model, info, modules = loaded.model, loaded.info, modules_of(loaded.model).values()
     if inputs is None:
         n, generator = min(seq_len, info.n_ctx), torch.Generator().manual_seed(0)
@@ -148,8 +129,6 @@ def model_state(loaded: LoadedModel, inputs: Inputs | None, seq_len: int) -> Sta
 
 def _signed_sums(outputs: Float[Tensor, "pos output"]) -> list[float]:
     """Return sums of outputs, each with random signs of positions and of a position's outputs."""
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     of_rows, of_columns = (
         1.0 - 2 * torch.randint(2, (_N_SUMS, n), generator=generator) for n in outputs.shape
@@ -186,8 +165,6 @@ def configuration(model: nn.Module) -> dict[str, Any]:
     A bridge has those of its Hugging Face model, other models those of TransformerLens; a model
     without either has none.
     """
-    from nope_probe.hooks.layers.model import hugging_face_config
-
     values, config = hugging_face_config(model), getattr(model, "cfg", None)
     if values is None:
         values = {} if config is None else config.to_dict()
@@ -299,22 +276,7 @@ def versions() -> dict[str, str]:
 
 def threads() -> int:
     """Return the number of torch's threads, on which the order of sums depends."""
-    import torch
-
     return torch.get_num_threads()
-
-
-def command_line() -> str:
-    """Return the command line of this process, as it can be typed again."""
-    return shlex.join([*program(), *sys.argv[1:]])
-
-
-def program() -> list[str]:
-    """Return the words that started this process, as they can be typed again."""
-    module = getattr(sys.modules["__main__"], "__spec__", None)
-    if module is None:
-        return [Path(sys.argv[0]).name]
-    return ["python", "-m", module.name.removesuffix(".__main__")]
 
 
 def input_record(inputs: Sequences, skip_keys: int, counts: Int[Tensor, " fold"]) -> dict[str, Any]:

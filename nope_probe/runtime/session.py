@@ -9,37 +9,38 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+import torch
 from rich.filesize import decimal
 
+from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError, is_mistake, printable
+from nope_probe.files import json_checksum
+from nope_probe.models.context import stated_lengths
+from nope_probe.models.info import LoadedModel
+from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.folder import (
     PAGE,
     Run,
     check_output_dir,
-    checkpoint_dir,
-    default_output_dir,
-    locked,
-    output_folder,
     read_manifest,
-    remove,
     remove_first_page,
-    validate_memory,
     write_first_page,
     write_run,
 )
 from nope_probe.runtime.identity import (
+    Record,
+    State,
     changes_of_state,
-    command_line,
     fingerprint,
-    json_checksum,
     model_state,
     record_sources,
     tensor_checksum,
@@ -47,24 +48,18 @@ from nope_probe.runtime.identity import (
     validate_unchanged,
     versions,
 )
-from nope_probe.runtime.processes import (
-    Processes,
-    Signals,
-    is_first_process,
-    own_device,
-    process_group,
-    status,
+from nope_probe.runtime.peers import Processes, own_device, process_group
+from nope_probe.runtime.places import (
+    checkpoint_dir,
+    default_output_dir,
+    locked,
+    output_folder,
+    remove,
+    validate_memory,
 )
+from nope_probe.runtime.processes import Signals, command_line, is_first_process, status
 from nope_probe.runtime.settings import RunSettings, SessionSettings, memory_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from nope_probe.data.sequences import Sequences
-    from nope_probe.models.load import LoadedModel
-    from nope_probe.runtime.checkpoint import RunCheckpoint
-    from nope_probe.runtime.identity import Record, State
-
+from nope_probe.runtime.sources import load_model, make_sequences, validate_reach
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
 NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interrupted"
@@ -117,6 +112,7 @@ class Session(Generic[Settings_co]):
         command: the command's name.
         settings: its settings.
         call: the model and sequences of a Python call.
+        load: loads the model onto a device; by default the first layers that the settings name.
 
     Attributes:
         folder: the run's folder.
@@ -138,10 +134,16 @@ class Session(Generic[Settings_co]):
     sources: dict[str, Record | None]
     checkpoint: RunCheckpoint
 
-    def __init__(self, command: str, settings: Settings_co, call: Call | None = None) -> None:
+    def __init__(
+        self,
+        command: str,
+        settings: Settings_co,
+        call: Call | None = None,
+        load: Callable[[Settings_co, str], LoadedModel] | None = None,
+    ) -> None:
         self._settings, self.call = settings, call or Call()
         self.recorded = settings.recorded() | self.call.recorded()
-        self._command = command
+        self._command, self._load_model = command, load
         default = default_output_dir(command, settings.subject, self.recorded)
         self.folder = default if settings.out is None else output_folder(settings.out)
         self.finished, self.started, self.weights = False, time.monotonic(), ""
@@ -200,16 +202,16 @@ class Session(Generic[Settings_co]):
             unknown += [] if before else ["model's state"]
         if unknown:
             what = f"{' and '.join(unknown)} changed since was not compared"
-            report(f"the run in {self.folder} was finished before; whether its {what}")
+            tell(f"the run in {self.folder} was finished before; whether its {what}")
         seconds = manifest.get("seconds", 0)
-        report(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
+        tell(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
 
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
         if self.call.loaded is None:
             with status("looking for model and data"):
-                self.settings.validate_reach()
+                validate_reach(self.settings)
         with status("loading torch"):
             device = own_device(self.call.device or self.settings.device)
         self.processes = stack.enter_context(process_group(device))
@@ -220,8 +222,6 @@ class Session(Generic[Settings_co]):
         self.finished = self.processes.broadcast(self.finished)
         if not self.finished:
             about = self._load(device)
-            from nope_probe.runtime.checkpoint import RunCheckpoint
-
             self.checkpoint = stack.enter_context(
                 RunCheckpoint(
                     checkpoint_dir(self.folder),
@@ -237,7 +237,7 @@ class Session(Generic[Settings_co]):
     def _load(self, device: str) -> dict[str, Any]:
         """Load the model, if the run has one, and return the run's identity."""
         self.sources = record_sources(self.call.sources(self.settings.sources()))
-        loaded = self.call.loaded or self.settings.load_model(device)
+        loaded = self.call.loaded or (self._load_model or load_model)(self.settings, device)
         if loaded is not None:
             self.loaded, self.weights = loaded, self.call.weights or fingerprint(loaded.model)
         made_with = {"versions": versions(), "weights": self.weights, **self._recorded_state()}
@@ -274,15 +274,13 @@ class Session(Generic[Settings_co]):
         Raises:
             UserError: in the first process, if they cannot be made.
         """
-        from nope_probe.data.sequences import Sequences
-
         if key not in self.checkpoint:
             tensors = {}
             if self.is_first:
                 made, chosen = self.call.inputs, settings or self.settings
                 if made is None or settings is not None:
                     with status(f"reading {chosen.data}"):
-                        made = chosen.make_sequences(self.loaded, shuffle=shuffle)
+                        made = make_sequences(chosen, self.loaded, shuffle=shuffle)
                 elif shuffle:
                     made = made.shuffled(chosen.seed)
                 tensors = made.to_tensors()
@@ -316,12 +314,18 @@ class Session(Generic[Settings_co]):
         done = f", {n_done:,} of them done before" if n_done else ""
         runs = f"{_counted(n_conditions, what)} in {_counted(len(passes), 'pass', 'passes')}"
         memory = f"; about {decimal(n_bytes)} of memory above the model"
-        report(f"running {runs}{over}{done}{memory}")
+        tell(f"running {runs}{over}{done}{memory}")
 
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
         """The number of sequences that this process runs."""
         return self.processes.n_own(self.settings.n_seqs, self.settings.seqs_per_batch)
+
+    @property
+    def lengths(self: Session[RunSettings]) -> dict[str, int]:
+        """The lengths that the model's files state, in tokens; empty for a model in memory."""
+        model, revision = self.settings.model, self.settings.revision
+        return {} if self.call.loaded else stated_lengths(model, revision)
 
     def provenance(self) -> dict[str, Any]:
         """Return what a manifest records of any run: command, model, versions, device, duration."""
@@ -359,7 +363,7 @@ class Session(Generic[Settings_co]):
         passes = run.manifest.get("layer_passes") or {"run": 0, "needed": 0}
         saved = f", ran {passes['run']:,} of {passes['needed']:,} layer passes"
         saved = saved if passes["run"] != passes["needed"] else ""
-        report(f"took {run.manifest['seconds']:.0f} s{saved}")
+        tell(f"took {run.manifest['seconds']:.0f} s{saved}")
 
 
 def _counted(n: int, one: str, several: str = "") -> str:
@@ -367,7 +371,7 @@ def _counted(n: int, one: str, several: str = "") -> str:
     return f"{n:,} {one if n == 1 else several or f'{one}s'}"
 
 
-def report(line: str) -> None:
+def tell(line: str) -> None:
     """Write a line on stderr, in the first process."""
     if is_first_process():
         sys.stderr.write(f"{printable(line)}\n")
@@ -376,8 +380,6 @@ def report(line: str) -> None:
 @contextmanager
 def out_of_memory_is_a_user_error() -> Iterator[None]:
     """Turn an out-of-memory error that smaller batches did not cure into one line."""
-    import torch
-
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:

@@ -6,9 +6,10 @@ beside the other flags is refused, never ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
+from inspect import Parameter
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -28,10 +29,7 @@ from nope_probe.components import Gain
 from nope_probe.data.documents import (
     MIN_FOLDS,
     file_of,
-    is_data_set,
-    validate_folds,
     validate_packing,
-    validate_readable,
 )
 from nope_probe.errors import (
     TooFewLayersError,
@@ -44,22 +42,17 @@ from nope_probe.errors import (
 from nope_probe.files import local_path
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN
 from nope_probe.maps import default_rows
-from nope_probe.models.context import beyond_context, stated_lengths, validate_context
+from nope_probe.models.info import ModelInfo
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
-    is_on_hub,
     path_of,
-    validate_hub_answers,
-    validate_reachable,
     validate_revision,
 )
-from nope_probe.runtime.processes import process_count, status, validate_one_process
+from nope_probe.runtime.processes import process_count, validate_one_process
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
-    from nope_probe.models.info import ModelInfo
-    from nope_probe.models.load import LoadedModel
 
 _arg = tyro.conf.arg
 Chosen = TypeVar("Chosen", bound="BoundedSettings")
@@ -173,6 +166,17 @@ def _hints_of(settings: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(settings)}
 
 
+def options_of(settings: type) -> Iterator[tuple[Parameter, str]]:
+    """Yield the settings as keyword parameters of a function, each with its help."""
+    for field in fields(settings):
+        plain, *extras = get_args(_hints_of(settings)[field.name])
+        text = "".join(getattr(extra, "help", None) or "" for extra in extras)
+        yield (
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=plain),
+            text,
+        )
+
+
 def flag_of(name: str) -> str:
     """Return the flag of a setting.
 
@@ -227,9 +231,6 @@ class SessionSettings(BoundedSettings):
         """Check without the model that a single process was started."""
         validate_one_process()
 
-    def validate_reach(self) -> None:
-        """Check that model and data are within reach, without loading them."""
-
     @property
     def least_memory(self) -> int:
         """The bytes that the run needs at one time, at least."""
@@ -242,9 +243,6 @@ class SessionSettings(BoundedSettings):
     def sources(self) -> dict[str, Path | None]:
         """Return the paths of the model's and the data's files; None for files elsewhere."""
         return {}
-
-    def load_model(self, device: str) -> LoadedModel | None:
-        """Load the model of the run; None for a run without a model."""
 
 
 ModelFlag = Annotated[
@@ -389,25 +387,6 @@ class RunSettings(SessionSettings):
         if self.revision is not None:
             validate_revision(self.model)
 
-    def validate_reach(self) -> None:
-        """Check that model and data are on this machine or within reach, without loading them.
-
-        Raises:
-            UserError: naming what works offline; for sequences beyond the model's context.
-        """
-        validate_reachable(self.model, self.revision)
-        validate_context(
-            self.model, self.seq_len, beyond=self.beyond_context, revision=self.revision
-        )
-        if not is_data_set(self.data):
-            validate_readable(self.data)
-        elif file_of(self.data) is None:
-            validate_hub_answers(f"the data set {self.data}")
-
-    def stated_lengths(self) -> dict[str, int]:
-        """Return the lengths that the model's files state: its context, and of its training."""
-        return stated_lengths(self.model, self.revision)
-
     def without_effect(self) -> dict[str, str]:
         """Return by name why settings have no effect beside the others."""
         unused = MEANINGLESS.get(self.data, ("alpha",))
@@ -457,36 +436,15 @@ class RunSettings(SessionSettings):
         is_drawn = self.data in ("random", "gaussian")
         return files if is_drawn else files | {"data": file_of(self.data)}
 
-    def load_model(self, device: str) -> LoadedModel:
-        """Load the first layers of the model.
+    @property
+    def depth(self) -> int | None:
+        """How many first layers of the model to load; None for all."""
+        return None if self.layers == "all" else self.layers
 
-        Raises:
-            UserError: if there is no such model.
-        """
-        return self.load_layers(device, None if self.layers == "all" else self.layers)
-
-    def load_layers(
-        self, device: str, n_layers: int | None, n_ctx: int | None = None
-    ) -> LoadedModel:
-        """Load some first layers of the model, all for None, with `n_ctx` positions or more."""
-        takes = max(n_ctx or 0, self.seq_len if self.beyond_context else 0)
-        doing = f"loading TransformerLens and {self.model}"
-        with status(doing, has_bars=is_on_hub(self.model)):
-            import torch
-
-            from nope_probe.models.load import load
-
-            loaded = load(
-                self.model,
-                n_layers=n_layers,
-                device=device,
-                dtype=None if self.dtype == "auto" else getattr(torch, self.dtype),
-                revision=self.revision,
-                device_map=self.device_map,
-                n_ctx=takes or None,
-            )
-        self.validate_layers(loaded.info)
-        return loaded
+    @property
+    def positions(self) -> int | None:
+        """How many positions the model is to take beyond its context; None for no more."""
+        return self.seq_len if self.beyond_context else None
 
     def validate_layers(self, info: ModelInfo) -> None:
         """Check that there are the layers that the run measures, and that some of them attends.
@@ -502,40 +460,6 @@ class RunSettings(SessionSettings):
                 f"the first {self.layers} layers of {info.name} do not attend: L{first} is the "
                 f"first that does, try --layers {first + 1}"
             )
-
-    def make_sequences(self, loaded: LoadedModel, *, shuffle: bool | None = None) -> Sequences:
-        """Make the inputs: vectors for a parameter-free model, tokens for any other.
-
-        Args:
-            loaded: the model.
-            shuffle: whether to permute tokens; as in the settings by default.
-
-        Raises:
-            UserError: if the model cannot take the data, or there are too few sequences.
-        """
-        from nope_probe.data.sequences import gaussian, sequences
-
-        info = loaded.info
-        if self.seq_len > info.n_ctx and not self.beyond_context:
-            raise beyond_context(self.seq_len, info.n_ctx)
-        if (self.data == "gaussian") != info.parameter_free:
-            kind = "gaussian vectors" if info.parameter_free else "text or random tokens"
-            raise UserError(f"{info.name} takes {kind}, not --data {self.data}")
-        if self.data == "gaussian":
-            return gaussian(self.n_seqs, self.seq_len, info.d_model, self.alpha, self.seed)
-        made = sequences(
-            self.data,
-            tokenizer=loaded.tokenizer,
-            n_seqs=self.n_seqs,
-            seq_len=self.seq_len,
-            seed=self.seed,
-            start=self.windows,
-            bos=self.bos,
-            pack=self.pack,
-            shuffle=self.shuffle if shuffle is None else shuffle,
-        )
-        validate_folds(self.data, made.n_documents, self.folds)
-        return made
 
     @property
     def removes(self) -> bool:

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset, load_dataset
 from jaxtyping import Int
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from nope_probe.data.documents import is_held_out, stdlib_documents
 from nope_probe.data.sequences import cut
-
-if TYPE_CHECKING:
-    from nope_probe.training.recipes import Recipe
-
+from nope_probe.training.recipes import Recipe
 
 BOS = "<bos>"
 
@@ -44,8 +41,6 @@ class Corpus:
 def tokenizer_of(recipe: Recipe) -> PreTrainedTokenizerBase:
     """Return the recipe's tokenizer: a byte-level BPE trained here, or a tokenizer on the Hub."""
     if recipe.size != "tiny":
-        from transformers import AutoTokenizer
-
         return AutoTokenizer.from_pretrained(recipe.tokenizer)
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

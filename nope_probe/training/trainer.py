@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -29,16 +29,11 @@ from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.errors import UserError
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import to_hooked
-from nope_probe.runtime.folder import atomic_write, write_json
-from nope_probe.runtime.processes import is_first_process, process_count
+from nope_probe.runtime.places import atomic_write, write_json
+from nope_probe.runtime.processes import Signals, is_first_process, process_count
 from nope_probe.training.checkpoints import FINISHED, mark_whole
 from nope_probe.training.corpus import Corpus
-from nope_probe.training.recipes import split_batch
-
-if TYPE_CHECKING:
-    from nope_probe.runtime.processes import Signals
-    from nope_probe.training.recipes import Recipe
-
+from nope_probe.training.recipes import Recipe, split_batch
 
 SAVE_EVERY = 1000  # steps
 N_MEASURED = 24  # steps at which the pattern is measured

@@ -135,7 +135,7 @@ def test_a_linear_function_of_a_mean_has_no_bias_to_remove() -> None:
     folds = torch.tensor([0.3, -2.0, 1.1, 0.7], dtype=torch.float64)
     weights = fold_weights(4, counts)
     found = Estimates.without_bias(weights_of_means(weights) @ folds, weights)
-    assert torch.allclose(found.values, Estimates.of_means(folds, counts).values, atol=1e-12)
+    assert torch.allclose(found.values, Estimates.of_means(folds, weights).values, atol=1e-12)
 
 
 def contains(interval: Interval, value: float, slack: float = 0) -> bool:

@@ -11,12 +11,9 @@ from nope_probe.analyses.attribution import CONJUNCTION_TOLERANCE, attribute, so
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_rows import contrast_map
 from nope_probe.analyses.shapley import (
-    INTACT,
-    Condition,
     alone,
     base,
     coalitions,
-    condition,
     lost,
     moebius,
     player_set,
@@ -25,7 +22,7 @@ from nope_probe.analyses.shapley import (
     positional_whole,
     source_terms,
 )
-from nope_probe.components import kept_name
+from nope_probe.conditions import INTACT, MASK, Condition, kept_name
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.maps import ScoreMaps
 
@@ -59,7 +56,7 @@ def test_weights_alone_bring_nothing_and_what_is_lost_without_a_source_is_its_te
     for whole in (position_term(["mask", "rope"]), positional_whole(players)):
         torch.testing.assert_close(contrast_map(whole, values) + terms["content"], values[INTACT])
     only_rope = player_set(["rope", "w_q"])
-    assert positional_whole(only_rope) == {INTACT: 1, frozenset({"rope"}): -1}
+    assert positional_whole(only_rope) == {INTACT: 1, Condition({"rope"}): -1}
     with pytest.raises(ValueError, match="unknown player 'w_x'; there are mask, rope"):
         player_set(["w_q+w_x"])
 
@@ -69,10 +66,10 @@ def test_what_replaced_weights_bring_of_their_own_is_no_part_of_what_they_share(
     players = player_set(["rope", "qk"])
     key = torch.arange(N).double().repeat(N, 1)
     pattern, content = key, 14 * (key - 5).abs()
-    qk = frozenset({"w_q", "w_k"})
-    values = {INTACT: pattern, frozenset({"rope"}): 0 * key, qk: content, qk | {"rope"}: content}
+    qk = Condition({"w_q", "w_k"})
+    values = {INTACT: pattern, Condition({"rope"}): 0 * key, qk: content, qk | {"rope"}: content}
     [layer] = attribute(
-        as_folds({**values, frozenset({"mask"}): pattern, frozenset({"mask", "rope"}): 0 * key}),
+        as_folds({**values, Condition({"mask"}): pattern, Condition({"mask", "rope"}): 0 * key}),
         [players],
     )
     rope, weights = layer.players
@@ -107,12 +104,12 @@ def test_a_player_that_changes_nothing_has_no_share_and_equal_players_have_equal
 def test_without_a_source_the_base_and_the_shares_add_to_one():
     players = player_set(["w_q", "w_k"])
     values = random_values(players, seed=5)
-    [layer] = attribute(as_folds({**values, frozenset({"mask"}): values[INTACT]}), [players])
+    [layer] = attribute(as_folds({**values, Condition({"mask"}): values[INTACT]}), [players])
     by_name = {player.player: player for player in layer.players}
     assert list(by_name) == ["w_q", "w_k", "base"]
     assert sum(player.share.value for player in layer.players) == pytest.approx(1)
     cells = kept_cells(N)
-    left, whole = (row_centred(values[c])[cells] for c in (frozenset({"w_q", "w_k"}), INTACT))
+    left, whole = (row_centred(values[c])[cells] for c in (Condition({"w_q", "w_k"}), INTACT))
     truth = float((left * whole).sum() / whole.square().sum())
     assert by_name["base"].share.value == pytest.approx(truth)
     for part in ("lost", "alone", "amplification"):
@@ -121,16 +118,16 @@ def test_without_a_source_the_base_and_the_shares_add_to_one():
 
 def powerset_values(names: list[str]) -> dict[Condition, Tensor]:
     subsets = (members for size in range(len(names) + 1) for members in combinations(names, size))
-    return {frozenset(subset): torch.randn(N, N, dtype=torch.float64) for subset in subsets}
+    return {Condition(subset): torch.randn(N, N, dtype=torch.float64) for subset in subsets}
 
 
 def _without_rope(values: dict[Condition, Tensor]) -> dict[Condition, Tensor]:
-    return {removed - {"rope"}: value for removed, value in values.items()}
+    return {Condition(removed - {"rope"}): value for removed, value in values.items()}
 
 
 def test_the_sources_are_what_each_adds_alone_and_add_up_to_the_intact_pattern():
-    both = frozenset({"mask", "rope"})
-    conditions = [INTACT, frozenset({"mask"}), frozenset({"rope"}), both]
+    both = Condition({"mask", "rope"})
+    conditions = [INTACT, Condition({"mask"}), Condition({"rope"}), both]
     values = {c: torch.randn(N, N, dtype=torch.float64) for c in conditions}
     terms = {
         name: contrast_map(term, values) for name, term in source_terms(["mask", "rope"]).items()
@@ -138,8 +135,8 @@ def test_the_sources_are_what_each_adds_alone_and_add_up_to_the_intact_pattern()
     assert list(terms) == ["content", "mask", "rope", "mask_x_rope"]
     torch.testing.assert_close(sum(terms.values()), values[INTACT])
     torch.testing.assert_close(terms["content"], values[both])
-    torch.testing.assert_close(terms["mask"], values[frozenset({"rope"})] - values[both])
-    torch.testing.assert_close(terms["rope"], values[frozenset({"mask"})] - values[both])
+    torch.testing.assert_close(terms["mask"], values[Condition({"rope"})] - values[both])
+    torch.testing.assert_close(terms["rope"], values[Condition({"mask"})] - values[both])
     three = powerset_values(["mask", "rope", "window"])
     terms = source_terms(["mask", "rope", "window"])
     torch.testing.assert_close(
@@ -150,7 +147,7 @@ def test_the_sources_are_what_each_adds_alone_and_add_up_to_the_intact_pattern()
         contrast_map(terms["mask_x_window"], three),
         contrast_map(source_terms(["mask", "window"])["mask_x_window"], _without_rope(of_window)),
     )
-    content, mask = {frozenset({"mask"}): 1}, {INTACT: 1, frozenset({"mask"}): -1}
+    content, mask = {Condition({"mask"}): 1}, {INTACT: 1, Condition({"mask"}): -1}
     assert source_terms(["mask"]) == {"content": content, "mask": mask}
     assert position_term(["mask"]) == mask
 
@@ -166,8 +163,8 @@ def test_a_conjunction_of_two_gives_each_a_half_and_is_named_within_its_toleranc
     pattern = torch.arange(N).double().repeat(N, 1)
     # The mask's share is (1 + x) / 2 where it brings x of the pattern alone, and w_q nothing.
     x = 2 * off
-    values = {INTACT: pattern, frozenset({"w_q"}): x * pattern}
-    values |= {frozenset({"mask"}): 0 * pattern, frozenset({"mask", "w_q"}): 0 * pattern}
+    values = {INTACT: pattern, Condition({"w_q"}): x * pattern}
+    values |= {Condition({"mask"}): 0 * pattern, Condition({"mask", "w_q"}): 0 * pattern}
     [layer] = attribute(as_folds(values), [players], sources=["mask"])
     mask, w_q = layer.players
     assert (mask.share.value, mask.alone.value) == pytest.approx(((1 + x) / 2, x))
@@ -192,7 +189,7 @@ def test_the_mask_effect_leaves_the_skipped_keys_out(skip_keys: int):
         kept = torch.stack([scores[cell] for cell in cells])
         rest = kept - design @ torch.linalg.pinv(design) @ kept
         expected.append(float(rest.square().mean().sqrt()))
-    values = as_folds({INTACT: with_mask, frozenset({"mask"}): without})
+    values = as_folds({INTACT: with_mask, Condition({"mask"}): without})
     [layer] = attribute(values, sources=["mask"], skip_keys=skip_keys)
     effect = layer.non_relative
     assert effect.with_mask.value == pytest.approx(expected[0])
@@ -207,9 +204,9 @@ MAPS = {
         counts=torch.full((5,), 3),
         layers=(0, 1),
     )
-    for seed, removed in enumerate(map(frozenset, ((), ("mask",), ("rope",), ("mask", "rope"))))
+    for seed, removed in enumerate(map(Condition, ((), ("mask",), ("rope",), ("mask", "rope"))))
 }
-MASK, BOTH = frozenset({"mask"}), frozenset({"mask", "rope"})
+BOTH = Condition({"mask", "rope"})
 
 
 @pytest.mark.parametrize(
@@ -228,7 +225,7 @@ MASK, BOTH = frozenset({"mask"}), frozenset({"mask", "rope"})
     ],
 )
 def test_a_condition_is_named_by_what_is_removed(removed, components: str) -> None:
-    assert condition(removed) == frozenset(components.split())
+    assert Condition.parse(removed) == frozenset(components.split())
     assert kept_name({"w_v", "rope", "w_o", "mask"}) == "mask+rope+w_o+w_v", "as in tables"
 
 
@@ -247,9 +244,9 @@ def test_captures_are_measured_and_attributed_like_their_folds_whatever_the_name
         ([INTACT, MASK], "mask"),
         (list(MAPS), "mask rope"),
         ([INTACT, BOTH], "mask rope"),
-        ([INTACT, MASK, frozenset({"pos_embed", "mask"})], "mask pos_embed"),
-        ([INTACT, MASK, frozenset({"rope", "w_q"})], "mask"),
-        ([INTACT, frozenset({"rope"}), frozenset({"window"})], "mask rope window"),
+        ([INTACT, MASK, Condition({"pos_embed", "mask"})], "mask pos_embed"),
+        ([INTACT, MASK, Condition({"rope", "w_q"})], "mask"),
+        ([INTACT, Condition({"rope"}), Condition({"window"})], "mask rope window"),
     ],
 )
 def test_the_sources_are_those_that_are_removed(conditions, sources: str) -> None:

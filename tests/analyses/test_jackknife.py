@@ -29,7 +29,7 @@ def test_the_interval_of_an_amplitude_covers_the_truth_19_times_of_20(counts: li
     noise = sizes.double().rsqrt()[:, None]
     for _ in range(n):
         folds = signal + noise * torch.randn(8, 61).double()
-        products = cross_products(folds[None], folds[None], sizes)[:, 0, 0]
+        products = cross_products(folds[None], folds[None], fold_weights(8, sizes))[:, 0, 0]
         interval = rms(estimates_of(products, sizes))
         covered += interval.low <= square**0.5 <= interval.high
         estimates.append(float(products[0]))
@@ -53,7 +53,7 @@ def test_a_paired_difference_of_rms_covers_the_truth_near_zero_too(
         squares = []
         for root, noise in zip(roots, noises, strict=True):
             folds = root * signal + noise / sizes[:, None].sqrt()
-            products = cross_products(folds[None], folds[None], sizes)[:, 0, 0]
+            products = cross_products(folds[None], folds[None], fold_weights(8, sizes))[:, 0, 0]
             squares.append(estimates_of(products, sizes))
         interval = rms_difference(*squares)
         assert interval.low <= interval.value <= interval.high
@@ -108,6 +108,7 @@ def test_too_few_folds_give_no_interval_and_no_products():
 
 
 COUNTS = torch.tensor([3, 11, 2, 7, 5])
+WEIGHTS = fold_weights(len(COUNTS), COUNTS)
 
 
 def from_sequences(values: torch.Tensor) -> torch.Tensor:
@@ -119,12 +120,12 @@ def test_the_variance_of_a_mean_over_unequal_folds_is_that_of_the_delete_m_jackk
     """By the pseudo-values of Busing, Meijer and van der Leeden (1999)."""
     torch.manual_seed(7)
     values = torch.randn(int(COUNTS.sum()), 3).double()
-    means = leave_one_out(from_sequences(values), COUNTS)
+    means = leave_one_out(from_sequences(values), WEIGHTS)
     h, g = COUNTS.sum() / COUNTS.double(), len(COUNTS)
     pseudo = h[:, None] * means[0] - (h[:, None] - 1) * means[1:]
     estimate = g * means[0] - ((1 - 1 / h)[:, None] * means[1:]).sum(0)
     variance = ((pseudo - estimate).square() / (h[:, None] - 1)).mean(0)
-    torch.testing.assert_close(standard_error(from_sequences(values), COUNTS), variance.sqrt())
+    torch.testing.assert_close(standard_error(from_sequences(values), WEIGHTS), variance.sqrt())
     freedom = float(COUNTS.sum() ** 2 / COUNTS.square().sum()) - 1
     low, high = stats.t.interval(0.95, df=freedom, loc=means[0, 0], scale=variance[0].sqrt())
     interval = jackknife(estimates_of(means[:, 0], COUNTS))
@@ -166,7 +167,9 @@ def test_leaving_a_fold_out_is_the_mean_over_the_sequences_of_the_others(
     values = randn(seed, len(fold_of), 3)
     folds = torch.stack([values[fold_of == f].mean(0) for f in range(len(sizes))])
     truth = [values.mean(0), *(values[fold_of != f].mean(0) for f in range(len(sizes)))]
-    torch.testing.assert_close(leave_one_out(folds, counts), torch.stack(truth))
+    torch.testing.assert_close(
+        leave_one_out(folds, fold_weights(len(sizes), counts)), torch.stack(truth)
+    )
     assert float(fold_weights(len(sizes), counts).sum()) == pytest.approx(1)
 
 
@@ -176,7 +179,7 @@ def test_inner_products_are_weighted_sums_over_pairs_of_different_folds(
 ):
     n_folds, counts = len(sizes), torch.tensor(sizes)
     x, y = randn(seed, 2, n_folds, 5), randn(seed + 1, 3, n_folds, 5)
-    result = cross_products(x, y, counts)
+    result = cross_products(x, y, fold_weights(n_folds, counts))
     for out in (None, *range(n_folds)):
         pairs = [
             (a, b) for a in range(n_folds) for b in range(n_folds) if a != b and out not in (a, b)

@@ -12,16 +12,19 @@ from nope_probe.analyses.pattern import measure_estimates, order_estimates, rela
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.shapley import player_set
 from nope_probe.analyses.splits import offset_means, offset_profiles
+from nope_probe.conditions import Condition
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
-from nope_probe.maps.estimates import cross_products, leave_one_out
+from nope_probe.maps.estimates import cross_products, fold_weights, leave_one_out
 from nope_probe.maps.fold_rows import PackedFolds, TensorFolds
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
-from nope_probe.maps.rows import pack_rows
+from nope_probe.maps.rows import MapRows
 
 N, FOLDS = 23, 5
 COUNTS = torch.tensor([3, 7, 2, 5, 11])
-CONDITIONS = [frozenset(item) for item in ((), ("mask",), ("w_q",), ("mask", "w_q"))]
+ROWS = MapRows(torch.arange(N), N)
+WEIGHTS = fold_weights(len(COUNTS), COUNTS)
+CONDITIONS = [Condition(item) for item in ((), ("mask",), ("w_q",), ("mask", "w_q"))]
 SIZES = [1, 8 * FOLDS * N * 7, 1 << 20]  # bytes: a row at a time, seven rows, the whole map
 
 
@@ -40,12 +43,12 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
         [row_centred(captured, skip)[:, kept_cells(N, skip)] for captured in maps.values()]
     )
     packed = [
-        LayerMaps(folds=PackedFolds(pack_rows(captured)), counts=COUNTS, skip_keys=skip)
+        LayerMaps(folds=PackedFolds(ROWS.pack(captured), ROWS), counts=COUNTS, skip_keys=skip)
         for captured in maps.values()
     ]
     patterns = patterns_of_others(packed)
     gram = ContrastGram.of(dict(zip(maps, patterns, strict=True)), n_bytes=4 * n_bytes)
-    expected = cross_products(cells, cells, COUNTS)
+    expected = cross_products(cells, cells, WEIGHTS)
     torch.testing.assert_close(gram.gram, expected, rtol=1e-11, atol=1e-12)
 
 
@@ -56,10 +59,10 @@ def test_any_block_size_gives_the_estimates_of_whole_maps(n_bytes: int, skip: in
     patterns = row_centred(scores, skip)
     rest = patterns - relative_part(patterns, skip)
     products = [
-        cross_products(x[None], x[None], COUNTS) for x in (patterns[:, cells], rest[:, cells])
+        cross_products(x[None], x[None], WEIGHTS) for x in (patterns[:, cells], rest[:, cells])
     ]
-    means = leave_one_out(patterns, COUNTS)
-    diagonal = diagonal_normalised(leave_one_out(scores, COUNTS))
+    means = leave_one_out(patterns, WEIGHTS)
+    diagonal = diagonal_normalised(leave_one_out(scores, WEIGHTS))
     expected = {
         "amplitude_squared": products[0][:, 0, 0],
         "non_relative_squared": products[1][:, 0, 0],
@@ -67,9 +70,9 @@ def test_any_block_size_gives_the_estimates_of_whole_maps(n_bytes: int, skip: in
         "monotonicity": monotonicity(means, 8, skip),
         "monotonicity_lag1": monotonicity(means, 1, skip),
         "edge_contrast": edge_contrast(diagonal, skip),
-        "edge_contrast_visible": edge_contrast(leave_one_out(rest, COUNTS), skip),
+        "edge_contrast_visible": edge_contrast(leave_one_out(rest, WEIGHTS), skip),
     }
-    for kept in (TensorFolds(scores), PackedFolds(pack_rows(scores))):
+    for kept in (TensorFolds(scores, ROWS), PackedFolds(ROWS.pack(scores), ROWS)):
         pattern = LayerMaps(folds=kept, counts=COUNTS, skip_keys=skip).others
         result = measure_estimates(pattern, n_bytes=n_bytes)
         assert list(result) == list(expected)
@@ -92,13 +95,13 @@ def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
     expected = attribute(captured, players, sources=["mask"])
     attribution = attribute(stored, players, sources=["mask"])
     assert repr(attribution) == repr(expected)
-    assert attribution[1].kept[frozenset()].value == pytest.approx(1)
+    assert attribution[1].kept[Condition()].value == pytest.approx(1)
     shares = [player.share.value for player in attribution[1].players]
     assert shares == pytest.approx([player.share.value for player in expected[1].players], rel=1e-9)
 
 
 def test_trends_are_those_of_the_queries_that_have_rows() -> None:
-    queries, means = torch.arange(0, N, 5), leave_one_out(row_centred(folds(0)), COUNTS)
+    queries, means = torch.arange(0, N, 5), leave_one_out(row_centred(folds(0)), WEIGHTS)
     layer = LayerMaps.of(folds(0)[:, queries], COUNTS, queries)
     order = order_estimates(layer.others)
     by_query = [

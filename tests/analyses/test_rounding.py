@@ -121,6 +121,14 @@ def test_a_source_that_changes_nothing_but_the_last_digits_has_no_share_and_no_p
     assert all(is_undefined(interaction.share) for interaction in layer.interactions)
 
 
+@pytest.mark.parametrize(("amplitude", "is_pattern"), [(1e-7, False), (2e-7, True)])
+def test_what_float32_attention_does_not_see_is_no_pattern_however_small_the_scores(
+    amplitude: float, is_pattern: bool
+) -> None:
+    [measures] = measure(ripple(amplitude).repeat(FOLDS, 1, 1, 1))
+    assert measures.amplitude.value == pytest.approx(amplitude if is_pattern else 0, rel=1e-4)
+
+
 def test_nothing_is_left_of_a_pattern_within_rounding() -> None:
     digits = maps(ripple(0.5 * RMS * ROUNDING))
     pattern = LayerMaps.of(digits[:, 0]).pattern

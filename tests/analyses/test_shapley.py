@@ -9,7 +9,6 @@ from torch import Tensor
 
 from nope_probe.analyses.pattern_rows import contrast_map
 from nope_probe.analyses.shapley import (
-    Condition,
     Player,
     PlayerSet,
     alone,
@@ -22,6 +21,7 @@ from nope_probe.analyses.shapley import (
     shapley,
     without,
 )
+from nope_probe.conditions import Condition
 
 SEEDS = st.integers(0, 2**32 - 1)
 SOURCES = {"mask", "rope", "pos_embed"}
@@ -48,7 +48,7 @@ def worth(players: PlayerSet, values: Values, kept: tuple[Player, ...]) -> Tenso
 
     def value(some: tuple[Player, ...]) -> Tensor:
         gone = set().union(*(player.components for player in players.players if player not in some))
-        return values[frozenset(gone)]
+        return values[Condition(gone)]
 
     if not any(player.components & SOURCES for player in players.players):
         return value(kept)

@@ -17,7 +17,7 @@ from nope_probe.analyses.splits import mean_squares_by_query, offset_means
 from nope_probe.maps.centred import first_visible_keys
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
-from nope_probe.maps.rows import choose_rows, pack_rows
+from nope_probe.maps.rows import MapRows, choose_rows
 
 N, N_FOLDS, NAN = 23, 4, float("nan")
 QUERY, KEY = torch.arange(N)[:, None], torch.arange(N)[None]
@@ -103,7 +103,8 @@ def test_the_first_visible_keys_are_those_of_the_window(name: str) -> None:
     maps = folds(name)
     expected = [min(*(CELLS[name][i].nonzero().flatten().tolist()), i) for i in range(N)]
     assert first_visible_keys(maps[0]).tolist() == expected
-    assert PackedFolds(pack_rows(maps)).first_keys.tolist() == expected
+    rows = MapRows.of(maps)
+    assert PackedFolds(rows.pack(maps), rows).first_keys.tolist() == expected
     pattern = row_centred(maps)
     assert pattern.isfinite()[0].equal(CELLS[name] & (KEY < QUERY))
     assert pattern.nansum(-1).abs().max() < 1e-12

@@ -20,9 +20,9 @@ FREE = "--model parameter-free --data gaussian"
 COMPUTED = (
     "nope_probe.models.load.load",
     "nope_probe.models.parameter_free.build",
-    "nope_probe.analyses.parameter_free.theory.critical_alphas",
+    "nope_probe.experiments.simulation.run.critical_alphas",
     "nope_probe.experiments.paper.run.run_experiments",
-    "nope_probe.training.corpus.corpus_of",
+    "nope_probe.training.run.corpus_of",
 )
 BANDS = " ".join(f"rope[{pair}:{pair + 1}]" for pair in range(10))
 NUMBERS = [
@@ -145,7 +145,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in COMPUTED:
         module, _, function = name.rpartition(".")
         monkeypatch.setattr(import_module(module), function, compute)
-    monkeypatch.setattr("nope_probe.runtime.folder.validate_browser", lambda: None)
+    monkeypatch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
     for name in ("full",):
         (tmp_path / name).mkdir()
     for name in ("file", "full/x"):

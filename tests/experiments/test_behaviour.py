@@ -20,9 +20,10 @@ from support.edited_model import edited, norm_sizes, plain_run
 from support.rounding import MEASURE, NETWORK, assert_same
 
 from nope_probe import Ablation, behaviour, read_run
+from nope_probe.conditions import MASK
 from nope_probe.experiments.behaviour import sections
 from nope_probe.experiments.behaviour.analyse import position_table
-from nope_probe.experiments.behaviour.plan import Measured, Plan, Probe
+from nope_probe.experiments.behaviour.plan import MeasuredBehaviour, Plan, Probe
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
@@ -182,7 +183,7 @@ def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -
     plan = Plan(
         conditions={"intact": Ablation(), "mask": Ablation(remove=["mask"])},
         heads={},
-        sources=frozenset({"mask"}),
+        sources=MASK,
         layers=(0,),
         measures=("loss",),
         probes={"text": probe},
@@ -192,7 +193,7 @@ def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -
         uniform=1.0,
         left_out={},
     )
-    measured = Measured(losses={("intact", "text"): losses, ("mask", "text"): losses})
+    measured = MeasuredBehaviour(losses={("intact", "text"): losses, ("mask", "text"): losses})
     table = position_table(plan, measured, "text", width=4)
     rows = table[["condition", "position", "loss"]].to_numpy().tolist()
     intact = [["intact", 1, 4.0], ["intact", 4, 7.5], ["intact", 8, 11.5]]

@@ -22,6 +22,8 @@ from nope_probe.analyses.jackknife import standard_error
 from nope_probe.experiments.circuit.sections import _side_by_side
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.capture import capture_stages
+from nope_probe.maps.estimates import fold_weights
+from nope_probe.runtime.folder import Run
 
 N = 19
 SMALL = ["--n-seqs", "23", "--seq-len", str(N), "--folds", "5", "--batch-size", "7"]
@@ -57,8 +59,9 @@ def test_maps_on_disk_are_those_of_capture_stages(without_mlp: Path, model: Any)
         shown = capture_stages(model, tokens, n_folds=5, documents=documents)
     kinds = ("gram", "normalised", "se", "reference")
     assert maps.keys() == {f"{kind}/{letter}" for kind in kinds for letter in "abcdefghi"}
+    weights = fold_weights(len(shown.counts), shown.counts)
     for letter, folds in shown.folds.items():
-        truths = shown.mean(letter), shown.normalised(letter), standard_error(folds, shown.counts)
+        truths = shown.mean(letter), shown.normalised(letter), standard_error(folds, weights)
         for kind, truth in zip(kinds, (*truths, intact.mean(letter)), strict=True):
             seen, expected = maps[f"{kind}/{letter}"], truth.numpy()
             assert (seen.shape, seen.dtype) == ((N, N), np.float32)
@@ -164,7 +167,8 @@ def test_the_page_shows_each_stage_of_both_models_on_one_scale_beside_their_diff
         for kind in ("gram", "reference")
         for letter in "ag"
     }
-    [section] = _side_by_side(maps, ("mask",), 0)
+    manifest = {"removed": ["mask"], "skip_keys": 0}
+    [section] = _side_by_side(Run(manifest=manifest, arrays={"maps": maps}))
     figure = section.drawn()
     assert figure is not None
     panels = figure.data
@@ -180,7 +184,8 @@ def test_the_page_shows_each_stage_of_both_models_on_one_scale_beside_their_diff
         assert scales[2].cmin == -scales[2].cmax
     tops = [figure.layout[panels[index].coloraxis].cmax for index in (0, 3)]
     assert tops[1] > 10 * tops[0], "stages that differ twentyfold do not share colours"
-    assert not [*_side_by_side({"gram/a": np.eye(N)}, (), 0)]
+    intact = Run(manifest={"removed": [], "skip_keys": 0}, arrays={"maps": {"gram/a": np.eye(N)}})
+    assert not [*_side_by_side(intact)]
 
 
 def test_scores_of_a_hybrids_layer_are_plain_transformers_own(

@@ -18,10 +18,11 @@ from nope_probe import circuit, compare, scores
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import pattern_difference
-from nope_probe.experiments.compare.run import Settings
+from nope_probe.experiments.compare.members import read_members
+from nope_probe.experiments.compare.run import Compared
 from nope_probe.experiments.tables import measures_table
 from nope_probe.maps.layers import LayerMaps
-from nope_probe.maps.rows import pack_rows
+from nope_probe.maps.rows import MapRows
 from nope_probe.runtime.folder import Run, read_manifest, read_run, write_run
 from nope_probe.runtime.session import Session
 
@@ -49,7 +50,7 @@ def write(
         "maps": {"score": folds.mean(0).numpy(), "se": standard_error(folds).numpy()}
     }
     if kept:
-        arrays["folds"] = {"score": pack_rows(folds).numpy()}
+        arrays["folds"] = {"score": MapRows.of(folds).pack(folds).numpy()}
     about = {
         "model": {"name": model},
         "data": {"sha256": tokens},
@@ -128,7 +129,7 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     out = tmp_path / "out"
     shutil.rmtree(runs[1])
     write(runs[1], maps(0), model="b")  # the same maps as a's
-    with Session("compare", Settings(runs=tuple(runs), out=out)):
+    with Session("compare", Compared(runs=tuple(runs), out=out, members=read_members(runs))):
         line = refused(capfd, tmp_path, compare, *runs, "--out", out)
         assert f"process {os.getpid()} on " in line
     assert not out.exists()

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from nope_probe.analyses.shapley import INTACT
+from nope_probe.conditions import INTACT
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan, measure_conditions
+from nope_probe.experiments.ablation.settings import Settings
 from nope_probe.experiments.engine import Engine
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import capture_written
 from nope_probe.hooks.reading.capture import capture_scores
-from nope_probe.hooks.removing.removals import Ablation, Substitute
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.models.parameter_free import build, nope_llama
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
@@ -139,7 +140,8 @@ def test_keys_are_those_of_all_streams_in_the_order_of_the_run(
     scope: Any, players: list[str], tmp_path: Path
 ):
     plan = make_plan(LLAMA, players)
-    plan = replace(plan, layers=(0, 1), scope=scope, reparametrise=2)
+    settings = Settings(replacement=("identity",), scope=scope, reparametrise=2)
+    plan = replace(plan, layers=(0, 1), settings=settings)
     tokens, checkpoint = random_tokens(), Listing(tmp_path)
     measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
     assert checkpoint.streams == plan.keys(has_shuffled=True)
@@ -180,7 +182,7 @@ def test_the_position_of_heads_of_a_layer_is_that_of_the_intact_model():
 @pytest.mark.parametrize(("scope", "n_run"), [("own", 36), ("upstream", 52)])
 def test_shared_residual_streams_change_no_map_and_save_layer_passes(scope: Any, n_run: int):
     model, tokens, other = small_model(), random_tokens(), random_tokens()
-    plan = replace(make_plan(LLAMA, ["sources"]), layers=(0, 1, 2), scope=scope)
+    plan = replace(make_plan(LLAMA, ["sources"]), layers=(0, 1, 2), settings=Settings(scope=scope))
     alone, shared = (
         measured(model, tokens, plan, shuffled=other, max_residual_bytes=n_bytes)
         for n_bytes in (0, 10**6)
@@ -218,8 +220,8 @@ def overflowing_norm(model: Any) -> None:
     ],
 )
 def test_a_non_finite_score_stops_the_run_and_is_named(spoil: Any, players: Any, message: str):
-    substitutes = (Substitute(gain="norm"),)
-    plan = replace(make_plan(LLAMA, players), layers=(0, 1), substitutes=substitutes)
+    settings = Settings(replacement=("identity",), gain="norm")
+    plan = replace(make_plan(LLAMA, players), layers=(0, 1), settings=settings)
     model = small_model()
     spoil(model)
     with pytest.raises(UserError, match=message):

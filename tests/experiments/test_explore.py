@@ -12,6 +12,7 @@ from nope_probe import figures
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import kept_pattern
 from nope_probe.analyses.shapley import player_set
+from nope_probe.conditions import INTACT, MASK
 from nope_probe.errors import UserError
 from nope_probe.experiments.circuit.analyse import Stages, block_explorer, explored
 from nope_probe.experiments.engine import Engine, as_sequences
@@ -122,7 +123,7 @@ def test_long_maps_are_pooled_and_measures_are_of_the_whole(
 def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
     maps: ScoreMaps, model: Any, tokens: torch.Tensor
 ) -> None:
-    intact, mask = frozenset[Any](), frozenset({"mask"})
+    intact, mask = INTACT, MASK
     captured = {intact: maps, mask: capture_scores(model, tokens.flip(1), n_folds=4)}
     stored = {
         key: set_apart(stored_layers(packed_tensors(maps_of)), 1)

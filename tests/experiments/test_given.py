@@ -1,18 +1,22 @@
 """The public `run_*` functions are the commands, of a model by name or of one in memory."""
 
+import inspect
 import json
+import pydoc
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from command_reference import flags_of
 from support.command_line import refused, run_command
 from support.rounding import NETWORK
 
@@ -20,11 +24,11 @@ import nope_probe
 from nope_probe import Ablation, ablated, capture_losses, load, read_run, reproduce, sequences
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.trace.run import Settings
+from nope_probe.experiments.trace.settings import Settings
+from nope_probe.files import json_checksum
 from nope_probe.hooks.layers.hook_points import hooks_attached, methods_replaced
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.runtime.folder import read_manifest
-from nope_probe.runtime.identity import json_checksum
+from nope_probe.runtime.folder import Run, read_manifest
 from nope_probe.runtime.session import Call, Session
 
 pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
@@ -36,12 +40,6 @@ RUNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "run_attention": ("attention.run", {"remove": ["w_q"]}, ()),
     "run_behaviour": ("behaviour.run", {"measures": ["loss", "copy"], "remove": ["mask"]}, ()),
     "run_trace": ("trace.run", {"confirm": 2, "writers": "layers"}, ()),
-}
-OPTIONS = {
-    "run_ablations": "AblationOptions",
-    "run_attention": "AttentionOptions",
-    "run_behaviour": "BehaviourOptions",
-    "run_trace": "TraceOptions",
 }
 each_function = pytest.mark.parametrize("name", RUNS)
 
@@ -294,27 +292,37 @@ def test_extrapolation_of_a_model_in_memory_takes_its_positions_and_sequences_of
 
 
 @each_function
-def test_the_options_are_the_flags_of_the_command(name: str) -> None:
-    module = import_module(f"nope_probe.experiments.{RUNS[name][0]}")
+def test_the_signature_and_the_help_show_the_flags_of_the_command(name: str) -> None:
+    kind = import_module(f"nope_probe.experiments.{RUNS[name][0]}").Settings
+    hints = get_type_hints(kind)  # without what is annotated
+    shown = inspect.signature(getattr(nope_probe, name)).parameters
+    flags = {field.name: field for field in fields(kind) if field.name not in ("model", "out")}
+    assert [*shown] == ["model", "inputs", "out", *flags]
+    for flag, field in flags.items():
+        option = shown[flag]
+        assert option.kind is inspect.Parameter.KEYWORD_ONLY
+        assert (option.default, option.annotation) == (field.default, hints[flag])
+    told = " ".join(pydoc.render_doc(getattr(nope_probe, name), renderer=pydoc.plaintext).split())
+    for flag, _, text in flags_of(kind):
+        option = flag.split()[0].removeprefix("--").replace("-", "_")
+        if option not in ("model", "out"):
+            assert f" {option}: {text} " in told
+    # The sections that the function's own docstring has stay as they are.
+    assert told.index(" Args: ") < told.rindex(f" {[*flags][-1]}: ") < told.index(" Raises: ")
 
-    def plain(hint: Any) -> Any:
-        """Return a type's parts; of several values, or of a single one, that of a tuple's."""
-        if get_origin(hint) in (tuple, Sequence):
-            return plain(get_args(hint)[0])
-        parts = [plain(part) for part in get_args(hint) if part is not ...]
-        return frozenset().union(*parts) if parts else frozenset([hint])
 
-    options, settings = (
-        get_type_hints(of, localns={"str": str})
-        for of in (getattr(module, OPTIONS[name]), module.Settings)
-    )
-    ours = {option: plain(hint) for option, hint in options.items()}
-    flags = {
-        flag: plain(hint)
-        for flag, hint in settings.items()
-        if flag not in ("model", "out", "unrecorded")
-    }
-    assert ours == flags
+@each_function
+def test_every_function_returns_a_run_with_its_own_tables(
+    name: str, loaded: Any, text: Sequences
+) -> None:
+    run = getattr(nope_probe, name)(loaded, text, **RUNS[name][1])
+    assert isinstance(run, Run)
+    own = [table for table, of in vars(type(run)).items() if isinstance(of, property)]
+    tables = [table for table in own if table in run.tables]
+    assert tables
+    for table in tables:
+        assert getattr(run, table) is run.tables[table]
+    assert f"tables: {next(iter(run.tables))}" in repr(run)
 
 
 @each_function

@@ -61,7 +61,7 @@ def test_a_command_draws_its_image_and_records_the_run_as_without(
 ) -> None:
     drawn = {}
     monkeypatch.setattr(sections, "export", lambda figure, path: drawn.update({path: figure}))
-    monkeypatch.setattr("nope_probe.runtime.folder.validate_browser", lambda: None)
+    monkeypatch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
     run = ["--n-samples", 32, "--seq-len", 5, "--out", tmp_path / "run"]
     run_command(simulate, *run, "--image", tmp_path / "figure.svg")
     assert drawn[tmp_path / "figure.svg"].layout.title.text.startswith("Scores at alpha = 0")

@@ -28,9 +28,9 @@ from nope_probe import (
 )
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.maps.estimates import cross_products
+from nope_probe.maps.estimates import cross_products, fold_weights
 from nope_probe.maps.maps import ScoreMaps
-from nope_probe.models.load import LoadedModel
+from nope_probe.models.info import LoadedModel
 
 SMALL = "--layers 2 --n-seqs 23 --seq-len 13 --folds 5"
 
@@ -165,7 +165,8 @@ def test_a_difference_of_chosen_rows_is_of_their_queries(
                 assert table.loc[(item, name), column] == pytest.approx(interval.value, nan_ok=True)
         change = (whole.folds - intact.folds)[:, place].double()
         rows = [change[:, i, 1:i] - change[:, i, 1:i].mean(-1, keepdim=True) for i in queries]
-        square = cross_products(*[torch.cat(rows, 1)[None]] * 2, intact.counts)[0, 0, 0]
+        weights = fold_weights(len(intact.counts), intact.counts)
+        square = cross_products(*[torch.cat(rows, 1)[None]] * 2, weights)[0, 0, 0]
         if paired:
             rms = table.loc[(item, "pattern"), "difference"]
             assert rms == pytest.approx(float(square) ** 0.5, rel=1e-4)

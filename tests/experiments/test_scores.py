@@ -22,6 +22,7 @@ from nope_probe import ablate, scores
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.scores import sections
 from nope_probe.experiments.scores.heads import HeadInputs, head_columns, measure_heads
+from nope_probe.figures.panels import RowMaps
 from nope_probe.runtime.folder import Run
 
 N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
@@ -211,7 +212,10 @@ def test_a_run_on_long_sequences_states_of_which_queries_locality_is(
     [score] = maps["score" if command is scores else f"score/{manifest['conditions'][0]}"]
     rows = [spearmanr(score[query, :query], range(query)) for query in range(9, 521, 3)]
     table = pd.read_csv(tmp_path / "run" / "pattern.csv")
-    assert table["locality"][0] == pytest.approx(np.mean([row.statistic for row in rows]))
+    # Maps are stored in float32, which can swap neighbours in the order of a row. A swap moves the
+    # correlation of a row of n keys by 12 / (n^3 - n); the bound allows a hundred swaps.
+    expected = np.mean([row.statistic for row in rows])
+    assert table["locality"][0] == pytest.approx(expected, abs=100 * 12 / 260**3 / len(rows))
 
 
 def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
@@ -287,9 +291,10 @@ def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer()
 @pytest.mark.parametrize("skip_keys", [0, 1])
 def test_the_level_of_the_rows_is_their_share_of_the_variance(skip_keys: int) -> None:
     rows = np.array([[0, 0, 0], [2, 2, 0], [4, 2, 0]], float)  # means 2 and 3, 1 within L2's row
-    maps = np.pad(rows, ((skip_keys, 0), (skip_keys, 0)), constant_values=99.0)
+    values = np.pad(rows, ((skip_keys, 0), (skip_keys, 0)), constant_values=99.0)
+    maps, flat = RowMaps(values=values), RowMaps(values=0 * values)
     assert "25% of L5's variance is row means" in sections.level_finding(maps, skip_keys, 5)
-    assert "do not differ" in sections.level_finding(0 * maps, skip_keys, 5)
+    assert "do not differ" in sections.level_finding(flat, skip_keys, 5)
 
 
 def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out() -> None:

@@ -12,7 +12,8 @@ from safetensors.numpy import load_file
 from support.rounding import MEASURE, assert_same
 
 from nope_probe import Ablation, ablated, capture_scores, load, run_ablations, sequences
-from nope_probe.experiments.ablation.run import AblationStudy, Settings, run
+from nope_probe.experiments.ablation.run import AblationStudy, run
+from nope_probe.experiments.ablation.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 

@@ -18,11 +18,11 @@ from support.rounding import NETWORK, assert_same, assert_same_table
 
 from nope_probe import load, read_run, run_trace, trace
 from nope_probe.analyses.positions import readers, term_maps
+from nope_probe.conditions import Writer
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.experiments.trace import sections
-from nope_probe.experiments.trace.analyse import writer_order
-from nope_probe.experiments.trace.run import Settings
+from nope_probe.experiments.trace.settings import Settings
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.rows import choose_rows
 from nope_probe.runtime.folder import Run
@@ -70,7 +70,7 @@ def test_writers_stand_in_the_order_in_which_they_write(done: Path) -> None:
     assert of_readers[2, "key"] == of_readers[2, "query"] == order
     assert list(writers.index) == list(range(len(writers)))
     names = ["bias", "MLP0", "L1H0", "ATTN1", "L0H10", "L0H2", "MLP10", "pos_embed", "BLOCK2"]
-    assert sorted(names, key=writer_order) == [
+    assert sorted(names, key=lambda name: Writer(name).order) == [
         *("pos_embed", "L0H2", "L0H10", "MLP0", "L1H0", "ATTN1", "BLOCK2", "MLP10", "bias")
     ]
 
@@ -406,7 +406,7 @@ def test_what_cannot_be_traced_is_refused_in_one_line(
 def test_writers_that_do_not_fit_into_memory_are_refused_with_what_does(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nope_probe.runtime.folder.free_memory", lambda: 10**6)
+    monkeypatch.setattr("nope_probe.runtime.places.free_memory", lambda: 10**6)
     line = refused(capfd, tmp_path, trace, "--layers", "all", "--n-seqs", 8, "--seq-len", 40)
     assert line.startswith("this needs at least ")
     assert line.endswith("; lower --layers or --seq-len, or take --writers layers")

@@ -10,6 +10,7 @@ from support.chromium import needs_chromium, opened
 from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import figures, load
+from nope_probe.analyses.parameter_free.simulation import Estimate
 from nope_probe.figures.curves import Curves, rows_against_theory
 from nope_probe.figures.image import without_controls
 from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
@@ -178,6 +179,12 @@ def test_score_maps_are_drawn_from_a_capture_a_tensor_or_an_array(scores: ScoreM
                 np.testing.assert_array_equal(actual, theirs)
     both = figures.term_maps({"all": scores, "mask": scores.mean}, title="terms")
     np.testing.assert_array_equal(both.data[0].z, both.data[1].z)
+
+
+def test_a_simulations_estimate_is_drawn_as_its_mean() -> None:
+    folds = torch.from_numpy(np.stack([triangle(2), 3 * triangle(2)]))
+    estimate = Estimate(folds=folds, counts=torch.tensor([3, 1]))
+    np.testing.assert_allclose(score_maps(estimate).data[1].z, 1.5 * triangle(2)[1], rtol=1e-6)
 
 
 def test_a_circuit_is_drawn_from_what_capture_stages_returns(stages: StageMaps) -> None:

@@ -10,7 +10,7 @@ import pytest
 from nope_probe.errors import UserError
 from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.image import export, without_controls
-from nope_probe.figures.panels import Panel, panel_groups, pool
+from nope_probe.figures.panels import Panel, RowMaps, panel_groups, pool
 from nope_probe.figures.style import Grid
 
 
@@ -101,7 +101,7 @@ def test_a_cell_of_a_pooled_map_is_the_mean_of_the_rows_in_it() -> None:
     queries = np.array([0, 3, 4, 9, 10, 11, 17, 18, 24, 30, 35, 36])
     cells = np.random.default_rng(3).normal(size=(len(queries), 37))
     rows = np.where(np.arange(37) <= queries[:, None], cells, np.nan)
-    pooled = pool(rows[None], 8, queries)
+    pooled = pool(RowMaps(values=rows[None], queries=queries), 8)
     assert pooled.block == 5
     for block in range(8):
         inside = rows[queries // 5 == block][:, 5:10]

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nope_probe.errors import UserError
-from nope_probe.maps.estimates import cross_products
+from nope_probe.maps.estimates import cross_products, fold_weights
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, Pattern, shared_patterns
-from nope_probe.maps.rows import choose_rows, pack_rows
+from nope_probe.maps.rows import MapRows, choose_rows
 
 N, FOLDS = 29, 5
 COUNTS = torch.tensor([3, 7, 2, 5, 11])
+WEIGHTS = fold_weights(len(COUNTS), COUNTS)
 ROWS = {"all rows": torch.arange(N), "chosen rows": choose_rows(N, 13)}
 
 
@@ -64,7 +65,7 @@ def test_a_pattern_is_the_sum_of_two_orthogonal_parts(
 
     def product(part: str) -> Tensor:
         cells = (maps[part].flatten(1)[None] for maps in (expected, of_other))
-        return cross_products(*cells, COUNTS)[:, 0, 0] * expected[part][0].numel() / n_cells
+        return cross_products(*cells, WEIGHTS)[:, 0, 0] * expected[part][0].numel() / n_cells
 
     parts = {
         "whole": one.product(other),
@@ -94,7 +95,8 @@ def test_the_square_is_the_product_of_a_pattern_with_itself(seed: int, skip: int
 def test_any_block_size_gives_the_rows_of_the_pattern_from_memory_or_packed(n_bytes: int) -> None:
     queries = ROWS["chosen rows"]
     maps = scores(3)[:, queries]
-    packed = PackedFolds(pack_rows(maps, queries), queries)
+    rows = MapRows.of(maps, queries)
+    packed = PackedFolds(rows.pack(maps), rows)
     in_memory = LayerMaps.of(maps, COUNTS, queries, 2)
     for kept in (in_memory, replace(in_memory, folds=packed)):
         pattern = kept.pattern.first

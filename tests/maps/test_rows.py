@@ -17,14 +17,16 @@ from nope_probe.analyses.splits import (
     offset_means,
 )
 from nope_probe.maps.centred import KeptCells, diagonal_normalised, row_centred
-from nope_probe.maps.estimates import cross_products
+from nope_probe.maps.estimates import cross_products, fold_weights
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
-from nope_probe.maps.rows import choose_rows, pack_rows, row_blocks, unpack_rows
+from nope_probe.maps.rows import MapRows, choose_rows
 
 N, FOLDS = 37, 5
 QUERIES = choose_rows(N, 13)
+ROWS = MapRows(QUERIES, N)
 COUNTS = torch.tensor([3, 7, 2, 5, 11])
+WEIGHTS = fold_weights(len(COUNTS), COUNTS)
 
 
 def folds(window: int = N) -> torch.Tensor:
@@ -78,7 +80,7 @@ def test_no_rows_and_more_than_positions_are_refused(n_rows: int) -> None:
 
 @pytest.mark.parametrize("n_bytes", [1, 8 * 3 * N * 4, 1 << 20])
 def test_blocks_hold_every_chosen_query_once_and_no_other(n_bytes: int) -> None:
-    blocks = list(row_blocks(QUERIES, N, 3, n_bytes))
+    blocks = list(ROWS.blocks(3, n_bytes))
     assert [query for block in blocks for query in range(*block)] == QUERIES.tolist()
 
 
@@ -89,7 +91,7 @@ def test_blocks_of_single_rows_run_on_one_thread_and_others_on_all(
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert {torch.get_num_threads() for _ in row_blocks(queries, N, FOLDS)} == {n_threads}
+        assert {torch.get_num_threads() for _ in MapRows(queries, N).blocks(FOLDS)} == {n_threads}
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -102,7 +104,7 @@ def test_the_fit_of_chosen_rows_is_least_squares_with_equations_no_larger_than_t
     sizes, cholesky = [], torch.linalg.cholesky
     monkeypatch.setattr(torch.linalg, "cholesky", lambda x: sizes.append(len(x)) or cholesky(x))
     maps = folds(window)[:, QUERIES]
-    cells = KeptCells.of_maps(maps, 1, QUERIES)
+    cells = KeptCells.of_maps(maps, 1, ROWS)
     pattern = row_centred(maps, 1, QUERIES)[:, cells.mask]
     row, key = cells.mask.nonzero().T
     # Columns for a(i), then for f(i - j).
@@ -119,11 +121,11 @@ def test_the_fit_of_chosen_rows_is_least_squares_with_equations_no_larger_than_t
 
 def test_packed_rows_are_the_cells_up_to_the_diagonal() -> None:
     rows = folds()[:, QUERIES]
-    packed = pack_rows(rows, QUERIES)
+    packed = ROWS.pack(rows)
     assert packed.shape == (FOLDS, int((QUERIES + 1).sum()))
-    torch.testing.assert_close(unpack_rows(packed, QUERIES), rows, equal_nan=True, rtol=0, atol=0)
-    stored = PackedFolds(packed, QUERIES)
-    for start, stop in row_blocks(QUERIES, N, FOLDS):
+    torch.testing.assert_close(ROWS.unpack(packed), rows, equal_nan=True, rtol=0, atol=0)
+    stored = PackedFolds(packed, ROWS)
+    for start, stop in ROWS.blocks(FOLDS):
         expected = folds()[:, start:stop, :stop]
         torch.testing.assert_close(stored.rows(start, stop), expected, equal_nan=True)
 
@@ -159,7 +161,7 @@ def test_measures_of_chosen_rows_are_those_of_their_cells_by_brute_force(
     fit = design @ torch.linalg.lstsq(design, patterns.T, driver="gelsd").solution
     rest = patterns - fit.T
     for name, values in (("amplitude_squared", patterns), ("non_relative_squared", rest)):
-        expected = cross_products(values[None], values[None], COUNTS)[:, 0, 0]
+        expected = cross_products(values[None], values[None], WEIGHTS)[:, 0, 0]
         torch.testing.assert_close(estimates[name].values, expected, rtol=1e-9, atol=1e-12)
     mean = (COUNTS.double() / COUNTS.sum()) @ patterns
     by_row = [mean[row == r] for r in range(len(QUERIES)) if (row == r).sum() > 0]
@@ -174,12 +176,12 @@ def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
     rows = whole[QUERIES]
     centred = row_centred(rows, 2, QUERIES)
     torch.testing.assert_close(centred, row_centred(whole, 2)[QUERIES], equal_nan=True)
-    assert KeptCells.of_maps(rows, 2, QUERIES).count == int(centred.isfinite().sum())
-    normalised = diagonal_normalised(rows, QUERIES)
+    assert KeptCells.of_maps(rows, 2, ROWS).count == int(centred.isfinite().sum())
+    normalised = diagonal_normalised(rows, ROWS)
     distance = QUERIES[:, None] - torch.arange(N)
     of_distance = [normalised[distance == d].nansum().abs() for d in range(N)]
     assert max(map(float, of_distance)) < 1e-9
-    means = offset_means(rows, 2, QUERIES)
+    means = offset_means(rows, 2, ROWS)
     kept = (distance == 3) & (torch.arange(N) >= 2)
     assert float(means[2]) == pytest.approx(float(rows[kept].mean()))
 
@@ -208,7 +210,7 @@ def test_offsets_have_bins_of_their_own_to_64_and_then_eight_a_doubling() -> Non
 def test_the_mean_of_a_bin_is_that_of_its_cells() -> None:
     rows, bins = folds()[0, QUERIES], torch.tensor([1, 2, 5, 11])
     distance = QUERIES[:, None] - torch.arange(N)
-    means = offset_means(rows, 0, QUERIES, bins)
+    means = offset_means(rows, 0, ROWS, bins)
     for index, (first, behind) in enumerate([(1, 2), (2, 5), (5, 11), (11, N)]):
         cells = rows[(distance >= first) & (distance < behind)]
         assert float(means[index]) == pytest.approx(float(cells.mean()))
@@ -222,5 +224,5 @@ def test_the_strength_at_a_query_is_that_of_its_rows_between_folds() -> None:
     for index, query in enumerate(of_rows):
         row = scores[:, QUERIES.tolist().index(query), 2:query]
         pattern = row - row.mean(1, keepdim=True)
-        expected = cross_products(pattern[None], pattern[None], COUNTS)[:, 0, 0]
+        expected = cross_products(pattern[None], pattern[None], WEIGHTS)[:, 0, 0]
         torch.testing.assert_close(squares[index][1].values, expected)

@@ -20,8 +20,8 @@ from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.removing.edited_weights import reparametrised
 from nope_probe.hooks.removing.targets import components
-from nope_probe.models.info import check_parity, describe
 from nope_probe.models.load import boot_bridge, load
+from nope_probe.models.parity import check_parity, describe
 
 WINDOWS = tokens(7, 11, seed=3)
 NAMES = ("qwen3", "smollm3")

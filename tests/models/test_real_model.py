@@ -19,7 +19,7 @@ from nope_probe import (
     sequences,
     split_attention,
 )
-from nope_probe.models.load import LoadedModel
+from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import FETCHED
 
 FILE = FETCHED["smollm2-135m"]

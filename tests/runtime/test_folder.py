@@ -11,13 +11,13 @@ from nope_probe.errors import UserError
 from nope_probe.runtime.folder import (
     Run,
     check_output_dir,
-    default_output_dir,
     has_first_page,
     read_run,
     remove_first_page,
     write_first_page,
     write_run,
 )
+from nope_probe.runtime.places import default_output_dir
 
 SETTINGS = {"model": "rope-tiny", "layers": 3, "players": ["mask", "w_q"]}
 

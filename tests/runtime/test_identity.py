@@ -17,14 +17,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from nope_probe import Ablation, ablated
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.scores.run import Settings, run
+from nope_probe.experiments.scores.run import run
+from nope_probe.experiments.scores.settings import Settings
 from nope_probe.models.load import load
 from nope_probe.models.parameter_free import build, parameter_free
-from nope_probe.runtime.folder import checkpoint_dir
 from nope_probe.runtime.identity import (
     LARGE,
     changes_of_state,
-    command_line,
     configuration,
     fingerprint,
     input_arrays,
@@ -33,6 +32,8 @@ from nope_probe.runtime.identity import (
     record_sources,
     validate_unchanged,
 )
+from nope_probe.runtime.places import checkpoint_dir
+from nope_probe.runtime.processes import command_line
 from nope_probe.runtime.session import Session
 
 

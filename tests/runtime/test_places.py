@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.simulation.run import TheorySettings, print_critical_alphas
-from nope_probe.runtime.folder import clear, locked
+from nope_probe.experiments.simulation.run import print_critical_alphas
+from nope_probe.experiments.simulation.settings import TheorySettings
+from nope_probe.runtime.places import clear, locked
 
 
 def lock_and_wait(folder: Path) -> int:
@@ -62,7 +63,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
 
 
 def test_theory_needs_the_maps_that_the_mean_field_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nope_probe.runtime.folder.free_memory", lambda: 16 * 10**9)
+    monkeypatch.setattr("nope_probe.runtime.places.free_memory", lambda: 16 * 10**9)
     with pytest.raises(
         UserError, match=r"at least 25\.1 GB of memory, and 16\.0 GB are free; lower"
     ):

@@ -21,9 +21,10 @@ from support.rounding import NETWORK, assert_same_table
 from nope_probe import circuit, reproduce, scores
 from nope_probe.errors import UserError
 from nope_probe.hooks.reading.streaming import batches_of
-from nope_probe.runtime import processes
+from nope_probe.runtime import peers
 from nope_probe.runtime.checkpoint import RunCheckpoint
-from nope_probe.runtime.processes import Interrupted, Signals, own_device
+from nope_probe.runtime.peers import own_device
+from nope_probe.runtime.processes import Interrupted, Signals
 
 SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "61", "--seq-len", "19"]
 SCORES = ["scores", *SMALL, "--per-head", "--batch-size", "7"]
@@ -107,7 +108,7 @@ def test_a_process_without_the_others_ends_in_one_line(
         variables = {"WORLD_SIZE": 2, "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for name, value in variables.items():
             monkeypatch.setenv(name, str(value))
-        monkeypatch.setattr(processes, "JOIN_TIMEOUT", timedelta(seconds=1))
+        monkeypatch.setattr(peers, "JOIN_TIMEOUT", timedelta(seconds=1))
         line = refused(capfd, tmp_path, scores, *SMALL, "--batch-size", 7, code=1)
     assert line.startswith("2 processes did not meet within 1 s (")
 

@@ -11,9 +11,9 @@ from support.stream_checkpoints import out_of_memory_above
 
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.scores.analyse import capture
-from nope_probe.experiments.scores.run import Settings, run
-from nope_probe.runtime.folder import checkpoint_dir, locked
+from nope_probe.experiments.scores.run import capture, run
+from nope_probe.experiments.scores.settings import Settings
+from nope_probe.runtime.places import checkpoint_dir, locked
 from nope_probe.runtime.processes import Interrupted
 from nope_probe.runtime.session import Call, Session
 from nope_probe.runtime.settings import RunSettings
@@ -53,7 +53,7 @@ def test_the_sequences_of_a_run_are_made_once(tmp_path: Path, monkeypatch: pytes
     settings = Settings(**SMALL, out=tmp_path / "run")
     with Session("scores", settings) as first:
         made = first.sequences()
-    monkeypatch.setattr(Settings, "make_sequences", None)
+    monkeypatch.setattr("nope_probe.runtime.session.make_sequences", None)
     with Session("scores", settings) as second:
         read = second.sequences()
     assert torch.equal(read.inputs, made.inputs)
@@ -63,7 +63,7 @@ def test_the_sequences_of_a_run_are_made_once(tmp_path: Path, monkeypatch: pytes
 def test_a_second_process_is_refused_before_it_loads_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Settings, "load_model", not_reached)
+    monkeypatch.setattr("nope_probe.runtime.session.load_model", not_reached)
     settings = Settings(**SMALL, out=tmp_path / "run")
     with (
         locked(checkpoint_dir(settings.out)),
@@ -89,8 +89,8 @@ def test_a_finished_run_is_shown_again_without_a_model_and_what_is_left_of_it_is
     copytree(finished, settings.out)
     checkpoint_dir(settings.out).mkdir()
     (checkpoint_dir(settings.out) / "about.json").touch()
-    monkeypatch.setattr(Settings, "load_model", not_reached)
-    monkeypatch.setattr(Settings, "validate_reach", not_reached)
+    monkeypatch.setattr("nope_probe.runtime.session.load_model", not_reached)
+    monkeypatch.setattr("nope_probe.runtime.session.validate_reach", not_reached)
     assert run(settings) == settings.out
     shown = capsys.readouterr().err
     assert shown.startswith("finished before, in ")
@@ -106,8 +106,11 @@ def test_a_run_that_another_process_finished_meanwhile_is_shown(
 ):
     settings = Settings(**SMALL, out=tmp_path / "run")
     # Between the two looks at the folder: before it is locked.
-    monkeypatch.setattr(Settings, "validate_reach", lambda self: copytree(finished, self.out))
-    monkeypatch.setattr(Settings, "load_model", not_reached)
+    monkeypatch.setattr(
+        "nope_probe.runtime.session.validate_reach",
+        lambda settings: copytree(finished, settings.out),
+    )
+    monkeypatch.setattr("nope_probe.runtime.session.load_model", not_reached)
     assert run(settings) == settings.out
     assert capsys.readouterr().err.startswith("finished before, in ")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoTokenizer
 
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.training import corpus, trainer
+from nope_probe.training import run, trainer
 from nope_probe.training.corpus import Corpus, _dataset
 from nope_probe.training.recipes import RECIPES
 
@@ -26,5 +26,5 @@ def shorten_training(setattr: Callable, setitem: Callable) -> None:
     tokenizer, short = AutoTokenizer.from_pretrained(CHECKPOINTS["nope-tiny"]), short_corpus()
     setitem(RECIPES, "tiny", SHORT)
     setattr(trainer, "SAVE_EVERY", 2)
-    setattr(corpus, "tokenizer_of", lambda *_: tokenizer)
-    setattr(corpus, "corpus_of", lambda *_: short)
+    setattr(run, "tokenizer_of", lambda *_: tokenizer)
+    setattr(run, "corpus_of", lambda *_: short)

@@ -17,11 +17,12 @@ from support.short_training import SHORT, short_corpus, shorten_training
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainerState
 
 from nope_probe.errors import StorageError, UserError
-from nope_probe.runtime.folder import locked
+from nope_probe.runtime.places import locked
 from nope_probe.runtime.processes import Interrupted
 from nope_probe.training import trainer as trainer_module
 from nope_probe.training.recipes import RECIPES, split_batch
-from nope_probe.training.run import Settings, run
+from nope_probe.training.run import run
+from nope_probe.training.settings import Settings
 from nope_probe.training.trainer import log_spaced, model_card
 
 
@@ -175,7 +176,7 @@ def test_another_process_or_another_corpus_does_not_continue_a_run(
     ):
         resume(unfinished)
     other = short_corpus(seed=2)
-    monkeypatch.setattr("nope_probe.training.corpus.corpus_of", lambda *_: other)
+    monkeypatch.setattr("nope_probe.training.run.corpus_of", lambda *_: other)
     with pytest.raises(UserError, match="holds a run with another corpus"):
         resume(unfinished)
     assert not (unfinished / "model.safetensors").exists()
@@ -204,7 +205,7 @@ def test_a_signal_saves_a_checkpoint_after_the_step_and_training_resumes_to_the_
         return trainer
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module, "make_trainer", make)
+        patch.setattr("nope_probe.training.run.make_trainer", make)
         with pytest.raises(Interrupted, match="run the same command with --resume to resume"):
             run(Settings(preset="nope-tiny", out=out))
     assert (out / "checkpoint-3" / "checksums.json").is_file()

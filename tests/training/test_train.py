@@ -21,7 +21,8 @@ from nope_probe.errors import UserError
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.models.parameter_free import nope_llama, smollm3_config
 from nope_probe.training.corpus import _packed, corpus_of
-from nope_probe.training.run import Settings, run
+from nope_probe.training.run import run
+from nope_probe.training.settings import Settings
 from nope_probe.training.trainer import SayLoss, log_spaced
 
 
@@ -135,8 +136,8 @@ def test_a_process_without_the_others_does_not_train(
     variables = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("nope_probe.runtime.processes.JOIN_TIMEOUT", timedelta(seconds=1))
-    monkeypatch.setattr("nope_probe.training.corpus.corpus_of", None)  # not reached
+    monkeypatch.setattr("nope_probe.runtime.peers.JOIN_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr("nope_probe.training.run.corpus_of", None)  # not reached
     line = refused(capfd, tmp_path, train, *NOPE[1:], "--out", "run", code=1)
     assert line.startswith("2 processes did not meet within 1 s (")
 

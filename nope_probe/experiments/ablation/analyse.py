@@ -32,16 +32,9 @@ from nope_probe.analyses.pattern_rows import (
     pattern_distance_sums,
     score_distance_sums,
 )
-from nope_probe.analyses.shapley import (
-    INTACT,
-    MASK,
-    Condition,
-    Contrast,
-    base,
-    shapley,
-    source_terms,
-)
+from nope_probe.analyses.shapley import Contrast, base, shapley, source_terms
 from nope_probe.analyses.splits import bin_means, offset_bins, split_mean_covariance
+from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
@@ -67,7 +60,6 @@ from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers
-from nope_probe.maps.rows import row_blocks
 from nope_probe.runtime.checkpoint import tensor_writer
 from nope_probe.runtime.folder import Run, StoredArrays
 from nope_probe.runtime.identity import input_arrays, input_record
@@ -106,7 +98,7 @@ def analyse(
         "query_stride": query_stride(len(intact.queries)),
         "layers": list(plan.layers),
         "windows": windows_of(measured.intact),
-        "lengths": {} if session.call.loaded else session.settings.stated_lengths(),
+        "lengths": session.lengths,
         **analysis.record(),
     }
     run = Run(
@@ -284,7 +276,7 @@ class Analysis:
         needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
         of_intact = [maps.others for maps in intact.values()]
         n_offsets = of_intact[0].maps.n - 1 - of_intact[0].maps.skip_keys
-        bins = offset_bins(n_offsets, self.plan.offset_bins)
+        bins = offset_bins(n_offsets, self.plan.settings.offset_bins)
         patterns = {}
         for key in needed:
             seen = [  # on the cells that the intact model sees
@@ -294,8 +286,8 @@ class Analysis:
             patterns[key] = bin_means(seen, pattern_distance_sums, bins)
         terms = {"score": bin_means(of_intact, score_distance_sums, bins), "all": patterns[INTACT]}
         terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
-        counts = of_intact[0].maps.counts
-        profiles = {name: mean_intervals(means, counts) for name, means in terms.items()}
+        weights = of_intact[0].maps.weights
+        profiles = {name: mean_intervals(means, weights) for name, means in terms.items()}
         return profiles_table(profiles, self.plan.layers, bins, n_offsets)
 
 
@@ -384,7 +376,7 @@ class RunMaps:
         """
         for place, (layer, intact) in enumerate(self.intact.items()):
             cells, row = intact.pattern.apart, 0
-            for start, stop in row_blocks(intact.queries, intact.n, self.n_conditions + 1, n_bytes):
+            for start, stop in intact.folds.where.blocks(self.n_conditions + 1, n_bytes):
                 for name, rows in self._rows(layer, start, stop, row, cells):
                     yield name, place, row, rows
                 row += stop - start

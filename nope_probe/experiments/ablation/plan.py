@@ -6,26 +6,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
-from typing import Literal
 
 import torch
 
 from nope_probe.analyses.attribution import losses_need
 from nope_probe.analyses.positions import MIN_FOLDS
-from nope_probe.analyses.shapley import INTACT, MASK, Condition, PlayerSet, player_set
-from nope_probe.components import (
-    CIRCUITS,
-    ROPE_HALVES,
-    SOURCES,
-    WEIGHTS,
-    Component,
-    is_rope,
-    kept_name,
-    validate_components,
-    writer_of,
-)
+from nope_probe.analyses.shapley import PlayerSet, player_set
+from nope_probe.components import CIRCUITS, ROPE_HALVES, SOURCES, WEIGHTS, Component, is_rope
+from nope_probe.conditions import INTACT, MASK, Condition, Writer, kept_name, validate_components
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
+from nope_probe.experiments.ablation.settings import Settings
 from nope_probe.experiments.engine import Engine, position_keys
 from nope_probe.hooks.reading.streaming import GIGABYTE, ResidualCache
 from nope_probe.hooks.removing.edited_weights import reparametrised
@@ -36,8 +27,8 @@ from nope_probe.maps.folds import folds_of
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
 
-Scope = Literal["both", "upstream", "own"]
 ConditionMaps = dict[Condition, Layers]
+PLAIN = Settings(replacement=("identity",))  # without a second replacement as a check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +40,7 @@ class Plan:
         sources: the mask, and the window and position encodings that the model has beside it.
         conditions: the components removed in each condition, the intact model first.
         layers: the numbers of the layers to map.
-        substitutes: replacements of removed weights, in turn.
-        checks: further replacements, in turn, for those conditions alone that tell what is lost
-            without each weight.
-        scope: whether to remove, for a layer's scores, in the layers before it (`upstream`), in
-            that layer (`own`), or in both.
-        reparametrise: in how many random reparametrisations to run the first player set.
-        offset_bins: which distances share a mean; see `offset_bins`.
+        settings: the settings of the command, such as the replacements and the scope.
         left_out: components that by default are no sources or players here, and why.
     """
 
@@ -63,12 +48,18 @@ class Plan:
     sources: tuple[Component, ...]
     conditions: tuple[Condition, ...]
     layers: tuple[int, ...] = (0,)
-    substitutes: tuple[Substitute, ...] = (Substitute(),)
-    checks: tuple[Substitute, ...] = ()
-    scope: Scope = "both"
-    reparametrise: int = 0
-    offset_bins: Literal["auto", "all"] = "auto"
+    settings: Settings = PLAIN
     left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def substitutes(self) -> tuple[Substitute, ...]:
+        """The replacements of removed weights, in turn."""
+        return self.settings.substitutes
+
+    @property
+    def checks(self) -> tuple[Substitute, ...]:
+        """The replacements that only measure what is lost without each weight, in turn."""
+        return self.settings.checks if self.removes_weights else ()
 
     @property
     def removes_weights(self) -> bool:
@@ -85,12 +76,12 @@ class Plan:
     @property
     def removable(self) -> Condition:
         """All components that some condition removes."""
-        return frozenset().union(*self.conditions)
+        return Condition(chain.from_iterable(self.conditions))
 
     @property
     def ablations(self) -> list[Ablation]:
         """The removal of all that some condition removes and calibrates, by each substitute."""
-        calibrated = {name for name in self.removable if name in WEIGHTS or writer_of(name)}
+        calibrated = {name for name in self.removable if name in WEIGHTS or Writer.removed_by(name)}
         return [substitute.without(calibrated) for substitute in (*self.substitutes, *self.checks)]
 
     @property
@@ -106,7 +97,7 @@ class Plan:
     @property
     def sources_alone(self) -> Plan:
         """The part of the plan that needs the sources' conditions alone."""
-        return replace(self, player_sets=(), conditions=tuple(self.of_sources), checks=())
+        return replace(self, player_sets=(), conditions=tuple(self.of_sources))
 
     @property
     def replacing(self) -> list[Condition]:
@@ -119,9 +110,9 @@ class Plan:
         W_V does not matter where a constant takes the place of W_O.
         """
         needed = losses_need(self.player_sets)
-        is_constant = by.replacement not in WITH_GAIN
+        dropped = set() if by.replacement in WITH_GAIN else {"w_v"}
         return {
-            condition: condition - {"w_v"} if is_constant and "w_o" in condition else condition
+            condition: Condition(condition - dropped) if "w_o" in condition else condition
             for condition in self.replacing
             if condition in needed
         }
@@ -147,12 +138,12 @@ class Plan:
         without = (substitute or self.substitutes[0]).without
         if not condition:
             yield key, None, layers
-        elif self.scope == "both":
+        elif self.settings.scope == "both":
             yield key, without(condition), layers
         else:
             for layer in layers:
                 where = [layer]
-                if self.scope == "upstream":  # blocks that do not attend have an MLP alone
+                if self.settings.scope == "upstream":  # blocks that do not attend have an MLP alone
                     attending = [earlier for earlier in self.layers if earlier < layer]
                     where = [*range(layer)] if "mlp" in condition else attending
                 yield f"{key}/L{layer}", without(condition, where), [layer]
@@ -168,7 +159,7 @@ class Plan:
             keys += self._keys(f"score-{substitute.replacement}", [*run])
         if has_shuffled:
             keys += self._keys("shuffled", (INTACT, MASK))
-        for index in range(self.reparametrise):
+        for index in range(self.settings.reparametrise):
             prefix = f"reparametrised-{index}"
             keys += [f"{prefix}/{key}" for key in gains]
             keys += self._keys(prefix, self.player_sets[0].conditions)
@@ -217,7 +208,7 @@ def make_plan(
         left_out = {name: why for name, why in left_out.items() if name in SOURCES}
     sizes = range(len(sources) + 1)
     removed = chain.from_iterable(combinations(sources, size) for size in sizes)
-    conditions = [frozenset[str](components) for components in removed]
+    conditions = [*map(Condition, removed)]
     for players_of_set in player_sets:
         conditions += players_of_set.conditions
     return Plan(
@@ -248,7 +239,7 @@ def _checked_players(
         chosen = player_set(players, bands=bands)
     except ValueError as error:
         raise UserError(str(error)) from error
-    wanted = frozenset[str]().union(*(player.components for player in chosen.players))
+    wanted = Condition().union(*(player.components for player in chosen.players))
     validate_components(wanted, has)
     if parameter_free and wanted & set(WEIGHTS):
         raise UserError("the weights of a parameter-free model are identities already: no players")
@@ -308,7 +299,7 @@ def measure_conditions(
     Raises:
         UserError: for a non-finite score.
     """
-    residuals = ResidualCache(0 if plan.scope == "both" else max_residual_bytes)
+    residuals = ResidualCache(0 if plan.settings.scope == "both" else max_residual_bytes)
     engine = replace(engine, residuals=residuals)
     maps = {INTACT: _intact_maps(engine, plan)}
     maps |= _maps_of(engine, plan, "score", plan.of_sources[1:])
@@ -373,7 +364,7 @@ def _maps_of(
     """Return the score maps of some conditions, whose keys in the checkpoint have a prefix."""
     maps: ConditionMaps = {}
     for condition in conditions:
-        if plan.scope == "upstream" and engine.residuals is not None:
+        if plan.settings.scope == "upstream" and engine.residuals is not None:
             engine.residuals.clear()  # the blocks before a layer are those of this condition alone
         name = f"condition {prefix}/{plan.name(condition)}"
         maps[condition] = {}
@@ -386,7 +377,7 @@ def _reparametrisations(
     engine: Engine, plan: Plan, residuals: ResidualCache
 ) -> Iterator[ConditionMaps]:
     """Yield the maps of the first player set's conditions in random reparametrisations."""
-    for index in range(plan.reparametrise):
+    for index in range(plan.settings.reparametrise):
         prefix = f"reparametrised-{index}"
         generator = torch.Generator().manual_seed(plan.substitutes[0].seed + index)
         residuals.clear()

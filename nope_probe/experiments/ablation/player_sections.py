@@ -16,7 +16,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from nope_probe.analyses.shapley import player
-from nope_probe.components import CIRCUITS, weights_of
+from nope_probe.components import CIRCUITS
+from nope_probe.conditions import weights_of
 from nope_probe.experiments.replaced import stand_in
 from nope_probe.experiments.sections import (
     NOISE,
@@ -35,7 +36,7 @@ from nope_probe.figures import measures
 from nope_probe.figures.intervals import ValueAndBounds, interval_of, interval_text, percent
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.names import TABLE, phrase, words
-from nope_probe.figures.panels import Pooled, pool
+from nope_probe.figures.panels import Pooled, RowMaps, pool
 from nope_probe.figures.words import numbered_layers
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.reports import notes
@@ -81,7 +82,8 @@ class Findings:
         """Return a map with as many positions as the page has room for."""
         n_drawn = sum(len(keys) + 1 for keys in self.names.values())  # a whole beside its terms
         cells = np.asarray(self.maps[key])
-        return pool(cells, positions(n_drawn, len(cells)), self.query_positions)
+        maps = RowMaps(values=cells, queries=self.query_positions)
+        return pool(maps, positions(n_drawn, len(cells)))
 
     def drawn(self, maps: Mapping[str, Pooled], **about: Any) -> go.Figure:
         """Draw maps of all layers, the shown layer first; see `term_maps`."""

@@ -3,168 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import Any
 
-import tyro
+import pandas as pd
 
-from nope_probe.components import (
-    ROPE_HALVES,
-    SOURCES,
-    WEIGHTS,
-    Gain,
-    equal_bands,
-    with_bands,
-    writer_of,
+from nope_probe.components import ROPE_HALVES, with_bands
+from nope_probe.experiments.ablation.analyse import analyse, first_page
+from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan, measure_conditions
+from nope_probe.experiments.ablation.settings import FLAGS_OF_WEIGHTS, Settings
+from nope_probe.experiments.engine import (
+    Engine,
+    bands_of,
+    idle_sources,
+    irreplaceable,
+    validate_first_sequence,
+    validate_removable,
 )
-from nope_probe.errors import UserError
-from nope_probe.experiments.given import RunOptions, run_of
-from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
-from nope_probe.hooks.removing.stand_ins import DEFAULT_REPLACEMENTS, Replacement
+from nope_probe.experiments.given import Model, run_of, takes
+from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.reading.streaming import GIGABYTE
+from nope_probe.hooks.removing.removals import without_weights
+from nope_probe.hooks.removing.targets import components
 from nope_probe.runtime.folder import Run, has_first_page
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
-from nope_probe.runtime.settings import OFFSET_BINS, Bounds, GainFlag, RunSettings, validate_effects
+from nope_probe.runtime.settings import validate_effects
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from nope_probe.experiments.ablation.plan import Measured, Plan
-    from nope_probe.experiments.given import Model
-    from nope_probe.hooks.layers.model import Given
-
-_arg = tyro.conf.arg
-MOST_BANDS = 128  # rotary pairs of the widest heads
 SHORT = 1.0  # seconds for the sources: such a run ends before its first page is opened
-FLAGS_OF_WEIGHTS = ("reparametrise", "replacement", "gain")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(RunSettings):
-    """Find where a model's positional attention pattern comes from.
-
-    Runs the model with and without its causal mask, RoPE and weights, and reports per layer how
-    much of the positional pattern each source brings and which weights it needs, with intervals.
-    The page of the sources comes first, with the default settings after about 10 seconds on two
-    cores; the weights are on it after about 40.
-    """
-
-    players: Annotated[
-        tuple[str, ...] | None,
-        _arg(
-            help="What is kept or removed as a whole: of mask rope w_q w_k w_o w_v mlp pos_embed "
-            "window alibi sink, the circuits qk ov, rope_high and rope_low (pairs whose wavelength "
-            "is below the sequence's length, and the rest), the position that a head, MLP or "
-            "embedding writes (position[L1H0], position[MLP0]), unions such as w_q+mlp; or "
-            "`sources` alone. By default mask rope w_q w_k w_o, and in a second set mask rope qk "
-            "ov."
-        ),
-    ] = None
-    bands: Annotated[
-        int,
-        Bounds(0, MOST_BANDS),
-        _arg(
-            help="Into how many bands of rotary pairs to divide RoPE, each a player in its place; "
-            "0 leaves it whole. Without --players, mask and bands play alone."
-        ),
-    ] = 0
-    replacement: Annotated[
-        tuple[Replacement, ...] | None,
-        _arg(
-            help="What a removed weight is replaced by; several are shown side by side, and maps "
-            "and figures are of the first. By default identity, and beside it, for what is lost "
-            "without each weight, mean."
-        ),
-    ] = None
-    gain: GainFlag = "output"
-    scope: Annotated[
-        Literal["both", "upstream", "own"],
-        _arg(help="For a layer's scores, remove in the layers before it, in itself, or in both."),
-    ] = "both"
-    reparametrise: Annotated[
-        int,
-        Bounds(0, 1000),
-        _arg(help="In how many random reparametrisations to repeat the first player set."),
-    ] = 0
-    offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
-    residuals_gb: Annotated[
-        float,
-        Bounds(0, 1_000_000),
-        _arg(
-            help="With --scope own or upstream: up to how many GB of residual streams to keep for "
-            "conditions that have them in common, in the memory of the model's device."
-        ),
-    ] = 1.0
-
-    unrecorded = (*RunSettings.unrecorded, "residuals_gb")
-
-    def validate(self) -> None:
-        """Check what can be checked without the model."""
-        super().validate()
-        if self.bands and self.players is not None and "rope" not in self.players:
-            raise UserError("--bands divides the player rope, and it is not among --players")
-        validate_replacements(
-            DEFAULT_REPLACEMENTS if self.replacement is None else self.replacement, self.gain
-        )
-        removed = self._named_components()
-        if removed is not None and not removed & {*WEIGHTS}:
-            validate_effects(self, without_weights(FLAGS_OF_WEIGHTS))
-        written = sorted(name for name in removed or () if writer_of(name))
-        if written and self.scope != "both":
-            raise UserError(f"{written[0]} is of one place: it takes no --scope {self.scope}")
-
-    def without_effect(self) -> dict[str, str]:
-        """Return by name why settings have no effect beside the others."""
-        whole = {"residuals_gb": "with --scope both: no two conditions share residual streams"}
-        return super().without_effect() | (whole if self.scope == "both" else {})
-
-    def _named_components(self) -> frozenset[str] | None:
-        """Return the components of the players, as far as their names tell; None by default.
-
-        Raises:
-            UserError: for players that do not exist or share a component, or too many.
-        """
-        from nope_probe.analyses.shapley import player_set
-
-        names = self.player_names
-        if names is None:
-            return None
-        if names == ("sources",):
-            return frozenset(SOURCES)
-        try:
-            if self.bands:
-                player_set(names)  # as they were named: bands of other players are no fault
-                pairs = equal_bands(self.bands, self.bands)  # in place of the model's
-                names = tuple(with_bands(names, pairs))
-            players = player_set(names).players
-        except ValueError as error:
-            flag = "--bands" if self.players is None else "--players"
-            raise UserError(f"{flag}: {error}") from error
-        return frozenset().union(*(player.components for player in players))
-
-    @property
-    def substitutes(self) -> tuple[Substitute, ...]:
-        """The replacements of removed weights, in turn."""
-        return self._substitutes(self.replacement or DEFAULT_REPLACEMENTS[:1])
-
-    @property
-    def checks(self) -> tuple[Substitute, ...]:
-        """The replacements that only measure what is lost without each weight."""
-        return () if self.replacement else self._substitutes(DEFAULT_REPLACEMENTS[1:])
-
-    def _substitutes(self, names: Sequence[Replacement]) -> tuple[Substitute, ...]:
-        return tuple(Substitute(replacement=name, gain=self.gain, seed=self.seed) for name in names)
-
-    @property
-    def player_names(self) -> tuple[str, ...] | None:
-        """The players as they were named; None where the model decides on them."""
-        if self.players is None and self.bands:
-            return ("mask", "rope")
-        return self.players
 
 
 def run(settings: Settings, call: Call | None = None) -> Path:
@@ -183,8 +51,6 @@ def run(settings: Settings, call: Call | None = None) -> Path:
             measured = measure(session, plan)
             if session.is_first:
                 with status("analysing and writing", in_logs=True):
-                    from nope_probe.experiments.ablation.analyse import analyse
-
                     session.write(analyse(session, plan, measured))
     return session.folder
 
@@ -195,15 +61,6 @@ def plan_of(session: Session[Settings]) -> Plan:
     Raises:
         UserError: for players that the model does not have, or flags that need others.
     """
-    from nope_probe.experiments.ablation.plan import make_plan
-    from nope_probe.experiments.engine import (
-        bands_of,
-        irreplaceable,
-        validate_removable,
-        without_effect,
-    )
-    from nope_probe.hooks.removing.targets import components
-
     settings, loaded = session.settings, session.loaded
     layers = settings.layers_of(loaded.info)
     players = settings.player_names
@@ -217,20 +74,12 @@ def plan_of(session: Session[Settings]) -> Plan:
         loaded.info.parameter_free,
         bands,
         left_out=irreplaceable(loaded.model)
-        | without_effect(loaded.model, session.sequences().inputs, len(layers)),
+        | idle_sources(loaded.model, session.sequences().inputs, len(layers)),
     )
     validate_removable(loaded.model, plan.removable)
     if not plan.removes_weights:
         validate_effects(settings, without_weights(FLAGS_OF_WEIGHTS))
-    return replace(
-        plan,
-        layers=layers,
-        substitutes=settings.substitutes,
-        checks=settings.checks if plan.removes_weights else (),
-        scope=settings.scope,
-        reparametrise=settings.reparametrise,
-        offset_bins=settings.offset_bins,
-    )
+    return replace(plan, layers=layers, settings=settings)
 
 
 def measure(session: Session[Settings], plan: Plan) -> Measured:
@@ -239,10 +88,6 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
     Raises:
         UserError: for a non-finite score.
     """
-    from nope_probe.experiments.ablation.plan import measure_conditions
-    from nope_probe.experiments.engine import Engine, validate_first_sequence
-    from nope_probe.hooks.reading.streaming import GIGABYTE
-
     settings, engine, shuffled = session.settings, Engine.of(session), None
     if session.sequences().kind == "text":  # with an order that shuffling removes
         shuffled = session.sequences("shuffled-inputs", shuffle=True)
@@ -275,22 +120,7 @@ def show_sources(
     """
     is_wanted = session.is_first and session.call.is_kept and time.monotonic() > soonest
     if is_wanted and not has_first_page(session.folder):
-        from nope_probe.experiments.ablation.analyse import first_page
-
         session.write_first_page(first_page(session, plan, measured))
-
-
-class AblationOptions(RunOptions, total=False):
-    """The options of `run_ablations`, which are the flags of `ablate`."""
-
-    players: Sequence[str] | None
-    bands: int
-    replacement: Replacement | Sequence[Replacement] | None
-    gain: Gain
-    scope: Literal["both", "upstream", "own"]
-    reparametrise: int
-    offset_bins: Literal["auto", "all"]
-    residuals_gb: float
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -313,11 +143,7 @@ class AblationStudy(Run):
             shares = zip(rows["term"], rows["share"], strict=True)
             parts = [f"{term} {share:.2f}" for term, share in shares]
             lines.append(f"  L{layer}  {', '.join(parts)}")
-        tables = [name for name, table in self.tables.items() if len(table)]
-        shape = " × ".join(map(str, self.maps["pattern/all"].shape))
-        maps = f"maps ({shape}): {', '.join(self.maps)}"
-        wrapped = fill(maps, width=100, subsequent_indent="  ", break_on_hyphens=False)
-        return "\n".join([*lines, f"tables: {', '.join(tables)}", wrapped])
+        return "\n".join([*lines, super().__repr__()])
 
     @property
     def sources(self) -> pd.DataFrame:
@@ -335,12 +161,13 @@ class AblationStudy(Run):
         return int(self.manifest["skip_keys"])
 
 
+@takes(Settings)
 def run_ablations(
     model: Model,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
-    **options: Unpack[AblationOptions],
+    **options: Any,
 ) -> AblationStudy:
     """Find where a model's positional pattern comes from, and which weights it needs.
 
@@ -354,8 +181,7 @@ def run_ablations(
             sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
         out: a folder for the run, as the command writes it; the same call reads it again. By
             default nothing is kept.
-        options: the command's flags, with underscores: `players=["mask", "qk"]`, `layers=2`,
-            `folds=4`, `replacement="mean"`, ...
+        options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:
         UserError: for what cannot be done, such as players that the model lacks, too few sequences,
@@ -371,4 +197,4 @@ def run_ablations(
         >>> study.maps["source/mask"].shape
         (3, 16, 16)
     """
-    return AblationStudy(**vars(run_of(run, Settings, model, inputs, out, options)))
+    return run_of(AblationStudy, run, Settings, model, inputs, out, options)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit, split_attention
 from nope_probe.analyses.jackknife import jackknife
-from nope_probe.components import removal_order, validate_components
+from nope_probe.conditions import validate_components
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.sections import report
 from nope_probe.experiments.attention.settings import Settings
@@ -96,7 +96,7 @@ def removed_components(session: Session[Settings]) -> tuple[str, ...]:
     wanted, model = session.settings.removed, session.loaded.model
     validate_components(wanted, components(model))
     validate_removable(model, wanted)
-    return tuple(sorted(wanted, key=removal_order))
+    return tuple(wanted.ordered)
 
 
 def measured(engine: Engine, layers: Sequence[int], stream: StreamCheckpoint | None) -> State:

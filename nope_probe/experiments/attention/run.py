@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Any
 
-from nope_probe.components import Gain
+import pandas as pd
+
+from nope_probe.experiments.attention.analyse import analyse, capture
 from nope_probe.experiments.attention.settings import Settings
-from nope_probe.experiments.given import RunOptions, run_of
-from nope_probe.hooks.removing.stand_ins import Replacement
+from nope_probe.experiments.given import Model, run_of, takes
+from nope_probe.hooks.layers.model import Given
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
-
-if TYPE_CHECKING:
-    from nope_probe.experiments.given import Model
-    from nope_probe.hooks.layers.model import Given
-
-
-class AttentionOptions(RunOptions, total=False):
-    """The options of `run_attention`, which are the flags of `attention`."""
-
-    remove: str | Sequence[str]
-    replacement: Replacement
-    gain: Gain
 
 
 def run(settings: Settings, call: Call | None = None) -> Path:
@@ -39,8 +29,6 @@ def run(settings: Settings, call: Call | None = None) -> Path:
     """
     with Session("attention", settings, call) as session:
         if not session.finished:
-            from nope_probe.experiments.attention.analyse import analyse, capture
-
             heads = capture(session)
             if session.is_first:
                 with status("analysing and writing", in_logs=True):
@@ -48,13 +36,28 @@ def run(settings: Settings, call: Call | None = None) -> Path:
     return session.folder
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AttentionStudy(Run):
+    """The position and content in the attention of every head of a model.
+
+    Its map `weights` has the mean attention weights of every head, [layer, head, row, key_pos];
+    where only some queries have rows, `query_positions` are the queries of the rows.
+    """
+
+    @property
+    def attention(self) -> pd.DataFrame:
+        """Per head: information and its four parts (nats), positional share, first key's weight."""
+        return self.tables["attention"]
+
+
+@takes(Settings)
 def run_attention(
     model: Model,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
-    **options: Unpack[AttentionOptions],
-) -> Run:
+    **options: Any,
+) -> AttentionStudy:
     """Split each head's attention into position and content, as the `attention` command does.
 
     Args:
@@ -64,11 +67,7 @@ def run_attention(
             (`data`, `n_seqs`, `seq_len`, ...).
         out: a folder for the run, as the command writes it; the same call reads it again. By
             default nothing is kept.
-        options: the command's flags, with underscores: `remove=["rope"]`, `layers=2`, ...
-
-    Returns:
-        The run, whose table `attention` has a row a head, and whose map `weights` has the mean
-        weights of every head.
+        options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:
         UserError: for what cannot be done.
@@ -76,9 +75,9 @@ def run_attention(
     Example:
         >>> from nope_probe import run_attention
         >>> run = run_attention("rope-tiny", layers=2, n_seqs=64)
-        >>> heads = run.tables["attention"].set_index(["layer", "head"])
+        >>> heads = run.attention.set_index(["layer", "head"])
         >>> layer, head = heads["positional_share"].idxmax()
         >>> f"L{layer}H{head}"
         'L1H3'
     """
-    return run_of(run, Settings, model, inputs, out, options)
+    return run_of(AttentionStudy, run, Settings, model, inputs, out, options)

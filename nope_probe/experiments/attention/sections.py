@@ -12,6 +12,7 @@ from nope_probe.experiments.sections import Report, listed, percents, with_inter
 from nope_probe.figures.attention import attention_heads
 from nope_probe.figures.explorer import head_maps
 from nope_probe.figures.intervals import interval_of, interval_text, percent
+from nope_probe.figures.panels import RowMaps
 from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section
@@ -167,9 +168,8 @@ def weight_maps(run: Run) -> str:
         amplitude=amplitudes[""], amplitude_low=amplitudes["_low"]
     )
     return head_maps(
-        ratios,
+        RowMaps(values=ratios, queries=run.query_positions),
         heads,
-        query_positions=run.query_positions,
         what="attention",
         measure="above uniform",
     )

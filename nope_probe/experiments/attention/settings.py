@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from nope_probe.components import WEIGHTS
+from nope_probe.conditions import Condition
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.maps import default_rows
+from nope_probe.models.info import ModelInfo
 from nope_probe.runtime.settings import (
     COUNT,
     LAYERS,
@@ -23,7 +25,6 @@ from nope_probe.runtime.settings import (
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
-    from nope_probe.models.info import ModelInfo
 
 _arg = tyro.conf.arg
 MIN_KEYS = 8  # of the queries that are measured, as for locality
@@ -72,16 +73,14 @@ class Settings(RunSettings):
             validate_effects(self, without_weights(("gain", "replacement")))
 
     @property
-    def removed(self) -> frozenset[str]:
+    def removed(self) -> Condition:
         """The components to remove, circuits as their weights.
 
         Raises:
             UserError: for a name that does not exist, or names that share a component.
         """
-        from nope_probe.analyses.shapley import condition
-
         try:
-            return condition(self.remove)
+            return Condition.parse(self.remove)
         except ValueError as error:
             raise UserError(f"--remove: {error}") from error
 

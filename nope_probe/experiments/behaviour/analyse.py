@@ -21,10 +21,11 @@ from nope_probe.analyses.behaviour import (
 )
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern_changes import pattern_lost, positional_part
+from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
-from nope_probe.experiments.behaviour.plan import Measured, Plan, head_name, map_key
+from nope_probe.experiments.behaviour.plan import MeasuredBehaviour, Plan, head_name, map_key
 from nope_probe.experiments.behaviour.sections import report
-from nope_probe.experiments.behaviour.settings import EFFECTS, INTACT, QUANTITIES, Settings
+from nope_probe.experiments.behaviour.settings import EFFECTS, QUANTITIES, Settings
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.hooks.removing.removals import Ablation
@@ -46,7 +47,7 @@ HEAD_COLUMNS = ["layer", "head", *interval_names("pattern", "loss", "copy")]
 CORRELATION_COLUMNS = ["over", "layer", "effect", "rho", "p", "n"]
 
 
-def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
+def analyse(session: Session[Settings], plan: Plan, measured: MeasuredBehaviour) -> Run:
     """Estimate every measure in every condition, and return the run.
 
     Raises:
@@ -82,7 +83,7 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
     return with_page(session, run, report)
 
 
-def tables_of(plan: Plan, measured: Measured, skip: int) -> dict[str, pd.DataFrame]:
+def tables_of(plan: Plan, measured: MeasuredBehaviour, skip: int) -> dict[str, pd.DataFrame]:
     """Return the run's tables by name; those of measures that were not taken have no rows."""
     rows = [row for name in QUANTITIES for row in _rows(plan, measured, name)]
     behaviour = pd.DataFrame(rows, columns=COLUMNS)
@@ -100,7 +101,7 @@ def tables_of(plan: Plan, measured: Measured, skip: int) -> dict[str, pd.DataFra
     return tables | {"correlations": correlations_table(bridge, tables.get("heads"))}
 
 
-def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
+def _rows(plan: Plan, measured: MeasuredBehaviour, name: str) -> Iterator[Row]:
     """Yield the rows of one of `QUANTITIES`, a row per condition, in nats or positions.
 
     `difference` is to the intact model on the same documents and targets. An empty value has a
@@ -111,7 +112,7 @@ def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
     if about.measure not in plan.measures:
         return
     if not reason and name in ("copy_text", "copy_random"):
-        intact = mean_interval(per_document(plan, measured, name, INTACT))
+        intact = mean_interval(per_document(plan, measured, name, INTACT.name))
         reason = "" if intact.high < 0 else NO_COPY
     for condition in plan.conditions:
         value = difference = UNDEFINED
@@ -119,9 +120,9 @@ def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
         note = reason or (about.unmasked if is_unmasked else "")
         if not note:
             values = per_document(plan, measured, name, condition, is_unmasked)
-            intact_same = per_document(plan, measured, name, INTACT, is_unmasked)
+            intact_same = per_document(plan, measured, name, INTACT.name, is_unmasked)
             value = mean_interval(values)
-            if condition != INTACT:
+            if condition != INTACT.name:
                 difference = mean_interval(values - intact_same)
             if name == "copy_random_second" and value.value > plan.uniform:
                 value, note = UNDEFINED, ABOVE_UNIFORM
@@ -134,7 +135,7 @@ def _rows(plan: Plan, measured: Measured, name: str) -> Iterator[Row]:
 
 
 def per_document(
-    plan: Plan, measured: Measured, name: str, condition: str, suffix_only: bool = False
+    plan: Plan, measured: MeasuredBehaviour, name: str, condition: str, suffix_only: bool = False
 ) -> PerDocument:
     """Return one of `QUANTITIES` in a condition, a number per document.
 
@@ -172,7 +173,9 @@ def per_document(
             return extrapolation_cost(losses, plan.trained)
 
 
-def position_table(plan: Plan, measured: Measured, probe: str, width: int = 1) -> pd.DataFrame:
+def position_table(
+    plan: Plan, measured: MeasuredBehaviour, probe: str, width: int = 1
+) -> pd.DataFrame:
     """Return the mean loss at each position, in nats; without the mask, of the suffix alone.
 
     Args:
@@ -202,7 +205,7 @@ def bin_width(plan: Plan) -> int:
     return max(1, plan.probes["long"].tokens.shape[1] // BINS)
 
 
-def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFrame:
+def decodability_table(plan: Plan, measured: MeasuredBehaviour, skip: int) -> pd.DataFrame:
     """Return the distance of decoded and true index, per layer, in positions.
 
     `distance` is of the regression on the residual stream after the layer, `null` of one on
@@ -212,7 +215,7 @@ def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFram
     chance = chance_distance(plan.text.tokens.shape[1], skip)
     rows: list[Row] = []
     for condition, distances in measured.distances.items():
-        changes = distances - measured.distances[INTACT]
+        changes = distances - measured.distances[INTACT.name]
         untrained = measured.untrained.get(condition)
         for place, layer in enumerate(plan.layers):
             row: Row = {"layer": layer, "condition": condition, "chance": chance}
@@ -222,7 +225,7 @@ def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFram
             }
             if untrained is not None:
                 intervals["untrained"] = mean_interval(untrained[:, place, 0])
-            if condition != INTACT:
+            if condition != INTACT.name:
                 intervals["difference"] = mean_interval(changes[:, place, 0])
             rows.append(row | interval_columns(**intervals))
     return pd.DataFrame(rows, columns=["layer", "condition", *DECODED, "chance"])
@@ -230,7 +233,7 @@ def decodability_table(plan: Plan, measured: Measured, skip: int) -> pd.DataFram
 
 def bridge_table(
     plan: Plan,
-    measured: Measured,
+    measured: MeasuredBehaviour,
     behaviour: pd.DataFrame,
     decodability: pd.DataFrame,
     skip: int,
@@ -250,7 +253,7 @@ def bridge_table(
     """
     rows: list[Row] = []
     for condition, ablation in plan.conditions.items() if measured.maps else ():
-        if condition == INTACT:
+        if condition == INTACT.name:
             continue
         for place, layer in enumerate(plan.layers):
             lost = _pattern_lost(plan, measured, ablation, place, skip)
@@ -267,12 +270,12 @@ def bridge_table(
 
 
 def _pattern_lost(
-    plan: Plan, measured: Measured, ablation: Ablation, place: int, skip: int
+    plan: Plan, measured: MeasuredBehaviour, ablation: Ablation, place: int, skip: int
 ) -> Interval:
     """Return what a removal takes from the positional part of one layer, nats."""
-    whole = measured.maps[map_key(plan.conditions[INTACT])]
+    whole = measured.maps[map_key(plan.conditions[INTACT.name])]
     masked, parts = whole.folds[:, place].isnan(), []
-    for removed in (plan.conditions[INTACT], ablation):
+    for removed in (plan.conditions[INTACT.name], ablation):
         scores = measured.maps[map_key(removed)].folds[:, place].masked_fill(masked, torch.nan)
         content = measured.maps[map_key(plan.without_sources(removed))].folds[:, place]
         layers = [
@@ -308,7 +311,7 @@ def correlations_table(bridge: pd.DataFrame, heads: pd.DataFrame | None = None) 
     return pd.DataFrame(rows, columns=CORRELATION_COLUMNS)
 
 
-def heads_table(plan: Plan, measured: Measured) -> pd.DataFrame:
+def heads_table(plan: Plan, measured: MeasuredBehaviour) -> pd.DataFrame:
     """Return per head its positional part, nats, and what is lost without its W_Q, nats per token.
 
     `loss` is the rise of the mean loss, `copy` of the loss of a text segment's second copy.
@@ -321,7 +324,7 @@ def heads_table(plan: Plan, measured: Measured) -> pd.DataFrame:
         for effect, quantity in (("loss", "loss"), ("copy", "copy_text_second")):
             if QUANTITIES[quantity].probe in plan.probes:
                 without = per_document(plan, measured, quantity, head_name(layer, head))
-                rise = mean_interval(without - per_document(plan, measured, quantity, INTACT))
+                rise = mean_interval(without - per_document(plan, measured, quantity, INTACT.name))
                 row |= interval_columns(**{effect: rise})
         rows.append(row)
     return pd.DataFrame(rows, columns=HEAD_COLUMNS)

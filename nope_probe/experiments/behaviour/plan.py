@@ -19,12 +19,11 @@ from torch import Tensor
 from nope_probe.analyses.behaviour import by_document, halves, index_targets, ridge
 from nope_probe.analyses.jackknife import Interval, rms
 from nope_probe.analyses.pattern_changes import positional_part
-from nope_probe.analyses.shapley import Condition, removal
-from nope_probe.components import SOURCES, Component, is_rope, removal_order
+from nope_probe.components import SOURCES, Component, is_rope
+from nope_probe.conditions import Condition
 from nope_probe.data.sequences import Sequences, permuted, sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.settings import (
-    INTACT,
     QUANTITIES,
     Measure,
     Settings,
@@ -124,8 +123,8 @@ class Plan:
 
     def without_sources(self, ablation: Ablation) -> Ablation:
         """Return an ablation that removes the model's sources too."""
-        removed = removal({*ablation.remove, *self.sources})
-        return replace(ablation, remove=sorted(removed, key=removal_order))
+        removed = Condition.of({*ablation.remove, *self.sources})
+        return replace(ablation, remove=removed.ordered)
 
     def removes_sources_alone(self, name: str) -> bool:
         """Return whether a condition removes nothing but sources, or bands of RoPE."""
@@ -167,7 +166,7 @@ def make_plan(session: Session[Settings]) -> Plan:
             for block in numbered_layers(model, layers)
             for head in range(block.n_heads if settings.heads else 0)
         },
-        sources=frozenset(name for name in SOURCES if name in has),
+        sources=Condition(name for name in SOURCES if name in has),
         layers=layers,
         measures=settings.measures,
         probes=probes,
@@ -292,7 +291,7 @@ def long_windows(session: Session[Settings], has: Sequence[Component]) -> Probe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredBehaviour:
     """The measurements of every condition.
 
     Attributes:
@@ -320,7 +319,7 @@ def map_key(ablation: Ablation) -> str:
         ('score/mask+rope', 'score/w_q:identity')
     """
     weights = f":{ablation.replacement}" if ablation.weights else ""
-    return f"score/{'+'.join(ablation.remove) or INTACT}{weights}"
+    return f"score/{Condition(ablation.remove).name}{weights}"
 
 
 def head_name(layer: int, head: int) -> str:
@@ -328,7 +327,7 @@ def head_name(layer: int, head: int) -> str:
     return f"L{layer}H{head}"
 
 
-def capture(session: Session[Settings], plan: Plan) -> Measured:
+def capture(session: Session[Settings], plan: Plan) -> MeasuredBehaviour:
     """Return all measurements, from the checkpoint or captured and saved."""
     runner = _Runner(session, plan)
     sizes = runner.sizes()
@@ -414,12 +413,12 @@ class _Runner:
             batch_size=self.seqs_per_batch(probe),
         )
 
-    def run(self) -> Measured:
+    def run(self) -> MeasuredBehaviour:
         """Return the losses, decodability and score maps of all conditions."""
         text = self.on(self.plan.text)
         text = text.calibrated("calibration", self.conditions.values())
         self.engine = text
-        return Measured(
+        return MeasuredBehaviour(
             losses={(name, probe): self.losses(name, probe) for name, probe in self.scored},
             maps={
                 key: text.scores(key, ablation, layers=self.plan.layers)

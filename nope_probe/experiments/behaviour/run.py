@@ -1,35 +1,21 @@
-"""The `behaviour` command's run: from settings to a folder."""
+"""The `behaviour` command's run: from settings to a folder, and from Python."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Any
 
-from nope_probe.components import Gain
-from nope_probe.experiments.behaviour.settings import Measure, Settings
-from nope_probe.experiments.given import RunOptions, run_of
-from nope_probe.hooks.removing.stand_ins import Replacement
+import pandas as pd
+
+from nope_probe.experiments.behaviour.analyse import analyse
+from nope_probe.experiments.behaviour.plan import capture, make_plan
+from nope_probe.experiments.behaviour.settings import Settings
+from nope_probe.experiments.given import Model, run_of, takes
+from nope_probe.hooks.layers.model import Given
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
-
-if TYPE_CHECKING:
-    from nope_probe.experiments.given import Model
-    from nope_probe.hooks.layers.model import Given
-
-
-class BehaviourOptions(RunOptions, total=False):
-    """The options of `run_behaviour`, which are the flags of `behaviour`."""
-
-    measures: Measure | Sequence[Measure]
-    remove: str | Sequence[str] | None
-    prefix: int | None
-    gain: Gain
-    replacement: Replacement | Sequence[Replacement]
-    heads: bool
-    trained_len: int | None
-    max_len: int
 
 
 def run(settings: Settings, call: Call | None = None) -> Path:
@@ -44,9 +30,6 @@ def run(settings: Settings, call: Call | None = None) -> Path:
     """
     with Session("behaviour", settings, call) as session:
         if not session.finished:
-            from nope_probe.experiments.behaviour.analyse import analyse
-            from nope_probe.experiments.behaviour.plan import capture, make_plan
-
             plan = make_plan(session)
             measured = capture(session, plan)
             if session.is_first:
@@ -55,13 +38,28 @@ def run(settings: Settings, call: Call | None = None) -> Path:
     return session.folder
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class BehaviourStudy(Run):
+    """What a model can no longer do without its mask, position encoding or weights.
+
+    Its `tables` are those of the run's CSV files: `behaviour`, `loss_by_position`, `extrapolation`,
+    `decodability`, `bridge`, `heads`, `correlations`.
+    """
+
+    @property
+    def behaviour(self) -> pd.DataFrame:
+        """Per measure and condition, its value and its difference to the intact model."""
+        return self.tables["behaviour"]
+
+
+@takes(Settings)
 def run_behaviour(
     model: Model,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
-    **options: Unpack[BehaviourOptions],
-) -> Run:
+    **options: Any,
+) -> BehaviourStudy:
     """Measure a model's behaviour as the `behaviour` command does, and return its tables.
 
     Args:
@@ -73,7 +71,7 @@ def run_behaviour(
             without inputs alone.
         out: a folder for the run, as the command writes it; the same call reads it again. By
             default nothing is kept.
-        options: the command's flags, with underscores: `measures=["loss"]`, `remove=["mask"]`, ...
+        options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:
         UserError: for what cannot be done.
@@ -86,4 +84,4 @@ def run_behaviour(
         >>> bool(table.loc[("loss", "mlp"), "difference_low"] > 1)
         True
     """
-    return run_of(run, Settings, model, inputs, out, options)
+    return run_of(BehaviourStudy, run, Settings, model, inputs, out, options)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nope_probe.experiments.behaviour.settings import INTACT, QUANTITIES
+from nope_probe.conditions import INTACT
+from nope_probe.experiments.behaviour.settings import QUANTITIES
 from nope_probe.experiments.sections import NOISE, Report, capitalised, largest, listed
 from nope_probe.figures import behaviour as figures
 from nope_probe.figures.intervals import interval_of, interval_text
@@ -118,7 +119,7 @@ def _answer(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
 
 def _empty_rows(behaviour: pd.DataFrame) -> Iterator[str]:
     """Yield why conditions have no number, a sentence for each reason."""
-    empty = behaviour[behaviour["difference"].isna() & (behaviour["condition"] != INTACT)]
+    empty = behaviour[behaviour["difference"].isna() & (behaviour["condition"] != INTACT.name)]
     for note, rows in empty.dropna(subset=["note"]).groupby("note", sort=False):
         measures = listed([f"“{QUANTITIES[name].label}”" for name in rows["measure"].unique()])
         removals = listed([figures.label(name) for name in rows["condition"].unique()])
@@ -196,7 +197,7 @@ def behaviour_as_text(behaviour: pd.DataFrame) -> pd.DataFrame:
     """Return a row per condition: the intact model's values, the others' differences to them."""
     rows = {(row["measure"], row["condition"]): row for row in behaviour.to_dict("records")}
     conditions = list(dict.fromkeys(behaviour["condition"]))
-    names = ["(intact)" if condition == INTACT else condition for condition in conditions]
+    names = ["(intact)" if condition == INTACT.name else condition for condition in conditions]
     table = pd.DataFrame({"without": names})
     for measure, about in QUANTITIES.items():
         if measure in set(behaviour["measure"]):
@@ -207,7 +208,7 @@ def behaviour_as_text(behaviour: pd.DataFrame) -> pd.DataFrame:
 
 
 def _cell(row: Mapping[Any, Any]) -> str:
-    is_intact = row["condition"] == INTACT
+    is_intact = row["condition"] == INTACT.name
     value, _, high = interval_of(row, "value" if is_intact else "difference")
     if np.isnan(value):
         return "-"
@@ -241,7 +242,7 @@ def difference_finding(behaviour: pd.DataFrame) -> str:
 
 
 def _intact_row(behaviour: pd.DataFrame, measure: str) -> pd.Series | None:
-    rows = behaviour[(behaviour["measure"] == measure) & (behaviour["condition"] == INTACT)]
+    rows = behaviour[(behaviour["measure"] == measure) & (behaviour["condition"] == INTACT.name)]
     return None if rows.empty else rows.iloc[0]
 
 
@@ -279,7 +280,7 @@ def window_finding(behaviour: pd.DataFrame, measure: str, title: str, along: str
 
 def decodability_finding(table: pd.DataFrame) -> str:
     """Return how well the index can be read from the residual stream, with and without the mask."""
-    rows = table[table["condition"] == INTACT].sort_values("distance")
+    rows = table[table["condition"] == INTACT.name].sort_values("distance")
     if rows.empty:
         return ""
     best = rows.iloc[0]

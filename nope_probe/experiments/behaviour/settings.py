@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import tyro
 
-from nope_probe.analyses.shapley import condition
-from nope_probe.components import COMPONENTS, POSITION_ENCODINGS, Component, validate_components
+from nope_probe.components import COMPONENTS, POSITION_ENCODINGS, Component
+from nope_probe.conditions import INTACT, Condition, validate_components
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import (
     Ablation,
@@ -31,9 +31,6 @@ from nope_probe.runtime.settings import (
     validate_effects,
 )
 
-if TYPE_CHECKING:
-    from nope_probe.models.load import LoadedModel
-
 _arg = tyro.conf.arg
 Measure = Literal[
     "loss", "in-context", "copy", "order", "bos", "extrapolation", "position", "pattern"
@@ -52,7 +49,6 @@ SHORTEST: dict[Measure, int] = {
 }
 EXTRAPOLATED = Bounds(16, 2**20)
 TIMES = 4  # the reach of extrapolation, in trained contexts
-INTACT = "intact"
 REMOVED = (  # by default, as far as the model has it
     *POSITION_ENCODINGS,
     "mask",
@@ -186,7 +182,7 @@ def make_conditions(
     """
     chosen = REMOVED if names is None else names
     try:
-        removed = {name: condition(name) for name in chosen if name != INTACT}
+        removed = {name: Condition.parse(name) for name in chosen if name != INTACT.name}
     except ValueError as error:
         raise UserError(f"--remove: {error}") from error
     if names is None:
@@ -197,7 +193,7 @@ def make_conditions(
     for (one, first), (other, second) in combinations(removed.items(), 2):
         if first == second:
             raise UserError(f"--remove: {one} and {other} remove the same")
-    conditions = {INTACT: substitutes[0].without(())}
+    conditions = {INTACT.name: substitutes[0].without(())}
     for name, components in removed.items():
         ablations = [substitute.without(components) for substitute in substitutes]
         if len(ablations) > 1 and ablations[0].weights:
@@ -324,11 +320,15 @@ class Settings(RunSettings):
             reasons |= {"layers": unread, "skip_keys": unread}
         return reasons
 
-    def load_model(self, device: str) -> LoadedModel:
-        """Load the whole model, a shipped one with as many positions as the extrapolation takes."""
-        trained = trained_length(self.model)
-        n_ctx = None if trained is None else self.extrapolated_len(trained)
-        return self.load_layers(device, None, n_ctx=n_ctx)
+    @property
+    def depth(self) -> None:
+        """The whole model is run, in however many layers position and pattern are read."""
+
+    @property
+    def positions(self) -> int | None:
+        """A shipped model takes as many positions as the extrapolation does."""
+        trained, needed = trained_length(self.model), super().positions
+        return needed if trained is None else max(self.extrapolated_len(trained), needed or 0)
 
     def trained_len_of(self, n_ctx: int) -> int:
         """Return the length that the model was trained at: as set, as recorded, or its context."""

@@ -14,6 +14,7 @@ from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure_pattern, query_stride
 from nope_probe.analyses.shapley import player_set
 from nope_probe.components import are_sources
+from nope_probe.conditions import INTACT
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.circuit.sections import headline, report
 from nope_probe.experiments.engine import Engine
@@ -27,14 +28,14 @@ from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
 from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.maps import StageMaps
-from nope_probe.maps.rows import pack_rows
+from nope_probe.maps.rows import MapRows
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 from nope_probe.stages import LETTERS
 
-INTACT, ABLATED = "intact", "ablated"
+ABLATED = "ablated"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +88,10 @@ def _arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:
     means = {letter: shown.mean(letter) for letter in shown.folds}
     arrays = {f"gram/{letter}": mean for letter, mean in means.items()}
     arrays |= {f"normalised/{letter}": shown.normalised(letter) for letter in shown.folds}
+    by_letter = {letter: shown.layer_maps(letter) for letter in shown.folds}
     arrays |= {
-        f"se/{letter}": standard_error(folds, shown.counts) for letter, folds in shown.folds.items()
+        f"se/{letter}": standard_error(layer.folds.maps, layer.weights)
+        for letter, layer in by_letter.items()
     }
     if len(maps) > 1:
         arrays |= {f"reference/{letter}": maps[0].mean(letter) for letter in maps[0].folds}
@@ -100,7 +103,7 @@ def _arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:
 def _folds(maps: StageMaps) -> dict[str, Float[np.ndarray, "fold cell"]]:
     """Return the fold means of each stage as lower triangles, with which `compare` pairs runs."""
     return {
-        f"gram/{letter}": pack_rows(folds, maps.query_positions).float().cpu().numpy()
+        f"gram/{letter}": MapRows.of(folds, maps.query_positions).pack(folds).float().cpu().numpy()
         for letter, folds in maps.folds.items()
     }
 
@@ -113,7 +116,7 @@ def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
         layer: the block under study, from 0; (h) and (i) belong to the next block.
     """
     measured = []
-    for model, stages in zip((INTACT, ABLATED), maps, strict=False):
+    for model, stages in zip((INTACT.name, ABLATED), maps, strict=False):
         for letter in stages.folds:
             measures = [measure_pattern(stages.layer_maps(letter).others)]
             measured.append(({"model": model, "stage": letter}, measures))

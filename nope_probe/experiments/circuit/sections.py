@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from jaxtyping import Int
 
 from nope_probe.experiments.sections import Report, capitalised, listed, with_intervals
 from nope_probe.figures.circuit_figure import circuit, limits
@@ -76,7 +75,7 @@ def _stages_as_text(stages: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sections(run: Run) -> Iterator[Section]:
-    maps, manifest, table = run.maps, run.manifest, run.tables["stages"]
+    manifest, table = run.manifest, run.tables["stages"]
     removed = tuple(manifest["removed"])
     compared = ": of the ablated model, of the intact one, and their difference" if removed else ""
     yield Section(
@@ -86,7 +85,7 @@ def _sections(run: Run) -> Iterator[Section]:
         f"switch shows the maps, their cosines, or the maps less the mean of each diagonal"
         f"{compared}. What is removed is struck through.",
     )
-    yield from _side_by_side(maps, removed, manifest["skip_keys"], run.query_positions)
+    yield from _side_by_side(run)
     if len(table):
         yield Section(
             title="Which keys each stage prefers",
@@ -97,17 +96,12 @@ def _sections(run: Run) -> Iterator[Section]:
         )
 
 
-def _side_by_side(
-    maps: Mapping[str, Any],
-    removed: Sequence[str],
-    skip_keys: int,
-    query_positions: Int[np.ndarray, " row"] | None = None,
-) -> Iterator[Section]:
+def _side_by_side(run: Run) -> Iterator[Section]:
     """Yield the section of all stages, intact and ablated, if there is an ablation."""
-    intact, ablated = _group(maps, "reference"), _group(maps, "gram")
+    intact, ablated = _group(run.maps, "reference"), _group(run.maps, "gram")
     if not intact:
         return
-    without = f"without {' and '.join(map(phrase, removed))}"
+    skip_keys, without = run.manifest["skip_keys"], map(phrase, run.manifest["removed"])
     groups = []
     for letter in sorted(ablated):
         kept, change = [intact[letter], ablated[letter]], ablated[letter] - intact[letter]
@@ -121,7 +115,7 @@ def _side_by_side(
                 high=high,
                 unit="nats" if letter in SCORE_STAGES else "inner product",
                 diverging=name == "difference",
-                query_positions=query_positions,
+                query_positions=run.query_positions,
             )
             for name, values, (low, high) in (*drawn, ("difference", change, of_change))
         ]
@@ -131,7 +125,7 @@ def _side_by_side(
         figure=partial(
             panel_groups,
             groups,
-            title=f"The stages of the intact model, and {without}",
+            title=f"The stages of the intact model, and without {' and '.join(without)}",
             max_positions=SIDE_BY_SIDE,
         ),
         caption="Each stage of the intact model, of the ablated one on the same colours, and the "

@@ -18,8 +18,9 @@ from nope_probe.analyses.pattern_changes import (
     measure_differences,
     pattern_difference,
 )
+from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError, closed_choices
-from nope_probe.experiments.compare.members import INTACT, Map, Member, StoredMap, share_sequences
+from nope_probe.experiments.compare.members import Map, Member, StoredMap, share_sequences
 from nope_probe.experiments.tables import Row, interval_columns
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
@@ -132,9 +133,9 @@ def _difference(name: str, base: Member, other: Member, values: Map) -> Differen
     paired = share_sequences([base, other])
     one, two = patterns_of_others([x, y])
     rms = pattern_difference(one, two, paired=paired)
-    noisy = [(maps.folds.maps, maps.counts) for maps in (x, y)]
+    noisy = [(maps.folds.maps, maps.weights) for maps in (x, y)]
     if paired:
-        noisy = [(x.folds.maps - y.folds.maps, x.counts)]
+        noisy = [(x.folds.maps - y.folds.maps, x.weights)]
     squares = [float(standard_error(*folds).square().nanmean()) for folds in noisy]
     noise = float(np.sqrt(sum(squares)))
     return Difference(values=values, rms=rms, noise=noise, paired=paired)
@@ -286,7 +287,7 @@ def _item(row: pd.Series, keys: Sequence[str]) -> str:
             parts.append(f"{key[0].upper()}{value:.0f}")
         elif key in LABELS:
             parts.append(f"{key} = {value:g}")
-        elif not (key == "kept" and value == INTACT):
+        elif not (key == "kept" and value == INTACT.name):
             parts.append(str(value))
     return ", ".join(parts).replace(", H", "H", 1) if "head" in keys else ", ".join(parts)
 
@@ -300,9 +301,9 @@ def _interval(row: pd.Series, measure: str, suffix: str = "") -> Interval:
 def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str, Interval]:
     """Return the paired differences of a row's pattern measures; empty for other tables."""
     if table == "pattern":
-        name, kept = f"L{row['layer']:.0f}", str(row.get("kept", INTACT))
+        name, kept = f"L{row['layer']:.0f}", str(row.get("kept", INTACT.name))
     elif table == "stages" and _shown(base) == _shown(other) == row["model"]:
-        name, kept = f"({row['stage']})", INTACT
+        name, kept = f"({row['stage']})", INTACT.name
     else:
         return {}
     x, y = other.folds(name, kept), base.folds(name, kept)
@@ -315,4 +316,4 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
 
 def _shown(member: Member) -> str:
     """Return the model whose folds a circuit run keeps: the ablated model, if it has one."""
-    return "ablated" if member.manifest.get("removed") else INTACT
+    return "ablated" if member.manifest.get("removed") else INTACT.name

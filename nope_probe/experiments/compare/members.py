@@ -6,22 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float, Int
+from safetensors import safe_open
+from torch import Tensor
 
+from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
-from nope_probe.runtime.folder import Run, checkpoint_dir, read_run
-
-if TYPE_CHECKING:  # comparisons are shown again without torch
-    from torch import Tensor
-
-    from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.layers import LayerMaps
+from nope_probe.maps.rows import MapRows
+from nope_probe.runtime.folder import Run, read_run
+from nope_probe.runtime.places import checkpoint_dir
 
 NOT_COMPARED = ("reproduce", "compare")
-INTACT = "intact"
 UNITS = {"circuit": "inner product"}  # units of a command's maps, if not nats
 Map: TypeAlias = Float[np.ndarray, "row key_pos"]
 
@@ -86,7 +87,7 @@ class Member:
     @property
     def intact(self) -> str:
         """The tables' value of `kept` for the intact model."""
-        return str(self.manifest.get("conditions", [INTACT])[0])
+        return str(self.manifest.get("conditions", [INTACT.name])[0])
 
     @cached_property
     def maps(self) -> dict[str, StoredMap]:
@@ -115,28 +116,20 @@ class Member:
     @property
     def query_positions(self) -> Int[Tensor, " row"] | None:
         """The queries of the maps' rows; None if all queries have rows."""
-        import torch
-
         queries = self.run.query_positions
         return None if queries is None else torch.from_numpy(queries)
 
-    def folds(self, name: str, kept: str = INTACT) -> LayerMaps | None:
+    def folds(self, name: str, kept: str = INTACT.name) -> LayerMaps | None:
         """Return the fold means of a map; None if the run did not keep them.
 
         Args:
             name: the map, as in `maps`.
             kept: in runs of `ablate`, the condition; `intact` for the intact model.
         """
-        import torch
-        from safetensors import safe_open
-
-        from nope_probe.maps.layers import LayerMaps
-        from nope_probe.maps.rows import unpack_rows
-
         path, stored = self.folder / "folds.safetensors", self.maps[name]
         if path.name not in self.manifest.get("checksums", {}):
             return None
-        key = stored.key if kept == INTACT else f"score/{kept}"
+        key = stored.key if kept == INTACT.name else f"score/{kept}"
         with safe_open(path, "numpy") as file:
             if key not in file.keys():  # noqa: SIM118
                 return None
@@ -144,14 +137,14 @@ class Member:
             cells = cells[:] if stored.place is None else cells[:, stored.place]
         queries, sizes = self.query_positions, self.fold_sizes
         counts = None if sizes is None else torch.tensor(sizes)
-        return LayerMaps.of(
-            unpack_rows(torch.from_numpy(cells), queries), counts, queries, self.skip_keys
-        )
+        packed = torch.from_numpy(cells)
+        folds = MapRows.of_cells(packed.shape[1], queries).unpack(packed)
+        return LayerMaps.of(folds, counts, queries, self.skip_keys)
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
         """The run's tables, in which the intact model has the name `intact`."""
-        named = {"kept": {self.intact: INTACT}}
+        named = {"kept": {self.intact: INTACT.name}}
         return {name: table.replace(named) for name, table in self.run.tables.items()}
 
 

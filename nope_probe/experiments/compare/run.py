@@ -4,53 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import Any
 
 from nope_probe.errors import UserError
+from nope_probe.experiments.compare.analyse import compare_maps, differences_table
+from nope_probe.experiments.compare.members import Member, read_members, share_sequences
+from nope_probe.experiments.compare.sections import headline, report
+from nope_probe.experiments.compare.settings import Settings
+from nope_probe.experiments.sections import show
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.identity import command_line, versions
-from nope_probe.runtime.processes import status
+from nope_probe.runtime.identity import versions
+from nope_probe.runtime.processes import command_line, status
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import SessionSettings
-
-if TYPE_CHECKING:  # --help needs neither numpy nor pandas
-    from nope_probe.experiments.compare.members import Member
-
-_arg = tyro.conf.arg
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(SessionSettings):
-    """Compare finished runs of one command with the first run.
+class Compared(Settings):
+    """The settings, and the runs that they name.
 
-    Draws their positional patterns on one scale, and their differences with intervals, paired if
-    the runs had the same sequences. Puts their tables side by side, on one page and in
-    differences.csv.
+    Attributes:
+        members: the runs, read and checked.
     """
 
-    runs: Annotated[
-        tyro.conf.Positional[tuple[Path, ...]],
-        _arg(help="The folders of the runs; the first is the one to compare with."),
-    ]
-    labels: Annotated[
-        tuple[str, ...], _arg(help="Their names [their models, or their folders].")
-    ] = ()
-    out: Annotated[Path | None, _arg(help="Folder of the comparison [runs/compare-HASH].")] = None
-
-    @cached_property
-    def members(self) -> list[Member]:
-        """The runs, read and checked.
-
-        Raises:
-            UserError: for runs that cannot be compared.
-        """
-        from nope_probe.experiments.compare.members import read_members
-
-        return read_members(self.runs, self.labels)
+    members: Sequence[Member]
 
     @property
     def subject(self) -> str:
@@ -72,7 +50,12 @@ def run(settings: Settings) -> Path:
     Raises:
         UserError: for runs that cannot be compared, or a folder inside a run.
     """
-    members, session = settings.members, Session("compare", settings)
+    return run_members(settings, read_members(settings.runs, settings.labels))
+
+
+def run_members(settings: Settings, members: Sequence[Member]) -> Path:
+    """Compare runs that were read and checked; see `run`."""
+    session = Session("compare", Compared(**vars(settings), members=members))
     folder = session.folder
     for member in members:
         if folder.resolve().is_relative_to(member.folder.resolve()):
@@ -86,12 +69,8 @@ def run(settings: Settings) -> Path:
     return folder
 
 
-def analyse(session: Session[Settings], members: Sequence[Member]) -> Run:
+def analyse(session: Session[Compared], members: Sequence[Member]) -> Run:
     """Compare the runs' maps and tables, and return the run."""
-    from nope_probe.experiments.compare.analyse import compare_maps, differences_table
-    from nope_probe.experiments.compare.members import share_sequences
-    from nope_probe.experiments.compare.sections import headline, report
-
     maps, table = compare_maps(members), differences_table(members)
     manifest = {
         "command": command_line(),
@@ -112,3 +91,11 @@ def analyse(session: Session[Settings], members: Sequence[Member]) -> Run:
     }
     run = Run(manifest=manifest, arrays={"maps": differences}, tables={"differences": table})
     return replace(run, page=report(run, session.folder, members, maps).html(manifest))
+
+
+def run_and_show(settings: Settings, image: Path | None) -> None:
+    """Compare the runs, print what differs, and draw the first figure into an image file."""
+    members = read_members(settings.runs, settings.labels)
+    folder = run_members(settings, members)
+    maps = [] if image is None else compare_maps(members)
+    show(partial(report, folder=folder, members=members, maps=maps), folder, image)

@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from nope_probe.conditions import INTACT
 from nope_probe.experiments.compare.analyse import PAIRED, TABLE_ORDER, Compared
-from nope_probe.experiments.compare.members import INTACT, UNITS, Member, share_sequences
+from nope_probe.experiments.compare.members import UNITS, Member, share_sequences
 from nope_probe.experiments.sections import Report
 from nope_probe.figures.intervals import (
     FLOOR,
@@ -242,7 +243,7 @@ def _pattern_measures(members: Sequence[Member]) -> go.Figure:
     runs = {}
     for member in members:
         rows = member.tables["pattern"]
-        runs[escape(member.label)] = rows[rows["kept"] == INTACT] if "kept" in rows else rows
+        runs[escape(member.label)] = rows[rows["kept"] == INTACT.name] if "kept" in rows else rows
     return compared_measures(runs)
 
 

@@ -1,6 +1,6 @@
 """Comparison of a probed model with `--expect`, and with its configuration.
 
-An example of an expectation is `no_rope_layers=3,7,11`. This file needs torch only with a model.
+An example of an expectation is `no_rope_layers=3,7,11`. This file needs no torch.
 """
 
 from __future__ import annotations

@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
-import tyro
+import pandas as pd
+import torch
 
-from nope_probe.errors import UserError
+from nope_probe.data.sequences import forces_bos
+from nope_probe.errors import UserError, printable
 from nope_probe.experiments.layers.expect import (
     LENGTHS,
     TOLERANCE,
     Expectation,
     differences,
-    parse_expectation,
     validate_depth,
 )
+from nope_probe.experiments.layers.probe import N_SHORT, LayerFindings, probe_layers
+from nope_probe.experiments.layers.settings import Settings
+from nope_probe.experiments.sections import PlainConsole, tables_that_fit
+from nope_probe.hooks.layers.model import Inputs, hugging_face_config
 from nope_probe.models.context import beyond_context, validate_context
-from nope_probe.models.names import is_on_hub, path_of, validate_reachable, validate_revision
+from nope_probe.models.info import LoadedModel
+from nope_probe.models.names import is_on_hub, validate_reachable
 from nope_probe.runtime.identity import record_sources, threads, versions
+from nope_probe.runtime.peers import own_device
 from nope_probe.runtime.processes import status
-from nope_probe.runtime.settings import (
-    LAYERS,
-    SEED,
-    SEQ_LEN,
-    BeyondContextFlag,
-    BoundedSettings,
-    ModelFlag,
-    RevisionFlag,
-    validate_effects,
-)
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from nope_probe.experiments.layers.probe import LayerFindings
-    from nope_probe.hooks.layers.model import Inputs
-    from nope_probe.models.load import LoadedModel
-
-_arg = tyro.conf.arg
 COLUMNS = ("layer", "RoPE", "pairs", "base", "turned", "mask", "q/k-norm", "cap", "scale")
 # Columns that only some models need, and their sentences in the legend.
 RARE = {
@@ -62,59 +51,7 @@ HINTS = ("sliding_window", "attention_chunk_size", "window_size")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(BoundedSettings):
-    """Find what each layer of a model does about position.
-
-    The findings are RoPE's action, pairs and base, the mask's shape, norms, soft cap, scale and
-    BOS. They come from interventions on one short batch, never from the configuration. Prints one
-    table, and the differences to the configuration.
-    """
-
-    model: ModelFlag = "rope-tiny"
-    revision: RevisionFlag = None
-    layers: Annotated[int | Literal["all"], LAYERS, _arg(help="How many first layers to read.")] = (
-        "all"
-    )
-    seq_len: Annotated[
-        int | Literal["auto"],
-        SEQ_LEN,
-        _arg(
-            help="Positions on which the mask and what changes with length are read; a window "
-            "shows if it is shorter."
-        ),
-    ] = "auto"
-    beyond_context: BeyondContextFlag = False
-    expect: Annotated[
-        tuple[str, ...],
-        _arg(
-            metavar="KEY=VALUE",
-            help="What to hold the model against, such as no_rope_layers=3,7,11 or "
-            "sliding_window=4096; exit code 1 if it differs.",
-        ),
-    ] = ()
-    json: Annotated[bool, _arg(help="Print JSON instead of the table.")] = False
-    seed: Annotated[int, SEED, _arg(help="Seed of the batch.")] = 0
-    device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
-
-    def sources(self) -> dict[str, Path | None]:
-        """Return the paths of the model's files; None for a model on the Hub."""
-        made_here = self.model.lower().startswith("parameter-free")
-        return {} if made_here else {"model": path_of(self.model)}
-
-    def validate(self) -> None:
-        """Check the settings that need no model.
-
-        Raises:
-            UserError: naming the flag.
-        """
-        if self.seq_len == "auto":
-            validate_effects(self, {"beyond_context": "without a --seq-len"})
-        if self.revision is not None:
-            validate_revision(self.model)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
+class ModelFindings:
     """The findings on a model.
 
     Attributes:
@@ -134,7 +71,7 @@ class Report:
     not_attending: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON-ready values."""
+        """Return the findings as JSON-ready values."""
         return {
             "model": self.model,
             "bos": self.bos,
@@ -145,32 +82,26 @@ class Report:
         }
 
 
-def run(settings: Settings) -> Report:
+def run(settings: Settings) -> ModelFindings:
     """Find the positional parts of each layer.
 
     Raises:
         UserError: for settings that the model cannot satisfy.
     """
     settings.validate()
-    expectations = [parse_expectation(expectation) for expectation in settings.expect]
-    keys = [expectation.key for expectation in expectations]
-    if len({*keys}) < len(keys):
-        raise UserError(f"--expect names a key twice: {' '.join(settings.expect)}")
     validate_reachable(settings.model, settings.revision)
     if settings.seq_len != "auto":
         beyond, revision = settings.beyond_context, settings.revision
         validate_context(settings.model, settings.seq_len, beyond=beyond, revision=revision)
     loaded = load_model(settings)
-    from nope_probe.data.sequences import forces_bos
-    from nope_probe.experiments.layers.probe import N_SHORT, probe_layers
-
+    expectations = settings.expectations
     validate_depth(expectations, loaded.info.n_layers)
     n_long = n_positions(settings, loaded, expectations, N_SHORT)
     batch = batch_of(loaded, max(n_long, min(N_SHORT, loaded.info.n_ctx)), settings.seed)
     findings = probe_layers(loaded.model, batch[:, :N_SHORT], batch[:1, :n_long])
     bos = "forced" if loaded.tokenizer is not None and forces_bos(loaded.tokenizer) else "none"
     checks = [expectation.check(findings, bos) for expectation in expectations]
-    return Report(
+    return ModelFindings(
         model=loaded.info.name,
         bos=bos,
         layers=findings,
@@ -178,6 +109,18 @@ def run(settings: Settings) -> Report:
         unmet=[line for line in checks if line is not None],
         not_attending=loaded.info.not_attending,
     )
+
+
+def run_and_show(settings: Settings) -> None:
+    """Print the findings; exit with code 1 if an expectation is not met."""
+    findings = run(settings)
+    if settings.json:
+        sys.stdout.write(as_json(findings, settings) + "\n")
+    else:
+        print_findings(findings)
+    if findings.unmet:
+        sys.stderr.write("".join(f"{printable(line)}\n" for line in findings.unmet))
+        sys.exit(1)
 
 
 def load_model(settings: Settings) -> LoadedModel:
@@ -188,10 +131,8 @@ def load_model(settings: Settings) -> LoadedModel:
     """
     doing = f"loading TransformerLens and {settings.model}"
     with status(doing, has_bars=is_on_hub(settings.model)):
-        import torch
-
+        # It takes seconds to import, and repetitions of other commands do without it.
         from nope_probe.models.load import load
-        from nope_probe.runtime.processes import own_device
 
         return load(
             settings.model,
@@ -214,8 +155,6 @@ def n_positions(
     Raises:
         UserError: for a --seq-len beyond the model's context, or an expected length beyond that.
     """
-    from nope_probe.hooks.layers.model import hugging_face_config
-
     n_ctx = loaded.info.n_ctx
     expected = [
         int(expectation.value)
@@ -241,16 +180,14 @@ def n_positions(
 
 def batch_of(loaded: LoadedModel, length: int, seed: int) -> Inputs:
     """Return random tokens, or random vectors for a parameter-free model."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     if loaded.info.parameter_free:
         return torch.randn(N_SEQS, length, loaded.info.d_model, generator=generator)
     return torch.randint(loaded.info.d_vocab, (N_SEQS, length), generator=generator)
 
 
-def as_json(report: Report, settings: Settings) -> str:
-    """Return a report as a JSON document, with all settings to repeat it."""
+def as_json(findings: ModelFindings, settings: Settings) -> str:
+    """Return the findings as a JSON document, with all settings to repeat it."""
     asked = {name: value for name, value in asdict(settings).items() if name != "json"}
     run = {
         "kind": "layers",
@@ -259,35 +196,33 @@ def as_json(report: Report, settings: Settings) -> str:
         "threads": threads(),
         "sources": record_sources(settings.sources()),
     }
-    return json.dumps(report.to_dict() | {"run": run}, indent=1)
+    return json.dumps(findings.to_dict() | {"run": run}, indent=1)
 
 
-def print_report(report: Report) -> None:
-    """Print a report's table, and the differences to the configuration."""
-    from nope_probe.experiments.sections import PlainConsole, tables_that_fit
-
-    console, table = PlainConsole(), as_text(report)
-    for part in tables_that_fit(f"{report.model}: position, layer by layer", table):
+def print_findings(findings: ModelFindings) -> None:
+    """Print the table, and the differences to the configuration."""
+    console, table = PlainConsole(), as_text(findings)
+    for part in tables_that_fit(f"{findings.model}: position, layer by layer", table):
         console.print(part)
         console.print()
-    console.print(f"BOS: {'forced by the tokenizer' if report.bos == 'forced' else 'not forced'}.")
+    console.print(
+        f"BOS: {'forced by the tokenizer' if findings.bos == 'forced' else 'not forced'}."
+    )
     rare = [about for name, about in RARE.items() if name in table]
-    legend = LEGEND.format(n=report.layers[0].mask.n_positions)
+    legend = LEGEND.format(n=findings.layers[0].mask.n_positions)
     console.print(" ".join([legend, *rare]), style="dim")
     for title, lines in (
-        ("The configuration says otherwise:", report.differences),
-        ("Not as found in a block of the usual kind:", _notes(report)),
+        ("The configuration says otherwise:", findings.differences),
+        ("Not as found in a block of the usual kind:", _notes(findings)),
     ):
         if lines:
             console.print(title, *(f"  {line}" for line in lines), sep="\n")
 
 
-def as_text(report: Report) -> pd.DataFrame:
+def as_text(findings: ModelFindings) -> pd.DataFrame:
     """Return the findings, a row per layer, for a table on the terminal."""
-    import pandas as pd
-
-    cells = {layer.layer: _cells(layer) for layer in report.layers}
-    for layer in report.not_attending:
+    cells = {layer.layer: _cells(layer) for layer in findings.layers}
+    for layer in findings.not_attending:
         cells[layer] = {"layer": f"L{layer}", "mask": "no attention"}
     table = pd.DataFrame([cells[layer] for layer in sorted(cells)], columns=[*COLUMNS, *RARE])
     absent = [name for name in RARE if table[name].dropna().eq(NONE).all()]
@@ -325,10 +260,10 @@ def _number(value: float | None, style: str) -> str:
     return NONE if value is None else f"{value:{style}}"
 
 
-def _notes(report: Report) -> list[str]:
+def _notes(findings: ModelFindings) -> list[str]:
     """Return lines on findings without a column in the table."""
     lines = []
-    for layer in report.layers:
+    for layer in findings.layers:
         name = f"L{layer.layer}"
         if not layer.mask_same_in_all_heads:
             lines.append(f"{name}: heads have different masks; the table shows H0's")

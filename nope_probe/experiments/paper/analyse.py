@@ -21,8 +21,10 @@ from nope_probe.experiments.paper.sections import report, verdict_mark
 from nope_probe.experiments.paper.settings import FIGURES, Settings, title_of
 from nope_probe.experiments.sections import print_lines
 from nope_probe.reports.page import Cell, Link, Listing, Section, page
-from nope_probe.runtime.folder import Run, atomic_write, read_manifest, read_run
-from nope_probe.runtime.identity import command_line, versions
+from nope_probe.runtime.folder import Run, read_manifest, read_run
+from nope_probe.runtime.identity import versions
+from nope_probe.runtime.places import atomic_write
+from nope_probe.runtime.processes import command_line
 from nope_probe.runtime.session import Session
 
 NOPE_NOTE = (

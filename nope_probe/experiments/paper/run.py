@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from nope_probe.errors import UserError
+from nope_probe.experiments import repeat
+from nope_probe.experiments.circuit import run as circuit
+from nope_probe.experiments.paper.analyse import analyse, print_index, write_index
+from nope_probe.experiments.paper.sections import draw, print_summary
 from nope_probe.experiments.paper.settings import (
     FIGURES,
+    Circuit,
+    ExperimentSettings,
+    RepeatSettings,
+    Scores,
     Settings,
+    Simulation,
     experiments_of,
     place,
-    run_experiments,
 )
-from nope_probe.runtime.folder import output_folder, validate_folder_place
+from nope_probe.experiments.scores import run as scores
+from nope_probe.experiments.sections import print_lines
+from nope_probe.experiments.simulation import run as simulation
+from nope_probe.runtime.places import output_folder, validate_folder_place
+from nope_probe.runtime.processes import is_first_process
 from nope_probe.runtime.session import Session
 
+RUNS: dict[type, tuple[str, Callable[[Any], Path]]] = {
+    Simulation: ("simulate", simulation.run),
+    Circuit: ("circuit", circuit.run),
+    Scores: ("scores", scores.run),
+}
 INDEX_FILES = {"report.html", "figures.csv"}
 
 
@@ -27,6 +46,25 @@ def run(settings: Settings) -> Path:
         UserError: for settings that cannot be run.
     """
     return run_all(settings) if settings.figure == "all" else run_figure(settings)
+
+
+def run_and_show(settings: Settings, image: Path | None) -> None:
+    """Reproduce a figure, or all; print the claims, and draw the maps into an image file."""
+    folder = run(settings)
+    if is_first_process():
+        (print_index if settings.figure == "all" else print_summary)(folder)
+        if image is not None:
+            draw(folder, image)
+
+
+def repeat_and_show(settings: RepeatSettings) -> bool:
+    """Repeat a run, print whether it came out the same, and return that; or describe the run."""
+    if settings.methods:
+        print_lines([repeat.methods_of(settings)])
+        return True
+    comparison = repeat.run(settings)
+    print_lines([str(comparison)])
+    return comparison.same
 
 
 def run_figure(settings: Settings) -> Path:
@@ -40,8 +78,6 @@ def run_figure(settings: Settings) -> Path:
         beside, finished = session.folder.parent, session.finished
         folders = run_experiments(experiments_of(settings), beside, finished=finished)
         if not finished and session.is_first:
-            from nope_probe.experiments.paper.analyse import analyse
-
             session.write(analyse(session, folders))
     return session.folder
 
@@ -67,7 +103,24 @@ def run_all(settings: Settings) -> Path:
             known = {flag: value for flag, value in given.items() if flag in figure.flags}
             chosen = Settings(figure=name, **known)
             own[name] = run_figure(replace(chosen, out=place("reproduce", chosen, folder.parent)))
-    from nope_probe.experiments.paper.analyse import write_index
-
     write_index(folder, own)
     return folder
+
+
+def run_experiments(
+    experiments: Mapping[str, ExperimentSettings], beside: Path, *, finished: bool
+) -> dict[str, Path]:
+    """Run experiments unless they are finished, and return their folders, in `beside`, by name.
+
+    Args:
+        experiments: the settings by name.
+        beside: the folder that holds the runs' folders.
+        finished: whether all experiments ran before; removed folders are then left out.
+    """
+    folders = {}
+    for name, settings in experiments.items():
+        command, run = RUNS[type(settings)]
+        folder = place(command, settings, beside)
+        if folder.is_dir() or not finished:
+            folders[name] = run(replace(settings, out=folder))
+    return folders

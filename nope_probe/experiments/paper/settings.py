@@ -1,8 +1,8 @@
-"""The paper's figures: their contents, settings, and the experiments that reproduce them."""
+"""The settings of `reproduce`: of a figure of the paper and its experiments, or a repetition."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.circuit import run as circuit
-from nope_probe.experiments.scores import run as scores
-from nope_probe.experiments.simulation import run as simulation
-from nope_probe.experiments.simulation.run import Settings as Simulation
+from nope_probe.experiments.circuit.settings import Settings as Circuit
+from nope_probe.experiments.scores.settings import Settings as Scores
+from nope_probe.experiments.simulation.settings import Settings as Simulation
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
-from nope_probe.runtime.folder import default_output_dir
-from nope_probe.runtime.settings import COUNT, LAYERS, SEED, SEQ_LEN, Bounds, SessionSettings
+from nope_probe.runtime.places import default_output_dir
+from nope_probe.runtime.settings import (
+    COUNT,
+    LAYERS,
+    SEED,
+    SEQ_LEN,
+    BoundedSettings,
+    Bounds,
+    SessionSettings,
+)
 
 _arg = tyro.conf.arg
 # The trained NoPE model (section 4.2), and the language models (section 5.2 and appendix E).
@@ -24,12 +31,7 @@ NOPE_MODEL, NOPE_STAND_IN, NOPE_TOKENS = "nope-1.5b", "nope-tiny", 50
 LANGUAGE_MODELS = ("llama-3.1-8b", "phi-4", "qwen3-8b")
 N_SAMPLES, N_SEQS, N_TOKENS, PAPERS_DATA = 4000, 1000, 1024, "fineweb-edu"
 FEWEST_SAMPLES = 32  # a sample per block
-ExperimentSettings = Simulation | circuit.Settings | scores.Settings
-COMMANDS: dict[type, tuple[str, Callable[[Any], Path]]] = {
-    Simulation: ("simulate", simulation.run),
-    circuit.Settings: ("circuit", circuit.run),
-    scores.Settings: ("scores", scores.run),
-}
+ExperimentSettings = Simulation | Circuit | Scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,6 +244,28 @@ class Settings(SessionSettings):
             raise UserError(f"--image has no effect on {self.figure}, whose page draws no maps")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RepeatSettings(BoundedSettings):
+    """Repeat a finished run from its manifest, and say whether it came out the same.
+
+    The same command is run with the same settings, and its files are compared: byte for byte where
+    Python, libraries and the number of threads are the same, else to 1e-6 of each array's largest
+    number. The exit code is 1 if they differ.
+    """
+
+    run: Annotated[
+        tyro.conf.Positional[Path],
+        _arg(help="The folder of a run, or the file that holds what `layers --json` printed."),
+    ]
+    out: Annotated[
+        Path | None, _arg(help="Keep the repetition in this folder [a temporary one].")
+    ] = None
+    methods: Annotated[
+        bool,
+        _arg(help="Run nothing: print what a paper says of the run, from its manifest."),
+    ] = False
+
+
 def title_of(figure: str) -> str:
     """Return a figure's name as a title.
 
@@ -290,29 +314,10 @@ def _of_model(settings: Settings, model: str) -> ExperimentSettings:
         "windows": settings.windows or ("random" if data in ("shipped", "random") else "start"),
     }
     if settings.figure == "figure3":
-        return circuit.Settings(**given, layer=0, seq_len=NOPE_TOKENS)
-    default = NOPE_TOKENS if figure.is_of_nope else scores.Settings.seq_len if shipped else N_TOKENS
+        return Circuit(**given, layer=0, seq_len=NOPE_TOKENS)
+    default = NOPE_TOKENS if figure.is_of_nope else Scores.seq_len if shipped else N_TOKENS
     seq_len, layers = settings.seq_len or default, settings.layers or figure.layers
-    return scores.Settings(**given, layers=layers, seq_len=seq_len)
-
-
-def run_experiments(
-    experiments: Mapping[str, ExperimentSettings], beside: Path, *, finished: bool
-) -> dict[str, Path]:
-    """Run experiments unless they are finished, and return their folders, in `beside`, by name.
-
-    Args:
-        experiments: the settings by name.
-        beside: the folder that holds the runs' folders.
-        finished: whether all experiments ran before; removed folders are then left out.
-    """
-    folders = {}
-    for name, settings in experiments.items():
-        command, run = COMMANDS[type(settings)]
-        folder = place(command, settings, beside)
-        if folder.is_dir() or not finished:
-            folders[name] = run(replace(settings, out=folder))
-    return folders
+    return Scores(**given, layers=layers, seq_len=seq_len)
 
 
 def place(command: str, settings: Settings | ExperimentSettings, beside: Path) -> Path:

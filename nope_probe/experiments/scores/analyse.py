@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -15,18 +14,14 @@ from torch import Tensor
 from nope_probe.analyses.jackknife import mean_intervals, standard_error
 from nope_probe.analyses.pattern import measure, measure_heads, query_stride
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
-from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import (
     Band,
-    BandChoice,
     OffsetBins,
     bin_means,
-    make_bands,
     offset_bins,
     split_bands,
 )
-from nope_probe.errors import UserError
-from nope_probe.experiments.engine import Engine, validate_first_sequence
+from nope_probe.conditions import INTACT
 from nope_probe.experiments.scores.heads import head_columns
 from nope_probe.experiments.scores.sections import report
 from nope_probe.experiments.tables import (
@@ -40,29 +35,22 @@ from nope_probe.experiments.tables import (
 )
 from nope_probe.figures.explorer import head_maps
 from nope_probe.figures.measures import HEAD_MEASURES
-from nope_probe.hooks.layers.attention import relative_error
-from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Inputs, numbered_layers
-from nope_probe.hooks.reading.batch_readings import read_rotations
-from nope_probe.hooks.reading.capture import capture_bands
+from nope_probe.figures.panels import RowMaps
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, windows_of
 from nope_probe.maps.maps import Layers
-from nope_probe.maps.rows import row_blocks
 from nope_probe.runtime.checkpoint import ITEM
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
-INTACT = "intact"
 MAX_FOLD_BYTES = 2**30
-ADDS_UP = 1e-3  # relative error, for scores in half precision
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredScores:
     """The score maps of the intact model.
 
     Attributes:
@@ -81,64 +69,9 @@ class Measured:
         return next(iter(self.layers.values()))
 
 
-def capture(
-    session: Session[RunSettings], *, per_head: bool = False, choice: BandChoice | None = None
-) -> Measured:
-    """Return the model's score maps, from the checkpoint or captured and saved.
-
-    Args:
-        session: the run.
-        per_head: whether to keep each head's map too.
-        choice: the bands of RoPE to split the maps by, if any.
-
-    Raises:
-        UserError: for a non-finite score, or for scores that cannot be split into bands.
-    """
-    inputs, model = session.sequences().inputs, session.loaded.model
-    layers = session.settings.layers_of(session.loaded.info)
-    bands = [] if choice is None else bands_of(model, inputs, layers, choice)
-    if "scores" not in session.checkpoint:
-        validate_first_sequence(model, inputs, layers)
-    engine, keys = Engine.of(session), ["scores", "bands"] if bands else ["scores"]
-    session.announce(1, keys, n_seqs=len(inputs))
-    with session.checkpoint.progress(keys, session.n_own_seqs):
-        name = "the intact model"
-        maps = engine.stored_scores("scores", name=name, layers=layers, per_head=per_head)
-        if not bands:
-            return Measured(layers=maps, bands=bands)
-        coordinates = [[band.coordinates for band in of_layer] for of_layer in bands]
-        band_maps = engine.once(
-            "bands",
-            lambda stream: {"folds": engine.by_fold(capture_bands, stream, groups=coordinates)},
-        )["folds"]
-    for place, (number, layer) in enumerate(maps.items()):
-        scores, added = layer.folds.maps, band_maps[:, place].sum(1)
-        visible = ~scores[0].isnan()
-        if not relative_error(added[:, visible], scores[:, visible]) < ADDS_UP:
-            raise UserError(f"--bands: the scores of L{number} are not q.k, so they have no bands")
-    return Measured(layers=maps, bands=bands, band_maps=band_maps)
-
-
-def bands_of(
-    model: HookedModel, inputs: Inputs, layers: Sequence[int], choice: BandChoice
-) -> list[list[Band]]:
-    """Return the bands of the first layers that attend, from their rotations.
-
-    Raises:
-        UserError: if no layer has RoPE, if scores are soft-capped, or for too many bands.
-    """
-    blocks = numbered_layers(model, layers)
-    capped = [f"L{layer.index}" for layer in blocks if layer.soft_cap is not None]
-    if capped:
-        raise UserError(f"--bands: the scores of {capped[0]} are soft-capped, so they are no sum")
-    rotations = list(map(recover_rotation, read_rotations(model, inputs[:1], len(blocks))))
-    try:
-        return make_bands(rotations, blocks[0].d_head, choice, layers)
-    except ValueError as error:
-        raise UserError(f"--bands: {error}") from error
-
-
-def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBins = "auto") -> Run:
+def analyse(
+    session: Session[RunSettings], measured: MeasuredScores, choice: OffsetBins = "auto"
+) -> Run:
     """Measure the maps, and return the run.
 
     Args:
@@ -148,7 +81,7 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
     """
     inputs, layers, first = session.sequences(), measured.layers, measured.first
     tables = {
-        "pattern": measures_table([({"kept": INTACT}, measure(layers))], [*layers]),
+        "pattern": measures_table([({"kept": INTACT.name}, measure(layers))], [*layers]),
         "offsets": _offsets_table(layers, choice),
         "queries": queries_table(layers),
     }
@@ -167,8 +100,8 @@ def analyse(session: Session[RunSettings], measured: Measured, choice: OffsetBin
         "query_stride": query_stride(len(first.queries)),
         "layers": [*layers],
         "windows": windows_of(layers),
-        "lengths": session.settings.stated_lengths(),
-        "conditions": [INTACT],
+        "lengths": session.lengths,
+        "conditions": [INTACT.name],
     }
     arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(measured)}
     run = Run(manifest=manifest, arrays=arrays, tables=tables)
@@ -183,7 +116,7 @@ def _offsets_table(layers: Layers, choice: OffsetBins) -> pd.DataFrame:
     bins = offset_bins(n_offsets, choice)
     sums = {"score": score_distance_sums, "all": pattern_distance_sums}
     profiles = {
-        name: mean_intervals(bin_means(patterns, of, bins), first.counts)
+        name: mean_intervals(bin_means(patterns, of, bins), first.weights)
         for name, of in sums.items()
     }
     return profiles_table(profiles, [*layers], bins, n_offsets)
@@ -218,10 +151,10 @@ def head_patterns(layers: Layers, heads: pd.DataFrame) -> str:
     """Return the positional pattern of every head, for the page."""
     queries = next(iter(layers.values())).queries
     patterns = row_centred(head_means(layers), next(iter(layers.values())).skip_keys, queries)
-    return head_maps(patterns.float().numpy(), heads, query_positions=queries.numpy())
+    return head_maps(RowMaps(values=patterns.float().numpy(), queries=queries.numpy()), heads)
 
 
-def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
+def map_arrays(measured: MeasuredScores) -> dict[str, np.ndarray]:
     """Return the maps that a run keeps, float32, in nats, NaN where the model masks.
 
     `score`, `se` (its standard error, from folds), `normalised` (less each diagonal's mean, the
@@ -229,12 +162,12 @@ def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
     were kept, is [n_layers, head, row, key_pos]. If some queries have no rows, `query_positions`
     are the queries of the rows.
     """
-    layers, queries = measured.layers.values(), measured.first.queries
+    layers, where = measured.layers.values(), measured.first.folds.where
     means = [layer.mean() for layer in layers]
     arrays = {
         "score": torch.stack([mean.float() for mean in means]),
         "se": torch.stack([_standard_errors(layer) for layer in layers]),
-        "normalised": torch.stack([diagonal_normalised(mean, queries).float() for mean in means]),
+        "normalised": torch.stack([diagonal_normalised(mean, where).float() for mean in means]),
     }
     if measured.first.heads:
         arrays["score_per_head"] = head_means(measured.layers)
@@ -242,8 +175,8 @@ def map_arrays(measured: Measured) -> dict[str, np.ndarray]:
         of_bands = pooled(measured.band_maps, measured.first.counts)
         for index, band in enumerate(measured.bands[0]):
             arrays[f"band/{band.name}"] = of_bands[:, index]
-    if len(queries) < measured.first.n:
-        arrays["query_positions"] = queries  # exact in float32: below 2**24
+    if len(where.queries) < where.n:
+        arrays["query_positions"] = where.queries  # exact in float32: below 2**24
     return {name: array.float().numpy() for name, array in arrays.items()}
 
 
@@ -255,14 +188,14 @@ def head_means(layers: Layers) -> Float[Tensor, "layer head row key_pos"]:
 def _standard_errors(layer: LayerMaps) -> Float[Tensor, "row key_pos"]:
     """Return the standard error of a layer's mean map in float32, nats, NaN for j > i."""
     errors, row = torch.full((len(layer.queries), layer.n), torch.nan), 0
-    for start, stop in row_blocks(layer.queries, layer.n, layer.folds.n_folds):
+    for start, stop in layer.folds.where.blocks(layer.folds.n_folds):
         rows = slice(row, row + stop - start)
-        errors[rows, :stop] = standard_error(layer.folds.rows(start, stop), layer.counts).float()
+        errors[rows, :stop] = standard_error(layer.folds.rows(start, stop), layer.weights).float()
         row = rows.stop
     return errors
 
 
-def _folds(measured: Measured) -> dict[str, dict[str, np.ndarray]]:
+def _folds(measured: MeasuredScores) -> dict[str, dict[str, np.ndarray]]:
     """Return the fold means as lower triangles, with which `compare` pairs runs, unless too large.
 
     Fold means beyond MAX_FOLD_BYTES would take more space than the maps.

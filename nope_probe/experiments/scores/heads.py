@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from nope_probe.analyses.head_measures import (
     SINK,
@@ -31,9 +31,6 @@ from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers
 from nope_probe.hooks.reading.batch_readings import HeadReading, read_heads
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 from nope_probe.maps.folds import folds_of, pooled
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 N_SEQS = 64  # number of the run's sequences that are read again
 N_CELLS = 2**18  # query-key cells of a head that are held at once
@@ -137,7 +134,7 @@ def head_columns(
     for suffix, variant in variants.items():
         given = _head_inputs(variant, tokenizer, chosen, fold_of)
         measured, counts = measure_heads(model, given, len(layers)), given.fold_of.bincount()
-        columns.append(_columns(measured, counts, suffix))
+        columns.append(_columns(measured, fold_weights(n_folds, counts), suffix))
         shares = sink_share(pooled(measured["first_key"], counts)).tolist()
         bos = "with" if variant.bos else "without"
         sinks.append({"layer": layers, "bos": bos, "threshold": SINK, "sink_score": shares})
@@ -228,12 +225,11 @@ def _moved(reading: HeadReading, skip_keys: int) -> Float[Tensor, "batch head pl
 
 
 def _columns(
-    measured: dict[str, PerHead], counts: Int[Tensor, " fold"], suffix: str
+    measured: dict[str, PerHead], weights: Float[Tensor, " fold"], suffix: str
 ) -> pd.DataFrame:
-    estimates = {name: leave_one_out(values, counts) for name, values in measured.items()}
+    estimates = {name: leave_one_out(values, weights) for name, values in measured.items()}
     estimates |= {name: estimates[name] / estimates["total"] for name in SHARES}
     names, (n_layers, n_heads) = (*MEANS, *SHARES), measured["total"].shape[1:]
-    weights = fold_weights(len(counts), counts)
     rows = [
         {
             name + suffix: jackknife(

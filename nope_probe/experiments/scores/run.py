@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
-
+from nope_probe.analyses.recover import recover_rotation
+from nope_probe.analyses.splits import Band, BandChoice, make_bands
+from nope_probe.errors import UserError
+from nope_probe.experiments.engine import Engine, validate_first_sequence
+from nope_probe.experiments.scores.analyse import MeasuredScores, analyse
+from nope_probe.experiments.scores.settings import Settings
+from nope_probe.hooks.layers.attention import relative_error
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.model import Inputs, numbered_layers
+from nope_probe.hooks.reading.batch_readings import read_rotations
+from nope_probe.hooks.reading.capture import capture_bands
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import OFFSET_BINS, Bounds, RunSettings
+from nope_probe.runtime.settings import RunSettings
 
-if TYPE_CHECKING:
-    from nope_probe.models.info import ModelInfo
-
-_arg = tyro.conf.arg
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(RunSettings):
-    """Map a model's attention scores (the paper's Figure 5).
-
-    Averages the pre-softmax scores of each layer over sequences and heads, and writes raw and
-    diagonal-normalised maps, standard errors and measures of the pattern in them.
-    """
-
-    per_head: Annotated[bool, _arg(help="Keep and measure each head's map too.")] = False
-    bands: Annotated[
-        int | Literal["octaves"] | None,
-        Bounds(1, 1024),
-        _arg(help="Split the maps by RoPE frequency: octaves of wavelengths, or so many bands."),
-    ] = None
-    offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
-
-    def n_maps(self, info: ModelInfo) -> int:
-        """Return how many maps the run holds; a head's map has half the bytes of a layer's."""
-        n_layers = len(self.layers_of(info))
-        return n_layers * (1 + info.n_heads // 2) if self.per_head else n_layers
+ADDS_UP = 1e-3  # relative error, for scores in half precision
 
 
 def run(settings: Settings) -> Path:
@@ -48,10 +31,65 @@ def run(settings: Settings) -> Path:
     """
     with Session("scores", settings) as session:
         if not session.finished:
-            from nope_probe.experiments.scores.analyse import analyse, capture
-
             measured = capture(session, per_head=settings.per_head, choice=settings.bands)
             if session.is_first:
                 with status("analysing and writing", in_logs=True):
                     session.write(analyse(session, measured, settings.offset_bins))
     return session.folder
+
+
+def capture(
+    session: Session[RunSettings], *, per_head: bool = False, choice: BandChoice | None = None
+) -> MeasuredScores:
+    """Return the model's score maps, from the checkpoint or captured and saved.
+
+    Args:
+        session: the run.
+        per_head: whether to keep each head's map too.
+        choice: the bands of RoPE to split the maps by, if any.
+
+    Raises:
+        UserError: for a non-finite score, or for scores that cannot be split into bands.
+    """
+    inputs, model = session.sequences().inputs, session.loaded.model
+    layers = session.settings.layers_of(session.loaded.info)
+    bands = [] if choice is None else bands_of(model, inputs, layers, choice)
+    if "scores" not in session.checkpoint:
+        validate_first_sequence(model, inputs, layers)
+    engine, keys = Engine.of(session), ["scores", "bands"] if bands else ["scores"]
+    session.announce(1, keys, n_seqs=len(inputs))
+    with session.checkpoint.progress(keys, session.n_own_seqs):
+        name = "the intact model"
+        maps = engine.stored_scores("scores", name=name, layers=layers, per_head=per_head)
+        if not bands:
+            return MeasuredScores(layers=maps, bands=bands)
+        coordinates = [[band.coordinates for band in of_layer] for of_layer in bands]
+        band_maps = engine.once(
+            "bands",
+            lambda stream: {"folds": engine.by_fold(capture_bands, stream, groups=coordinates)},
+        )["folds"]
+    for place, (number, layer) in enumerate(maps.items()):
+        scores, added = layer.folds.maps, band_maps[:, place].sum(1)
+        visible = ~scores[0].isnan()
+        if not relative_error(added[:, visible], scores[:, visible]) < ADDS_UP:
+            raise UserError(f"--bands: the scores of L{number} are not q.k, so they have no bands")
+    return MeasuredScores(layers=maps, bands=bands, band_maps=band_maps)
+
+
+def bands_of(
+    model: HookedModel, inputs: Inputs, layers: Sequence[int], choice: BandChoice
+) -> list[list[Band]]:
+    """Return the bands of the first layers that attend, from their rotations.
+
+    Raises:
+        UserError: if no layer has RoPE, if scores are soft-capped, or for too many bands.
+    """
+    blocks = numbered_layers(model, layers)
+    capped = [f"L{layer.index}" for layer in blocks if layer.soft_cap is not None]
+    if capped:
+        raise UserError(f"--bands: the scores of {capped[0]} are soft-capped, so they are no sum")
+    rotations = list(map(recover_rotation, read_rotations(model, inputs[:1], len(blocks))))
+    try:
+        return make_bands(rotations, blocks[0].d_head, choice, layers)
+    except ValueError as error:
+        raise UserError(f"--bands: {error}") from error

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from jaxtyping import Float, Int
+import torch
 
 from nope_probe.experiments.sections import (
     NO_PATTERN,
@@ -32,7 +33,9 @@ from nope_probe.experiments.verdicts import EIGHT_FOLDS
 from nope_probe.figures.intervals import ROUNDING, excludes_zero
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.measures import ABOUT, head_map, pattern_measures
+from nope_probe.figures.panels import RowMaps
 from nope_probe.figures.words import MEASURES, reader_of
+from nope_probe.maps.centred import row_centred
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
@@ -91,13 +94,16 @@ def headline(
 
 def _map_sections(run: Run) -> Iterator[Section]:
     table, skip_keys = run.tables["pattern"], int(run.manifest["skip_keys"])
-    folds, queries = fold_sizes_of(run.manifest), run.query_positions
-    score, best = run.maps["score"], strongest(table, folds)
+    folds = fold_sizes_of(run.manifest)
+    score, normalised = (
+        RowMaps(values=run.maps[name], queries=run.query_positions)
+        for name in ("score", "normalised")
+    )
+    best = strongest(table, folds)
     layers = table["layer"].tolist()
     layer = layers[0] if best is None else int(best["layer"])
     drawn: dict[str, Any] = {
-        "max_positions": positions(3, len(score)),
-        "query_positions": queries,
+        "max_positions": positions(3, len(score.values)),
         "skip_keys": skip_keys,
         "layer": layer,
         "layers": layers,
@@ -114,8 +120,9 @@ def _map_sections(run: Run) -> Iterator[Section]:
         "nothing else of the scores. Red keys get more attention than the row's mean, blue keys "
         f"less.{left_out}",
     )
+    of_layer = replace(score, values=score.values[layers.index(layer)])
     yield Section(
-        title=level_finding(score[layers.index(layer)], skip_keys, layer, queries),
+        title=level_finding(of_layer, skip_keys, layer),
         figure=partial(score_maps, score, multiples=1, clipped=PERCENT, **drawn),
         caption="The mean score that each query gives each key, over sequences and heads. Softmax "
         f"ignores the level of a row, and so the sign of a score.{left_out}",
@@ -124,7 +131,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
         title=distance_finding(table, folds),
         figure=partial(
             term_maps,
-            {"less diagonal means": run.maps["normalised"]},
+            {"less diagonal means": normalised},
             title="Mean scores less the mean of each diagonal",
             **drawn,
         ),
@@ -134,21 +141,12 @@ def _map_sections(run: Run) -> Iterator[Section]:
     )
 
 
-def _pattern_maps(
-    score: np.ndarray,
-    skip_keys: int,
-    query_positions: Int[np.ndarray, " row"] | None,
-    **drawn: Any,
-) -> go.Figure:
-    import torch  # only pages and images draw these maps; other output needs no torch
-
-    from nope_probe.maps.centred import row_centred
-
-    queries = None if query_positions is None else torch.from_numpy(query_positions)
-    pattern = row_centred(torch.from_numpy(score).double(), skip_keys, queries).float().numpy()
+def _pattern_maps(score: RowMaps, skip_keys: int, **drawn: Any) -> go.Figure:
+    queries = None if score.queries is None else torch.from_numpy(score.queries)
+    pattern = row_centred(torch.from_numpy(score.values).double(), skip_keys, queries)
+    maps = replace(score, values=pattern.float().numpy())
     title = "Positional pattern"
-    drawn |= {"title": title, "skip_keys": skip_keys, "query_positions": query_positions}
-    return term_maps({title.lower(): pattern}, **drawn)
+    return term_maps({title.lower(): maps}, title=title, skip_keys=skip_keys, **drawn)
 
 
 def _head_map_sections(heads: str, tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
@@ -200,21 +198,16 @@ def pattern_finding(pattern: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOL
     return f"{among} positional pattern is strongest in {where}, and prefers {keys} keys there"
 
 
-def level_finding(
-    scores: Float[np.ndarray, "row key_pos"],
-    skip_keys: int,
-    layer: int,
-    query_positions: Int[np.ndarray, " row"] | None = None,
-) -> str:
+def level_finding(maps: RowMaps, skip_keys: int, layer: int) -> str:
     """Return a sentence on the share of row means in the variance of a layer's mean scores.
 
     Args:
-        scores: the layer's mean scores, nats.
+        maps: the layer's mean scores, nats.
         skip_keys: how many first keys to leave out.
         layer: its number.
-        query_positions: the queries of the rows; all by default.
     """
-    queries = np.arange(len(scores)) if query_positions is None else query_positions
+    scores = maps.values
+    queries = np.arange(len(scores)) if maps.queries is None else maps.queries
     before = np.arange(scores.shape[1]) < queries[:, None]
     kept = np.where(before, scores, np.nan)[queries > skip_keys, skip_keys:].astype(float)
     variance = np.nanvar(kept)

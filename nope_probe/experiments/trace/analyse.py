@@ -7,7 +7,6 @@ position, so that the blocks between the writer and the reader respond.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, get_args
 
@@ -18,6 +17,7 @@ from jaxtyping import Float, Int
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.positions import Side, clock, direct_share, readers, term_maps
+from nope_probe.conditions import Writer
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import (
@@ -27,13 +27,13 @@ from nope_probe.experiments.tables import (
     term_table,
     writer_table,
 )
-from nope_probe.experiments.trace.sections import answer, headline, report
+from nope_probe.experiments.trace.sections import headline, report
 from nope_probe.figures.position_figure import ALL, CLOCKS
 from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.layers.hook_points import hooks_in_place
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import block_of_writer, without_position
+from nope_probe.hooks.removing.replacements import without_position
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.positions import PositionSums
@@ -50,7 +50,7 @@ class Pair(NamedTuple):
 
     layer: int
     head: int | None
-    writer: str
+    writer: Writer
 
     @property
     def reader(self) -> tuple[int, int | None]:
@@ -86,7 +86,7 @@ def measure_effects(
     pairs = strongest_pairs(writers, n_pairs)
     heads = {pair: heads_read_by(engine, sums, pair) for pair in pairs}
     named = sorted({pair.writer for pair in pairs}.union(*heads.values()))
-    removed = [Ablation(remove=[f"position[{writer}]"]) for writer in named]
+    removed = [Ablation(remove=[writer.removal]) for writer in named]
     engine = engine.calibrated("effects-positions", removed)
     positions = {} if engine.calibration is None else engine.calibration.positions
     for pair, candidates in heads.items():
@@ -113,7 +113,7 @@ def measure_effects(
     for writer in dict.fromkeys(pair.writer for pair in pairs):
         own = [pair for pair in pairs if pair.writer == writer]
         layers = sorted({pair.layer for pair in own})
-        total = maps(writer, layers, Ablation(remove=[f"position[{writer}]"]))
+        total = maps(writer, layers, Ablation(remove=[writer.removal]))
         direct: dict[tuple[int, int | None], LayerMaps] = {}
         for layer in layers:
             hook = without_position(engine.model, writer, positions[writer], layer)
@@ -139,21 +139,21 @@ def strongest_pairs(writers: pd.DataFrame, n_pairs: int) -> list[Pair]:
     shares = rows.groupby(names, sort=False)["share"].sum()
     order = shares.abs().sort_values(ascending=False, kind="stable").index[:n_pairs]
     pairs = (dict(zip(names, key, strict=True)) for key in order)
-    return [Pair(pair["layer"], pair.get("head"), pair["writer"]) for pair in pairs]
+    return [Pair(pair["layer"], pair.get("head"), Writer(pair["writer"])) for pair in pairs]
 
 
-def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[str]:
+def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[Writer]:
     """Return the heads (or the attention) whose output an MLP reads directly.
 
     The heads belong to the MLP's block, or to the block before if attention and MLP are parallel.
     """
-    if not pair.writer.startswith("MLP"):
+    if pair.writer.kind != "MLP":
         return []
-    block = block_of_writer(pair.writer)
+    block = pair.writer.block
     if any(layer.index == block and layer.parallel for layer in layers_of(engine.model)):
         block -= 1
-    names = sums.readers[pair.layer].keys
-    return [name for name in names if name == f"ATTN{block}" or name.startswith(f"L{block}H")]
+    writers = map(Writer, sums.readers[pair.layer].keys)
+    return [writer for writer in writers if writer.is_attention and writer.block == block]
 
 
 def share_lost(intact: LayerMaps, without: LayerMaps) -> Interval:
@@ -163,9 +163,9 @@ def share_lost(intact: LayerMaps, without: LayerMaps) -> Interval:
     return gram.share({"v": 1.0, "w": -1.0}, {"v": 1.0})
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Trace:
-    """The writers of the position that each layer (or head) of a model reads.
+@dataclass(frozen=True, kw_only=True)
+class TraceTables:
+    """The tables and maps of who writes the position that each layer (or head) of a model reads.
 
     Attributes:
         terms: a row for each term of a reader's pattern: its RMS in nats, its share, and the share
@@ -192,7 +192,7 @@ class Trace:
 
     def with_effects(
         self, engine: Engine, sums: PositionSums, confirm: int, reader: str | None = None
-    ) -> Trace:
+    ) -> TraceTables:
         """Return the trace with the measured effects of the strongest writers.
 
         Args:
@@ -206,13 +206,8 @@ class Trace:
         effects = measure_effects(engine, sums, own, n_pairs=confirm)
         return replace(self, effects=effects)
 
-    def __repr__(self) -> str:
-        """Return the readers, and the main writers of the strongest pattern."""
-        readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
-        return f"Trace of {readers}: {answer(self.tables)}"
 
-
-def trace_of(sums: PositionSums) -> Trace:
+def trace_of(sums: PositionSums) -> TraceTables:
     """Return the tables and maps of the writers' parts of each reader, without effects.
 
     Args:
@@ -221,7 +216,9 @@ def trace_of(sums: PositionSums) -> Trace:
     writers = writer_table(sums)
     writers = writers.sort_values(
         [name for name in ("layer", "head", "side", "writer") if name in writers],
-        key=lambda column: column.map(writer_order) if column.name == "writer" else column,
+        key=lambda column: (
+            column.map(lambda name: Writer(name).order) if column.name == "writer" else column
+        ),
         ignore_index=True,
     )
     maps = {
@@ -229,7 +226,7 @@ def trace_of(sums: PositionSums) -> Trace:
         for names, of_reader in readers(sums)
         for term, values in term_maps(of_reader).items()
     }
-    return Trace(
+    return TraceTables(
         terms=term_table(sums),
         writers=writers,
         effects=pd.DataFrame(),
@@ -247,20 +244,7 @@ def queries_of(sums: PositionSums) -> dict[str, np.ndarray]:
     return {"query_positions": reader.query_positions.numpy()}
 
 
-def writer_order(writer: str) -> tuple[int, int, int]:
-    """Return the sort key of writers: embeddings, the heads and MLP of each block, constants.
-
-    Example:
-        >>> sorted(["bias", "L1H0", "MLP0", "L0H10", "L0H2", "embed"], key=writer_order)
-        ['embed', 'L0H2', 'L0H10', 'MLP0', 'L1H0', 'bias']
-    """
-    numbers = [int(number) for number in re.findall(r"\d+", writer)]
-    if not numbers:
-        return (10**6 if writer == "bias" else -1), 0, 0
-    return numbers[0], writer.startswith("MLP"), numbers[-1]
-
-
-def analyse(session: Session[RunSettings], trace: Trace, reader: str | None = None) -> Run:
+def analyse(session: Session[RunSettings], trace: TraceTables, reader: str | None = None) -> Run:
     """Return the run of a trace.
 
     Args:

@@ -1,136 +1,23 @@
-"""The `trace` command's run: from settings to a folder."""
+"""The `trace` command's run: from settings to a folder, and from Python."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Unpack
+from typing import Any
 
-import tyro
+import pandas as pd
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.given import RunOptions, run_of
-from nope_probe.runtime.folder import validate_memory
+from nope_probe.experiments.engine import Engine, validate_first_sequence
+from nope_probe.experiments.given import Model, run_of, takes
+from nope_probe.experiments.trace.analyse import TraceTables, analyse, trace_of
+from nope_probe.experiments.trace.sections import answer
+from nope_probe.experiments.trace.settings import Settings
+from nope_probe.hooks.layers.model import Given
+from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
-from nope_probe.runtime.settings import LARGEST, Bounds, ModelFlag, RunSettings
-
-if TYPE_CHECKING:
-    from nope_probe.experiments.given import Model
-    from nope_probe.experiments.trace.analyse import Trace
-    from nope_probe.hooks.layers.model import Given
-    from nope_probe.models.info import ModelInfo
-
-_arg = tyro.conf.arg
-MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one out
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(RunSettings):
-    """Trace who writes the position that each layer reads, without removing anything.
-
-    Splits each layer's positional pattern exactly into rotation (RoPE on vectors that know nothing
-    of position), written position and covariance. Splits the written position into the parts of
-    all embeddings, heads and MLPs before the layer.
-    """
-
-    model: ModelFlag = "nope-tiny"
-    reader: Annotated[
-        str | None,
-        _arg(
-            help="The layer (L2) or head (L2H1) that the headline, the maps and --confirm are "
-            "about [the one with the strongest pattern]; a head turns --per-head on."
-        ),
-    ] = None
-    writers: Annotated[
-        Literal["heads", "layers"],
-        _arg(help="Whether heads write one by one, or each block's attention as a whole."),
-    ] = "heads"
-    per_head: Annotated[bool, _arg(help="Trace what each head reads, instead of each layer.")] = (
-        False
-    )
-    confirm: Annotated[
-        int,
-        Bounds(0, 1000),
-        _arg(help="For how many of the strongest writers to take their position away and measure."),
-    ] = 6
-    folds: Annotated[
-        int,
-        Bounds(MIN_FOLDS, LARGEST),
-        _arg(help="Parts of the data that intervals are made from."),
-    ] = 8
-
-    def validate(self) -> None:
-        """Check the settings that need no model.
-
-        Raises:
-            UserError: naming the flag.
-        """
-        super().validate()
-        if self.reader is None:
-            return
-        if not re.fullmatch(r"L(0|[1-9][0-9]*)(H(0|[1-9][0-9]*))?", self.reader):
-            raise UserError(f"--reader {self.reader}: expected a layer or head, such as L2 or L2H1")
-        if self.per_head and len(self.reader_numbers) == 1:
-            raise UserError(f"--reader {self.reader}: with --per-head, readers are heads, as L2H1")
-        if self.layers != "all" and self.reader_numbers[0] >= self.layers:
-            raise UserError(f"--reader {self.reader} is not among the first --layers {self.layers}")
-
-    @property
-    def reader_numbers(self) -> list[int]:
-        """The number of the reader's layer and, for a head, the head's number."""
-        return [int(number) for number in re.findall(r"\d+", self.reader or "")]
-
-    @property
-    def traces_heads(self) -> bool:
-        """Whether the readers are heads, not layers."""
-        return self.per_head or len(self.reader_numbers) == 2
-
-    def validate_layers(self, info: ModelInfo) -> None:
-        """Check that the reader exists, and that the sums of all writers fit into memory.
-
-        Raises:
-            UserError: naming the possible readers, or the flags that save memory.
-        """
-        super().validate_layers(info)
-        layers, (layer, head) = self.layers_of(info), (*self.reader_numbers, 0, 0)[:2]
-        if self.reader is not None and (layer not in layers or head >= info.n_heads):
-            there = ", ".join(f"L{layer}" for layer in layers)
-            raise UserError(
-                f"--reader {self.reader}: there are {there}, with the heads H0 to "
-                f"H{info.n_heads - 1}"
-            )
-        fewer = ", or take --writers layers" if self.writers == "heads" else ""
-        validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
-
-    @property
-    def removes(self) -> bool:
-        """Whether writers' positions are taken away."""
-        return self.confirm > 0
-
-    def n_maps(self, info: ModelInfo) -> int:
-        """Return how many maps the run holds, with the writers' sums counted in maps."""
-        maps_of_sums = self.bytes_of_sums(info) // (8 * self.folds * self.seq_len**2)
-        return len(self.layers_of(info)) + maps_of_sums
-
-    def bytes_of_sums(self, info: ModelInfo) -> int:
-        """Return the bytes of the writers' parts of queries and keys, by fold and position."""
-        n_layers = info.n_layers if self.layers == "all" else self.layers
-        n_heads = info.n_heads if self.writers == "heads" else 1
-        n_writers = (n_heads + 1) * n_layers * (n_layers - 1) // 2  # before all readers
-        n_queries = info.n_heads if self.traces_heads else info.n_kv_heads
-        width = (n_queries + info.n_kv_heads) * info.d_head
-        return 8 * self.folds * n_writers * self.seq_len * width
-
-
-class TraceOptions(RunOptions, total=False):
-    """The options of `run_trace`, which are the flags of `trace`."""
-
-    reader: str | None
-    writers: Literal["heads", "layers"]
-    per_head: bool
-    confirm: int
 
 
 def run(settings: Settings, call: Call | None = None) -> Path:
@@ -148,21 +35,16 @@ def run(settings: Settings, call: Call | None = None) -> Path:
             trace = capture(session)
             if session.is_first:
                 with status("writing", in_logs=True):
-                    from nope_probe.experiments.trace.analyse import analyse
-
                     session.write(analyse(session, trace, settings.reader))
     return session.folder
 
 
-def capture(session: Session[Settings]) -> Trace:
+def capture(session: Session[Settings]) -> TraceTables:
     """Return the trace: sums from the checkpoint, or captured and saved, and effects.
 
     Raises:
         UserError: for a model that cannot be traced, or a non-finite score.
     """
-    from nope_probe.experiments.engine import Engine, validate_first_sequence
-    from nope_probe.experiments.trace.analyse import trace_of
-
     settings, data = session.settings, session.sequences()
     engine, model, keys = Engine.of(session), session.loaded.model, ["positions"]
     layers = settings.layers_of(session.loaded.info)
@@ -185,12 +67,47 @@ def capture(session: Session[Settings]) -> Trace:
         raise UserError(f"{session.loaded.info.name} cannot be traced: {error}") from error
 
 
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Trace(Run):
+    """The writers of the position that each layer (or head) of a model reads.
+
+    Its `maps` are the patterns of the terms by name, such as `L1/rotation`, in nats; where only
+    some queries have rows, also the `query_positions` of the rows.
+    """
+
+    def __repr__(self) -> str:
+        """Return the readers, and the main writers of the strongest pattern."""
+        readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
+        return f"Trace of {readers}: {answer(self.tables)}\n{super().__repr__()}"
+
+    @property
+    def terms(self) -> pd.DataFrame:
+        """Per reader and term of its pattern: RMS in nats, share, and relative share of it."""
+        return self.tables["terms"]
+
+    @property
+    def writers(self) -> pd.DataFrame:
+        """Per reader, side (key or query) and writer: its share of the pattern."""
+        return self.tables["writers"]
+
+    @property
+    def effects(self) -> pd.DataFrame:
+        """The share that is lost without the strongest writers' position; empty if not measured."""
+        return self.tables["effects"]
+
+    @property
+    def clocks(self) -> pd.DataFrame:
+        """A reader's mean keys and queries along their two principal axes, by position."""
+        return self.tables["clocks"]
+
+
+@takes(Settings)
 def run_trace(
     model: Model,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
-    **options: Unpack[TraceOptions],
+    **options: Any,
 ) -> Trace:
     """Find who writes the position that each layer reads, as the `trace` command does.
 
@@ -202,7 +119,7 @@ def run_trace(
             sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
         out: a folder for the run, as the command writes it; the same call reads it again. By
             default nothing is kept.
-        options: the command's flags, with underscores: `per_head=True`, `confirm=0`, ...
+        options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:
         UserError: for too few sequences or folds, or for a family whose residual stream is no sum,
@@ -217,7 +134,4 @@ def run_trace(
         >>> sorted(shares[shares > 0.5].index)
         ['L1H0', 'L1H1']
     """
-    from nope_probe.experiments.trace.analyse import Trace
-
-    run_read = run_of(run, Settings, model, inputs, out, options)
-    return Trace(**run_read.tables, maps={**run_read.maps})
+    return run_of(Trace, run, Settings, model, inputs, out, options)

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.components import BAND, depends_on_length
+from nope_probe.components import BAND
+from nope_probe.conditions import depends_on_length
 from nope_probe.maps.positions import turned_in_pairs
 
 # The angles of all positions, as a model passes them to attention: cos and sin, complex numbers, or

@@ -28,7 +28,7 @@ from nope_probe.hooks.layers.attention import (
 from nope_probe.hooks.layers.base_layer import Layer, NormName
 from nope_probe.hooks.layers.hook_points import Attachment, HookPoint
 from nope_probe.maps.folds import Part, State, head_products, product_parts, sum_parts
-from nope_probe.maps.rows import QueryPositions, RowGroup, join_groups, row_groups
+from nope_probe.maps.rows import GROUP_ROWS, QueryPositions, RowGroup, join_groups
 from nope_probe.stages import Letter
 
 Groups = Sequence[Sequence[int]]  # the coordinates of each group, of one layer
@@ -213,33 +213,66 @@ class Accumulator(ABC):
         self.totals[name] = self.totals[name].to(tensor.device)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cut:
+    """How sums are cut: by folds of the sequences, and by the queries that have rows.
+
+    Attributes:
+        counts: sequences per fold.
+        queries: the queries of the rows; None where all have rows.
+    """
+
+    counts: Int[Tensor, " fold"]
+    queries: QueryPositions = None
+
+    @property
+    def rows(self) -> Int[Tensor, " row"] | slice:
+        """The index of the rows among all queries."""
+        return slice(None) if self.queries is None else self.queries
+
+    def groups(self, n: int) -> list[RowGroup]:
+        """Return the groups of rows: a single group of all queries, or a group per 64 chosen ones.
+
+        Groups of chosen rows leave out the keys after their last query, which saves memory.
+
+        Args:
+            n: how many positions.
+        """
+        if self.queries is None:
+            return [RowGroup(name="", queries=slice(None), stop=n)]
+        return [
+            RowGroup(name=str(index), queries=queries, stop=int(queries[-1]) + 1)
+            for index, queries in enumerate(self.queries.split(GROUP_ROWS))
+        ]
+
+
 class MapAccumulator(Accumulator):
     """Sums the rows of a map, for all queries or for chosen queries.
 
     Attributes:
+        cut: the folds, and the queries with rows.
         total: the name of the map's sums.
         flags: `visible`: the cells of the rows that the model does not mask.
     """
 
     total = "scores"
 
-    def __init__(self, layer: Layer, n_folds: int, query_positions: QueryPositions = None) -> None:
-        super().__init__(n_folds)
-        self.layer, self.query_positions = layer, query_positions
+    def __init__(self, layer: Layer, cut: Cut) -> None:
+        super().__init__(len(cut.counts))
+        self.layer, self.cut = layer, cut
 
     @property
     def groups(self) -> list[RowGroup]:
         """The groups of rows that are added up together."""
-        return row_groups(self.query_positions, self.flags["visible"].shape[-1])
+        return self.cut.groups(self.flags["visible"].shape[-1])
 
     def see(self, mask: Mask) -> None:
         """Keep the cells of the rows that all heads see in the first sequence."""
         if "visible" in self.flags:
             return
-        rows = slice(None) if self.query_positions is None else self.query_positions
-        visible = mask.rows(rows)[0].all(0)
-        if self.query_positions is not None:
-            before = torch.arange(mask.n_keys) <= self.query_positions[:, None]
+        visible = mask.rows(self.cut.rows)[0].all(0)
+        if self.cut.queries is not None:
+            before = torch.arange(mask.n_keys) <= self.cut.queries[:, None]
             visible = visible & before.to(visible.device)
         self.flags["visible"] = visible.clone()
 
@@ -268,16 +301,14 @@ class MapAccumulator(Accumulator):
         """Return the map from its rows by groups, NaN where the model masks."""
         return join_groups(blocks, self.groups, self.flags["visible"].cpu())
 
-    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold *head row key_pos"]:
+    def fold_means(self) -> Float[Tensor, "fold *head row key_pos"]:
         """Return the mean map of each fold, NaN where the model masks, and forget the sums."""
-        return self.joined(self.means(self.total, counts))
+        return self.joined(self.means(self.total))
 
-    def means(
-        self, name: str, counts: Int[Tensor, " fold"]
-    ) -> Iterator[Float[Tensor, "fold *head row key_pos"]]:
+    def means(self, name: str) -> Iterator[Float[Tensor, "fold *head row key_pos"]]:
         """Yield the fold means of a total by groups of rows, and forget the sums of each group."""
         for group in self.groups:
-            yield self.totals.pop(name + group.name).cpu() / counts[:, None, None]
+            yield self.totals.pop(name + group.name).cpu() / self.cut.counts[:, None, None]
 
 
 class GramAccumulator(MapAccumulator):
@@ -285,10 +316,8 @@ class GramAccumulator(MapAccumulator):
 
     total = "products"
 
-    def __init__(
-        self, stage: Stage, layer: Layer, n_folds: int, query_positions: QueryPositions = None
-    ) -> None:
-        super().__init__(layer, n_folds, query_positions)
+    def __init__(self, stage: Stage, layer: Layer, cut: Cut) -> None:
+        super().__init__(layer, cut)
         self.stage = stage
         self.latest: Tensor | None = None
 
@@ -325,14 +354,8 @@ class ScoreAccumulator(MapAccumulator):
 
     reads_attention = True
 
-    def __init__(
-        self,
-        layer: Layer,
-        n_folds: int,
-        mean_term: bool = False,
-        query_positions: QueryPositions = None,
-    ) -> None:
-        super().__init__(layer, n_folds, query_positions)
+    def __init__(self, layer: Layer, cut: Cut, mean_term: bool = False) -> None:
+        super().__init__(layer, cut)
         self.keeps_means = mean_term
 
     def read(self, attention: Attention) -> None:
@@ -362,27 +385,25 @@ class ScoreAccumulator(MapAccumulator):
             parts |= {"q": sum_parts(q, *folds), "k": sum_parts(k, *folds)}
         self.add(**parts)
 
-    def mean_term(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold row key_pos"]:
+    def mean_term(self) -> Float[Tensor, "fold row key_pos"]:
         """Return M = (N qbar.kbar - S) / (N - 1), without bias in each fold.
 
         Call this before `key_means` and `fold_means`: they forget the sums of keys and scores, and
         the mean term needs both.
         """
-        return self.joined(self._mean_terms(counts))
+        return self.joined(self._mean_terms())
 
-    def _mean_terms(
-        self, counts: Int[Tensor, " fold"]
-    ) -> Iterator[Float[Tensor, "fold row key_pos"]]:
-        n, scale = counts[:, None, None].double(), self.flags["scale"].cpu()
+    def _mean_terms(self) -> Iterator[Float[Tensor, "fold row key_pos"]]:
+        n, scale = self.cut.counts[:, None, None].double(), self.flags["scale"].cpu()
         q, k = (self.totals[name].cpu() / n for name in ("q", "k"))
         for group in self.groups:
             scores = self.totals[f"scores{group.name}"].cpu()
             product = torch.einsum("fqw,fkw->fqk", q[:, group.queries], k[:, : group.stop])
             yield (n * (product * scale) - scores / n) / (n - 1)
 
-    def key_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold pos width"]:
+    def key_means(self) -> Float[Tensor, "fold pos width"]:
         """Return each position's mean key, key heads concatenated, and forget the sum."""
-        return self.totals.pop("k").cpu() / counts[:, None, None]
+        return self.totals.pop("k").cpu() / self.cut.counts[:, None, None]
 
 
 class HeadAccumulator(MapAccumulator):
@@ -420,9 +441,10 @@ class HeadAccumulator(MapAccumulator):
         self.n_seen = self.upto
 
     @torch.inference_mode()  # in place, since the maps of heads are gigabytes
-    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold head row key_pos"]:
+    def fold_means(self) -> Float[Tensor, "fold head row key_pos"]:
         sums = (self.totals.pop(f"{self.total}{group.name}").cpu() for group in self.groups)
-        return self.joined(total.div_(counts[:, None, None, None].to(total)) for total in sums)
+        n_seqs = self.cut.counts[:, None, None, None]
+        return self.joined(total.div_(n_seqs.to(total)) for total in sums)
 
 
 class BandAccumulator(MapAccumulator):
@@ -430,14 +452,8 @@ class BandAccumulator(MapAccumulator):
 
     reads_attention = True
 
-    def __init__(
-        self,
-        layer: Layer,
-        n_folds: int,
-        coordinates: Groups,
-        query_positions: QueryPositions = None,
-    ) -> None:
-        super().__init__(layer, n_folds, query_positions)
+    def __init__(self, layer: Layer, cut: Cut, coordinates: Groups) -> None:
+        super().__init__(layer, cut)
         self.coordinates = coordinates
 
     def read(self, attention: Attention) -> None:
@@ -452,13 +468,13 @@ class BandAccumulator(MapAccumulator):
                 parts |= self.products(f"{index}/", rows, keys)
         self.add(**parts)
 
-    def fold_means(self, counts: Int[Tensor, " fold"]) -> Float[Tensor, "fold band row key_pos"]:
+    def fold_means(self) -> Float[Tensor, "fold band row key_pos"]:
         """Return the mean map of each fold and group, nats; NaN where the model masks.
 
         A group without coordinates adds nothing to a score.
         """
         bands = [
-            self.joined(self.means(f"{index}/", counts)) if chosen else None
+            self.joined(self.means(f"{index}/")) if chosen else None
             for index, chosen in enumerate(self.coordinates)
         ]
         zeros = next(0 * band for band in bands if band is not None)

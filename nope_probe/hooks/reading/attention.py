@@ -14,7 +14,7 @@ from nope_probe.hooks.layers.attention import Attention, Mask, Scores, Visible, 
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, as_inputs, documents_of, numbered_layers
-from nope_probe.hooks.reading.accumulators import MapAccumulator
+from nope_probe.hooks.reading.accumulators import Cut, MapAccumulator
 from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint, stream
 from nope_probe.maps.attention import AttentionMaps
 from nope_probe.maps.folds import Part, folds_of, sum_parts
@@ -70,20 +70,18 @@ def capture_attention(
     """
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     blocks = numbered_layers(model, layers)
-    fold_of, queries = (
-        folds_of(len(inputs), n_folds, documents),
-        choose_rows(inputs.shape[1], query_rows),
-    )
+    fold_of = folds_of(len(inputs), n_folds, documents)
+    queries = choose_rows(inputs.shape[1], query_rows)
+    cut = Cut(counts=fold_of.bincount(), queries=queries)
     first = int(not inputs.is_floating_point()) if skip_keys is None else skip_keys
-    counts = fold_of.bincount()
-    sums = [AttentionAccumulator(layer, len(counts), queries, first) for layer in blocks]
+    sums = [AttentionAccumulator(layer, cut, first) for layer in blocks]
     stream(model, inputs, sums, fold_of, batch_size, checkpoint, residuals)
     visible = torch.stack([of_layer.flags["visible"].cpu() for of_layer in sums])
-    means = [of_layer.all_means(counts) for of_layer in sums]
+    means = [of_layer.all_means() for of_layer in sums]
     return AttentionMaps(
         **{name: torch.stack([mean[name] for mean in means], 1) for name in means[0]},
         visible=visible,
-        counts=counts,
+        counts=cut.counts,
         layers=tuple(layer.index for layer in blocks),
         skip_keys=first,
         query_positions=queries,
@@ -97,14 +95,11 @@ class AttentionAccumulator(MapAccumulator):
         skip_keys: how many first keys stand apart.
     """
 
-    query_positions: Int[Tensor, " row"]
     reads_attention = True
     sum_dtype = torch.float32
 
-    def __init__(
-        self, layer: Layer, n_folds: int, query_positions: Int[Tensor, " row"], skip_keys: int
-    ) -> None:
-        super().__init__(layer, n_folds, query_positions)
+    def __init__(self, layer: Layer, cut: Cut, skip_keys: int) -> None:
+        super().__init__(layer, cut)
         self.skip_keys = skip_keys
 
     @property
@@ -120,8 +115,8 @@ class AttentionAccumulator(MapAccumulator):
         """Keep the cells of the rows that all heads see in the first sequence, later keys too."""
         if "visible" in self.flags:
             return
-        visible = mask.rows(self.query_positions)[0].all(0).clone()
-        later = torch.arange(mask.n_keys) > self.query_positions[:, None]
+        visible, keys = mask.rows(self.cut.rows)[0].all(0).clone(), torch.arange(mask.n_keys)
+        later = keys > keys[self.cut.rows, None]
         self.flags["visible"] = visible
         self.flags["looks_ahead"] = (visible & later.to(visible.device)).any()
 
@@ -162,9 +157,9 @@ class AttentionAccumulator(MapAccumulator):
         others = of_others - rest * log_total - torch.special.xlogy(rest, rest)
         return weights, information, others + rest * n_others.log()
 
-    def all_means(self, counts: Int[Tensor, " fold"]) -> dict[str, Float[Tensor, "fold head *map"]]:
+    def all_means(self) -> dict[str, Float[Tensor, "fold head *map"]]:
         """Return the fold means of weights, scores and information, and forget the sums."""
-        n = counts.view(-1, 1, 1)
+        n = self.cut.counts.view(-1, 1, 1)
 
         def rows(name: str) -> Float[Tensor, "fold head row"]:
             totals = [self.totals.pop(name + group.name).cpu() for group in self.groups]

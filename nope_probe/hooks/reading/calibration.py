@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from hashlib import sha256
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from nope_probe.components import WEIGHTS, Projection
+from nope_probe.conditions import Writer
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
@@ -40,7 +40,6 @@ from nope_probe.hooks.removing.replacements import (
     Place,
     ReplacedWeight,
     WrittenPosition,
-    block_of_writer,
 )
 from nope_probe.hooks.removing.stand_ins import STAND_INS, WITH_GAIN, Replacement
 from nope_probe.maps.folds import State
@@ -136,8 +135,8 @@ def capture_written(
 
 def blocks_that_write(
     model: HookedModel, writers: Sequence[str], inputs: Inputs | None = None
-) -> dict[BlockWriting, list[str]]:
-    """Return the blocks of some writers, and the writers in each block; see `writer_of`.
+) -> dict[BlockWriting, list[Writer]]:
+    """Return the blocks of some writers, and the writers in each block.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
@@ -153,23 +152,23 @@ def blocks_that_write(
         inputs = torch.arange(1, 17)[None].remainder(model.cfg.d_vocab)
     by_head = written_by_blocks(model, inputs, len(blocks_of(model)))
     by_layer = [block.with_whole_attention for block in by_head]
-    known = ["embed"]
+    known = [Writer("embed")]
     if learned_positions(model, inputs) is not None:
-        known.append("pos_embed")
+        known.append(Writer("pos_embed"))
     known += dict.fromkeys(name for block in (*by_head, *by_layer) for name in block.names)
     unknown = [writer for writer in writers if writer not in known]
     if unknown:
-        kinds: dict[str, list[str]] = {}
+        kinds: dict[str, list[Writer]] = {}
         for name in known:
-            kinds.setdefault(re.sub(r"\d.*", "", name), []).append(name)
+            kinds.setdefault(name.kind, []).append(name)
         has = [f"{one[0]} to {one[-1]}" if len(one) > 1 else one[0] for one in kinds.values()]
         raise ValueError(
             f"{unknown[0]} writes nothing in this model; the components that do are "
             f"{', '.join(has)}"
         )
-    by_writing: dict[BlockWriting, list[str]] = {}
-    for writer in dict.fromkeys(writers):
-        by_writing.setdefault(by_head[block_of_writer(writer)], []).append(writer)
+    by_writing: dict[BlockWriting, list[Writer]] = {}
+    for writer in map(Writer, dict.fromkeys(writers)):
+        by_writing.setdefault(by_head[writer.block], []).append(writer)
     return by_writing
 
 
@@ -229,7 +228,7 @@ class _PositionAccumulator(Accumulator):
         writers: the components.
     """
 
-    def __init__(self, residual: Residual, writers: Sequence[str]) -> None:
+    def __init__(self, residual: Residual, writers: Sequence[Writer]) -> None:
         super().__init__(n_folds=1)
         self.residual, self.writers = residual, writers
         [self.block] = residual.blocks
@@ -257,34 +256,34 @@ class _PositionAccumulator(Accumulator):
         self.add(**{name: [(0, self._sum(name, after))] for name in self.writers})
         self.reset()
 
-    def _sum(self, writer: str, after: Vectors) -> Float[Tensor, "pos width"]:
+    def _sum(self, writer: Writer, after: Vectors) -> Float[Tensor, "pos width"]:
         """Return the sum of a component's output over a batch; for a head, of its z."""
         block, kept = self.block, self.residual.kept
         x, positions = kept[block.index, "x"], kept.get((0, "pos"))
-        if writer.startswith("L"):
-            head, scales = int(writer.partition("H")[2]), self.residual.post_scales(block)
-            output = self.residual.heads(block)[:, :, head] * scales[..., None]
+        if writer.head is not None:
+            scales = self.residual.post_scales(block)
+            output = self.residual.heads(block)[:, :, writer.head] * scales[..., None]
         elif writer == "pos_embed":
             assert positions is not None
             output = positions.expand_as(x)
         elif writer == "embed":
             output = x if positions is None else x - positions
-        elif writer.startswith("BLOCK"):
+        elif writer.kind == "BLOCK":
             output = after - x
         else:
-            output = kept[block.index, writer.rstrip("0123456789").lower()] * block.factor
+            output = kept[block.index, writer.kind.lower()] * block.factor
         return output.sum(0, dtype=torch.float64)
 
-    def written(self, writer: str, n_seqs: int, skip: int) -> WrittenPosition:
+    def written(self, writer: Writer, n_seqs: int, skip: int) -> WrittenPosition:
         """Return a component's mean output at each position, less its mean over positions."""
         block, mean = self.block, self.totals[writer][0].cpu() / n_seqs
-        if writer.startswith("L"):
+        if writer.head is not None:
             assert block.w_o is not None
-            w_o = block.w_o[int(writer.partition("H")[2])].to(mean)
+            w_o = block.w_o[writer.head].to(mean)
             mean = block.post_norm.linear(mean @ w_o) * block.factor
         vectors = mean - mean[skip:].mean(0)
         vectors[:skip] = 0
-        is_output = writer.startswith(("L", "ATTN", "MLP"))
+        is_output = writer.is_attention or writer.kind == "MLP"
         return WrittenPosition(vectors=vectors, factor=block.factor if is_output else 1.0)
 
 

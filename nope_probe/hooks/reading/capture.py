@@ -29,6 +29,7 @@ from nope_probe.hooks.reading.accumulators import (
     STAGES,
     Accumulator,
     BandAccumulator,
+    Cut,
     GramAccumulator,
     Groups,
     HeadAccumulator,
@@ -99,22 +100,20 @@ def capture_scores(
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     blocks = numbered_layers(model, layers)
     fold_of = folds_of(len(inputs), n_folds, documents)
-    counts = fold_of.bincount()
-    n_folds = len(counts)
-    if mean_term and counts.min() < 2:
+    cut = Cut(counts=fold_of.bincount(), queries=chosen_rows(inputs.shape[1], query_rows))
+    if mean_term and cut.counts.min() < 2:
         raise ValueError("the mean term needs 2 sequences in every fold: a fold has only 1")
-    queries = chosen_rows(inputs.shape[1], query_rows)
-    scores = [ScoreAccumulator(layer, n_folds, mean_term, queries) for layer in blocks]
-    heads = [HeadAccumulator(layer, n_folds, queries) for layer in blocks] if per_head else []
+    scores = [ScoreAccumulator(layer, cut, mean_term) for layer in blocks]
+    heads = [HeadAccumulator(layer, cut) for layer in blocks] if per_head else []
     stream(model, inputs, [*scores, *heads], fold_of, batch_size, checkpoint, residuals)
     n = len(blocks)
     return ScoreMaps(
-        mean_term=_stacked((score.mean_term(counts) for score in scores), n) if mean_term else None,
-        key_means=_stacked((score.key_means(counts) for score in scores), n) if mean_term else None,
-        per_head=_stacked((head.fold_means(counts) for head in heads), n) if heads else None,
+        mean_term=_stacked((score.mean_term() for score in scores), n) if mean_term else None,
+        key_means=_stacked((score.key_means() for score in scores), n) if mean_term else None,
+        per_head=_stacked((head.fold_means() for head in heads), n) if heads else None,
         visible=torch.stack([score.flags["visible"].cpu() for score in scores]),
-        folds=_stacked((score.fold_means(counts) for score in scores), n),
-        counts=counts,
+        folds=_stacked((score.fold_means() for score in scores), n),
+        counts=cut.counts,
         layers=tuple(layer.index for layer in blocks),
         bos=begins_alike(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
@@ -168,27 +167,22 @@ def capture_stages(
     if missing:
         raise KeyError(f"block {layer} has the stages {' '.join(names)}, not {' '.join(missing)}")
     fold_of = folds_of(len(inputs), n_folds, documents)
-    counts = fold_of.bincount()
-    n_folds, queries = len(counts), chosen_rows(inputs.shape[1], query_rows)
+    cut = Cut(counts=fold_of.bincount(), queries=chosen_rows(inputs.shape[1], query_rows))
     accumulators: dict[Letter, GramAccumulator | ScoreAccumulator] = {}
     for letter in letters:
         stage, block = STAGES[letter], blocks[layer + STAGES[letter].block]
         accumulators[letter] = (
-            ScoreAccumulator(block, n_folds, query_positions=queries)
-            if stage.scores
-            else GramAccumulator(stage, block, n_folds, queries)
+            ScoreAccumulator(block, cut) if stage.scores else GramAccumulator(stage, block, cut)
         )
     stream(model, inputs, list(accumulators.values()), fold_of, batch_size, checkpoint)
     return StageMaps(
-        folds={
-            letter: accumulator.fold_means(counts) for letter, accumulator in accumulators.items()
-        },
+        folds={letter: accumulator.fold_means() for letter, accumulator in accumulators.items()},
         visible={
             letter: accumulator.flags["visible"].cpu()
             for letter, accumulator in accumulators.items()
             if STAGES[letter].scores
         },
-        counts=counts,
+        counts=cut.counts,
         bos=begins_alike(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
     )
@@ -224,7 +218,10 @@ class ScoreSums:
 
     def __init__(self, model: HookedModel, n_folds: int) -> None:
         self.model, self.n_folds, self.n_seqs = model, n_folds, 0
-        self.accumulators = [ScoreAccumulator(layer, n_folds) for layer in layers_of(model)]
+        self.accumulators = self._accumulators(torch.zeros(n_folds, dtype=torch.long))
+
+    def _accumulators(self, counts: Int[Tensor, " fold"]) -> list[ScoreAccumulator]:
+        return [ScoreAccumulator(layer, Cut(counts=counts)) for layer in layers_of(self.model)]
 
     def add(self, batch: Inputs) -> None:
         """Run one batch through the model and add its scores."""
@@ -248,10 +245,9 @@ class ScoreSums:
 
     def means(self) -> Float[Tensor, "fold layer query_pos key_pos"]:
         """Return the fold means so far, in nats; NaN where the model masks."""
-        state = self.state()
-        means = [accumulator.fold_means(self.counts) for accumulator in self.accumulators]
-        restore(self.accumulators, state)  # for more batches, since means forget the sums
-        return torch.stack(means, 1)
+        accumulators = self._accumulators(self.counts)  # of their own, since means forget the sums
+        restore(accumulators, self.state())
+        return torch.stack([accumulator.fold_means() for accumulator in accumulators], 1)
 
 
 def token_losses(
@@ -346,10 +342,10 @@ def capture_bands(
     if capped:
         raise NotImplementedError(f"the scores of L{capped[0]} are soft-capped: they are no sum")
     fold_of = folds_of(len(inputs), n_folds, documents)
-    counts, queries = fold_of.bincount(), chosen_rows(inputs.shape[1], query_rows)
+    cut = Cut(counts=fold_of.bincount(), queries=chosen_rows(inputs.shape[1], query_rows))
     accumulators = [
-        BandAccumulator(layer, len(counts), of_layer, queries)
+        BandAccumulator(layer, cut, of_layer)
         for layer, of_layer in zip(layers, groups, strict=True)
     ]
     stream(model, inputs, accumulators, fold_of, batch_size, checkpoint)
-    return torch.stack([accumulator.fold_means(counts) for accumulator in accumulators], 1)
+    return torch.stack([accumulator.fold_means() for accumulator in accumulators], 1)

@@ -36,7 +36,7 @@ from nope_probe.hooks.layers.model import (
     numbered_layers,
     traits_of,
 )
-from nope_probe.hooks.reading.accumulators import Accumulator
+from nope_probe.hooks.reading.accumulators import Accumulator, Cut
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.reading.writers import (
     FirstKeyAccumulator,
@@ -47,7 +47,7 @@ from nope_probe.hooks.reading.writers import (
 )
 from nope_probe.maps.folds import Part, State, folds_of, product_parts, sum_parts
 from nope_probe.maps.positions import PositionSums, ReaderSums, Turns
-from nope_probe.maps.rows import choose_rows
+from nope_probe.maps.rows import chosen_rows, rows_of
 
 # The relative error up to which writers' parts add up to queries and keys: of float32 and float64,
 # and, in half precision, for each number that is rounded between the residual stream and scores.
@@ -103,26 +103,24 @@ def capture_positions(
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     readers = sorted(numbered_layers(model, layers), key=lambda layer: layer.index)
     fold_of = folds_of(len(inputs), n_folds, documents)
-    counts, queries = fold_of.bincount(), choose_rows(inputs.shape[1], query_rows)
+    cut = Cut(counts=fold_of.bincount(), queries=chosen_rows(inputs.shape[1], query_rows))
     first: list[FirstKeyAccumulator] = []
     if writers == "none":
-        accumulators = [
-            MeansAccumulator(model, layer, len(counts), per_head, queries) for layer in readers
-        ]
+        accumulators = [MeansAccumulator(model, layer, cut, per_head) for layer in readers]
     else:
         blocks = written_by_blocks(model, inputs[:1], readers[-1].index)
         if writers == "layers":
             blocks = [block.with_whole_attention for block in blocks]
         residual = Residual(model, blocks, learned_positions(model, inputs))
         accumulators = [
-            ReaderAccumulator(model, layer, residual, inputs[:1], len(counts), per_head, queries)
+            ReaderAccumulator(model, layer, cut, per_head, residual, inputs[:1])
             for layer in readers
         ]
         first = [FirstKeyAccumulator(block, residual) for block in blocks if block.w_o is not None]
     stream(model, inputs, [*accumulators, *first], fold_of, batch_size, checkpoint)
     return PositionSums(
-        readers={accumulator.layer.index: accumulator.sums(counts) for accumulator in accumulators},
-        counts=counts,
+        readers={accumulator.layer.index: accumulator.sums() for accumulator in accumulators},
+        counts=cut.counts,
         bos=begins_alike(inputs),
     )
 
@@ -133,23 +131,15 @@ class MeansAccumulator(Accumulator):
     Args:
         model: the model.
         layer: the reader.
-        n_folds: how many folds.
+        cut: the folds, and the queries of the rows of scores.
         per_head: whether queries and scores are kept head by head.
-        query_positions: the queries of the rows of scores.
     """
 
     reads_attention = True
 
-    def __init__(
-        self,
-        model: HookedModel,
-        layer: Layer,
-        n_folds: int,
-        per_head: bool,
-        query_positions: Int[Tensor, " row"],
-    ) -> None:
-        super().__init__(n_folds)
-        self.layer, self.per_head, self.query_positions = layer, per_head, query_positions
+    def __init__(self, model: HookedModel, layer: Layer, cut: Cut, per_head: bool) -> None:
+        super().__init__(len(cut.counts))
+        self.layer, self.cut, self.per_head = layer, cut, per_head
         self.rotary = traits_of(model)[layer.index].rotary
 
     def read(self, attention: Attention) -> None:
@@ -177,14 +167,13 @@ class MeansAccumulator(Accumulator):
         }
 
     def _flags_of(self, attention: Attention) -> State:
-        queries = self.query_positions
-        visible = attention.mask.rows(queries)[0]
+        visible = attention.mask.rows(self.cut.rows)[0]
         flags = {"visible": visible.all(0)}
         if self.per_head:
             flags["visible"] = visible.expand(attention.n_heads, -1, -1).clone()
         flags["scale"] = torch.tensor(attention.scale, dtype=torch.float64)
         if attention.bias is not None:
-            bias = attention.bias[0, :, queries].double()
+            bias = attention.bias[0, :, self.cut.rows].double()
             flags["bias"] = bias if self.per_head else bias.mean(0)
         rope, angles = self.layer.tap.rope, attention.angles
         if self.rotary is None or angles is None:
@@ -207,7 +196,7 @@ class MeansAccumulator(Accumulator):
 
     def _score_parts(self, attention: Attention, q: Tensor) -> list[Part]:
         """Return the sums of q.k times the scale, over heads or per head."""
-        q = q[:, self.query_positions]
+        q = q[:, self.cut.rows]
         if not self.per_head:
             q = q * (attention.scale / attention.n_heads)
             return product_parts(q.flatten(2), attention.k.flatten(2), self.fold_of, self.n_folds)
@@ -221,15 +210,16 @@ class MeansAccumulator(Accumulator):
         for fold in self.fold_of.unique().tolist():
             yield fold, self.fold_of == fold
 
-    def sums(self, counts: Int[Tensor, " fold"]) -> ReaderSums:
+    def sums(self) -> ReaderSums:
         """Return fold means, of q and k before RoPE, and forget the sums."""
-        return self._sums(((name, self.totals.pop(name)) for name in list(self.totals)), counts)
+        totals = ((name, self.totals.pop(name)) for name in list(self.totals))
+        return self._sums(totals, self.cut.counts)
 
     def _sums(
-        self, totals: Iterable[tuple[str, Tensor]], counts: Int[Tensor, " fold"]
+        self, totals: Iterable[tuple[str, Tensor]], n_seqs: Int[Tensor, " fold"]
     ) -> ReaderSums:
         means = {
-            name: total.double().cpu() / counts.view(-1, *[1] * (total.ndim - 1))
+            name: total.double().cpu() / n_seqs.view(-1, *[1] * (total.ndim - 1))
             for name, total in totals
         }
         turns = self.turns
@@ -240,6 +230,7 @@ class MeansAccumulator(Accumulator):
     def sums_of(self, means: State) -> ReaderSums:
         """Return the reader's sums, from the totals as fold means."""
         scale, scores = float(self.flags["scale"]), means.pop("scores")
+        queries = rows_of(scores.shape[-2], self.cut.queries)
         if scores.shape[-2] < scores.shape[-1]:
             scores = scores.float()  # as all maps of chosen rows
         return ReaderSums(
@@ -249,7 +240,7 @@ class MeansAccumulator(Accumulator):
             bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
             scale=scale if self.per_head else scale / self.layer.n_heads,
             turns=self.turns,
-            query_positions=self.query_positions.clone(),  # every reader is saved by itself
+            query_positions=queries.clone(),  # every reader is saved by itself
         )
 
 
@@ -259,11 +250,10 @@ class ReaderAccumulator(MeansAccumulator):
     Args:
         model: the model.
         layer: the reader.
+        cut: the folds, and the queries of the rows of scores.
+        per_head: whether queries and scores are kept head by head.
         residual: keeps the outputs of the blocks before the reader.
         inputs: a sequence on which the reader's norm is recognised.
-        n_folds: how many folds.
-        per_head: whether queries and scores are kept head by head.
-        query_positions: the queries of the rows of scores.
 
     Raises:
         NotImplementedError: if queries and keys are no linear map between norms.
@@ -273,13 +263,12 @@ class ReaderAccumulator(MeansAccumulator):
         self,
         model: HookedModel,
         layer: Layer,
+        cut: Cut,
+        per_head: bool,
         residual: Residual,
         inputs: Inputs,
-        n_folds: int,
-        per_head: bool,
-        query_positions: Int[Tensor, " row"],
     ) -> None:
-        super().__init__(model, layer, n_folds, per_head, query_positions)
+        super().__init__(model, layer, cut, per_head)
         self.residual = residual
         eps = torch.finfo(next(layer.attn.parameters()).dtype).eps
         self.tolerance = max(MOST_ERROR, ROUNDINGS * eps)

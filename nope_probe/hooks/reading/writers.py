@@ -17,6 +17,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.conditions import Writer
 from nope_probe.hooks.layers.attention import (
     Attention,
     relative_error,
@@ -78,13 +79,13 @@ class BlockWriting:
         return replace(self, w_o=None)
 
     @property
-    def names(self) -> list[str]:
-        """The names of the block's writers."""
+    def names(self) -> list[Writer]:
+        """The block's writers."""
         if self.layer is None:
-            return [f"BLOCK{self.index}"]
+            return [Writer(f"BLOCK{self.index}")]
         n_heads = 0 if self.w_o is None else len(self.w_o)
         heads = [f"L{self.index}H{head}" for head in range(n_heads)] or [f"ATTN{self.index}"]
-        return [*heads, f"MLP{self.index}"] if self.has_mlp else heads
+        return [*map(Writer, [*heads, f"MLP{self.index}"] if self.has_mlp else heads)]
 
 
 def tensors_at(
@@ -236,7 +237,7 @@ class Residual:
         """Return the names of the writers whose output `vectors` returns, in its order."""
         names = ["embed", *(["pos_embed"] if self.positions else [])]
         for block in self.blocks[:index]:
-            names += [name for name in block.names if "H" not in name]
+            names += [name for name in block.names if name.head is None]
         return [*names, "bias"]
 
     def vectors(self, index: int) -> dict[str, Vectors]:

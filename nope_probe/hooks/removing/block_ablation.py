@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from nope_probe.components import LOCAL, Projection, depends_on_length
+from nope_probe.components import LOCAL, Projection
+from nope_probe.conditions import depends_on_length
 from nope_probe.hooks.layers.attention import Attention, Mask, Visible, repeat_heads
 from nope_probe.hooks.layers.base_layer import NormName, Vectors
 from nope_probe.hooks.layers.hook_points import (

@@ -9,17 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from nope_probe.components import (
-    PER_HEAD,
-    WEIGHTS,
-    Gain,
-    Projection,
-    expanded,
-    is_rope,
-    removal_order,
-    validate_disjoint,
-    writer_of,
-)
+from nope_probe.components import PER_HEAD, WEIGHTS, Gain, Projection, is_rope
+from nope_probe.conditions import Condition, Writer, expanded, validate_disjoint
 from nope_probe.errors import UserError, validate_choices
 from nope_probe.hooks.removing.stand_ins import (
     WITH_GAIN,
@@ -40,7 +31,7 @@ class Ablation:
             2 pi / theta is below the length of the sequences, `rope_low`, the rest, and
             `rope[a:b]`, the pairs a to b - 1, the fastest first; or `position[L1H0]`, the position
             that a component writes into the residual stream: its mean output at each position,
-            which `calibrate` measures, becomes its mean over positions. See `writer_of`.
+            which `calibrate` measures, becomes its mean over positions. See `Writer`.
         layers: block numbers from 0; None for all. Blocks that do not attend lose their MLP alone.
         heads: per block, the query heads (from 0) that lose the components; other blocks and heads
             keep them. A key head that several query heads share stays for the others.
@@ -99,7 +90,7 @@ class Ablation:
                 "takes 'norm' or 'identity'"
             )
         if self.layers is not None and self.writers:
-            raise ValueError(f"position[{self.writers[0]}] is of one place: it takes no layers")
+            raise ValueError(f"{self.writers[0].removal} is of one place: it takes no layers")
         if self.heads is not None:
             self._validate_heads(names)
         if self.prefix is not None:
@@ -130,9 +121,9 @@ class Ablation:
         return tuple(name for name in WEIGHTS if name in self.components)
 
     @property
-    def writers(self) -> tuple[str, ...]:
+    def writers(self) -> tuple[Writer, ...]:
         """The components whose position is removed."""
-        return tuple(w for name in self.components if (w := writer_of(name)) is not None)
+        return tuple(w for name in self.components if (w := Writer.removed_by(name)) is not None)
 
     @cached_property
     def stand_in(self) -> StandIn:
@@ -173,7 +164,7 @@ class Substitute:
 
     def without(self, names: Iterable[str], layers: Sequence[int] | None = None) -> Ablation:
         """Return the ablation that removes components, in some layers or in all."""
-        return Ablation(remove=sorted(names, key=removal_order), layers=layers, **vars(self))
+        return Ablation(remove=Condition(names).ordered, layers=layers, **vars(self))
 
 
 def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> None:

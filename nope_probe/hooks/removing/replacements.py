@@ -11,9 +11,8 @@ as much about content as before, and nothing about position.
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -25,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nope_probe.components import WEIGHTS, Gain, Projection
+from nope_probe.conditions import Writer
 from nope_probe.hooks.layers.attention import Heads, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.hook_points import HookedModel, HookGroup, HookPoint, first
@@ -299,7 +299,7 @@ def norm_gain(layer: Layer, name: Projection) -> float:
 
 
 _POINTS = {
-    "L": "hook_attn_out",
+    "HEAD": "hook_attn_out",
     "ATTN": "hook_attn_out",
     "MLP": "hook_mlp_out",
     "BLOCK": "hook_resid_post",
@@ -328,57 +328,20 @@ class WrittenPosition:
         return cls(vectors=tensors["vectors"], factor=float(tensors["factor"]))
 
 
-def block_of_writer(writer: str) -> int:
-    """Return the number of the block that a writer belongs to; of embeddings, the first.
-
-    Example:
-        >>> block_of_writer("L2H11"), block_of_writer("MLP3"), block_of_writer("pos_embed")
-        (2, 3, 0)
-    """
-    named = re.match(r"[A-Z]+(\d+)", writer)
-    return 0 if named is None else int(named[1])
-
-
-def in_order(writers: Iterable[str]) -> list[str]:
-    """Return writers in the order in which a model runs them.
-
-    Example:
-        >>> in_order(["L1H0", "MLP0", "L0H10", "pos_embed"])
-        ['pos_embed', 'L0H10', 'MLP0', 'L1H0']
-    """
-    return sorted(writers, key=_place)
-
-
-def before(writer: str, writers: Iterable[str]) -> list[str]:
-    """Return the writers that run before a writer, in order; heads of a layer run side by side.
-
-    Example:
-        >>> before("L1H1", ["MLP1", "L1H0", "MLP0", "embed"])
-        ['embed', 'MLP0']
-    """
-    return [name for name in in_order(writers) if _place(name) < _place(writer)]
-
-
-def _place(writer: str) -> tuple[int, bool, bool]:
-    """Return the place of a writer in a forward pass, which heads of a layer share."""
-    return block_of_writer(writer), writer.startswith("MLP"), writer[0] in "LA"
-
-
 def without_position(
-    model: HookedModel, writer: str, written: WrittenPosition, reader: int | None = None
+    model: HookedModel, writer: Writer, written: WrittenPosition, reader: int | None = None
 ) -> HookGroup:
     """Return the hook that takes a component's position out of the residual stream.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
-        writer: the component, such as `L1H0`.
+        writer: the component.
         written: the position to remove.
         reader: the only block whose input loses the position; by default the component's output
             loses it, and so do all later blocks.
     """
-    kind = re.sub(r"\d.*", "", writer)
-    name = "hook_resid_pre" if reader is not None else _POINTS.get(kind, "hook_resid_pre")
-    number, n = block_of_writer(writer) if reader is None else reader, len(written.vectors)
+    name = "hook_resid_pre" if reader is not None else _POINTS.get(writer.kind, "hook_resid_pre")
+    number, n = writer.block if reader is None else reader, len(written.vectors)
     vectors = written.vectors / (1.0 if reader is not None else written.factor)
 
     def subtract(tensor: Vectors, hook: HookPoint) -> Vectors:

@@ -20,7 +20,7 @@ from nope_probe import (
 )
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import as_inputs
-from nope_probe.models.load import LoadedModel
+from nope_probe.models.info import LoadedModel
 
 TEXT = "for each in range(9):\n    print(each)"
 

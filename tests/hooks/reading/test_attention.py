@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from nope_probe import Ablation, ablated, capture_attention, load, sequences, split_attention
 from nope_probe.maps.attention import AttentionMaps
 from nope_probe.maps.folds import pooled
-from nope_probe.models.load import LoadedModel
+from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import path_of
 
 N_SEQS, N_FOLDS = 7, 3

@@ -9,7 +9,7 @@ from nope_probe import capture_scores, capture_stages, load
 from nope_probe.hooks.layers.attention import Attention, repeat_heads
 from nope_probe.hooks.layers.model import attention_read, layers_of, run_forward
 from nope_probe.hooks.reading.capture import capture_bands
-from nope_probe.maps.estimates import leave_one_out
+from nope_probe.maps.estimates import fold_weights, leave_one_out
 from nope_probe.maps.rows import choose_rows
 
 N, ROWS = 29, 11
@@ -70,6 +70,7 @@ def test_sums_of_many_batches_are_exact_to_float32(tiny: ByName) -> None:
     rows = capture_scores(model, many, query_rows=ROWS, n_folds=4, batch_size=1)
     whole = capture_scores(model.double(), many, n_folds=4, batch_size=1)
     model.float()
-    means, expected = (leave_one_out(maps.folds.double(), maps.counts) for maps in (rows, whole))
+    weights = fold_weights(len(rows.counts), rows.counts)
+    means, expected = (leave_one_out(maps.folds.double(), weights) for maps in (rows, whole))
     error = (means - expected[..., QUERIES, :]).abs()[..., CAUSAL].max()
     assert error < NETWORK * expected[..., CAUSAL.new_ones(N, N).tril()].abs().max()
