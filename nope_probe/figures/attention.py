@@ -43,7 +43,12 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
         "y": known["layer"].to_numpy(int),
         "customdata": np.stack([information, share, low, high, first], -1),
         "hovertemplate": HOVER,
-        "marker": {"size": sizes, "color": np.nan_to_num(share), "coloraxis": "coloraxis"},
+        "marker": {
+            "size": sizes,
+            "color": np.nan_to_num(share),
+            "coloraxis": "coloraxis",
+            "opacity": 1,  # bubbles are paler than the colour bar by default
+        },
     }
     rings = {
         **{key: heads[key] for key in ("type", "mode", "x", "y")},
