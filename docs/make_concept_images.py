@@ -9,7 +9,8 @@ import torch
 from plotly.colors import sample_colorscale
 from torch import Tensor
 
-from nope_probe.analyses.pattern import measure, relative_part
+from nope_probe.analyses.attention import information_parts
+from nope_probe.analyses.pattern import MIN_KEYS, measure, relative_part
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 
 OUT = Path(__file__).parent / "images" / "concepts"
@@ -43,6 +44,7 @@ def main() -> None:
         },
         "sources": sources(i, j),
         "players": removals(near),
+        "attention": attention(i, j),
         "mean_term": mean_and_covariance(i, j),
     }
     for name, maps in pictures.items():
@@ -111,6 +113,23 @@ def mean_and_covariance(i: Tensor, j: Tensor) -> dict[str, Tensor]:
         "score map": lower(mean + covariance),
         "mean term": lower(mean),
         "covariance term": lower(covariance),
+    }
+
+
+def attention(i: Tensor, j: Tensor) -> dict[str, Tensor]:
+    """Return a head's weights in two texts and their mean, with the positional share."""
+    content = torch.randn(400, 1, N, generator=torch.Generator().manual_seed(1))
+    scores = (3 * torch.exp(-(i - j) / 3.0) + 1.4 * content).double()
+    visible = j <= i
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    rows = visible.sum(-1) >= MIN_KEYS
+    in_texts, of_mean = (
+        information_parts(x, visible).others[..., rows].mean() for x in (weights, weights.mean(0))
+    )
+    drawn = (*weights[:2], weights.mean(0))
+    names = ("one text", "another text", f"the mean: {of_mean / in_texts:.0%} position")
+    return {
+        name: values.where(visible, torch.nan) for name, values in zip(names, drawn, strict=True)
     }
 
 

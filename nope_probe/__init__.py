@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nope_probe import figures as figures
+    from nope_probe.analyses.attention import split_attention as split_attention
     from nope_probe.analyses.attribution import attribute as attribute
     from nope_probe.analyses.parameter_free.simulation import simulate_scores as simulate_scores
     from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec as ParameterFreeSpec
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
     from nope_probe.data.sequences import gaussian as gaussian
     from nope_probe.data.sequences import sequences as sequences
     from nope_probe.experiments.ablation.run import run_ablations as run_ablations
+    from nope_probe.experiments.attention.run import run_attention as run_attention
     from nope_probe.experiments.behaviour.run import run_behaviour as run_behaviour
     from nope_probe.experiments.compare.analyse import difference as difference
     from nope_probe.experiments.scores.heads import head_scores as head_scores
     from nope_probe.experiments.trace.run import run_trace as run_trace
     from nope_probe.hooks.ablation import ablated as ablated
+    from nope_probe.hooks.reading.attention import capture_attention as capture_attention
     from nope_probe.hooks.reading.calibration import calibrate as calibrate
     from nope_probe.hooks.reading.capture import capture_losses as capture_losses
     from nope_probe.hooks.reading.capture import capture_scores as capture_scores
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from nope_probe.runtime.folder import read_run as read_run
 
 _NAMES = {
+    "nope_probe.analyses.attention": "split_attention",
     "nope_probe.analyses.attribution": "attribute",
     "nope_probe.analyses.parameter_free.simulation": "simulate_scores",
     "nope_probe.analyses.parameter_free.spec": "ParameterFreeSpec",
@@ -40,11 +44,13 @@ _NAMES = {
     "nope_probe.analyses.shapley": "player_set",
     "nope_probe.data.sequences": "gaussian sequences",
     "nope_probe.experiments.ablation.run": "run_ablations",
+    "nope_probe.experiments.attention.run": "run_attention",
     "nope_probe.experiments.behaviour.run": "run_behaviour",
     "nope_probe.experiments.compare.analyse": "difference",
     "nope_probe.experiments.scores.heads": "head_scores",
     "nope_probe.experiments.trace.run": "run_trace",
     "nope_probe.hooks.ablation": "ablated",
+    "nope_probe.hooks.reading.attention": "capture_attention",
     "nope_probe.hooks.reading.calibration": "calibrate",
     "nope_probe.hooks.reading.capture": "capture_losses capture_scores capture_stages",
     "nope_probe.hooks.removing.removals": "Ablation",

@@ -16,7 +16,16 @@ from nope_probe.errors import UserError, validate_choices
 
 SETTINGS = [
     import_module(f"nope_probe.{name}").Settings
-    for name in ("ablate", "behaviour", "circuit", "layers", "scores", "simulate", "trace")
+    for name in (
+        "ablate",
+        "attention",
+        "behaviour",
+        "circuit",
+        "layers",
+        "scores",
+        "simulate",
+        "trace",
+    )
 ]
 MISSING = object()  # for arguments that have no default: they are not looked at before the choices
 

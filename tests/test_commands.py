@@ -19,6 +19,7 @@ from nope_probe.runtime.processes import command_line
 
 COMMANDS = (
     "ablate",
+    "attention",
     "behaviour",
     "circuit",
     "compare",

@@ -50,6 +50,7 @@ COMMANDS = tuple(find_commands())
 RUN_SIZES = {"--n-seqs": "4", "--seq-len": "8", "--folds": "4", "--batch-size": "4"}
 SIZES: dict[str, dict[str, str]] = {
     "ablate": {**RUN_SIZES, "--layers": "1"},
+    "attention": {**RUN_SIZES, "--layers": "1"},
     "scores": {**RUN_SIZES, "--layers": "1"},
     "circuit": RUN_SIZES,
     "behaviour": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
@@ -104,6 +105,14 @@ ablate --players rope w_q --scope own --no-pack --no-shuffle --skip-keys 0 --no-
 ablate --bands 2 --players mask rope
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2
+attention --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
+    --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
+    --remove qk --replacement mean --beyond-context --query-rows 5
+    --out runs/h --image h.svg
+attention --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --remove w_q
+    --gain identity
+attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle
+    --remove rope --no-beyond-context
 scores --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
     --bands 3 --no-per-head --beyond-context --query-rows 5 --offset-bins all

@@ -48,6 +48,7 @@ from nope_probe.hooks.removing.targets import (
     resolve_targets,
     rope_frequencies,
 )
+from nope_probe.maps.attention import AttentionMaps
 from nope_probe.maps.folds import State, default_folds
 from nope_probe.maps.layers import set_apart
 from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps, packed_tensors, stored_layers
@@ -58,7 +59,7 @@ from nope_probe.runtime.settings import RunSettings
 
 Capture = Callable[[StreamCheckpoint | None], State]
 Maps = TypeVar("Maps", ScoreMaps, StageMaps, PositionSums)
-Sums = TypeVar("Sums", ScoreMaps, StageMaps, PositionSums, Tensor)
+Sums = TypeVar("Sums", ScoreMaps, StageMaps, PositionSums, AttentionMaps, Tensor)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,7 @@ from nope_probe.runtime.settings import FORMAT, settings_from
 # The experiment of a manifest's `kind`.
 MODULES = {
     "ablate": "ablation",
+    "attention": "attention",
     "scores": "scores",
     "circuit": "circuit",
     "behaviour": "behaviour",

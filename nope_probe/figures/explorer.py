@@ -382,7 +382,11 @@ def script(name: str) -> str:
 
 
 def head_maps(
-    patterns: Patterns | RowMaps, heads: pd.DataFrame, max_bytes: int = HEADS_BYTES
+    patterns: Patterns | RowMaps,
+    heads: pd.DataFrame,
+    max_bytes: int = HEADS_BYTES,
+    what: str = "positional pattern",
+    measure: str = "RMS",
 ) -> str:
     """Return an element of a page with all heads' maps behind thumbnails, pooled until they fit.
 
@@ -391,6 +395,8 @@ def head_maps(
             queries' rows, as `RowMaps`.
         heads: `heads.csv`: layer, head, and the amplitude with its bounds.
         max_bytes: the number of characters that all maps may take.
+        what: the maps are called.
+        measure: the amplitudes are.
     """
     maps = patterns if isinstance(patterns, RowMaps) else RowMaps(values=patterns)
     n_layers, n_heads, n_rows, n = maps.values.shape
@@ -407,6 +413,8 @@ def head_maps(
         "n_positions": n,
         "layers": [int(layer) for layer in rows["layer"].unique()],
         "n_heads": n_heads,
+        "what": what,
+        "measure": measure,
         "amplitudes": [float(f"{max(0.0, value):.3g}") for value in rows["amplitude"]],
         "noise": [not low > 0 for low in rows["amplitude_low"]],
         "cells": encoded(np.stack(codes), "i1"),

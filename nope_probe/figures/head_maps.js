@@ -97,8 +97,8 @@ function enlarge(map) {
   open = map;
   thumbs[map].setAttribute("aria-expanded", "true");
   thumbs[map].parentElement.append(large);
-  large.querySelector("strong").textContent = name(map) + ": " + strength(map) + (noise[map] ? "" : " RMS");
-  big.setAttribute("aria-label", "Positional pattern of " + name(map));
+  large.querySelector("strong").textContent = name(map) + ": " + strength(map) + (noise[map] ? "" : " " + data.measure);
+  big.setAttribute("aria-label", name(map) + ", " + data.what);
   const end = nats(limit(map));
   large.querySelector(".ends").innerHTML = ["\u2212" + end, "0", end].map((text) => "<span>" + text + "</span>").join("");
   large.querySelector(".readout").textContent = "Point at a cell, or use the arrow keys on the map.";
@@ -129,6 +129,12 @@ function move(event, map) {
   const next = map + steps[event.key];
   if (next >= 0 && next < thumbs.length) focus(thumbs[next]);
 }
+
+// A click on a head of a figure opens its map.
+addEventListener("head", ({ detail }) => {
+  const map = thumbs.findIndex((_, index) => name(index) === detail);
+  if (map >= 0) enlarge(map);
+});
 
 let cell = [n - 1, 0];
 function read(query, key) {

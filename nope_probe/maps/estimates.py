@@ -36,6 +36,32 @@ class Estimates:
         weights = fold_weights(len(folds)) if weights is None else weights
         return cls(values=leave_one_out(folds, weights), weights=weights)
 
+    @classmethod
+    def without_bias(
+        cls, values: Float[Tensor, " mean"], weights: Float[Tensor, " fold"]
+    ) -> Estimates:
+        """Return the estimates of a function of a mean, without the bias of order 1/N.
+
+        A function of the mean of N sequences is off by about b / N on average, if it is not
+        linear. Without a fold the mean has fewer sequences, so the bias shows (the delete-m
+        jackknife; Busing, Meijer and van der Leeden 1999). A linear function stays as it is.
+
+        Args:
+            values: the function of each mean of `weights_of_means`.
+            weights: the share of all sequences that each fold holds.
+        """
+        n_folds = len(weights)
+        whole, without, pairs = values.split([1, n_folds, n_folds * (n_folds - 1) // 2])
+        first, second = torch.triu_indices(n_folds, n_folds, 1)
+        without_both = values.new_zeros(n_folds, n_folds)
+        without_both[first, second] = without_both[second, first] = pairs
+        left = 1 - weights / (1 - weights[:, None])  # share that a second fold leaves
+        bias = left * (without_both - without[:, None])
+        bias = torch.cat(
+            ((1 - weights) @ (without - whole)[:, None], bias.fill_diagonal_(0).sum(1))
+        )
+        return cls(values=values[: n_folds + 1] - bias, weights=weights)
+
     def with_values(self, values: Float[Tensor, " one_plus_folds"]) -> Estimates:
         """Return estimates of another number from the same folds."""
         return replace(self, values=values)
@@ -77,6 +103,26 @@ def leave_one_out(
     weighted = weights * folds
     total = weighted.sum(0, keepdim=True)
     return torch.cat([total, (total - weighted) / (1 - weights)])
+
+
+def weights_of_means(weights: Float[Tensor, " fold"]) -> Float[Tensor, "mean fold"]:
+    """Return the weight of each fold in the means that `Estimates.without_bias` takes.
+
+    The means are over all folds, then without each fold, then without each pair of folds.
+
+    Args:
+        weights: the share of all sequences that each fold holds.
+
+    Example:
+        >>> weights_of_means(torch.tensor([0.5, 0.25, 0.25]))[[0, 1, 4]].tolist()
+        [[0.5, 0.25, 0.25], [0.0, 0.5, 0.5], [0.0, 0.0, 1.0]]
+    """
+    n_folds = len(weights)
+    one = torch.eye(n_folds, dtype=torch.bool)
+    first, second = torch.triu_indices(n_folds, n_folds, 1)
+    gone = torch.cat((one.new_zeros(1, n_folds), one, one[first] | one[second]))
+    kept = weights.expand(len(gone), -1).masked_fill(gone, 0)
+    return kept / kept.sum(1, keepdim=True)
 
 
 def cross_products(

@@ -37,6 +37,7 @@ SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 23, "seed": 3}
 # Of each function: its command, its options, and which tables come from shuffled tokens too.
 RUNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "run_ablations": ("ablation.run", {"players": ["mask", "w_q"]}, ("controls", "non_relative")),
+    "run_attention": ("attention.run", {"remove": ["w_q"]}, ()),
     "run_behaviour": ("behaviour.run", {"measures": ["loss", "copy"], "remove": ["mask"]}, ()),
     "run_trace": ("trace.run", {"confirm": 2, "writers": "layers"}, ()),
 }
@@ -321,7 +322,7 @@ def test_every_function_returns_a_run_with_its_own_tables(
     assert tables
     for table in tables:
         assert getattr(run, table) is run.tables[table]
-    assert f"tables: {next(iter(run.tables))}, " in repr(run)
+    assert f"tables: {next(iter(run.tables))}" in repr(run)
 
 
 @each_function

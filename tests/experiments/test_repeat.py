@@ -15,7 +15,17 @@ import torch
 from support.command_line import refused, run_command
 from support.refused_models import change
 
-from nope_probe import ablate, behaviour, circuit, layers, reproduce, scores, simulate, trace
+from nope_probe import (
+    ablate,
+    attention,
+    behaviour,
+    circuit,
+    layers,
+    reproduce,
+    scores,
+    simulate,
+    trace,
+)
 from nope_probe.experiments.repeat import (
     Comparison,
     compare_reports,
@@ -29,6 +39,7 @@ pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 SMALL = ["--layers", 1, "--n-seqs", 8, "--seq-len", 16, "--folds", 4]
 RUNS: dict[str, tuple[ModuleType, list[object]]] = {
     "ablate": (ablate, [*SMALL, "--players", "sources"]),
+    "attention": (attention, SMALL),
     "scores": (scores, SMALL),
     "circuit": (circuit, [*SMALL[2:], "--explore", 0, "--remove", "mlp"]),
     "behaviour": (behaviour, [*SMALL[2:], "--measures", "loss", "--remove", "mlp"]),

@@ -11,7 +11,15 @@ from support.decoder_errors import map_error
 from support.tiny_models import Tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nope_probe import layers, load, reproduce, run_ablations, sequences
+from nope_probe import (
+    capture_attention,
+    layers,
+    load,
+    reproduce,
+    run_ablations,
+    sequences,
+    split_attention,
+)
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import FETCHED
 
@@ -70,6 +78,30 @@ def test_what_the_mask_brings_sits_at_the_first_key_and_what_rope_brings_among_t
     assert parts.to_numpy() == pytest.approx(rows["share"].to_numpy(), abs=1e-7), "8 digits"
     of_terms = sources[sources["term"] != "position"].groupby("layer")["share_first"].sum()
     assert 100 * of_terms.to_numpy() == pytest.approx([2.1, 0.5, 14.7, 36.2], abs=2)
+
+
+# Positional share of each head among the other keys, in %, from eager weights of transformers.
+POSITIONAL = {
+    1: (58, 34, 83, 29, 40, 30, 28, 42, 29),
+    2: (7, 91, 68, 11, 12, 11, 12, 8, 12),
+    3: (12, 10, 28, 7, 4, 2, 2, 24, 35),
+}
+
+
+def test_heads_have_the_known_positional_shares(real: LoadedModel) -> None:
+    data = sequences("shipped", tokenizer=real.tokenizer, n_seqs=512, seq_len=64)
+    assert data.documents is not None
+    maps = capture_attention(real.model, data.inputs[:384], documents=data.documents[:384])
+    heads = split_attention(maps)
+    for layer, expected in POSITIONAL.items():
+        shares = [100 * heads[layer, head].positional_share.value for head in range(9)]
+        assert shares == pytest.approx(expected, abs=1.5)
+    split = heads[3, 0]
+    information = float(split.information.values[0])
+    assert information == pytest.approx(2.58, abs=0.01)
+    names = ("first_position", "first_content", "others_position", "others_content")
+    parts = [100 * float(getattr(split, name).values[0]) / information for name in names]
+    assert parts == pytest.approx([49, 9, 5, 37], abs=1.5)
 
 
 def test_it_knows_the_capital_of_france() -> None:

@@ -12,6 +12,7 @@ RANDOM = {**TEXT, "seq_len": 12, "data": "random"}
 COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "layers": ("layers", {"seq_len": 12}),
     "scores": ("scores", {**RANDOM, "layers": "all"}),
+    "attention": ("attention", {**RANDOM, "layers": "all"}),
     "circuit": ("circuit", RANDOM),
     "ablate": ("ablation", {**RANDOM, "layers": "all"}),
     "trace": ("trace", {**RANDOM, "layers": "all", "confirm": 1}),

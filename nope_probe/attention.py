@@ -1,0 +1,20 @@
+"""Split each head's attention into position, the same in every text, and content."""
+
+from __future__ import annotations
+
+from nope_probe.cli import run_and_show
+from nope_probe.experiments.attention.settings import Settings
+
+EXAMPLES = (
+    "--model rope-tiny",
+    "--model rope-tiny --remove rope",
+)
+
+
+def main() -> None:
+    """Run the command line."""
+    run_and_show(Settings, EXAMPLES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""From the captured attention of every head to its table, and to the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.analyses.attention import AttentionSplit, split_attention
+from nope_probe.analyses.jackknife import jackknife
+from nope_probe.conditions import validate_components
+from nope_probe.errors import UserError
+from nope_probe.experiments.attention.sections import report
+from nope_probe.experiments.attention.settings import Settings
+from nope_probe.experiments.engine import Engine, validate_first_sequence, validate_removable
+from nope_probe.experiments.sections import with_page
+from nope_probe.experiments.tables import interval_columns
+from nope_probe.hooks.reading.attention import capture_attention
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.removing.targets import components
+from nope_probe.maps.estimates import Estimates, fold_weights
+from nope_probe.maps.folds import State
+from nope_probe.maps.rows import choose_rows
+from nope_probe.runtime.folder import Run
+from nope_probe.runtime.identity import input_arrays, input_record
+from nope_probe.runtime.session import Session
+
+FIELDS = tuple(field.name for field in fields(AttentionSplit))
+COLUMNS = (*FIELDS[:5], "positional_share", "first_weight", "pattern_missed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """The measured attention of every head.
+
+    Attributes:
+        splits: by layer and head.
+        weights: the mean attention weights, 0 where the model masks.
+        counts: sequences per fold.
+    """
+
+    splits: dict[tuple[int, int], AttentionSplit]
+    weights: Float[Tensor, "layer head row key_pos"]
+    counts: Int[Tensor, " fold"]
+
+
+def capture(session: Session[Settings]) -> Heads:
+    """Return every head's attention, some layers at a time, without what is to be removed.
+
+    Raises:
+        UserError: for a component that the model lacks, or attention that is not finite.
+    """
+    settings, model = session.settings, session.loaded.model
+    layers = settings.layers_of(session.loaded.info)
+    size = settings.layers_at_a_time(session.loaded.info)
+    groups = [layers[first : first + size] for first in range(0, len(layers), size)]
+    ablation = settings.substitute.without(removed_components(session))
+    engine = replace(Engine.of(session), query_rows=settings.rows)
+    keys = [f"attention-L{group[0]}" for group in groups]
+    if keys[0] not in session.checkpoint:
+        validate_first_sequence(model, engine.inputs, layers)
+    gains = ["gains"] * ablation.needs_calibration
+    session.announce(1, [*gains, *keys], n_seqs=len(engine.inputs))
+    with session.checkpoint.progress([*gains, *keys], session.n_own_seqs):
+        engine = engine.calibrated("gains", [ablation])
+        parts = [
+            engine.once(
+                key, partial(measured, engine, group), ablation if settings.remove else None
+            )
+            for key, group in zip(keys, groups, strict=True)
+        ]
+    splits, counts = torch.cat([part["splits"] for part in parts]), parts[0]["counts"]
+    return Heads(
+        splits={
+            (layer, head): _split_of(values, fold_weights(len(counts), counts))
+            for layer, of_layer in zip(layers, splits, strict=True)
+            for head, values in enumerate(of_layer)
+        },
+        weights=torch.cat([part["weights"] for part in parts]),
+        counts=counts,
+    )
+
+
+def removed_components(session: Session[Settings]) -> tuple[str, ...]:
+    """Return the components to remove, circuits as their weights, in the order of the components.
+
+    Raises:
+        UserError: for a component that the model lacks.
+    """
+    wanted, model = session.settings.removed, session.loaded.model
+    validate_components(wanted, components(model))
+    validate_removable(model, wanted)
+    return tuple(wanted.ordered)
+
+
+def measured(engine: Engine, layers: Sequence[int], stream: StreamCheckpoint | None) -> State:
+    """Return the estimates of every head of some layers, and its mean weights, without fold means.
+
+    Raises:
+        UserError: for attention that is not finite.
+    """
+    options = {"layers": layers, "skip_keys": engine.skip_keys}
+    maps = engine.by_fold(capture_attention, stream, **options)
+    for place, layer in enumerate(maps.layers):
+        if not maps.information[:, place].isfinite().all():
+            raise UserError(f"non-finite attention in L{layer}")
+    splits = [
+        torch.stack([getattr(split, name).values for name in FIELDS])
+        for split in split_attention(maps).values()
+    ]
+    n_layers, n_heads = maps.weights.shape[1:3]
+    return {
+        "splits": torch.stack(splits).unflatten(0, (n_layers, n_heads)),
+        "weights": maps.mean,
+        "counts": maps.counts,
+    }
+
+
+def _split_of(
+    values: Float[Tensor, "part one_plus_folds"], weights: Float[Tensor, " fold"]
+) -> AttentionSplit:
+    parts = (Estimates(values=part, weights=weights) for part in values)
+    return AttentionSplit(**dict(zip(FIELDS, parts, strict=True)))
+
+
+def attention_table(splits: dict[tuple[int, int], AttentionSplit]) -> pd.DataFrame:
+    """Return the table of attention: layer, head, the parts (nats) and shares, with their bounds.
+
+    `information` is the sum of its four parts. `positional_share`, `first_weight` and
+    `pattern_missed` are shares.
+    """
+    shares = ("positional_share", "pattern_missed")
+    rows: list[dict[str, Any]] = []
+    for (layer, head), split in splits.items():
+        of_split = {name: jackknife(getattr(split, name)) for name in COLUMNS if name not in shares}
+        of_split |= {name: getattr(split, name) for name in shares}
+        ordered = {name: of_split[name] for name in COLUMNS}
+        rows.append({"layer": layer, "head": head, **interval_columns(**ordered)})
+    return pd.DataFrame(rows)
+
+
+def analyse(session: Session[Settings], heads: Heads) -> Run:
+    """Return the run of the heads' attention.
+
+    Its map `weights` is [layer, head, row, key_pos], float32; if some queries have no rows,
+    `query_positions` are the queries of the rows.
+    """
+    inputs, settings = session.sequences(), session.settings
+    layers: Sequence[int] = settings.layers_of(session.loaded.info)
+    manifest = {
+        **session.provenance(),
+        **input_record(inputs, settings.n_skipped(inputs), heads.counts),
+        "layers": [*layers],
+        "removed": list(removed_components(session)),
+    }
+    maps = {"weights": heads.weights.float()}
+    n = inputs.inputs.shape[1]
+    if settings.rows < n:
+        maps["query_positions"] = choose_rows(n, settings.rows).float()
+    run = Run(
+        manifest=manifest,
+        arrays={
+            "tokens": input_arrays(inputs),
+            "maps": {name: array.numpy() for name, array in maps.items()},
+        },
+        tables={"attention": attention_table(heads.splits)},
+    )
+    return with_page(session, run, report)

@@ -1,0 +1,122 @@
+"""The `attention` command's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from nope_probe.components import WEIGHTS
+from nope_probe.conditions import Condition
+from nope_probe.errors import UserError
+from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
+from nope_probe.hooks.removing.stand_ins import Replacement
+from nope_probe.maps import default_rows
+from nope_probe.models.info import ModelInfo
+from nope_probe.runtime.settings import (
+    COUNT,
+    LAYERS,
+    GainFlag,
+    RunSettings,
+    memory_of,
+    validate_effects,
+)
+
+if TYPE_CHECKING:
+    from nope_probe.data.sequences import Sequences
+
+_arg = tyro.conf.arg
+MIN_KEYS = 8  # of the queries that are measured, as for locality
+ALL_ROWS, ROWS = 256, 128  # the maps of all heads are many times those of all layers
+MAP_BYTES = 2**30  # of the heads' maps that are held at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(RunSettings):
+    """Split each head's attention into position, the same in every text, and content.
+
+    Measures in nats how far each head's attention weights are from uniform, whether it decides
+    about the first key or among the other keys, and which part of it is the same in every text.
+    """
+
+    remove: Annotated[
+        tuple[str, ...],
+        _arg(
+            help="What to remove from the model before: of mask rope w_q w_k w_o w_v mlp pos_embed "
+            "and the circuits qk ov."
+        ),
+    ] = ()
+    replacement: Annotated[Replacement, _arg(help="What a removed weight is replaced by.")] = (
+        "identity"
+    )
+    gain: GainFlag = "output"
+    layers: Annotated[
+        int | Literal["all"], LAYERS, _arg(help="How many first layers to study, or all.")
+    ] = "all"
+    query_rows: Annotated[
+        int | None,
+        COUNT,
+        _arg(help="Queries of the maps: evenly spread; all up to 256 tokens, 128 above."),
+    ] = None
+
+    def validate(self) -> None:
+        """Check the settings that need no model."""
+        super().validate()
+        if self.seq_len < MIN_KEYS:
+            raise UserError(
+                f"attention is measured at queries of {MIN_KEYS} keys or more: take --seq-len "
+                f"{MIN_KEYS} or more"
+            )
+        validate_replacements((self.replacement,), self.gain)
+        if not self.removed & {*WEIGHTS}:
+            validate_effects(self, without_weights(("gain", "replacement")))
+
+    @property
+    def removed(self) -> Condition:
+        """The components to remove, circuits as their weights.
+
+        Raises:
+            UserError: for a name that does not exist, or names that share a component.
+        """
+        try:
+            return Condition.parse(self.remove)
+        except ValueError as error:
+            raise UserError(f"--remove: {error}") from error
+
+    @property
+    def removes(self) -> bool:
+        """Whether the run removes components."""
+        return bool(self.remove)
+
+    @property
+    def substitute(self) -> Substitute:
+        """The replacement of removed weights."""
+        return Substitute(replacement=self.replacement, gain=self.gain, seed=self.seed)
+
+    @property
+    def rows(self) -> int:
+        """How many queries the maps have."""
+        if self.query_rows is not None:
+            return self.query_rows
+        return default_rows(self.seq_len) if self.seq_len <= ALL_ROWS else ROWS
+
+    def n_skipped(self, inputs: Sequences) -> int:
+        """Return how many first keys stand apart from the other keys: 1 for tokens by default."""
+        return int(inputs.kind != "vectors") if self.skip_keys == "auto" else self.skip_keys
+
+    def layers_at_a_time(self, info: ModelInfo) -> int:
+        """Return of how many layers the maps are held at a time, at least 1."""
+        of_layer = 8 * self.folds * info.n_heads * self.rows * self.seq_len
+        return max(1, MAP_BYTES // of_layer)
+
+    def n_maps(self, info: ModelInfo) -> int:
+        """Return how many maps the run holds; the weights and scores of a head count as one."""
+        n_layers = min(self.layers_at_a_time(info), len(self.layers_of(info)))
+        every_row = self.query_rows or default_rows(self.seq_len)  # as `memory_of` counts
+        return -(-n_layers * info.n_heads * self.rows // every_row)
+
+    @property
+    def least_memory(self) -> int:
+        """The bytes of the sequences and of one head's fold maps, before the model is known."""
+        return memory_of(replace(self, query_rows=self.rows), n_maps=1)

@@ -1,0 +1,191 @@
+"""Running sums of one layer's attention weights, head by head, and of their information."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.hooks.layers.attention import Attention, Mask, Scores, Visible, wide
+from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.model import Given, as_inputs, documents_of, numbered_layers
+from nope_probe.hooks.reading.accumulators import Cut, MapAccumulator
+from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint, stream
+from nope_probe.maps.attention import AttentionMaps
+from nope_probe.maps.folds import Part, folds_of, sum_parts
+from nope_probe.maps.rows import RowGroup, choose_rows
+
+LOWEST = -800  # nats below a row's largest score: its weight is 0 in float64
+
+
+def capture_attention(
+    model: HookedModel,
+    inputs: Given,
+    *,
+    layers: Sequence[int] | None = None,
+    batch_size: int = 32,
+    n_folds: int | None = None,
+    documents: Int[Tensor, " seq"] | None = None,
+    query_rows: int | None = None,
+    skip_keys: int | None = None,
+    checkpoint: StreamCheckpoint | None = None,
+    residuals: ResidualCache | None = None,
+) -> AttentionMaps:
+    """Average the attention weights of each head over sequences, and their information.
+
+    Weights are the softmax of the scores: a learned sink outside the scores (as in gpt-oss) takes
+    no part. `analyses.attention.split_attention` splits the information into position and content.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge, ablated or not.
+        inputs: any inputs of `capture_scores`.
+        layers: block numbers from 0; all that attend by default. The fold means of all their heads
+            are held: 8 bytes a cell.
+        batch_size: sequences per forward pass.
+        n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
+            many as there are sequences (documents) if these are fewer.
+        documents: the document of each sequence; a document's sequences share a fold.
+        query_rows: how many rows (queries) the maps have; see `capture_scores`.
+        skip_keys: how many first keys stand apart; by default 1 for tokens, 0 for vectors.
+        checkpoint: deals out batches to processes and saves sums; see `stream`.
+        residuals: residual streams that captures of the same inputs share; none by default.
+
+    Returns:
+        Fold means on the CPU.
+
+    Raises:
+        IndexError: for a layer that the model does not have.
+        ValueError: for a token that the model lacks, an empty fold, or more rows than positions.
+
+    Example:
+        >>> from nope_probe import capture_attention, load
+        >>> model = load("parameter-free").model
+        >>> capture_attention(model, torch.randn(16, 5, 64), n_folds=4).mean.shape
+        torch.Size([4, 1, 5, 5])
+    """
+    documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
+    blocks = numbered_layers(model, layers)
+    fold_of = folds_of(len(inputs), n_folds, documents)
+    queries = choose_rows(inputs.shape[1], query_rows)
+    cut = Cut(counts=fold_of.bincount(), queries=queries)
+    first = int(not inputs.is_floating_point()) if skip_keys is None else skip_keys
+    sums = [AttentionAccumulator(layer, cut, first) for layer in blocks]
+    stream(model, inputs, sums, fold_of, batch_size, checkpoint, residuals)
+    visible = torch.stack([of_layer.flags["visible"].cpu() for of_layer in sums])
+    means = [of_layer.all_means() for of_layer in sums]
+    return AttentionMaps(
+        **{name: torch.stack([mean[name] for mean in means], 1) for name in means[0]},
+        visible=visible,
+        counts=cut.counts,
+        layers=tuple(layer.index for layer in blocks),
+        skip_keys=first,
+        query_positions=queries,
+    )
+
+
+class AttentionAccumulator(MapAccumulator):
+    """Sums one layer's attention weights and scores per fold and head, at 4 bytes a cell.
+
+    Attributes:
+        skip_keys: how many first keys stand apart.
+    """
+
+    reads_attention = True
+    sum_dtype = torch.float32
+
+    def __init__(self, layer: Layer, cut: Cut, skip_keys: int) -> None:
+        super().__init__(layer, cut)
+        self.skip_keys = skip_keys
+
+    @property
+    def groups(self) -> list[RowGroup]:
+        """The groups of rows, with all keys if a query sees a later key."""
+        visible = self.flags["visible"]
+        groups = super().groups
+        if bool(self.flags["looks_ahead"]):
+            groups = [replace(group, stop=visible.shape[-1]) for group in groups]
+        return groups
+
+    def see(self, mask: Mask) -> None:
+        """Keep the cells of the rows that all heads see in the first sequence, later keys too."""
+        if "visible" in self.flags:
+            return
+        visible, keys = mask.rows(self.cut.rows)[0].all(0).clone(), torch.arange(mask.n_keys)
+        later = keys > keys[self.cut.rows, None]
+        self.flags["visible"] = visible
+        self.flags["looks_ahead"] = (visible & later.to(visible.device)).any()
+
+    def read(self, attention: Attention) -> None:
+        """Add one batch, a group of rows at a time."""
+        if self.already_counted:
+            return
+        self.see(attention.mask)
+        folds = self.fold_of, self.n_folds
+        parts = defaultdict[str, list[Part]](list)
+        for group in self.groups:
+            scores, visible = _scores(attention, group)
+            parts[f"scores{group.name}"] = sum_parts(scores, *folds)
+            weights, *information = self._measured(scores, visible)
+            parts[f"weights{group.name}"] = sum_parts(weights, *folds)
+            for name, rows in zip(("information", "others"), information, strict=True):
+                parts[name + group.name] = sum_parts(rows.double(), *folds)
+        self.add(**parts)
+
+    def _measured(self, scores: Scores, visible: Visible) -> tuple[Scores, Tensor, Tensor]:
+        """Return weights, KL(A, U) and (1 - a) KL(A', U'), nats; scores are overwritten.
+
+        A sum of A ln A is one of A times the score, less the logarithm of the softmax's sum: no
+        cell needs a logarithm of its own.
+        """
+        skipped = self.skip_keys
+        logits = scores.masked_fill_(~visible, torch.finfo(scores.dtype).min)
+        logits = logits.sub_(logits.amax(-1, keepdim=True)).clamp_min_(LOWEST)
+        weights = logits.exp()
+        total = weights.sum(-1, keepdim=True)
+        weights.div_(total)
+        log_total = total[..., 0].log()
+        of_first = torch.linalg.vecdot(weights[..., :skipped], logits[..., :skipped])
+        of_others = torch.linalg.vecdot(weights[..., skipped:], logits[..., skipped:])
+        rest = weights[..., skipped:].sum(-1)
+        n_keys, n_others = visible.sum(-1), visible[..., skipped:].sum(-1).clamp_min(1)
+        information = of_first + of_others - log_total + n_keys.log()
+        others = of_others - rest * log_total - torch.special.xlogy(rest, rest)
+        return weights, information, others + rest * n_others.log()
+
+    def all_means(self) -> dict[str, Float[Tensor, "fold head *map"]]:
+        """Return the fold means of weights, scores and information, and forget the sums."""
+        n = self.cut.counts.view(-1, 1, 1)
+
+        def rows(name: str) -> Float[Tensor, "fold head row"]:
+            totals = [self.totals.pop(name + group.name).cpu() for group in self.groups]
+            return torch.cat(totals, -1) / n
+
+        def maps(name: str) -> Float[Tensor, "fold head row key_pos"]:
+            totals = (self.totals.pop(name + group.name).cpu() for group in self.groups)
+            return self.joined(total / n[..., None] for total in totals)
+
+        return {
+            "weights": maps("weights").nan_to_num_(),
+            "scores": maps("scores"),
+            "information": rows("information"),
+            "others": rows("others"),
+        }
+
+
+def _scores(attention: Attention, group: RowGroup) -> tuple[Scores, Visible]:
+    """Return the scores of a group of rows, as a tensor of its own, and its visible cells."""
+    rows, keys = group.queries, slice(group.stop)
+    bias, hooked = attention.bias, attention.hooked
+    seen = replace(
+        attention,
+        k=attention.k[:, keys],
+        v=attention.v[:, keys],
+        bias=None if bias is None else bias[..., keys],
+        hooked=None if hooked is None else hooked[..., keys],
+    )
+    return wide(seen.scores(rows)), attention.mask.rows(rows)[..., keys]

@@ -1,0 +1,214 @@
+"""The information of attention in four parts: by hand, by brute force, and without the bias."""
+
+from dataclasses import fields
+from math import log
+
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.attention import AttentionSplit, information_parts, split_head
+from nope_probe.analyses.jackknife import Interval, jackknife
+from nope_probe.maps.estimates import Estimates, cross_products, fold_weights, weights_of_means
+from nope_probe.maps.folds import sum_parts
+
+N, N_FOLDS = 13, 5
+FIRST_ROW = 7  # the first query that sees 8 keys
+CAUSAL = torch.ones(N, N).tril().bool()
+PARTS = ("first_position", "first_content", "others_position", "others_content")
+
+
+def softmax(scores: Float[Tensor, "text row key_pos"]) -> Float[Tensor, "text row key_pos"]:
+    return scores.masked_fill(~CAUSAL, -torch.inf).softmax(-1)
+
+
+def uniform(n: int) -> Tensor:
+    return torch.ones(n, dtype=torch.float64) / n
+
+
+def relative_entropy(p: Tensor, q: Tensor) -> float:
+    return sum(float(a * (a / b).log()) for a, b in zip(p, q, strict=True) if a > 0)
+
+
+def binary(a: float, u: float) -> float:
+    """KLb(a, u)."""
+    return a * log(a / u) + (1 - a) * log((1 - a) / (1 - u))
+
+
+def folds_of(texts: Tensor, fold_of: Tensor) -> Tensor:
+    sums = torch.zeros(N_FOLDS, *texts.shape[1:], dtype=texts.dtype)
+    for fold, total in sum_parts(texts, fold_of, N_FOLDS):
+        sums[fold] += total
+    return sums / fold_of.bincount().view(-1, *[1] * (texts.ndim - 1))
+
+
+def split(scores: Tensor, fold_of: Tensor, skip_keys: int = 1) -> AttentionSplit:
+    weights = softmax(scores)
+    first, others, _ = information_parts(weights, CAUSAL, skip_keys)
+    return split_head(
+        weights=folds_of(weights, fold_of),
+        scores=folds_of(scores, fold_of),
+        information=folds_of(first + others, fold_of),
+        others=folds_of(others, fold_of),
+        visible=CAUSAL,
+        counts=fold_of.bincount(),
+        skip_keys=skip_keys,
+    )
+
+
+@pytest.fixture
+def scores() -> Float[Tensor, "text row key_pos"]:
+    torch.manual_seed(0)
+    position = torch.linspace(-1, 2, N) * torch.ones(N, 1)
+    return (position + torch.randn(37, N, N)).double()
+
+
+def test_the_parts_of_weights_are_relative_entropies(scores: Tensor) -> None:
+    weights = softmax(scores)[0, N - 1]
+    first, others, a = information_parts(weights[None], CAUSAL[-1:])
+    n, rest = N, weights[1:]
+    assert float(a) == pytest.approx(float(weights[0]), abs=1e-12)
+    assert float(first) == pytest.approx(binary(float(weights[0]), 1 / n), abs=1e-12)
+    expected = float(rest.sum()) * relative_entropy(rest / rest.sum(), uniform(n - 1))
+    assert float(others) == pytest.approx(expected, abs=1e-12)
+    whole = relative_entropy(weights, uniform(n))
+    assert float(first + others) == pytest.approx(whole, abs=1e-12)
+
+
+def test_the_four_parts_add_up_to_the_information(scores: Tensor) -> None:
+    fold_of = torch.arange(37) % N_FOLDS
+    found = split(scores, fold_of)
+    by_hand = [
+        relative_entropy(row[: i + 1], uniform(i + 1))
+        for text in softmax(scores)
+        for i, row in enumerate(text)
+        if i >= FIRST_ROW
+    ]
+    expected = sum(by_hand) / len(by_hand)
+    assert float(found.information.values[0]) == pytest.approx(expected, abs=1e-9)
+    added = sum(getattr(found, part).values for part in PARTS)
+    assert (added - found.information.values).abs().max() < 1e-9
+
+
+def test_position_is_the_information_of_the_mean_weights_less_its_bias(scores: Tensor) -> None:
+    fold_of = torch.tensor([0] * 3 + [1] * 5 + [2] * 7 + [3] * 11 + [4] * 11)
+    found, weights = split(scores, fold_of), softmax(scores)
+
+    def at_first_and_others(texts: Tensor) -> Tensor:
+        """The plain formula on the mean over texts."""
+        first, others = [], []
+        for i in range(FIRST_ROW, N):
+            mean, n = texts[:, i, : i + 1].mean(0), i + 1
+            m, rest = float(mean[0]), mean[1:]
+            first.append(binary(m, 1 / n))
+            others.append((1 - m) * relative_entropy(rest / rest.sum(), uniform(n - 1)))
+        return torch.tensor([first, others]).double().mean(1)
+
+    def unbiased(texts: Tensor, folds: Tensor) -> Tensor:
+        """The delete-m jackknife, by its definition."""
+        whole = at_first_and_others(texts)
+        value = whole
+        for fold in folds.unique():
+            left = folds != fold
+            value = value - left.double().mean() * (at_first_and_others(texts[left]) - whole)
+        return value
+
+    for place, left_out in enumerate([None, *range(N_FOLDS)]):
+        kept = torch.ones(37).bool() if left_out is None else fold_of != left_out
+        expected = unbiased(weights[kept], fold_of[kept])
+        assert float(found.first_position.values[place]) == pytest.approx(float(expected[0]))
+        assert float(found.others_position.values[place]) == pytest.approx(float(expected[1]))
+
+
+def test_the_square_of_a_mean_loses_its_bias_exactly() -> None:
+    torch.manual_seed(1)
+    folds = torch.randn(N_FOLDS, dtype=torch.float64)
+    weights = fold_weights(N_FOLDS)
+    found = Estimates.without_bias((weights_of_means(weights) @ folds).square(), weights)
+    expected = cross_products(folds[None, :, None], folds[None, :, None])[:, 0, 0]
+    assert torch.allclose(found.values, expected, rtol=0, atol=1e-12)
+
+
+def test_a_linear_function_of_a_mean_has_no_bias_to_remove() -> None:
+    counts = torch.tensor([2, 3, 5, 7])
+    folds = torch.tensor([0.3, -2.0, 1.1, 0.7], dtype=torch.float64)
+    weights = fold_weights(4, counts)
+    found = Estimates.without_bias(weights_of_means(weights) @ folds, weights)
+    assert torch.allclose(found.values, Estimates.of_means(folds, weights).values, atol=1e-12)
+
+
+def contains(interval: Interval, value: float, slack: float = 0) -> bool:
+    return interval.low - slack <= value <= interval.high + slack
+
+
+def test_attention_that_ignores_position_has_no_positional_share() -> None:
+    """Scores of keys are drawn anew in every text, alike at all positions."""
+    hits = 0
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        scores = 2 * torch.randn(96, 1, N, generator=generator).expand(-1, N, -1).double()
+        found = split(scores, torch.arange(96) % N_FOLDS)
+        hits += contains(found.positional_share, 0)
+        assert found.positional_share.value < 0.03  # (n - 1) / 2N nats would be 6%
+    assert hits >= 35
+
+
+def test_attention_that_ignores_the_text_is_positional() -> None:
+    position = (3 * torch.rand(N, N, generator=torch.Generator().manual_seed(2))).double()
+    found = split(position.expand(40, -1, -1), torch.arange(40) % N_FOLDS)
+    assert contains(found.positional_share, 1, slack=1e-9)
+    assert abs(jackknife(found.first_content).value) < 1e-9
+    assert abs(jackknife(found.others_content).value) < 1e-9
+
+
+def test_the_softmax_of_scores_that_are_the_same_in_every_text_misses_nothing() -> None:
+    position = (3 * torch.rand(N, N, generator=torch.Generator().manual_seed(3))).double()
+    found = split(position.expand(40, -1, -1), torch.arange(40) % N_FOLDS)
+    assert found.pattern_missed.value == pytest.approx(0, abs=1e-9)
+
+
+def test_weights_that_mean_scores_do_not_show_are_missed() -> None:
+    """Key 3 gets 4 nats in half of the texts and -4 in the others: 0 on average, not in weight.
+
+    The mean scores are uniform, so they miss all that the mean weights tell.
+    """
+    key = (torch.arange(N) == 3).double()
+    signs = torch.tensor([1.0, -1.0]).repeat(30).double()
+    scores = (4 * key * signs[:, None])[:, None].expand(-1, N, -1)
+    found = split(scores, torch.arange(60) // 2 % N_FOLDS)
+    assert found.others_position.values[0] > 0.01
+    assert found.pattern_missed.value == pytest.approx(1, abs=1e-9)
+
+
+def test_without_a_first_key_all_information_is_among_the_other_keys(scores: Tensor) -> None:
+    found = split(scores, torch.arange(37) % N_FOLDS, skip_keys=0)
+    for part in ("first_position", "first_content", "first_weight"):
+        assert getattr(found, part).values.abs().max() < 1e-9
+    among = found.others_position + found.others_content
+    assert torch.allclose(among.values, found.information.values)
+
+
+def test_queries_of_fewer_than_8_keys_are_left_out(scores: Tensor) -> None:
+    fold_of = torch.arange(37) % N_FOLDS
+    changed = scores.clone()
+    changed[:, :FIRST_ROW] *= 10
+    before, after = split(scores, fold_of), split(changed, fold_of)
+    for field in fields(AttentionSplit):
+        assert getattr(before, field.name).values.equal(getattr(after, field.name).values)
+    changed[:, FIRST_ROW] *= 10
+    assert not split(changed, fold_of).information.values.equal(before.information.values)
+
+
+def test_fewer_than_3_folds_are_refused(scores: Tensor) -> None:
+    two = torch.ones(2, N, N).double()
+    rows = torch.ones(2, N).double()
+    with pytest.raises(ValueError, match="at least 3 folds"):
+        split_head(
+            weights=two,
+            scores=two,
+            information=rows,
+            others=rows,
+            visible=CAUSAL,
+            counts=torch.tensor([1, 1]),
+        )

@@ -1,0 +1,161 @@
+"""The `attention` command: its table, groups of layers, ablations, sentences and page."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.chromium import needs_chromium, opened
+from support.command_line import refused, run_command
+
+from nope_probe import (
+    Ablation,
+    ablated,
+    attention,
+    capture_attention,
+    load,
+    read_run,
+    run_attention,
+    sequences,
+    split_attention,
+)
+from nope_probe.analyses.jackknife import Interval, jackknife
+from nope_probe.experiments.attention import sections, settings
+from nope_probe.figures.attention import attention_heads
+from nope_probe.figures.intervals import bound_columns
+
+SIZES = {"n_seqs": 23, "seq_len": 19, "folds": 5, "layers": 2}
+SMALL = [text for name, value in SIZES.items() for text in (f"--{name.replace('_', '-')}", value)]
+PARTS = ("first_position", "first_content", "others_position", "others_content")
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    return run_attention("rope-tiny", **SIZES).tables["attention"]
+
+
+def test_the_table_has_the_split_of_every_head(table: pd.DataFrame) -> None:
+    loaded = load("rope-tiny", n_layers=2)
+    data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=19)
+    heads = split_attention(capture_attention(loaded.model, data, n_folds=5))
+    assert [*zip(table["layer"], table["head"], strict=True)] == [*heads]
+    for row, split in zip(table.to_dict("records"), heads.values(), strict=True):
+        for name in ("information", *PARTS, "first_weight", "positional_share", "pattern_missed"):
+            part = getattr(split, name)
+            interval = part if isinstance(part, Interval) else jackknife(part)
+            expected = (interval.value, interval.low, interval.high)
+            found = [row[column] for column in (name, *bound_columns(name))]
+            assert found == pytest.approx(expected, nan_ok=True)
+    added = table[list(PARTS)].sum(axis=1)
+    np.testing.assert_allclose(added, table["information"], rtol=0, atol=3e-7)  # 8 digits
+
+
+def test_layers_read_one_at_a_time_give_the_same_table(
+    table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "MAP_BYTES", 1)
+    one_by_one = run_attention("rope-tiny", **SIZES).tables["attention"]
+    pd.testing.assert_frame_equal(one_by_one, table)
+
+
+def test_a_removal_is_that_of_ablated(table: pd.DataFrame) -> None:
+    removed = run_attention("rope-tiny", remove="rope", **SIZES).tables["attention"]
+    assert not np.allclose(removed["information"], table["information"], rtol=0.01)
+    loaded = load("rope-tiny", n_layers=2)
+    with ablated(loaded.model, Ablation(remove=["rope"])):
+        inside = run_attention(loaded, n_seqs=23, seq_len=19, folds=5).tables["attention"]
+    pd.testing.assert_frame_equal(inside, removed)
+
+
+def test_weights_of_the_run_are_the_mean_weights(tmp_path: Path) -> None:
+    run_command(attention, *SMALL, "--query-rows", 7, "--out", tmp_path / "run")
+    run, loaded = read_run(tmp_path / "run"), load("rope-tiny", n_layers=2)
+    data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=19)
+    maps = capture_attention(loaded.model, data, n_folds=5, query_rows=7)
+    np.testing.assert_allclose(run.maps["weights"], maps.mean, rtol=0, atol=1e-6)
+    assert run.query_positions.tolist() == maps.query_positions.tolist()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seq-len", 7], "take --seq-len 8 or more"),
+        (["--remove", "values"], "--remove: "),
+        (["--remove", "rope", "--gain", "norm"], "--gain has no effect"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    flags: list[object], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capfd, tmp_path / "here", attention, *flags)
+
+
+def made(**columns: list[float]) -> pd.DataFrame:
+    """Return a table of heads in L1, with bounds 0.01 below and above."""
+    table = pd.DataFrame({"layer": 1, "head": range(len(next(iter(columns.values()))))})
+    for name, values in columns.items():
+        low, high = bound_columns(name)
+        table = table.assign(**{name: values})
+        table = table.assign(**{low: table[name] - 0.01, high: table[name] + 0.01})
+    return table
+
+
+def test_sentences_say_which_heads_are_positional_and_what_scores_miss() -> None:
+    heads = made(
+        others_position=[1.5, 0.2, 0.001],
+        positional_share=[0.9, 0.3, 0.1],
+        first_weight=[0.2, 0.6, 0.4],
+        pattern_missed=[0.1, 0.7, 0.9],
+    )
+    assert sections.headline(heads) == [
+        "Positional share of 80% or more: 1 of 3 heads; below 20%: 1.",
+        "The most positional attention is in L1H0 (1.50 nats [1.49, 1.51], 90% [89, 91] of its "
+        "information there) and L1H1 (0.20 nats [0.19, 0.21], 30% [29, 31] of its information "
+        "there).",
+        "The first key gets 40% of a head's weight (median; 60% in L1H1).",
+        "The mean scores miss 40% of the positional attention (median over 2 heads), but more than "
+        "half of it in L1H1: do not read their patterns in nats as their attention.",
+    ]
+    flat = heads.assign(others_position_low=-1.0)
+    assert sections.strongest_finding(flat).endswith("exceeds the noise")
+    assert sections.missed_finding(flat).endswith("none has positional attention")
+
+
+def test_the_map_draws_share_information_and_the_first_key() -> None:
+    heads = made(
+        information=[4.0, 1.0], positional_share=[0.9, float("nan")], first_weight=[0.0, 0.5]
+    )
+    rings, dots = attention_heads(heads).data
+    assert dots.x.tolist() == [0, 1]
+    assert dots.y.tolist() == [1, 1]
+    assert dots.marker.color.tolist() == [0.9, 0.0]
+    sizes = np.array(dots.marker.size) - 4  # of the smallest head
+    assert sizes[0] == pytest.approx(2 * sizes[1])  # areas as information
+    assert rings.marker.line.width.tolist() == [0, 2]
+
+
+def test_heads_that_never_see_8_keys_are_left_out() -> None:
+    columns = ("information", "positional_share", "first_weight", "others_position")
+    heads = made(**{name: [float("nan"), 0.5] for name in (*columns, "pattern_missed")})
+    assert attention_heads(heads).data[1].x.tolist() == [1]
+    none = heads[:1]
+    assert not len(attention_heads(none).data[1].x)
+    known = none.dropna(subset=["information"])
+    assert sections.headline(known) == [f"{sections.NOTHING}."]
+    assert sections.first_finding(known) == sections.NOTHING
+
+
+CLICK = """<script>setTimeout(() => {
+  const plot = document.querySelector(".plot");
+  plot.emit("plotly_click", { points: [{ x: 3, y: 1 }] });
+  document.body.dataset.opened = document.querySelector(".large strong")?.textContent ?? "closed";
+}, 3000)</script></body>"""
+
+
+@needs_chromium
+def test_a_click_on_a_head_opens_its_map(tmp_path: Path) -> None:
+    run_command(attention, *SMALL, "--out", tmp_path / "run")
+    html = (tmp_path / "run" / "report.html").read_text().replace("</body>", CLICK)
+    elements = opened(html, tmp_path)
+    assert re.search(r'<body[^>]*data-opened="L1H3: [0-9.]+ nats above uniform"', elements)

@@ -1,0 +1,150 @@
+"""Captured attention against plain transformers: weights, scores and information of every head."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.decoders import write_decoder
+from support.plain_attention import plain_attention
+from support.rounding import NETWORK, assert_same
+from support.tiny_models import ByName, ModelOf, Tiny
+from transformers import AutoModelForCausalLM
+
+from nope_probe import Ablation, ablated, capture_attention, load, sequences, split_attention
+from nope_probe.maps.attention import AttentionMaps
+from nope_probe.maps.folds import pooled
+from nope_probe.models.info import LoadedModel
+from nope_probe.models.names import path_of
+
+N_SEQS, N_FOLDS = 7, 3
+
+
+def tokens_of(tiny: Tiny, n: int = 19) -> torch.Tensor:
+    return torch.randint(3, 60, (N_SEQS, n), generator=torch.Generator().manual_seed(0))
+
+
+def assert_plain(maps: AttentionMaps, tiny: Tiny, inputs: torch.Tensor, without: str = "") -> None:
+    """Check maps against the scores that plain transformers feeds to its softmax."""
+    plain = plain_attention(tiny.hf, inputs, without=without or None)
+    fold_of, queries = torch.arange(N_SEQS) % N_FOLDS, maps.query_positions
+    for place, layer in enumerate(maps.layers):
+        scores = plain[layer].scores.double()[:, :, queries]
+        visible = ~scores[0, 0].isnan()
+        assert maps.visible[place].equal(visible)
+        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        first, others = weights[..., :1], weights[..., 1:]
+        n_keys, n_others = visible.sum(-1), visible[:, 1:].sum(-1).clamp_min(1)
+        entropy = torch.special.entr(weights).sum(-1)
+        rest = others / others.sum(-1, keepdim=True)
+        of_rest = n_others.log() - torch.special.entr(rest.nan_to_num()).sum(-1)
+        kept = 1 - first[..., 0]
+        expected = {
+            "weights": weights,
+            "scores": scores,
+            "information": n_keys.log() - entropy,
+            "others": kept * of_rest,
+        }
+        for name, values in expected.items():
+            means = torch.stack([values[fold_of == fold].mean(0) for fold in range(N_FOLDS)])
+            assert_same(getattr(maps, name)[:, place].double(), means, NETWORK)
+
+
+# Grouped heads; a soft cap and a window; ALiBi; sinks outside the scores.
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bloom", "gpt_oss"])
+def test_weights_and_information_are_plain_transformers_own(
+    tiny: ByName, tmp_path: Path, name: str
+) -> None:
+    shared = name in ("llama", "gemma2")
+    model = tiny(name) if shared else write_decoder(name, tmp_path)
+    inputs = tokens_of(model)
+    loaded = load(str(model.folder))
+    maps = capture_attention(loaded.model, inputs, n_folds=N_FOLDS, batch_size=5)
+    assert_plain(maps, model, inputs)
+
+
+@pytest.mark.hooked_transformer
+def test_a_hooked_transformer_is_read_alike(model_of: ModelOf, tiny: ByName) -> None:
+    model, name = model_of("hooked:smollm3-rope")
+    inputs = tokens_of(tiny(name))
+    maps = capture_attention(model, inputs, n_folds=N_FOLDS, batch_size=5)
+    assert_plain(maps, tiny(name), inputs)
+
+
+@pytest.mark.parametrize("query_rows", [None, 11])
+@pytest.mark.parametrize("without", ["mask", "rope"])
+def test_an_ablated_model_is_read_as_it_attends(
+    tiny: ByName, without: str, query_rows: int | None
+) -> None:
+    inputs, options = tokens_of(tiny("llama")), {"n_folds": N_FOLDS, "query_rows": query_rows}
+    model = load(str(tiny("llama").folder)).model
+    with ablated(model, Ablation(remove=[without])):
+        maps = capture_attention(model, inputs, **options)
+    assert_plain(maps, tiny("llama"), inputs, without)
+
+
+def test_rows_of_many_groups_are_joined(tiny: ByName) -> None:
+    """67 positions are two groups of rows; the window of every second layer hides first keys."""
+    inputs = tokens_of(tiny("gemma2"), 67)
+    model = load(str(tiny("gemma2").folder)).model
+    for query_rows in (None, 23):
+        maps = capture_attention(model, inputs, n_folds=N_FOLDS, query_rows=query_rows)
+        assert_plain(maps, tiny("gemma2"), inputs)
+
+
+def test_maps_do_not_depend_on_the_batch_size(tiny: ByName) -> None:
+    inputs, model = tokens_of(tiny("llama")), load(str(tiny("llama").folder)).model
+    one, all_at_once = (
+        capture_attention(model, inputs, n_folds=N_FOLDS, batch_size=size) for size in (1, 7)
+    )
+    for name, tensor in one.to_tensors().items():
+        if tensor.is_floating_point():
+            assert_same(tensor, all_at_once.to_tensors()[name], NETWORK)
+
+
+def test_maps_come_back_from_their_tensors(tiny: ByName) -> None:
+    model = load(str(tiny("llama").folder)).model
+    maps = capture_attention(model, tokens_of(tiny("llama")), n_folds=N_FOLDS, layers=[1])
+    again = AttentionMaps.from_tensors(maps.to_tensors())
+    assert again.layers == (1,)
+    assert again.skip_keys == 1
+    assert again.weights.equal(maps.weights)
+    assert repr(again) == repr(maps)
+
+
+def test_vectors_have_no_first_key_apart() -> None:
+    maps = capture_attention(load("parameter-free").model, torch.randn(8, 11, 64))
+    assert maps.skip_keys == 0
+    assert torch.allclose(maps.information, maps.others, atol=1e-6)
+
+
+# Positional share among the other keys, in %: 384 shipped sequences of 64 tokens, with eager
+# weights of plain transformers.
+KNOWN = {
+    "rope-tiny": {1: (44, 69, 71, 95), 2: (13, 37, 27, 43), 3: (21, 8, 3, 1)},
+    "nope-tiny": {1: (1, 1, 10, 6), 2: (54, 79, 17, 72), 3: (39, 27, 2, 30)},
+}
+
+
+def captured(name: str) -> tuple[LoadedModel, torch.Tensor, AttentionMaps]:
+    loaded = load(name)
+    data = sequences(tokenizer=loaded.tokenizer, n_seqs=384, seq_len=64)
+    return loaded, data.inputs, capture_attention(loaded.model, data)
+
+
+@pytest.mark.parametrize("name", list(KNOWN))
+def test_known_positional_shares_of_the_shipped_models(name: str) -> None:
+    _, inputs, maps = captured(name)
+    heads = split_attention(maps)
+    shares = {
+        layer: [100 * heads[layer, head].positional_share.value for head in range(4)]
+        for layer in KNOWN[name]
+    }
+    for layer, expected in KNOWN[name].items():
+        assert shares[layer] == pytest.approx(expected, abs=1.5)
+    plain = AutoModelForCausalLM.from_pretrained(
+        path_of(name), attn_implementation="eager", dtype=torch.float32
+    )
+    with torch.inference_mode():
+        batches = [plain(batch, output_attentions=True).attentions for batch in inputs.split(64)]
+    weights = torch.stack([torch.stack(batch).sum(1) for batch in batches]).sum(0) / len(inputs)
+    assert_same(pooled(maps.weights, maps.counts), weights, NETWORK)
