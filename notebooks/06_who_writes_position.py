@@ -130,14 +130,16 @@ pd.DataFrame({"RMS of L2's pattern, nats": rows}).rename_axis("times L1H0's posi
 # it was. The last query of L2 now prefers key 8 to key 40.
 
 # %%
-order = torch.arange(48)
-order[[8, 40]] = order[[40, 8]]
+n_pos = data.inputs.shape[1]
+near, far = 8, n_pos - 8
+order = torch.arange(n_pos)
+order[[near, far]] = order[[far, near]]
 swap = ("blocks.1.hook_attn_out", lambda out, hook: out + clock[order] - clock)
 swapped = {}
 for name, hooks in {"intact": [], "swapped": [swap]}.items():
     with model.hooks(fwd_hooks=hooks):
         scores = capture_scores(model, data.inputs, layers=[2]).mean[0]
-    swapped[name] = {"key 8": float(scores[-1, 8]), "key 40": float(scores[-1, 40])}
+    swapped[name] = {f"key {key}": float(scores[-1, key]) for key in (near, far)}
 display(pd.DataFrame(swapped).T.round(2))
 
 # %% [markdown]

@@ -96,7 +96,7 @@ def test_two_models_may_be_ablated_at_once(bridge: ByName) -> None:
     [
         ({"remove": ["mask", "w_qk"]}, "unknown component 'w_qk'; there are mask, rope"),
         ({"gain": "loud"}, "unknown gain 'loud'; there are output, norm, identity"),
-        ({"remove": "mask"}, "expected a list of components, such as remove="),
+        ({"remove": "maks"}, "unknown component 'maks'; there are mask, rope"),
         ({"remove": ["mask", "mask"]}, "mask is named twice"),
         ({"remove": ["qk", "w_q"]}, "qk and w_q share w_q"),
         ({"remove": ["rope_low", "rope"]}, "rope_low and rope share rotary pairs"),
@@ -121,6 +121,11 @@ def test_two_models_may_be_ablated_at_once(bridge: ByName) -> None:
 def test_an_ablation_that_cannot_be_is_an_error(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Ablation(**spec)
+
+
+def test_one_component_needs_no_list() -> None:
+    assert Ablation(remove="mask") == Ablation(remove=["mask"])
+    assert Ablation(remove="qk").components == ("w_q", "w_k")
 
 
 @pytest.mark.parametrize("layers", [(2,), (-1,), (0, 5)])

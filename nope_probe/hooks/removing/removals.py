@@ -26,7 +26,7 @@ class Ablation:
     """Components to remove, and where.
 
     Attributes:
-        remove: components; the circuits `qk` and `ov`; `norms`, the learned weights of the norms
+        remove: one component or several; the circuits `qk` and `ov`; `norms`, the learned weights of the norms
             before attention and MLP; bands of RoPE: `rope_high`, the pairs whose wavelength
             2 pi / theta is below the length of the sequences, `rope_low`, the rest, and
             `rope[a:b]`, the pairs a to b - 1, the fastest first; or `position[L1H0]`, the position
@@ -63,7 +63,7 @@ class Ablation:
         ['mask', 'w_q']
     """
 
-    remove: Sequence[str] = ()
+    remove: Sequence[str] | str = ()
     layers: Sequence[int] | None = None
     heads: Mapping[int, Sequence[int]] | None = None
     replacement: Replacement | OwnReplacement = "identity"
@@ -73,9 +73,7 @@ class Ablation:
 
     def __post_init__(self) -> None:
         if isinstance(self.remove, str):
-            raise ValueError(
-                f'expected a list of components, such as remove=["mask"], got {self.remove!r}'
-            )
+            object.__setattr__(self, "remove", [self.remove])
         names = expanded(self.remove)
         validate_disjoint(self.remove)
         for layer in self.layers if self.layers is not None else self.heads or ():
