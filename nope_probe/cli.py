@@ -23,7 +23,6 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import tyro
 
 from nope_probe.errors import UserError, line_of, printable
-from nope_probe.runtime.finished import finished_folder
 from nope_probe.runtime.places import validate_image_place
 from nope_probe.runtime.processes import (
     HEAD_START,
@@ -100,6 +99,8 @@ def run_and_show(command: str, settings: type[SessionSettings], examples: Sequen
     with one_line_errors():
         chosen, image = parse_with_image(settings, examples)
         chosen.validate()
+        from nope_probe.runtime.finished import finished_folder  # pandas, which --help does without
+
         folder = finished_folder(command, chosen) or beside(settings, "run").run(chosen)
         if is_first_process():
             sections = import_module("nope_probe.experiments.sections")
