@@ -13,7 +13,7 @@ EXAMPLES = (
 
 def main() -> None:
     """Run the command line."""
-    run_and_show(Settings, EXAMPLES)
+    run_and_show("circuit", Settings, EXAMPLES)
 
 
 if __name__ == "__main__":

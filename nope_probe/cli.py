@@ -85,10 +85,13 @@ def parse_with_image(
     return settings(**own), path
 
 
-def run_and_show(settings: type[SessionSettings], examples: Sequence[str]) -> None:
+def run_and_show(command: str, settings: type[SessionSettings], examples: Sequence[str]) -> None:
     """Run a command line, and print what the run shows; draw its first figure for `--image`.
 
+    A finished run is shown without torch.
+
     Args:
+        command: the command's name.
         settings: the settings of the command; beside their module, `run.py` has the run, and
             `sections.py` says what to show of it.
         examples: arguments of the command, for its help.
@@ -96,7 +99,9 @@ def run_and_show(settings: type[SessionSettings], examples: Sequence[str]) -> No
     with one_line_errors():
         chosen, image = parse_with_image(settings, examples)
         chosen.validate()
-        folder = beside(settings, "run").run(chosen)
+        from nope_probe.runtime.finished import finished_folder  # pandas, which --help does without
+
+        folder = finished_folder(command, chosen) or beside(settings, "run").run(chosen)
         if is_first_process():
             sections = import_module("nope_probe.experiments.sections")
             sections.show(beside(settings, "sections").report, folder, image)

@@ -4,6 +4,8 @@ import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
+from importlib import import_module
+from pathlib import Path
 
 import draw_imports
 import import_rule
@@ -118,6 +120,25 @@ def test_a_mistake_on_the_command_line_waits_for_no_torch() -> None:
     code = "import sys\nfrom nope_probe import scores\nsys.argv = ['scores', '--folds', '900']\n"
     code += "try: scores.main()\nexcept SystemExit as end: assert end.code == 2"
     assert not HEAVY & imported(code)
+
+
+@pytest.mark.parametrize(
+    "command", ["ablate", "behaviour", "circuit", "scores", "simulate", "trace"]
+)
+def test_a_commands_report_is_printed_without_torch(command: str) -> None:
+    settings = import_module(f"nope_probe.{command}").Settings.__module__
+    loaded = imported(f"import {settings}, {settings.removesuffix('settings')}sections")
+    assert "nope_probe.experiments.sections" in loaded
+    assert not HEAVY & loaded
+
+
+def test_a_finished_run_is_shown_again_without_torch(tmp_path: Path) -> None:
+    flags = ["--model", "rope-tiny", "--layers", "1", "--n-seqs", "8", "--seq-len", "7"]
+    typed = ["scores", *flags, "--out", str(tmp_path / "run")]
+    code = f"import sys\nfrom nope_probe import scores\nsys.argv = {typed}\nscores.main()"
+    first, again = imported(code), imported(code)
+    assert "torch" in first
+    assert not HEAVY & again
 
 
 def test_a_run_waits_for_transformer_lens_only_where_it_loads_a_model() -> None:

@@ -52,7 +52,7 @@ def jackknife(estimates: Estimates) -> Interval:
         raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
     value, deviations = estimates.values[0].double(), _deviations(estimates)
     variance = (weights / (1 - weights) * deviations.square()).mean()
-    half = _quantile(weights) * variance.sqrt()
+    half = t_quantile(weights) * variance.sqrt()
     return Interval(value=float(value), low=float(value - half), high=float(value + half))
 
 
@@ -64,7 +64,8 @@ def _deviations(estimates: Estimates) -> Float[Tensor, " fold"]:
     return pseudo - (weights * pseudo).sum()
 
 
-def _quantile(weights: Float[Tensor, " fold"]) -> float:
+def t_quantile(weights: Float[Tensor, " fold"]) -> float:
+    """Return how many standard errors half a 95% interval from folds of these weights has."""
     from scipy.special import stdtrit
 
     return float(stdtrit(float(1 / weights.square().sum()) - 1, 0.975))
@@ -92,7 +93,7 @@ def mean_intervals(
     folds = folds.double()
     value = torch.einsum("f,f...->...", weights, folds)
     # For a mean over sequences, the jackknife's standard error equals that of the fold means.
-    half = _quantile(weights) * standard_error(folds, weights)
+    half = t_quantile(weights) * standard_error(folds, weights)
     return Intervals(value=value, low=value - half, high=value + half)
 
 
@@ -133,7 +134,7 @@ def rms_difference(one: Estimates, other: Estimates) -> Interval:
     0 in the ends of the interval.
     """
     weights = one.weights
-    scale = _quantile(weights) * (weights / (1 - weights) / len(weights)).sqrt()
+    scale = t_quantile(weights) * (weights / (1 - weights) / len(weights)).sqrt()
     x, y = (scale * _deviations(squares) for squares in (one, other))
     # A point of the ellipse is the squares' difference, then `one`: equal squares stay equal.
     apart = (x - y).norm()

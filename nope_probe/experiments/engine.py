@@ -97,9 +97,9 @@ class Engine:
     query_rows: int | None = None
 
     @classmethod
-    def of(cls, session: Session[RunSettings]) -> Engine:
-        """Return the engine of a run: its model on its sequences."""
-        settings, data = session.settings, session.sequences()
+    def of(cls, session: Session[RunSettings], data: Sequences | None = None) -> Engine:
+        """Return the engine of a run: its model on its sequences, or on some others."""
+        settings, data = session.settings, data or session.sequences()
         return cls(
             model=session.loaded.model,
             inputs=data.inputs,

@@ -99,7 +99,7 @@ def _model(manifest: Manifest) -> list[str]:
 def _inputs(manifest: Manifest) -> list[str]:
     """Return the sentences on the sequences and the keys left out."""
     settings, data = manifest["settings"], manifest["data"]
-    size = f"{settings['n_seqs']:,} sequences of {settings['seq_len']:,}"
+    size = f"{_n_seqs(manifest):,} sequences of {settings['seq_len']:,}"
     if settings["data"] == "gaussian":
         what = f"{size} Gaussian vectors with an expected inner product of {settings['alpha']:g}"
     elif settings["data"] == "random":
@@ -127,8 +127,32 @@ def _inputs(manifest: Manifest) -> list[str]:
     )
     return [
         f"the inputs were {', '.join([what, *filter(None, details)])}",
+        _chosen(manifest),
         apart if n_skipped else "no key counted as first",
     ]
+
+
+def _n_seqs(manifest: Manifest) -> int:
+    """Return how many sequences a run took, as its settings or its pilot round say."""
+    return int({**manifest["settings"], **manifest.get("pilot", {})}["n_seqs"])
+
+
+def _chosen(manifest: Manifest) -> str:
+    """Return the sentence on how the number of sequences was chosen; empty if it was given."""
+    pilot = manifest.get("pilot")
+    if pilot is None:
+        return ""
+    if pilot["layer"] is None:
+        why = "they showed no positional pattern"
+    else:
+        why = (
+            f"the 95% intervals of the shares of L{pilot['layer']}'s sources were expected to "
+            f"extend {100 * pilot['half_width']:.1f} points each way"
+        )
+    return (
+        f"their number was chosen on {pilot['n_pilot']} other sequences, which were not used "
+        f"further: {why}"
+    )
 
 
 def _ablate(manifest: Manifest) -> list[str]:
@@ -245,7 +269,7 @@ def _phrases(names: Iterable[str]) -> str:
 
 def _intervals(manifest: Manifest) -> list[str]:
     """Return what the intervals are made from."""
-    n_folds, n_seqs = manifest["settings"]["folds"], manifest["settings"]["n_seqs"]
+    n_folds, n_seqs = manifest["settings"]["folds"], _n_seqs(manifest)
     n_documents = manifest["documents"] or n_seqs  # None where each sequence is drawn by itself
     if manifest["kind"] == "behaviour":
         return [

@@ -24,8 +24,8 @@ from nope_probe.experiments.layers.run import as_json
 from nope_probe.experiments.methods import methods_paragraph
 from nope_probe.experiments.paper.settings import RepeatSettings as Settings
 from nope_probe.files import read_json, validate_regular
+from nope_probe.runtime.finished import validate_repeatable
 from nope_probe.runtime.folder import read_manifest, read_table, validate_files
-from nope_probe.runtime.identity import validate_repeatable
 from nope_probe.runtime.settings import FORMAT, settings_from
 
 # The experiment of a manifest's `kind`.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 import numpy as np
 import pandas as pd
@@ -37,7 +37,9 @@ from nope_probe.figures.words import numbered_layers, reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, page
 from nope_probe.runtime.folder import Run, read_run
-from nope_probe.runtime.session import Session
+
+if TYPE_CHECKING:
+    from nope_probe.runtime.session import Session
 
 OTHERS = (  # by how many keys count as first: none, one, several
     "",

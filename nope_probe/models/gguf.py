@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from hashlib import file_digest
@@ -59,12 +59,13 @@ def load_gguf(
         plain = quantization_config.GgufConfig(dequantize=True)
         options = {**options, "quantization_config": plain}
     path = gguf_path(source, revision)
-    with without_bar():
+    with _reading(_header(path), options["config"].num_hidden_layers):
         # A bare file name would be looked for in the working directory.
         model, report = kind.from_pretrained(path.parent, gguf_file=str(path), **options)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # it holds the path, and the weights are plain now
     validate_biases(source, model, revision)
+    _header_unchanged.cache_clear()  # a parsed vocabulary takes 100 MB, and the model is loaded
     return model, report
 
 
@@ -81,7 +82,9 @@ def load_gguf_tokenizer(source: str, revision: str | None = None) -> PreTrainedT
         # Beside a tokenizer.json, transformers would read that in place of the file's own.
         link = Path(folder, path.name)
         link.symlink_to(path.absolute())
-        AutoTokenizer.from_pretrained(folder, gguf_file=str(link)).save_pretrained(folder)
+        with _reading(_header(path)):
+            made = AutoTokenizer.from_pretrained(folder, gguf_file=str(link))
+        made.save_pretrained(folder)
         state, n_tokens = read_json(file), _read(source, revision).n_tokens
         state["added_tokens"] = [t for t in state["added_tokens"] if t["id"] < n_tokens]
         file.write_text(json.dumps(state), encoding="utf-8")
@@ -134,7 +137,7 @@ def validate_biases(source: str, model: PreTrainedModel, revision: str | None = 
     in_file = {
         name: size
         for name, size in _read(source, revision).biases.items()
-        if not (block := _BLOCK.match(name)) or int(block[1]) < n_layers
+        if _is_wanted(name, n_layers)
     }
     in_model = sum(t.numel() for name, t in model.state_dict().items() if name.endswith("bias"))
     if sum(in_file.values()) > in_model:
@@ -159,7 +162,7 @@ def _read(source: str, revision: str | None) -> _Contents:
     return _read_unchanged(path, path.stat().st_mtime_ns)
 
 
-@lru_cache(maxsize=1)  # parsing a vocabulary takes seconds, and a command asks several times
+@lru_cache(maxsize=1)  # a command asks several times
 def _read_unchanged(path: Path, modified: int) -> _Contents:
     """Read a GGUF file's metadata.
 
@@ -169,10 +172,11 @@ def _read_unchanged(path: Path, modified: int) -> _Contents:
     """
     from gguf import LlamaFileType
 
-    header = read_header(path)
+    header = _header(path)
     architecture, stated = map(header.get_field, ("general.architecture", "general.file_type"))
     try:
-        fields, _ = PreTrainedConfig.get_config_dict(str(path.parent), gguf_file=str(path))
+        with _reading(header):
+            fields, _ = PreTrainedConfig.get_config_dict(str(path.parent), gguf_file=str(path))
     except ValueError as error:
         named = None if architecture is None else architecture.contents()
         raise UserError(
@@ -212,12 +216,17 @@ def validate_rope(path: Path, header: GGUFReader, fields: dict[str, Any]) -> Non
         )
 
 
-def read_header(path: Path) -> GGUFReader:
+def _header(path: Path) -> GGUFReader:
     """Return a GGUF file's metadata and the list of its tensors.
 
     Raises:
         UserError: without the package gguf, or for a file that is none or is not whole.
     """
+    return _header_unchanged(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)  # parsing a vocabulary takes seconds, and a model is loaded in several steps
+def _header_unchanged(path: Path, modified: int) -> GGUFReader:
     if find_spec("gguf") is None:
         raise UserError(f"{path} needs the package gguf: pip install 'nope-probe[gguf]'")
     from gguf import GGUFReader
@@ -233,11 +242,26 @@ def read_header(path: Path) -> GGUFReader:
 
 
 @contextmanager
-def without_bar() -> Iterator[None]:
-    """Turn off the progress bar of transformers' GGUF reader, which its settings do not reach."""
-    bar = reader.tqdm
-    reader.tqdm = partial(bar, disable=True)
+def _reading(header: GGUFReader, n_layers: int | None = None) -> Iterator[None]:
+    """Give transformers a header that is parsed already, and turn off its progress bar.
+
+    Args:
+        header: the file's; transformers would parse it again in every step of loading.
+        n_layers: how many first layers have tensors that are dequantised; all by default.
+    """
+    import gguf
+
+    wanted = copy(header)
+    wanted.tensors = [tensor for tensor in header.tensors if _is_wanted(tensor.name, n_layers)]
+    kind, bar = gguf.GGUFReader, reader.tqdm
+    vars(gguf)["GGUFReader"], reader.tqdm = lambda _: wanted, partial(bar, disable=True)
     try:
         yield
     finally:
-        reader.tqdm = bar
+        vars(gguf)["GGUFReader"], reader.tqdm = kind, bar
+
+
+def _is_wanted(tensor: str, n_layers: int | None) -> bool:
+    """Return whether a tensor belongs to no block or to one of the first n_layers."""
+    block = _BLOCK.match(tensor)
+    return n_layers is None or block is None or int(block[1]) < n_layers

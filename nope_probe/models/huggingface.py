@@ -54,8 +54,7 @@ def load_hugging_face(
 
     Args:
         source: a Hub id, a local folder, or a GGUF file here or on the Hub.
-        n_layers: load only the first layers; other layers' files and tensors are not read. (Of a
-            GGUF file, transformers reads all tensors and drops the others.)
+        n_layers: load only the first layers; other layers' files and tensors are not read.
         dtype: the dtype of the weights.
         revision: a Hub revision.
         device_map: how Hugging Face places the parts: `auto`, `balanced`, `sequential`, or a device

@@ -64,7 +64,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
             singly), `fold_sizes` (sequences per fold), `distinct_sequences` (how many different
             ones), `query_stride` (between queries whose keys are ranked), `windows` (of layers with
             a window: how many keys a query sees at most), `left_out` (components that are not
-            removed by default, with reasons), and the `not_attending` layers of its `model`.
+            removed by default, with reasons), `pilot` (the round that chose the number of
+            sequences), and the `not_attending` layers of its `model`.
 
     Example:
         >>> run_notes({"documents": 40, "fold_sizes": [64] * 8, "query_stride": 1})
@@ -84,7 +85,7 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
     """
     documents, sizes = manifest.get("documents"), manifest.get("fold_sizes", [])
     stride = manifest.get("query_stride", 1)
-    notes = []
+    notes = [pilot_note(manifest["pilot"])] if "pilot" in manifest else []
     if without := (manifest.get("model") or {}).get("not_attending"):
         verb = "does" if len(without) == 1 else "do"
         notes.append(f"{words.numbered_layers(without)} {verb} not attend: no scores, no rows.")
@@ -128,6 +129,24 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         parts = [f"{', '.join(labels)} ({reason})" for reason, labels in reasons.items()]
         notes.append(f"Not removed by default: {'; '.join(parts)}.")
     return notes
+
+
+def pilot_note(pilot: Mapping[str, Any]) -> str:
+    """Return how many sequences a run takes, and why, from its manifest's entry `pilot`.
+
+    Example:
+        >>> pilot_note({"n_seqs": 128, "n_pilot": 64, "layer": 3, "half_width": 0.0195})
+        "128 sequences: judging by 64 others, the intervals of L3's sources are about ±2.0 points."
+        >>> pilot_note({"n_seqs": 512, "n_pilot": 64, "layer": None, "half_width": None})
+        '512 sequences: 64 others showed no positional pattern above the noise.'
+    """
+    number, others = f"{pilot['n_seqs']} sequences", f"{pilot['n_pilot']} others"
+    if pilot["layer"] is None:
+        return f"{number}: {others} showed no positional pattern above the noise."
+    return (
+        f"{number}: judging by {others}, the intervals of L{pilot['layer']}'s sources are about "
+        f"±{100 * pilot['half_width']:.1f} points."
+    )
 
 
 def colour_quantiles(percent: float) -> str:

@@ -10,10 +10,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import version
-from pathlib import Path
 from platform import python_version
 from typing import Any
 
@@ -23,8 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nope_probe.data.sequences import Sequences
-from nope_probe.errors import UserError
-from nope_probe.files import file_checksum, json_checksum, read_json
+from nope_probe.files import json_checksum
 from nope_probe.hooks.layers.attention import score_tolerance
 from nope_probe.hooks.layers.model import (
     Inputs,
@@ -35,17 +32,12 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.removing.block_ablation import ABLATED, foreign_hooks
 from nope_probe.models.info import LoadedModel
+from nope_probe.runtime.finished import UNUSED_IN_FILE
 
-Record = dict[str, dict[str, Any]]  # the hash of each file of a source, by the file's name
-# The bytes read of a source; size and time of change identify the files beyond.
-LARGE = 1 << 30
 LIBRARIES = ("nope-probe", "torch", "transformer-lens", "transformers", "numpy", "tokenizers")
-_MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
-_UNREAD = ("generation_config.json", "run.json")
 # Where a model came from, where it is, and who wrote it do not change its numbers.
-_UNUSED_IN_FILE = ("_name_or_path", "transformers_version")
 _UNUSED = (
-    *_UNUSED_IN_FILE,
+    *UNUSED_IN_FILE,
     "_commit_hash",
     "name_or_path",
     "model_name",
@@ -177,96 +169,6 @@ def _plain(value: Any) -> object:
     if hasattr(value, "item"):
         return value.item()
     return getattr(value, "__name__", None) or str(type(value) if " at 0x" in str(value) else value)
-
-
-def record_sources(sources: Mapping[str, Path | None]) -> dict[str, Record | None]:
-    """Return the hashes of the files of each source; None for a source without files here.
-
-    Raises:
-        UserError: for a file that cannot be read.
-    """
-    return {name: None if path is None else _record(path) for name, path in sources.items()}
-
-
-def _record(path: Path) -> Record:
-    """Return the hashes of a source's files, the smallest first, up to a gigabyte in all."""
-    record, total = Record(), 0
-    try:
-        stats = {file: file.stat() for file in _source_files(path)}
-        for file, stat in sorted(stats.items(), key=lambda item: item[1].st_size):
-            name = file.name if file == path else file.relative_to(path).as_posix()
-            total += stat.st_size
-            if total > LARGE:
-                record[name] = {"size": stat.st_size, "modified": stat.st_mtime_ns}
-            else:
-                record[name] = {"sha256": _source_checksum(file)}
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    return record
-
-
-def _source_files(path: Path) -> list[Path]:
-    """Return the files at a path: the file itself, a model's, or all in a folder."""
-    if path.is_file():
-        return [path]
-    if (path / "config.json").is_file():
-        files = [file for pattern in _MODEL_FILES for file in path.glob(pattern)]
-        return sorted(file for file in files if file.name not in _UNREAD)
-    return sorted(file for file in path.rglob("*") if file.is_file())
-
-
-def _source_checksum(path: Path) -> str:
-    """Return the checksum of a file; of a configuration, only settings that change numbers."""
-    if path.name == "config.json":
-        with suppress(ValueError, AttributeError):  # loading the model says what is wrong with it
-            config = read_json(path)
-            return json_checksum({k: v for k, v in config.items() if k not in _UNUSED_IN_FILE})
-    return file_checksum(path)
-
-
-def validate_unchanged(
-    run: Path,
-    recorded: Mapping[str, Record | None] | None,
-    sources: Mapping[str, Path | None],
-    remedy: str = "choose another --out",
-) -> list[str]:
-    """Check that a finished run's sources are unchanged, and return sources not compared.
-
-    Args:
-        run: the run's folder or file.
-        recorded: its manifest's record; None if the manifest is older than such records.
-        sources: where the sources are now.
-        remedy: what to do about a source that changed.
-
-    Raises:
-        UserError: naming a file that differs.
-    """
-    unknown = []
-    for name, now in record_sources(sources).items():
-        before = (recorded or {}).get(name)
-        if now is None or before is None:
-            unknown.append(name)
-            continue
-        changed = [file for file in {*before, *now} if before.get(file) != now.get(file)]
-        if changed:
-            raise UserError(
-                f"the {name} has changed since the run in {run}: {sources[name]} "
-                f"({min(changed)}); {remedy}"
-            )
-    return unknown
-
-
-def validate_repeatable(
-    run: Path, recorded: Mapping[str, Record | None] | None, sources: Mapping[str, Path | None]
-) -> None:
-    """Check that the files which a run was made from are there, and have not changed.
-
-    Raises:
-        UserError: naming the model or the data.
-    """
-    for name in validate_unchanged(run, recorded, sources, "it cannot be repeated"):
-        if (recorded or {}).get(name) is not None:
-            raise UserError(f"the {name} that {run} was made from is not there any more")
 
 
 def versions() -> dict[str, str]:

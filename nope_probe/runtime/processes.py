@@ -106,6 +106,12 @@ def status(doing: str, *, has_bars: bool = False, in_logs: bool = False) -> Iter
             yield
 
 
+def tell(line: str) -> None:
+    """Write a line on stderr, in the first process."""
+    if is_first_process():
+        sys.stderr.write(f"{printable(line)}\n")
+
+
 def validate_one_process() -> None:
     """Check that a command which runs in one process was not started in several.
 

@@ -7,11 +7,10 @@ signals into a saved state. The computation is in the command's own `run(setting
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +21,18 @@ import torch
 from rich.filesize import decimal
 
 from nope_probe.data.sequences import Sequences
-from nope_probe.errors import UserError, is_mistake, printable
+from nope_probe.errors import UserError, is_mistake
 from nope_probe.files import json_checksum
 from nope_probe.models.context import stated_lengths
 from nope_probe.models.info import LoadedModel
 from nope_probe.runtime.checkpoint import RunCheckpoint
+from nope_probe.runtime.finished import (
+    Record,
+    folder_of,
+    record_sources,
+    tell_finished,
+    validate_unchanged,
+)
 from nope_probe.runtime.folder import (
     PAGE,
     Run,
@@ -37,27 +43,17 @@ from nope_probe.runtime.folder import (
     write_run,
 )
 from nope_probe.runtime.identity import (
-    Record,
     State,
     changes_of_state,
     fingerprint,
     model_state,
-    record_sources,
     tensor_checksum,
     threads,
-    validate_unchanged,
     versions,
 )
 from nope_probe.runtime.peers import Processes, own_device, process_group
-from nope_probe.runtime.places import (
-    checkpoint_dir,
-    default_output_dir,
-    locked,
-    output_folder,
-    remove,
-    validate_memory,
-)
-from nope_probe.runtime.processes import Signals, command_line, is_first_process, status
+from nope_probe.runtime.places import checkpoint_dir, locked, validate_memory
+from nope_probe.runtime.processes import Signals, command_line, process_count, status, tell
 from nope_probe.runtime.settings import RunSettings, SessionSettings, memory_of
 from nope_probe.runtime.sources import load_model, make_sequences, validate_reach
 
@@ -144,8 +140,7 @@ class Session(Generic[Settings_co]):
         self._settings, self.call = settings, call or Call()
         self.recorded = settings.recorded() | self.call.recorded()
         self._command, self._load_model = command, load
-        default = default_output_dir(command, settings.subject, self.recorded)
-        self.folder = default if settings.out is None else output_folder(settings.out)
+        self.folder = folder_of(command, settings, self.recorded)
         self.finished, self.started, self.weights = False, time.monotonic(), ""
         self.processes = Processes()
         self._exits = ExitStack()
@@ -187,8 +182,6 @@ class Session(Generic[Settings_co]):
 
     def _show_again(self) -> None:
         """Check a finished run, and say that it is shown again."""
-        # A process may have been killed after it wrote the run and before it cleaned up.
-        remove(checkpoint_dir(self.folder))
         manifest, now = read_manifest(self.folder), self.call.sources(self.settings.sources())
         unknown = validate_unchanged(self.folder, manifest.get("sources"), now)
         if self.state is not None:
@@ -200,11 +193,7 @@ class Session(Generic[Settings_co]):
                     f"{self.folder}; choose another --out"
                 )
             unknown += [] if before else ["model's state"]
-        if unknown:
-            what = f"{' and '.join(unknown)} changed since was not compared"
-            tell(f"the run in {self.folder} was finished before; whether its {what}")
-        seconds = manifest.get("seconds", 0)
-        tell(f"finished before, in {seconds:.0f} s: shown again from {self.folder}")
+        tell_finished(self.folder, manifest, unknown)
 
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
@@ -287,6 +276,11 @@ class Session(Generic[Settings_co]):
             self.checkpoint.save(key, tensors)
         return Sequences.from_tensors(self.checkpoint.load(key))
 
+    def take(self: Session[RunSettings], n_seqs: int) -> None:
+        """Go on with a number of sequences that the run has chosen, which identifies no run."""
+        batch = min(self.settings.seqs_per_batch, max(1, n_seqs // process_count()))
+        self._settings = replace(self._settings, n_seqs=n_seqs, batch_size=batch)
+
     def announce(
         self: Session[RunSettings],
         n_conditions: int,
@@ -319,7 +313,7 @@ class Session(Generic[Settings_co]):
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
         """The number of sequences that this process runs."""
-        return self.processes.n_own(self.settings.n_seqs, self.settings.seqs_per_batch)
+        return self.processes.n_own(self.settings.most_seqs, self.settings.seqs_per_batch)
 
     @property
     def lengths(self: Session[RunSettings]) -> dict[str, int]:
@@ -369,12 +363,6 @@ class Session(Generic[Settings_co]):
 def _counted(n: int, one: str, several: str = "") -> str:
     """Return a number of things in words, such as `1 pass` or `1,024 conditions`."""
     return f"{n:,} {one if n == 1 else several or f'{one}s'}"
-
-
-def tell(line: str) -> None:
-    """Write a line on stderr, in the first process."""
-    if is_first_process():
-        sys.stderr.write(f"{printable(line)}\n")
 
 
 @contextmanager

@@ -256,6 +256,7 @@ RevisionFlag = Annotated[str | None, _arg(help="A branch, tag or commit of a mod
 BeyondContextFlag = Annotated[
     bool, _arg(help="Take a --seq-len beyond the model's context; no table of positions does.")
 ]
+SeqsFlag = Annotated[int, COUNT, _arg(help="How many sequences.")]
 GainFlag = Annotated[Gain, _arg(help=f"The size of the replacements {' and '.join(WITH_GAIN)}.")]
 OFFSET_BINS = _arg(
     help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
@@ -263,6 +264,7 @@ OFFSET_BINS = _arg(
 )
 # Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
 FORMAT = 3
+NUMBERS = (64, 128, 256, 512)  # of sequences, of which a command takes one if it is to choose
 # A batch of long sequences must not take minutes: a run stops between batches.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 # The `data` of a run on sequences that a call from Python gives.
@@ -304,7 +306,7 @@ class RunSettings(SessionSettings):
     layers: Annotated[
         int | Literal["all"], LAYERS, _arg(help="How many first layers to study, or all.")
     ] = 4
-    n_seqs: Annotated[int, COUNT, _arg(help="How many sequences.")] = 512
+    n_seqs: Annotated[int | Literal["auto"], COUNT, _arg(help="How many sequences.")] = 512
     seq_len: Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")] = 64
     beyond_context: BeyondContextFlag = False
     batch_size: Annotated[
@@ -355,6 +357,11 @@ class RunSettings(SessionSettings):
         return self.model
 
     @property
+    def most_seqs(self) -> int:
+        """How many sequences the run takes at most."""
+        return NUMBERS[-1] if self.n_seqs == "auto" else self.n_seqs
+
+    @property
     def seqs_per_batch(self) -> int:
         """Sequences per forward pass."""
         if self.batch_size == "auto":
@@ -376,8 +383,8 @@ class RunSettings(SessionSettings):
         Raises:
             UserError: naming the flag.
         """
-        if self.n_seqs < self.folds:
-            raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
+        if self.most_seqs < self.folds:
+            raise UserError(f"{self.most_seqs} sequences do not fill {self.folds} folds")
         if self.query_rows is not None and self.query_rows > self.seq_len:
             raise UserError(f"--query-rows {self.query_rows} is more than {self.seq_len} tokens")
         if self.skip_keys != "auto" and self.skip_keys > self.seq_len - 3:
@@ -411,10 +418,10 @@ class RunSettings(SessionSettings):
             raise UserError(f"{self.model} takes text or random tokens, not --data gaussian")
 
     def _validate_devices(self) -> None:
-        n_processes, n_batches = process_count(), -(-self.n_seqs // self.seqs_per_batch)
+        n_processes, n_batches = process_count(), -(-self.most_seqs // self.seqs_per_batch)
         if n_batches < n_processes:
             raise UserError(
-                f"{self.n_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches} "
+                f"{self.most_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches} "
                 f"batches, too few for {n_processes} processes; lower --batch-size"
             )
         if self.device_map is None:
@@ -500,5 +507,5 @@ def memory_of(settings: RunSettings, *, n_maps: int, d_model: int = 0) -> int:
     n_rows = settings.query_rows or default_rows(settings.seq_len)
     cells = settings.folds * n_maps * n_rows * settings.seq_len
     tokens = settings.seqs_per_batch * settings.seq_len
-    inputs = settings.n_seqs * settings.seq_len
+    inputs = settings.most_seqs * settings.seq_len
     return 8 * (inputs + cells) + 4 * tokens * VECTORS_OF_BLOCK * d_model

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from shutil import copy
 
+import gguf
 import pytest
 import torch
 from huggingface_hub import constants
@@ -52,6 +53,21 @@ def test_the_first_layers_are_those_of_the_model(hf: LlamaForCausalLM, file: Pat
     _, cache = loaded.model.run_with_cache(inputs, names_filter="blocks.0.hook_resid_post")
     assert loaded.info.n_layers == 1
     assert distance(cache["blocks.0.hook_resid_post"], hidden) <= 1e-5
+
+
+def test_loading_parses_the_metadata_once_and_dequantises_the_wanted_layers_alone(
+    hf: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, parsed, dequantised = write_gguf(tmp_path / "tiny.gguf", hf), [], []
+    kind, undo = gguf.GGUFReader, gguf.dequantize
+    monkeypatch.setattr(gguf, "GGUFReader", lambda path: parsed.append(path) or kind(path))
+    monkeypatch.setattr(gguf, "dequantize", lambda *of: dequantised.append(of) or undo(*of))
+    loaded = load(str(file), n_layers=1)
+    assert parsed == [file]
+    in_blocks = [name for name in hf.state_dict() if ".layers." in name]
+    beside = len(hf.state_dict()) - len(in_blocks)
+    assert len(dequantised) == beside + len(in_blocks) // hf.config.num_hidden_layers
+    assert loaded.info.n_layers == 1
 
 
 @pytest.mark.parametrize("adds_bos", [False, True])

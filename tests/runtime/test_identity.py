@@ -21,16 +21,14 @@ from nope_probe.experiments.scores.run import run
 from nope_probe.experiments.scores.settings import Settings
 from nope_probe.models.load import load
 from nope_probe.models.parameter_free import build, parameter_free
+from nope_probe.runtime.finished import LARGE, record_sources, validate_unchanged
 from nope_probe.runtime.identity import (
-    LARGE,
     changes_of_state,
     configuration,
     fingerprint,
     input_arrays,
     input_record,
     model_state,
-    record_sources,
-    validate_unchanged,
 )
 from nope_probe.runtime.places import checkpoint_dir
 from nope_probe.runtime.processes import command_line

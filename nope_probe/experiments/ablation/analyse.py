@@ -203,6 +203,7 @@ class Analysis:
         gains = {} if self.measured.gains is None else self.measured.gains.gains
         substitutes = (*plan.substitutes, *plan.checks)
         return {
+            **({} if plan.pilot is None else {"pilot": plan.pilot}),
             "layer_passes": self.measured.layer_passes,
             "gains": gains.get("identity"),
             **{f"gains_{name}": gains.get(name) for name in WITH_GAIN if name != "identity"},

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
+from typing import Any
 
 import torch
 
@@ -42,6 +43,7 @@ class Plan:
         layers: the numbers of the layers to map.
         settings: the settings of the command, such as the replacements and the scope.
         left_out: components that by default are no sources or players here, and why.
+        pilot: the manifest's entry on the round that chose the number of sequences, if there was.
     """
 
     player_sets: tuple[PlayerSet, ...]
@@ -50,6 +52,7 @@ class Plan:
     layers: tuple[int, ...] = (0,)
     settings: Settings = PLAIN
     left_out: Mapping[str, str] = field(default_factory=dict)
+    pilot: Mapping[str, Any] | None = None
 
     @property
     def substitutes(self) -> tuple[Substitute, ...]:
@@ -151,21 +154,26 @@ class Plan:
     def keys(self, has_shuffled: bool) -> list[str]:
         """Return the checkpoint's keys of all passes, in the order in which they are run."""
         gains = ["gains"] * any(ablation.needs_calibration for ablation in self.ablations)
-        keys = [*self._keys("score", self.of_sources), *gains, *self._keys("score", self.others)]
+        keys = [
+            *self.keys_of("score", self.of_sources),
+            *gains,
+            *self.keys_of("score", self.others),
+        ]
         for substitute in self.substitutes[1:]:
-            keys += self._keys(f"score-{substitute.replacement}", self.replacing)
+            keys += self.keys_of(f"score-{substitute.replacement}", self.replacing)
         for substitute in self.checks:
             run = dict.fromkeys(self.checked(substitute).values())
-            keys += self._keys(f"score-{substitute.replacement}", [*run])
+            keys += self.keys_of(f"score-{substitute.replacement}", [*run])
         if has_shuffled:
-            keys += self._keys("shuffled", (INTACT, MASK))
+            keys += self.keys_of("shuffled", (INTACT, MASK))
         for index in range(self.settings.reparametrise):
             prefix = f"reparametrised-{index}"
             keys += [f"{prefix}/{key}" for key in gains]
-            keys += self._keys(prefix, self.player_sets[0].conditions)
+            keys += self.keys_of(prefix, self.player_sets[0].conditions)
         return keys
 
-    def _keys(self, prefix: str, conditions: Sequence[Condition]) -> list[str]:
+    def keys_of(self, prefix: str, conditions: Sequence[Condition]) -> list[str]:
+        """Return the checkpoint's keys of the passes of some conditions."""
         return [
             name
             for condition in conditions
@@ -302,15 +310,15 @@ def measure_conditions(
     residuals = ResidualCache(0 if plan.settings.scope == "both" else max_residual_bytes)
     engine = replace(engine, residuals=residuals)
     maps = {INTACT: _intact_maps(engine, plan)}
-    maps |= _maps_of(engine, plan, "score", plan.of_sources[1:])
+    maps |= maps_of(engine, plan, "score", plan.of_sources[1:])
     positions = _positions(engine, maps[INTACT])
     if plan.others and show_sources is not None:
         show_sources(Measured(maps=dict(maps), positions=positions))
     engine = engine.calibrated("gains", plan.ablations)
-    maps |= _maps_of(engine, plan, "score", plan.others)
+    maps |= maps_of(engine, plan, "score", plan.others)
 
     def replaced(by: Substitute, conditions: Sequence[Condition]) -> ConditionMaps:
-        return _maps_of(engine, plan, f"score-{by.replacement}", conditions, by)
+        return maps_of(engine, plan, f"score-{by.replacement}", conditions, by)
 
     others = {by.replacement: replaced(by, plan.replacing) for by in plan.substitutes[1:]}
     checks = {}
@@ -321,7 +329,7 @@ def measure_conditions(
     controls: ConditionMaps = {}
     if shuffled is not None:
         residuals.clear()
-        controls = _maps_of(engine.on(shuffled), plan, "shuffled", (INTACT, MASK))
+        controls = maps_of(engine.on(shuffled), plan, "shuffled", (INTACT, MASK))
     return Measured(
         maps=maps,
         gains=engine.calibration,
@@ -354,7 +362,7 @@ def _intact_maps(engine: Engine, plan: Plan) -> Layers:
         return engine.stored_scores(key, name=name, layers=layers)
 
 
-def _maps_of(
+def maps_of(
     engine: Engine,
     plan: Plan,
     prefix: str,
@@ -383,4 +391,4 @@ def _reparametrisations(
         residuals.clear()
         with reparametrised(engine.model, generator):
             changed = engine.calibrated(f"{prefix}/gains", plan.ablations)
-            yield _maps_of(changed, plan, prefix, plan.player_sets[0].conditions)
+            yield maps_of(changed, plan, prefix, plan.player_sets[0].conditions)

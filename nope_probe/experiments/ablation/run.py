@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from typing import Any
 import pandas as pd
 
 from nope_probe.components import ROPE_HALVES, with_bands
+from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.analyse import analyse, first_page
+from nope_probe.experiments.ablation.pilot import pilot_sequences, run_pilot
 from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan, measure_conditions
 from nope_probe.experiments.ablation.settings import FLAGS_OF_WEIGHTS, Settings
 from nope_probe.experiments.engine import (
@@ -27,8 +29,9 @@ from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.reading.streaming import GIGABYTE
 from nope_probe.hooks.removing.removals import without_weights
 from nope_probe.hooks.removing.targets import components
+from nope_probe.reports.notes import pilot_note
 from nope_probe.runtime.folder import Run, has_first_page
-from nope_probe.runtime.processes import status
+from nope_probe.runtime.processes import status, tell
 from nope_probe.runtime.session import Call, Session
 from nope_probe.runtime.settings import validate_effects
 
@@ -47,7 +50,11 @@ def run(settings: Settings, call: Call | None = None) -> Path:
     """
     with Session("ablate", settings, call) as session:
         if not session.finished:
-            plan = plan_of(session)
+            pilot = None
+            if settings.n_seqs == "auto":
+                pilot = pilot_of(session)
+                session.take(pilot["n_seqs"])
+            plan = replace(plan_of(session, session.sequences()), pilot=pilot)
             measured = measure(session, plan)
             if session.is_first:
                 with status("analysing and writing", in_logs=True):
@@ -55,8 +62,24 @@ def run(settings: Settings, call: Call | None = None) -> Path:
     return session.folder
 
 
-def plan_of(session: Session[Settings]) -> Plan:
+def pilot_of(session: Session[Settings]) -> dict[str, Any]:
+    """Run the pilot round, say what it found, and return the manifest's entry on it.
+
+    Raises:
+        UserError: if the data give too few sequences, and for a non-finite score.
+    """
+    data = pilot_sequences(session)
+    pilot = asdict(run_pilot(session, plan_of(session, data), data))
+    tell(pilot_note(pilot))
+    return pilot
+
+
+def plan_of(session: Session[Settings], data: Sequences) -> Plan:
     """Return the conditions to run.
+
+    Args:
+        session: the run's.
+        data: sequences of the run's kind and length.
 
     Raises:
         UserError: for players that the model does not have, or flags that need others.
@@ -73,8 +96,7 @@ def plan_of(session: Session[Settings]) -> Plan:
         players,
         loaded.info.parameter_free,
         bands,
-        left_out=irreplaceable(loaded.model)
-        | idle_sources(loaded.model, session.sequences().inputs, len(layers)),
+        left_out=irreplaceable(loaded.model) | idle_sources(loaded.model, data.inputs, len(layers)),
     )
     validate_removable(loaded.model, plan.removable)
     if not plan.removes_weights:

@@ -14,7 +14,14 @@ from nope_probe.conditions import Condition, Writer
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
 from nope_probe.hooks.removing.stand_ins import DEFAULT_REPLACEMENTS, Replacement
-from nope_probe.runtime.settings import OFFSET_BINS, Bounds, GainFlag, RunSettings, validate_effects
+from nope_probe.runtime.settings import (
+    COUNT,
+    OFFSET_BINS,
+    Bounds,
+    GainFlag,
+    RunSettings,
+    validate_effects,
+)
 
 _arg = tyro.conf.arg
 MOST_BANDS = 128  # rotary pairs of the widest heads
@@ -31,6 +38,15 @@ class Settings(RunSettings):
     cores; the weights are on it after about 40.
     """
 
+    n_seqs: Annotated[
+        int | Literal["auto"],
+        COUNT,
+        _arg(
+            help="How many sequences; auto: the least of 64, 128, 256 and 512 from which the "
+            "headline's shares of the sources should have intervals of 2 points each way, as "
+            "judged from 64 other sequences."
+        ),
+    ] = "auto"
     players: Annotated[
         tuple[str, ...] | None,
         _arg(

@@ -21,13 +21,13 @@ from nope_probe.hooks.removing.removals import (
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.models.names import trained_length
 from nope_probe.runtime.settings import (
-    COUNT,
     LARGEST,
     LAYERS,
     SEQ_LEN,
     Bounds,
     GainFlag,
     RunSettings,
+    SeqsFlag,
     validate_effects,
 )
 
@@ -254,7 +254,7 @@ class Settings(RunSettings):
         LAYERS,
         _arg(help="In how many first layers to read position and pattern; all layers are run."),
     ] = "all"
-    n_seqs: Annotated[int, COUNT, _arg(help="How many sequences.")] = 128
+    n_seqs: SeqsFlag = 128
     seq_len: Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")] = 128
 
     @property

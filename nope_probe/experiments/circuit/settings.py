@@ -15,7 +15,6 @@ from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.settings import (
-    COUNT,
     LARGEST,
     LAYERS,
     SEQ_LEN,
@@ -23,6 +22,7 @@ from nope_probe.runtime.settings import (
     GainFlag,
     ModelFlag,
     RunSettings,
+    SeqsFlag,
     validate_effects,
 )
 
@@ -56,7 +56,7 @@ class Settings(RunSettings):
         "identity"
     )
     gain: GainFlag = "output"
-    n_seqs: Annotated[int, COUNT, _arg(help="How many sequences.")] = 1000
+    n_seqs: SeqsFlag = 1000
     seq_len: Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")] = 50
     explore: Annotated[
         int,

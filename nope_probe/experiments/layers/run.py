@@ -26,7 +26,8 @@ from nope_probe.hooks.layers.model import Inputs, hugging_face_config
 from nope_probe.models.context import beyond_context, validate_context
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, validate_reachable
-from nope_probe.runtime.identity import record_sources, threads, versions
+from nope_probe.runtime.finished import record_sources
+from nope_probe.runtime.identity import threads, versions
 from nope_probe.runtime.peers import own_device
 from nope_probe.runtime.processes import status
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-import torch
 
 from nope_probe.experiments.sections import (
     NO_PATTERN,
@@ -35,7 +34,6 @@ from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.measures import ABOUT, head_map, pattern_measures
 from nope_probe.figures.panels import RowMaps
 from nope_probe.figures.words import MEASURES, reader_of
-from nope_probe.maps.centred import row_centred
 from nope_probe.reports import notes
 from nope_probe.reports.page import Section, positions
 from nope_probe.runtime.folder import Run
@@ -142,6 +140,10 @@ def _map_sections(run: Run) -> Iterator[Section]:
 
 
 def _pattern_maps(score: RowMaps, skip_keys: int, **drawn: Any) -> go.Figure:
+    import torch  # a finished run is shown without it; only pages and images draw maps
+
+    from nope_probe.maps.centred import row_centred
+
     queries = None if score.queries is None else torch.from_numpy(score.queries)
     pattern = row_centred(torch.from_numpy(score.values).double(), skip_keys, queries)
     maps = replace(score, values=pattern.float().numpy())

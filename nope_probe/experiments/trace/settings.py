@@ -11,7 +11,7 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.models.info import ModelInfo
 from nope_probe.runtime.places import validate_memory
-from nope_probe.runtime.settings import LARGEST, Bounds, ModelFlag, RunSettings
+from nope_probe.runtime.settings import LARGEST, Bounds, ModelFlag, RunSettings, SeqsFlag
 
 if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences
@@ -30,6 +30,7 @@ class Settings(RunSettings):
     """
 
     model: ModelFlag = "nope-tiny"
+    n_seqs: SeqsFlag = 512
     reader: Annotated[
         str | None,
         _arg(
