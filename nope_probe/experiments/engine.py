@@ -73,7 +73,7 @@ class Engine:
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from.
         calibration: gains, means and positions of removals, from `calibrated`.
-        residuals: residual streams that captures of score maps share.
+        residuals: residual streams that captures of score maps or losses share.
         skip_keys: how many first keys stand apart in patterns; by default as captures set it.
         kept_positions: how many first positions keep what writers write there (see `calibrate`);
             by default as many as `skip_keys`.
@@ -301,7 +301,11 @@ class Engine:
             key,
             lambda stream: {
                 "losses": capture_losses(
-                    self.model, self.inputs, batch_size=self.batch_size, checkpoint=stream
+                    self.model,
+                    self.inputs,
+                    batch_size=self.batch_size,
+                    checkpoint=stream,
+                    residuals=self.residuals,
                 )
             },
             ablation,

@@ -275,6 +275,7 @@ def capture_losses(
     *,
     batch_size: int = 32,
     checkpoint: StreamCheckpoint | None = None,
+    residuals: ResidualCache | None = None,
 ) -> Float[Tensor, "seq target"]:
     """Return the loss of every token but the first of each sequence, in nats, float64 on the CPU.
 
@@ -283,6 +284,7 @@ def capture_losses(
         tokens: sequences of equal length, `Sequences`, a text, or texts of equally many tokens.
         batch_size: sequences per forward pass; the logits of one batch are held.
         checkpoint: deals out batches to processes and saves finished losses; see `stream`.
+        residuals: residual streams that captures of the same tokens share; none by default.
 
     Example:
         >>> from nope_probe import capture_losses, load, sequences
@@ -295,7 +297,7 @@ def capture_losses(
     if tokens.is_floating_point():
         raise UserError("losses need tokens: vectors have none")
     losses = LossAccumulator(len(tokens))
-    stream(model, tokens, [losses], torch.arange(len(tokens)), batch_size, checkpoint)
+    stream(model, tokens, [losses], torch.arange(len(tokens)), batch_size, checkpoint, residuals)
     return losses.totals["losses"].cpu()
 
 
