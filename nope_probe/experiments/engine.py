@@ -30,6 +30,7 @@ from nope_probe.hooks.layers.model import (
     blocks_of,
     layers_of,
 )
+from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.batch_readings import window_hides
 from nope_probe.hooks.reading.calibration import (
     blocks_that_write,
@@ -39,7 +40,12 @@ from nope_probe.hooks.reading.calibration import (
 )
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import WriterKind, capture_positions
-from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint
+from nope_probe.hooks.reading.streaming import (
+    ResidualCache,
+    StreamCheckpoint,
+    restore,
+    state_of,
+)
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, WrittenPosition
 from nope_probe.hooks.removing.targets import (
@@ -48,7 +54,7 @@ from nope_probe.hooks.removing.targets import (
     resolve_targets,
     rope_frequencies,
 )
-from nope_probe.maps.folds import State, default_folds
+from nope_probe.maps.folds import State, default_folds, under
 from nope_probe.maps.layers import set_apart
 from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps, packed_tensors, stored_layers
 from nope_probe.maps.positions import PositionSums
@@ -222,8 +228,11 @@ class Engine:
         layers: Sequence[int],
         mean_term: bool = False,
         per_head: bool = False,
+        beside: Sequence[Accumulator] = (),
     ) -> Layers:
         """Return the maps of each layer, whose folds stay in the checkpoint until they are read.
+
+        The passes add to the sums `beside` too.
 
         Raises:
             UserError: for a non-finite score, with the name of what was captured.
@@ -232,11 +241,13 @@ class Engine:
         def capture(stream: StreamCheckpoint | None) -> State:
             kept = {"mean_term": mean_term, "per_head": per_head}
             options = {"layers": layers, "residuals": self.residuals, **kept}
-            maps = self.by_fold(capture_scores, stream, **options)
+            maps = self.by_fold(capture_scores, stream, beside=beside, **options)
             validate_finite(maps, name)
-            return packed_tensors(maps)
+            sums = state_of(beside) if beside else {}
+            return packed_tensors(maps) | {f"beside.{name}": sums[name] for name in sums}
 
         tensors = self.once(key, capture, ablation)
+        restore(beside, under(tensors, "beside."))
         stored = tensors if self.checkpoint is None else self.checkpoint.open(key)
         captured = stored_layers(stored)
         return captured if self.skip_keys is None else set_apart(captured, self.skip_keys)

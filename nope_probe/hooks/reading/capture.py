@@ -63,6 +63,7 @@ def capture_scores(
     query_rows: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
     residuals: ResidualCache | None = None,
+    beside: Sequence[Accumulator] = (),
 ) -> ScoreMaps:
     """Average the attention scores of some layers over sequences and heads.
 
@@ -82,6 +83,7 @@ def capture_scores(
             default all rows up to 2,048 positions, and 512 rows above.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
         residuals: residual streams that captures of the same inputs share; none by default.
+        beside: further sums that the passes add to.
 
     Returns:
         Fold means in nats, on the CPU.
@@ -106,7 +108,8 @@ def capture_scores(
         raise ValueError("the mean term needs 2 sequences in every fold: a fold has only 1")
     scores = [ScoreAccumulator(layer, cut, mean_term) for layer in blocks]
     heads = [HeadAccumulator(layer, cut) for layer in blocks] if per_head else []
-    stream(model, inputs, [*scores, *heads], fold_of, batch_size, checkpoint, residuals)
+    sums = [*scores, *heads, *beside]
+    stream(model, inputs, sums, fold_of, batch_size, checkpoint, residuals)
     n = len(blocks)
     return ScoreMaps(
         mean_term=_stacked((score.mean_term() for score in scores), n) if mean_term else None,
