@@ -30,6 +30,7 @@ from nope_probe.hooks.layers.model import (
     blocks_of,
     layers_of,
 )
+from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.batch_readings import window_hides
 from nope_probe.hooks.reading.calibration import (
     blocks_that_write,
@@ -39,7 +40,12 @@ from nope_probe.hooks.reading.calibration import (
 )
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import WriterKind, capture_positions
-from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint
+from nope_probe.hooks.reading.streaming import (
+    ResidualCache,
+    StreamCheckpoint,
+    restore,
+    state_of,
+)
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, WrittenPosition
 from nope_probe.hooks.removing.targets import (
@@ -49,7 +55,7 @@ from nope_probe.hooks.removing.targets import (
     rope_frequencies,
 )
 from nope_probe.maps.attention import AttentionMaps
-from nope_probe.maps.folds import State, default_folds
+from nope_probe.maps.folds import State, default_folds, under
 from nope_probe.maps.layers import set_apart
 from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps, packed_tensors, stored_layers
 from nope_probe.maps.positions import PositionSums
@@ -74,7 +80,7 @@ class Engine:
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from.
         calibration: gains, means and positions of removals, from `calibrated`.
-        residuals: residual streams that captures of score maps share.
+        residuals: residual streams that captures of score maps or losses share.
         skip_keys: how many first keys stand apart in patterns; by default as captures set it.
         kept_positions: how many first positions keep what writers write there (see `calibrate`);
             by default as many as `skip_keys`.
@@ -223,8 +229,11 @@ class Engine:
         layers: Sequence[int],
         mean_term: bool = False,
         per_head: bool = False,
+        beside: Sequence[Accumulator] = (),
     ) -> Layers:
         """Return the maps of each layer, whose folds stay in the checkpoint until they are read.
+
+        The passes add to the sums `beside` too.
 
         Raises:
             UserError: for a non-finite score, with the name of what was captured.
@@ -233,11 +242,13 @@ class Engine:
         def capture(stream: StreamCheckpoint | None) -> State:
             kept = {"mean_term": mean_term, "per_head": per_head}
             options = {"layers": layers, "residuals": self.residuals, **kept}
-            maps = self.by_fold(capture_scores, stream, **options)
+            maps = self.by_fold(capture_scores, stream, beside=beside, **options)
             validate_finite(maps, name)
-            return packed_tensors(maps)
+            sums = state_of(beside) if beside else {}
+            return packed_tensors(maps) | {f"beside.{name}": sums[name] for name in sums}
 
         tensors = self.once(key, capture, ablation)
+        restore(beside, under(tensors, "beside."))
         stored = tensors if self.checkpoint is None else self.checkpoint.open(key)
         captured = stored_layers(stored)
         return captured if self.skip_keys is None else set_apart(captured, self.skip_keys)
@@ -302,7 +313,11 @@ class Engine:
             key,
             lambda stream: {
                 "losses": capture_losses(
-                    self.model, self.inputs, batch_size=self.batch_size, checkpoint=stream
+                    self.model,
+                    self.inputs,
+                    batch_size=self.batch_size,
+                    checkpoint=stream,
+                    residuals=self.residuals,
                 )
             },
             ablation,

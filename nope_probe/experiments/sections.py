@@ -50,6 +50,10 @@ WIDTH, GAP = 80, 2  # of a terminal, and between two columns of a table
 NOISE = "not distinguishable from noise"
 NO_PATTERN = f"The positional pattern is {NOISE} in any layer"
 MOST_HEADS = 3  # in a sentence
+RELOAD = (  # the end of a first page's first words
+    "Reload this page when the command has ended. If the command was interrupted, run it again: it "
+    "goes on from here."
+)
 HIDDEN = {  # by the verdict on the heads of a layer whose mean shows no pattern
     "opposite": "Heads of opposite sign cancel in their mean",
     "unclear": "Single heads have a pattern that their mean does not show",

@@ -37,6 +37,7 @@ from nope_probe.runtime.folder import (
     PAGE,
     Run,
     check_output_dir,
+    has_first_page,
     read_manifest,
     remove_first_page,
     write_first_page,
@@ -57,6 +58,7 @@ from nope_probe.runtime.processes import Signals, command_line, process_count, s
 from nope_probe.runtime.settings import RunSettings, SessionSettings, memory_of
 from nope_probe.runtime.sources import load_model, make_sequences, validate_reach
 
+SHORT = 1.0  # seconds for the first results: such a run ends before its first page is opened
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
 NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interrupted"
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
@@ -342,6 +344,15 @@ class Session(Generic[Settings_co]):
         """Return the end of a run, and how long it took, as a manifest records them."""
         seconds = round(time.monotonic() - self.started, 3)
         return {"finished": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": seconds}
+
+    def wants_first_page(self, soonest: float) -> bool:
+        """Return whether to write a page of the first results.
+
+        Args:
+            soonest: the time on the clock `time.monotonic` from which a page is worth its drawing.
+        """
+        is_wanted = self.is_first and self.call.is_kept and time.monotonic() > soonest
+        return is_wanted and not has_first_page(self.folder)
 
     def write_first_page(self, page: str) -> None:
         """Write a page of the results so far, which the finished run replaces."""

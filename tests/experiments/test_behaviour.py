@@ -24,6 +24,7 @@ from nope_probe.conditions import MASK
 from nope_probe.experiments.behaviour import sections
 from nope_probe.experiments.behaviour.analyse import position_table
 from nope_probe.experiments.behaviour.plan import MeasuredBehaviour, Plan, Probe
+from nope_probe.runtime.session import Session
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
@@ -47,7 +48,16 @@ def done(tiny: Callable[[str], Any], texts: Path, tmp_path_factory: pytest.TempP
     """A run on the folder of a Llama with grouped keys and a BOS token."""
     out = tmp_path_factory.mktemp("runs") / "llama"
     model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *REMOVED]
-    run_command(behaviour, *SMALL, *model, "--out", out)
+    with pytest.MonkeyPatch.context() as patch:
+        write = Session.write_first_page
+
+        def keep(session: Session[Any], page: str) -> None:
+            write(session, page)
+            (out.parent / "first.html").write_bytes((out / "report.html").read_bytes())
+
+        patch.setattr(Session, "write_first_page", keep)
+        patch.setattr("nope_probe.experiments.behaviour.run.SHORT", 0.0)
+        run_command(behaviour, *SMALL, *model, "--out", out)
     return out
 
 
@@ -129,6 +139,48 @@ def test_a_measure_and_its_difference_are_those_of_the_edited_model(
     assert_interval(row, "value", values)
     if condition:
         assert_interval(row, "difference", values - intact)
+
+
+def test_the_first_page_has_loss_and_copies_without_each_source_as_the_whole_page_has(
+    done: Path,
+) -> None:
+    first, whole = (path.read_text() for path in (done.parent / "first.html", done / "report.html"))
+    assert "Still running: 5 other measures and 4 other removals." in first
+    assert "Still running" not in whole
+    rows = rows_of(done, "copy_random_second").loc[["mask", "rope"], "difference"]
+    assert rows.notna().all()
+    for shown in (f"<td>{rise:.3g}</td>" for rise in rows):
+        assert shown in first
+    assert "W_Q" not in first
+
+
+@pytest.mark.parametrize(
+    ("model", "chosen", "conditions"),
+    [
+        ("llama", [], ["rope", "mask", "mask+rope"]),
+        ("gpt2", [], ["pos_embed", "mask", "mask+pos_embed"]),
+        (
+            "llama",
+            ["--remove", "weights", "mask"],
+            ["w_q", "w_k", "qk", "w_o", "ov", "mlp", "mask"],
+        ),
+        ("rope-tiny", [], ["rope", "mask", "w_q", "w_k", "qk", "w_o", "ov", "mlp", "mask+rope"]),
+    ],
+)
+def test_weights_are_removed_where_they_are_asked_for_and_in_shipped_models(
+    model: str,
+    chosen: list[str],
+    conditions: list[str],
+    tiny: Callable[[str], Any],
+    texts: Path,
+    tmp_path: Path,
+) -> None:
+    named = model if model == "rope-tiny" else tiny(model).folder
+    small = ["--n-seqs", 8, "--seq-len", 17, "--folds", 4, "--measures", "loss", *chosen]
+    data = [] if model == "rope-tiny" else ["--data", texts]
+    run_command(behaviour, "--model", named, *data, *small, "--out", tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["conditions"] == ["intact", *conditions]
 
 
 def test_the_probes_are_made_of_the_text_windows(done: Path) -> None:

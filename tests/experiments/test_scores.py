@@ -21,8 +21,15 @@ from support.tiny_models import tokenizer, tokens
 from nope_probe import ablate, scores
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.scores import sections
-from nope_probe.experiments.scores.heads import HeadInputs, head_columns, measure_heads
+from nope_probe.experiments.scores.heads import (
+    HeadMeans,
+    HeadScores,
+    InductionScores,
+    head_columns,
+)
 from nope_probe.figures.panels import RowMaps
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading import streaming
 from nope_probe.runtime.folder import Run
 
 N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
@@ -153,20 +160,45 @@ def test_first_key_and_previous_token_are_those_of_plain_transformers(
         assert row["sink_score"] == pytest.approx(true)
 
 
-REPEATED = tokens(10, 5, seed=2).repeat(1, 2)
-GIVEN = HeadInputs(
-    inputs=tokens(10, N_POS),
-    repeated=REPEATED,
-    n_tokens=5,
-    skip_keys=0,
-    fold_of=torch.arange(10) % 5,
-)
+def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_run_keeps_both(
+    tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    flags = ["--model", str(tiny("llama").folder), "--data", "random", "--per-head"]
+    flags += ["--layers", "2", "--n-seqs", "59", "--seq-len", "13", "--folds", "5"]
+    forward, lengths = streaming.run_forward, list[int]()
+
+    def count(model: Any, batch: torch.Tensor) -> None:
+        lengths.append(len(batch))
+        forward(model, batch)
+
+    monkeypatch.setattr(streaming, "run_forward", count)
+    run_command(scores, *flags, "--out", str(tmp_path / "whole"))
+    # One sequence is tried, 7 a fold lose BOS, and 4 a fold are random tokens twice, each way.
+    assert sum(lengths) == 1 + 59 + 35 + 20 + 20
+    with monkeypatch.context() as patch:
+        patch.setattr("nope_probe.experiments.scores.run.analyse", interrupted)
+        with pytest.raises(SystemExit):
+            run_command(scores, *flags, "--out", str(tmp_path / "run"))
+    lengths.clear()
+    run_command(scores, *flags, "--out", str(tmp_path / "run"))
+    assert sum(lengths) == 35 + 20 + 20
+    files = [(tmp_path / name / "heads.csv").read_bytes() for name in ("whole", "run")]
+    assert files[0] == files[1]
+
+
+def interrupted(*args: Any) -> None:
+    raise KeyboardInterrupt
+
+
+REPEATED, FOLD_OF = tokens(10, 5, seed=2).repeat(1, 2), torch.arange(10) % 5
 
 
 def test_a_head_of_a_layer_without_rope_is_symbolic_and_one_with_rope_is_not(
     bridge: Callable[[str], Any],
 ):
-    measured = measure_heads(bridge("smollm3"), GIVEN, n_layers=3)
+    model = bridge("smollm3")
+    sums = [HeadScores(model, layer, 5, skip_keys=0) for layer in layers_of(model)[:3]]
+    measured = HeadMeans.captured(model, tokens(10, N_POS), sums, FOLD_OF).means
     total = measured["total"].mean(0)
     symbolic, positional = (measured[name].mean(0) / total for name in ("symbolic", "positional"))
     torch.testing.assert_close(symbolic[1], torch.ones(N_HEADS).double())
@@ -178,7 +210,9 @@ def test_a_head_of_a_layer_without_rope_is_symbolic_and_one_with_rope_is_not(
 def test_induction_is_read_on_the_repeated_tokens(
     bridge: Callable[[str], Any], tiny: Callable[[str], Any]
 ):
-    measured = measure_heads(bridge("llama"), GIVEN, n_layers=2)["induction"].mean(0)
+    model = bridge("llama")
+    sums = [InductionScores(model, layer, 5, n_tokens=5) for layer in layers_of(model)]
+    measured = HeadMeans.captured(model, REPEATED, sums, FOLD_OF).means["induction"].mean(0)
     attended = attention(tiny("llama").hf, REPEATED)
     true = np.mean([attended[..., i, i - 4] for i in range(5, 10)], 0).mean(1)
     assert_same(measured, true, MEASURE)

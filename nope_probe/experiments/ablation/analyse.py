@@ -40,7 +40,7 @@ from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.explorer import explorer_of
-from nope_probe.experiments.sections import listed, strongest
+from nope_probe.experiments.sections import RELOAD, listed, strongest
 from nope_probe.experiments.tables import (
     columns_of,
     interactions_table,
@@ -122,10 +122,7 @@ def first_page(session: Session[RunSettings], plan: Plan, measured: Measured) ->
     players = [player.name for players in plan.player_sets for player in players.players]
     running = listed([phrase(name) for name in dict.fromkeys(players) if name not in plan.sources])
     n_left = len(plan.others) + sum(len({*plan.checked(by).values()}) for by in plan.checks)
-    waiting = (
-        f"Still running: {n_left} models without {running}. Reload this page when the command has "
-        "ended. If the command was interrupted, run it again: it goes on from here."
-    )
+    waiting = f"Still running: {n_left} models without {running}. {RELOAD}"
     return analyse(session, plan.sources_alone, measured, waiting).page
 
 

@@ -30,12 +30,10 @@ from nope_probe.hooks.reading.streaming import GIGABYTE
 from nope_probe.hooks.removing.removals import without_weights
 from nope_probe.hooks.removing.targets import components
 from nope_probe.reports.notes import pilot_note
-from nope_probe.runtime.folder import Run, has_first_page
+from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status, tell
-from nope_probe.runtime.session import Call, Session
+from nope_probe.runtime.session import SHORT, Call, Session
 from nope_probe.runtime.settings import validate_effects
-
-SHORT = 1.0  # seconds for the sources: such a run ends before its first page is opened
 
 
 def run(settings: Settings, call: Call | None = None) -> Path:
@@ -140,8 +138,7 @@ def show_sources(
         soonest: the time on the clock `time.monotonic` from which a page is worth its drawing.
         measured: the maps of the sources' conditions.
     """
-    is_wanted = session.is_first and session.call.is_kept and time.monotonic() > soonest
-    if is_wanted and not has_first_page(session.folder):
+    if session.wants_first_page(soonest):
         session.write_first_page(first_page(session, plan, measured))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pandas as pd
 import torch
@@ -26,7 +27,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.plan import MeasuredBehaviour, Plan, head_name, map_key
 from nope_probe.experiments.behaviour.sections import report
 from nope_probe.experiments.behaviour.settings import EFFECTS, QUANTITIES, Settings
-from nope_probe.experiments.sections import with_page
+from nope_probe.experiments.sections import RELOAD, listed, with_page
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.folds import folds_of
@@ -47,8 +48,32 @@ HEAD_COLUMNS = ["layer", "head", *interval_names("pattern", "loss", "copy")]
 CORRELATION_COLUMNS = ["over", "layer", "effect", "rho", "p", "n"]
 
 
-def analyse(session: Session[Settings], plan: Plan, measured: MeasuredBehaviour) -> Run:
+def first_page(session: Session[Settings], plan: Plan, measured: MeasuredBehaviour) -> str:
+    """Return the page of `plan.first`, while all other measurements are still made."""
+    first = plan.first
+    others = [name for name in plan.conditions if name not in first.conditions]
+    left = [
+        f"{n} other {what}"
+        for n, what in (
+            (len(plan.measures) - len(first.measures), "measures"),
+            (len(others), "removals"),
+        )
+        if n
+    ]
+    waiting = f"Still running: {listed(left or ['copies of text'])}. {RELOAD}"
+    return analyse(session, first, measured, waiting).page
+
+
+def analyse(
+    session: Session[Settings], plan: Plan, measured: MeasuredBehaviour, waiting: str = ""
+) -> Run:
     """Estimate every measure in every condition, and return the run.
+
+    Args:
+        session: the run in progress.
+        plan: the conditions.
+        measured: their measurements.
+        waiting: the page's first words, while other measurements are still made.
 
     Raises:
         UserError: for a loss that is not finite.
@@ -80,7 +105,7 @@ def analyse(session: Session[Settings], plan: Plan, measured: MeasuredBehaviour)
         arrays={"tokens": {name: array.numpy() for name, array in tokens.items()}},
         tables=tables_of(plan, measured, skip),
     )
-    return with_page(session, run, report)
+    return with_page(session, run, partial(report, waiting=waiting))
 
 
 def tables_of(plan: Plan, measured: MeasuredBehaviour, skip: int) -> dict[str, pd.DataFrame]:
@@ -109,7 +134,7 @@ def _rows(plan: Plan, measured: MeasuredBehaviour, name: str) -> Iterator[Row]:
     """
     about = QUANTITIES[name]
     reason = plan.skipped.get(about.measure, "")
-    if about.measure not in plan.measures:
+    if about.measure not in plan.measures or not (reason or about.probe in plan.probes):
         return
     if not reason and name in ("copy_text", "copy_random"):
         intact = mean_interval(per_document(plan, measured, name, INTACT.name))

@@ -7,9 +7,10 @@ sequences, decodability and score maps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import log
 
 import torch
@@ -38,7 +39,7 @@ from nope_probe.experiments.engine import (
 )
 from nope_probe.hooks.layers.model import numbered_layers, positions_of
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint
 from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.targets import components
@@ -48,6 +49,8 @@ from nope_probe.maps.maps import ScoreMaps
 from nope_probe.runtime.session import Session
 
 MIN_DOCUMENTS = 8  # four to fit on and four held out
+FIRST_MEASURES: tuple[Measure, ...] = ("loss", "in-context", "copy")  # on the first page
+FIRST_PROBES = ("text", "copy_random")
 HEAD_PROBES = ("text", "copy_text")  # on which single heads are removed
 Losses = Float[Tensor, "_ _"]  # documents and targets, which differ among probes
 Distances = Float[Tensor, "held_out layer fit"]
@@ -87,7 +90,7 @@ class Plan:
         skipped: per measure that the model or the data cannot show, the reason.
         bos: whether windows begin with a BOS token.
         trained: the length that the model was trained at, in tokens.
-        left_out: components that are not removed by default, and why.
+        left_out: weights that are removed only where they are named, and why.
         uniform: the loss of a uniform guess among the tokens that are not special, in nats.
     """
 
@@ -112,6 +115,23 @@ class Plan:
     def segment(self) -> int:
         """The length of a segment that fits into a window twice, after BOS."""
         return (self.text.tokens.shape[1] - self.bos) // 2
+
+    @property
+    def first(self) -> Plan:
+        """The plan of the first page: loss and copies of random tokens, without each source."""
+        conditions = {
+            name: ablation
+            for name, ablation in self.conditions.items()
+            if len(ablation.remove) <= 1 and self.removes_sources_alone(name)
+        }
+        return replace(
+            self,
+            conditions=conditions,
+            heads={},
+            measures=tuple(name for name in self.measures if name in FIRST_MEASURES),
+            probes={name: self.probes[name] for name in FIRST_PROBES if name in self.probes},
+            skipped={},
+        )
 
     def measured(self, measure: Measure) -> bool:
         """Return whether a measure is asked for and can be shown."""
@@ -144,7 +164,7 @@ def make_plan(session: Session[Settings]) -> Plan:
     if tokenizer is None or text.kind in ("random", "vectors"):
         raise UserError("behaviour is measured on text, with a language model and its tokenizer")
     has, left_out = components(model), irreplaceable(model)
-    conditions = make_conditions(has, settings.remove, settings.substitutes, left_out)
+    conditions = make_conditions(has, settings.removals, settings.substitutes, left_out)
     settings.validate_removals(conditions)
     removed = {name for condition in conditions.values() for name in condition.remove}
     validate_removable(model, removed | ({"w_q"} if settings.heads else set()))
@@ -173,7 +193,7 @@ def make_plan(session: Session[Settings]) -> Plan:
         skipped=skipped,
         bos=text.bos,
         trained=settings.trained_len_of(session.loaded.info.n_ctx),
-        left_out=left_out if settings.remove is None else {},
+        left_out=left_out if "weights" in settings.removals else {},
         uniform=log(len(tokenizer) - len(set(tokenizer.all_special_ids))),
     )
 
@@ -327,13 +347,21 @@ def head_name(layer: int, head: int) -> str:
     return f"L{layer}H{head}"
 
 
-def capture(session: Session[Settings], plan: Plan) -> MeasuredBehaviour:
-    """Return all measurements, from the checkpoint or captured and saved."""
+def capture(
+    session: Session[Settings], plan: Plan, show_first: Callable[[MeasuredBehaviour], None]
+) -> MeasuredBehaviour:
+    """Return all measurements, from the checkpoint or captured and saved.
+
+    Args:
+        session: the run.
+        plan: its plan.
+        show_first: called with the measurements of `plan.first`, before all others are made.
+    """
     runner = _Runner(session, plan)
     sizes = runner.sizes()
     session.announce(len(plan.conditions) + len(plan.heads), [*sizes])
     with session.checkpoint.progress(sizes):
-        return runner.run()
+        return runner.run(show_first)
 
 
 class _Runner:
@@ -346,13 +374,19 @@ class _Runner:
         self.fit, self.held_out = (plan.text.subset(half) for half in halves(plan.text.documents))
         heads = {head_name(*place): ablation for place, ablation in plan.heads.items()}
         self.conditions = plan.conditions | heads
+        first = plan.first
+        self.first: list[tuple[str, str]] = []
+        if first.measures and len(first.conditions) > 1:
+            self.first = list(product(first.conditions, first.probes))
         self.scored = [
             (name, probe)
             for name, ablation in self.conditions.items()
             for probe in plan.probes
-            if ablation.heads is None or probe in HEAD_PROBES
+            if (ablation.heads is None or probe in HEAD_PROBES) and (name, probe) not in self.first
         ]
         self.writing = [condition for condition in self.conditions.values() if condition.writers]
+        shared = plan.probes if self.writing else HEAD_PROBES if plan.heads else ()
+        self.residuals = {probe: ResidualCache() for probe in shared}
         lengths = {name: probe.tokens.shape[1] for name, probe in plan.probes.items()}
         other_lengths = [name for name, length in lengths.items() if length != lengths["text"]]
         self.other_lengths = other_lengths if self.writing else []
@@ -379,6 +413,8 @@ class _Runner:
     def streams(self) -> Iterator[tuple[str, Probe, Ablation]]:
         """Yield the key of each stream, its sequences and its removals."""
         text, intact = self.plan.text, Ablation()
+        for name, probe in self.first:
+            yield f"loss/{name}/{probe}", self.plan.probes[probe], self.conditions[name]
         if any(condition.needs_calibration for condition in self.conditions.values()):
             yield "calibration", text, intact
         for name in self.other_lengths:
@@ -413,13 +449,16 @@ class _Runner:
             batch_size=self.seqs_per_batch(probe),
         )
 
-    def run(self) -> MeasuredBehaviour:
+    def run(self, show_first: Callable[[MeasuredBehaviour], None]) -> MeasuredBehaviour:
         """Return the losses, decodability and score maps of all conditions."""
         text = self.on(self.plan.text)
+        losses = {(name, probe): self.losses(name, probe) for name, probe in self.first}
+        if 0 < len(self.first) < len(self.sizes()):
+            show_first(MeasuredBehaviour(losses=losses))
         text = text.calibrated("calibration", self.conditions.values())
         self.engine = text
         return MeasuredBehaviour(
-            losses={(name, probe): self.losses(name, probe) for name, probe in self.scored},
+            losses=losses | {place: self.losses(*place) for place in self.scored},
             maps={
                 key: text.scores(key, ablation, layers=self.plan.layers)
                 for key, ablation in self.maps.items()
@@ -436,6 +475,7 @@ class _Runner:
         engine = self.on(probe)
         if ablation.writers and probe_name in self.other_lengths:
             engine = self.with_positions(engine, probe_name)
+        engine = replace(engine, residuals=self.residuals.get(probe_name))
         losses = engine.losses(f"loss/{name}/{probe_name}", ablation)
         return by_document(losses, probe.documents)
 

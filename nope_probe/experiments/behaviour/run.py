@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from nope_probe.experiments.behaviour.analyse import analyse
-from nope_probe.experiments.behaviour.plan import capture, make_plan
+from nope_probe.experiments.behaviour.analyse import analyse, first_page
+from nope_probe.experiments.behaviour.plan import MeasuredBehaviour, Plan, capture, make_plan
 from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.hooks.layers.model import Given
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status
-from nope_probe.runtime.session import Call, Session
+from nope_probe.runtime.session import SHORT, Call, Session
 
 
 def run(settings: Settings, call: Call | None = None) -> Path:
@@ -31,11 +33,27 @@ def run(settings: Settings, call: Call | None = None) -> Path:
     with Session("behaviour", settings, call) as session:
         if not session.finished:
             plan = make_plan(session)
-            measured = capture(session, plan)
+            soonest = time.monotonic() + SHORT
+            measured = capture(session, plan, partial(show_first, session, plan, soonest))
             if session.is_first:
                 with status("analysing and writing", in_logs=True):
                     session.write(analyse(session, plan, measured))
     return session.folder
+
+
+def show_first(
+    session: Session[Settings], plan: Plan, soonest: float, measured: MeasuredBehaviour
+) -> None:
+    """Write the page of loss and copying without each source, unless it is too early.
+
+    Args:
+        session: the run.
+        plan: its plan.
+        soonest: the time from which a page is worth its drawing; see `Session.wants_first_page`.
+        measured: the measurements of `plan.first`.
+    """
+    if session.wants_first_page(soonest):
+        session.write_first_page(first_page(session, plan, measured))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -45,13 +45,14 @@ HOW_TO_READ = (
 )
 
 
-def report(run: Run) -> Report:
+def report(run: Run, waiting: str = "") -> Report:
     """Return a run's report.
 
     Args:
         run: tables `behaviour`, `loss_by_position`, `extrapolation`, `decodability`, `bridge` and
             `correlations`, where those of measures that were not taken are empty, and `heads` where
             single heads were removed.
+        waiting: the headline's first words, while other measurements are still made.
     """
     manifest, tables = run.manifest, run.tables
     name, behaviour = manifest["model"]["name"], tables["behaviour"]
@@ -64,7 +65,7 @@ def report(run: Run) -> Report:
     )
     return Report(
         title=f"What {name} can do without its mask, RoPE or weights",
-        headline=headline(name, tables),
+        headline=[*filter(None, [waiting]), *headline(name, tables)],
         sections=[*answer, *(replace(section, folded=bool(answer)) for section in details)],
         how_to_read=(
             *HOW_TO_READ,

@@ -19,7 +19,7 @@ from nope_probe.hooks.removing.removals import (
     without_weights,
 )
 from nope_probe.hooks.removing.stand_ins import Replacement
-from nope_probe.models.names import trained_length
+from nope_probe.models.names import CHECKPOINTS, trained_length
 from nope_probe.runtime.settings import (
     LARGEST,
     LAYERS,
@@ -49,17 +49,12 @@ SHORTEST: dict[Measure, int] = {
 }
 EXTRAPOLATED = Bounds(16, 2**20)
 TIMES = 4  # the reach of extrapolation, in trained contexts
-REMOVED = (  # by default, as far as the model has it
-    *POSITION_ENCODINGS,
-    "mask",
-    "w_q",
-    "w_k",
-    "qk",
-    "w_o",
-    "ov",
-    "mlp",
-    *(f"mask+{name}" for name in POSITION_ENCODINGS),
-)
+_UNIONS = tuple(f"mask+{name}" for name in POSITION_ENCODINGS)
+GROUPS = {  # removals as far as the model has them, by a name that stands for all
+    "sources": (*POSITION_ENCODINGS, "mask", *_UNIONS),
+    "weights": ("w_q", "w_k", "qk", "w_o", "ov", "mlp"),
+}
+REMOVED = (*POSITION_ENCODINGS, "mask", *GROUPS["weights"], *_UNIONS)  # in the tables' order
 IN_SIGHT = "without the mask the next token is in sight: only the suffix is scored"
 FIRST_IN_SIGHT = "without the mask the first copy is in sight: see the second copy's loss"
 
@@ -162,7 +157,7 @@ EFFECTS = {"loss": "loss_suffix", "copy": "copy_text_second", "position": "posit
 
 def make_conditions(
     has: Sequence[Component],
-    names: Sequence[str] | None,
+    names: Sequence[str],
     substitutes: Sequence[Substitute],
     left_out: Collection[str] = (),
 ) -> dict[str, Ablation]:
@@ -173,21 +168,23 @@ def make_conditions(
 
     Args:
         has: the components that the model has.
-        names: what to remove; by default each of `REMOVED` that the model has.
+        names: what to remove; `GROUPS` stand for their removals that the model has.
         substitutes: replacements of weights.
-        left_out: components that are removed only where they are named.
+        left_out: components that are removed only where they are named, not with a group.
 
     Raises:
         UserError: for a name that does not exist, or a component that the model lacks.
     """
-    chosen = REMOVED if names is None else names
+    grouped = {name for group in GROUPS if group in names for name in GROUPS[group]}
+    chosen = [*(name for name in REMOVED if name in grouped), *names]
+    removable = {*has} - {*left_out}
     try:
-        removed = {name: Condition.parse(name) for name in chosen if name != INTACT.name}
+        parsed = {
+            name: Condition.parse(name) for name in chosen if name not in (INTACT.name, *GROUPS)
+        }
     except ValueError as error:
         raise UserError(f"--remove: {error}") from error
-    if names is None:
-        removable = {*has} - {*left_out}
-        removed = {name: parts for name, parts in removed.items() if parts <= removable}
+    removed = {name: parts for name, parts in parsed.items() if name in names or parts <= removable}
     for components in removed.values():
         validate_components(components, has)
     for (one, first), (other, second) in combinations(removed.items(), 2):
@@ -218,8 +215,9 @@ class Settings(RunSettings):
         _arg(
             help="The conditions, each a component (mask rope w_q w_k w_o w_v mlp pos_embed), a "
             "circuit (qk ov), the position that a head, MLP or embedding writes (position[L1H0], "
-            "position[MLP0]) or a union such as mask+rope. By default rope mask w_q w_k qk w_o ov "
-            "mlp mask+rope, those that the model has."
+            "position[MLP0]), a union such as mask+rope, or a group, as far as the model has it: "
+            "`sources` (rope mask mask+rope), `weights` (w_q w_k qk w_o ov mlp). By default "
+            "`sources`, and `weights` too for a shipped model."
         ),
     ] = None
     prefix: Annotated[
@@ -261,6 +259,13 @@ class Settings(RunSettings):
     def prefix_len(self) -> int:
         """How many first tokens see each other where the mask is removed."""
         return self.seq_len // 2 if self.prefix is None else self.prefix
+
+    @property
+    def removals(self) -> tuple[str, ...]:
+        """The names of what is removed, groups too."""
+        if self.remove is not None:
+            return self.remove
+        return tuple(GROUPS) if self.model.lower() in CHECKPOINTS else ("sources",)
 
     @property
     def substitutes(self) -> tuple[Substitute, ...]:

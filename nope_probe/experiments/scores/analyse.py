@@ -22,7 +22,7 @@ from nope_probe.analyses.splits import (
     split_bands,
 )
 from nope_probe.conditions import INTACT
-from nope_probe.experiments.scores.heads import head_columns
+from nope_probe.experiments.scores.heads import HeadMeans, head_columns
 from nope_probe.experiments.scores.sections import report
 from nope_probe.experiments.tables import (
     bands_table,
@@ -55,11 +55,13 @@ class MeasuredScores:
 
     Attributes:
         layers: the maps of each layer, with those of its heads if these are kept.
+        heads: the measures of heads that the same passes gave, if heads are kept.
         bands: the RoPE bands of each layer; empty unless the maps were split by them.
         band_maps: the map of each band, nats.
     """
 
     layers: Layers
+    heads: HeadMeans | None = None
     bands: list[list[Band]]
     band_maps: Float[Tensor, "fold layer band row key_pos"] | None = None
 
@@ -92,7 +94,7 @@ def analyse(
         tables["bands"] = bands_table([*chain.from_iterable(split)])
     patterns = ""
     if first.heads:
-        tables |= _head_tables(session, layers, choice)
+        tables |= _head_tables(session, measured, choice)
         patterns = head_patterns(layers, tables["heads"])
     manifest = {
         **session.provenance(),
@@ -123,12 +125,13 @@ def _offsets_table(layers: Layers, choice: OffsetBins) -> pd.DataFrame:
 
 
 def _head_tables(
-    session: Session[RunSettings], layers: Layers, choice: OffsetBins
+    session: Session[RunSettings], measured: MeasuredScores, choice: OffsetBins
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of heads, of their offset profiles and of attention sinks.
 
     A row of `heads` has four measures of the head's pattern, and measures of its attention.
     """
+    layers = measured.layers
     rows = [
         {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
         for (layer, head), measures in measure_heads(layers).items()
@@ -136,7 +139,7 @@ def _head_tables(
     heads = pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])
     loaded, folds = session.loaded, session.settings.folds
     attended, sinks = head_columns(
-        loaded.model, session.sequences(), loaded.tokenizer, [*layers], folds
+        loaded.model, session.sequences(), loaded.tokenizer, [*layers], folds, measured.heads
     )
     n_heads = len(next(iter(layers.values())).heads)
     of_head = {head: {n: maps.heads[head] for n, maps in layers.items()} for head in range(n_heads)}

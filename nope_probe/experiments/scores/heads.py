@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -26,36 +25,123 @@ from nope_probe.analyses.jackknife import jackknife
 from nope_probe.data.sequences import Sequences, sequences
 from nope_probe.experiments.engine import as_sequences, first_layers, folds_for_intervals
 from nope_probe.experiments.tables import interval_columns
+from nope_probe.hooks.layers.attention import Attention
+from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers
-from nope_probe.hooks.reading.batch_readings import HeadReading, read_heads
+from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers, traits_of
+from nope_probe.hooks.reading.accumulators import Accumulator
+from nope_probe.hooks.reading.batch_readings import HeadReading, head_reading, weights_on
+from nope_probe.hooks.reading.streaming import stream
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
-from nope_probe.maps.folds import folds_of, pooled
+from nope_probe.maps.folds import folds_of, pooled, sum_parts
 
-N_SEQS = 64  # number of the run's sequences that are read again
+N_OTHER = 32  # number of the run's sequences that are read with BOS added or left out
+N_REPEATED = 16  # number of sequences of repeated random tokens
 N_CELLS = 2**18  # query-key cells of a head that are held at once
 MEANS = ("first_key", "previous_token", "induction")
 SHARES = ("positional", "symbolic")
 PerHead = Float[Tensor, "fold layer head"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadInputs:
-    """The sequences that heads are measured on.
+class HeadScores(Accumulator):
+    """Sums one layer's measures of heads over sequences, per fold.
 
-    Attributes:
-        inputs: the run's sequences.
-        repeated: n random tokens twice, with or without BOS before them.
-        n_tokens: n.
+    The measures are `first_key` and `previous_token`, and the variances `positional`, `symbolic`
+    and `total` of the last query's scores, in squared nats. Attention is the softmax of the scores,
+    so a learned sink outside them (as in gpt-oss) is left out.
+
+    Args:
+        model: the model.
+        layer: the layer.
+        n_folds: parts of the sequences.
         skip_keys: first keys that position and content leave out.
-        fold_of: the fold of each sequence.
     """
 
-    inputs: Inputs
-    repeated: Tensor
-    n_tokens: int
-    skip_keys: int
-    fold_of: Int[Tensor, " seq"]
+    reads_attention = True
+
+    def __init__(self, model: HookedModel, layer: Layer, n_folds: int, skip_keys: int) -> None:
+        super().__init__(n_folds)
+        self.layer, self.skip_keys = layer, skip_keys
+        self.rotary = traits_of(model)[layer.index].rotary
+
+    def read(self, attention: Attention) -> None:
+        """Add one batch."""
+        if self.already_counted:
+            return
+        measures = self.measures(attention)
+        self.add(
+            **{
+                name: sum_parts(values.double(), self.fold_of, self.n_folds)
+                for name, values in measures.items()
+            }
+        )
+
+    def measures(self, attention: Attention) -> dict[str, Float[Tensor, "batch head"]]:
+        """Return each measure of every sequence of a batch."""
+        n_pos = attention.q.shape[1]
+        keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), _keys_before(n_pos, 1)))
+        reading = head_reading(attention, keys, self.rotary)
+        size = max(1, N_CELLS // n_pos**2)
+        parts = [position_and_content(moved) for moved in _moved(reading, self.skip_keys, size)]
+        return {
+            "first_key": first_key_attention(reading.weights[..., 0]),
+            "previous_token": previous_token_attention(reading.weights[..., 1]),
+            **dict(zip((*SHARES, "total"), map(torch.cat, zip(*parts, strict=True)), strict=True)),
+        }
+
+
+class InductionScores(HeadScores):
+    """Sums one layer's `induction` scores, on random tokens twice, with or without BOS before.
+
+    Args:
+        n_tokens: how many tokens are repeated.
+    """
+
+    def __init__(self, model: HookedModel, layer: Layer, n_folds: int, n_tokens: int) -> None:
+        super().__init__(model, layer, n_folds, skip_keys=0)
+        self.n_tokens = n_tokens
+
+    def measures(self, attention: Attention) -> dict[str, Float[Tensor, "batch head"]]:
+        """Return the induction score of every sequence of a batch."""
+        keys = _keys_before(attention.q.shape[1], self.n_tokens - 1)[None]
+        to_next = weights_on(attention, keys)[..., 0]
+        return {"induction": induction_attention(to_next, self.n_tokens)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadMeans:
+    """Fold means of measures of heads.
+
+    Attributes:
+        means: by measure.
+        counts: sequences per fold.
+    """
+
+    means: dict[str, PerHead]
+    counts: Int[Tensor, " fold"]
+
+    @classmethod
+    def of(cls, sums: Sequence[HeadScores], fold_of: Int[Tensor, " seq"]) -> HeadMeans:
+        """Return the means of sums over sequences of given folds, a layer after the other."""
+        counts = fold_of.bincount()
+        means = {
+            name: torch.stack([layer.totals[name].cpu() for layer in sums], 1)
+            / counts[:, None, None]
+            for name in sums[0].totals
+        }
+        return cls(means=means, counts=counts)
+
+    @classmethod
+    def captured(
+        cls,
+        model: HookedModel,
+        inputs: Inputs,
+        sums: Sequence[HeadScores],
+        fold_of: Int[Tensor, " seq"],
+    ) -> HeadMeans:
+        """Return the means over sequences that are run for them."""
+        stream(model, inputs, sums, fold_of, max(1, N_CELLS // inputs.shape[1] ** 2))
+        return cls.of(sums, fold_of)
 
 
 def head_scores(
@@ -72,7 +158,7 @@ def head_scores(
     scores: `positional` stays in place when keys are moved, `symbolic` moves with the keys. Bounds
     of 95% intervals end in `_low` and `_high`. If the tokenizer has a BOS token, further columns
     repeat the measures on the sequences without BOS (`_without_bos`), or with BOS added
-    (`_with_bos`). About 64 of the sequences are read.
+    (`_with_bos`), of which 32 are read.
 
     Args:
         model: a HookedTransformer or TransformerBridge, ablated or not.
@@ -110,6 +196,7 @@ def head_columns(
     tokenizer: PreTrainedTokenizerBase | None,
     layers: Sequence[int],
     n_folds: int,
+    own: HeadMeans | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return further columns of the heads' table, and the table of sinks.
 
@@ -122,23 +209,43 @@ def head_columns(
         tokenizer: the model's tokenizer; None for a parameter-free model.
         layers: the numbers of the layers to measure, the first that attend.
         n_folds: parts of the sequences behind the intervals.
+        own: the means over the sequences as they are; by default the sequences are run for them.
     """
-    variants = {"": inputs}
-    if tokenizer is not None and tokenizer.bos_token_id is not None:
-        suffix = "_without_bos" if inputs.bos else "_with_bos"
-        variants[suffix] = _other_bos(inputs, tokenizer.bos_token_id)
+    blocks = numbered_layers(model, layers)
     fold_of = folds_of(len(inputs), n_folds, inputs.documents)
-    n_each, folds = -(-N_SEQS // n_folds), fold_of.unique()
-    chosen = torch.cat([(fold_of == fold).nonzero().flatten()[:n_each] for fold in folds])
+    if own is None:
+        sums = head_sums(model, layers, inputs, n_folds)
+        own = HeadMeans.captured(model, inputs.inputs, sums, fold_of)
+    measured = {"": (inputs, own)}
+    if tokenizer is not None and tokenizer.bos_token_id is not None:
+        other, n_each = _other_bos(inputs, tokenizer.bos_token_id), -(-N_OTHER // n_folds)
+        folds = [(fold_of == fold).nonzero().flatten()[:n_each] for fold in fold_of.unique()]
+        chosen = torch.cat(folds)
+        sums = head_sums(model, layers, other, n_folds)
+        means = HeadMeans.captured(model, other.inputs[chosen], sums, fold_of[chosen])
+        measured["_without_bos" if inputs.bos else "_with_bos"] = other, means
     columns, sinks = [], []
-    for suffix, variant in variants.items():
-        given = _head_inputs(variant, tokenizer, chosen, fold_of)
-        measured, counts = measure_heads(model, given, len(layers)), given.fold_of.bincount()
-        columns.append(_columns(measured, fold_weights(n_folds, counts), suffix))
-        shares = sink_share(pooled(measured["first_key"], counts)).tolist()
+    for suffix, (variant, text) in measured.items():
+        repeated, n_tokens = _repeated(variant, tokenizer, n_folds)
+        induction = HeadMeans.captured(
+            model,
+            repeated,
+            [InductionScores(model, block, n_folds, n_tokens) for block in blocks],
+            torch.arange(len(repeated)) % n_folds,
+        )
+        columns.append(_columns((text, induction), suffix))
+        shares = sink_share(pooled(text.means["first_key"], text.counts)).tolist()
         bos = "with" if variant.bos else "without"
         sinks.append({"layer": layers, "bos": bos, "threshold": SINK, "sink_score": shares})
     return pd.concat(columns, axis=1), pd.concat(map(pd.DataFrame, sinks), ignore_index=True)
+
+
+def head_sums(
+    model: HookedModel, layers: Sequence[int], inputs: Sequences, n_folds: int
+) -> list[HeadScores]:
+    """Return the sums that passes over sequences add the measures of heads to."""
+    blocks = numbered_layers(model, layers)
+    return [HeadScores(model, block, n_folds, int(inputs.bos)) for block in blocks]
 
 
 def _other_bos(inputs: Sequences, bos_token_id: int) -> Sequences:
@@ -149,64 +256,21 @@ def _other_bos(inputs: Sequences, bos_token_id: int) -> Sequences:
     return replace(inputs, inputs=longer, bos=True)
 
 
-def _head_inputs(
-    variant: Sequences,
-    tokenizer: PreTrainedTokenizerBase | None,
-    chosen: Int[Tensor, " chosen"],
-    fold_of: Int[Tensor, " seq"],
-) -> HeadInputs:
-    inputs, skip = variant.inputs[chosen], int(variant.bos)
+def _repeated(
+    variant: Sequences, tokenizer: PreTrainedTokenizerBase | None, n_folds: int
+) -> tuple[Inputs, int]:
+    """Return n random tokens twice, behind BOS if the sequences have it, and n."""
+    skip, n_seqs = int(variant.bos), -(-N_REPEATED // n_folds) * n_folds
+    inputs = variant.inputs[:n_seqs]
     n_tokens = max(2, (inputs.shape[1] - skip) // 2)
     once = inputs[:, :n_tokens]
     if tokenizer is not None:
         random = sequences(
-            "random", tokenizer=tokenizer, n_seqs=len(chosen), seq_len=n_tokens, bos="never"
+            "random", tokenizer=tokenizer, n_seqs=n_seqs, seq_len=n_tokens, bos="never"
         )
         once = random.inputs
-    return HeadInputs(
-        inputs=inputs,
-        repeated=torch.cat([inputs[:, :skip], once, once], 1),
-        n_tokens=n_tokens,
-        skip_keys=skip,
-        fold_of=fold_of[chosen],
-    )
-
-
-def measure_heads(model: HookedModel, given: HeadInputs, n_layers: int) -> dict[str, PerHead]:
-    """Return each measure per fold, layer and head.
-
-    The measures are `first_key`, `previous_token` and `induction`, and the variances `positional`,
-    `symbolic` and `total` of the last query's scores, in squared nats. Attention is the softmax of
-    the scores, so a learned sink outside them (as in gpt-oss) is left out.
-    """
-    batches: dict[str, list[Float[Tensor, "batch layer head"]]] = defaultdict(list)
-    n_pos = given.inputs.shape[1]
-    keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), _keys_before(n_pos, 1)))
-    for readings in _readings(model, given.inputs, keys, n_layers):
-        weights = torch.stack([reading.weights for reading in readings], 1)
-        batches["first_key"].append(first_key_attention(weights[..., 0]))
-        batches["previous_token"].append(previous_token_attention(weights[..., 1]))
-        moved = [_moved(reading, given.skip_keys) for reading in readings]
-        parts = zip(*map(position_and_content, moved), strict=True)
-        for name, layers in zip((*SHARES, "total"), parts, strict=True):
-            batches[name].append(torch.stack(layers, 1))
-    keys = _keys_before(given.repeated.shape[1], given.n_tokens - 1)[None]
-    for readings in _readings(model, given.repeated, keys, n_layers):
-        weights = torch.stack([reading.weights[..., 0] for reading in readings], 1)
-        batches["induction"].append(induction_attention(weights, given.n_tokens))
-    folds = range(int(given.fold_of.max()) + 1)
-    per_seq = {name: torch.cat(values).double() for name, values in batches.items()}
-    return {
-        name: torch.stack([values[given.fold_of == fold].mean(0) for fold in folds])
-        for name, values in per_seq.items()
-    }
-
-
-def _readings(
-    model: HookedModel, inputs: Tensor, keys: Int[Tensor, "which query_pos"], n_layers: int
-) -> Iterator[list[HeadReading]]:
-    for batch in inputs.split(max(1, N_CELLS // inputs.shape[1] ** 2)):
-        yield read_heads(model, batch, keys, n_layers)
+    bos = inputs[:1, :skip].expand(len(once), *[-1] * (inputs.ndim - 1))
+    return torch.cat([bos, once, once], 1), n_tokens
 
 
 def _keys_before(n_pos: int, distance: int) -> Int[Tensor, " query_pos"]:
@@ -214,26 +278,32 @@ def _keys_before(n_pos: int, distance: int) -> Int[Tensor, " query_pos"]:
     return (torch.arange(n_pos) - distance).clamp_min(0)
 
 
-def _moved(reading: HeadReading, skip_keys: int) -> Float[Tensor, "batch head place key"]:
-    """Return the last query's scores with every key moved to every place, nats."""
+def _moved(
+    reading: HeadReading, skip_keys: int, size: int
+) -> Iterator[Float[Tensor, "batch head place key"]]:
+    """Yield the last query's scores with every key moved to every place, nats, in small batches."""
     kept = slice(skip_keys, -1)
-    q, k, rotation = reading.q, reading.k[:, kept], reading.rotation[kept]
-    moved = reading.scale * moved_scores(q.double(), k.double(), rotation.double())
-    if reading.soft_cap is not None:
-        moved = reading.soft_cap * torch.tanh(moved / reading.soft_cap)
-    return moved
+    rotation = reading.rotation[kept].double()
+    for q, k in zip(reading.q.split(size), reading.k[:, kept].split(size), strict=True):
+        moved = reading.scale * moved_scores(q.double(), k.double(), rotation)
+        if reading.soft_cap is not None:
+            moved = reading.soft_cap * torch.tanh(moved / reading.soft_cap)
+        yield moved
 
 
-def _columns(
-    measured: dict[str, PerHead], weights: Float[Tensor, " fold"], suffix: str
-) -> pd.DataFrame:
-    estimates = {name: leave_one_out(values, weights) for name, values in measured.items()}
-    estimates |= {name: estimates[name] / estimates["total"] for name in SHARES}
-    names, (n_layers, n_heads) = (*MEANS, *SHARES), measured["total"].shape[1:]
+def _columns(parts: Sequence[HeadMeans], suffix: str) -> pd.DataFrame:
+    values: dict[str, Float[Tensor, "one_plus_folds layer head"]] = {}
+    weights: dict[str, Float[Tensor, " fold"]] = {}
+    for part in parts:
+        of_folds = fold_weights(len(part.counts), part.counts)
+        values |= {name: leave_one_out(mean, of_folds) for name, mean in part.means.items()}
+        weights |= dict.fromkeys(part.means, of_folds)
+    names, (n_layers, n_heads) = (*MEANS, *SHARES), values["total"].shape[1:]
+    values |= {name: values[name] / values["total"] for name in SHARES}
     rows = [
         {
             name + suffix: jackknife(
-                Estimates(values=estimates[name][:, layer, head], weights=weights)
+                Estimates(values=values[name][:, layer, head], weights=weights[name])
             )
             for name in names
         }

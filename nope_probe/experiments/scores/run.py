@@ -10,12 +10,14 @@ from nope_probe.analyses.splits import Band, BandChoice, make_bands
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
 from nope_probe.experiments.scores.analyse import MeasuredScores, analyse
+from nope_probe.experiments.scores.heads import HeadMeans, head_sums
 from nope_probe.experiments.scores.settings import Settings
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, numbered_layers
 from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.hooks.reading.capture import capture_bands
+from nope_probe.maps.folds import folds_of
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
@@ -60,9 +62,14 @@ def capture(
     session.announce(1, keys, n_seqs=len(inputs))
     with session.checkpoint.progress(keys, session.n_own_seqs):
         name = "the intact model"
-        maps = engine.stored_scores("scores", name=name, layers=layers, per_head=per_head)
+        sums = head_sums(model, layers, session.sequences(), engine.n_folds) if per_head else []
+        maps = engine.stored_scores(
+            "scores", name=name, layers=layers, per_head=per_head, beside=sums
+        )
+        fold_of = folds_of(len(inputs), engine.n_folds, engine.documents)
+        heads = HeadMeans.of(sums, fold_of) if sums else None
         if not bands:
-            return MeasuredScores(layers=maps, bands=bands)
+            return MeasuredScores(layers=maps, heads=heads, bands=bands)
         coordinates = [[band.coordinates for band in of_layer] for of_layer in bands]
         band_maps = engine.once(
             "bands",
@@ -73,7 +80,7 @@ def capture(
         visible = ~scores[0].isnan()
         if not relative_error(added[:, visible], scores[:, visible]) < ADDS_UP:
             raise UserError(f"--bands: the scores of L{number} are not q.k, so they have no bands")
-    return MeasuredScores(layers=maps, bands=bands, band_maps=band_maps)
+    return MeasuredScores(layers=maps, heads=heads, bands=bands, band_maps=band_maps)
 
 
 def bands_of(

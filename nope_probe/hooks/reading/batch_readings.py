@@ -205,35 +205,35 @@ class HeadReading:
     soft_cap: float | None
 
 
-def read_heads(
-    model: HookedModel, inputs: Inputs, keys: Int[Tensor, "which query_pos"], n_layers: int
-) -> list[HeadReading]:
-    """Run a batch through the first blocks, and return a reading of every block.
-
-    Attention is the softmax of the scores: a learned sink outside them (as in gpt-oss) is left out.
+def head_reading(
+    attention: Attention, keys: Int[Tensor, "which query_pos"], rotary: Rotary | None
+) -> HeadReading:
+    """Return the reading of a block's heads in a pass.
 
     Args:
-        model: a HookedTransformer or TransformerBridge.
-        inputs: tokens, or vectors.
+        attention: of the block.
         keys: the keys whose attention is read, per query.
-        n_layers: how many blocks to read.
+        rotary: the block's rotation, if it has one.
     """
-    traits = traits_of(model)
+    return HeadReading(
+        weights=weights_on(attention, keys),
+        q=attention.q[:, -1].cpu(),
+        k=repeat_heads(attention.k, attention.n_heads).cpu(),
+        rotation=rotation_of(attention, rotary).cpu(),
+        scale=attention.scale,
+        soft_cap=attention.soft_cap,
+    )
 
-    def read(layer: Layer, attention: Attention) -> HeadReading:
-        n_pos = attention.q.shape[1]
-        blocks = [slice(start, start + ROWS) for start in range(0, n_pos, ROWS)]
-        weights = [weights_at(attention.masked_scores(rows), keys[:, rows]) for rows in blocks]
-        return HeadReading(
-            weights=torch.cat(weights, 2).cpu(),
-            q=attention.q[:, -1].cpu(),
-            k=repeat_heads(attention.k, attention.n_heads).cpu(),
-            rotation=rotation_of(attention, traits[layer.index].rotary).cpu(),
-            scale=attention.scale,
-            soft_cap=attention.soft_cap,
-        )
 
-    return read_attention(model, inputs, read, n_layers=n_layers)
+def weights_on(attention: Attention, keys: Int[Tensor, "which query_pos"]) -> Weights:
+    """Return each query's attention to chosen keys, on the CPU.
+
+    Attention is the softmax of the scores: a learned sink outside them (as in gpt-oss) is left out.
+    """
+    n_pos = attention.q.shape[1]
+    blocks = [slice(start, start + ROWS) for start in range(0, n_pos, ROWS)]
+    weights = [weights_at(attention.masked_scores(rows), keys[:, rows]) for rows in blocks]
+    return torch.cat(weights, 2).cpu()
 
 
 def weights_at(

@@ -63,6 +63,7 @@ def capture_scores(
     query_rows: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
     residuals: ResidualCache | None = None,
+    beside: Sequence[Accumulator] = (),
 ) -> ScoreMaps:
     """Average the attention scores of some layers over sequences and heads.
 
@@ -82,6 +83,7 @@ def capture_scores(
             default all rows up to 2,048 positions, and 512 rows above.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
         residuals: residual streams that captures of the same inputs share; none by default.
+        beside: further sums that the passes add to.
 
     Returns:
         Fold means in nats, on the CPU.
@@ -106,7 +108,8 @@ def capture_scores(
         raise ValueError("the mean term needs 2 sequences in every fold: a fold has only 1")
     scores = [ScoreAccumulator(layer, cut, mean_term) for layer in blocks]
     heads = [HeadAccumulator(layer, cut) for layer in blocks] if per_head else []
-    stream(model, inputs, [*scores, *heads], fold_of, batch_size, checkpoint, residuals)
+    sums = [*scores, *heads, *beside]
+    stream(model, inputs, sums, fold_of, batch_size, checkpoint, residuals)
     n = len(blocks)
     return ScoreMaps(
         mean_term=_stacked((score.mean_term() for score in scores), n) if mean_term else None,
@@ -275,6 +278,7 @@ def capture_losses(
     *,
     batch_size: int = 32,
     checkpoint: StreamCheckpoint | None = None,
+    residuals: ResidualCache | None = None,
 ) -> Float[Tensor, "seq target"]:
     """Return the loss of every token but the first of each sequence, in nats, float64 on the CPU.
 
@@ -283,6 +287,7 @@ def capture_losses(
         tokens: sequences of equal length, `Sequences`, a text, or texts of equally many tokens.
         batch_size: sequences per forward pass; the logits of one batch are held.
         checkpoint: deals out batches to processes and saves finished losses; see `stream`.
+        residuals: residual streams that captures of the same tokens share; none by default.
 
     Example:
         >>> from nope_probe import capture_losses, load, sequences
@@ -295,7 +300,7 @@ def capture_losses(
     if tokens.is_floating_point():
         raise UserError("losses need tokens: vectors have none")
     losses = LossAccumulator(len(tokens))
-    stream(model, tokens, [losses], torch.arange(len(tokens)), batch_size, checkpoint)
+    stream(model, tokens, [losses], torch.arange(len(tokens)), batch_size, checkpoint, residuals)
     return losses.totals["losses"].cpu()
 
 

@@ -194,7 +194,11 @@ class BatchRunner:
 
     def _run_once(self, batch: Inputs) -> None:
         if any(accumulator.reads_logits for accumulator in self.accumulators):
-            logits = logits_of(self.model, batch)
+            last = len(blocks_of(self.model)) - 1
+            # A condition's losses are read once, so only the intact model's streams are kept.
+            intact = [d for d in range(1, last + 1) if not removed_before(self.model, d)]
+            with self.residuals.shared(self.model, batch, [last], self.may_skip, intact):
+                logits = logits_of(self.model, batch)
             for accumulator in self.accumulators:
                 accumulator.read_logits(logits, batch)
             return
@@ -272,15 +276,21 @@ class ResidualCache:
 
     @contextmanager
     def shared(
-        self, model: HookedModel, batch: Inputs, layers: Sequence[int], may_share: bool
+        self,
+        model: HookedModel,
+        batch: Inputs,
+        layers: Sequence[int],
+        may_share: bool,
+        keep: Sequence[int] | None = None,
     ) -> Iterator[None]:
-        """Start the pass inside as late as possible, and keep the inputs of the layers it reads.
+        """Start the pass inside as late as possible, and keep the inputs of some blocks.
 
         Args:
             model: a HookedTransformer or TransformerBridge, ablated or not.
             batch: the tokens or vectors of the pass, a part of tensors that stay as they are.
             layers: the blocks that are read, in order; the pass ends in the last.
             may_share: whether the pass may skip the blocks before them, whose hooks then stay idle.
+            keep: the blocks whose inputs are kept; by default the blocks that are read.
         """
         shares = may_share and self.max_bytes > 0
         start = self._deepest(model, batch, layers[0]) if shares else 0
@@ -291,7 +301,7 @@ class ResidualCache:
         if start:
             _, output = self._outputs[_key(model, batch, start)]
             forwards = dict.fromkeys(blocks[:start], lambda *_, **__: output)
-        for depth in layers if shares else ():
+        for depth in (layers if keep is None else keep) if shares else ():
             if depth > start:
                 forwards[blocks[depth - 1]] = self._keeping(model, batch, depth, blocks[depth - 1])
         with ExitStack() as stack:

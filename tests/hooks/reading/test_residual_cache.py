@@ -13,7 +13,7 @@ from nope_probe.hooks.ablation import Ablation, ablated, directly_ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.reading.capture import capture_losses, capture_scores
 from nope_probe.hooks.reading.streaming import ResidualCache, may_skip_blocks
 from nope_probe.models.load import load
 
@@ -196,3 +196,25 @@ def test_hooks_that_transformers_leaves_after_attentions_do_not_hinder_sharing(m
     with torch.no_grad():
         model.original_model(torch.tensor([[1, 2, 3]]), output_attentions=True)
     assert may_skip_blocks(model)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_losses_without_a_head_start_at_its_block_from_the_intact_models_streams(
+    spec: str, model_of: ModelOf
+):
+    model, _ = model_of(spec)
+    calibration, residuals = calibrate(model, INPUTS), ResidualCache()
+
+    def losses(kept: ResidualCache | None = None) -> torch.Tensor:
+        return capture_losses(model, INPUTS, batch_size=3, residuals=kept)
+
+    assert torch.equal(losses(residuals), losses())
+    n_blocks, n_bytes = residuals.n_run // N_BATCHES, residuals.n_bytes
+    of_block = 4 * INPUTS.numel() * model.cfg.d_model
+    assert n_bytes == (n_blocks - 1) * of_block  # no pass starts after the last block
+    for layer, n_run in ((0, n_blocks), (1, n_blocks - 1)):
+        with ablated(model, Ablation(remove=["w_q"], heads={layer: [1]}), calibration):
+            expected, before = losses(), residuals.n_run
+            assert torch.equal(losses(residuals), expected)
+        assert residuals.n_run == before + n_run * N_BATCHES
+    assert residuals.n_bytes == n_bytes  # no pass starts with the streams of another condition
