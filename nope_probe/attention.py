@@ -6,7 +6,7 @@ from nope_probe.cli import run_and_show
 from nope_probe.experiments.attention.settings import Settings
 
 EXAMPLES = (
-    "--model rope-tiny",
+    "--model rope-tiny --text 'def area(width, height): return width * height'",
     "--model rope-tiny --remove rope",
 )
 

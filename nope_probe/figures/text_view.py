@@ -49,7 +49,7 @@ class TextView:
 
     title: str
     pieces: Sequence[str]
-    heads: pd.DataFrame
+    heads: pd.DataFrame = field(repr=False)
     weights: Weights = field(repr=False)
     position: Weights = field(repr=False)
     content: Float[np.ndarray, "layer head query_pos"] = field(repr=False)
@@ -85,8 +85,7 @@ class TextView:
                 }
             )
         shown = content[self.order[: len(heads)]]
-        head = int(shown.mean(1).argmax())
-        query = int(shown[head].argmax())
+        head, query = divmod(int(shown.argmax()), n)  # where the text tells most
         causal = not np.triu(self.weights, 1).any()
         colours = {"colours": STOPS, "causal": causal, "first": [head, query]}
         data = json.dumps({**colours, "n": n, "heads": heads}, separators=(",", ":"))
@@ -111,10 +110,10 @@ class TextView:
         information = self.heads["information"].to_numpy(float)
         return np.argsort(-np.nan_to_num(information, nan=-1), kind="stable").tolist()
 
-    def strongest(self) -> tuple[str, float]:
-        """Return the head that the text tells most, and its mean relative entropy, nats."""
-        nats = self.content.mean(-1).ravel()
-        return reader_of(self.heads.iloc[int(nats.argmax())]), float(nats.max())
+    def strongest(self) -> tuple[str, int, float]:
+        """Return the head and query with the largest relative entropy, and that, in nats."""
+        place, query = divmod(int(self.content.argmax()), len(self.pieces))
+        return reader_of(self.heads.iloc[place]), query, float(self.content.max())
 
     def _tokens(self, weights: Float[np.ndarray, " key_pos"]) -> str:
         """Return the tokens as HTML, shaded as the script does it on a light screen."""

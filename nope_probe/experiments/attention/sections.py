@@ -97,9 +97,10 @@ def text_sections(run: Run) -> Iterator[Section]:
     """Yield the section with the run's text, if it has one."""
     view = text_view(run)
     if view is not None:
-        head, nats = view.strongest()
+        head, query, nats = view.strongest()
         yield Section(
-            title=f"On your text: {head} differs most from other texts, {nats:.2f} nats a query",
+            title=f"On your text, {head} differs most from other texts: {nats:.1f} nats at token "
+            f"{query}",
             html=view.html(),
             caption="Choose a head, and click a token to ask where the head looks from there: its "
             "keys are shaded, by the square root of their weight. The bar under a token is how far "
