@@ -21,7 +21,8 @@ let content = null; // nats a query
 
 const percent = (weight) => (weight > 0 && weight < 0.01 ? "<1" : Math.round(100 * weight)) + "%";
 const share = (value) => (value === null ? "" : Math.round(100 * value) + "%");
-const token = (place) => "\u201c" + (tokens[place].dataset.mark || tokens[place].textContent) + "\u201d";
+// Isolated: a token in another direction leaves the sentence around it in order.
+const token = (place) => "\u201c\u2068" + (tokens[place].dataset.mark || tokens[place].textContent) + "\u2069\u201d";
 const at = (map, key) => map[key * n + query] / STEPS;
 
 function element(tag, className, content) {
@@ -46,7 +47,7 @@ list.setAttribute("role", "group");
 list.setAttribute("aria-label", "heads, from the most information to the least");
 const buttons = heads.map((one, index) => {
   const button = element("button", "", one.name + " ");
-  button.type = "button";
+  Object.assign(button, { type: "button", tabIndex: -1 });
   button.append(element("small", "", share(one.share)));
   const [r, g, b] = colours(data.colours.sequential)[Math.round(255 * Math.min(1, Math.max(0, one.share || 0)))];
   button.style.borderLeftColor = `rgb(${r},${g},${b})`;
