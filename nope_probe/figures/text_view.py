@@ -23,7 +23,7 @@ from nope_probe.figures.explorer import asset, encoded, script
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import reader_of
 
-MAX_BYTES = 9_000_000  # of all heads: 300 heads and 512 tokens in most models
+MAX_BYTES = 10_000_000  # of all heads: 300 heads and 512 tokens in most models
 STEPS = 127  # a weight is stored as a multiple of 1/127
 MARKS = {"\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423"}
 WITHIN = "\u22ef"  # in place of a token that ends within a character
@@ -69,7 +69,7 @@ class TextView:
         for place in self.order:
             maps = (x.reshape(n_heads, n, n)[place] for x in (self.weights, self.position))
             codes = np.rint(STEPS * np.stack([x.T for x in maps])).astype(np.uint8)
-            packed = b64encode(zlib.compress(codes.tobytes(), 9)).decode()
+            packed = b64encode(zlib.compress(codes.tobytes(), 6)).decode()
             nats = encoded(content[place], "<f4")
             size += len(packed) + len(nats)
             if heads and size > max_bytes:
@@ -95,7 +95,8 @@ class TextView:
         return (
             f'<div class="on-text"><style>{asset("text_view.css")}</style>'
             f"{fewer if len(heads) < n_heads else ''}"
-            f'<form class="chooser"></form><p class="text" dir="auto">{self._tokens(still)}</p>'
+            '<form class="chooser"></form><p class="text" dir="auto" style="white-space:pre-wrap">'
+            f"{self._tokens(still)}</p>"
             f'<p class="readout" aria-live="polite">{name}: darker tokens get more attention.</p>'
             f'<script type="application/json">{data}</script>'
             f"<script>{script('text_view.js')}</script></div>"

@@ -122,7 +122,7 @@ def test_heads_beyond_the_size_are_left_out_with_a_word(study: AttentionStudy) -
 
 
 def text_of(html: str) -> str:
-    [tokens] = re.findall(r'<p class="text" dir="auto">(.*?)</p>', html, re.DOTALL)
+    [tokens] = re.findall(r'<p class="text"[^>]*>(.*?)</p>', html, re.DOTALL)
     return unescape(re.sub(r"<[^>]*>", "", tokens))
 
 
