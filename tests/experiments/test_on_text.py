@@ -121,6 +121,17 @@ def test_heads_beyond_the_size_are_left_out_with_a_word(study: AttentionStudy) -
     assert "<p>The 3 heads with the most information, of 8.</p>" in smaller
 
 
+def test_without_the_mask_later_keys_are_shown_too() -> None:
+    tokenizer = load("rope-tiny").tokenizer
+    text = tokenizer.decode(tokenizer.encode(TEXT, add_special_tokens=False)[:12])
+    sizes = {**SIZES, "seq_len": len(tokenizer.encode(text))}
+    view = run_attention("rope-tiny", text=text, remove="mask", **sizes).on_text
+    assert not packed(view.html())["causal"]
+    for weights in (view.weights, view.position):
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+        assert (weights[1, :, 0, 1:] > 0).any()
+
+
 def text_of(html: str) -> str:
     [tokens] = re.findall(r'<p class="text"[^>]*>(.*?)</p>', html, re.DOTALL)
     return unescape(re.sub(r"<[^>]*>", "", tokens))
@@ -201,6 +212,10 @@ def test_a_run_without_a_text_says_how_to_give_one() -> None:
         (["--text", "a", "--query-rows", 7], "leave out --query-rows"),
         (["--text", "a", "--seq-len", 513], "take --seq-len 512 or less"),
         (["--text", "word " * 30, "--seq-len", 16], "and the sequences have 16: take --seq-len "),
+        (
+            ["--text", "a", "--remove", "mask", "--seq-len", 16],
+            "all seen without the mask: take --",
+        ),
         (["--text", "a", "--model", "parameter-free", "--data", "gaussian"], "no tokenizer"),
     ],
 )

@@ -24,7 +24,8 @@ def tokens_of_text(session: Session[Settings]) -> Int[Tensor, "1 pos"] | None:
     """Return the tokens of the run's text, with BOS as in the sequences; None without a text.
 
     Raises:
-        UserError: for a model without tokenizer, or a text that is longer than the sequences.
+        UserError: for a model without tokenizer, or a text that is longer than the sequences, or
+            without the mask shorter.
     """
     settings, tokenizer = session.settings, session.loaded.tokenizer
     text = settings.shown_text
@@ -35,11 +36,11 @@ def tokens_of_text(session: Session[Settings]) -> Int[Tensor, "1 pos"] | None:
     [ids] = tokenised([text], tokenizer)
     if begins_with_bos(tokenizer, settings.bos):
         ids = [tokenizer.bos_token_id, *ids]
+    lengths = f"the text has {len(ids)} tokens and the sequences have {settings.seq_len}"
     if len(ids) > settings.seq_len:
-        raise UserError(
-            f"the text has {len(ids)} tokens and the sequences have {settings.seq_len}: take "
-            f"--seq-len {len(ids)} or a shorter text"
-        )
+        raise UserError(f"{lengths}: take --seq-len {len(ids)} or a shorter text")
+    if "mask" in settings.removed and len(ids) < settings.seq_len:
+        raise UserError(f"{lengths}, all seen without the mask: take --seq-len {len(ids)}")
     tokens = torch.tensor([ids])
     validate_inputs(session.loaded.model, tokens)
     return tokens
