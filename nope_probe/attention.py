@@ -6,14 +6,14 @@ from nope_probe.cli import run_and_show
 from nope_probe.experiments.attention.settings import Settings
 
 EXAMPLES = (
-    "--model rope-tiny",
+    "--model rope-tiny --text 'def area(width, height): return width * height'",
     "--model rope-tiny --remove rope",
 )
 
 
 def main() -> None:
     """Run the command line."""
-    run_and_show(Settings, EXAMPLES)
+    run_and_show("attention", Settings, EXAMPLES)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ SUBSTITUTES = {
     "fineweb-edu": TEXT,  # a data set on the Hub
     "stdlib": TEXT,  # takes 16 seconds to read; tests/data/test_documents.py reads it
     "FIGURE": "figure1",  # stands for any
+    "def area(width, height): return width * height": "ab",  # longer than the small sequences
     "RUN": "runs/ablate-rope-tiny-8d5ee2a4",  # stands for any
     "step1000": "main",  # the checkpoints of Pythia's training
     "step143000": "main",
@@ -110,7 +111,8 @@ attention --model llama-3.1-8b --revision main --data my.jsonl --windows start -
     --remove qk --replacement mean --beyond-context --query-rows 5
     --out runs/h --image h.svg
 attention --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --remove w_q
-    --gain identity
+    --gain identity --text ab
+attention --text-file ab.txt
 attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle
     --remove rope --no-beyond-context
 scores --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
@@ -311,6 +313,7 @@ def desk(
     (folder / "my.jsonl").write_text("\n".join(map(json.dumps, rows)))
     short = [{"text": " ".join(random.choice(words, 1))} for _ in range(97)]
     (folder / "short.jsonl").write_text("\n".join(map(json.dumps, short)))
+    (folder / "ab.txt").write_text("ab")
     for name in ("nope-tiny", "rope-tiny"):
         run = f"ablate --players sources --model {name} --layers 1 --out runs/{name}"
         assert ended(parsed(run), folder).code == 0

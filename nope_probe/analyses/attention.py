@@ -108,6 +108,22 @@ def _xlogx(weights: Float[Tensor, "*batch key_pos"]) -> Float[Tensor, "*batch"]:
     return torch.special.xlogy(weights, weights).sum(-1)
 
 
+def relative_entropy(
+    weights: Float[Tensor, "*batch key_pos"], expected: Float[Tensor, "*batch key_pos"]
+) -> Float[Tensor, " *batch"]:
+    """Return KL(A || M) of attention weights to mean weights, nats, float64.
+
+    A mean weight below the smallest number of float32 counts as that number.
+
+    Example:
+        >>> relative_entropy(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]))
+        tensor(0.1438, dtype=torch.float64)
+    """
+    least = torch.finfo(torch.float32).tiny
+    logarithms = expected.double().clamp_min(least).log()
+    return _xlogx(weights.double()) - (weights.double() * logarithms).sum(-1)
+
+
 def split_attention(maps: AttentionMaps) -> dict[tuple[int, int], AttentionSplit]:
     """Return the four parts of each head's attention by layer and head.
 

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 SMALL = ["--layers", 1, "--n-seqs", 8, "--seq-len", 16, "--folds", 4]
 RUNS: dict[str, tuple[ModuleType, list[object]]] = {
     "ablate": (ablate, [*SMALL, "--players", "sources"]),
-    "attention": (attention, SMALL),
+    "attention": (attention, [*SMALL, "--text", "ab"]),
     "scores": (scores, SMALL),
     "circuit": (circuit, [*SMALL[2:], "--explore", 0, "--remove", "mlp"]),
     "behaviour": (behaviour, [*SMALL[2:], "--measures", "loss", "--remove", "mlp"]),

@@ -12,10 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.attention import AttentionSplit, split_attention
+from nope_probe.analyses.attention import AttentionSplit, relative_entropy, split_attention
 from nope_probe.analyses.jackknife import jackknife
 from nope_probe.conditions import validate_components
+from nope_probe.data.sequences import begins_with_bos
 from nope_probe.errors import UserError
+from nope_probe.experiments.attention.on_text import text_record, tokens_of_text
 from nope_probe.experiments.attention.sections import report
 from nope_probe.experiments.attention.settings import Settings
 from nope_probe.experiments.engine import Engine, validate_first_sequence, validate_removable
@@ -43,11 +45,15 @@ class Heads:
         splits: by layer and head.
         weights: the mean attention weights, 0 where the model masks.
         counts: sequences per fold.
+        text: the tokens of the run's text, if it has one.
+        on_text: its attention weights; empty without a text.
     """
 
     splits: dict[tuple[int, int], AttentionSplit]
     weights: Float[Tensor, "layer head row key_pos"]
     counts: Int[Tensor, " fold"]
+    text: Int[Tensor, "1 text_pos"] | None
+    on_text: Float[Tensor, "layer head text_pos text_pos"]
 
 
 def capture(session: Session[Settings]) -> Heads:
@@ -61,7 +67,7 @@ def capture(session: Session[Settings]) -> Heads:
     size = settings.layers_at_a_time(session.loaded.info)
     groups = [layers[first : first + size] for first in range(0, len(layers), size)]
     ablation = settings.substitute.without(removed_components(session))
-    engine = replace(Engine.of(session), query_rows=settings.rows)
+    engine, text = replace(Engine.of(session), query_rows=settings.rows), tokens_of_text(session)
     keys = [f"attention-L{group[0]}" for group in groups]
     if keys[0] not in session.checkpoint:
         validate_first_sequence(model, engine.inputs, layers)
@@ -71,7 +77,7 @@ def capture(session: Session[Settings]) -> Heads:
         engine = engine.calibrated("gains", [ablation])
         parts = [
             engine.once(
-                key, partial(measured, engine, group), ablation if settings.remove else None
+                key, partial(measured, engine, group, text), ablation if settings.remove else None
             )
             for key, group in zip(keys, groups, strict=True)
         ]
@@ -84,6 +90,8 @@ def capture(session: Session[Settings]) -> Heads:
         },
         weights=torch.cat([part["weights"] for part in parts]),
         counts=counts,
+        text=text,
+        on_text=torch.cat([part["on_text"] for part in parts]),
     )
 
 
@@ -99,8 +107,15 @@ def removed_components(session: Session[Settings]) -> tuple[str, ...]:
     return tuple(wanted.ordered)
 
 
-def measured(engine: Engine, layers: Sequence[int], stream: StreamCheckpoint | None) -> State:
+def measured(
+    engine: Engine,
+    layers: Sequence[int],
+    text: Int[Tensor, "1 pos"] | None,
+    stream: StreamCheckpoint | None,
+) -> State:
     """Return the estimates of every head of some layers, and its mean weights, without fold means.
+
+    `on_text` are its weights in a text; empty without a text.
 
     Raises:
         UserError: for attention that is not finite.
@@ -115,10 +130,15 @@ def measured(engine: Engine, layers: Sequence[int], stream: StreamCheckpoint | N
         for split in split_attention(maps).values()
     ]
     n_layers, n_heads = maps.weights.shape[1:3]
+    on_text = maps.weights.new_empty(n_layers, n_heads, 0, 0)
+    if text is not None:
+        of_text = capture_attention(engine.model, text, layers=layers, query_rows=text.shape[1])
+        on_text = of_text.mean.float()
     return {
         "splits": torch.stack(splits).unflatten(0, (n_layers, n_heads)),
         "weights": maps.mean,
         "counts": maps.counts,
+        "on_text": on_text,
     }
 
 
@@ -149,7 +169,8 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
     """Return the run of the heads' attention.
 
     Its map `weights` is [layer, head, row, key_pos], float32; if some queries have no rows,
-    `query_positions` are the queries of the rows.
+    `query_positions` are the queries of the rows. Of a text, `text_weights` is [layer, head, pos,
+    key_pos], and `text_content` the relative entropy to the mean weights, [layer, head, pos], nats.
     """
     inputs, settings = session.sequences(), session.settings
     layers: Sequence[int] = settings.layers_of(session.loaded.info)
@@ -163,6 +184,14 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
     n = inputs.inputs.shape[1]
     if settings.rows < n:
         maps["query_positions"] = choose_rows(n, settings.rows).float()
+    if heads.text is not None:
+        tokenizer, n_pos = session.loaded.tokenizer, heads.text.shape[1]
+        assert tokenizer is not None
+        bos = begins_with_bos(tokenizer, settings.bos)
+        manifest["text"] = text_record(heads.text[0], tokenizer, bos)
+        expected = heads.weights[..., :n_pos, :n_pos]
+        maps["text_weights"] = heads.on_text
+        maps["text_content"] = relative_entropy(heads.on_text, expected).float()
     run = Run(
         manifest=manifest,
         arrays={

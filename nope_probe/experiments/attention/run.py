@@ -8,9 +8,12 @@ from typing import Any
 
 import pandas as pd
 
+from nope_probe.errors import UserError
 from nope_probe.experiments.attention.analyse import analyse, capture
+from nope_probe.experiments.attention.on_text import text_view
 from nope_probe.experiments.attention.settings import Settings
 from nope_probe.experiments.given import Model, run_of, takes
+from nope_probe.figures.text_view import TextView
 from nope_probe.hooks.layers.model import Given
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status
@@ -48,6 +51,18 @@ class AttentionStudy(Run):
     def attention(self) -> pd.DataFrame:
         """Per head: information and its four parts (nats), positional share, first key's weight."""
         return self.tables["attention"]
+
+    @property
+    def on_text(self) -> TextView:
+        """The run's text with each head's attention in it, which a notebook shows.
+
+        Raises:
+            UserError: for a run without a text.
+        """
+        view = text_view(self)
+        if view is None:
+            raise UserError("the run has no text: run_attention(model, text=...) shows one")
+        return view
 
 
 @takes(Settings)

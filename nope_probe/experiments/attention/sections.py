@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from nope_probe.experiments.attention.on_text import text_view
 from nope_probe.experiments.sections import Report, listed, percents, with_intervals
 from nope_probe.figures.attention import attention_heads
 from nope_probe.figures.explorer import head_maps
@@ -76,6 +78,7 @@ def report(run: Run) -> Report:
                 "the first key's weight. A click on a head opens its map below.",
                 table=table,
             ),
+            *text_sections(run),
             Section(
                 title=first_finding(known),
                 html=weight_maps(run),
@@ -88,6 +91,22 @@ def report(run: Run) -> Report:
         terminal={f"{subject}: the heads with the most positional attention": heads},
         closing=f"Brackets are 95% intervals from {folds} folds{of_documents}.",
     )
+
+
+def text_sections(run: Run) -> Iterator[Section]:
+    """Yield the section with the run's text, if it has one."""
+    view = text_view(run)
+    if view is not None:
+        head, query, nats = view.strongest()
+        yield Section(
+            title=f"On your text, {head} differs most from other texts: {nats:.1f} nats at token "
+            f"{query}",
+            html=view.html(),
+            caption="Choose a head, and click a token to ask where the head looks from there: its "
+            "keys are shaded, by the square root of their weight. The bar under a token is how far "
+            "the head's weights there are from their mean over other texts, as a relative entropy "
+            "in nats: where the head uses what the text says.",
+        )
 
 
 def headline(table: pd.DataFrame) -> list[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from nope_probe.components import WEIGHTS
 from nope_probe.conditions import Condition
 from nope_probe.errors import UserError
+from nope_probe.files import reading, validate_regular
 from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.maps import default_rows
@@ -30,6 +32,8 @@ _arg = tyro.conf.arg
 MIN_KEYS = 8  # of the queries that are measured, as for locality
 ALL_ROWS, ROWS = 256, 128  # the maps of all heads are many times those of all layers
 MAP_BYTES = 2**30  # of the heads' maps that are held at a time
+TEXT_TOKENS = 512  # of a text on the page
+TEXT_BYTES = 1_000_000  # of a text before it is cut into tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,15 @@ class Settings(RunSettings):
         _arg(help="Queries of the maps: evenly spread; all up to 256 tokens, 128 above."),
     ] = None
 
+    text: Annotated[
+        str | None,
+        _arg(
+            help="A text of up to --seq-len tokens, at most 512: the page shows where each head "
+            "looks in it, beside the mean over the sequences."
+        ),
+    ] = None
+    text_file: Annotated[Path | None, _arg(help="A file (UTF-8) with this text.")] = None
+
     def validate(self) -> None:
         """Check the settings that need no model."""
         super().validate()
@@ -71,6 +84,40 @@ class Settings(RunSettings):
         validate_replacements((self.replacement,), self.gain)
         if not self.removed & {*WEIGHTS}:
             validate_effects(self, without_weights(("gain", "replacement")))
+        if self.shown_text is not None:
+            self._validate_text(self.shown_text)
+
+    def _validate_text(self, text: str) -> None:
+        if self.text is not None and self.text_file is not None:
+            raise UserError("--text and --text-file are two texts: take one")
+        if not text or len(text) > TEXT_BYTES:
+            size = f"has {len(text):,} characters" if text else "is empty"
+            raise UserError(f"the text {size}: expected one of up to {TEXT_TOKENS} tokens")
+        beside = "the text is read beside the mean of every query"
+        if self.query_rows is not None:
+            raise UserError(f"{beside}: leave out --query-rows")
+        if self.seq_len > TEXT_TOKENS:
+            raise UserError(f"{beside}: take --seq-len {TEXT_TOKENS} or less")
+
+    @property
+    def shown_text(self) -> str | None:
+        """The text to show on the page, if any.
+
+        Raises:
+            UserError: for a file that cannot be read.
+        """
+        if self.text_file is None:
+            return self.text
+        validate_regular(self.text_file)
+        failure = f"cannot read --text-file {self.text_file}"
+        with reading(failure), self.text_file.open(encoding="utf-8", newline="") as file:
+            return file.read(TEXT_BYTES + 1)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that identify the run: the text itself, wherever it comes from."""
+        return super().recorded() | {"text": self.shown_text}
+
+    unrecorded = (*RunSettings.unrecorded, "text_file")
 
     @property
     def removed(self) -> Condition:
@@ -99,6 +146,8 @@ class Settings(RunSettings):
         """How many queries the maps have."""
         if self.query_rows is not None:
             return self.query_rows
+        if self.text is not None or self.text_file is not None:
+            return self.seq_len
         return default_rows(self.seq_len) if self.seq_len <= ALL_ROWS else ROWS
 
     def n_skipped(self, inputs: Sequences) -> int:

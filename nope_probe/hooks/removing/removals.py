@@ -27,8 +27,8 @@ class Ablation:
 
     Attributes:
         remove: one component or several; the circuits `qk` and `ov`; `norms`, the learned weights
-            of the norms before attention and MLP; bands of RoPE: `rope_high`, the pairs whose wavelength
-            2 pi / theta is below the length of the sequences, `rope_low`, the rest, and
+            of the norms before attention and MLP; bands of RoPE: `rope_high`, the pairs whose
+            wavelength 2 pi / theta is below the length of the sequences, `rope_low`, the rest, and
             `rope[a:b]`, the pairs a to b - 1, the fastest first; or `position[L1H0]`, the position
             that a component writes into the residual stream: its mean output at each position,
             which `calibrate` measures, becomes its mean over positions. See `Writer`.

@@ -1,0 +1,97 @@
+"""A text of the user's own: its tokens, the pieces that a person reads, and its view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from nope_probe.data.documents import tokenised
+from nope_probe.data.sequences import begins_with_bos
+from nope_probe.errors import UserError
+from nope_probe.experiments.attention.settings import Settings
+from nope_probe.figures.text_view import TextView
+from nope_probe.hooks.layers.model import validate_inputs
+from nope_probe.runtime.folder import Run
+from nope_probe.runtime.session import Session
+
+
+def tokens_of_text(session: Session[Settings]) -> Int[Tensor, "1 pos"] | None:
+    """Return the tokens of the run's text, with BOS as in the sequences; None without a text.
+
+    Raises:
+        UserError: for a model without tokenizer, or a text that is longer than the sequences, or
+            without the mask shorter.
+    """
+    settings, tokenizer = session.settings, session.loaded.tokenizer
+    text = settings.shown_text
+    if text is None:
+        return None
+    if tokenizer is None:
+        raise UserError("the model has no tokenizer, so it takes no --text")
+    [ids] = tokenised([text], tokenizer)
+    if begins_with_bos(tokenizer, settings.bos):
+        ids = [tokenizer.bos_token_id, *ids]
+    lengths = f"the text has {len(ids)} tokens and the sequences have {settings.seq_len}"
+    if len(ids) > settings.seq_len:
+        raise UserError(f"{lengths}: take --seq-len {len(ids)} or a shorter text")
+    if "mask" in settings.removed and len(ids) < settings.seq_len:
+        raise UserError(f"{lengths}, all seen without the mask: take --seq-len {len(ids)}")
+    tokens = torch.tensor([ids])
+    validate_inputs(session.loaded.model, tokens)
+    return tokens
+
+
+def pieces_of(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the part of the text that each token adds; joined, the parts are the text.
+
+    A token that ends within a character adds nothing: the last of its tokens adds the character.
+    """
+    decoded = [
+        tokenizer.decode(tokens[:stop], clean_up_tokenization_spaces=False)
+        for stop in range(1, len(tokens) + 1)
+    ]
+    whole = decoded[-1]
+    ends = [len(text.rstrip("\ufffd")) for text in decoded[:-1]] + [len(whole)]
+    return [whole[start:stop] for start, stop in pairwise([0, *accumulate(ends, max)])]
+
+
+def text_record(
+    tokens: Int[Tensor, " pos"], tokenizer: PreTrainedTokenizerBase, bos: bool
+) -> dict[str, object]:
+    """Return the pieces of a text for the manifest, and the name of its BOS token, if it has one.
+
+    Args:
+        tokens: of the text, BOS included.
+        tokenizer: the model's.
+        bos: whether the text begins with a BOS token that is none of its own.
+    """
+    ids = tokens.tolist()
+    own = pieces_of(ids[bos:], tokenizer)
+    return {"pieces": [""] * bos + own, "bos": tokenizer.decode(ids[:1]) if bos else ""}
+
+
+def text_view(run: Run) -> TextView | None:
+    """Return the view of a run's text; None for a run without a text.
+
+    Args:
+        run: the table `attention`, and the maps `weights`, `text_weights` and `text_content`.
+    """
+    record = run.manifest.get("text")
+    if record is None:
+        return None
+    weights = run.maps["text_weights"]
+    n = weights.shape[-1]
+    return TextView(
+        title=f"Attention of {run.manifest['model']['name']} in one text",
+        pieces=record["pieces"],
+        names={0: record["bos"]} if record["bos"] else {},
+        heads=run.tables["attention"],
+        weights=weights,
+        position=run.maps["weights"][..., :n, :n],
+        content=run.maps["text_content"],
+    )

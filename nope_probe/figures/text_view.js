@@ -1,0 +1,133 @@
+const root = document.currentScript.parentElement;
+const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
+const { n, heads, causal } = data;
+const tokens = [...root.querySelectorAll(".text span")];
+const text = root.querySelector(".text");
+const readout = root.querySelector(".readout");
+const chooser = root.querySelector(".chooser");
+
+const MODES = {
+  attention: "What the head looks at in this text.",
+  position: "What it looks at from there in other texts, on average: position.",
+  content: "Red: more than in other texts. Blue: less.",
+};
+const STEPS = 127; // of a weight
+const BAR = 12; // px of the largest relative entropy
+const LEAST = 0.01; // nats: smaller ones are drawn on this scale
+let [head, query] = data.first;
+let mode = "attention";
+let maps = null; // weights in this text, and mean weights, in steps: all queries of a key together
+let content = null; // nats a query
+
+const percent = (weight) => (weight > 0 && weight < 0.01 ? "<1" : Math.round(100 * weight)) + "%";
+const share = (value) => (value === null ? "" : Math.round(100 * value) + "%");
+// Isolated: a token in another direction leaves the sentence around it in order.
+const token = (place) => "\u201c\u2068" + (tokens[place].dataset.mark || tokens[place].textContent) + "\u2069\u201d";
+const at = (map, key) => map[key * n + query] / STEPS;
+
+function element(tag, className, content) {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.textContent = content || "";
+  return made;
+}
+
+const switches = element("fieldset", "modes");
+for (const name in MODES) {
+  const label = element("label", "");
+  const radio = element("input", "");
+  Object.assign(radio, { type: "radio", name: "mode", value: name, defaultChecked: name === mode });
+  label.append(radio, name);
+  switches.append(label);
+}
+switches.addEventListener("change", ({ target }) => { mode = target.value; draw(); });
+
+const list = element("div", "list");
+list.setAttribute("role", "group");
+list.setAttribute("aria-label", "heads, from the most information to the least");
+const buttons = heads.map((one, index) => {
+  const button = element("button", "", one.name + " ");
+  Object.assign(button, { type: "button", tabIndex: -1 });
+  button.append(element("small", "", share(one.share)));
+  const [r, g, b] = colours(data.colours.sequential)[Math.round(255 * Math.min(1, Math.max(0, one.share || 0)))];
+  button.style.borderLeftColor = `rgb(${r},${g},${b})`;
+  button.addEventListener("click", () => choose(index));
+  list.append(button);
+  return button;
+});
+list.addEventListener("keydown", (event) => {
+  const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  choose((head + step + heads.length) % heads.length);
+  buttons[head].focus();
+});
+chooser.append(
+  element("p", "about", "A head, with its positional share: its colour goes from dark (content) to yellow (position). The heads with the most information come first."),
+  list, switches,
+);
+
+async function choose(index) {
+  buttons[head].setAttribute("aria-pressed", "false");
+  buttons[head].tabIndex = -1;
+  head = index;
+  buttons[head].setAttribute("aria-pressed", "true");
+  buttons[head].tabIndex = 0;
+  const { offsetTop, offsetHeight } = buttons[head];
+  const { scrollTop, clientHeight } = list;
+  if (offsetTop < scrollTop || offsetTop + offsetHeight > scrollTop + clientHeight) list.scrollTop = offsetTop - clientHeight / 2;
+  const packed = new Blob([buffer(heads[index].maps)]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const codes = new Uint8Array(await new Response(packed).arrayBuffer());
+  if (head !== index) return; // another head was chosen meanwhile
+  maps = { attention: codes.subarray(0, n * n), position: codes.subarray(n * n) };
+  content = new Float32Array(buffer(heads[index].content));
+  draw();
+}
+
+function draw() {
+  if (!maps) return;
+  const table = colours(diverging());
+  const largest = Math.max(LEAST, ...content);
+  tokens.forEach((span, key) => {
+    const weight = at(maps.attention, key), mean = at(maps.position, key);
+    const value = { attention: weight, position: mean, content: weight - mean }[mode];
+    const [r, g, b] = table[value < 0 ? 56 : 199];
+    span.style.backgroundColor = "transparent";
+    span.style.setProperty("--shade", `rgba(${r},${g},${b},${Math.sqrt(Math.abs(value)).toFixed(3)})`);
+    span.style.setProperty("--height", (BAR * Math.max(0, content[key])) / largest + "px");
+    span.classList.toggle("later", causal && key > query);
+    span.setAttribute("aria-pressed", key === query);
+    span.setAttribute("aria-label", `${key} ${token(key)}: attention ${percent(weight)}, position ${percent(mean)}`);
+    span.title = `${key}: attention ${percent(weight)}, position ${percent(mean)}; bar ${content[key].toFixed(2)} nats`;
+    span.tabIndex = key === query ? 0 : -1;
+  });
+  const keys = tokens.map((_, key) => key).sort((one, other) => at(maps.attention, other) - at(maps.attention, one));
+  const top = keys.slice(0, 3).filter((key) => at(maps.attention, key) > 0);
+  const parts = top.map((key) => `${percent(at(maps.attention, key))} to ${token(key)} (key ${key}; ${percent(at(maps.position, key))} in other texts)`);
+  readout.textContent = `${heads[head].name}, query ${query} ${token(query)}: ${parts.join(", ")}. ` +
+    `Relative entropy to the mean over other texts: ${content[query].toFixed(2)} nats (highest bar: ${largest.toFixed(2)}). ${MODES[mode]}`;
+}
+
+function ask(place) {
+  query = Math.max(0, Math.min(n - 1, place));
+  draw();
+}
+tokens.forEach((span, place) => {
+  span.setAttribute("role", "button");
+  span.addEventListener("click", () => ask(place));
+});
+text.addEventListener("keydown", (event) => {
+  const forward = getComputedStyle(text).direction === "rtl" ? -1 : 1;
+  const step = { ArrowLeft: -forward, ArrowRight: forward, ArrowUp: -1, ArrowDown: 1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  ask(query + step);
+  tokens[query].focus();
+});
+// A click on a head of a figure chooses it here too.
+addEventListener("head", ({ detail }) => {
+  const index = heads.findIndex(({ name }) => name === detail);
+  if (index >= 0) choose(index);
+});
+dark.addEventListener("change", draw);
+choose(head);

@@ -1,0 +1,141 @@
+"""One text's attention in one piece of HTML: its tokens, shaded by where a head looks.
+
+The page holds the weights as bytes and needs no kernel, library or network. The text itself stands
+in the page as text: it can be copied, and is never read as HTML. Without scripts, as in a notebook
+that is not trusted, the first head and query stay as a still picture.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+from unicodedata import category
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from nope_probe.figures.explorer import asset, encoded, script
+from nope_probe.figures.style import STOPS
+from nope_probe.figures.words import reader_of
+
+MAX_BYTES = 10_000_000  # of all heads: 300 heads and 512 tokens in most models
+STEPS = 127  # a weight is stored as a multiple of 1/127
+MARKS = {"\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423"}
+WITHIN = "\u22ef"  # in place of a token that ends within a character
+
+Weights = Float[np.ndarray, "layer head query_pos key_pos"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextView:
+    """A text and each head's attention in it; a notebook shows it.
+
+    Attributes:
+        title: the title, of a notebook's output.
+        pieces: the part of the text that each token adds; nothing for BOS, and for a token that
+            ends within a character.
+        names: what to show in place of pieces that cannot be seen, by the token's position; by
+            default a sign for each space, and code points.
+        heads: `attention.csv`: layer, head, information (nats) and positional_share.
+        weights: the attention weights in the text.
+        position: the mean weights over other texts at the same positions.
+        content: the relative entropy of the weights to the mean weights, nats.
+    """
+
+    title: str
+    pieces: Sequence[str]
+    heads: pd.DataFrame = field(repr=False)
+    weights: Weights = field(repr=False)
+    position: Weights = field(repr=False)
+    content: Float[np.ndarray, "layer head query_pos"] = field(repr=False)
+    names: dict[int, str] = field(default_factory=dict)
+
+    def html(self, max_bytes: int = MAX_BYTES) -> str:
+        """Return the view as an element of a page, with as many heads as fit.
+
+        Args:
+            max_bytes: how many characters the heads may take; the heads with the most
+                information come first, and a line says how many are left out.
+        """
+        n_heads, n = len(self.heads), len(self.pieces)
+        content = self.content.reshape(n_heads, n)
+        heads: list[dict[str, object]] = []
+        size = 0
+        for place in self.order:
+            maps = (x.reshape(n_heads, n, n)[place] for x in (self.weights, self.position))
+            codes = np.rint(STEPS * np.stack([x.T for x in maps])).astype(np.uint8)
+            packed = b64encode(zlib.compress(codes.tobytes(), 6)).decode()
+            nats = encoded(content[place], "<f4")
+            size += len(packed) + len(nats)
+            if heads and size > max_bytes:
+                break
+            row = self.heads.iloc[place]
+            share = row["positional_share"]
+            heads.append(
+                {
+                    "name": reader_of(row),
+                    "share": None if np.isnan(share) else round(float(share), 3),
+                    "maps": packed,
+                    "content": nats,
+                }
+            )
+        shown = content[self.order[: len(heads)]]
+        head, query = divmod(int(shown.argmax()), n)  # where the text tells most
+        causal = not np.triu(self.weights, 1).any()
+        colours = {"colours": STOPS, "causal": causal, "first": [head, query]}
+        data = json.dumps({**colours, "n": n, "heads": heads}, separators=(",", ":"))
+        fewer = f"<p>The {len(heads)} heads with the most information, of {n_heads}.</p>"
+        still = self.weights.reshape(n_heads, n, n)[self.order[head], query]
+        name = f"{heads[head]['name']}, query {query}"
+        return (
+            f'<div class="on-text"><style>{asset("text_view.css")}</style>'
+            f"{fewer if len(heads) < n_heads else ''}"
+            '<form class="chooser"></form><p class="text" dir="auto" style="white-space:pre-wrap">'
+            f"{self._tokens(still)}</p>"
+            f'<p class="readout" aria-live="polite">{name}: darker tokens get more attention.</p>'
+            f'<script type="application/json">{data}</script>'
+            f"<script>{script('text_view.js')}</script></div>"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<h3>{escape(self.title)}</h3>{self.html()}"
+
+    @property
+    def order(self) -> list[int]:
+        """The places of the heads in the table, from the most information to the least."""
+        information = self.heads["information"].to_numpy(float)
+        return np.argsort(-np.nan_to_num(information, nan=-1), kind="stable").tolist()
+
+    def strongest(self) -> tuple[str, int, float]:
+        """Return the head and query with the largest relative entropy, and that, in nats."""
+        place, query = divmod(int(self.content.argmax()), len(self.pieces))
+        return reader_of(self.heads.iloc[place]), query, float(self.content.max())
+
+    def _tokens(self, weights: Float[np.ndarray, " key_pos"]) -> str:
+        """Return the tokens as HTML, shaded as the script does it on a light screen."""
+        red, green, blue = (int(STOPS["diverging"][8][i : i + 2], 16) for i in (1, 3, 5))
+        tokens = []
+        for place, (piece, weight) in enumerate(zip(self.pieces, weights, strict=True)):
+            mark = self.names.get(place, mark_of(piece))
+            shown = f' data-mark="{escape(mark)}"' if mark else ""
+            colour = f"rgba({red},{green},{blue},{weight**0.5:.2f})"
+            style = f"background-color:{colour}"
+            tokens.append(f'<span{shown} style="{style}">{escape(piece)}</span>')
+        return "".join(tokens)
+
+
+def mark_of(piece: str) -> str:
+    r"""Return what to show in place of a piece that cannot be seen; nothing for other pieces.
+
+    Example:
+        >>> [mark_of(piece) for piece in (" cat", "\n ", "\u200b", "")]
+        ['', '↵␣', 'U+200B', '⋯']
+    """
+    if any(category(character)[0] not in "CZ" for character in piece):
+        return ""
+    return "".join(MARKS.get(c, f"U+{ord(c):04X}") for c in piece) or WITHIN

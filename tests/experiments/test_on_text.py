@@ -1,0 +1,236 @@
+"""A text of the user's own in `attention`: its weights, its pieces, and its view on the page."""
+
+import json
+import re
+import zlib
+from base64 import b64decode
+from html import unescape
+from math import log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.chromium import needs_chromium, opened
+from support.command_line import refused, run_command
+from support.plain_attention import plain_attention
+from support.tiny_models import ByName
+from transformers import AutoModelForCausalLM
+
+from nope_probe import attention, load, read_run, run_attention
+from nope_probe.errors import UserError
+from nope_probe.experiments.attention.on_text import pieces_of
+from nope_probe.experiments.attention.run import AttentionStudy
+from nope_probe.experiments.attention.settings import Settings
+from nope_probe.models.names import path_of
+
+SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 61, "folds": 5, "layers": 2}
+SMALL = [text for name, value in SIZES.items() for text in (f"--{name.replace('_', '-')}", value)]
+TEXT = 'a "<b>" & b\n</script><script>x\u200b =\t\U0001f642 שלום 世\r'
+
+
+@pytest.fixture(scope="module")
+def study() -> AttentionStudy:
+    return run_attention("rope-tiny", text=TEXT, **SIZES)
+
+
+def test_the_texts_weights_are_plain_transformers_eager_weights(study: AttentionStudy) -> None:
+    tokens = load("rope-tiny").tokenizer(TEXT, return_tensors="pt").input_ids
+    plain = AutoModelForCausalLM.from_pretrained(
+        path_of("rope-tiny"), attn_implementation="eager", dtype=torch.float32
+    )
+    with torch.inference_mode():
+        expected = plain(tokens, output_attentions=True).attentions[:2]
+    found = study.on_text.weights
+    np.testing.assert_allclose(found, torch.cat(expected).numpy(), rtol=0, atol=1e-5)
+    n = tokens.shape[1]
+    assert len(study.on_text.pieces) == n
+    np.testing.assert_array_equal(study.on_text.position, study.maps["weights"][..., :n, :n])
+
+
+def test_a_bar_is_the_relative_entropy_to_the_mean_at_the_same_position(
+    study: AttentionStudy,
+) -> None:
+    view = study.on_text
+    for layer, head, query in ((0, 1, 7), (1, 2, 19), (1, 3, 0)):
+        pairs = zip(
+            view.weights[layer, head, query], view.position[layer, head, query], strict=True
+        )
+        expected = sum(float(a) * log(a / m) for a, m in pairs if a > 0)
+        assert view.content[layer, head, query] == pytest.approx(expected, abs=1e-5)
+    name, query, nats = view.strongest()
+    layer, head = map(int, re.findall(r"\d+", name))
+    assert nats == view.content[layer, head, query] == view.content.max()
+
+
+def test_a_text_has_bos_as_the_sequences_have_and_is_read_in_the_ablated_model(
+    tiny: ByName,
+) -> None:
+    model = str(tiny("llama").folder)
+    run = run_attention(model, text="ab\ncd", remove="rope", data="random", **SIZES)
+    tokenizer = load(model).tokenizer
+    tokens = torch.tensor([[tokenizer.bos_token_id, *tokenizer.encode("ab\ncd")[1:]]])
+    plain = plain_attention(tiny("llama").hf, tokens, without="rope")
+    for layer in (0, 1):
+        scores = plain[layer].scores[0].double().nan_to_num(-torch.inf)
+        np.testing.assert_allclose(run.on_text.weights[layer], scores.softmax(-1), atol=1e-5)
+    assert run.on_text.names == {0: "<bos>"}
+    assert run.on_text.pieces[0] == ""
+    assert "".join(run.on_text.pieces) == "ab\ncd"
+    assert 'data-mark="&lt;bos&gt;"' in run.on_text.html()
+
+
+def test_pieces_join_to_the_text_and_cut_no_character() -> None:
+    tokenizer = load("rope-tiny").tokenizer
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    pieces = pieces_of(ids, tokenizer)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == TEXT
+    emoji = next(place for place, piece in enumerate(pieces) if "\U0001f642" in piece)
+    assert pieces[emoji - 1] == "", "a character of several tokens stands at the last of them"
+    assert "\ufffd" not in "".join(pieces)
+
+
+def packed(html: str) -> dict[str, Any]:
+    [data] = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
+    return dict(json.loads(data))
+
+
+def test_the_page_holds_every_heads_weights_by_information(study: AttentionStudy) -> None:
+    view, table = study.on_text, study.attention.sort_values("information", ascending=False)
+    data, n = packed(view.html()), len(view.pieces)
+    names = [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
+    assert [head["name"] for head in data["heads"]] == names
+    assert data["causal"]
+    for stored, place in zip(data["heads"], table.index, strict=True):
+        codes = np.frombuffer(zlib.decompress(b64decode(stored["maps"])), np.uint8)
+        attended, mean = codes.reshape(2, n, n).swapaxes(1, 2) / 127
+        assert np.abs(attended - view.weights.reshape(-1, n, n)[place]).max() <= 0.501 / 127
+        assert np.abs(mean - view.position.reshape(-1, n, n)[place]).max() <= 0.501 / 127
+        nats = np.frombuffer(b64decode(stored["content"]), "<f4")
+        np.testing.assert_array_equal(nats, view.content.reshape(-1, n)[place])
+
+
+def test_heads_beyond_the_size_are_left_out_with_a_word(study: AttentionStudy) -> None:
+    whole = packed(study.on_text.html())["heads"]
+    assert "The 8 heads" not in study.on_text.html()
+    size = sum(len(head["maps"]) + len(head["content"]) for head in whole[:3])
+    smaller = study.on_text.html(max_bytes=size)
+    assert packed(smaller)["heads"] == whole[:3]
+    assert "<p>The 3 heads with the most information, of 8.</p>" in smaller
+
+
+def test_without_the_mask_later_keys_are_shown_too() -> None:
+    tokenizer = load("rope-tiny").tokenizer
+    text = tokenizer.decode(tokenizer.encode(TEXT, add_special_tokens=False)[:12])
+    sizes = {**SIZES, "seq_len": len(tokenizer.encode(text))}
+    view = run_attention("rope-tiny", text=text, remove="mask", **sizes).on_text
+    assert not packed(view.html())["causal"]
+    for weights in (view.weights, view.position):
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+        assert (weights[1, :, 0, 1:] > 0).any()
+
+
+def text_of(html: str) -> str:
+    [tokens] = re.findall(r'<p class="text"[^>]*>(.*?)</p>', html, re.DOTALL)
+    return unescape(re.sub(r"<[^>]*>", "", tokens))
+
+
+def test_a_text_is_no_html_and_is_there_without_scripts(study: AttentionStudy) -> None:
+    html = study.on_text._repr_html_()
+    assert text_of(html) == TEXT
+    assert html.count("<script") == html.count("</script") == 2
+    data = packed(html)
+    head, query = data["first"]
+    n = len(study.on_text.pieces)
+    codes = np.frombuffer(zlib.decompress(b64decode(data["heads"][head]["maps"])), np.uint8)
+    shades = [float(shade) for shade in re.findall(r"rgba\(\d+,\d+,\d+,([0-9.]+)\)", html)]
+    stored = np.sqrt(codes.reshape(2, n, n)[0, :, query] / 127)
+    assert np.abs(np.array(shades) - stored).max() <= 0.07
+
+
+PROBE = """<script>setTimeout(() => {
+  const view = document.querySelector(".on-text");
+  const say = (name, value) => { document.body.dataset[name] = value; };
+  say("text", JSON.stringify(view.querySelector(".text").textContent));
+  view.querySelectorAll(".list button")[1].click();
+  setTimeout(() => {
+    view.querySelectorAll(".text span")[9].click();
+    say("said", view.querySelector(".readout").textContent.split(":")[0]);
+    const shade = () => view.querySelectorAll(".text span")[3].style.getPropertyValue("--shade");
+    const shades = [shade()];
+    for (const radio of [...view.querySelectorAll("input")].slice(1)) {
+      radio.click();
+      shades.push(shade());
+    }
+    say("shades", shades.join(";"));
+    say("label", view.querySelectorAll(".text span")[3].getAttribute("aria-label"));
+  }, 2000);
+}, 3000)</script></body>"""
+
+
+@needs_chromium
+def test_a_head_and_a_query_are_chosen_on_the_page(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(TEXT.encode())
+    file, folder = tmp_path / "text.txt", tmp_path / "run"
+    run_command(attention, *SMALL, "--text-file", file, "--out", folder)
+    html = (folder / "report.html").read_text(encoding="utf-8")
+    elements = opened(html.replace("</body>", PROBE), tmp_path)
+    found = dict(re.findall(r'data-(\w+)="([^"]*)"', re.findall(r"<body[^>]*>", elements)[0]))
+    assert json.loads(unescape(found["text"])) == TEXT.replace("\r", "\n")  # as HTML reads it
+    run = read_run(folder)
+    table = run.tables["attention"].sort_values("information", ascending=False)
+    row = table.iloc[1]
+    assert found["said"].startswith(f"L{row['layer']:.0f}H{row['head']:.0f}, query 9 ")
+    place = int(row["layer"]), int(row["head"]), 9, 3
+    weight, mean = (float(run.maps[name][place]) for name in ("text_weights", "weights"))
+    alphas = [float(shade.split(",")[-1].rstrip(")")) for shade in found["shades"].split(";")]
+    expected = [weight**0.5, mean**0.5, abs(weight - mean) ** 0.5]
+    assert alphas == pytest.approx(expected, abs=0.07)
+    assert found["label"].startswith("3 ")
+
+
+def test_a_file_and_a_text_are_the_same_run(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_bytes(TEXT.encode())
+    assert Settings(text_file=file).recorded() == Settings(text=TEXT).recorded()
+
+
+def test_a_run_without_a_text_says_how_to_give_one() -> None:
+    run = run_attention("rope-tiny", n_seqs=5, seq_len=11, folds=4, layers=1)
+    with pytest.raises(UserError, match="the run has no text"):
+        _ = run.on_text
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--text", "a", "--text-file", "a.txt"], "cannot read --text-file"),
+        (["--text", ""], "the text is empty"),
+        (["--text", "x" * 1_000_001], "the text has 1,000,001 characters: expected one of up to"),
+        (["--text", "a", "--query-rows", 7], "leave out --query-rows"),
+        (["--text", "a", "--seq-len", 513], "take --seq-len 512 or less"),
+        (["--text", "word " * 30, "--seq-len", 16], "and the sequences have 16: take --seq-len "),
+        (
+            ["--text", "a", "--remove", "mask", "--seq-len", 16],
+            "all seen without the mask: take --",
+        ),
+        (["--text", "a", "--model", "parameter-free", "--data", "gaussian"], "no tokenizer"),
+    ],
+)
+def test_texts_that_cannot_be_shown_are_refused(
+    flags: list[object], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--n-seqs", 8, "--folds", 4, "--layers", 1]
+    assert said in refused(capfd, tmp_path / "here", attention, *sizes, *flags)
+
+
+def test_two_texts_and_broken_files_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "text.txt"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"cannot read --text-file .*utf-8"):
+        Settings(text_file=file).validate()
+    file.write_text("a")
+    with pytest.raises(UserError, match="two texts: take one"):
+        Settings(text="a", text_file=file).validate()
