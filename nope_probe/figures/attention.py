@@ -1,18 +1,23 @@
-"""All heads of a model on one map: position, information and the first key in their attention."""
+"""All heads of a model on one map, and the terms of the scores that one query gives its keys."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.colors import qualitative
 
 from nope_probe.components import INK
 from nope_probe.figures.intervals import FLOOR, estimates_of
+from nope_probe.figures.names import colour, words
 from nope_probe.figures.style import SEQUENTIAL, Grid, colour_bar, place
 
 CELL = 32  # px a layer
 LARGEST, SMALLEST = 18, 4  # px across, of the head with the most information and of any head
 RING, GAP = 4, 3  # px of the ring of a head that gives the first key all of its weight, and inside
+KEYS, ROW = 12, 30  # keys with a bar, and px of a bar
+LEAST_TERM = 0.01  # of the largest term of the shown keys: smaller terms have no bar
+REST = "#9aa0a6"
 HOVER = (
     "L%{y}H%{x}<br>%{customdata[0]:.2f} nats above uniform attention<br>positional share "
     "%{customdata[1]:.0%} [%{customdata[2]:.0%}, %{customdata[3]:.0%}]<br>first key "
@@ -77,3 +82,62 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
     }
     layout["meta"]["opens_heads"] = True
     return go.Figure([rings, heads], {**layout, "showlegend": False})
+
+
+def why_bars(table: pd.DataFrame, title: str) -> go.Figure:
+    """Draw the terms of one query's scores as bars: of the keys with the most attention.
+
+    Terms to the right of 0 raise a key above the mean of the keys; the dot is their sum.
+
+    Args:
+        table: `why.csv`: key, token, weight, score, side, term, nats.
+        title: the figure's title.
+    """
+    keys = table.drop_duplicates("key").nlargest(KEYS, "weight").sort_values("key")
+    names = [f"{token} {key}" for token, key in zip(keys["token"], keys["key"], strict=True)]
+    shown = table[table["key"].isin(keys["key"])]
+    least = LEAST_TERM * float(shown["nats"].abs().max())
+    palette, traces = iter(qualitative.Dark24[1:] * 4), []
+    for (side, term), rows in shown.groupby(["side", "term"], sort=False):
+        if not (rows["nats"].abs() > least).any():
+            continue
+        is_writer, is_rest = side != "position", " " in str(term)
+        label = f"{term}, {side}" if is_writer else words(str(term))
+        fill = (REST if is_rest else next(palette)) if is_writer else colour(str(term))
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": label,
+                "x": rows.set_index("key")["nats"].loc[keys["key"]].to_numpy(),
+                "y": names,
+                "hovertemplate": f"%{{y}}: %{{x:.2f}} nats<extra>{label}</extra>",
+                "marker": {"color": fill, "line": {"width": 0}},
+            }
+        )
+    traces.append(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "score",
+            "x": keys["score"].to_numpy(),
+            "y": names,
+            "customdata": keys["weight"].to_numpy(),
+            "hovertemplate": "%{y}: %{x:.2f} nats, %{customdata:.0%} of the attention"
+            "<extra>score</extra>",
+            "marker": {"color": INK, "size": 8, "symbol": "diamond"},
+        }
+    )
+    below = 60 + 20 * -(-len(traces) // 3)
+    wide = Grid(
+        columns=1,
+        panel=ROW * max(4, len(names)),
+        x_title="nats above the mean of the keys",
+        y_title="key",
+        bottom=below,
+        left=120,
+    )
+    layout = place(title, [""], wide, left=96, bottom=60 + 20 * len(traces))
+    layout |= {"barmode": "relative", "bargap": 0.25}
+    layout["yaxis"] |= {"autorange": "reversed", "type": "category"}
+    return go.Figure(traces, layout)

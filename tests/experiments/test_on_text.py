@@ -23,6 +23,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.attention.on_text import pieces_of
 from nope_probe.experiments.attention.run import AttentionStudy
 from nope_probe.experiments.attention.settings import Settings
+from nope_probe.figures.attention import why_bars
 from nope_probe.models.names import path_of
 
 SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 61, "folds": 5, "layers": 2}
@@ -197,10 +198,31 @@ def test_a_file_and_a_text_are_the_same_run(tmp_path: Path) -> None:
     assert Settings(text_file=file).recorded() == Settings(text=TEXT).recorded()
 
 
+def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key() -> None:
+    run = run_attention("rope-tiny", text="word other word", why="L1H3", query=-2, **SIZES)
+    table = run.why
+    assert run.manifest["why"] == {"head": "L1H3", "query": 2}
+    assert table["key"].unique().tolist() == [0, 1, 2]
+    assert table["token"].unique().tolist() == ["<bos>", "word", "other"]
+    added = table.groupby("key")["nats"].sum()
+    scores = table.groupby("key")["score"].first()
+    np.testing.assert_allclose(added, scores, rtol=0, atol=1e-5 * scores.abs().max())
+    assert abs(scores.mean()) < 1e-5, "less the mean over the keys"
+    weights = run.maps["text_weights"][1, 3, 2, :3]
+    np.testing.assert_allclose(table.groupby("key")["weight"].first(), weights, rtol=1e-6)
+    softmax = np.exp(scores) / np.exp(scores).sum()
+    np.testing.assert_allclose(softmax, weights, rtol=1e-4)
+    figure = why_bars(table, "t")
+    assert [*figure.data[-1].y] == ["<bos> 0", "word 1", "other 2"]
+    np.testing.assert_allclose(figure.data[-1].x, scores)
+
+
 def test_a_run_without_a_text_says_how_to_give_one() -> None:
     run = run_attention("rope-tiny", n_seqs=5, seq_len=11, folds=4, layers=1)
     with pytest.raises(UserError, match="the run has no text"):
         _ = run.on_text
+    with pytest.raises(UserError, match="the run asks about no head"):
+        _ = run.why
 
 
 @pytest.mark.parametrize(
@@ -216,6 +238,11 @@ def test_a_run_without_a_text_says_how_to_give_one() -> None:
             ["--text", "a", "--remove", "mask", "--seq-len", 16],
             "all seen without the mask: take --",
         ),
+        (["--why", "L0H1"], "--why asks about a text"),
+        (["--query", 3], "--query asks about a head"),
+        (["--text", "a", "--why", "MLP1"], "--why MLP1: expected a head, such as L1H3"),
+        (["--text", "a", "--why", "L0H4"], "--why L0H4: there are L0 to L0, with the heads H0"),
+        (["--text", "a", "--why", "L0H1", "--query", 9], "the text has 2 tokens, 0 to 1"),
         (["--text", "a", "--model", "parameter-free", "--data", "gaussian"], "no tokenizer"),
     ],
 )

@@ -17,9 +17,10 @@ from nope_probe.analyses.jackknife import jackknife
 from nope_probe.conditions import validate_components
 from nope_probe.data.sequences import begins_with_bos
 from nope_probe.errors import UserError
-from nope_probe.experiments.attention.on_text import text_record, tokens_of_text
+from nope_probe.experiments.attention.on_text import shown_pieces, text_record, tokens_of_text
 from nope_probe.experiments.attention.sections import report
 from nope_probe.experiments.attention.settings import Settings
+from nope_probe.experiments.attention.why import captured_terms, why_table
 from nope_probe.experiments.engine import Engine, validate_first_sequence, validate_removable
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import interval_columns
@@ -47,6 +48,7 @@ class Heads:
         counts: sequences per fold.
         text: the tokens of the run's text, if it has one.
         on_text: its attention weights; empty without a text.
+        why: the terms of the scores that the run asks about, nats; empty if it asks nothing.
     """
 
     splits: dict[tuple[int, int], AttentionSplit]
@@ -54,6 +56,7 @@ class Heads:
     counts: Int[Tensor, " fold"]
     text: Int[Tensor, "1 text_pos"] | None
     on_text: Float[Tensor, "layer head text_pos text_pos"]
+    why: State
 
 
 def capture(session: Session[Settings]) -> Heads:
@@ -71,16 +74,23 @@ def capture(session: Session[Settings]) -> Heads:
     keys = [f"attention-L{group[0]}" for group in groups]
     if keys[0] not in session.checkpoint:
         validate_first_sequence(model, engine.inputs, layers)
-    gains = ["gains"] * ablation.needs_calibration
-    session.announce(1, [*gains, *keys], n_seqs=len(engine.inputs))
-    with session.checkpoint.progress([*gains, *keys], session.n_own_seqs):
-        engine = engine.calibrated("gains", [ablation])
+    gains, asked = ["gains"] * ablation.needs_calibration, settings.asked
+    steps, condition = [*gains, *keys, *["why"] * (asked is not None)], None
+    session.announce(1, steps, n_seqs=len(engine.inputs))
+    with session.checkpoint.progress(steps, session.n_own_seqs):
+        engine, why = engine.calibrated("gains", [ablation]), {}
+        condition = ablation if settings.remove else None
         parts = [
-            engine.once(
-                key, partial(measured, engine, group, text), ablation if settings.remove else None
-            )
+            engine.once(key, partial(measured, engine, group, text), condition)
             for key, group in zip(keys, groups, strict=True)
         ]
+        if asked is not None and text is not None:
+            query, kept = query_of(settings, text), settings.n_kept(session.sequences())
+            explain = partial(captured_terms, engine, asked, text, query, kept)
+            try:
+                why = engine.once("why", explain, condition)
+            except NotImplementedError as error:
+                raise UserError(f"--why {settings.why}: {error}") from error
     splits, counts = torch.cat([part["splits"] for part in parts]), parts[0]["counts"]
     return Heads(
         splits={
@@ -92,7 +102,20 @@ def capture(session: Session[Settings]) -> Heads:
         counts=counts,
         text=text,
         on_text=torch.cat([part["on_text"] for part in parts]),
+        why=why,
     )
+
+
+def query_of(settings: Settings, text: Int[Tensor, "1 pos"]) -> int:
+    """Return the position of the query that `why` asks about.
+
+    Raises:
+        UserError: for a token that the text does not have.
+    """
+    n = text.shape[1]
+    if not -n <= settings.query < n:
+        raise UserError(f"--query {settings.query}: the text has {n} tokens, 0 to {n - 1}")
+    return settings.query % n
 
 
 def removed_components(session: Session[Settings]) -> tuple[str, ...]:
@@ -180,7 +203,7 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
         "layers": [*layers],
         "removed": list(removed_components(session)),
     }
-    maps = {"weights": heads.weights.float()}
+    maps, tables = {"weights": heads.weights.float()}, {"attention": attention_table(heads.splits)}
     n = inputs.inputs.shape[1]
     if settings.rows < n:
         maps["query_positions"] = choose_rows(n, settings.rows).float()
@@ -192,12 +215,18 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
         expected = heads.weights[..., :n_pos, :n_pos]
         maps["text_weights"] = heads.on_text
         maps["text_content"] = relative_entropy(heads.on_text, expected).float()
+        if settings.asked is not None:
+            query, (layer, head) = query_of(settings, heads.text), settings.asked
+            weights = heads.on_text[layers.index(layer), head, query]
+            pieces = shown_pieces(manifest["text"])
+            manifest["why"] = {"head": settings.why, "query": query}
+            tables["why"] = why_table(heads.why, weights, pieces)
     run = Run(
         manifest=manifest,
         arrays={
             "tokens": input_arrays(inputs),
             "maps": {name: array.numpy() for name, array in maps.items()},
         },
-        tables={"attention": attention_table(heads.splits)},
+        tables=tables,
     )
     return with_page(session, run, report)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -14,7 +15,7 @@ from nope_probe.data.documents import tokenised
 from nope_probe.data.sequences import begins_with_bos
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.settings import Settings
-from nope_probe.figures.text_view import TextView
+from nope_probe.figures.text_view import TextView, mark_of
 from nope_probe.hooks.layers.model import validate_inputs
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.session import Session
@@ -73,6 +74,16 @@ def text_record(
     ids = tokens.tolist()
     own = pieces_of(ids[bos:], tokenizer)
     return {"pieces": [""] * bos + own, "bos": tokenizer.decode(ids[:1]) if bos else ""}
+
+
+def shown_pieces(record: Mapping[str, Any]) -> list[str]:
+    """Return what a person reads of each token: signs for what cannot be seen.
+
+    Args:
+        record: the result of `text_record`.
+    """
+    pieces = [mark_of(piece) or piece.strip() for piece in record["pieces"]]
+    return [record["bos"] or pieces[0], *pieces[1:]]
 
 
 def text_view(run: Run) -> TextView | None:

@@ -64,6 +64,19 @@ class AttentionStudy(Run):
             raise UserError("the run has no text: run_attention(model, text=...) shows one")
         return view
 
+    @property
+    def why(self) -> pd.DataFrame:
+        """The terms of the scores of the query that the run asks about, by key, nats.
+
+        Raises:
+            UserError: for a run that asks nothing.
+        """
+        if "why" not in self.tables:
+            raise UserError(
+                'the run asks about no head: run_attention(model, text=..., why="L1H3")'
+            )
+        return self.tables["why"]
+
 
 @takes(Settings)
 def run_attention(

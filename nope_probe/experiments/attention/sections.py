@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from nope_probe.experiments.attention.on_text import text_view
 from nope_probe.experiments.sections import Report, listed, percents, with_intervals
-from nope_probe.figures.attention import attention_heads
+from nope_probe.figures.attention import attention_heads, why_bars
 from nope_probe.figures.explorer import head_maps
 from nope_probe.figures.intervals import interval_of, interval_text, percent
 from nope_probe.figures.panels import RowMaps
@@ -79,6 +79,7 @@ def report(run: Run) -> Report:
                 table=table,
             ),
             *text_sections(run),
+            *why_sections(run),
             Section(
                 title=first_finding(known),
                 html=weight_maps(run),
@@ -106,6 +107,21 @@ def text_sections(run: Run) -> Iterator[Section]:
             "keys are shaded, by the square root of their weight. The bar under a token is how far "
             "the head's weights there are from their mean over other texts, as a relative entropy "
             "in nats: where the head uses what the text says.",
+        )
+
+
+def why_sections(run: Run) -> Iterator[Section]:
+    """Yield the section with the terms of the scores that the run asks about, if it asks."""
+    asked = run.manifest.get("why")
+    if asked is not None:
+        title = f"Why {asked['head']} looks there from token {asked['query']}"
+        yield Section(
+            title=title,
+            figure=partial(why_bars, run.tables["why"], title),
+            caption="The keys with the most attention. A bar is a term of the key's score, less "
+            "its mean over the keys: position, the same in every text, and what each earlier "
+            "component wrote into this text's key or query. The dot is their sum.",
+            table=run.tables["why"],
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from nope_probe.components import WEIGHTS
-from nope_probe.conditions import Condition
+from nope_probe.conditions import Condition, Writer
 from nope_probe.errors import UserError
 from nope_probe.files import reading, validate_regular
 from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
@@ -72,6 +72,16 @@ class Settings(RunSettings):
         ),
     ] = None
     text_file: Annotated[Path | None, _arg(help="A file (UTF-8) with this text.")] = None
+    why: Annotated[
+        str | None,
+        _arg(
+            help="A head (L1H3) of the text: why it looks where it looks from --query, exactly, by "
+            "position and by what each earlier component wrote."
+        ),
+    ] = None
+    query: Annotated[
+        int, _arg(help="The token of the text that --why asks about; -1 is the last.")
+    ] = -1
 
     def validate(self) -> None:
         """Check the settings that need no model."""
@@ -86,6 +96,10 @@ class Settings(RunSettings):
             validate_effects(self, without_weights(("gain", "replacement")))
         if self.shown_text is not None:
             self._validate_text(self.shown_text)
+        if self.why is not None:
+            self._validate_why(self.why)
+        elif self.query != -1:
+            raise UserError("--query asks about a head: name it with --why")
 
     def _validate_text(self, text: str) -> None:
         if self.text is not None and self.text_file is not None:
@@ -98,6 +112,37 @@ class Settings(RunSettings):
             raise UserError(f"{beside}: leave out --query-rows")
         if self.seq_len > TEXT_TOKENS:
             raise UserError(f"{beside}: take --seq-len {TEXT_TOKENS} or less")
+
+    def _validate_why(self, why: str) -> None:
+        if self.text is None and self.text_file is None:
+            raise UserError("--why asks about a text: give it with --text")
+        writer = Writer.parse(why)
+        if writer is None or writer.head is None:
+            raise UserError(f"--why {why}: expected a head, such as L1H3")
+
+    @property
+    def asked(self) -> tuple[int, int] | None:
+        """The layer and head that `why` asks about, if any."""
+        if self.why is None:
+            return None
+        writer = Writer(self.why)
+        return writer.block, writer.head or 0
+
+    def validate_layers(self, info: ModelInfo) -> None:
+        """Check that the layers and the head of `why` exist.
+
+        Raises:
+            UserError: naming the possible heads.
+        """
+        super().validate_layers(info)
+        layers = self.layers_of(info)
+        if self.asked is not None and (
+            self.asked[0] not in layers or self.asked[1] >= info.n_heads
+        ):
+            raise UserError(
+                f"--why {self.why}: there are L{layers[0]} to L{layers[-1]}, with the heads H0 to "
+                f"H{info.n_heads - 1}"
+            )
 
     @property
     def shown_text(self) -> str | None:

@@ -1,0 +1,101 @@
+"""Exact terms of one text's scores: the position that is in every text, and its own content.
+
+In a text q_i and k_j are a head's query and key before RoPE, E q_i and E k_j their means over other
+texts, q0 and k0 the means of these over positions, dq_i and dk_j the differences from q0 and k0.
+R_i is RoPE's rotation at position i. The score is exactly the sum of
+
+    rotation        <R_i q0, R_j k0>        content of the key    <R_i q_i, R_j (k_j - E k_j)>
+    written_key     <R_i q0, R_j dk_j>      content of the query  <R_i (q_i - E q_i), R_j E k_j>
+    written_query   <R_i dq_i, R_j k0>
+    written_both    <R_i dq_i, R_j dk_j>
+
+and of ALiBi's bias. Keys and queries are sums over the writers before the head, and so are both
+terms of content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from nope_probe.analyses.positions import TERMS
+from nope_probe.maps.positions import ReaderSums
+
+Vectors = Float[Tensor, "pos d_head"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class QueryTerms:
+    """The terms of one query's scores, each less its mean over the keys that the query sees, nats.
+
+    Attributes:
+        scores: the scores before a soft cap; they are the sum of all terms. NaN where masked.
+        position: rotation, the three written terms, and `alibi` where a model has it.
+        of_key, of_query: by writer, the content of keys and of the query.
+    """
+
+    scores: Float[Tensor, " key_pos"]
+    position: Mapping[str, Float[Tensor, " key_pos"]]
+    of_key: Mapping[str, Float[Tensor, " key_pos"]]
+    of_query: Mapping[str, Float[Tensor, " key_pos"]]
+
+
+def query_terms(
+    text: ReaderSums, others: ReaderSums, query: int, *, skip_keys: int = 0
+) -> QueryTerms:
+    """Split one query's scores in one text into position, and content by writer.
+
+    Args:
+        text: a head's queries, keys and scores in the text, in one fold.
+        others: its means over other texts, in one fold, as long as the text or longer.
+        query: the query's position.
+        skip_keys: how many first positions the means over positions leave out.
+    """
+    n = text.k.shape[1]
+    seen = text.scores[0, query].isfinite()
+    own_q, mean_q, mean_k = (_vectors(x) for x in (text.q, others.q, others.k))
+    q0, k0 = (x[skip_keys:].mean(0) for x in (mean_q, mean_k))
+    mean_q, mean_k = mean_q[:n], mean_k[:n]
+    turned = text.turns.turned if text.turns is not None else lambda x: x
+
+    def products(of_query: Float[Tensor, " d_head"], of_keys: Vectors) -> Tensor:
+        at_query = turned(of_query.expand(n, -1)[:, None])[query, 0]
+        return turned(of_keys[:, None])[:, 0] @ at_query * text.scale
+
+    def centred(x: Float[Tensor, " key_pos"]) -> Tensor:
+        return centred_over(x, seen)
+
+    dq, dk = mean_q[query] - q0, mean_k - k0
+    pairs = ((q0, k0.expand(n, -1)), (q0, dk), (dq, k0.expand(n, -1)), (dq, dk))
+    position = {name: products(*pair) for name, pair in zip(TERMS, pairs, strict=True)}
+    scores = text.scores[0, query].double()
+    if text.bias is not None:
+        position["alibi"] = text.bias[query].double().where(seen, 0)
+        scores = scores + position["alibi"]
+    of_key, of_query = {}, {}
+    for writer in text.keys:
+        key, query_part = (
+            _vectors(own[writer]) - _vectors(mean[writer])[:n]
+            for own, mean in ((text.keys, others.keys), (text.queries, others.queries))
+        )
+        of_key[writer] = centred(products(own_q[query], key))
+        of_query[writer] = centred(products(query_part[query], mean_k))
+    return QueryTerms(
+        scores=centred(scores.where(seen, 0)).where(seen, torch.nan),
+        position={name: centred(x) for name, x in position.items()},
+        of_key=of_key,
+        of_query=of_query,
+    )
+
+
+def centred_over(x: Float[Tensor, " pos"], seen: Bool[Tensor, " pos"]) -> Float[Tensor, " pos"]:
+    """Return values less their mean over some positions, 0 elsewhere."""
+    return (x - x[seen].mean()).where(seen, 0.0)
+
+
+def _vectors(x: Float[Tensor, "1 pos 1 d_head"]) -> Vectors:
+    return x[0, :, 0].double()

@@ -1,0 +1,152 @@
+"""Terms of one text's scores: they add up, and a removed writer changes the score by its term."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.decoders import write_decoder
+from support.rounding import NETWORK
+from support.tiny_models import ByName, tokens
+from transformer_lens import HookedTransformer, HookedTransformerConfig
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from nope_probe import load
+from nope_probe.analyses.one_text import QueryTerms, centred_over, query_terms
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.reading.readers import capture_positions
+
+N_POS, QUERY = 11, 9
+INPUTS, TEXT = tokens(n_seqs=13, n_pos=N_POS), tokens(n_seqs=1, n_pos=N_POS, seed=5)
+SEEN = torch.arange(N_POS) <= QUERY
+
+
+def terms_of(
+    model: HookedModel, text: torch.Tensor, inputs: torch.Tensor, head: int, skip_keys: int = 0
+) -> QueryTerms:
+    own, others = (
+        dict(
+            capture_positions(model, x, layers=[1], per_head=True, n_folds=1, skip_keys=skip_keys)
+            .readers[1]
+            .heads()
+        )[head]
+        for x in (text, inputs)
+    )
+    return query_terms(own, others, QUERY, skip_keys=skip_keys)
+
+
+@pytest.mark.parametrize("skip_keys", [0, 1])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
+def test_the_terms_add_up_to_the_scores(name: str, skip_keys: int, bridge: ByName) -> None:
+    terms = terms_of(bridge(name), TEXT, INPUTS, 1, skip_keys)
+    parts = (terms.position, terms.of_key, terms.of_query)
+    added = sum((x for part in parts for x in part.values()), torch.zeros(N_POS))
+    scale = terms.scores[SEEN].abs().max()
+    assert (added - terms.scores)[SEEN].abs().max() <= NETWORK * scale
+    assert terms.scores[~SEEN].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["bloom", "mpt"])
+def test_with_alibi_its_bias_is_a_term(name: str, tmp_path: Path) -> None:
+    tiny = write_decoder(name, tmp_path)
+    model, inputs = load(str(tiny.folder)).model, tiny.tokens[:, :N_POS]
+    terms = terms_of(model, inputs[:1], inputs[1:], 1)
+    parts = (terms.position, terms.of_key, terms.of_query)
+    added = sum((x for part in parts for x in part.values()), torch.zeros(N_POS))
+    assert (added - terms.scores)[SEEN].abs().max() <= NETWORK * terms.scores[SEEN].abs().max()
+    steps = terms.position["alibi"][SEEN].diff()
+    assert steps.min() > 0
+    torch.testing.assert_close(steps, steps[:1].expand_as(steps), rtol=1e-6, atol=1e-7)
+
+
+def test_a_writers_term_is_what_its_removal_changes_with_the_norms_scale_held(
+    tiny: ByName, bridge: ByName
+) -> None:
+    """Plain transformers: the MLP's vector at each key, less its mean over other texts."""
+    hf, head = tiny("llama").hf, 1
+    block, kept = hf.model.layers[1], {}
+    hooks = [
+        hf.model.layers[0].mlp.register_forward_hook(
+            lambda module, given, out: kept.__setitem__("mlp", out)
+        ),
+        block.input_layernorm.register_forward_pre_hook(
+            lambda module, given: kept.__setitem__("stream", given[0])
+        ),
+    ]
+
+    def run(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            hf(inputs)
+        square = kept["stream"].double().square().mean(-1, keepdim=True)
+        scale = (square + block.input_layernorm.variance_epsilon).rsqrt()
+        return kept["stream"].double(), kept["mlp"].double(), scale
+
+    stream, out, scale = run(TEXT)
+    _, others, other_scale = run(INPUTS)
+    for hook in hooks:
+        hook.remove()
+    removed = out - (others * other_scale).mean(0) / scale
+
+    def scores(vectors: torch.Tensor) -> torch.Tensor:
+        """Return the query's scores for keys made of these vectors, the query's own as it was."""
+        weight, attention = block.input_layernorm.weight.double(), block.self_attn
+        q, k = (
+            (x * scale * weight) @ projection.weight.double().T + projection.bias.double()
+            for x, projection in ((stream, attention.q_proj), (vectors, attention.k_proj))
+        )
+        q, k = (x.unflatten(-1, (-1, attention.head_dim)).transpose(1, 2) for x in (q, k))
+        cos, sin = hf.model.rotary_emb(stream.float(), torch.arange(N_POS)[None])
+        q, k = apply_rotary_pos_emb(q, k, cos.double(), sin.double())
+        key_head = head * k.shape[1] // q.shape[1]
+        return k[0, key_head] @ q[0, head, QUERY] * attention.scaling
+
+    with torch.no_grad():
+        lost = centred_over(scores(stream) - scores(stream - removed), SEEN)
+        terms = terms_of(bridge("llama"), TEXT, INPUTS, head)
+        largest = scores(stream).abs().max()
+    whole = centred_over(scores(stream), SEEN)
+    assert (terms.scores - whole)[SEEN].abs().max() <= NETWORK * largest
+    assert lost.abs().max() > 0.01 * largest
+    assert (terms.of_key["MLP0"] - lost)[SEEN].abs().max() <= NETWORK * largest
+
+
+def test_an_induction_heads_score_is_the_term_of_the_previous_token_head() -> None:
+    """L0H0 writes the previous token beside each token; L1H0 looks for its own token there."""
+    n_vocab, prefer = 7, 40.0
+    config = HookedTransformerConfig(
+        n_layers=2,
+        d_model=2 * n_vocab + N_POS,
+        n_heads=1,
+        d_head=N_POS,
+        n_ctx=N_POS,
+        d_vocab=n_vocab,
+        attn_only=True,
+        normalization_type=None,
+        attn_scale=1.0,
+        init_weights=False,
+    )
+    model = HookedTransformer(config)
+    token, before, at = (slice(0, 7), slice(7, 14), slice(14, None))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.embed.W_E[:, token] = torch.eye(n_vocab)
+        model.pos_embed.W_pos[:, at] = torch.eye(N_POS)
+        first, second = (block.attn for block in model.blocks)
+        first.W_Q[0, at] = prefer * torch.eye(N_POS)
+        first.W_K[0, at] = torch.eye(N_POS).roll(1, 1)  # the key of j is found by the query j + 1
+        first.W_V[0, token, :n_vocab] = torch.eye(n_vocab)
+        first.W_O[0, :n_vocab, before] = torch.eye(n_vocab)
+        second.W_Q[0, token, :n_vocab] = 3 * torch.eye(n_vocab)
+        second.W_K[0, before, :n_vocab] = torch.eye(n_vocab)
+    text = torch.tensor([[0, 3, 5, 1, 2, 6, 4, 0, 2, 3, 5]])
+    inputs = (text + torch.arange(n_vocab)[:, None]) % n_vocab  # every token once at each position
+    terms = terms_of(model, text, inputs, head=0)
+    same = (text[0].roll(1) == text[0, QUERY]).double()
+    same[0] = float(text[0, 0] == text[0, QUERY])  # the first token sees itself alone
+    expected = centred_over(3 * same, SEEN)
+    assert expected[2] > 2, "the token after the earlier 3"
+    for found in (terms.scores, terms.of_key["L0H0"]):
+        assert (found - expected)[SEEN].abs().max() <= 1e-5
+    rest = {**terms.position, **terms.of_query}
+    rest |= {f"key {name}": x for name, x in terms.of_key.items() if name != "L0H0"}
+    assert all(x.abs().max() <= 1e-5 for x in rest.values())
