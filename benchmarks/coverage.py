@@ -215,25 +215,35 @@ def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, I
     order = torch.randperm(len(chosen))
     chosen, owners = chosen[order], owners[order]
     fold_of = grouped_folds(owners, n_folds) if grouped else interleaved_folds(len(chosen), n_folds)
-    counts = fold_of.bincount(minlength=n_folds)
-    sums = torch.zeros(len(population.conditions), n_folds, population.patterns.shape[-1]).double()
-    sums.index_add_(1, fold_of, population.patterns[:, chosen].double())
-    folds, weights = sums / counts[:, None], fold_weights(n_folds, counts)
-    gram = ContrastGram(
-        row={condition: row for row, condition in enumerate(population.conditions)},
-        gram=cross_products(folds, folds, weights),
-        weights=weights,
-        score_squares=torch.zeros(len(population.conditions)).double(),
-    )
+    counts, folds, gram = fold_means(population, chosen, fold_of)
     intact = as_map(folds[population.conditions.index(INTACT)], population)
     found = {"amplitude": gram.rms({INTACT: 1.0})}
     found["locality"] = jackknife(locality(intact, population, counts))
     rows = [population.conditions.index(condition) for condition in (INTACT, MASK)]
     rest = non_relative(folds[rows], population)
-    squares = cross_products(rest, rest, weights).diagonal(dim1=1, dim2=2).T
+    squares = cross_products(rest, rest, gram.weights).diagonal(dim1=1, dim2=2).T
     one, other = (Estimates(values=values, weights=gram.weights) for values in squares)
     found["non-relative by the mask"] = rms_difference(one, other)
     return found | {name: gram.share(*pair) for name, pair in contrasts(population).items()}
+
+
+def fold_means(
+    population: Population, chosen: Int[Tensor, " seq"], fold_of: Int[Tensor, " seq"]
+) -> tuple[Int[Tensor, " fold"], Float[Tensor, "condition fold cell"], ContrastGram]:
+    """Return the folds' sizes and mean patterns of chosen sequences, and their inner products."""
+    counts, n_conditions = fold_of.bincount(), len(population.conditions)
+    sums = torch.zeros(n_conditions, len(counts), population.patterns.shape[-1]).double()
+    sums.index_add_(1, fold_of, population.patterns[:, chosen].double())
+    folds, weights = sums / counts[:, None], fold_weights(len(counts), counts)
+    products = cross_products(folds, folds, weights)
+    gram = ContrastGram(
+        row={condition: row for row, condition in enumerate(population.conditions)},
+        first=torch.zeros_like(products),  # the kept cells count as one part
+        others=products,
+        weights=weights,
+        score_squares=torch.zeros(n_conditions).double(),
+    )
+    return counts, folds, gram
 
 
 def locality(

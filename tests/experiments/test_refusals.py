@@ -86,6 +86,7 @@ def test_defaults_leave_out_weights_that_are_no_matrices_and_say_so(
     model = ["--model", write_decoder("deepseek_v3", tmp_path).folder]
     run_command(ablate, *model, *SMALL, "--out", tmp_path / "ablate")
     small = ["--n-seqs", 16, "--seq-len", 16, "--measures", "loss", "--replacement", "mean"]
+    small += ["--remove", "sources", "weights"]
     run_command(behaviour, *model, *small, "--out", tmp_path / "behaviour")
     note, shown = LATENT.format("W_Q, W_K, W_V"), " ".join(capsys.readouterr().out.split())
     assert shown.count(note) == 2
