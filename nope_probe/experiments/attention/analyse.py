@@ -71,6 +71,7 @@ def capture(session: Session[Settings]) -> Heads:
     groups = [layers[first : first + size] for first in range(0, len(layers), size)]
     ablation = settings.substitute.without(removed_components(session))
     engine, text = replace(Engine.of(session), query_rows=settings.rows), tokens_of_text(session)
+    query = None if text is None else query_of(settings, text)
     keys = [f"attention-L{group[0]}" for group in groups]
     if keys[0] not in session.checkpoint:
         validate_first_sequence(model, engine.inputs, layers)
@@ -84,8 +85,8 @@ def capture(session: Session[Settings]) -> Heads:
             engine.once(key, partial(measured, engine, group, text), condition)
             for key, group in zip(keys, groups, strict=True)
         ]
-        if asked is not None and text is not None:
-            query, kept = query_of(settings, text), settings.n_kept(session.sequences())
+        if asked is not None and text is not None and query is not None:
+            kept = settings.n_kept(session.sequences())
             explain = partial(captured_terms, engine, asked, text, query, kept)
             try:
                 why = engine.once("why", explain, condition)
