@@ -14,8 +14,9 @@ import pytest
 import torch
 from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
+from support.decoders import write_decoder
 from support.plain_attention import plain_attention
-from support.tiny_models import ByName
+from support.tiny_models import ByName, tokenizer
 from transformers import AutoModelForCausalLM
 
 from nope_probe import attention, load, read_run, run_attention
@@ -218,6 +219,21 @@ def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key() -> None:
     figure = why_bars(table, "t")
     assert figure.data[-1].y[0] == "<bos> 0"
     np.testing.assert_allclose(figure.data[-1].x, scores)
+
+
+def test_why_is_refused_with_the_reason_where_trace_is_and_the_text_still_shown(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_decoder("gptj", tmp_path / "model").folder
+    tokenizer().save_pretrained(folder)
+    asked = ["--model", folder, "--data", "random", "--n-seqs", 8, "--folds", 4, "--seq-len", 13]
+    run_command(attention, *asked, "--text", "ab", "--out", tmp_path / "shown")
+    assert "text_weights" in read_run(tmp_path / "shown").maps
+    capfd.readouterr()
+    with pytest.raises(SystemExit):
+        run_command(attention, *asked, "--text", "ab", "--why", "L0H1", "--out", tmp_path / "why")
+    assert "error: --why L0H1: RoPE's pairs of coordinates in L0" in capfd.readouterr().err
+    assert not (tmp_path / "why" / "report.html").exists()
 
 
 def test_a_run_without_a_text_says_how_to_give_one() -> None:
