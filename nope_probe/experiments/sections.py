@@ -167,7 +167,7 @@ def print_report(
     print_lead(console, report.lead)
     if verbose:
         for section in report.sections:
-            if section.table is not None:
+            if section.table is not None and len(section.table):
                 print_table(console, rows_by_name(section.table), section.title)
         how_to_read = [*report.how_to_read, *notes.intervals_note(manifest)]
         console.print(*how_to_read, sep="\n", style="dim")

@@ -69,7 +69,7 @@ def test_a_run_holds_every_file_whose_checksum_is_in_its_manifest(default_run: P
     }
     page = (default_run / "report.html").read_text()
     assert "RoPE makes the positional pattern of L1: " in page
-    assert "<td>needed for its mean direction</td>" in page
+    assert '<th scope="row">W_Q and W_K</th>' in page
     assert 'src="http' not in page
     assert len(page) < 15e6
 

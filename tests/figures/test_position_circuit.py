@@ -12,7 +12,7 @@ from support import traced
 from support.chromium import needs_chromium, opened
 
 from nope_probe.figures.position_figure import AGAINST, WITH, position_circuit
-from nope_probe.reports.page import Section, page
+from nope_probe.reports.page import Lead, Section, page
 
 
 @pytest.fixture
