@@ -31,13 +31,12 @@ from nope_probe.experiments.verdicts import (
 from nope_probe.figures.curves import band_amplitudes, offset_profiles, query_strengths
 from nope_probe.figures.image import export
 from nope_probe.figures.intervals import (
-    NO_PATTERN,
-    WITHIN,
     ValueAndBounds,
     bound_columns,
     estimate_text,
     excludes_zero,
     interval_of,
+    is_number,
     numbers_as_text,
 )
 from nope_probe.figures.maps import unfold_layers
@@ -226,19 +225,13 @@ def tables_that_fit(texts: pd.DataFrame) -> Iterator[Table]:
     for group in columns_that_fit(widths):
         table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
         for place in group:
-            is_number = place > 0 and texts[headings[place]].map(_is_number).all()
-            table.add_column(
-                headings[place], justify="right" if is_number else "left", no_wrap=True
-            )
+            numeric = place > 0 and texts[headings[place]].map(is_number).all()
+            table.add_column(headings[place], justify="right" if numeric else "left", no_wrap=True)
         for index, row in enumerate(texts.itertuples(index=False)):
             if is_grouped and index and row[0]:
                 table.add_section()
             table.add_row(*(str(row[place]) for place in group))
         yield table
-
-
-def _is_number(text: str) -> bool:
-    return not text or text[0] in "+-0123456789" or text in (NO_PATTERN, WITHIN)
 
 
 def columns_that_fit(widths: Sequence[int]) -> list[list[int]]:

@@ -112,6 +112,16 @@ def numbers_as_text(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(texts)
 
 
+def is_number(text: str) -> bool:
+    """Return whether a cell's text is a number, blank, or stands for one.
+
+    Example:
+        >>> is_number("-3% [-4, -2]"), is_number("needed")
+        (True, False)
+    """
+    return not text or text[0] in "+-0123456789" or text in (NO_PATTERN, WITHIN)
+
+
 def cell_text(value: object) -> str:
     """Return a cell that is no estimate, as text."""
     if isinstance(value, float):

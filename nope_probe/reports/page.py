@@ -21,7 +21,7 @@ from plotly.offline import get_plotlyjs
 
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.image import without_controls
-from nope_probe.figures.intervals import numbers_as_text
+from nope_probe.figures.intervals import is_number, numbers_as_text
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.style import ON_DARK, TITLE_HEIGHT
 from nope_probe.reports import notes
@@ -107,16 +107,22 @@ class Lead:
 def _lead_table(table: pd.DataFrame) -> str:
     if table.empty:
         return ""
-    head = "".join(f'<th scope="col">{escape(str(name))}</th>' for name in table)
+    kinds = ["" if all(map(is_number, table[name])) else ' class="words"' for name in table]
+    head = "".join(
+        f'<th scope="col"{kind}>{escape(str(name))}</th>'
+        for name, kind in zip(table, kinds, strict=True)
+    )
     rows = (
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(text)}</td>" for text in others)
-        + "</tr>"
+        f'<th scope="row">{escape(first)}</th>'
+        + "".join(
+            f"<td{kind}>{escape(text)}</td>" for text, kind in zip(others, kinds[1:], strict=True)
+        )
         for first, *others in table.itertuples(index=False)
     )
+    body = "".join(f"<tr>{cells}</tr>" for cells in rows)
     return (
         '<div class="wide" tabindex="0" role="region" aria-label="The result in numbers"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 

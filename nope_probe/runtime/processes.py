@@ -126,6 +126,11 @@ class Progress(tqdm):
             sys.stderr.write(f"{self}\n")
         return shown
 
+    def clear(self, nolock: bool = False) -> None:
+        """Erase the bar from a terminal."""
+        if not self.delay:
+            super().clear(nolock)
+
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Draw the bar on a terminal."""
         if not self.delay:

@@ -107,8 +107,8 @@ def test_what_position_costs_is_told_of_mask_and_rope_first() -> None:
         "The suffix's loss of m changes by +0.12 nats [+0.10, +0.15] without the causal mask, "
         "by +2.00 nats [+1.50, +2.50] without RoPE."
     )
-    assert lead.table["without"].tolist() == ["(intact)", "mask", "rope", "mlp"]
-    assert lead.table.iloc[2].tolist() == ["rope", "+2.00 ±0.50"]
+    assert lead.table["without"].tolist() == ["(intact)", "causal mask", "RoPE", "MLP"]
+    assert lead.table.iloc[2].tolist() == ["RoPE", "+2.00 ±0.50"]
 
 
 def test_a_table_as_text_has_percent_and_nats_above_the_noise() -> None:

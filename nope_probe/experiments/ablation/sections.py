@@ -57,8 +57,8 @@ MAKES = {  # by the parts of the pattern that its makers differ in
     "the first key: {share} of {amplitude} nats.",
 }
 OF_SOURCES = (
-    "A share is a source's part in the pattern, above 100% where others work against it. Content "
-    "is what remains without any source. Shares add up to 100%, that of all keys and the parts."
+    "Content is what remains without any source. All keys add up to 100%, and are the sum of the "
+    "two parts. A share above 100% is offset by shares below 0%."
 )
 OF_WEIGHTS = (
     "A column names what replaces a removed weight. Lost by identity but not with its mean kept: "

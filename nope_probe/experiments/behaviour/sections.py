@@ -17,7 +17,7 @@ from nope_probe.experiments.behaviour.settings import QUANTITIES
 from nope_probe.experiments.sections import MOST_ROWS, Report, capitalised
 from nope_probe.figures import behaviour as figures
 from nope_probe.figures.intervals import interval_of, interval_text
-from nope_probe.figures.names import phrase
+from nope_probe.figures.names import phrase, words
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section
 from nope_probe.runtime.folder import Run
@@ -33,7 +33,7 @@ LEADING = {  # measures of the first table, the most telling first, and their na
     "loss": "loss",
 }
 SOURCES: tuple[str, ...] = ("mask", *POSITION_ENCODINGS)
-COLUMNS = 5  # of the first table, beside the conditions
+COLUMNS = 4  # of the first table, beside the conditions
 RISES = {
     "loss": "rise of the suffix's loss, nats",
     "copy": "rise of the second copy's loss, nats",
@@ -98,6 +98,10 @@ def lead(name: str, behaviour: pd.DataFrame) -> Lead:
     table = behaviour_as_text(rows, measures[:COLUMNS])
     first_rows = ("(intact)", *sources)
     rows_by_use = sorted(table.index, key=lambda row: table["without"][row] not in first_rows)
+    table["without"] = [
+        words(name) + (f", {replacement}" if replacement else "")
+        for name, _, replacement in (name.partition(":") for name in table["without"])
+    ]
     return Lead(
         sentence=f"The {label} of {name} changes {', '.join(changes)}.",
         table=table.loc[rows_by_use][:MOST_ROWS],

@@ -114,7 +114,7 @@ def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.Data
         labels = f"{listed([other.label for other in others])} and {base.label}"
         sentence = f"The positional patterns of {labels} do not differ beyond noise."
     elif all(strong):
-        sentence = f"The strongest pattern: {', '.join(filter(None, strong))}."
+        sentence = f"The strongest pattern comes from {', from '.join(strong)}."
     elif maps:
         other = differing[0].label
         most = max(maps, key=lambda compared: compared.differences[other].rms.value)
@@ -166,15 +166,19 @@ def side_by_side(members: Sequence[Member]) -> pd.DataFrame:
         for layer, (amplitude, _, _) in rows.items():
             sizes[layer] = max(amplitude, sizes.get(layer, 0.0))
     layers = sorted(sorted(sizes, key=lambda layer: -sizes[layer])[:MOST_ROWS])
-    table = {"": [f"L{layer}" for layer in layers]}
+    table = {"layer": [f"L{layer}" for layer in layers]}
     for label, rows in found.items():
         table[label] = [
-            f"{together(rows[layer][1])}: {100 * rows[layer][2]:.0f}% of {rows[layer][0]:.2g} nats"
+            f"{_named(rows[layer][1])}: {100 * rows[layer][2]:.0f}% of {rows[layer][0]:.2g} nats"
             if layer in rows
             else WITHIN
             for layer in layers
         ]
     return pd.DataFrame(table) if layers else pd.DataFrame()
+
+
+def _named(terms: Sequence[str]) -> str:
+    return words(terms[0]) if len(terms) == 1 else together(terms)
 
 
 def _method(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> str:
@@ -205,6 +209,8 @@ def clearest(table: pd.DataFrame, base: str) -> pd.DataFrame:
     main = table[table["table"].isin(TABLE_ORDER)]
     table = main if len(main) else table
     table = table[~table["measure"].str.fullmatch(PART_OF_SHARE)]
+    # The patterns of ablated models are in the tables alone.
+    table = table[(table["table"] != "pattern") | ~table["item"].str.contains(", ")]
     arm = (table["difference_high"] - table["difference_low"]) / 2
     order = (table["difference"].abs() / arm.where(arm > 0)).dropna().sort_values(ascending=False)
     rows = pd.DataFrame([_text(table.loc[index], base) for index in order.index[:CANDIDATES]])
