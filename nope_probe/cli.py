@@ -38,10 +38,13 @@ from nope_probe.runtime.settings import SessionSettings
 
 Settings = TypeVar("Settings")
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
-IMAGE = "image"
 IMAGE_HELP = (
     "Draw the first figure of the page into this .pdf, .png or .svg file too (needs Chrome)."
 )
+VERBOSE_HELP = "Print all tables, and how to read them; without it, the result alone."
+# Flags on what is shown, which do not identify a run: a type, its help, and a default each.
+IMAGE = ("image", Annotated[Path | None, tyro.conf.arg(help=IMAGE_HELP)], None)
+VERBOSE = ("verbose", Annotated[bool, tyro.conf.arg(help=VERBOSE_HELP)], False)
 
 
 def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
@@ -65,28 +68,32 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     return parsed
 
 
-def parse_with_image(
-    settings: type[Settings], examples: Sequence[str] = ()
-) -> tuple[Settings, Path | None]:
-    """Return the settings on the command line, and the image file named by `--image`, if any.
+def parse_with(
+    settings: type[Settings], examples: Sequence[str], *flags: tuple[str, Any, Any]
+) -> tuple[Settings, dict[str, Any]]:
+    """Return the settings on the command line, and the values of further flags by name.
+
+    Args:
+        settings: a dataclass.
+        examples: arguments of the command, for its help.
+        flags: `IMAGE` or `VERBOSE`.
 
     Raises:
         UserError: for an image that cannot be drawn at that path.
     """
-    image = (IMAGE, Annotated[Path | None, tyro.conf.arg(help=IMAGE_HELP)], None)
     # A subclass, since a field of the settings themselves would identify the run.
-    both = make_dataclass(settings.__name__, [image], bases=(settings,), frozen=True, kw_only=True)
+    both = make_dataclass(settings.__name__, flags, bases=(settings,), frozen=True, kw_only=True)
     both.__doc__ = settings.__doc__
     parsed: Any = parse(both, examples)
-    path = getattr(parsed, IMAGE)
-    if path is not None:
-        validate_image_place(path)
-    own = {field.name: getattr(parsed, field.name) for field in fields(parsed)[:-1]}
-    return settings(**own), path
+    shown = {name: getattr(parsed, name) for name, *_ in flags}
+    if shown.get("image") is not None:
+        validate_image_place(shown["image"])
+    own = {field.name: getattr(parsed, field.name) for field in fields(parsed)}
+    return settings(**{name: value for name, value in own.items() if name not in shown}), shown
 
 
 def run_and_show(command: str, settings: type[SessionSettings], examples: Sequence[str]) -> None:
-    """Run a command line, and print what the run shows; draw its first figure for `--image`.
+    """Run a command line, and print its result; draw its first figure for `--image`.
 
     A finished run is shown without torch.
 
@@ -97,14 +104,14 @@ def run_and_show(command: str, settings: type[SessionSettings], examples: Sequen
         examples: arguments of the command, for its help.
     """
     with one_line_errors():
-        chosen, image = parse_with_image(settings, examples)
+        chosen, shown = parse_with(settings, examples, IMAGE, VERBOSE)
         chosen.validate()
         from nope_probe.runtime.finished import finished_folder  # pandas, which --help does without
 
         folder = finished_folder(command, chosen) or beside(settings, "run").run(chosen)
         if is_first_process():
             sections = import_module("nope_probe.experiments.sections")
-            sections.show(beside(settings, "sections").report, folder, image)
+            sections.show(beside(settings, "sections").report, folder, **shown)
 
 
 def beside(settings: type, name: str) -> ModuleType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nope_probe.cli import beside, one_line_errors, parse_with_image
+from nope_probe.cli import IMAGE, VERBOSE, beside, one_line_errors, parse_with
 from nope_probe.experiments.compare.settings import Settings
 
 EXAMPLES = (
@@ -14,8 +14,8 @@ EXAMPLES = (
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        settings, image = parse_with_image(Settings, EXAMPLES)
-        beside(Settings, "run").run_and_show(settings, image)
+        settings, shown = parse_with(Settings, EXAMPLES, IMAGE, VERBOSE)
+        beside(Settings, "run").run_and_show(settings, **shown)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nope_probe.cli import beside, one_line_errors, parse
+from nope_probe.cli import VERBOSE, beside, one_line_errors, parse_with
 from nope_probe.experiments.layers.settings import Settings
 
 EXAMPLES = (
@@ -14,9 +14,9 @@ EXAMPLES = (
 def main() -> None:
     """Run the command line; exit with code 1 if an expectation is not met."""
     with one_line_errors():
-        settings = parse(Settings, EXAMPLES)
+        settings, shown = parse_with(Settings, EXAMPLES, VERBOSE)
         settings.validate()
-        beside(Settings, "run").run_and_show(settings)
+        beside(Settings, "run").run_and_show(settings, **shown)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,15 @@ from __future__ import annotations
 import os
 import sys
 
-from nope_probe.cli import beside, one_line_errors, parse, parse_with_image, typed_arguments
+from nope_probe.cli import (
+    IMAGE,
+    VERBOSE,
+    beside,
+    one_line_errors,
+    parse,
+    parse_with,
+    typed_arguments,
+)
 from nope_probe.experiments.paper.settings import FIGURES, RepeatSettings, Settings
 
 EXAMPLES = (
@@ -44,11 +52,11 @@ def repeat() -> None:
 
 def reproduce_figure() -> None:
     """Run a figure's experiments, and print its claims and the path of its page."""
-    settings, image = parse_with_image(Settings, EXAMPLES)
-    if image is not None:
+    settings, shown = parse_with(Settings, EXAMPLES, IMAGE, VERBOSE)
+    if shown["image"] is not None:
         settings.validate_drawable()
     settings.validate()
-    beside(Settings, "run").run_and_show(settings, image)
+    beside(Settings, "run").run_and_show(settings, **shown)
 
 
 if __name__ == "__main__":

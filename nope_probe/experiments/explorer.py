@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,7 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from nope_probe.analyses.pattern import query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, kept_pattern
@@ -41,6 +39,7 @@ from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.parity import describe
+from nope_probe.runtime.processes import Progress
 from nope_probe.stages import LETTERS, Letter
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
@@ -147,7 +146,7 @@ def circuit_view(
 
 def progress(ablations: Sequence[Ablation], what: str) -> Iterable[Ablation]:
     """Yield ablations, and show on stderr how many are done."""
-    return tqdm(ablations, desc=what, file=sys.stderr, leave=False)
+    return Progress(ablations, desc=what, leave=False)
 
 
 def note_on(engine: Engine, substitute: Substitute) -> str:

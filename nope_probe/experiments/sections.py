@@ -1,18 +1,18 @@
 """The report of a finished run, declared once for its page, the terminal and images.
 
-Pieces of the sentences on a run's findings come last: headings, headlines, numbers in words.
+What several commands ask of their tables comes last: what exceeds the noise, the strongest row.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from math import isnan
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from rich.box import SIMPLE_HEAD
@@ -21,42 +21,44 @@ from rich.table import Table
 from rich.text import Text
 
 from nope_probe.errors import UserError, printable
-from nope_probe.experiments.verdicts import EIGHT_FOLDS, exceeds_noise, verdict_on_heads
+from nope_probe.experiments.verdicts import (
+    EIGHT_FOLDS,
+    HeadsVerdict,
+    exceeds_noise,
+    most_of,
+    verdict_on_heads,
+)
 from nope_probe.figures.curves import band_amplitudes, offset_profiles, query_strengths
 from nope_probe.figures.image import export
 from nope_probe.figures.intervals import (
+    ValueAndBounds,
     bound_columns,
+    estimate_text,
     excludes_zero,
     interval_of,
-    interval_text,
-    percent,
+    is_number,
+    numbers_as_text,
 )
 from nope_probe.figures.maps import unfold_layers
+from nope_probe.figures.names import phrase, short
 from nope_probe.figures.style import TITLE_HEIGHT
-from nope_probe.figures.words import numbered_layers, reader_of
+from nope_probe.figures.words import reader_of
 from nope_probe.reports import notes
-from nope_probe.reports.page import Section, page
+from nope_probe.reports.page import Lead, Section, page
 from nope_probe.runtime.folder import Run, read_run
 
 if TYPE_CHECKING:
     from nope_probe.runtime.session import Session
 
-OTHERS = (  # by how many keys count as first: none, one, several
-    "",
-    "locality and relative share leave the first key out; ",
-    "locality and relative share leave the first keys out; ",
-)
-WIDTH, GAP = 80, 2  # of a terminal, and between two columns of a table
-NOISE = "not distinguishable from noise"
-NO_PATTERN = f"The positional pattern is {NOISE} in any layer"
-MOST_HEADS = 3  # in a sentence
+WIDTH, GAP, NAMES = 80, 2, 44  # of a terminal, between columns, and of a line in the first
+MOST_ROWS = 8  # of a lead's table
 RELOAD = (  # the end of a first page's first words
-    "Reload this page when the command has ended. If the command was interrupted, run it again: it "
-    "goes on from here."
+    "Reload this page when the command has ended. If it was interrupted, run it again: it goes on "
+    "from here."
 )
-HIDDEN = {  # by the verdict on the heads of a layer whose mean shows no pattern
-    "opposite": "Heads of opposite sign cancel in their mean",
-    "unclear": "Single heads have a pattern that their mean does not show",
+HIDDEN: Mapping[HeadsVerdict, str] = {
+    "opposite": "Heads of opposite sign cancel in their mean.",
+    "unclear": "Single heads have a pattern that their mean does not show.",
 }
 
 
@@ -66,23 +68,19 @@ class Report:
 
     Attributes:
         title: of the page.
-        headline: the result, a sentence each.
-        sections: figures with their sentences and tables, in the page's order.
+        lead: the result: one sentence and one small table.
+        sections: figures with captions and tables, in the page's order.
         how_to_read: how to read the figures, a sentence or two each.
-        terminal: tables of text by their titles, which the terminal shows before the headline.
-        closing: what the terminal says of intervals, after the headline.
     """
 
     title: str
-    headline: Sequence[str]
+    lead: Lead
     sections: Sequence[Section]
     how_to_read: Sequence[str] = notes.HOW_TO_READ
-    terminal: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    closing: str = ""
 
     def html(self, manifest: Mapping[str, Any]) -> str:
         """Return the page of a run, given its manifest."""
-        return page(self.title, self.headline, self.sections, manifest, self.how_to_read)
+        return page(self.title, self.lead, self.sections, manifest, self.how_to_read)
 
     def image(self) -> go.Figure:
         """Return the first figure, all layers of its maps, with its section's title.
@@ -115,20 +113,26 @@ def _titled(figure: go.Figure, title: str) -> go.Figure:
     return unfolded.update_layout(title={"text": title})
 
 
-def show(report_of: Callable[[Run], Report], folder: Path, image: Path | None = None) -> None:
+def show(
+    report_of: Callable[[Run], Report],
+    folder: Path,
+    image: Path | None = None,
+    verbose: bool = False,
+) -> None:
     """Print a finished run's findings, and draw its first figure into a file.
 
     Args:
         report_of: makes the report of a run.
         folder: the finished run.
         image: a .pdf, .png or .svg file, which is overwritten; None for no image.
+        verbose: whether to print all tables.
 
     Raises:
         UserError: if the image cannot be drawn or written.
     """
     run = read_run(folder)
     report = report_of(run)
-    print_report(report, run.manifest, folder)
+    print_report(report, run.manifest, folder, verbose)
     if image is not None:
         export(report.image(), image)
 
@@ -160,58 +164,59 @@ def print_lines(lines: Iterable[str]) -> None:
     sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
 
 
-def print_report(report: Report, manifest: Mapping[str, Any], folder: Path) -> None:
-    """Print a run's tables, its headline, its intervals' meaning, and the path of its page."""
+def print_report(
+    report: Report, manifest: Mapping[str, Any], folder: Path, verbose: bool = False
+) -> None:
+    """Print a run's sentence and table, and the path of its page; all tables if `verbose`."""
     console = PlainConsole()
-    for title, table in report.terminal.items():
-        for part in tables_that_fit(title, table):
-            console.print(part)
-            console.print()
-    for sentence in report.headline:
-        console.print(sentence, end="\n\n")
-    if report.closing:
-        console.print(report.closing, style="dim")
+    print_lead(console, report.lead)
+    if verbose:
+        for section in report.sections:
+            if section.table is not None and len(section.table):
+                print_table(console, rows_by_name(section.table), section.title)
+        how_to_read = [*report.how_to_read, *notes.intervals_note(manifest)]
+        console.print(*how_to_read, sep="\n", style="dim")
     for note in notes.run_notes(manifest):
         console.print(note)
     console.print(f"open {folder / 'report.html'}", soft_wrap=True)
 
 
-def closing_of(manifest: Mapping[str, Any]) -> str:
-    """Return the meaning of a run's brackets, and the keys that its measures of shape leave out."""
-    skip, documents = manifest["skip_keys"], manifest.get("documents")
-    of_documents = "" if documents is None else f" of {documents} documents"
-    return (
-        f"Brackets are 95% intervals from {manifest['settings']['folds']} folds{of_documents}; "
-        f"{OTHERS[min(skip, 2)]}noise biases locality towards 0."
-    )
+def print_lead(console: Console, lead: Lead) -> None:
+    """Print a result: its sentence, its table and how to read it."""
+    console.print(lead.sentence, end="\n\n")
+    print_table(console, lead.table)
+    if lead.caption:
+        console.print(lead.caption, style="dim")
 
 
-def with_intervals(
-    names: Mapping[str, Iterable[str]], rows: pd.DataFrame, columns: Mapping[str, tuple[str, str]]
-) -> pd.DataFrame:
-    """Return estimates with their intervals as text, for a table on the terminal.
+def print_table(console: Console, table: pd.DataFrame, title: str = "") -> None:
+    """Print a table of text in parts that are narrow enough for a terminal."""
+    if title:
+        console.print(title)
+    if len(table):
+        names = table.iloc[:, 0].map(lambda text: "\n".join(wrap(text, NAMES)) or text)
+        table = pd.concat([names, table.iloc[:, 1:]], axis=1)
+    for part in tables_that_fit(table) if len(table) else ():
+        console.print(part, end="\n\n")
 
-    Args:
-        names: the first columns, by their headings.
-        rows: the estimates, each with its bounds beside it.
-        columns: by their headings, the estimate and the format of its numbers; a format that ends
-            in `%` shows percent.
+
+def rows_by_name(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table as text, with the columns before its first estimate as one.
 
     Example:
-        >>> rows = pd.DataFrame({"share": [0.5], "share_low": [0.4], "share_high": [0.6]})
-        >>> with_intervals({"layer": ["L0"]}, rows, {"%": ("share", "z.0%")}).iloc[0].tolist()
-        ['L0', '50 [40, 60]']
+        >>> lost = {"lost": [0.5], "lost_low": [0.4], "lost_high": [0.6]}
+        >>> rows_by_name(pd.DataFrame({"layer": [1], "player": ["mask"], **lost})).iloc[0].tolist()
+        ['1, mask', '50.0% [40.0, 60.0]']
     """
-    table = pd.DataFrame({heading: list(values) for heading, values in names.items()})
-    for heading, (column, style) in columns.items():
-        intervals = [interval_of(row, column) for row in rows.to_dict("records")]
-        if style.endswith("%"):
-            intervals, style = [percent(interval) for interval in intervals], f"{style[:-1]}f"
-        table[heading] = [interval_text(interval, style) for interval in intervals]
-    return table
+    texts = numbers_as_text(table)
+    estimates = [name for name in texts if bound_columns(str(name))[0] in table]
+    n_names = [*texts].index(estimates[0]) if estimates else 1
+    names = texts.iloc[:, :n_names].agg(", ".join, axis=1)
+    names = names.rename(", ".join(texts.columns[:n_names]))
+    return pd.concat([names, texts.iloc[:, n_names:]], axis=1)
 
 
-def tables_that_fit(title: str, texts: pd.DataFrame) -> Iterator[Table]:
+def tables_that_fit(texts: pd.DataFrame) -> Iterator[Table]:
     """Yield a table of text as tables that are narrow enough for a terminal.
 
     The first column names the rows and is in every table; rows with an empty name belong to the
@@ -224,28 +229,15 @@ def tables_that_fit(title: str, texts: pd.DataFrame) -> Iterator[Table]:
         for heading in headings
     ]
     for group in columns_that_fit(widths):
-        more = ", continued" if group[1] > 1 else ""
-        table = Table(
-            title=f"{title}{more}",
-            box=SIMPLE_HEAD,
-            collapse_padding=True,
-            pad_edge=False,
-            show_edge=False,
-        )
+        table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
         for place in group:
-            is_number = place > 0 and texts[headings[place]].map(_is_number).all()
-            table.add_column(
-                headings[place], justify="right" if is_number else "left", no_wrap=True
-            )
+            numeric = place > 0 and texts[headings[place]].map(is_number).all()
+            table.add_column(headings[place], justify="right" if numeric else "left", no_wrap=True)
         for index, row in enumerate(texts.itertuples(index=False)):
             if is_grouped and index and row[0]:
                 table.add_section()
             table.add_row(*(str(row[place]) for place in group))
         yield table
-
-
-def _is_number(text: str) -> bool:
-    return not text or text[0] in "+-0123456789" or text == "no pattern"
 
 
 def columns_that_fit(widths: Sequence[int]) -> list[list[int]]:
@@ -268,61 +260,11 @@ def columns_that_fit(widths: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def band_finding(bands: pd.DataFrame) -> str:
-    """Return which RoPE band has the strongest positional pattern, and in which layer."""
-    title = "The positional pattern by RoPE band"
-    clear = bands[bands["amplitude_low"] > 0]
-    if clear.empty:
-        return f"{title}: not distinguishable from noise"
-    top = clear.sort_values("amplitude").iloc[-1]
-    return (
-        f"{title}: {top['band']} in L{top['layer']} is the strongest, {top['amplitude']:.2g} nats"
-    )
-
-
-def offset_finding(offsets: pd.DataFrame) -> str:
-    """Return where near and far keys differ most, the nearest and farthest quarter of distances.
-
-    The quarters differ where their mean intervals do not overlap.
-    """
-    title, largest = "Scores by distance", (0.0, "near and far keys are not distinguishable")
-    for layer, rows in offsets[offsets["term"] == "all"].groupby("layer"):
-        means = rows[["mean", "mean_low", "mean_high"]].to_numpy(float)
-        last = rows["last_offset" if "last_offset" in rows else "offset"].to_numpy(int)
-        quarter = -(-last.max() // 4)
-        near = means[last <= quarter].mean(axis=0)
-        far = means[last > last.max() - quarter].mean(axis=0)
-        step = near[0] - far[0]
-        if (near[1] > far[2] or near[2] < far[1]) and abs(step) > largest[0]:
-            size = f"{abs(step):.2g} nats {'above' if step > 0 else 'below'}"
-            largest = abs(step), f"in L{layer} the nearest quarter scores {size} the farthest"
-    return f"{title}: {largest[1]}"
-
-
 def lengths_of(run: Run) -> dict[str, int]:
     """Return the lengths that a model states, and the windows of its layers, in tokens."""
     windows = {int(window) for window in run.manifest.get("windows", {}).values()}
     named = {f"window {window}": window for window in sorted(windows)}
     return {**run.manifest.get("lengths", {}), **named}
-
-
-def query_finding(queries: pd.DataFrame) -> str:
-    """Return how the pattern of the strongest layer changes from the first to the last queries."""
-    title = "The positional pattern by the query's position"
-    strong = queries[queries["rms_low"] > 0]
-    if strong.empty:
-        return f"{title}: not distinguishable from noise"
-    layer = strong.groupby("layer")["rms"].max().idxmax()
-    rows = queries[queries["layer"] == layer].sort_values("query")
-    first, last = (
-        f"{row['rms']:.2g} nats RMS at {_queries(row)}" for _, row in rows.iloc[[0, -1]].iterrows()
-    )
-    return f"{title}: in L{layer:.0f} {first}, {last}"
-
-
-def _queries(row: pd.Series) -> str:
-    first, last = int(row["query"]), int(row["last_query"])
-    return f"query {first}" if first == last else f"queries {first} to {last}"
 
 
 def split_sections(
@@ -336,27 +278,27 @@ def split_sections(
     """
     if "bands" in tables:
         yield Section(
-            title=band_finding(tables["bands"]),
-            figure=band_amplitudes(tables["bands"]),
-            caption="A score is a sum over RoPE's pairs, so its map is a sum over bands of pairs. "
-            "The strength (RMS) of each band's own positional pattern; bands can cancel, and their "
-            "shares of the whole pattern (in the table) add up to 1.",
+            title="The pattern by RoPE band",
+            figure=partial(band_amplitudes, tables["bands"]),
+            caption="A score is a sum over RoPE's pairs, so its map is a sum over bands. Each bar "
+            "is the strength of a band's own pattern. Bands can cancel; their shares add up to "
+            "100%.",
             table=tables["bands"],
         )
     if "offsets" in tables:
         yield Section(
-            title=offset_finding(tables["offsets"]),
-            figure=offset_profiles(tables["offsets"]),
+            title="Scores by distance",
+            figure=partial(offset_profiles, tables["offsets"]),
             caption="The mean over all queries and keys at each distance, of the scores and of the "
-            "positional pattern (scores less each row's mean). Shaded: 95% intervals.",
+            "positional pattern. Shaded: 95% intervals.",
         )
     if "queries" in tables:
         yield Section(
-            title=query_finding(tables["queries"]),
-            figure=query_strengths(tables["queries"], lengths or {}),
-            caption="The RMS of the positional pattern in the rows of neighbouring queries. A row "
-            "of a later query has more keys. Dotted lines: the lengths that the model states. "
-            "Shaded: 95% intervals.",
+            title="The pattern by the query's position",
+            figure=partial(query_strengths, tables["queries"], lengths or {}),
+            caption="The strength of the pattern in the rows of neighbouring queries. A later row "
+            "has more keys. Dotted lines: the lengths that the model states. Shaded: 95% "
+            "intervals.",
             table=tables["queries"],
         )
 
@@ -379,17 +321,6 @@ def listed(parts: Sequence[str]) -> str:
         ('mask', 'mask, RoPE and W_Q')
     """
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-
-
-def percents(share: SupportsFloat) -> str:
-    """Return a share in whole percents, below 1% in tenths.
-
-    Example:
-        >>> percents(0.984), percents(0.004), percents(0.0), percents(-0.12)
-        ('98%', '0.4%', '0%', '-12%')
-    """
-    value = 100 * float(share)
-    return f"{value:.1f}%" if 0.05 <= abs(value) < 0.95 else f"{value:z.0f}%"
 
 
 def fold_sizes_of(manifest: Mapping[str, Any]) -> Sequence[int]:
@@ -420,10 +351,37 @@ def strongest(
     return None if above.empty else above.sort_values(amplitude).iloc[-1]
 
 
+def no_pattern(
+    name: str,
+    pattern: pd.DataFrame,
+    heads: pd.DataFrame | None = None,
+    fold_sizes: Sequence[int] = EIGHT_FOLDS,
+) -> Lead:
+    """Return the lead of a model without a pattern above the noise: the heads that have one.
+
+    Args:
+        name: the model's.
+        pattern: the measures of the means over heads, a row per layer.
+        heads: the amplitude of each head, a row per layer and head, if heads were measured.
+        fold_sizes: sequences per fold.
+    """
+    sentence = f"{name} shows no positional pattern in its mean over heads that exceeds the noise."
+    verdict, rows = ("none", None) if heads is None else hidden_heads(pattern, heads, fold_sizes)
+    if rows is None:
+        return Lead(sentence=sentence)
+    table = pd.DataFrame(
+        {
+            "head": [reader_of(row) for row in rows.to_dict("records")],
+            "its pattern, nats": [nats(row, "amplitude") for row in rows.to_dict("records")],
+        }
+    )
+    return Lead(sentence=sentence, table=table, caption=HIDDEN[verdict])
+
+
 def hidden_heads(
     pattern: pd.DataFrame, heads: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS
-) -> list[str]:
-    """Return a sentence on the strongest head in a layer whose mean over heads has no pattern.
+) -> tuple[HeadsVerdict, pd.DataFrame | None]:
+    """Return the strongest heads of a layer whose mean has no pattern, and how they hide.
 
     Args:
         pattern: the measures of the means over heads, a row per layer.
@@ -434,51 +392,25 @@ def hidden_heads(
     clear = above_noise(heads, fold_sizes)
     hidden = heads[clear & heads["layer"].isin(flat["layer"])].sort_values("amplitude")
     if hidden.empty:
-        return []
+        return "none", None
     layer = int(hidden.iloc[-1]["layer"])
     lows = heads["amplitude_low"].where(clear, 0.0)
     own = of_layer(heads.assign(amplitude_low=lows), layer).to_dict("records")
     mean = interval_of(of_layer(flat, layer).iloc[0], "amplitude")
     verdict = verdict_on_heads(mean, [interval_of(row, "amplitude") for row in own])
-    strong = hidden[hidden["layer"] == layer].iloc[: -MOST_HEADS - 1 : -1]
-    names = [f"{reader_of(row)} {nats(row, 'amplitude')}" for _, row in strong.iterrows()]
-    return [f"{HIDDEN[verdict]}: {', '.join(names)} nats"]
-
-
-def preference(row: Mapping[Any, Any] | pd.Series) -> str:
-    """Return which keys a pattern prefers, with the number that shows it, where there is one."""
-    if isnan(row["locality"]):
-        return "has too few keys per query to rank them"
-    keys = "near" if row["locality"] > 0 else "far"
-    return f"prefers {keys} keys (rank correlation with the key's position {row['locality']:+.2f})"
+    return verdict, of_layer(hidden, layer).iloc[: -MOST_ROWS - 1 : -1]
 
 
 def nats(row: Mapping[Any, Any] | pd.Series, column: str) -> str:
-    """Return an estimate of a table's row with its interval, to a thousandth."""
-    return interval_text(interval_of(row, column))
+    """Return an amplitude of a table's row with its interval, nats, unless it is noise."""
+    return estimate_text(row, column, "z.2f")
 
 
-def preferred_keys(row: Mapping[str, float] | pd.Series) -> str:
-    """Return which keys a row's pattern prefers: near, far, or neither, an empty word."""
+def preferred_keys(row: Mapping[Any, Any] | pd.Series) -> str:
+    """Return which keys a row's pattern prefers: `near`, `far` or `neither`."""
     if row["locality_low"] > 0:
         return "near"
-    return "far" if row["locality_high"] < 0 else ""
-
-
-def measure_finding(pattern: pd.DataFrame) -> str:
-    """Return the layers that prefer near keys, and the layers that prefer far keys.
-
-    Args:
-        pattern: the measures of one model, a row per layer.
-    """
-    above = pattern[pattern["amplitude_low"] > 0]
-    if above.empty:
-        return f"Measures: the positional pattern is {NOISE} in any layer"
-    kinds = above.apply(preferred_keys, axis=1)
-    names = {"near": "near keys", "far": "far keys", "": "neither near nor far keys"}
-    layers = {name: above.loc[kinds == kind, "layer"].astype(int) for kind, name in names.items()}
-    parts = [f"{name} in {numbered_layers(at)}" for name, at in layers.items() if len(at)]
-    return f"Measures: attention prefers {', '.join(parts)}"
+    return "far" if row["locality_high"] < 0 else "neither"
 
 
 def of_layer(table: pd.DataFrame, layer: int | None) -> pd.DataFrame:
@@ -488,7 +420,7 @@ def of_layer(table: pd.DataFrame, layer: int | None) -> pd.DataFrame:
 
 def largest(table: pd.DataFrame, column: str) -> pd.Series:
     """Return the row with the largest absolute value."""
-    return table.iloc[int(np.argmax(table[column].abs().to_numpy(float)))]
+    return table.iloc[int(table[column].abs().to_numpy(float).argmax())]
 
 
 def noisy_layers(table: pd.DataFrame, name: str, column: str) -> dict[str, list[int]]:
@@ -504,3 +436,35 @@ def noisy_layers(table: pd.DataFrame, name: str, column: str) -> dict[str, list[
         str(item): [int(layer) for layer in flat[flat[name] == item]["layer"]]
         for item in table[name].unique()
     }
+
+
+def terms_of(sources: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `sources.csv` that add up to the pattern."""
+    return sources[sources["term"] != "position"]
+
+
+def makers(rows: pd.DataFrame, column: str) -> tuple[str, ...]:
+    """Return the term that is most of a layer's pattern, or all with more than a quarter of it.
+
+    Args:
+        rows: the layer's terms.
+        column: the share of the whole pattern, or of a part of it.
+    """
+    total = rows[column].sum()
+    shares: dict[str, ValueAndBounds] = {}
+    for row in rows.to_dict("records"):
+        share, low, high = interval_of(row, column)
+        shares[row["term"]] = share / total, low / total, high / total
+    most = most_of(shares)
+    if most is not None:
+        return (most,)
+    large = [term for term, (share, _, _) in shares.items() if share > 1 / 4]
+    return tuple(large) or (max(shares, key=lambda term: shares[term]),)
+
+
+def together(terms: Sequence[str]) -> str:
+    """Return terms that make a pattern together, in words."""
+    if len(terms) == 1:
+        return phrase(terms[0])
+    parts = dict.fromkeys(part for term in terms for part in term.split("_x_"))
+    return f"{listed([short(part) for part in parts])} together" if parts else "no single source"

@@ -20,7 +20,15 @@ Effect = Literal["needed", "not needed", "against", "unclear"]
 Verdict = Literal[
     "needed", "not needed", "against", "direction", "content", "replacement", "unclear"
 ]
-SETTLED: tuple[Verdict, ...] = ("needed", "not needed", "against")  # all replacements agree
+VERDICTS: dict[Verdict, str] = {  # in the words of a table's cell, at most 8
+    "needed": "needed",
+    "not needed": "not needed",
+    "against": "works against the pattern",
+    "direction": "needed for its mean direction",
+    "content": "needed for what it passes on",
+    "replacement": "depends on what replaces it",
+    "unclear": "unclear: the interval is too wide",
+}
 
 
 def effect_of(lost: ValueAndBounds) -> Effect:

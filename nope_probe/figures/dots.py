@@ -18,6 +18,7 @@ from jaxtyping import Float
 from nope_probe.figures.intervals import (
     FLAT,
     NO_PATTERN,
+    SHARES,
     axis_range,
     error_bars,
     estimates_of,
@@ -206,6 +207,9 @@ def over_layers(
         minor={"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID},
     )
     set_axes(layout, "y", rangemode="tozero", zerolinewidth=2, nticks=5)
+    for panel, of_panel in enumerate(panels.values()):
+        if all(series.column.startswith(SHARES) for series in of_panel):
+            layout[f"yaxis{axis(panel)}"]["tickformat"] = ".0%"
     mark_empty_layers(layout, panels, unmarked)
     ends = [np.concatenate([s.estimates for s in of_panel], axis=1) for of_panel in panels.values()]
     fit_axes(layout, "y", ends, same_y)

@@ -9,7 +9,12 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-NO_PATTERN = "no pattern"
+NO_PATTERN, WITHIN = "no pattern", "within noise"
+# How columns of estimates begin that pages show in percent, and in nats above the noise.
+SHARES: tuple[str, ...] = ("share", "lost", "alone", "relative_r2", "predicted", "held", "direct")
+SHARES += ("norm", "total", "first_key", "explained", "positional", "symbolic", "previous_token")
+SHARES += ("induction", "first_weight", "pattern_missed")
+AMPLITUDES = ("amplitude", "rms", "non_relative", "with_mask", "without_mask")
 ValueAndBounds = tuple[float, float, float]
 
 
@@ -59,6 +64,71 @@ def interval_text(interval: ValueAndBounds, style: str = "z.3f", unit: str = "")
     return f"{value:{style}}{unit} [{low:{style}}, {high:{style}}]"
 
 
+def estimate_text(row: Mapping[Any, Any] | pd.Series, column: str, style: str = "") -> str:
+    """Return an estimate of a table's row with its interval: percent, or nats above the noise.
+
+    Args:
+        row: of a table.
+        column: a share is shown in percent, an amplitude in nats if it exceeds the noise.
+        style: the format of each number; empty for a format by the column.
+
+    Example:
+        >>> estimate_text({"share": 0.5, "share_low": 0.4, "share_high": 0.6}, "share")
+        '50.0% [40.0, 60.0]'
+        >>> estimate_text({"rms": -0.041, "rms_low": -0.06, "rms_high": 0.04}, "rms")
+        'within noise'
+    """
+    if isinstance(row[column], str):  # a blank
+        return row[column]
+    interval = interval_of(row, column)
+    if column.startswith(SHARES):
+        return interval_text(percent(interval), style or "z.1f", "%")
+    if column.startswith(AMPLITUDES) and interval[1] <= 0:
+        return WITHIN
+    if style:
+        return interval_text(interval, style)
+    value, low, high = map(number_text, interval)
+    return NO_PATTERN if np.isnan(interval[0]) else f"{value} [{low}, {high}]"
+
+
+def numbers_as_text(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table as text: an estimate and its bounds are one cell; see `estimate_text`.
+
+    Example:
+        >>> table = pd.DataFrame({"layer": [1], "rms": [2.0], "rms_low": [1.5], "rms_high": [2.5]})
+        >>> numbers_as_text(table).to_dict("records")
+        [{'layer': '1', 'rms': '2 [1.5, 2.5]'}]
+    """
+    bounds = {column: bound_columns(str(column)) for column in table}
+    estimates = [str(column) for column in table if {*bounds[column]} <= {*table}]
+    hidden = {bound for column in estimates for bound in bounds[column]}
+    texts = {
+        column: [estimate_text(row, str(column)) for row in table.to_dict("records")]
+        if column in estimates
+        else [cell_text(cell) for cell in table[column]]
+        for column in table
+        if column not in hidden
+    }
+    return pd.DataFrame(texts)
+
+
+def is_number(text: str) -> bool:
+    """Return whether a cell's text is a number, blank, or stands for one.
+
+    Example:
+        >>> is_number("-3% [-4, -2]"), is_number("needed")
+        (True, False)
+    """
+    return not text or text[0] in "+-0123456789" or text in (NO_PATTERN, WITHIN)
+
+
+def cell_text(value: object) -> str:
+    """Return a cell that is no estimate, as text."""
+    if isinstance(value, float):
+        return NO_PATTERN if np.isnan(value) else number_text(value)
+    return str(value)
+
+
 def percent(interval: ValueAndBounds) -> ValueAndBounds:
     """Return a share with its bounds in percent."""
     value, low, high = interval
@@ -85,7 +155,6 @@ FLOOR = 0.01  # nats, or a share: attention weights change by 1% per hundredth o
 MARGIN = 3.0  # half an axis, in units of the largest noise
 FLAT = "flat: within noise"
 FLAT_WORDS = ": flat, within noise"  # after a panel's title
-WITHIN = "within noise"
 
 Numbers = Float[np.ndarray, "..."] | Sequence[float]
 

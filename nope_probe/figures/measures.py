@@ -224,7 +224,7 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
     )
     layout = place("Interactions of players", list(groups), wide, "xy", columns=1, left=175)
     layout["annotations"].append({**inside(0), **FLAT_NOTE})
-    set_axes(layout, "x", zeroline=True, zerolinewidth=2, nticks=5, tickangle=0)
+    set_axes(layout, "x", tickformat=".0%", zeroline=True, zerolinewidth=2, nticks=5, tickangle=0)
     set_axes(layout, "y", tickfont={"size": 11})
     first = layers.index(layer)
     add_slider(layout, layers, len(groups), first, patches=patches)

@@ -12,48 +12,54 @@ MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
 REPEATED = 1.25  # times the number of different sequences
 SCORE = (
-    "A score is what attention feeds to softmax, in nats: one nat more makes a key e = 2.7 times "
-    "as likely to be attended to."
+    "A score is what attention feeds to softmax, in nats. One nat more makes a key 2.7 times as "
+    "likely to be attended to."
 )
-MAP_AXES = (
-    "Each map has a row per query position, downward, and a column per key position, to the right; "
-    "both count from 0."
-)
-SCORE_MAP = (
-    f"{MAP_AXES} Cells above the diagonal are blank: a causal model does not attend to later keys."
-)
+MAP_AXES = "Maps have a row per query, downward, and a column per key; both count from 0."
 PATTERN = (
-    "A positional pattern is a score map less each row's mean over the keys before the query, "
-    "since softmax ignores a constant per row."
+    "A positional pattern is a score map less each row's mean over the keys before the query. "
+    "Softmax ignores a constant per row."
 )
-PATTERN_COLOURS = f"{PATTERN} Red is above that mean, blue below, white at it."
+PATTERN_COLOURS = "Red cells of a pattern are above their row's mean, blue cells below."
 INTERVALS = (
-    "Bars are 95% intervals, from folds of the data; sequences of one document share a fold. “No "
-    "pattern” marks a layer or head whose positional pattern does not exceed the noise: it has no "
-    "shares. An interval is for one layer alone; the strongest layer that a sentence names exceeds "
-    "the noise of all layers together."
+    "Brackets and bars are 95% intervals from folds of the data; sequences of one document share a "
+    "fold. “No pattern” marks a layer or head that does not exceed the noise: it has no shares. An "
+    "interval is for one layer alone. The strongest layer exceeds the noise of all layers together."
+)
+FIRST_KEY = (
+    "Amplitudes and shares count all keys. On tokens, measures of shape leave the first key out."
 )
 LAYERS_AND_HEADS = "Layers and heads count from 0: L2H3 is the fourth head of the third layer."
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
-    "pattern depends on distance alone. Edge contrast: the first keys against the others. On "
-    "tokens these measures of shape leave the first key out, and amplitudes do not."
+    "pattern depends on distance alone. Edge contrast: the first keys against the others."
 )
-POSITIONAL_PART = (
-    "Shares are of the positional part: the pattern less the pattern without the sources among the "
-    "players. Weights cannot make position; they shape the effects of sources."
+STRONGEST_CELLS = (
+    f"A colour bar leaves out the strongest cells, 1 in {100 / CLIPPED:g}; hover or tap a cell for "
+    "its own value."
 )
-CONJUNCTION = "the signature of “all are needed”, not a measurement of equal weight"
-HOVER = "hover or tap a cell for its own value"
-STRONGEST_CELLS = f"A colour bar leaves out the strongest cells, 1 in {100 / CLIPPED:g}; {HOVER}."
 HOW_TO_READ = (
     SCORE,
-    SCORE_MAP,
+    MAP_AXES,
+    PATTERN,
     PATTERN_COLOURS,
     INTERVALS,
+    FIRST_KEY,
     LAYERS_AND_HEADS,
     STRONGEST_CELLS,
 )
+
+
+def intervals_note(manifest: Mapping[str, Any]) -> list[str]:
+    """Return what a run's intervals come from, as far as its manifest says.
+
+    Example:
+        >>> intervals_note({"settings": {"folds": 8}, "documents": 40})
+        ['Its intervals come from 8 folds of 40 documents.']
+    """
+    folds, documents = manifest.get("settings", {}).get("folds"), manifest.get("documents")
+    of_documents = "" if documents is None else f" of {documents} documents"
+    return [f"Its intervals come from {folds} folds{of_documents}."] if folds else []
 
 
 def run_notes(manifest: Mapping[str, Any]) -> list[str]:
@@ -147,20 +153,6 @@ def pilot_note(pilot: Mapping[str, Any]) -> str:
         f"{number}: judging by {others}, the intervals of L{pilot['layer']}'s sources are about "
         f"±{100 * pilot['half_width']:.1f} points."
     )
-
-
-def colour_quantiles(percent: float) -> str:
-    """Return a sentence on the quantiles of a map between which its colours run.
-
-    Args:
-        percent: the percentage of cells beyond each colour limit.
-
-    Example:
-        >>> colour_quantiles(1.0).split(";")[0]
-        'Colours run from the 1% to the 99% quantile of each map'
-    """
-    low, high = f"{percent:g}%", f"{100 - percent:g}%"
-    return f"Colours run from the {low} to the {high} quantile of each map; {HOVER}."
 
 
 def measure_note(name: str) -> str:

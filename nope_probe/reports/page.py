@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
 from string import Template
@@ -21,7 +21,7 @@ from plotly.offline import get_plotlyjs
 
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.image import without_controls
-from nope_probe.figures.intervals import NO_PATTERN, number_text
+from nope_probe.figures.intervals import is_number, numbers_as_text
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.style import ON_DARK, TITLE_HEIGHT
 from nope_probe.reports import notes
@@ -85,12 +85,54 @@ def _cell(cell: Cell, label: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lead:
+    """The result of a run, which its page and the terminal say first.
+
+    Attributes:
+        sentence: at most 25 words, for a reader of the README.
+        table: its numbers as text, at most 8 rows; the first column names the rows.
+        caption: how to read the table, at most 40 words.
+    """
+
+    sentence: str
+    table: pd.DataFrame = field(default_factory=pd.DataFrame)
+    caption: str = ""
+
+    def html(self) -> str:
+        """Return the lead as HTML, a table without rows left out."""
+        caption = f"<p>{escape(self.caption)}</p>" if self.caption else ""
+        return f"<p>{escape(self.sentence)}</p>{_lead_table(self.table)}{caption}"
+
+
+def _lead_table(table: pd.DataFrame) -> str:
+    if table.empty:
+        return ""
+    kinds = ["" if all(map(is_number, table[name])) else ' class="words"' for name in table]
+    head = "".join(
+        f'<th scope="col"{kind}>{escape(str(name))}</th>'
+        for name, kind in zip(table, kinds, strict=True)
+    )
+    rows = (
+        f'<th scope="row">{escape(first)}</th>'
+        + "".join(
+            f"<td{kind}>{escape(text)}</td>" for text, kind in zip(others, kinds[1:], strict=True)
+        )
+        for first, *others in table.itertuples(index=False)
+    )
+    body = "".join(f"<tr>{cells}</tr>" for cells in rows)
+    return (
+        '<div class="wide" tabindex="0" role="region" aria-label="The result in numbers"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Section:
     """One part of a page.
 
     Attributes:
-        title: heading.
-        caption: one or two lines below the figure.
+        title: what it shows, at most 8 words, without numbers.
+        caption: how to read the figure, and how it misleads, at most 40 words.
         figure: the figure, or a function that draws it on demand; None for a section of words.
         html: an interactive element instead of a figure.
         table: the figure's numbers, shown folded.
@@ -124,7 +166,7 @@ def explorer_section(explorer: Explorer | None) -> Iterator[Section]:
 
 def page(
     title: str,
-    headline: Sequence[str],
+    lead: Lead,
     sections: Sequence[Section],
     manifest: Mapping[str, Any],
     how_to_read: Sequence[str] = notes.HOW_TO_READ,
@@ -133,17 +175,17 @@ def page(
 
     Args:
         title: the page's title.
-        headline: the result, as sentences.
+        lead: the result.
         sections: figures with captions, in order; the contents list the sections that are open.
         manifest: the run's manifest: `command`, `model`, `data`, `settings`, and more; the page
             shows all of it at the end.
-        how_to_read: notes on reading the figures, of a sentence or two.
+        how_to_read: what is the same for all figures, a sentence or two each; it stands at the end.
     """
     template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
     return Template(template).substitute(
         title=escape(title),
         run="".join(_facts(manifest)),
-        headline="".join(f"<p>{escape(sentence)}</p>" for sentence in headline),
+        lead=lead.html(),
         contents="".join(
             f'<li><a href="#section-{index}">{escape(section.title)}</a></li>'
             for index, section in enumerate(sections)
@@ -151,8 +193,10 @@ def page(
         ),
         sections="".join(_section(index, section) for index, section in enumerate(sections)),
         notes="".join(
-            f"<li>{escape(note)}</li>" for note in (*how_to_read, *notes.run_notes(manifest))
+            f"<li>{escape(note)}</li>"
+            for note in (*how_to_read, *notes.intervals_note(manifest), *notes.run_notes(manifest))
         ),
+        command=escape(str(manifest.get("command", ""))),
         manifest=escape(json.dumps(manifest, indent=1, default=str)),
         on_dark=json.dumps(ON_DARK),
         plotly=get_plotlyjs(),
@@ -181,15 +225,10 @@ def _facts(manifest: Mapping[str, Any]) -> Iterator[str]:
         str(entry.get("name", "")) if isinstance(entry, Mapping) else str(entry)
         for entry in (manifest.get("model", ""), manifest.get("data", ""))
     )
-    command = escape(str(manifest.get("command", "")))
-    facts = {
-        "Model": escape(model),
-        "Data": escape(", ".join(filter(None, [data, *size]))),
-        "Command": f"<code>{command}</code>" if command else "",
-    }
+    facts = {"Model": model, "Data": ", ".join(filter(None, [data, *size]))}
     for name, value in facts.items():
         if value:
-            yield f"<div><dt>{name}</dt><dd>{value}</dd></div>"
+            yield f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>"
 
 
 def _section(index: int, section: Section) -> str:
@@ -237,9 +276,7 @@ def _for_page(figure: go.Figure) -> dict[str, Any]:
 def _table(section: Section) -> str:
     if section.table is None:
         return ""
-    shown = section.table.to_html(
-        index=False, border=0, na_rep=NO_PATTERN, float_format=number_text
-    )
+    shown = numbers_as_text(section.table).to_html(index=False, border=0)
     return (
         '<details><summary>The numbers</summary><div class="scroll" tabindex="0" role="region" '
         f'aria-label="{escape(section.title)}: the numbers">{shown}</div></details>'

@@ -31,7 +31,7 @@ from nope_probe.maps.folds import State
 from nope_probe.runtime.identity import changes_of_run
 from nope_probe.runtime.peers import Processes
 from nope_probe.runtime.places import atomic_write, clear, reason, write_json
-from nope_probe.runtime.processes import Signals
+from nope_probe.runtime.processes import Progress, Signals
 
 _ENDING = ".safetensors"
 _ABOUT = "about.json"  # which run a folder holds
@@ -199,14 +199,13 @@ class RunCheckpoint:
         self._streams, total = list(sizes), sum(sizes.values())
         if done and self.processes.is_first:
             sys.stderr.write(f"resuming{f' at {100 * done / total:.0f}%' if total else ''}\n")
-        with tqdm(
+        with Progress(
             total=total,
             initial=done,
             unit=unit,
-            file=sys.stderr,
             dynamic_ncols=True,
             disable=not self.processes.is_first,
-            bar_format=_WITH_ESTIMATE if total else None,
+            bar_format=_WITH_ESTIMATE if total else "{desc}{elapsed}",
         ) as self.bar:
             yield
         self.bar = None

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,10 +20,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.text import Text
+from tqdm import tqdm
 
 from nope_probe.errors import MachineError, UserError, printable
 
 PATIENCE = 2.0  # seconds of work that a log file hears nothing of
+LOG_EVERY = 10  # seconds between two lines of progress in a log file
 HEAD_START = 2.0  # seconds until torchrun ends the other processes of a machine
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STOPPING = b"\nstopping after this batch; press Ctrl-C again to stop now\n"
@@ -110,6 +114,33 @@ def tell(line: str) -> None:
     """Write a line on stderr, in the first process."""
     if is_first_process():
         sys.stderr.write(f"{printable(line)}\n")
+
+
+class Progress(tqdm):
+    """A progress bar on stderr, which moves on a terminal; a log file gets a line now and then."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._lined = time.monotonic()
+        delay = 0 if sys.stderr.isatty() else math.inf  # for which tqdm itself draws nothing
+        super().__init__(*args, file=sys.stderr, delay=delay, **options)
+
+    def update(self, n: float | None = 1) -> bool | None:
+        """Count, and write a line into a log file that heard nothing for `LOG_EVERY` seconds."""
+        shown = super().update(n)
+        if not self.disable and self.delay and time.monotonic() - self._lined >= LOG_EVERY:
+            self._lined = time.monotonic()
+            sys.stderr.write(f"{self}\n")
+        return shown
+
+    def clear(self, nolock: bool = False) -> None:
+        """Erase the bar from a terminal."""
+        if not self.delay:
+            super().clear(nolock)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Draw the bar on a terminal."""
+        if not self.delay:
+            super().display(msg, pos)
 
 
 def validate_one_process() -> None:

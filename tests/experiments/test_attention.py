@@ -101,25 +101,27 @@ def made(**columns: list[float]) -> pd.DataFrame:
     return table
 
 
-def test_sentences_say_which_heads_are_positional_and_what_scores_miss() -> None:
+def test_the_lead_counts_positional_heads_and_lists_what_they_do() -> None:
     heads = made(
+        information=[2.0, 1.0, 1.0],
         others_position=[1.5, 0.2, 0.001],
         positional_share=[0.9, 0.3, 0.1],
         first_weight=[0.2, 0.6, 0.4],
         pattern_missed=[0.1, 0.7, 0.9],
     )
-    assert sections.headline(heads) == [
-        "Positional share of 80% or more: 1 of 3 heads; below 20%: 1.",
-        "The most positional attention is in L1H0 (1.50 nats [1.49, 1.51], 90% [89, 91] of its "
-        "information there) and L1H1 (0.20 nats [0.19, 0.21], 30% [29, 31] of its information "
-        "there).",
-        "The first key gets 40% of a head's weight (median; 60% in L1H1).",
-        "The mean scores miss 40% of the positional attention (median over 2 heads), but more than "
-        "half of it in L1H1: do not read their patterns in nats as their attention.",
-    ]
-    flat = heads.assign(others_position_low=-1.0)
-    assert sections.strongest_finding(flat).endswith("exceeds the noise")
-    assert sections.missed_finding(flat).endswith("none has positional attention")
+    lead = sections.lead("m", heads)
+    assert lead.sentence == (
+        "1 of 3 heads of m attend mostly by position, 1 mostly by content; the first key gets 40% "
+        "of the weight (median)."
+    )
+    assert lead.table.to_dict("list") == {
+        "head": ["L1H0", "L1H1"],
+        "by position, nats": ["1.50 [1.49, 1.51]", "0.20 [0.19, 0.21]"],
+        "positional": ["90% [89, 91]", "30% [29, 31]"],
+        "weight on the first key": ["20% [19, 21]", "60% [59, 61]"],
+        "missed by mean scores": ["10% [9, 11]", "70% [69, 71]"],
+    }
+    assert sections.lead("m", heads.assign(others_position_low=-1.0)).table.empty
 
 
 def test_the_map_draws_share_information_and_the_first_key() -> None:
@@ -142,8 +144,7 @@ def test_heads_that_never_see_8_keys_are_left_out() -> None:
     none = heads[:1]
     assert not len(attention_heads(none).data[1].x)
     known = none.dropna(subset=["information"])
-    assert sections.headline(known) == [f"{sections.NOTHING}."]
-    assert sections.first_finding(known) == sections.NOTHING
+    assert "no head is measured" in sections.lead("m", known).sentence
 
 
 CLICK = """<script>setTimeout(() => {

@@ -304,9 +304,11 @@ def test_a_finished_run_says_what_was_done_and_is_shown_again(
     model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *REMOVED]
     run_command(behaviour, *SMALL, *model, "--out", done)
     shown = " ".join(capsys.readouterr().out.split())
-    finding = sections.difference_finding(pd.read_csv(done / "behaviour.csv"))
-    assert finding in shown
-    assert escape(finding) in page
+    sentence = sections.lead(
+        manifest["model"]["name"], pd.read_csv(done / "behaviour.csv")
+    ).sentence
+    assert sentence in shown
+    assert escape(sentence) in page
     assert (done / "manifest.json").read_bytes() == before
 
 
@@ -348,7 +350,7 @@ def test_learned_positions_have_none_beyond_and_replacements_stand_side_by_side(
 ) -> None:
     model = ["--model", tiny("gpt2").folder, "--data", texts, "--remove", "w_q", "pos_embed"]
     chosen = ["--replacement", "mean", "zero", "--measures", "loss", "bos", "extrapolation"]
-    run_command(behaviour, *SMALL[:8], *model, *chosen, "--out", tmp_path / "run")
+    run_command(behaviour, *SMALL[:8], *model, *chosen, "--out", tmp_path / "run", "--verbose")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["conditions"] == ["intact", "w_q:mean", "w_q:zero", "pos_embed"]
     assert set(manifest["skipped"]) == {"bos", "extrapolation"}
@@ -436,75 +438,3 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
 
 def estimate(column: str, value: float, half: float) -> dict[str, float]:
     return {column: value, f"{column}_low": value - half, f"{column}_high": value + half}
-
-
-def test_the_removal_that_raises_the_loss_most_is_named() -> None:
-    changes = [
-        ("order", "mask", 9.0, 1.0),
-        ("loss_suffix", "rope", 0.5, 0.1),
-        ("loss_suffix", "mask", 2.0, 0.5),
-        ("loss_suffix", "w_q:mean", 5.0, 6.0),
-        ("loss_suffix", "mlp", np.nan, np.nan),
-    ]
-    table = pd.DataFrame(
-        {"measure": measure, "condition": condition, **estimate("difference", *numbers)}
-        for measure, condition, *numbers in changes
-    )
-    raised, noise, nothing = (sections.difference_finding(table[start:]) for start in (0, 3, 4))
-    assert "Without the causal mask" in raised
-    assert "+2 nats [+1.5, +2.5]" in raised
-    assert "No removal" in noise
-    assert nothing == ""
-    assert "the measure “order” rises" in sections.difference_finding(table[:1])
-
-
-def test_the_loss_along_the_window() -> None:
-    for measure, value, half, ending in (
-        ("in_context", 0.9, 0.4, "the intact model's falls by 0.9 nats along it"),
-        ("in_context", -0.9, 0.4, "the intact model's rises by 0.9 nats along it"),
-        ("extrapolation", 0.9, 0.4, "the intact model's rises by 0.9 nats along it"),
-        ("in_context", 0.9, 1.0, "not distinguishable from noise"),
-        ("in_context", np.nan, np.nan, "Loss"),
-    ):
-        rows = [
-            {"measure": measure, "condition": "intact", **estimate("value", value, half)},
-            {"measure": measure, "condition": "mask", **estimate("value", 7.0, 1.0)},
-        ]
-        heading = sections.window_finding(pd.DataFrame(rows), measure, "Loss", "along it")
-        assert heading.startswith("Loss")
-        assert heading.endswith(ending)
-
-
-def test_position_is_readable_where_the_interval_ends_below_chance() -> None:
-    rows = (("intact", 0, 4, 1), ("intact", 1, 2, 1), ("mask", 1, 8.5, 0.5))
-    table = pd.DataFrame(
-        {"condition": name, "layer": layer, "chance": 9.0, **estimate("distance", *numbers)}
-        for name, layer, *numbers in rows
-    )
-    found = sections.decodability_finding(table)
-    assert "to within 2.0 [1.0, 3.0] positions (L1; chance is 9.0)" in found
-    assert found.endswith("without the causal mask to within 8.5 [8.0, 9.0]")
-    assert "cannot be read" in sections.decodability_finding(table.assign(distance_high=9.5))
-
-
-def test_correlations_over_all_layers_head_the_bridge() -> None:
-    rows = [("all", "loss", 0.5), ("all", "copy", np.nan), (0, "loss", -0.9)]
-    table = pd.DataFrame(rows, columns=["layer", "effect", "rho"]).assign(over="conditions", n=7)
-    heads = table[:1].assign(over="heads", n=16, rho=0.9)
-    table = pd.concat([table, heads], ignore_index=True)
-    assert sections.bridge_finding(table).endswith("over 7 removals, loss +0.50")
-    assert "too few" in sections.bridge_finding(table[1:2])
-    assert sections.correlation_finding(table).endswith("between L0 and loss, -0.90")
-    assert "too few" in sections.correlation_finding(table[:2])
-
-
-def test_the_head_that_the_loss_needs_most() -> None:
-    rows = ((2, 1, 0.25, 0.15), (3, 0, 0.5, 0.6))
-    table = pd.DataFrame(
-        {"layer": layer, "head": head, **estimate("loss", *numbers)}
-        for layer, head, *numbers in rows
-    )
-    found = sections.head_finding(table)
-    assert "L2H1" in found
-    assert "+0.25" in found
-    assert "not distinguishable from noise" in sections.head_finding(table[1:])

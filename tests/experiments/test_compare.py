@@ -99,13 +99,13 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
         LayerMaps.of(other[:, 1]).pattern, LayerMaps.of(base[:, 1]).pattern, paired=True
     )
     assert f"{rms.value:.3g} [{rms.low:.3g}, {rms.high:.3g}]" in page
-    assert "difference of z" in page
-    assert "What was compared: 3 runs of scores" in page
+    assert "less that of x" in page
+    assert "The runs that were compared" in page
     arms = (table["difference_high"] - table["difference_low"]) / 2
     item, _ = (table["difference"].abs() / arms).idxmax()
-    [heading] = re.findall("The clearest difference: (.*?): ", page)[:1]
-    assert heading.startswith(f"{item}, ")
-    assert heading.endswith(" of y")
+    [clearest] = re.findall("The clearest differences.*?<tbody>(.*?)</tr>", page, re.DOTALL)[:1]
+    assert clearest.startswith(f"<tr><td>{item}: ")
+    assert 'data-label="y − x"' in clearest
     assert 'href="../run-x/report.html"' in page
 
 

@@ -12,10 +12,8 @@ from support.traced import bos_reader
 
 from nope_probe import ablate, circuit, run_ablations, scores
 from nope_probe.experiments.ablation.analyse import heads_table
-from nope_probe.experiments.ablation.player_sections import Findings
-from nope_probe.experiments.ablation.sections import headline
+from nope_probe.experiments.ablation.sections import Findings, lead
 from nope_probe.experiments.engine import Engine
-from nope_probe.experiments.sections import preference
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import load
@@ -106,18 +104,6 @@ def test_the_mean_term_of_one_sequence_a_fold_is_an_error(dead: Path):
     assert capture_scores(model, tokens, n_folds=2, mean_term=True).mean_term.isfinite().any()
 
 
-def test_one_layer_and_windows_too_short_for_ranks_have_no_locality(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    few = ["--n-seqs", "24", "--seq-len", "7", "--data", "random", "--folds", "4", "--layers", "1"]
-    run_command(scores, "--model", write(tmp_path / "m", "mlp"), *few, "--out", tmp_path / "s")
-    pattern = tables_of(tmp_path / "s")["pattern"]
-    assert len(pattern) == 1
-    assert pattern["locality"].isna().all()
-    assert "nan" not in capsys.readouterr().out
-    assert preference({"locality": float("nan")}) == "has too few keys per query to rank them"
-
-
 @pytest.mark.hooked_transformer
 def test_heads_whose_patterns_cancel_in_their_mean_are_named() -> None:
     model = bos_reader((3.0, 2.0))  # L1's scores are 5 / (i + 1) times the scale, in both heads
@@ -131,9 +117,10 @@ def test_heads_whose_patterns_cancel_in_their_mean_are_named() -> None:
     expected = np.concatenate([row - row.mean() for row in rows])
     heads = study.tables["heads"].set_index(["layer", "head"])["amplitude"]
     np.testing.assert_allclose(heads, [0, 0, *[np.sqrt((expected**2).mean())] * 2], rtol=1e-5)
-    first, second = headline(Findings(study))
-    assert "in its attention, the mean over heads, that exceeds the noise of 2 layers." in first
-    assert second.startswith("Heads of opposite sign cancel in their mean: L1H")
+    result = lead(Findings(study))
+    assert "shows no positional pattern in its mean over heads" in result.sentence
+    assert result.caption == "Heads of opposite sign cancel in their mean."
+    assert sorted(result.table["head"]) == ["L1H0", "L1H1"]
     one_sign = run_ablations(bos_reader((3.0, 2.0)), tokens, players=["sources"], folds=4)
     assert "heads" not in one_sign.tables
 

@@ -38,7 +38,8 @@ def test_folds_are_of_documents_in_every_command(
 ) -> None:
     data = write(tmp_path / "text.jsonl", 6)
     out = tmp_path / "run"
-    run_command(command, *SMALL, *COMMANDS[command], "--data", str(data), "--out", str(out))
+    chosen = [*COMMANDS[command], "--data", str(data), "--out", str(out), "--verbose"]
+    run_command(command, *SMALL, *chosen)
     manifest = json.loads((out / "manifest.json").read_text())
     documents = torch.from_numpy(load_file(out / "tokens.safetensors")["documents"])
     sizes = grouped_folds(documents, 4).bincount()

@@ -12,12 +12,12 @@ from nope_probe.errors import UserError
 from nope_probe.experiments import sections
 from nope_probe.experiments.sections import Report
 from nope_probe.figures.maps import fixed_scale_maps, term_maps
-from nope_probe.reports.page import Section
+from nope_probe.reports.page import Lead, Section
 from nope_probe.runtime.folder import read_manifest
 
 
 def image_of(*sections: Section) -> go.Figure:
-    return Report(title="title", headline=["headline"], sections=sections).image()
+    return Report(title="title", lead=Lead(sentence="s"), sections=sections).image()
 
 
 def test_the_image_is_the_first_figure_with_its_sections_heading() -> None:
@@ -64,5 +64,5 @@ def test_a_command_draws_its_image_and_records_the_run_as_without(
     monkeypatch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
     run = ["--n-samples", 32, "--seq-len", 5, "--out", tmp_path / "run"]
     run_command(simulate, *run, "--image", tmp_path / "figure.svg")
-    assert drawn[tmp_path / "figure.svg"].layout.title.text.startswith("Scores at alpha = 0")
+    assert drawn[tmp_path / "figure.svg"].layout.title.text.startswith("Scores, each layer")
     assert "image" not in read_manifest(tmp_path / "run")["settings"]

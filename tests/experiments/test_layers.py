@@ -145,7 +145,10 @@ def test_layers_that_do_not_attend_are_rows_of_their_own(tmp_path: Path, capsys:
     folder = write_decoder("qwen3_next", tmp_path).folder
     expected = ["--expect", "qk_norm_layers=1,3", "--expect", "mla_layers=none"]
     code, out, _ = run_layers(capsys, "--model", folder, *expected)
-    rows = [line.split() for line in out.splitlines() if line.strip().startswith("L")]
+    alike = [line for line in out.splitlines() if line.startswith("L")]
+    assert [line.split("  ")[0] for line in alike] == ["L0, L2", "L1, L3"]
+    code, out, _ = run_layers(capsys, "--model", folder, *expected, "--verbose")
+    rows = [line.split() for line in out.splitlines() if line.startswith("L")][2:]
     assert (code, [row[0] for row in rows]) == (0, ["L0", "L1", "L2", "L3"])
     assert [" ".join(row[5:7]) for row in rows] == ["no attention", "causal per"] * 2
 

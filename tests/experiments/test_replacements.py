@@ -1,7 +1,7 @@
 """Several replacements side by side, bands of RoPE as players, and what bad input gets."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -13,8 +13,9 @@ from support.tiny_models import tokens
 from nope_probe import ablate
 from nope_probe.analyses.shapley import player, player_set
 from nope_probe.experiments.ablation.analyse import side_by_side
-from nope_probe.experiments.ablation.player_sections import Findings, player_sentences
 from nope_probe.experiments.ablation.run import run_ablations
+from nope_probe.experiments.ablation.sections import Findings, lead
+from nope_probe.experiments.verdicts import VERDICTS, Verdict
 from nope_probe.runtime.folder import Run
 
 pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
@@ -82,55 +83,51 @@ LOST = {  # with its bounds, under identity and under mean
 }
 
 
-def sentences(*replacements: str) -> list[str]:
-    """The headline's sentences on players, from LOST."""
+SETS = {"players": ["mask", "w_q", "w_k", "w_o", "w_v"], "circuits": ["mask", "qk", "ov"]}
+
+
+def lost_table(player_set: str, *replacements: str) -> list[list[str]]:
+    """Return the first table of a run of one player set, from LOST."""
     rows = [
-        {"player_set": name, "player": player, "replacement": kind}
+        {"player_set": player_set, "player": player, "replacement": kind}
         | dict(zip(("lost", "lost_low", "lost_high"), interval, strict=True))
-        for name, members in SETS.items()
-        for player in members
+        for player in SETS[player_set]
         for kind, interval in zip(("identity", "mean"), LOST[player], strict=True)
         if kind in replacements and interval is not None
     ]
     pattern = {"kept": "all", "amplitude": 1.0, "amplitude_low": 0.5}
-    tables = {"players": pd.DataFrame(rows), "pattern": pd.DataFrame([pattern])}
-    manifest = {"conditions": ["all"], "player_sets": SETS, "replacements": replacements}
-    run = Run(
-        manifest=manifest, tables={name: table.assign(layer=2) for name, table in tables.items()}
-    )
-    return [*player_sentences(Findings(run))]
+    source = {"term": "mask", "share": 1.0, "share_low": 0.9, "share_high": 1.1}
+    tables = {"players": rows, "pattern": [pattern], "sources": [source]}
+    sets = {player_set: SETS[player_set]}
+    manifest = {"conditions": ["all"], "player_sets": sets, "replacements": replacements}
+    frames = {name: pd.DataFrame(table).assign(layer=2) for name, table in tables.items()}
+    return lead(Findings(Run(manifest=manifest, tables=frames))).table.to_numpy().tolist()
 
 
-SETS = {"players": ["mask", "w_q", "w_k", "w_o", "w_v"], "circuits": ["mask", "qk", "ov"]}
+def test_the_first_table_says_of_a_weight_what_both_replacements_say() -> None:
+    assert lost_table("circuits", "identity", "mean") == [
+        ["causal mask", "100%", "", "needed"],
+        ["W_Q and W_K", "80%", "90%", "needed"],
+        ["W_V and W_O", "5%", "2%", "not needed"],
+    ]
+    _, w_q, w_k, w_o, w_v = lost_table("players", "identity", "mean")
+    assert w_q == ["W_Q", "96%", "3%", "needed for its mean direction"]
+    assert w_k == ["W_K", "70%", "60%", "needed"]
+    assert w_o == ["W_O", "2%", "50%", "needed for what it passes on"]
+    assert w_v == ["W_V", "14%", "0%", "unclear: the interval is too wide"]
 
 
-def test_a_headline_says_of_a_weight_what_both_replacements_say_or_why_they_differ() -> None:
-    source, qk, ov, w_q, w_o, w_v, more, twice = sentences("identity", "mean")
-    assert source.endswith("brings loses 100% [98, 102] without the causal mask.")
-    assert qk == (
-        "Without the query-key circuit (W_Q with W_K), this part loses 80% [77, 83] with "
-        "identities in their place and 90% [85, 95] with their mean query and key kept: the QK "
-        "circuit is needed, by identity and mean."
-    )
-    assert ov.endswith(": the OV circuit is not needed, by identity and mean.")
-    assert "3% [0, 6] with its mean query kept: of W_Q the direction of its mean matters, " in w_q
-    assert w_o.endswith(": what passes through W_O matters, not its own directions.")
-    assert w_v.endswith(": the intervals of identity and mean do not tell whether it is needed.")
-    assert not any("Without W_K" in sentence for sentence in (qk, ov, w_q, w_o, w_v))
-    assert more.startswith(
-        "With identity, this part loses more without one weight (96% without W_Q) than "
-        "without W_Q and W_K together (80%): an identity for one weight does not fit the other"
-    )
-    assert twice.startswith(
-        "With mean, this part loses more without one weight (50% without W_O) than "
-    )
+def test_with_one_replacement_the_first_table_has_its_column_alone() -> None:
+    assert lost_table("circuits", "identity") == [
+        ["causal mask", "100%", "needed"],
+        ["W_Q and W_K", "80%", "needed"],
+        ["W_V and W_O", "5%", "not needed"],
+    ]
 
 
-def test_with_one_replacement_a_headline_names_it_and_concludes_nothing_from_others() -> None:
-    _, qk, ov, more = sentences("identity")
-    assert qk.endswith("this part loses 80% [77, 83] with identities in their place.")
-    assert ov.endswith("this part loses 5% [1, 9] with identities in their place.")
-    assert more.startswith("With identity, this part loses more without one weight")
+def test_verdicts_are_at_most_8_words() -> None:
+    assert {*get_args(Verdict)} == {*VERDICTS}
+    assert max(len(words.split()) for words in VERDICTS.values()) <= 8
 
 
 def test_the_first_replacement_is_that_of_page_and_figures() -> None:

@@ -27,9 +27,9 @@ from nope_probe.experiments.scores.heads import (
     InductionScores,
     head_columns,
 )
-from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading import streaming
+from nope_probe.reports.page import Lead
 from nope_probe.runtime.folder import Run
 
 N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
@@ -126,9 +126,9 @@ def test_a_finished_run_says_what_was_done_and_is_shown_again(
     assert re.search(r'<details class="fold"><summary><h2[^>]*>Heads: amplitude', page)
     assert 'src="http' not in page
     model = ["--model", tiny("llama").folder, "--layers", 2, "--data", "random"]
-    run_command(scores, *SMALL, *model, "--per-head", "--out", done)
+    run_command(scores, *SMALL, *model, "--per-head", "--out", done, "--verbose")
     shown = " ".join(capsys.readouterr().out.split())
-    assert "the positional pattern in the mean scores" in shown
+    assert "Measures of the pattern's shape" in shown
     assert (done / "manifest.json").read_bytes() == before
 
 
@@ -296,39 +296,30 @@ def layers(*rows: tuple[float, float, float]) -> pd.DataFrame:
     return table.assign(layer=range(len(rows)), head=0, relative_r2=0.87)
 
 
+def lead(**tables: pd.DataFrame) -> Lead:
+    return sections.lead(Run(manifest={"model": {"name": "m"}}, tables=tables))
+
+
 def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer() -> None:
     table = layers((0.5, 0.25, 0.1), (2.618, -0.8, 0.1), (9.0, 0.15, 10.0))
-    strongest = sections.pattern_finding(table)
-    assert "strongest in L1, 2.618 [2.518, 2.718] nats RMS" in strongest
-    assert strongest.startswith("Of 3 layers, the positional pattern is strongest")
-    assert "far keys" in strongest
-    assert "87% of L1's" in sections.distance_finding(table)
-    assert sections.head_finding(table, "locality").endswith("in L1H0, -0.8")
-    first, second = sections.headline({"pattern": table, "heads": table})
-    assert "strongest in L1" in first
-    assert "L1H0, 2.6 nats" in second
+    for end in ("low", "high"):
+        table[f"relative_r2_{end}"] = 0.87
+    result = lead(pattern=table, heads=table)
+    assert result.sentence == (
+        "L1 has the strongest positional pattern of m: 2.6 nats, for far keys."
+    )
+    assert result.table.to_numpy().tolist() == [
+        ["L0", "0.50 [0.40, 0.60]", "near keys", "87% [87, 87]", "H0, 0.5 nats"],
+        ["L1", "2.62 [2.52, 2.72]", "far keys", "87% [87, 87]", "H0, 2.6 nats"],
+    ]
     unclear = layers((0.5, 0.1, 0.9))
-    for finding in (
-        sections.pattern_finding(unclear),
-        sections.distance_finding(unclear),
-        sections.head_finding(unclear, "locality"),
-    ):
-        assert "not distinguishable from noise" in finding
-    assert len(sections.headline({"pattern": unclear, "heads": unclear})) == 1
+    assert "shows no positional pattern" in lead(pattern=unclear, heads=unclear).sentence
+    assert lead(pattern=unclear, heads=unclear).table.empty
     flat, cancelling = layers((0.0, 0.1, 0.1)), layers((0.37, 0.1, 0.01), (0.37, 0.1, 0.01))
     cancelling = cancelling.assign(layer=0, head=[0, 1])
-    assert sections.headline({"pattern": flat, "heads": cancelling})[1].startswith(
-        "Heads of opposite sign cancel in their mean: L0H1 0.370 [0.360, 0.380], L0H0 0.370 "
-    )
-
-
-@pytest.mark.parametrize("skip_keys", [0, 1])
-def test_the_level_of_the_rows_is_their_share_of_the_variance(skip_keys: int) -> None:
-    rows = np.array([[0, 0, 0], [2, 2, 0], [4, 2, 0]], float)  # means 2 and 3, 1 within L2's row
-    values = np.pad(rows, ((skip_keys, 0), (skip_keys, 0)), constant_values=99.0)
-    maps, flat = RowMaps(values=values), RowMaps(values=0 * values)
-    assert "25% of L5's variance is row means" in sections.level_finding(maps, skip_keys, 5)
-    assert "do not differ" in sections.level_finding(flat, skip_keys, 5)
+    hidden = lead(pattern=flat, heads=cancelling)
+    assert hidden.caption == "Heads of opposite sign cancel in their mean."
+    assert hidden.table["head"].tolist() == ["L0H1", "L0H0"]
 
 
 def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out() -> None:
@@ -340,7 +331,7 @@ def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out(
     for skip_keys in (0, 1):
         run = Run(manifest={"skip_keys": skip_keys}, arrays={"maps": maps}, tables=tables)
         shown = [*sections._map_sections(run)]
-        assert "neither near nor far keys" in shown[0].title
+        assert shown[0].title == "The positional pattern"
         for number, section in enumerate(shown):
             figure = section.drawn()
             assert figure is not None

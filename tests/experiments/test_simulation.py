@@ -53,8 +53,10 @@ def test_manifest_and_report_say_what_was_run_and_it_is_shown_again(folder, capf
     for alpha in ("0", "0.25"):  # on the paper's colours, and each layer on its own
         assert page.count(f"Scores at alpha = {alpha}, ") >= 2
     flags = ["--n-layers", 2, "--seq-len", 11, "--d-model", 6, "--rope", "--out", folder]
-    run_command(simulate, "--alpha", 0, 0.25, "--n-samples", 70, *flags)
-    assert "alpha = 0.25, in j: L0" in capfd.readouterr().out
+    run_command(simulate, "--alpha", 0, 0.25, "--n-samples", 70, *flags, "--verbose")
+    shown = capfd.readouterr().out
+    assert "at alpha = 0.25" in shown
+    assert "The numbers of every layer" in shown
     line = refused(capfd, folder, simulate, "--alpha", 0, "--n-samples", 70, *flags)
     assert "holds a run with other settings" in line
     assert (folder / "manifest.json").read_bytes() == before

@@ -78,8 +78,12 @@ def test_players_without_a_source_have_a_base_with_which_they_add_up(
 
 
 def test_a_study_does_not_depend_on_the_batch_size_and_leaves_the_model_as_it_was(
-    loaded: Any, tokens: torch.Tensor, capsys: pytest.CaptureFixture[str]
+    loaded: Any,
+    tokens: torch.Tensor,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("nope_probe.runtime.processes.LOG_EVERY", 0)  # a line for each batch
     before = loaded.model(tokens)
     three, all_at_once = (
         run_ablations(loaded.model, tokens, players=["sources"], folds=5, batch_size=size)

@@ -173,14 +173,14 @@ def test_a_finished_run_is_shown_again_with_its_answer(
     done: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (done / "manifest.json").read_bytes()
-    run_command(trace, *SMALL, "--layers", 3, "--out", done, "--confirm", 0)
+    run_command(trace, *SMALL, "--layers", 3, "--out", done, "--confirm", 0, "--verbose")
     shown = " ".join(capsys.readouterr().out.split())
-    assert "L2's position is written by L1H1 and L1H0. The pattern" in shown
-    assert "from the first key" in shown
-    assert "the exact terms of each pattern" in shown
+    assert "L2's position is written by L1H1 and L1H0: " in shown
+    assert "first_key" in shown
+    assert "The exact terms of each pattern" in shown
     assert (done / "manifest.json").read_bytes() == before
     page = (done / "report.html").read_text()
-    assert page.count("L2&#x27;s position is written by L1H1 and L1H0") >= 2
+    assert page.count("L2&#x27;s position is written by L1H1 and L1H0") >= 1
     assert '"Reader"' in page
 
 
@@ -236,14 +236,13 @@ def test_in_memory_it_gives_what_the_command_writes(done: Path) -> None:
 
 def test_the_answer_names_the_main_writers_and_nothing_of_another_reader() -> None:
     tables = {"terms": traced.terms_table(), "writers": traced.writers_table(), **TEXT}
-    assert sections.answer(tables) == "L2's position is written by L1H0 and L1H1"
-    assert sections.answer(tables, "L1") == "L1's position is written by MLP0"
+    assert sections.answer(tables) == (
+        "L2's position is written by L1H0 and L1H1: 92% and 67% of its pattern"
+    )
+    assert sections.answer(tables, "L1") == "L1's position is written by MLP0: 97% of its pattern"
     learned = tables["writers"].replace({"writer": {"MLP0": "pos_embed"}})
     assert sections.answer(tables | {"writers": learned}, "L1") == (
-        "L1's position is written by pos_embed"
-    )
-    assert sections.terms_finding(tables["terms"], "L3") == (
-        "The pattern of L3 is 0% rotation, 95% written and 5% covariance"
+        "L1's position is written by pos_embed: 97% of its pattern"
     )
 
 
@@ -252,25 +251,25 @@ def test_a_writer_whose_interval_holds_zero_is_no_main_writer() -> None:
     strongest = (writers["layer"] == 2) & (writers["writer"] == "L1H0")
     writers.loc[strongest, ["share", "share_low", "share_high"]] = (1.9, -0.1, 3.9)
     tables = {"terms": traced.terms_table(), "writers": writers, **TEXT}
-    main, _, _ = sections.answer(tables, "L2").partition(";")
+    main, _, _ = sections.answer(tables, "L2").partition(":")
     assert main == "L2's position is written by L1H1"
 
 
 def test_the_answer_with_rope_is_rotation_and_without_a_pattern_that_there_is_none() -> None:
     tables = {"terms": traced.terms_table("rope"), "writers": traced.writers_table(), **TEXT}
     assert sections.answer(tables, "L1") == (
-        "99.7% of L1's pattern is rotation: RoPE at work on vectors that know nothing of position"
+        "RoPE's rotation of constant vectors makes L1's pattern: 100% [99, 100] of it"
     )
     noise = tables["terms"].assign(rms_low=-1.0)
     tables |= {"terms": noise}
-    assert sections.answer(tables) == (
-        "The positional pattern is not distinguishable from noise in any layer"
-    )
-    of_l1 = "The positional pattern of L1 is not distinguishable from noise"
+    assert sections.answer(tables) == sections.NO_PATTERN
+    of_l1 = "L1 shows no positional pattern that exceeds the noise"
     assert sections.answer(tables, "L1") == of_l1
+    assert sections.lead(tables).table.empty
     undefined = noise.assign(share=np.nan)
-    assert sections.terms_finding(undefined, "L1") == of_l1
-    assert sections.headline(tables | {"terms": undefined}, "L1") == [f"{of_l1}."]
+    lead = sections.lead(tables | {"terms": undefined}, "L1")
+    assert lead.sentence == f"{of_l1}."
+    assert lead.table.iloc[:, 1].tolist() == ["no pattern"] * 3
 
 
 def with_shares(terms: pd.DataFrame, reader: int, half: float, **shares: float) -> pd.DataFrame:
@@ -286,17 +285,16 @@ def test_a_term_is_the_answer_only_where_the_intervals_say_so_of_all_terms() -> 
     writers = {"writers": traced.writers_table(), **TEXT}
     shares = {"rotation": 0.55, "written_key": 0.95, "written_both": 0.0, "covariance": -0.5}
     tables = {"terms": with_shares(traced.terms_table(), 1, 0.01, **shares), **writers}
-    assert sections.answer(tables, "L1") == "L1's position is written by MLP0"
-    assert sections.terms_finding(tables["terms"], "L1") == (
-        "The pattern of L1 is 55% rotation, 95% written and -50% covariance"
-    )
+    assert sections.answer(tables, "L1").startswith("L1's position is written by MLP0")
     shares |= {"rotation": 0.6, "written_key": 0.4, "written_query": 0.0, "covariance": 0.0}
     tables["terms"] = with_shares(traced.terms_table(), 1, 2.6, **shares)
     tables["terms"] = with_shares(tables["terms"], 1, 0.0, written_both=0.0, written_query=0.0)
-    assert sections.headline(tables, "L1") == [
-        "No single term is surely most of L1's pattern.",
-        "The pattern of L1 is 60% [-200, 320] rotation, 40% [-220, 300] written and "
-        "0% [-260, 260] covariance.",
+    lead = sections.lead(tables, "L1")
+    assert lead.sentence == "No single term is surely most of L1's pattern."
+    assert lead.table.to_numpy().tolist() == [
+        ["rotation", "60% [-200, 320]"],
+        ["written", "40% [-220, 300]"],
+        ["covariance", "0% [-260, 260]"],
     ]
 
 
@@ -307,13 +305,13 @@ def test_a_writer_that_takes_from_queries_what_it_gives_to_keys_is_no_main_write
         for side, share in (("key", 0.90), ("query", -0.95))
     ]
     tables = {"terms": traced.terms_table(), "writers": pd.concat([writers, pd.DataFrame(both)])}
-    assert sections.answer(tables) == "L2's position is written by L1H0 and L1H1"
+    assert sections.answer(tables).startswith("L2's position is written by L1H0 and L1H1")
     halves = writers.assign(share=writers["share"] / 2, share_low=writers["share_low"] / 2)
     halves = pd.concat([halves.assign(side=side) for side in ("key", "query")])
     assert sections.answer(tables | {"writers": halves}) == sections.answer(tables)
     wide = writers.assign(share_low=writers["share"] - 1.0)
-    assert sections.answer(tables | {"writers": wide}) == (
-        "No writer's share of L2's pattern exceeds the noise"
+    assert sections.answer(tables | {"writers": wide}).startswith(
+        "Position written by no single writer makes L2's pattern: "
     )
 
 
@@ -323,49 +321,19 @@ def test_the_strongest_of_many_readers_clears_the_noise_of_all_of_them() -> None
     writers = {"writers": traced.writers_table()}
     assert sections.answer({"terms": one, **writers}).startswith("L2's position is written by")
     others = [one.assign(layer=layer, rms=0.0, rms_low=-0.01) for layer in range(3, 26)]
-    assert sections.answer({"terms": pd.concat([one, *others]), **writers}) == (
-        "The positional pattern is not distinguishable from noise in any layer"
-    )
+    terms = pd.concat([one, *others])
+    assert sections.answer({"terms": terms, **writers}) == sections.NO_PATTERN
 
 
-def test_effects_are_told_of_the_main_writer_and_of_who_acts_through_others() -> None:
-    tables = {"effects": traced.effects_table(), "writers": traced.writers_table()}
-    through = (
-        "L0H0 acts through other writers: without its position, L1 loses 39% [37, 41], and 1% on "
-        "the direct path"
-    )
-    main = "Without the position of L1H0, L2 loses 60% [58, 62] of its pattern; its direct share "
-    assert sections.effect_findings(tables, "L2") == [f"{main}is 92%", through]
-    main = "Without the position of MLP0, L1 loses 95% [93, 97] of its pattern; its direct share "
-    assert sections.effect_findings(tables) == [f"{main}is 97%", through]
-    wide = tables["effects"].assign(direct_high=0.25)  # not surely less than half of 0.37
-    assert len(sections.effect_findings(tables | {"effects": wide})) == 1
-    tables["effects"] = tables["effects"].query("writer == 'MLP1'")
-    [found] = sections.effect_findings(tables, "L2")
-    assert "MLP1, L2 gains 63% [61, 65] of its pattern" in found
-    noise = tables["effects"].assign(total_low=-1.0, total_high=1.0)
-    [found] = sections.effect_findings(tables | {"effects": noise})
-    assert found == "Without any writer's position, no pattern changes by more than the noise"
-
-
-def test_the_norm_is_told_as_a_part_of_a_pattern_and_as_what_a_removal_gets_back() -> None:
-    whole = traced.terms_table().query("layer == 2 and term == 'all'")
-    own = whole.assign(term="norm", share=-5.4, share_low=-5.6, share_high=-5.2)
-    scale = np.where(traced.clocks_table()["position"] == 0, 0.12, 1.01)
-    clocks = traced.clocks_table().assign(norm_scale=scale)
-    tables = {"terms": pd.concat([traced.terms_table(), own]), "clocks": clocks}
-    assert sections.norm_findings(tables, "L2") == [
-        "The norm's scale, 0.12 times its mean at position 0, takes 540% [520, 560] from the "
-        "pattern of L2"
-    ]
-    assert sections.norm_findings(tables, "L1") == sections.norm_findings(tables, None) == []
-    effects = traced.effects_table().query("writer == 'L1H0'")
-    direct = traced.interval("direct", 0.45) | traced.interval("norm", -0.47)
-    tables = {"effects": effects.assign(**direct), "writers": traced.writers_table()}
-    assert sections.effect_findings(tables, "L2")[1] == (
-        "On the direct path alone, L2 loses 92% [92, 92] with the norm's scale held, and 45% in "
-        "the model: the norm takes back 47%"
-    )
+def test_the_first_table_has_each_writers_share_and_what_is_lost_without_it() -> None:
+    tables = {"terms": traced.terms_table(), "writers": traced.writers_table()}
+    tables["effects"] = traced.effects_table()
+    rows = {row[0]: row[1:] for row in sections.lead(tables, "L2").table.to_numpy().tolist()}
+    assert next(iter(rows)) == "L1H0"
+    assert rows["L1H0"][1] == "60% [58, 62]"
+    assert rows["MLP1"][1] == "-63% [-65, -61]"
+    shares = [abs(float(share.partition("%")[0])) for share, _ in rows.values()]
+    assert shares == sorted(shares, reverse=True)
 
 
 def test_removals_are_tested_of_writers_whose_share_could_be_5_percent() -> None:
@@ -406,13 +374,10 @@ def test_a_report_has_the_effects_that_were_measured_and_four_writers_of_each_re
     run = Run(manifest=manifest, arrays={"maps": traced.maps()}, tables=tables)
     whole = sections.report(run)
     without = sections.report(replace(run, tables=tables | {"effects": tables["effects"].iloc[:0]}))
-    assert (len(whole.sections), len(whole.terminal)) == (3, 3)
-    assert (len(without.sections), len(without.terminal)) == (2, 2)
+    assert (len(whole.sections), len(without.sections)) == (3, 2)
+    assert (len([*whole.lead.table]), len([*without.lead.table])) == (3, 2)
     pd.testing.assert_frame_equal(whole.sections[2].table, tables["effects"])
     pd.testing.assert_frame_equal(whole.sections[1].table, tables["terms"])
-    _, shown, effects = whole.terminal.values()
-    assert set(shown.query("reader == 'L2'")["writer"]) == {"L1H0", "L1H1", "MLP0", "MLP1"}
-    assert list(effects["writer"]) == list(tables["effects"]["writer"])
     assert "embed" in set(whole.sections[0].table["writer"])
     assert "Who writes position in mine" in whole.title
 

@@ -7,7 +7,7 @@ import torch
 from support.dense_patterns import estimates
 
 from nope_probe.analyses.jackknife import rms
-from nope_probe.experiments.sections import hidden_heads, strongest
+from nope_probe.experiments.sections import hidden_heads, no_pattern, strongest
 from nope_probe.experiments.verdicts import (
     Verdict,
     effect_of,
@@ -194,10 +194,13 @@ def test_heads_that_cancel_in_their_mean_are_named_the_strongest_first() -> None
         *((1, 0, around(0.37)), (1, 1, around(0.39)), (1, 2, around(0.0))),
         *((2, 0, around(0.9)), (2, 1, around(0.9)), (3, 0, around(0.1)), (3, 1, around(0.1))),
     )
-    assert hidden_heads(pattern, heads) == [
-        "Heads of opposite sign cancel in their mean: L1H1 0.390 [0.380, 0.400], "
-        "L1H0 0.370 [0.360, 0.380] nats"
+    lead = no_pattern("m", pattern, heads)
+    assert lead.table.to_numpy().tolist() == [
+        ["L1H1", "0.39 [0.38, 0.40]"],
+        ["L1H0", "0.37 [0.36, 0.38]"],
     ]
+    assert lead.caption == "Heads of opposite sign cancel in their mean."
     wide = pattern.assign(amplitude_low=-0.5, amplitude_high=0.5).query("layer != 2")
-    assert hidden_heads(wide, heads)[0].startswith("Single heads have a pattern that their mean ")
-    assert hidden_heads(pattern, heads.query("layer == 2")) == []
+    assert hidden_heads(wide, heads)[0] == "unclear"
+    assert hidden_heads(pattern, heads.query("layer == 2")) == ("none", None)
+    assert no_pattern("m", pattern, heads.query("layer == 2")).table.empty

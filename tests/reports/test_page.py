@@ -15,11 +15,10 @@ import pytest
 from support.chromium import needs_chromium, opened
 
 from nope_probe.experiments.ablation import sections
-from nope_probe.experiments.ablation.player_sections import conjunction_note
 from nope_probe.figures.explorer import Explorer, SwitchedMaps
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import MEASURES
-from nope_probe.reports.page import Listing, Section, page, positions
+from nope_probe.reports.page import Lead, Listing, Section, page, positions
 from nope_probe.runtime.folder import Run
 
 INTACT = "mask+rope+w_q+w_k+w_o+w_v"
@@ -79,12 +78,16 @@ MANIFEST = {
     "conjunctions": {"circuits": [1], "players": []},
     "skip_keys": 1,
 }
-HEADLINE = ["RoPE brings 97% of the pattern.", "W_Q & W_K < enough."]
+LEAD = Lead(
+    sentence="RoPE brings 97% of the pattern.",
+    table=pd.DataFrame({"lost without": ["W_Q & W_K < enough."], "<b>": ["1%"]}),
+    caption="How to <read> it.",
+)
 
 
 def report(layers: int = 2, n: int = 11, explorer: Explorer | None = None) -> str:
     run = Run(manifest=MANIFEST, arrays={"maps": maps(layers, n)}, tables=tables(layers))
-    return replace(sections.report(run, explorer), headline=HEADLINE).html(run.manifest)
+    return replace(sections.report(run, explorer), lead=LEAD).html(run.manifest)
 
 
 class Reader(HTMLParser):
@@ -120,7 +123,9 @@ def test_the_page_loads_nothing_and_escapes_words(html: str) -> None:
         for name in loaders & attributes.keys():
             assert str(attributes[name]).startswith(("#", "data:"))
     assert not re.search(r"@import|url\(", "".join(re.findall(r"<style>(.*?)</style>", html, re.S)))
-    assert "W_Q &amp; W_K &lt; enough." in html
+    assert '<th scope="row">W_Q &amp; W_K &lt; enough.</th><td>1%</td>' in html
+    assert '<th scope="col">&lt;b&gt;</th>' in html
+    assert "<p>How to &lt;read&gt; it.</p>" in html
     assert "ablate --model &lt;tiny&gt;" in html
     assert "<tiny>" not in html
     listing = Listing(columns=("what", "<of>"), rows=[("a", "1")])
@@ -133,7 +138,7 @@ def test_sections_go_from_sources_over_weights_to_controls_and_only_the_first_ar
     reader = Reader(html)
     title, *headings = reader.headings
     assert "tiny & small" in title
-    about = ("No source alone", "Circuits", "Players", "Measures", "Controls", "How to read")
+    about = ("Shares of the sources", "Circuits", "Players", "Measures", "Controls", "How to read")
     places = [next(i for i, h in enumerate(headings) if h.startswith(start)) for start in about]
     assert places == sorted(places)
     where = [html.index(part) for part in ("RoPE brings 97%", "<figure>", 'id="manifest"')]
@@ -163,15 +168,6 @@ def test_every_figure_has_a_text_alternative(html: str) -> None:
     assert len(reader.all("main")) == len(reader.all("nav")) == len(reader.all("h1")) == 1
     ids = {attributes.get("id") for _, attributes in reader.elements}
     assert {str(link["href"]).removeprefix("#") for link in reader.all("a")} <= ids
-
-
-def test_equal_shares_are_called_a_conjunction_and_no_measurement() -> None:
-    circuits = PLAYER_SETS["circuits"]
-    note = conjunction_note(circuits, [0, 1, 2, 3, 6, 7])
-    assert note.startswith("In L0 to L3, L6, L7 each of causal mask, RoPE, QK circuit, OV circuit")
-    assert "about 1/4" in note
-    assert "not a measurement of equal weight" in note
-    assert conjunction_note(circuits, []) == "Shapley shares of all players add up to 1."
 
 
 def test_the_page_of_a_deep_model_stays_under_15_megabytes() -> None:
@@ -204,7 +200,7 @@ def test_a_folded_figure_is_drawn_when_its_section_is_opened_by_hand_or_by_a_lin
       location.hash = "#section-1";
       setInterval(() => { document.body.dataset.after = widths(); }, 100);
     </script></body>"""
-    html = page("title", ["headline"], sections, {}).replace("</body>", script)
+    html = page("title", Lead(sentence="headline"), sections, {}).replace("</body>", script)
     elements = opened(html, tmp_path, draw_all=False)
     assert 'data-before="none none none none"' in elements
     assert 'data-after="0 0 none none"' in elements

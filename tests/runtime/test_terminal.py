@@ -75,18 +75,41 @@ STATE = {"sum": torch.ones(3)}
 
 
 def test_the_bar_names_the_stream_its_place_and_estimates_what_is_left(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    terminal = open_terminal(monkeypatch)
     with RunCheckpoint(tmp_path) as run, run.progress(["gains", "score/mask"], 7):
         with run.stream("gains") as stream:
             stream.advance(7)
         with run.stream("score/mask") as stream:
             stream.advance(7)
-    shown = capsys.readouterr().err
+    shown = terminal.getvalue()
     assert "calibration (1 of 2):   0%|" in shown
     assert "scores, condition mask (2 of 2): " in shown
     assert " left" in shown
     assert "resuming" not in shown
+
+
+def test_a_log_file_gets_whole_lines_of_progress_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 900, 3))
+    monkeypatch.setattr("nope_probe.runtime.processes.time.monotonic", lambda: next(clock))
+    with (
+        RunCheckpoint(tmp_path) as run,
+        run.progress(["score/mask"], 40),
+        run.stream("score/mask") as stream,
+    ):
+        run.say("first page")
+        for _ in range(8):
+            stream.advance(5)
+    shown = capsys.readouterr().err
+    said, *lines = shown.splitlines()
+    assert said == "first page"
+    assert "\r" not in shown
+    assert len(lines) == 2, "of 8 batches of 3 seconds"
+    assert all(line.startswith("scores, condition mask:") for line in lines)
+    assert all(line.endswith(" left") for line in lines)
 
 
 def interrupt(folder: Path) -> None:

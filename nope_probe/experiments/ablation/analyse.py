@@ -40,7 +40,7 @@ from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.explorer import explorer_of
-from nope_probe.experiments.sections import RELOAD, listed, strongest
+from nope_probe.experiments.sections import RELOAD, strongest
 from nope_probe.experiments.tables import (
     columns_of,
     interactions_table,
@@ -53,7 +53,6 @@ from nope_probe.experiments.tables import (
     sources_table,
     term_table,
 )
-from nope_probe.figures.names import phrase
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
 from nope_probe.maps.centred import KeptCells, centred_rows
@@ -80,7 +79,7 @@ def analyse(
         session: the run in progress.
         plan: the conditions.
         measured: their score maps.
-        waiting: the page's first words, while some conditions are still being run.
+        waiting: what the page says below its first table while conditions are still being run.
     """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     analysis = Analysis(plan=plan, measured=measured, tokens=inputs.kind)
@@ -113,16 +112,14 @@ def analyse(
     explorer = explorer_of(measured.maps, plan.switches, analysis.kept_patterns(), replacement)
     shown = report(replace(run, arrays={"maps": StoredArrays(maps)}), explorer)
     if waiting:
-        shown = replace(shown, headline=[waiting, *shown.headline])
+        shown = replace(shown, lead=replace(shown.lead, caption=waiting))
     return replace(run, page=shown.html(manifest))
 
 
 def first_page(session: Session[RunSettings], plan: Plan, measured: Measured) -> str:
     """Return the page of the sources and the exact terms, while the players are still run."""
-    players = [player.name for players in plan.player_sets for player in players.players]
-    running = listed([phrase(name) for name in dict.fromkeys(players) if name not in plan.sources])
     n_left = len(plan.others) + sum(len({*plan.checked(by).values()}) for by in plan.checks)
-    waiting = f"Still running: {n_left} models without {running}. {RELOAD}"
+    waiting = f"Still running: {n_left} models without weights. {RELOAD}"
     return analyse(session, plan.sources_alone, measured, waiting).page
 
 

@@ -10,38 +10,36 @@ import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.experiments.attention.on_text import text_view
-from nope_probe.experiments.sections import Report, listed, percents, with_intervals
+from nope_probe.experiments.sections import MOST_ROWS, Report, listed
 from nope_probe.figures.attention import attention_heads, why_bars
 from nope_probe.figures.explorer import head_maps
-from nope_probe.figures.intervals import interval_of, interval_text, percent
+from nope_probe.figures.intervals import estimate_text
+from nope_probe.figures.names import phrase
 from nope_probe.figures.panels import RowMaps
-from nope_probe.figures.words import reader_of, with_readers
+from nope_probe.figures.words import reader_of
 from nope_probe.reports import notes
-from nope_probe.reports.page import Section
+from nope_probe.reports.page import Lead, Section
 from nope_probe.runtime.folder import Run
 
 MOSTLY, HARDLY = 0.8, 0.2  # of the information among the other keys
-IN_TERMINAL, NAMED = 12, 3  # heads
-LEAST_NATS = 0.01  # of position: with less, a head has no positional attention worth a sentence
-NOTHING = "No query sees 8 keys or more, so no head is measured"
+LEAST_NATS = 0.01  # of position: with less, a head has no positional attention worth a row
 HOW_TO_READ = (
-    "A head's information says how far its attention weights are from uniform ones, in nats: the "
-    "relative entropy, a mean over texts and over queries of 8 keys or more.",
+    "A head's information says how far its attention weights are from uniform ones, in nats. It is "
+    "a relative entropy, a mean over texts and over queries of 8 keys or more.",
     "It has four parts, exactly. A head decides whether to look at the first key, and where to "
-    "look among the other keys. Position is the part of each that is the same in every text. "
-    "Content is the part that differs: what the text tells about the attended key.",
+    "look among the other keys.",
+    "Position is the part of each that is the same in every text. Content is the part that differs "
+    "between texts: what the text tells about the attended key.",
     "The positional share is position's part of the information among the other keys. At 100% the "
     "text tells nothing about where the head looks, at 0% position tells nothing.",
     "How it misleads: a head that gives the first key nearly all of its weight has little "
-    "information about the other keys, whatever its share; texts that begin alike count as "
-    "position (--shuffle tells); short sequences have few positions; and the share says nothing of "
-    "what a head writes.",
-    "Missed by the scores: how much of the positional attention among the other keys the softmax "
-    "of the mean scores leaves out. Where this is small, the positional pattern in nats is what to "
-    "attribute (`ablate`, `trace`).",
-    "Bars and brackets are 95% intervals, from folds of the data; sequences of one document share "
-    "a fold. A mean of few texts looks more positional than it is; this bias is removed, so a part "
-    "that is 0 may come out slightly below 0.",
+    "information about the other keys, whatever its share.",
+    "Texts that begin alike count as position (--shuffle tells), and short sequences have few "
+    "positions. The share says nothing of what a head writes.",
+    "Missed: how much of the positional attention among the other keys the softmax of the mean "
+    "scores leaves out. Where this is small, `ablate` and `trace` attribute what attention shows.",
+    "A mean of few texts looks more positional than it is. This bias is removed, so a part that is "
+    "0 may come out slightly below 0.",
     notes.LAYERS_AND_HEADS,
 )
 
@@ -53,44 +51,65 @@ def report(run: Run) -> Report:
         run: the table `attention`, and the map `weights`, [layer, head, row, key_pos].
     """
     table, name = run.tables["attention"], run.manifest["model"]["name"]
-    known = table.dropna(subset=["information"])
-    removed = run.manifest["removed"]
+    removed = [phrase(part) for part in run.manifest["removed"]]
     subject = f"{name} without {listed(removed)}" if removed else name
-    strong = known.sort_values("others_position", ascending=False)[:IN_TERMINAL]
-    columns = {
-        "nats": ("information", "z.2f"),
-        "positional, %": ("positional_share", "z.0%"),
-        "first key, %": ("first_weight", "z.0%"),
-        "missed by the scores, %": ("pattern_missed", "z.0%"),
-    }
-    heads = with_intervals({"head": with_readers(strong)["reader"]}, strong, columns)
-    folds, documents = run.manifest["settings"]["folds"], run.manifest.get("documents")
-    of_documents = "" if documents is None else f" of {documents} documents"
     return Report(
         title=f"Position and content in the attention of {subject}",
-        headline=headline(known),
+        lead=lead(f"ablated {name}" if removed else name, table),
         sections=[
             Section(
-                title=share_finding(known),
+                title="All heads: position, information, first key",
                 figure=partial(attention_heads, table),
-                caption="Every head of the model: its colour is the positional share among the "
-                "other keys, its area the information of its attention, and the width of its ring "
-                "the first key's weight. A click on a head opens its map below.",
+                caption="Colour: the positional share among the other keys. Area: the information. "
+                "Ring: the first key's weight. A click on a head opens its map below.",
                 table=table,
             ),
             *text_sections(run),
             *why_sections(run),
             Section(
-                title=first_finding(known),
+                title="Each head's mean weights",
                 html=weight_maps(run),
-                caption="Each head's mean weights over texts, as the logarithm of their ratio to "
-                "uniform weights: red keys get more attention than uniform, blue keys less. A "
-                "click or Enter enlarges a map, arrow keys go to the next head, Esc closes.",
+                caption="Means over texts, as the logarithm of their ratio to uniform weights: red "
+                "keys get more attention than uniform, blue keys less. A click or Enter enlarges a "
+                "map, arrow keys go on.",
             ),
         ],
         how_to_read=HOW_TO_READ,
-        terminal={f"{subject}: the heads with the most positional attention": heads},
-        closing=f"Brackets are 95% intervals from {folds} folds{of_documents}.",
+    )
+
+
+def lead(subject: str, table: pd.DataFrame) -> Lead:
+    """Return how many heads are positional, and a table of the most positional attention.
+
+    Args:
+        subject: the model.
+        table: `attention.csv`.
+    """
+    known = table.dropna(subset=["information"])
+    if known.empty:
+        return Lead(sentence=f"No query of {subject} sees 8 keys, so no head is measured.")
+    share, first = known["positional_share"], known["first_weight"].median()
+    clear = known[(known["others_position"] >= LEAST_NATS) & (known["others_position_low"] > 0)]
+    rows = clear.nlargest(MOST_ROWS, "others_position").to_dict("records")
+    columns = {
+        "positional": "positional_share",
+        "weight on the first key": "first_weight",
+        "missed by mean scores": "pattern_missed",
+    }
+    cells = {"head": [reader_of(row) for row in rows]}
+    cells["by position, nats"] = [estimate_text(row, "others_position", "z.2f") for row in rows]
+    for heading, column in columns.items():
+        cells[heading] = [
+            interval_text(percent(interval_of(row, column)), "z.0f", "%") for row in rows
+        ]
+    return Lead(
+        sentence=f"{(share >= MOSTLY).sum()} of {len(known)} heads of {subject} attend mostly by "
+        f"position, {(share < HARDLY).sum()} mostly by content; the first key gets "
+        f"{100 * first:.0f}% of the weight (median).",
+        table=pd.DataFrame(cells) if rows else pd.DataFrame(),
+        caption="The heads with the most positional attention among the keys after the first, "
+        "where positional is its share of the head's information. Mostly: 80% or more, or less "
+        "than 20% positional.",
     )
 
 
@@ -100,13 +119,11 @@ def text_sections(run: Run) -> Iterator[Section]:
     if view is not None:
         head, query, nats = view.strongest()
         yield Section(
-            title=f"On your text, {head} differs most from other texts: {nats:.1f} nats at token "
-            f"{query}",
+            title="Attention on your text",
             html=view.html(),
-            caption="Choose a head, and click a token to ask where the head looks from there: its "
-            "keys are shaded, by the square root of their weight. The bar under a token is how far "
-            "the head's weights there are from their mean over other texts, as a relative entropy "
-            "in nats: where the head uses what the text says.",
+            caption=f"{head} differs most from other texts: {nats:.1f} nats at token {query}. "
+            "Click a token to shade the keys it attends to. The bar under it: how far these "
+            "weights are from other texts' mean.",
         )
 
 
@@ -116,78 +133,13 @@ def why_sections(run: Run) -> Iterator[Section]:
     if asked is not None:
         title = f"Why {asked['head']} looks there from token {asked['query']}"
         yield Section(
-            title=title,
+            title="Why the head looks there",
             figure=partial(why_bars, run.tables["why"], title),
-            caption="The keys with the most attention. A bar is a term of the key's score, less "
-            "its mean over the keys: position, the same in every text, and what each earlier "
-            "component wrote into this text's key or query. The dot is their sum.",
+            caption="Terms of the scores of the keys with the most attention, less their mean over "
+            "keys: position, and what earlier components wrote into this text's key or query. The "
+            "dot is their sum.",
             table=run.tables["why"],
         )
-
-
-def headline(table: pd.DataFrame) -> list[str]:
-    """Return sentences on positional heads, on the first key, and on what mean scores miss.
-
-    Args:
-        table: `attention.csv`, a row for each head whose queries see 8 keys.
-    """
-    if table.empty:
-        return [f"{NOTHING}."]
-    findings = [share_finding(table), strongest_finding(table), first_finding(table)]
-    return [f"{finding}." for finding in [*findings, missed_finding(table)]]
-
-
-def share_finding(table: pd.DataFrame) -> str:
-    """Return a sentence on how many heads are positional, and how many are not."""
-    share = table["positional_share"]
-    return (
-        f"Positional share of {percents(MOSTLY)} or more: {(share >= MOSTLY).sum()} of "
-        f"{len(table)} heads; below {percents(HARDLY)}: {(share < HARDLY).sum()}"
-    )
-
-
-def strongest_finding(table: pd.DataFrame) -> str:
-    """Return a sentence on the heads with the most positional attention among the other keys."""
-    clear = table[(table["others_position"] >= LEAST_NATS) & (table["others_position_low"] > 0)]
-    if clear.empty:
-        return "No head has positional attention among the other keys that exceeds the noise"
-    top = clear.sort_values("others_position", ascending=False)[:NAMED]
-    parts = []
-    for _, row in top.iterrows():
-        nats = interval_text(interval_of(row, "others_position"), "z.2f", " nats")
-        share = interval_text(percent(interval_of(row, "positional_share")), "z.0f", "%")
-        parts.append(f"{reader_of(row)} ({nats}, {share} of its information there)")
-    return f"The most positional attention is in {listed(parts)}"
-
-
-def first_finding(table: pd.DataFrame) -> str:
-    """Return a sentence on the first key's weight in the heads of the model."""
-    if table.empty:
-        return NOTHING
-    weight = table["first_weight"]
-    top = table.iloc[int(weight.argmax())]
-    return (
-        f"The first key gets {percents(weight.median())} of a head's weight (median; "
-        f"{percents(top['first_weight'])} in {reader_of(top)})"
-    )
-
-
-def missed_finding(table: pd.DataFrame) -> str:
-    """Return a sentence on the heads whose positional attention the mean scores do not show."""
-    clear = table[(table["others_position_low"] > 0) & (table["others_position"] >= LEAST_NATS)]
-    missed = clear["pattern_missed"]
-    if clear.empty:
-        return "Mean scores are compared with no head, since none has positional attention"
-    much = clear[missed > 0.5]
-    median = f"The mean scores miss {percents(missed.median())} of the positional attention (median"
-    if much.empty:
-        return f"{median} over {len(clear)} heads), so the pattern in nats is what to attribute"
-    names = [reader_of(row) for _, row in much[:NAMED].iterrows()]
-    more = f" and {len(much) - NAMED} more" if len(much) > NAMED else ""
-    return (
-        f"{median} over {len(clear)} heads), but more than half of it in {', '.join(names)}{more}: "
-        "do not read their patterns in nats as their attention"
-    )
 
 
 def weight_maps(run: Run) -> str:

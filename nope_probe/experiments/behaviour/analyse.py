@@ -73,7 +73,7 @@ def analyse(
         session: the run in progress.
         plan: the conditions.
         measured: their measurements.
-        waiting: the page's first words, while other measurements are still made.
+        waiting: what the page says below its first table while other measurements are still made.
 
     Raises:
         UserError: for a loss that is not finite.

@@ -143,8 +143,8 @@ QUANTITIES: dict[str, Quantity] = {
     "position": Quantity(
         "position",
         "position error",
-        "how far the index that a ridge regression reads from the residual stream is from the true "
-        "one, mean over layers and held-out documents.",
+        "how far the index that a ridge regression reads from the residual stream is off, mean "
+        "over layers and held-out documents.",
         unit="positions",
     ),
 }

@@ -16,7 +16,7 @@ from nope_probe.analyses.shapley import player_set
 from nope_probe.components import are_sources
 from nope_probe.conditions import INTACT
 from nope_probe.data.sequences import Sequences
-from nope_probe.experiments.circuit.sections import headline, report
+from nope_probe.experiments.circuit.sections import report
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.explorer import circuit_view, combinations, note_on, stage_view
 from nope_probe.experiments.sections import listed
@@ -72,7 +72,6 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
         "removed": list(stages.removed),
         "absent": absent_stages(blocks, layer, session.loaded.info.n_layers),
     }
-    manifest["headline"] = headline(manifest, table)
     arrays = {name: array.float().cpu().numpy() for name, array in _arrays(maps).items()}
     run = Run(
         manifest=manifest,

@@ -93,9 +93,9 @@ def analyse(session: Session[Compared], members: Sequence[Member]) -> Run:
     return replace(run, page=report(run, session.folder, members, maps).html(manifest))
 
 
-def run_and_show(settings: Settings, image: Path | None) -> None:
+def run_and_show(settings: Settings, image: Path | None, verbose: bool) -> None:
     """Compare the runs, print what differs, and draw the first figure into an image file."""
     members = read_members(settings.runs, settings.labels)
     folder = run_members(settings, members)
     maps = [] if image is None else compare_maps(members)
-    show(partial(report, folder=folder, members=members, maps=maps), folder, image)
+    show(partial(report, folder=folder, members=members, maps=maps), folder, image, verbose)

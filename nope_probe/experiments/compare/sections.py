@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from html import escape  # figures read tags in their texts, as the page does
 from pathlib import Path
-from textwrap import wrap
 
 import numpy as np
 import pandas as pd
@@ -16,25 +15,44 @@ import plotly.graph_objects as go
 from nope_probe.conditions import INTACT
 from nope_probe.experiments.compare.analyse import PAIRED, TABLE_ORDER, Compared
 from nope_probe.experiments.compare.members import UNITS, Member, share_sequences
-from nope_probe.experiments.sections import Report
+from nope_probe.experiments.sections import (
+    MOST_ROWS,
+    Report,
+    listed,
+    makers,
+    of_layer,
+    terms_of,
+    together,
+)
 from nope_probe.figures.intervals import (
     FLOOR,
     PALE,
+    SHARES,
+    WITHIN,
     excludes_zero,
     interval_of,
     interval_text,
+    percent,
     symmetric,
 )
 from nope_probe.figures.measures import compared_measures
+from nope_probe.figures.names import words
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
-from nope_probe.reports.page import Link, Listing, Section, positions
+from nope_probe.reports.page import Lead, Link, Listing, Section, positions
 from nope_probe.runtime.folder import Run
 
 MOST_MAPS = 12  # of more maps, the maps that differ most are drawn
 CLEAREST = 12  # number of differences that are named
-WHAT = 26  # characters in a line of a table's first column on the terminal
+CANDIDATES = 48  # of which the same number in two tables is named once
+UNSAID = ("players", "circuits", "identity")  # parts of an item that its words do without
+PART_OF_SHARE = "(share|lost|alone|rms)_(first|others)"  # what the whole says already
+LOST = {  # measures of players in words
+    "lost": "lost without it",
+    "alone": "brought alone",
+    "rms": "strength, nats",
+}
 TOPICS = {  # of the tables whose names are no words
     "pattern": "Positional pattern",
     "mean_covariance": "Mean and covariance term",
@@ -44,12 +62,14 @@ TOPICS = {  # of the tables whose names are no words
 HOW_TO_READ = (
     notes.SCORE,
     notes.MAP_AXES,
+    notes.PATTERN,
     notes.PATTERN_COLOURS,
-    "All patterns of a layer have one scale; a difference has its own, which spans at least "
+    "All patterns of a layer have one scale. A difference has its own, which spans at least "
     f"{PALE} standard errors of a cell, so that noise is pale.",
     "Paired differences are taken fold by fold: the runs had the same sequences, so their common "
-    "noise cancels. Unpaired differences treat the runs as independent, so their intervals are too "
-    "wide if the runs share sequences.",
+    "noise cancels.",
+    "Unpaired differences treat the runs as independent. Their intervals are too wide if the runs "
+    "share sequences.",
     notes.INTERVALS,
 )
 
@@ -66,40 +86,99 @@ def report(
         maps: their patterns, for the page and its figures; the terminal shows no maps.
     """
     table, labels = run.tables["differences"], run.manifest["labels"]
+    sentence, *method = run.manifest["headline"]
+    sources = side_by_side(members)
     return Report(
         title=f"{', '.join(labels[1:])} against {labels[0]}",
-        headline=run.manifest["headline"],
+        lead=Lead(
+            sentence=sentence,
+            table=clearest(table, labels[0])[:MOST_ROWS] if sources.empty else sources,
+            caption=" ".join(method),
+        ),
         sections=[
-            *_map_sections(run, members, maps),
+            *_map_sections(members, maps),
             *_clearest(members, table),
             *_measure_sections(members, table),
             _runs(members, folder),
         ],
         how_to_read=HOW_TO_READ,
-        terminal={
-            f"{label} less {labels[0]}: the clearest differences": _clearest_as_text(rows)
-            for label, rows in table.groupby("run", sort=False)
-        },
     )
 
 
 def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> list[str]:
-    """Return sentences on the largest differences, and on how differences were taken."""
+    """Return the result as a sentence, and how differences were taken."""
     base, *others = members
-    sentences = [f"{_largest(other.label, base, maps)}." for other in others if maps]
-    sentences.append(f"{_n_different(table)}.")
-    if any(len(member.maps) > len(maps) for member in members):
-        sentences.append(f"Compared are the {len(maps)} maps that all runs have.")
-    return [*sentences, _method(members, maps, table)]
+    differing = [other for other in others if maps and not _is_noise(other.label, maps)]
+    strong = [_strongest_source(member) for member in members]
+    if maps and not differing:
+        labels = f"{listed([other.label for other in others])} and {base.label}"
+        sentence = f"The positional patterns of {labels} do not differ beyond noise."
+    elif all(strong):
+        sentence = f"The strongest pattern comes from {', from '.join(strong)}."
+    elif maps:
+        other = differing[0].label
+        most = max(maps, key=lambda compared: compared.differences[other].rms.value)
+        size = f"{most.differences[other].rms.value:.2g} {UNITS.get(base.kind, 'nats')}"
+        sentence = f"The patterns of {other} and {base.label} differ most in {most.name}: {size}."
+    else:
+        n = int(excludes_zero(table, "difference").sum())
+        sentence = f"{n} of {len(table)} numbers differ beyond their 95% interval."
+    return [sentence, _method(members, maps, table)]
 
 
-def _largest(label: str, base: Member, maps: Sequence[Compared]) -> str:
-    """Return a sentence on the map in which a run differs most from the first run."""
-    if all(compared.differences[label].is_significant is False for compared in maps):
-        return f"The positional patterns of {label} and {base.label} do not differ beyond noise"
-    most = max(maps, key=lambda compared: compared.differences[label].rms.value)
-    size = f"{most.differences[label]} {UNITS.get(base.kind, 'nats')} RMS"
-    return f"The positional patterns of {label} and {base.label} differ most in {most.name}, {size}"
+def _is_noise(label: str, maps: Sequence[Compared]) -> bool:
+    return all(compared.differences[label].is_significant is False for compared in maps)
+
+
+def _strongest_source(member: Member) -> str:
+    """Return who makes a run's strongest pattern; empty for a run that does not tell."""
+    rows = _sources(member)
+    if not rows:
+        return ""
+    layer = max(rows, key=lambda layer: rows[layer][0])
+    return f"{together(rows[layer][1])} in {member.label} (L{layer})"
+
+
+def _sources(member: Member) -> dict[int, tuple[float, tuple[str, ...], float]]:
+    """Return each layer's amplitude, nats, the makers of its pattern, and their share."""
+    sources = member.tables.get("sources", pd.DataFrame())
+    found: dict[int, tuple[float, tuple[str, ...], float]] = {}
+    if member.kind != "ablate" or sources.empty:
+        return found
+    pattern = member.tables["pattern"]
+    own = pattern[pattern["kept"] == INTACT.name]
+    for row in own[own["amplitude_low"] > 0].to_dict("records"):
+        terms = terms_of(of_layer(sources, row["layer"])).dropna(subset=["share"])
+        if len(terms) and (who := makers(terms, "share")):
+            share = terms[terms["term"].isin(who)]["share"].sum()
+            found[int(row["layer"])] = row["amplitude"], who, share
+    return found
+
+
+def side_by_side(members: Sequence[Member]) -> pd.DataFrame:
+    """Return who makes the pattern of each layer in each run; empty for other runs than `ablate`'s.
+
+    Of many layers, the strongest are shown.
+    """
+    found = {member.label: _sources(member) for member in members}
+    sizes: dict[int, float] = {}
+    for rows in found.values():
+        for layer, (amplitude, _, _) in rows.items():
+            sizes[layer] = max(amplitude, sizes.get(layer, 0.0))
+    layers = sorted(sorted(sizes, key=lambda layer: -sizes[layer])[:MOST_ROWS])
+    table = {"layer": [f"L{layer}" for layer in layers]}
+    for label, rows in found.items():
+        table[label] = [
+            f"{_named(rows[layer][1])}: {100 * rows[layer][2]:.0f}% of {rows[layer][0]:.2g} nats"
+            if layer in rows
+            else WITHIN
+            for layer in layers
+        ]
+    return pd.DataFrame(table) if layers else pd.DataFrame()
+
+
+def _named(terms: Sequence[str]) -> str:
+    return words(terms[0]) if len(terms) == 1 else together(terms)
 
 
 def _method(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> str:
@@ -118,59 +197,73 @@ def _method(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataF
     return "The runs had the same sequences but kept no fold maps, so differences are unpaired."
 
 
-def clearest(table: pd.DataFrame) -> pd.DataFrame:
+def clearest(table: pd.DataFrame, base: str) -> pd.DataFrame:
     """Return the differences that are largest for their intervals, a row of text per difference.
 
     Controls and other further tables are left out if the main tables have differences.
+
+    Args:
+        table: `differences.csv`.
+        base: the label of the first run, which is subtracted from the others.
     """
     main = table[table["table"].isin(TABLE_ORDER)]
     table = main if len(main) else table
+    table = table[~table["measure"].str.fullmatch(PART_OF_SHARE)]
+    # The patterns of ablated models are in the tables alone.
+    table = table[(table["table"] != "pattern") | ~table["item"].str.contains(", ")]
     arm = (table["difference_high"] - table["difference_low"]) / 2
     order = (table["difference"].abs() / arm.where(arm > 0)).dropna().sort_values(ascending=False)
-    rows = [_text(table.loc[index]) for index in order.index[:CLEAREST]]
-    return pd.DataFrame(rows, columns=["what", "run", "value", "base", "difference", ""])
-
-
-def _text(row: pd.Series) -> tuple[str, ...]:
-    measure = MEASURES[row["measure"]].title if row["measure"] in MEASURES else row["measure"]
-    return (
-        f"{row['item']}, {measure.replace('_', ' ')}",
-        str(row["run"]),
-        f"{row['value']:.3g}",
-        f"{row['base_value']:.3g}",
-        interval_text(interval_of(row, "difference"), "+.3g"),
-        str(row["method"]),
+    rows = pd.DataFrame([_text(table.loc[index], base) for index in order.index[:CANDIDATES]])
+    if rows.empty:
+        return rows
+    rows = rows.drop_duplicates(["what", "run"])[:CLEAREST]
+    labels = rows["run"].unique()
+    if len(labels) > 1:
+        return rows
+    [label] = labels
+    return rows.drop(columns="run").rename(
+        columns={"value": label, f"run − {base}": f"{label} − {base}"}
     )
 
 
-def _clearest_as_text(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a run's clearest differences for a table on the terminal."""
-    table = clearest(rows).drop(columns="run")
-    return table.assign(what=["\n".join(wrap(text, WHAT)) for text in table["what"]])
+def _text(row: pd.Series, base: str) -> dict[str, str]:
+    """Return a difference as a row of words; what is subtracted from what stands in its heading."""
+    measure = row["measure"]
+    is_share = measure.startswith(SHARES)
+    size = f"{100 * row['base_value']:.0f}%" if is_share else f"{row['base_value']:.3g}"
+    shown = interval_text(interval_of(row, "difference"), "+.3g")
+    if is_share:
+        shown = interval_text(percent(interval_of(row, "difference")), "+.0f", "%")
+    value = f"{100 * row['value']:.0f}%" if is_share else f"{row['value']:.3g}"
+    parts = [part for part in str(row["item"]).split(", ") if part not in UNSAID]
+    item = ", ".join(words(part) for part in parts)
+    name = MEASURES[measure].title if measure in MEASURES else LOST.get(measure, measure)
+    return {
+        "what": f"{item}: {name.replace('_', ' ')}",
+        "run": str(row["run"]),
+        "value": value,
+        base: size,
+        f"run − {base}": shown,
+    }
 
 
-def _map_sections(
-    run: Run, members: Sequence[Member], maps: Sequence[Compared]
-) -> Iterator[Section]:
+def _map_sections(members: Sequence[Member], maps: Sequence[Compared]) -> Iterator[Section]:
     if not maps:
         return
     shown, unit = strongest(maps), UNITS.get(members[0].kind, "nats")
     size = positions(2 * len(members) - 1, len(shown))
     groups = [_panels(compared, members, unit) for compared in shown]
-    names = ", ".join(compared.name for compared in shown)
-    chosen = "" if len(shown) == len(maps) else f" Of {len(maps)} maps, the most different."
-    results = "; ".join(
-        f"{compared.name}: {label} {difference}"
+    results = [
+        {"map": compared.name, "run": label, f"RMS of the difference, {unit}": str(difference)}
         for compared in shown
         for label, difference in compared.differences.items()
-    )
+    ]
     yield Section(
-        title=run.manifest["headline"][0].removesuffix("."),
-        figure=partial(
-            panel_groups, groups, title=f"Positional patterns of {names}", max_positions=size
-        ),
-        caption=f"Each run's positional pattern, then its difference to {members[0].label}.{chosen}"
-        f" RMS of the differences, {unit}: {results}.",
+        title="The patterns, and their differences",
+        figure=partial(panel_groups, groups, title="Positional patterns", max_positions=size),
+        caption=f"Each run's positional pattern, then the pattern less that of {members[0].label}. "
+        "Of many maps, the most different are drawn.",
+        table=pd.DataFrame(results),
     )
 
 
@@ -208,34 +301,25 @@ def _panels(compared: Compared, members: Sequence[Member], unit: str) -> list[Pa
 
 
 def _clearest(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Section]:
-    rows = [tuple(row) for row in clearest(table).to_numpy()]
-    if rows:
-        what, run, _, _, difference, _ = rows[0]
-        of_run = f" of {run}" if len(members) > 2 else ""
-        of_base = f"of {members[0].label}"
-        columns = ("what", "run", "value", of_base, "difference, with its 95% interval", "")
+    rows = clearest(table, members[0].label)
+    if len(rows):
         yield Section(
-            title=f"The clearest difference: {what}{of_run}: {difference}",
-            caption="Those that are largest for their intervals; all are in the tables below.",
-            listing=Listing(columns=columns, rows=rows),
+            title="The clearest differences",
+            caption="The differences that are largest for their intervals; all are in the tables "
+            "below.",
+            listing=Listing(columns=[*rows], rows=[tuple(row) for row in rows.to_numpy()]),
         )
 
 
 def _measure_sections(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Section]:
     for name, rows in table.groupby("table", sort=False):
-        topic = TOPICS.get(str(name), str(name).replace("_", " ").capitalize())
         yield Section(
-            title=f"{topic}: {_n_different(rows)}",
-            caption="One number in twenty differs that far by chance. Intervals of the differences "
-            f"are {' and '.join(sorted({*rows['method']}))}.",
+            title=TOPICS.get(str(name), str(name).replace("_", " ").capitalize()),
+            caption=f"A difference is a run's number less that of {members[0].label}. One number "
+            "in twenty differs beyond its interval by chance.",
             figure=partial(_pattern_measures, members) if name == "pattern" else None,
             table=rows.drop(columns="table"),
         )
-
-
-def _n_different(rows: pd.DataFrame) -> str:
-    differ = rows[excludes_zero(rows, "difference")]
-    return f"{len(differ)} of {len(rows)} numbers differ beyond their 95% interval"
 
 
 def _pattern_measures(members: Sequence[Member]) -> go.Figure:
@@ -258,7 +342,7 @@ def _runs(members: Sequence[Member], folder: Path) -> Section:
         for member, page in zip(members, pages, strict=True)
     ]
     return Section(
-        title=f"What was compared: {len(members)} runs of {members[0].kind}",
+        title="The runs that were compared",
         caption="Their own reports; the first is the one that the others are compared with.",
         listing=Listing(columns=("run", "command", "folder"), rows=rows),
     )

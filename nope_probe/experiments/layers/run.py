@@ -21,11 +21,19 @@ from nope_probe.experiments.layers.expect import (
 )
 from nope_probe.experiments.layers.probe import N_SHORT, LayerFindings, probe_layers
 from nope_probe.experiments.layers.settings import Settings
-from nope_probe.experiments.sections import PlainConsole, tables_that_fit
+from nope_probe.experiments.sections import (
+    MOST_ROWS,
+    PlainConsole,
+    listed,
+    print_lead,
+    print_table,
+)
+from nope_probe.figures.words import numbered_layers
 from nope_probe.hooks.layers.model import Inputs, hugging_face_config
 from nope_probe.models.context import beyond_context, validate_context
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, validate_reachable
+from nope_probe.reports.page import Lead
 from nope_probe.runtime.finished import record_sources
 from nope_probe.runtime.identity import threads, versions
 from nope_probe.runtime.peers import own_device
@@ -44,6 +52,9 @@ LEGEND = (
     "pairs that change a score, of those that turn. Turned: the share of a head's coordinates. "
     "q/k-norm: over a head or over all. Mask: on {n} positions; a longer window would not show."
 )
+PER_LAYER = ("RoPE", "learned", "bias")  # columns of numbers that differ in layers that are alike
+MASKS = 3  # in a sentence
+SAYS_BOS = {"forced": ", and its tokenizer puts a BOS token first", "none": ""}
 NONE, UNKNOWN, YES = "-", "?", "yes"
 N_SEQS = 2
 N_MARGIN = 16  # positions beyond a window for it to show
@@ -112,13 +123,13 @@ def run(settings: Settings) -> ModelFindings:
     )
 
 
-def run_and_show(settings: Settings) -> None:
+def run_and_show(settings: Settings, verbose: bool = False) -> None:
     """Print the findings; exit with code 1 if an expectation is not met."""
     findings = run(settings)
     if settings.json:
         sys.stdout.write(as_json(findings, settings) + "\n")
     else:
-        print_findings(findings)
+        print_findings(findings, verbose)
     if findings.unmet:
         sys.stderr.write("".join(f"{printable(line)}\n" for line in findings.unmet))
         sys.exit(1)
@@ -200,24 +211,56 @@ def as_json(findings: ModelFindings, settings: Settings) -> str:
     return json.dumps(findings.to_dict() | {"run": run}, indent=1)
 
 
-def print_findings(findings: ModelFindings) -> None:
-    """Print the table, and the differences to the configuration."""
+def print_findings(findings: ModelFindings, verbose: bool = False) -> None:
+    """Print a row for layers that are alike, and the differences to the configuration.
+
+    Args:
+        findings: of a model.
+        verbose: whether to print a row per layer, and the legend.
+    """
     console, table = PlainConsole(), as_text(findings)
-    for part in tables_that_fit(f"{findings.model}: position, layer by layer", table):
-        console.print(part)
-        console.print()
-    console.print(
-        f"BOS: {'forced by the tokenizer' if findings.bos == 'forced' else 'not forced'}."
-    )
-    rare = [about for name, about in RARE.items() if name in table]
-    legend = LEGEND.format(n=findings.layers[0].mask.n_positions)
-    console.print(" ".join([legend, *rare]), style="dim")
+    print_lead(console, lead(findings))
+    if verbose:
+        print_table(console, table, f"{findings.model}: position, layer by layer")
+        rare = [about for name, about in RARE.items() if name in table]
+        legend = LEGEND.format(n=findings.layers[0].mask.n_positions)
+        console.print(" ".join([legend, *rare]), style="dim")
     for title, lines in (
         ("The configuration says otherwise:", findings.differences),
         ("Not as found in a block of the usual kind:", _notes(findings)),
     ):
         if lines:
             console.print(title, *(f"  {line}" for line in lines), sep="\n")
+
+
+def lead(findings: ModelFindings) -> Lead:
+    """Return what a model's layers know of position, a row for layers that are alike."""
+    table = as_text(findings)
+    own = [name for name in table if name not in (*PER_LAYER, "layer")]
+    rows = []
+    for cells, group in table.groupby(own, sort=False):
+        row: dict[str, Any] = {"layers": numbered_layers(group["layer"].str[1:].astype(int))}
+        for name in map(str, table.columns[1:]):
+            row[name] = _range(group[name]) if name in PER_LAYER else cells[own.index(name)]
+        rows.append(row)
+    n_rope, n = sum(layer.rope for layer in findings.layers), len(findings.layers)
+    bos = SAYS_BOS[findings.bos]
+    return Lead(
+        sentence=f"{findings.model} uses RoPE in {n_rope} of {n} attending layers; its mask is "
+        f"{listed([*dict.fromkeys(str(layer.mask) for layer in findings.layers)][:MASKS])}{bos}.",
+        table=pd.DataFrame(rows[:MOST_ROWS]),
+        caption="RoPE: the largest change of a score, nats, when it is removed. Pairs: the rotary "
+        "pairs that change a score, of those that turn. --verbose has a row per layer.",
+    )
+
+
+def _range(cells: pd.Series) -> str:
+    """Return the smallest and the largest of some layers' numbers."""
+    numbers = pd.to_numeric(cells, errors="coerce").dropna().sort_values()
+    if numbers.empty or len({*cells}) == 1:
+        return str(cells.iloc[0])
+    first, last = cells[numbers.index[0]], cells[numbers.index[-1]]
+    return f"{first} to {last}"
 
 
 def as_text(findings: ModelFindings) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from nope_probe.experiments.paper.panels import agreements, pairs_of, verdict
 from nope_probe.experiments.paper.sections import report, verdict_mark
 from nope_probe.experiments.paper.settings import FIGURES, Settings, title_of
 from nope_probe.experiments.sections import print_lines
-from nope_probe.reports.page import Cell, Link, Listing, Section, page
+from nope_probe.reports.page import Cell, Lead, Link, Listing, Section, page
 from nope_probe.runtime.folder import Run, read_manifest, read_run
 from nope_probe.runtime.identity import versions
 from nope_probe.runtime.places import atomic_write
@@ -134,9 +134,7 @@ def write_index(folder: Path, own: Mapping[str, Path]) -> None:
         "figures": {figure: str(run) for figure, (run, _) in runs.items()},
         "versions": versions(),
     }
-    html = page(
-        "The paper, reproduced", index_headline(runs), [section], manifest, HOW_TO_READ_INDEX
-    )
+    html = page("The paper, reproduced", index_lead(runs), [section], manifest, HOW_TO_READ_INDEX)
     with atomic_write(folder / "report.html") as path:
         path.write_text(html, encoding="utf-8")
 
@@ -185,28 +183,30 @@ def index_rows(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
     return rows
 
 
-def index_headline(runs: Runs) -> list[str]:
-    """Return sentences on the figures run, the claims reproduced and the panels matched."""
+def index_lead(runs: Runs) -> Lead:
+    """Return how many claims are reproduced, and how many figures and panels."""
     manifests = [manifest for _, manifest in runs.values()]
     claims = [claim for manifest in manifests for claim in manifest["claims"]]
     panels = pd.DataFrame([manifest["panels"] for manifest in manifests])
     exact, agree, compared = (int(panels[name].sum()) for name in ("exact", "agree", "compared"))
-    sentences = [
-        f"{len(runs)} of the paper's {len(FIGURES)} figures have been run; "
-        f"{sum(claim['reproduced'] for claim in claims)} of {len(claims)} claims about them are "
-        "reproduced.",
-        f"{exact} of {compared} published panels agree with the reproduced maps within one "
-        f"8-bit colour step, and {agree - exact} more within sampling noise.",
-    ]
-    missing = [title_of(figure) for figure in FIGURES if figure not in runs]
-    return [*sentences, *([f"Not run yet: {', '.join(missing)}."] if missing else [])]
+    held = sum(claim["reproduced"] for claim in claims)
+    rows = {
+        "figures of the paper that have been run": f"{len(runs)} of {len(FIGURES)}",
+        "panels within one 8-bit colour step": f"{exact} of {compared}",
+        "more panels within sampling noise": f"{agree - exact} of {compared}",
+    }
+    return Lead(
+        sentence=f"{held} of the paper's {len(claims)} claims about its figures are reproduced.",
+        table=pd.DataFrame(rows.items(), columns=["", "number"]),
+    )
 
 
-def print_index(folder: Path) -> None:
-    """Print the lines of the page, and its path."""
+def print_index(folder: Path, verbose: bool = False) -> None:
+    """Print a line per figure, and the path of the page; if `verbose`, each claim too."""
     table = pd.read_csv(folder / "figures.csv", keep_default_na=False)
     lines: list[str] = []
     for figure, *parts in table.itertuples(index=False):
         lines += [figure] if figure else []
-        lines.append("  " + "; ".join(filter(None, parts)).replace("\u00a0", " "))
+        if verbose:
+            lines.append("  " + "; ".join(filter(None, parts)).replace("\u00a0", " "))
     print_lines([*lines, f"report: {folder / 'report.html'}"])

@@ -48,11 +48,11 @@ def run(settings: Settings) -> Path:
     return run_all(settings) if settings.figure == "all" else run_figure(settings)
 
 
-def run_and_show(settings: Settings, image: Path | None) -> None:
+def run_and_show(settings: Settings, image: Path | None, verbose: bool) -> None:
     """Reproduce a figure, or all; print the claims, and draw the maps into an image file."""
     folder = run(settings)
     if is_first_process():
-        (print_index if settings.figure == "all" else print_summary)(folder)
+        (print_index if settings.figure == "all" else print_summary)(folder, verbose)
         if image is not None:
             draw(folder, image)
 

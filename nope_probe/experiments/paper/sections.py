@@ -14,23 +14,38 @@ import pandas as pd
 from nope_probe.experiments.paper.claims import Claim
 from nope_probe.experiments.paper.panels import Pair, agreements, pairs_of
 from nope_probe.experiments.paper.settings import title_of
-from nope_probe.experiments.sections import Report, capitalised, print_lines
+from nope_probe.experiments.sections import (
+    MOST_ROWS,
+    PlainConsole,
+    Report,
+    capitalised,
+    print_lead,
+    print_lines,
+)
 from nope_probe.figures.image import export
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.reports import notes
-from nope_probe.reports.page import Cell, Link, Listing, Section
+from nope_probe.reports.page import Cell, Lead, Link, Listing, Section
 from nope_probe.runtime.folder import Run, read_manifest, read_run
 
+COMPARED = (
+    "Differences are in steps of the panel's own colours. The table has each panel's difference, "
+    "and the difference expected from noise."
+)
+BESIDE = (
+    "The reproduced map is another model's, each on its own colours, without the first key and the "
+    "diagonal: values cannot be compared, shapes can."
+)
 DRAWN = 128  # positions of a map on the page
 HOW_TO_READ = (
     notes.MAP_AXES,
-    "Published panels are the paper's figures read back into numbers: each colour stands for one "
-    "of 256 steps between the ends of the panel's own colour bar, beyond which values are clipped.",
+    "Published panels are the paper's figures read back into numbers.",
+    "Each colour stands for one of 256 steps between the ends of the panel's own colour bar, "
+    "beyond which values are clipped.",
     "A difference is the reproduced map, clipped likewise, less the published panel, in these "
-    "steps; red: the reproduced map is higher. Rounding to colours alone makes differences of up "
-    "to half a step.",
-    "Noise is the difference that two standard errors let expect: that of the paper's 100,000 "
-    "samples (without a control variate) and that of the reproduced map.",
+    "steps. Rounding to colours alone makes differences of up to half a step.",
+    "Noise is the difference that two standard errors let expect, of the paper's 100,000 samples "
+    "and of the reproduced map.",
     "The paper counts layers from 1, and this page from 0: the paper's layer 1 is L0.",
 )
 
@@ -45,9 +60,25 @@ def report(run: Run, pairs: Sequence[Pair]) -> Report:
     figure, manifest = title_of(run.manifest["settings"]["figure"]), run.manifest
     return Report(
         title=f"{figure} of the paper, reproduced",
-        headline=[*manifest["headline"], *map(capitalised, manifest["notes"])],
+        lead=lead(manifest),
         sections=[*_figures(figure, pairs), _claims(manifest)],
         how_to_read=HOW_TO_READ,
+    )
+
+
+def lead(manifest: Mapping[str, Any]) -> Lead:
+    """Return how many of the paper's claims are reproduced, and which."""
+    figure, claims = title_of(manifest["settings"]["figure"]), manifest["claims"]
+    held = sum(claim["reproduced"] for claim in claims)
+    sentence = f"{held} of the paper's {len(claims)} claims about {figure} are reproduced."
+    table = pd.DataFrame(
+        [(claim["paper"], verdict_mark(claim["reproduced"])) for claim in claims[:MOST_ROWS]],
+        columns=["the paper's claim", "verdict"],
+    )
+    return Lead(
+        sentence=sentence if claims else f"The paper makes no claim about {figure}.",
+        table=table,
+        caption=capitalised(" ".join(manifest["notes"][:1])),
     )
 
 
@@ -83,9 +114,8 @@ def _claims(manifest: Mapping[str, Any]) -> Section:
     for claim in manifest["claims"]:
         verdict, link = verdict_mark(claim["reproduced"]), links.get(claim["experiment"], "")
         rows.append([claim["paper"], verdict, claim["evidence"], link])
-    rows = rows or [["The paper makes no claim about this figure", "", "", ""]]
     return Section(
-        title="What the paper says of it",
+        title="The paper's claims, with their numbers",
         caption="Each claim, checked on the experiment whose report is linked.",
         listing=Listing(columns=("the paper's claim", "verdict", "numbers", "report"), rows=rows),
     )
@@ -96,34 +126,11 @@ def _figures(figure: str, pairs: Sequence[Pair]) -> Iterator[Section]:
         members = [pair for pair in pairs if pair.group == group]
         panels, agreement = [list(_panels(pair)) for pair in members], agreements(members)
         yield Section(
-            title=_heading(f"{figure}, {group}", agreement),
+            title="Published, reproduced, and the difference",
             figure=panel_groups(panels, title=f"{figure}: {group}", max_positions=DRAWN),
-            caption=_caption(agreement),
+            caption=f"{figure}, {group}. {BESIDE if agreement.empty else COMPARED}",
             table=None if agreement.empty else agreement,
         )
-
-
-def _heading(lead: str, agreement: pd.DataFrame) -> str:
-    """Return a heading with the panels' agreement with the paper."""
-    if agreement.empty:
-        return lead
-    if (agreement["within_one"] == 1).all():
-        return f"{lead}: within one colour step of the paper's"
-    agree = agreement["agrees"].sum()
-    return f"{lead}: {agree} of {len(agreement)} panels agree with the paper's within noise"
-
-
-def _caption(agreement: pd.DataFrame) -> str:
-    if agreement.empty:
-        return (
-            "The published panel, and a map of another model, each on its own colours, which leave "
-            "out the first key and the diagonal: values cannot be compared, shapes can."
-        )
-    lead = "Published, reproduced, and the difference in steps of the panel's own colours."
-    if (agreement["within_one"] == 1).all():
-        largest = agreement["largest"].max()
-        return f"{lead} All cells of all panels agree within one step, to {largest:.2f} steps."
-    return f"{lead} The table has each panel's difference, and the difference expected from noise."
 
 
 def _panels(pair: Pair) -> Iterator[Panel]:
@@ -165,15 +172,17 @@ def _own_scale(values: np.ndarray, kind: str) -> dict[str, Any]:
     return _scale(kind, float(low), float(high if high > low else low + 1))
 
 
-def print_summary(folder: Path) -> None:
-    """Print a figure's claims with their verdicts, its headline, and the path of its page."""
+def print_summary(folder: Path, verbose: bool = False) -> None:
+    """Print a figure's claims with their verdicts, and the path of its page; their numbers too."""
     manifest = read_manifest(folder)
-    figure = manifest["settings"]["figure"]
-    lines = [f"{figure}: {note}" for note in manifest["notes"]]
-    for entry in manifest["claims"]:
-        lead = f"{figure}, {entry['experiment']}" if entry["experiment"] else figure
-        lines.append(f"{lead}, {Claim(**entry)}")
-    lines += [f"{figure}: {sentence}" for sentence in manifest["headline"]]
-    experiments = _experiments(manifest, folder).values()
-    lines += [f"experiment: {experiment / 'report.html'}" for experiment in experiments]
+    figure, lines = manifest["settings"]["figure"], []
+    print_lead(PlainConsole(), lead(manifest))
+    if verbose:
+        lines += [f"{figure}: {note}" for note in manifest["notes"]]
+        for entry in manifest["claims"]:
+            about = f"{figure}, {entry['experiment']}" if entry["experiment"] else figure
+            lines.append(f"{about}, {Claim(**entry)}")
+        lines += [f"{figure}: {sentence}" for sentence in manifest["headline"]]
+        experiments = _experiments(manifest, folder).values()
+        lines += [f"experiment: {experiment / 'report.html'}" for experiment in experiments]
     print_lines([*lines, f"report: {folder / 'report.html'}"])

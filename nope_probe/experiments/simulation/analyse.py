@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -42,12 +42,11 @@ def analyse(session: Session[SessionSettings], simulations: Mapping[float, Simul
     model = session.loaded.model
     spec, n = spec_of(model), next(iter(simulations.values())).best.folds.shape[-1]
     alphas = torch.tensor(list(simulations), dtype=torch.float64)
-    sentences, maps, layers, steps = [], Maps(), [], []
+    maps, layers, steps = Maps(), [], []
     for (alpha, simulation), theory in zip(
         simulations.items(), theory_scores(alphas, n, model.cfg.n_layers, spec), strict=True
     ):
         tests = monotonicity_tests(simulation.best, theory, spec.resolution)
-        sentences.append(headline(alpha, tests, simulation))
         layers += layer_rows(alpha, simulation, theory, tests)
         steps.append(steps_table(alpha, simulation, theory, spec.resolution))
         kinds = {
@@ -64,31 +63,10 @@ def analyse(session: Session[SessionSettings], simulations: Mapping[float, Simul
         "n_samples": {
             f"{alpha:g}": simulation.n_samples for alpha, simulation in simulations.items()
         },
-        "headline": sentences,
     }
     tables = {"layers": pd.DataFrame(layers), "steps": pd.concat(steps)}
     run = Run(manifest=manifest, arrays={"maps": maps}, tables=tables)
     return replace(run, page=report(run).html(manifest))
-
-
-def headline(alpha: float, tests: Sequence[MonotonicityTest], simulation: Simulation) -> str:
-    """Return the headline of an alpha: the layers that increase in j, the samples, the error."""
-    verdicts = "; ".join(f"L{test.layer} {_verdict(test)}" for test in tests)
-    worst = float(simulation.best.pooled_se.max())
-    return (
-        f"alpha = {alpha:g}, in j: {verdicts}. {simulation.n_samples} samples, "
-        f"standard error {worst:.1e} nats in the worst layer."
-    )
-
-
-def _verdict(test: MonotonicityTest) -> str:
-    fall, half = test.fall, (test.fall.high - test.fall.low) / 2
-    if not fall.high < 0:
-        return test.verdict
-    return (
-        f"{test.verdict} (where theory falls, by {fall.value:.1e} ± {half:.0e} nats a step, "
-        f"theory {test.theory_fall:.1e})"
-    )
 
 
 def layer_rows(

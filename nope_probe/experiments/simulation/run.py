@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from nope_probe.analyses.parameter_free.simulation import Simulation, simulate_scores
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
@@ -19,7 +18,7 @@ from nope_probe.maps.folds import State
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.parity import describe
 from nope_probe.runtime.places import validate_memory
-from nope_probe.runtime.processes import status
+from nope_probe.runtime.processes import Progress, status
 from nope_probe.runtime.session import Session
 
 N_ALPHAS = 17  # alphas of the grid
@@ -35,7 +34,7 @@ def run(settings: Settings) -> Path:
     with Session("simulate", settings, load=build_model) as session:
         if not session.finished:
             simulated = simulations(session)
-            with status("analysing and writing"):
+            with status("analysing and writing", in_logs=True):
                 session.write(analyse(session, simulated))
     return session.folder
 
@@ -87,7 +86,7 @@ def print_critical_alphas(settings: TheorySettings) -> None:
     n_maps = N_LIVE * max(N_ALPHAS, len(settings.alpha))
     validate_memory(8 * n_maps * settings.seq_len**2, "--seq-len")
     n, n_layers = settings.seq_len, settings.n_layers
-    with tqdm(total=n_rounds(1e-5), desc="alphas", leave=False) as bar:
+    with Progress(total=n_rounds(1e-5), desc="alphas", leave=False) as bar:
         critical = critical_alphas(n, n_layers, spec, on_round=bar.update).tolist()
     alphas = torch.tensor(settings.alpha, dtype=torch.float64)
     steps = smallest_steps(alphas, n, n_layers, spec).T.tolist() if settings.alpha else []

@@ -37,7 +37,7 @@ from nope_probe.experiments.tables import (
     term_table,
     writer_table,
 )
-from nope_probe.experiments.trace.sections import headline, report
+from nope_probe.experiments.trace.sections import lead, report
 from nope_probe.figures.position_figure import ALL, CLOCKS
 from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.ablation import directly_ablated
@@ -329,7 +329,7 @@ def analyse(session: Session[RunSettings], trace: TraceTables, reader: str | Non
         **session.provenance(),
         **input_record(inputs, session.settings.n_skipped(inputs), counts),
         "reader": reader,
-        "headline": headline(trace.tables, reader, counts.tolist()),
+        "headline": [lead(trace.tables, reader, counts.tolist()).sentence],
     }
     arrays = {"maps": trace.maps, "tokens": input_arrays(inputs)}
     run = Run(manifest=manifest, arrays=arrays, tables=trace.tables)

@@ -45,16 +45,12 @@ class NamedStandIn(StandIn):
     Attributes:
         methods: ends "a removed weight was replaced by" in a methods paragraph.
         note: says in a note to a page what it is.
-        one, several: stand for one weight and several weights in sentences, after "without W_Q, the
-            pattern loses 9% with"; unused where the mean output is kept.
-        alone: why one weight can take more than its circuit.
+        column: heads a column of what is lost with it.
     """
 
     methods: str
     note: str
-    one: str = ""
-    several: str = ""
-    alone: str
+    column: str
 
 
 def _identity(place: Place) -> ReplacedWeight:
@@ -73,17 +69,13 @@ def _zero(place: Place) -> ReplacedWeight:
     return place.constant()
 
 
-_TWO_CONSTANTS = "the pattern that two constants leave is closer to the model's own."
 STAND_INS: dict[Replacement, NamedStandIn] = {
     "identity": NamedStandIn(
         make=_identity,
         gain=True,
         methods="a rectangular identity",
         note="an identity as strong as the weight, so that coordinates pass on as they are",
-        one="an identity",
-        several="identities",
-        alone="an identity for one weight does not fit the other, which was trained for its "
-        "partner, and identities for both have a pattern of their own.",
+        column="identity",
     ),
     "random": NamedStandIn(
         make=_random,
@@ -91,25 +83,20 @@ STAND_INS: dict[Replacement, NamedStandIn] = {
         seed=True,
         methods="orthonormal rows drawn from the run's seed",
         note="a random projection as strong as the weight, which learned nothing",
-        one="a random projection",
-        several="random projections",
-        alone="a random projection for one weight does not fit the other, which was trained for "
-        "its partner, and projections for both have a pattern of their own.",
+        column="random",
     ),
     "mean": NamedStandIn(
         make=_mean,
         mean=True,
         methods="its mean output over tokens and positions",
         note="the mean of its output, whatever it reads",
-        alone=_TWO_CONSTANTS,
+        column="mean kept",
     ),
     "zero": NamedStandIn(
         make=_zero,
         methods="zero",
         note="zero",
-        one="a zero",
-        several="zeros",
-        alone=_TWO_CONSTANTS,
+        column="zero",
     ),
 }
 WITH_GAIN = tuple(name for name in REPLACEMENTS if STAND_INS[name].gain)
