@@ -99,9 +99,7 @@ def lead(subject: str, table: pd.DataFrame) -> Lead:
     cells = {"head": [reader_of(row) for row in rows]}
     cells["by position, nats"] = [estimate_text(row, "others_position", "z.2f") for row in rows]
     for heading, column in columns.items():
-        cells[heading] = [
-            interval_text(percent(interval_of(row, column)), "z.0f", "%") for row in rows
-        ]
+        cells[heading] = [estimate_text(row, column, "z.0f") for row in rows]
     return Lead(
         sentence=f"{(share >= MOSTLY).sum()} of {len(known)} heads of {subject} attend mostly by "
         f"position, {(share < HARDLY).sum()} mostly by content; the first key gets "
@@ -135,8 +133,8 @@ def why_sections(run: Run) -> Iterator[Section]:
         yield Section(
             title="Why the head looks there",
             figure=partial(why_bars, run.tables["why"], title),
-            caption="Terms of the scores of the keys with the most attention, less their mean over "
-            "keys: position, and what earlier components wrote into this text's key or query. The "
+            caption="Terms of the scores of the keys with the most attention, less their mean. They "
+            "are position, and what earlier components wrote into this text's key or query. The "
             "dot is their sum.",
             table=run.tables["why"],
         )
