@@ -97,18 +97,21 @@ def lead(name: str, behaviour: pd.DataFrame) -> Lead:
         changes.append(f"by {interval_text(change, '+z.2f', f' {unit}')} without {without}")
     label = LEADING.get(measures[0], QUANTITIES[measures[0]].label)
     rows = behaviour[behaviour["measure"].isin(measures[:COLUMNS])]
+    if sources:  # what position costs; the figure has the weights
+        of_position = rows["condition"].map(
+            lambda name: {*name.split("+")} <= {INTACT.name, *SOURCES}
+        )
+        rows = rows[of_position]
     table = behaviour_as_text(rows, measures[:COLUMNS])
-    first_rows = ("(intact)", *sources)
-    rows_by_use = sorted(table.index, key=lambda row: table["without"][row] not in first_rows)
     table["without"] = [
         words(name) + (f", {replacement}" if replacement else "")
         for name, _, replacement in (name.partition(":") for name in table["without"])
     ]
     return Lead(
         sentence=f"The {label} of {name} changes {', '.join(changes)}.",
-        table=table.loc[rows_by_use][:MOST_ROWS],
-        caption="The first row is the intact model; all others are differences to it, in nats per "
-        "token unless a heading says otherwise. A rise of a loss is worse.",
+        table=table[:MOST_ROWS],
+        caption="The first row is the intact model, the others are differences to it: nats per "
+        "token, or positions. A rise of a loss is worse.",
     )
 
 
