@@ -141,7 +141,7 @@ def pilot_note(pilot: Mapping[str, Any]) -> str:
     """Return how many sequences a run takes, and why, from its manifest's entry `pilot`.
 
     Example:
-        >>> pilot_note({"n_seqs": 128, "n_pilot": 64, "layer": 3, "half_width": 0.0199})
+        >>> pilot_note({"n_seqs": 128, "n_pilot": 64, "layer": 3, "half_width": 0.02})
         "128 sequences: judging by 64 others, the intervals of L3's sources are about ±2.0 points."
         >>> pilot_note({"n_seqs": 512, "n_pilot": 64, "layer": None, "half_width": None})
         '512 sequences: 64 others showed no positional pattern above the noise.'

@@ -133,7 +133,7 @@ def why_sections(run: Run) -> Iterator[Section]:
         yield Section(
             title="Why the head looks there",
             figure=partial(why_bars, run.tables["why"], title),
-            caption="Terms of the scores of the keys with the most attention, less their mean. They "
+            caption="Terms of the scores of the most attended keys, less their mean. They "
             "are position, and what earlier components wrote into this text's key or query. The "
             "dot is their sum.",
             table=run.tables["why"],
