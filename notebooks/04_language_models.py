@@ -14,10 +14,11 @@
 # # Language models
 #
 # `load` takes any decoder that TransformerLens's bridge takes: a friendly name such as
-# `llama-3.1-8b`, a Hub id or a local folder. So that this notebook runs anywhere, it studies the
-# two shipped models: they were trained alike on Python's standard library, one with RoPE, one
-# without. **With the weights of Llama 3.1 and a GPU, set `names = ["llama-3.1-8b"]`**: only the
-# first four layers are loaded, about 4 GB. What is said below is about the shipped models.
+# `llama-3.1-8b`, a Hub id, a GGUF file or a local folder. This notebook studies SmolLM2-135M, which
+# has RoPE in all of its 30 layers, where `make real` has fetched it. Elsewhere `rope-tiny`, a small
+# model that ships, stands for it. Beside it is `nope-tiny`, which ships too and has no RoPE. **With
+# the weights of Llama 3.1 and a GPU, set `names = ["llama-3.1-8b"]`**: only the first four layers
+# are loaded, about 4 GB.
 
 # %%
 # Installs nope_probe where it is missing, as on Colab; elsewhere it does nothing.
@@ -29,6 +30,8 @@ if find_spec("nope_probe") is None:
     subprocess.run([sys.executable, "-m", "pip", "install", "-q", "nope-probe"], check=True)
 
 # %%
+from pathlib import Path
+
 import pandas as pd
 from IPython.display import display
 
@@ -44,7 +47,8 @@ from nope_probe import (
     sequences,
 )
 
-names = ["rope-tiny", "nope-tiny"]
+fetched = Path.home() / ".cache" / "nope_probe" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+names = ["smollm2-135m" if fetched.is_file() else "rope-tiny", "nope-tiny"]
 
 # %% [markdown]
 # ## Load the first layers
@@ -64,8 +68,8 @@ for each in models.values():
 # %% [markdown]
 # ## The score maps
 #
-# Mean attention scores before softmax. Colours leave out the first key, BOS: its scores are an
-# attention sink and would hide the rest.
+# Mean attention scores before softmax. Colours leave out the first key: its scores are an attention
+# sink, with or without a BOS token, and would hide the rest.
 
 # %%
 scores = {
@@ -100,20 +104,20 @@ pd.DataFrame(
 ).rename_axis("layer")
 
 # %% [markdown]
-# **Exercise.** What makes the stripes of `rope-tiny` in L1, and which measure says so?
+# **Exercise.** What makes the stripes of the model with RoPE in L1, and which measure says so?
 #
 # <details><summary>Answer</summary>
 #
 # RoPE turns queries and keys by angles in proportion to their positions, so that a score depends
 # on the distance i - j, through cosines of it: a stripe is a distance that is liked, or not. Its
-# relative R² is 1, while its locality is below that of L2. R² alone would not show RoPE at work,
-# though: a pattern linear in the key's position is a function of the distance too, once each row's
-# mean is taken off.
+# relative R² is 1, while its locality is below that of L2 of `nope-tiny`. R² alone would not show
+# RoPE at work, though: a pattern linear in the key's position is a function of the distance too,
+# once each row's mean is taken off.
 #
 # </details>
 
 # %% [markdown]
-# ## Without RoPE, little of the pattern is left
+# ## Without RoPE, only the first key is left
 #
 # The first block of the model with RoPE, after RoPE is removed in every layer: its stages from the
 # input to the next block's scores. In a live figure, the menu chooses the change against the
@@ -129,25 +133,31 @@ with ablated(model, Ablation(remove=["rope"])):
 figures.circuit(without, layer=0, removed=["rope"], reference=intact)
 
 # %% [markdown]
-# The amplitude of each layer's pattern (its RMS in nats), with 95% intervals over documents. An
-# interval that reaches 0 cannot be told from no pattern.
+# The amplitude of each layer's pattern (its RMS in nats) at the first key and among the other keys,
+# with 95% intervals over documents. An interval that reaches 0 cannot be told from no pattern.
 
 # %%
+ran = {"intact": measure(scores[first]), "without RoPE": measure(scores_without)}
 pd.DataFrame(
     {
-        "intact": [each.amplitude for each in measure(scores[first])],
-        "without RoPE": [each.amplitude for each in measure(scores_without)],
+        (keys, name): [getattr(layer, field) for layer in layers]
+        for keys, field in {
+            "first key": "amplitude_first",
+            "other keys": "amplitude_others",
+        }.items()
+        for name, layers in ran.items()
     }
 ).rename_axis("layer")
 
 # %% [markdown]
-# **Exercise.** Without RoPE, the mask is still there. Does the RoPE twin fall back on it, as the
-# NoPE twin does?
+# **Exercise.** Without RoPE, the mask is still there. Does the model with RoPE fall back on it
+# among the other keys, as `nope-tiny` does?
 #
 # <details><summary>Answer</summary>
 #
-# Hardly. In L0 to L2 nothing is left that can be told from noise, and L3 keeps less than half of
-# its amplitude. The NoPE twin makes 4 nats in L2 from the mask alone
-# (`measure(scores["nope-tiny"])`): a model that was trained with RoPE had no need to.
+# No. Among the other keys nothing is left that can be told from noise (in L3 of `rope-tiny`, less
+# than half). `nope-tiny` makes 4 nats in L2 from the mask alone (`measure(scores["nope-tiny"])`): a
+# model that was trained with RoPE had no need to. What the mask makes here is the first key, and it
+# stays without RoPE.
 #
 # </details>

@@ -13,6 +13,7 @@ from types import ModuleType
 from xml.etree import ElementTree
 
 import draw_data_way
+import make_smollm2
 import pandas as pd
 import pytest
 import torch
@@ -99,6 +100,15 @@ ESTIMATE = r"([+-]?[\d.]+)(?: nats)?\s\[([+-]?[\d.]+), ([+-]?[\d.]+)\]"
 def unsigned(estimate: tuple[str, ...]) -> tuple[float, ...]:
     value, *ends = (abs(float(number)) for number in estimate)
     return value, *sorted(ends)
+
+
+def test_what_is_told_of_smollm2_is_what_is_stored_with_the_commands_that_measured_it():
+    stored, page = pd.read_csv(make_smollm2.STORED), PAGES["docs/findings.md"]
+    assert [table for table in make_smollm2.tables(stored) if table not in page] == []
+    assert [command for command in make_smollm2.COMMANDS.values() if command not in page] == []
+    for name, sentences in make_smollm2.sentences(stored).items():
+        text = " ".join(PAGES[name].split())
+        assert [sentence for sentence in sentences if sentence not in text] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
