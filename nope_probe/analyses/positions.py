@@ -287,9 +287,7 @@ class Reader:
             for product, (one, other) in zip(products, pairs, strict=True):
                 torch.mm(left[one, rows], right[other, :stop].T, out=product)
                 product -= (left[one, rows] * means[other, rows]).sum(1, keepdim=True)
-            for row, (start, end) in enumerate(zip(firsts[rows], queries[rows], strict=True)):
-                products[:, row, :start] = 0
-                products[:, row, end:] = 0
+            products *= self.cells.mask[rows, :stop]
             yield rows, products
 
     def _blocks(self, patterns: Maps) -> Iterator[tuple[slice, Maps]]:

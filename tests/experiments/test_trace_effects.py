@@ -51,6 +51,24 @@ def test_the_direct_effect_is_the_exact_share_where_the_scale_of_the_norm_stays(
     assert found["total"].sub(found["direct"]).abs().max() > 1e-3
 
 
+def test_a_model_without_a_writers_position_is_run_to_the_layers_that_read_it(
+    bridge: BridgeOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, scores = dict[str, list[int]](), Engine.scores
+
+    def record(engine: Engine, key: str | None, *args: Any, **options: Any) -> Any:
+        run[str(key)] = list(options["layers"])
+        return scores(engine, key, *args, **options)
+
+    monkeypatch.setattr(Engine, "scores", record)
+    text = tokens(7, seed=3).repeat_interleave(N_FOLDS, 0)
+    table = effects(bridge("smollm3"), text, skip_keys=2, n_pairs=9)
+    read_by = table.groupby("writer")["layer"].unique().map(sorted).to_dict()
+    for writer, layers in read_by.items():
+        passed_on = read_by.get(f"MLP{writer[1]}", []) if "H" in writer else []
+        assert run[f"effects-{writer}"] == sorted({*layers, *passed_on})
+
+
 @pytest.mark.hooked_transformer
 def test_a_clock_built_by_hand_loses_all_without_the_head_that_writes_it() -> None:
     text = torch.randint(1, 17, (40, N_POS), generator=torch.Generator().manual_seed(5))

@@ -128,7 +128,12 @@ def measure_effects(
 
     @cache
     def total(writer: Writer) -> dict[tuple[int, int | None], LayerMaps]:
-        return maps(writer, layers, removals[writer])
+        read_by = {
+            pair.layer
+            for pair, own in heads.items()
+            if writer in (pair.writer, together.get(pair), *own)
+        }
+        return maps(writer, sorted(read_by), removals[writer])
 
     for pair, candidates in heads.items():
         if not candidates or could_be(
