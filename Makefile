@@ -33,19 +33,24 @@ KERNELS := MKL_CBWR=COMPATIBLE,ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=a
 	MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OMP_NUM_THREADS=2
 NUMERICAL := tests/hooks tests/maps tests/analyses --jaxtyping-packages=
 
-# What `make real` runs: the model that comes in a wheel, or MODEL=FILE.gguf.
+# What `make real` runs: the model that comes in a wheel, or MODEL=FILE.gguf. A name comes twice in
+# the text: an induction head (L18H6 of SmolLM2) finds what followed it.
 MODEL ?= smollm2-135m
+TEXT ?= "Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."
+HEAD ?= L18H6
 
 .PHONY: ablate real test test-real check kernels shapes lint types docs package bench install versions models notebooks clean
 
 ablate: install  ## Attribute the shipped RoPE model's positional pattern (first page in 10 s, all in 40 s)
 	$(BIN)/python -m nope_probe.ablate
 
-real: install  ## The same for a real language model, from the package index (2 minutes)
+real: install  ## The same for a real language model, and its attention on a text (4 minutes)
 ifeq ($(MODEL),smollm2-135m)
 	$(BIN)/python .ci/real_model.py
 endif
 	$(BIN)/python -m nope_probe.ablate --model $(MODEL) --n-seqs 64
+	$(BIN)/python -m nope_probe.attention --model $(MODEL) --n-seqs 128 --seq-len 64 \
+		--text $(TEXT) --why $(HEAD) --query 14
 
 test: install  ## Lint, types and all tests; with TL=4 the tests that run models, on TransformerLens 4
 	@start=$$(date +%s) && $(MAKE) check && took=$$(($$(date +%s) - start)) && \

@@ -50,7 +50,7 @@ def methods_paragraph(manifest: Manifest) -> str:
     """Return a paper's paragraph on a run: model, data, noise, removals and versions.
 
     Args:
-        manifest: of a run of `ablate`, `scores`, `circuit`, `trace` or `behaviour`.
+        manifest: of a run of one of `PROCEDURES`.
 
     Raises:
         UserError: for a run of another command.
@@ -119,17 +119,28 @@ def _inputs(manifest: Manifest) -> list[str]:
         f"drawn with seed {settings['seed']}" if settings["data"] != GIVEN else "",
         f"SHA-256 of the inputs {data['sha256'][:16]}",
     ]
-    n_skipped = manifest["skip_keys"]
-    keys = "the first key" if n_skipped == 1 else f"the first {n_skipped} keys"
-    apart = (
-        f"amplitudes and shares are sums of two orthogonal parts of the pattern, at {keys} and "
-        "among the other keys; measures of its shape are of the other keys alone"
-    )
     return [
         f"the inputs were {', '.join([what, *filter(None, details)])}",
         _chosen(manifest),
-        apart if n_skipped else "no key counted as first",
+        _first_keys(manifest),
     ]
+
+
+def _first_keys(manifest: Manifest) -> str:
+    """Return the sentence on the first keys: apart, left out, or none."""
+    n_skipped, kind = manifest["skip_keys"], manifest["kind"]
+    keys = "the first key" if n_skipped == 1 else f"the first {n_skipped} keys"
+    if kind == "trace":
+        parts = "shares are sums of two orthogonal parts, at the first key and among the other keys"
+        return f"patterns leave {keys} out" if n_skipped else parts
+    if not n_skipped:
+        return "no key counted as first"
+    if kind == "attention":
+        return f"{keys} stood apart from the other keys"
+    return (
+        f"amplitudes and shares are sums of two orthogonal parts of the pattern, at {keys} and "
+        "among the other keys; measures of its shape are of the other keys alone"
+    )
 
 
 def _n_seqs(manifest: Manifest) -> int:
@@ -217,6 +228,26 @@ def _trace(manifest: Manifest) -> list[str]:
     ]
 
 
+def _attention(manifest: Manifest) -> list[str]:
+    removed, settings, text = manifest["removed"], manifest["settings"], manifest.get("text")
+    measured = (
+        "the relative entropy of each head's attention weights to uniform weights, a mean over "
+        "sequences and over queries of 8 keys or more, was split exactly by the chain rule"
+    )
+    without = f"the model was measured without {_phrases(removed)}, removed in every block"
+    shown = f"one more text of {len(text['pieces'])} tokens was read beside" if text else ""
+    return [
+        without if removed else "",
+        *_removals(removed, [settings["replacement"]], settings["gain"]),
+        measured,
+        "its parts are the decision about the first key and that among the other keys; position, "
+        "the relative entropy of the mean weights, is the same in every sequence, and content is "
+        "the rest",
+        "the bias of a mean of finitely many sequences was removed by the jackknife",
+        shown,
+    ]
+
+
 def _behaviour(manifest: Manifest) -> list[str]:
     settings = manifest["settings"]
     removed = list(dict.fromkeys(name.partition(":")[0] for name in manifest["conditions"][1:]))
@@ -298,5 +329,6 @@ PROCEDURES = {
     "scores": _scores,
     "circuit": _circuit,
     "trace": _trace,
+    "attention": _attention,
     "behaviour": _behaviour,
 }

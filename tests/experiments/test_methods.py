@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.command_line import refused, run_command
 
-from nope_probe import ablate, behaviour, circuit, reproduce, scores, trace
+from nope_probe import ablate, attention, behaviour, circuit, reproduce, scores, trace
 from nope_probe.experiments.methods import methods_paragraph
 
 pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
@@ -55,6 +55,18 @@ RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
         [
             "the attention of each block",
             "the strongest pairs of a writer and a reader (1) were confirmed",
+            "Shares are sums of two orthogonal parts, at the first key and among the other keys.",
+        ],
+    ),
+    "attention": (
+        attention,
+        ["--layers", 1, "--remove", "rope", "w_q", "--text", "ab"],
+        [
+            "The model was measured without RoPE and W_Q, removed in every block.",
+            "A removed weight was replaced by a rectangular identity",
+            "relative entropy of each head's attention weights to uniform weights",
+            "The first key stood apart from the other keys.",
+            "One more text of 2 tokens was read beside.",
         ],
     ),
     "behaviour": (
@@ -92,7 +104,7 @@ def test_the_paragraph_states_what_the_command_line_asked_for_and_what_was_run(
         f"checksum {manifest['checksum'][:16]}",
     ):
         assert claim in paragraph
-    assert ("A removed weight" in paragraph) == (command in ("ablate", "circuit"))
+    assert ("A removed weight" in paragraph) == (command in ("ablate", "circuit", "attention"))
     assert "{" not in paragraph
 
 
