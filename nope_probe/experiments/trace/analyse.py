@@ -128,11 +128,7 @@ def measure_effects(
 
     @cache
     def total(writer: Writer) -> dict[tuple[int, int | None], LayerMaps]:
-        read_by = {
-            pair.layer
-            for pair, own in heads.items()
-            if writer in (pair.writer, together.get(pair), *own)
-        }
+        read_by = {pair.layer for pair in pairs if writer in (pair.writer, together.get(pair))}
         return maps(writer, sorted(read_by), removals[writer])
 
     for pair, candidates in heads.items():
