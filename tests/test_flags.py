@@ -59,6 +59,7 @@ SIZES: dict[str, dict[str, str]] = {
     "trace": {**RUN_SIZES, "--n-seqs": "10", "--folds": "5", "--layers": "2", "--confirm": "1"},
     "train": {"--steps": "2"},
 }
+OF_WHY = {"--layers": "4", "--query": "1"}  # L3H3, in a text of two tokens
 FIGURE_SIZES: dict[str, dict[str, str]] = {
     "all": {"--n-samples": "32"},
     **{name: {"--n-samples": "32"} for name, figure in paper.FIGURES.items() if figure.simulations},
@@ -110,12 +111,12 @@ ablate --model parameter-free-rope --data gaussian --alpha 0.2
 attention --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
     --remove qk --replacement mean --beyond-context --query-rows 5
-    --out runs/h --image h.svg
+    --out runs/h --image h.svg --verbose
 attention --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --remove w_q
     --gain identity --text ab
 attention --text-file ab.txt
 attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle
-    --remove rope --no-beyond-context
+    --remove rope --no-beyond-context --no-verbose
 scores --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
     --bands 3 --no-per-head --beyond-context --query-rows 5 --offset-bins all
@@ -232,6 +233,7 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
         small["--target-se"] = "0.05"
     if reads_text:
         chosen = {"--data": (PACKED if "--pack" in chosen else TEXT,), **chosen}
+    small = {**small, **(OF_WHY if "--why" in chosen else {})}
     sizes = {name: (size,) for name, size in small.items()}
     sizes |= {name: ("5",) for name in chosen if name == "--query-rows"}  # of 8 tokens
     return Line(command, tuple(sorted((chosen | sizes).items())))

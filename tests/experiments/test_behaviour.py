@@ -149,7 +149,7 @@ def test_the_first_page_has_loss_and_copies_without_each_source_as_the_whole_pag
     assert "Still running" not in whole
     rows = rows_of(done, "copy_random_second").loc[["mask", "rope"], "difference"]
     assert rows.notna().all()
-    for shown in (f"<td>{rise:.3g}</td>" for rise in rows):
+    for shown in (f"<td>{rise:.3g} [" for rise in rows):
         assert shown in first
     assert "W_Q" not in first
 
