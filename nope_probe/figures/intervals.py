@@ -88,7 +88,7 @@ def estimate_text(row: Mapping[Any, Any] | pd.Series, column: str, style: str = 
     if style:
         return interval_text(interval, style)
     value, low, high = map(number_text, interval)
-    return NO_PATTERN if np.isnan(interval[0]) else f"{value} [{low}, {high}]"
+    return "" if np.isnan(interval[0]) else f"{value} [{low}, {high}]"
 
 
 def numbers_as_text(table: pd.DataFrame) -> pd.DataFrame:

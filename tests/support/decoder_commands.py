@@ -16,7 +16,15 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "circuit": ("circuit", RANDOM),
     "ablate": ("ablation", {**RANDOM, "layers": "all"}),
     "trace": ("trace", {**RANDOM, "layers": "all", "confirm": 1}),
-    "behaviour": ("behaviour", {**TEXT, "measures": ("loss", "pattern"), "layers": "all"}),
+    "behaviour": (
+        "behaviour",
+        {
+            **TEXT,
+            "measures": ("loss", "pattern"),
+            "layers": "all",
+            "remove": ("sources", "weights"),
+        },
+    ),
 }
 
 
