@@ -7,8 +7,7 @@ belong to it.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,21 @@ from nope_probe.figures.intervals import (
 from nope_probe.figures.maps import MAX_POSITIONS
 from nope_probe.figures.names import short
 from nope_probe.figures.panels import Pooled, RowMaps, heat_map, pool
+from nope_probe.figures.position_paths import (
+    ALL_PATHS,
+    BOX,
+    CIRCUIT,
+    HEIGHT,
+    LABEL_FONT,
+    LEFT,
+    PHONE,
+    Labels,
+    Point,
+    boxes_of,
+    edge_paths,
+    layer_of,
+    x_range,
+)
 from nope_probe.figures.style import (
     DIVERGING,
     SEQUENTIAL,
@@ -49,26 +63,20 @@ TITLE = "Who writes position, and who reads it"
 ALL = "all"  # the whole pattern; readers; or writers of a clock
 WRITTEN = ("written_key", "written_query", "written_both")
 TERMS = (ALL, "rotation", "alibi", *WRITTEN, "covariance")  # in the order of their panels
-ALL_PATHS = "all paths"  # the edge of a total effect
 ENCODINGS = {"rotation": "RoPE", "alibi": "ALiBi"}  # encodings of terms that no component writes
 SIDES = {"key": "keys", "query": "queries"}
 WITH, AGAINST = "rgba(217, 115, 13, 0.8)", "rgba(43, 123, 186, 0.8)"
 MOST_EDGES = 12  # edges of a reader
 MOST_TOGETHER = 24  # edges of all readers together
 LEAST, LEAST_BESIDE = 0.01, 0.1  # smallest share with an edge, alone and beside other readers
-DEEPEST = 0.5  # how far the corners of the longest curve lie below its ends
 WIDEST = 14.0  # px of an edge that stands for the whole pattern
+MARGIN = 0.05  # below the lowest edge
 FEW = 8  # up to this number of heads, nodes have labels
 CLOCKS = 4  # panels: all writers together, and the strongest writers
-WIDE, PHONE = 1050, 310  # px of the plotting area
-CIRCUIT = 340, 280  # px of the circuit's height, WIDE and on a PHONE
-HEIGHT = -0.3, 1.35  # the ends of the circuit's vertical axis, the layers' boxes from 0 to 1
-LETTER = 7.5, 13  # px of a letter of a label, across and down
+WIDE = 1050  # px of the plotting area
 LARGEST, GAP, ROW_GAP = 230, 44, 74  # px: a panel's side, and the gaps between panels
 TOP, BOTTOM = 70 + MENU, 96  # px
-LEFT = -0.16  # from the middle of a box to its left side, layers
-Point = tuple[float, float]
-Box = tuple[float, float, float, float]
+LEGEND = 36  # px of two further rows of the legend, on a phone
 Traces = list[tuple[Trace, set[str]]]  # traces with the choices that show them
 
 
@@ -118,14 +126,18 @@ def position_circuit(
     if first not in readers:
         raise ValueError(f"no reader {first!r}; there are {', '.join(readers)}")
     edges = _edges(terms, writers, effects)
-    edges = edges[edges["reader"].isin(readers)]
+    edges = edges[edges["reader"].isin(readers)].copy()
     places = _places(edges, readers)
     names, queries = _terms_in(maps, readers), maps.get("query_positions")
     dials = {name: _dials_of(name, clocks) for name in readers}
     n_dials = max(map(len, dials.values()))
-    traces: Traces = [(trace, {ALL, *readers}) for trace in (*_legend(edges), _nodes(places))]
+    widest = WIDEST * min(1.0, 2 * FEW / len(boxes_of(places)))
+    edges["width"] = (widest * edges["share"].abs()).clip(1.0, widest)
+    views = _views(edges)
+    paths, nodes = edge_paths(edges, places, views), _nodes(places)
+    traces: Traces = [(trace, {ALL, *readers}) for trace in (*_legend(edges), nodes)]
     limits: dict[str, float] = {}
-    traces += _edge_traces(edges, places)
+    traces += _edge_traces(edges, paths, views, Labels(places, nodes, paths, views))
     for name in readers:
         chosen = {name, ALL} if name == first else {name}
         for panel, term in enumerate(names, start=1):
@@ -138,8 +150,9 @@ def position_circuit(
         for panel, rows in enumerate(dials[name].values(), start=1 + len(names)):
             traces.append((_dial(rows, panel), chosen))
     layout = _place(places, len(names), n_dials)
-    if (edges["into"] != "").all():
-        layout["yaxis"]["range"] = (HEIGHT[0], 1.05)  # nothing above the boxes
+    lowest = min((y for path in paths.values() for _, y in path), default=0.0)
+    highest = 1.05 if (edges["into"] != "").all() else HEIGHT[1]  # nothing above the boxes
+    layout["yaxis"]["range"] = (min(0.0, lowest) - MARGIN, highest)
     above = {"x": 0.5, "y": 1, "yanchor": "bottom", "showarrow": False, "font": {"size": 12}}
     n_panels = len(names) + n_dials
     layout["annotations"] = [{**inside(1 + panel), **above} for panel in range(n_panels)]
@@ -153,8 +166,8 @@ def position_circuit(
         if names:
             keys["annotations[0].text"] = f"<b>{below}</b>: {titles[0]}"
         keys |= {
-            f"shapes[{layer}].line.color": INK if layer == _layer_of(below) else ZERO
-            for layer in range(len(_boxes(places)))
+            f"shapes[{layer}].line.color": INK if layer == layer_of(below) else ZERO
+            for layer in range(len(boxes_of(places)))
         }
         choices[choice] = [{"visible": [choice in shown_in for _, shown_in in traces]}, keys]
     add_switches(layout, {"Reader": choices})
@@ -192,7 +205,7 @@ def _places(edges: pd.DataFrame, readers: Sequence[str]) -> dict[str, Point]:
 
     A layer's own name is the left side of its box.
     """
-    n_layers = 1 + max(map(_layer_of, readers))
+    n_layers = 1 + max(map(layer_of, readers))
     names = {*readers, *edges["writer"][edges["into"] != ""]}
     heads = [writer.head for name in names if (writer := Writer.parse(name)) is not None]
     n_heads = 1 + max((head for head in heads if head is not None), default=-1)
@@ -222,23 +235,9 @@ def _legend(edges: pd.DataFrame) -> Iterator[Trace]:
             yield {**nowhere, "mode": "lines", "line": line, "name": label}
 
 
-def x_range(places: Mapping[str, Point]) -> tuple[float, float]:
-    """Return the ends of the circuit's horizontal axis, in layers."""
-    return -0.8 if "embed" in places else -0.3, len(_boxes(places)) - 0.7
-
-
-def _boxes(places: Mapping[str, Point]) -> list[str]:
-    """Return the layers; every layer has a box."""
-    return [name for name in places if Writer.parse(name) is None]
-
-
-def _layer_of(name: str) -> int:
-    return int(re.findall(r"\d+", name)[0])
-
-
 def _nodes(places: Mapping[str, Point]) -> Trace:
     """Return a node for each head, MLP and embedding; a small model's nodes have labels."""
-    boxes = _boxes(places)
+    boxes = boxes_of(places)
     names = [Writer(name) for name in places if name not in boxes]
     n_heads = sum(name.head is not None and name.block == 0 for name in names)
     is_small = n_heads <= FEW and len(boxes) <= FEW
@@ -257,128 +256,50 @@ def _nodes(places: Mapping[str, Point]) -> Trace:
     }
 
 
-def _edge_traces(edges: pd.DataFrame, places: Mapping[str, Point]) -> Traces:
-    """Return the edges of all readers, and above them the labels of each view.
+def _views(edges: pd.DataFrame) -> dict[Hashable, list[str]]:
+    """Return the views that show each edge: its reader's own, and the view of all readers.
 
-    Beside other readers, an edge shows only if it is strong, and among the strongest. A label
-    stands where no stronger edge has its label; without such a place, the share shows on hovering.
+    Beside other readers, an edge shows only if it is strong, and among the strongest.
     """
     strong, total = edges["share"].abs() >= LEAST_BESIDE, edges["into"] == ALL_PATHS
     pairs = edges["writer"] + edges["reader"]
     together = strong & ~(total & pairs.isin(pairs[strong & ~total]))
     strongest = edges["share"].abs().where(together).nlargest(MOST_TOGETHER).index
     together &= edges.index.isin(strongest) | (edges["into"] == "")
-    order = edges["share"].abs().sort_values(ascending=False, kind="stable").index
-    widest = WIDEST * min(1.0, 2 * FEW / len(_boxes(places)))
-    paths, labels, traces = _paths(edges, places), _Labels(places), Traces()
-    for at in order:
-        edge, path = edges.loc[at], paths[at]
+    both = zip(edges["reader"], together, strict=True)
+    names = [[reader, ALL] if is_together else [reader] for reader, is_together in both]
+    return dict(zip(edges.index, names, strict=True))
+
+
+def _edge_traces(
+    edges: pd.DataFrame,
+    paths: Mapping[Hashable, Sequence[Point]],
+    views: Mapping[Hashable, Sequence[str]],
+    labels: Labels,
+) -> Traces:
+    """Return the edges of all readers, and above them the labels of each view.
+
+    A stronger edge gets its label first. Without a free place, the share shows on hovering.
+    """
+    traces = Traces()
+    for at in edges["share"].abs().sort_values(ascending=False, kind="stable").index:
+        edge = edges.loc[at]
         text = f"{100 * edge['share']:+.0f}%"
         text = text if edge["into"] else f"{edge['writer']} {text}"
-        views = [edge["reader"], *([ALL] if together[at] else [])]
-        placed = [view for view in views if labels.place(view, path, text)]
-        is_above = edge["into"] == "" and placed == views
+        placed = [view for view in views[at] if labels.place(view, at, text, float(edge["width"]))]
+        is_above = edge["into"] == "" and placed == views[at]
         labels.write([] if is_above else placed, text)
-        traces.append((_edge_trace(edge, path, text if is_above else "", widest), {*views}))
+        traces.append((_edge_trace(edge, paths[at], text if is_above else ""), {*views[at]}))
     return [*traces, *labels.traces()]
 
 
-def _paths(edges: pd.DataFrame, places: Mapping[str, Point]) -> dict[Hashable, list[Point]]:
-    """Return the points of each edge; a reader's edges into its box end side by side."""
-    written = edges[edges["into"] != ""]
-    by_height = written["writer"].map(lambda name: places[name][1]).groupby(written["reader"])
-    rank = by_height.rank(method="first")
-    height = ((rank - 0.5) / by_height.transform("size")).to_dict()  # in the box, from 0 to 1
-    n_layers, paths = len(_boxes(places)), dict[Hashable, list[Point]]()
-    for at, edge in edges.iterrows():
-        x, y = places[edge["reader"]]
-        if not edge["into"]:
-            paths[at] = [(x - LEFT, 1.22), (x - LEFT, 0.97)]
-            continue
-        if "H" not in edge["reader"]:
-            y = 0.3 + 0.6 * height[at]
-        bend = -0.25 if edge["into"] == ALL_PATHS else 0.0
-        paths[at] = _curve(places[edge["writer"]], (x, y), bend, n_layers)
-    return paths
-
-
-class _Labels:
-    """The shares beside edges, at places where no other label of the same view is.
-
-    A label is as large as on a phone, where the circuit is smallest.
-
-    Args:
-        places: the circuit's nodes; small circuits have labels below them.
-    """
-
-    def __init__(self, places: Mapping[str, Point]) -> None:
-        low, high = x_range(places)
-        self.width = LETTER[0] * (high - low) / PHONE
-        self.height = LETTER[1] * (HEIGHT[1] - HEIGHT[0]) / CIRCUIT[1]
-        nodes = _nodes(places)
-        self.nodes: list[Box] = []
-        if "text" in nodes["mode"]:
-            points = zip(nodes["x"], nodes["y"], nodes["text"], strict=True)
-            self.nodes = [self._box((x, y - 1.5 * self.height), text) for x, y, text in points]
-        self.taken: dict[str, list[Box]] = {}
-        self.texts: dict[str, list[tuple[float, float, str]]] = {}  # with the point below each
-
-    def _box(self, point: Point, text: str) -> Box:
-        """Return the left, right, lower and upper end of a label above a point."""
-        half, (x, y) = self.width * len(text) / 2, point
-        return x - half, x + half, y, y + self.height
-
-    def place(self, view: str, path: Sequence[Point], text: str) -> bool:
-        """Return whether a label has a place on a path, near its middle; it is taken then."""
-        taken = self.taken.setdefault(view, [*self.nodes])
-        inner = path[:1] if len(path) == 2 else path[2:-2]
-        for x, y in sorted(inner, key=lambda point: abs(point[0] - np.mean([x for x, _ in path]))):
-            own = self._box((x, y), text)
-            if not any(_overlap(own, other) for other in taken):
-                taken.append(own)
-                return True
-        return False
-
-    def write(self, views: Iterable[str], text: str) -> None:
-        """Write a label at the last place of some views."""
-        for view in views:
-            left, right, y, _ = self.taken[view][-1]
-            self.texts.setdefault(view, []).append(((left + right) / 2, y, text))
-
-    def traces(self) -> Traces:
-        """Return a trace of each view, with the labels of the edges that writers have."""
-        return [
-            (
-                {
-                    "type": "scatter",
-                    **dict(
-                        zip(("x", "y", "text"), map(list, zip(*texts, strict=True)), strict=True)
-                    ),
-                    "mode": "text",
-                    "textposition": "top center",
-                    "textfont": {"size": 11, "color": INK},
-                    "hoverinfo": "skip",
-                    "cliponaxis": False,
-                    "showlegend": False,
-                },
-                {view},
-            )
-            for view, texts in self.texts.items()
-        ]
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    (left, right, low, high), (left2, right2, low2, high2) = one, other
-    return left < right2 and left2 < right and low < high2 and low2 < high
-
-
-def _edge_trace(edge: pd.Series, path: Sequence[Point], text: str, widest: float) -> Trace:
+def _edge_trace(edge: pd.Series, path: Sequence[Point], text: str) -> Trace:
     """Return an edge; that of an encoding has its label at its upper end."""
     about = f"{edge['writer']} to {edge['reader']}" + (edge["into"] and f", {edge['into']}")
     share = interval_text(percent(interval_of(edge, "share")), "z.1f", "%")
     line = {
         "color": WITH if edge["share"] > 0 else AGAINST,
-        "width": min(widest, max(1.0, widest * abs(edge["share"]))),
+        "width": edge["width"],
         "dash": "dash" if edge["into"] == ALL_PATHS else "solid",
     }
     return {
@@ -389,23 +310,12 @@ def _edge_trace(edge: pd.Series, path: Sequence[Point], text: str, widest: float
         "line": line,
         "text": ["" if edge["into"] else text, *[""] * (len(path) - 1)],
         "textposition": "top center",
-        "textfont": {"size": 11, "color": INK},
+        "textfont": LABEL_FONT,
         "cliponaxis": not text,
         "name": about,
         "hovertemplate": f"{about}<br>{share} of its pattern<extra></extra>",
         "showlegend": False,
     }
-
-
-def _curve(start: Point, end: Point, bend: float, n_layers: int) -> list[Point]:
-    """Return a cubic curve that leaves and arrives level, and sags below the layers between."""
-    (x0, y0), (x1, y1) = start, end
-    sag = bend - DEEPEST * max(0.0, x1 - x0 - 1) / max(1, n_layers - 2)
-    t = np.linspace(0, 1, 25)
-    weights = np.stack([(1 - t) ** 3, 3 * (1 - t) ** 2 * t, 3 * (1 - t) * t**2, t**3])
-    reach = (x1 - x0) / 2
-    corners = np.array([(x0, y0), (x0 + reach, y0 + sag), (x1 - reach, y1 + sag), (x1, y1)])
-    return [(float(x), float(y)) for x, y in weights.T @ corners]
 
 
 def _terms_in(maps: Mapping[str, np.ndarray], readers: Sequence[str]) -> list[str]:
@@ -457,7 +367,7 @@ def _dial(rows: pd.DataFrame, panel: int) -> Trace:
 
 def _place(places: Mapping[str, Point], n_maps: int, n_dials: int) -> Layout:
     """Return the layout of the circuit over square maps and clocks, also for a phone."""
-    boxes = _boxes(places)
+    boxes = boxes_of(places)
     bare = {"showgrid": False, "zeroline": False, "fixedrange": True}
     layers = {"tickvals": [*range(len(boxes))], "ticktext": boxes}
     half = {"len": 0.42, "lenmode": "fraction"}
@@ -465,6 +375,8 @@ def _place(places: Mapping[str, Point], n_maps: int, n_dials: int) -> Layout:
     maps, clocks = {**colour_bar("nats"), **half}, {**colour_bar("position"), **half, **right}
     every = -(-len(boxes) // FEW)
     narrow = _layout(PHONE, CIRCUIT[1], (n_maps, 2), (n_dials, 2))
+    narrow["height"] += LEGEND
+    narrow["margin"]["t"] += LEGEND
     narrow |= {"xaxis.tickvals": layers["tickvals"][::every], "xaxis.ticktext": boxes[::every]}
     layout: Layout = {
         "template": TEMPLATE,
@@ -481,8 +393,8 @@ def _place(places: Mapping[str, Point], n_maps: int, n_dials: int) -> Layout:
                 "type": "rect",
                 "x0": places[name][0],
                 "x1": places[name][0] - 2 * LEFT,
-                "y0": 0.22,
-                "y1": 0.97,
+                "y0": BOX[0],
+                "y1": BOX[1],
                 "line": {"width": 1.5, "color": ZERO},
             }
             for name in boxes
@@ -529,7 +441,7 @@ def _layout(width: int, circuit: int, *rows: tuple[int, int]) -> dict[str, Any]:
             boxes.append((column * (side + GAP), top, side, side))
         bottom += -(-n_panels // max(1, columns)) * (side + ROW_GAP)
     keys: dict[str, Any] = {"height": bottom + TOP + BOTTOM}
-    keys["margin"] = {"t": TOP, "b": BOTTOM, "l": 50, "r": 12}
+    keys["margin"] = {"t": TOP, "b": BOTTOM, "l": 50, "r": 24}
     for panel, (left, top, across, down) in enumerate(boxes):
         keys[f"xaxis{axis(panel)}.domain"] = [left / width, min(1.0, (left + across) / width)]
         keys[f"yaxis{axis(panel)}.domain"] = [max(0.0, 1 - (top + down) / bottom), 1 - top / bottom]

@@ -1,6 +1,7 @@
 """The figure of who writes position: nodes, edges, and what each choice of a reader shows."""
 
-from itertools import combinations
+import re
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ def deep_tables() -> tuple[Any, Any]:
     return pd.concat(terms), pd.concat(writers).drop_duplicates(["layer", "writer"])
 
 
-@pytest.mark.parametrize(("width", "across", "down"), [("wide", 1050, 340), ("narrow", 310, 280)])
+@pytest.mark.parametrize(("width", "across", "down"), [("wide", 1050, 450), ("narrow", 310, 380)])
 def test_no_label_of_30_layers_lies_over_another_in_any_view(
     width: str, across: int, down: int
 ) -> None:
@@ -190,6 +191,72 @@ def test_no_label_of_30_layers_lies_over_another_in_any_view(
             assert abs(x - x2) >= (wide + wide2) / 2 or abs(y - y2) >= 11
     assert min(n_labels) >= 2
     assert len([name for name in edges(figure, "all") if "keys" in name]) <= 24
+
+
+FIGURES = {
+    "4 layers": lambda: (traced.terms_table(), traced.writers_table(), traced.effects_table()),
+    "RoPE": lambda: (traced.terms_table("rope"), traced.writers_table()),
+    "30 layers": deep_tables,
+}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_edge_runs_through_the_box_of_a_layer_between_its_writer_and_reader(name: str) -> None:
+    figure = position_circuit(*FIGURES[name]())
+    lines = [trace for trace in figure.data if " to " in (trace.name or "")]
+    assert len(lines) >= 7
+    for line in lines:
+        ends = {int(re.findall(r"\d+", end)[0]) for end in line.name.split(" to ") if end != "RoPE"}
+        x, y = (
+            np.concatenate([np.linspace(a, b, 11) for a, b in pairwise(values)])
+            for values in (line.x, line.y)
+        )
+        for layer, box in enumerate(figure.layout.shapes):
+            within = (box.x0 < x) & (x < box.x1) & (box.y0 < y) & (y < box.y1)
+            assert layer in ends or not within.any(), (line.name, layer)
+
+
+def test_edges_of_one_view_have_lanes_of_their_own() -> None:
+    figure = position_circuit(*FIGURES["4 layers"]())
+    lowest = [min(edge.y) for edge in edges(figure, "all").values()]
+    below = sorted(y for y in lowest if y < 0)
+    assert len(below) == 5, "four edges over L2 into L3, one over L1 into L2"
+    assert np.diff(below).min() > 0.01
+
+
+@pytest.mark.parametrize(("width", "across", "down"), [("wide", 1050, 450), ("narrow", 310, 380)])
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_edge_runs_through_the_label_of_another(
+    name: str, width: str, across: int, down: int
+) -> None:
+    """A letter is about 6 px wide; the letters stand 3 to 12 px above their point."""
+    figure = position_circuit(*FIGURES[name]())
+    (left, right), (low, high) = figure.layout.xaxis.range, figure.layout.yaxis.range
+    wide, tall = across / (right - left), down / (high - low)
+    n_labels = 0
+    for view in figure.layout.meta["switches"]["Reader"]:
+        lines = edges(figure, view).values()
+        labels = [
+            (x * wide, y * tall, 3 * len(text))
+            for trace in shown(figure, view)
+            if isinstance(trace, go.Scatter) and trace.mode == "text"
+            for x, y, text in zip(trace.x, trace.y, trace.text, strict=True)
+        ]
+        n_labels += len(labels)
+        for x, y, half in labels:
+            through = [
+                line.name
+                for line in lines
+                if (
+                    (abs(np.array(line.x) * wide - x) < half)
+                    & (abs(np.array(line.y) * tall - y - 7.5) < 4.5)
+                ).any()
+            ]
+            assert len(through) <= 1, "at most its own, where that is steep"
+            for box in figure.layout.shapes:
+                is_beside = x + half <= box.x0 * wide or x - half >= box.x1 * wide
+                assert is_beside or y + 12 <= box.y0 * tall or y >= box.y1 * tall
+    assert n_labels >= 7
 
 
 def test_curves_over_many_layers_stay_inside_the_circuit() -> None:
