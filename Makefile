@@ -41,7 +41,7 @@ HEAD ?= L18H6
 
 .PHONY: ablate real test test-real check kernels shapes lint types docs package bench install versions models notebooks clean
 
-ablate: install  ## Attribute the shipped RoPE model's positional pattern (first page in 10 s, all in 40 s)
+ablate: install  ## Attribute the shipped RoPE model's positional pattern (about 15 s)
 	$(BIN)/python -m nope_probe.ablate
 
 real: install  ## The same for a real language model, and its attention on a text (4 minutes)

@@ -124,7 +124,7 @@ class Progress(tqdm):
         delay = 0 if sys.stderr.isatty() else math.inf  # for which tqdm itself draws nothing
         super().__init__(*args, file=sys.stderr, delay=delay, **options)
 
-    def update(self, n: float | None = 1) -> bool | None:
+    def update(self, n: int | float | None = 1) -> bool | None:
         """Count, and write a line into a log file that heard nothing for `LOG_EVERY` seconds."""
         shown = super().update(n)
         if not self.disable and self.delay and time.monotonic() - self._lined >= LOG_EVERY:
