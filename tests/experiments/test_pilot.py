@@ -82,6 +82,7 @@ def test_number_and_reason_are_in_the_terminal_on_the_page_and_in_the_methods(
     assert said in printed
     assert points in printed
     assert said in page.replace("&#x27;", "'")
+    assert "auto sequences" not in page
     methods = methods_paragraph(manifest_of(chosen))
     assert f"were {pilot['n_seqs']} sequences of {N}" in methods
     assert "Their number was chosen on 64 other sequences" in methods
