@@ -19,10 +19,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.positions import TERMS
+from nope_probe.maps.centred import centred_rows
 from nope_probe.maps.positions import ReaderSums
 
 Vectors = Float[Tensor, "pos d_head"]
@@ -60,17 +61,19 @@ def query_terms(
     own_q, mean_q, mean_k = (_vectors(x) for x in (text.q, others.q, others.k))
     q0, k0 = (x[skip_keys:].mean(0) for x in (mean_q, mean_k))
     mean_q, mean_k = mean_q[:n], mean_k[:n]
-    turned = text.turns.turned if text.turns is not None else lambda x: x
 
-    def products(of_query: Float[Tensor, " d_head"], of_keys: Vectors) -> Tensor:
-        at_query = turned(of_query.expand(n, -1)[:, None])[query, 0]
-        return turned(of_keys[:, None])[:, 0] @ at_query * text.scale
+    def turned(x: Vectors) -> Vectors:
+        return x if text.turns is None else text.turns.turned(x[:, None])[:, 0]
+
+    def products(of_query: Float[Tensor, " d_head"], turned_keys: Vectors) -> Tensor:
+        return turned_keys @ turned(of_query.expand(n, -1))[query] * text.scale
 
     def centred(x: Float[Tensor, " key_pos"]) -> Tensor:
-        return centred_over(x, seen)
+        return centred_rows(x[None], seen[None])[0]
 
     dq, dk = mean_q[query] - q0, mean_k - k0
-    pairs = ((q0, k0.expand(n, -1)), (q0, dk), (dq, k0.expand(n, -1)), (dq, dk))
+    constant, written, at_mean = map(turned, (k0.expand(n, -1), dk, mean_k))
+    pairs = ((q0, constant), (q0, written), (dq, constant), (dq, written))
     position = {name: products(*pair) for name, pair in zip(TERMS, pairs, strict=True)}
     scores = text.scores[0, query].double()
     if text.bias is not None:
@@ -82,19 +85,14 @@ def query_terms(
             _vectors(own[writer]) - _vectors(mean[writer])[:n]
             for own, mean in ((text.keys, others.keys), (text.queries, others.queries))
         )
-        of_key[writer] = centred(products(own_q[query], key))
-        of_query[writer] = centred(products(query_part[query], mean_k))
+        of_key[writer] = centred(products(own_q[query], turned(key)))
+        of_query[writer] = centred(products(query_part[query], at_mean))
     return QueryTerms(
         scores=centred(scores.where(seen, 0)).where(seen, torch.nan),
         position={name: centred(x) for name, x in position.items()},
         of_key=of_key,
         of_query=of_query,
     )
-
-
-def centred_over(x: Float[Tensor, " pos"], seen: Bool[Tensor, " pos"]) -> Float[Tensor, " pos"]:
-    """Return values less their mean over some positions, 0 elsewhere."""
-    return (x - x[seen].mean()).where(seen, 0.0)
 
 
 def _vectors(x: Float[Tensor, "1 pos 1 d_head"]) -> Vectors:

@@ -36,7 +36,7 @@ OF_INPUTS = (
 
 
 def takes(kind: type[RunSettings]) -> Callable[[Function], Function]:
-    """Give a function of any options the signature and the help of a command's settings.
+    """Attach to a function of any options the signature and the help of a command's settings.
 
     Args:
         kind: the class of the settings; parameters of the function's own take their place.

@@ -12,6 +12,7 @@ from nope_probe.experiments.sections import capitalised, listed
 from nope_probe.figures.names import phrase
 from nope_probe.figures.words import numbered_layers
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
+from nope_probe.reports.notes import run_size
 from nope_probe.runtime.settings import GIVEN
 
 Manifest = Mapping[str, Any]
@@ -99,7 +100,7 @@ def _model(manifest: Manifest) -> list[str]:
 def _inputs(manifest: Manifest) -> list[str]:
     """Return the sentences on the sequences and the keys left out."""
     settings, data = manifest["settings"], manifest["data"]
-    size = f"{_n_seqs(manifest):,} sequences of {settings['seq_len']:,}"
+    size = f"{run_size(manifest)['n_seqs']:,} sequences of {settings['seq_len']:,}"
     if settings["data"] == "gaussian":
         what = f"{size} Gaussian vectors with an expected inner product of {settings['alpha']:g}"
     elif settings["data"] == "random":
@@ -141,11 +142,6 @@ def _first_keys(manifest: Manifest) -> str:
         f"amplitudes and shares are sums of two orthogonal parts of the pattern, at {keys} and "
         "among the other keys; measures of its shape are of the other keys alone"
     )
-
-
-def _n_seqs(manifest: Manifest) -> int:
-    """Return how many sequences a run took, as its settings or its pilot round say."""
-    return int({**manifest["settings"], **manifest.get("pilot", {})}["n_seqs"])
 
 
 def _chosen(manifest: Manifest) -> str:
@@ -300,7 +296,7 @@ def _phrases(names: Iterable[str]) -> str:
 
 def _intervals(manifest: Manifest) -> list[str]:
     """Return what the intervals are made from."""
-    n_folds, n_seqs = manifest["settings"]["folds"], _n_seqs(manifest)
+    n_folds, n_seqs = manifest["settings"]["folds"], run_size(manifest)["n_seqs"]
     n_documents = manifest["documents"] or n_seqs  # None where each sequence is drawn by itself
     if manifest["kind"] == "behaviour":
         return [

@@ -243,7 +243,7 @@ def _header_unchanged(path: Path, modified: int) -> GGUFReader:
 
 @contextmanager
 def _reading(header: GGUFReader, n_layers: int | None = None) -> Iterator[None]:
-    """Give transformers a header that is parsed already, and turn off its progress bar.
+    """Hand transformers a header that is parsed already, and turn off its progress bar.
 
     Args:
         header: the file's; transformers would parse it again in every step of loading.

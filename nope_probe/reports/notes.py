@@ -137,6 +137,17 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
     return notes
 
 
+def run_size(manifest: Mapping[str, Any]) -> dict[str, int]:
+    """Return `n_seqs` and `seq_len` of a run that has them, `n_seqs` as a pilot round chose it.
+
+    Example:
+        >>> run_size({"settings": {"n_seqs": "auto", "seq_len": 64}, "pilot": {"n_seqs": 128}})
+        {'n_seqs': 128, 'seq_len': 64}
+    """
+    numbers = {**manifest.get("settings", {}), **manifest.get("pilot", {})}
+    return {name: numbers[name] for name in ("n_seqs", "seq_len") if name in numbers}
+
+
 def pilot_note(pilot: Mapping[str, Any]) -> str:
     """Return how many sequences a run takes, and why, from its manifest's entry `pilot`.
 

@@ -219,10 +219,7 @@ def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
 
 def _facts(manifest: Mapping[str, Any]) -> Iterator[str]:
     """Yield the facts of the run that the manifest holds."""
-    settings = {**manifest.get("settings", {})}
-    if "pilot" in manifest:  # which chose a number that the settings do not have
-        settings["n_seqs"] = manifest["pilot"]["n_seqs"]
-    size = [f"{settings[key]} {word}" for key, word in SIZES.items() if key in settings]
+    size = [f"{number} {SIZES[name]}" for name, number in notes.run_size(manifest).items()]
     model, data = (
         str(entry.get("name", "")) if isinstance(entry, Mapping) else str(entry)
         for entry in (manifest.get("model", ""), manifest.get("data", ""))

@@ -61,7 +61,7 @@ def finished_folder(command: str, settings: SessionSettings) -> Path | None:
 
 
 def tell_finished(folder: Path, manifest: Mapping[str, Any], unknown: list[str]) -> None:
-    """Say that a finished run is shown again, and remove what a killed process left of it.
+    """Announce that a finished run is shown again, and remove what a killed process left of it.
 
     Args:
         folder: the run's.

@@ -11,13 +11,18 @@ from transformer_lens import HookedTransformer, HookedTransformerConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from nope_probe import load
-from nope_probe.analyses.one_text import QueryTerms, centred_over, query_terms
+from nope_probe.analyses.one_text import QueryTerms, query_terms
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.readers import capture_positions
 
 N_POS, QUERY = 11, 9
 INPUTS, TEXT = tokens(n_seqs=13, n_pos=N_POS), tokens(n_seqs=1, n_pos=N_POS, seed=5)
 SEEN = torch.arange(N_POS) <= QUERY
+
+
+def centred_over(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """Return values less their mean over some positions, 0 elsewhere."""
+    return (x - x[seen].mean()).where(seen, 0.0)
 
 
 def terms_of(

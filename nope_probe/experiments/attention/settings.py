@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -24,9 +24,6 @@ from nope_probe.runtime.settings import (
     memory_of,
     validate_effects,
 )
-
-if TYPE_CHECKING:
-    from nope_probe.data.sequences import Sequences
 
 _arg = tyro.conf.arg
 MIN_KEYS = 8  # of the queries that are measured, as for locality
@@ -194,10 +191,6 @@ class Settings(RunSettings):
         if self.text is not None or self.text_file is not None:
             return self.seq_len
         return default_rows(self.seq_len) if self.seq_len <= ALL_ROWS else ROWS
-
-    def n_skipped(self, inputs: Sequences) -> int:
-        """Return how many first keys stand apart from the other keys: 1 for tokens by default."""
-        return int(inputs.kind != "vectors") if self.skip_keys == "auto" else self.skip_keys
 
     def layers_at_a_time(self, info: ModelInfo) -> int:
         """Return of how many layers the maps are held at a time, at least 1."""

@@ -326,7 +326,7 @@ _LONGEST = "max_seq_len_cached"  # the longest sequence that dynamic RoPE has me
 
 
 def _reset_rope(rotating: Iterable[nn.Module]) -> None:
-    """Give dynamic RoPE the frequencies of short sequences, as transformers does by itself.
+    """Reset dynamic RoPE to the frequencies of short sequences, as transformers does by itself.
 
     transformers does so for sequences shorter than the original context, not for equally long ones.
     """
