@@ -31,6 +31,7 @@ SHOWN = {
     "04_language_models": (3, 1, 0),
     "05_behaviour": (3, 0, 0),
     "06_who_writes_position": (1, 0, 0),
+    "07_attention": (2, 0, 0),
 }
 NAMES = tuple(SHOWN)
 PLOTLY, HTML, PNG = "application/vnd.plotly.v1+json", "text/html", "image/png"
