@@ -159,17 +159,18 @@ def _screenshot(html: str, place: Path) -> bytes:
     """Return a picture of an explorer, as high as its script makes it, drawn by Chromium."""
     page, picture = place / "explorer.html", place / "explorer.png"
     page.write_text(f"<!doctype html><meta charset='utf-8'><body style='margin:0'>{html}")
-    elements = _chromium(page, place, HEIGHT, "--dump-dom").decode()
+    elements = chromium(page, place, HEIGHT, "--dump-dom").decode()
     height = int(re.search(r'<iframe class="explorer"[^>]*?height: ?(\d+)', elements)[1])
-    _chromium(page, place, height + 8, f"--screenshot={picture}")
+    chromium(page, place, height + 8, f"--screenshot={picture}")
     return picture.read_bytes()
 
 
-def _chromium(page: Path, place: Path, height: int, what: str) -> bytes:
+def chromium(page: Path, place: Path, height: int, *what: str) -> bytes:
+    """Return what Chromium prints of a page, in a window as wide as a notebook's cells."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or "google-chrome"
     flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --virtual-time-budget=9000"
     where = [f"--user-data-dir={place / 'profile'}", f"--window-size={WIDTH + 10},{height}"]
-    command = [browser, *flags.split(), *where, what, page.as_uri()]
+    command = [browser, *flags.split(), *where, *what, page.as_uri()]
     return subprocess.run(command, check=True, capture_output=True, timeout=120).stdout
 
 

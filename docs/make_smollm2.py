@@ -2,11 +2,13 @@
 
 Each command of `COMMANDS` runs into a folder of its own in FOLDER, unless it is finished there.
 Writes docs/smollm2.csv (half an hour on two cores, after `make real`) and two pictures, and prints
-the tables of the page. Without FOLDER it prints the tables of what is stored.
+the tables of the page. `draw_attention.py` draws the pictures of attention from the same FOLDER.
+Without FOLDER it prints the tables of what is stored.
 """
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +38,8 @@ COMMANDS = {
     "bands": f"scores --model {NAME} --bands octaves --layers 4 --n-seqs 96 --seq-len 96",
     "behaviour": f"behaviour --model {NAME} --measures loss copy --remove mask rope --n-seqs 32 "
     "--seq-len 128",
+    "attention": f"attention --model {NAME} --n-seqs 384 --seq-len 64 --text "
+    '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."',
 }
 SHARES = ("share", "share_first", "share_others")
 LOST = ("lost", "lost_first", "lost_others")
@@ -52,6 +56,7 @@ TOLD: dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
     "w_o": [("players", ("player", "replacement"), LOST)],
     "bands": [("bands", ("band",), ("share",)), ("pattern", (), ("amplitude",))],
     "behaviour": [("behaviour", ("measure", "condition"), ("value", "difference"))],
+    "attention": [("attention", ("head",), ("positional_share", "first_weight"))],
 }
 STORED, IMAGES = Path(__file__).parent / "smollm2.csv", Path(__file__).parent / "images"
 WHERE = ["run", "layer", "name", "measure"]
@@ -62,6 +67,8 @@ WRITERS = {2: "MLP1", 3: "MLP2", 4: "MLP2", 5: "MLP2"}  # the strongest into eac
 LATER = (1, 2, 3)  # the layers whose pattern the paper's Figure 5 shows
 EDGE = 0.05  # the share of the keys that are the first, as in `edge_contrast`
 PIXELS = 104  # of a published panel
+POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
+LITTLE, MOST = 0.2, 0.8  # positional shares
 REMOVED = {"intact": "intact", "without the mask": "mask", "without RoPE": "rope"}
 QUANTITIES = {
     "loss": "loss",
@@ -84,7 +91,8 @@ def measure(folder: Path) -> pd.DataFrame:
         for name, run in runs.items()
         for table, label, columns in TOLD[name]
     ]
-    stored = pd.concat([*frames, pd.DataFrame(drawn_rows(runs["figure5"]))])
+    others = drawn_rows(runs["figure5"]), text_rows(runs["attention"])
+    stored = pd.concat([*frames, *map(pd.DataFrame, others)])
     read = {"written_key", *(f"key {writer}" for writer in WRITERS.values())}
     stored = stored[(stored["run"] != "trace") | stored["name"].isin(read)]
     return stored[[*WHERE, "value", "low", "high"]].astype({"layer": "Int64"})
@@ -93,7 +101,7 @@ def measure(folder: Path) -> pd.DataFrame:
 def finished(folder: Path, command: str) -> Run:
     """Return a command's finished run; the command runs if its run is missing."""
     if not (folder / "manifest.json").is_file():
-        name, *arguments = command.split()
+        name, *arguments = shlex.split(command)
         module = [sys.executable, "-m", f"nope_probe.{name}"]
         subprocess.run([*module, *arguments, "--out", str(folder)], check=True)
     return read_run(folder)
@@ -111,7 +119,7 @@ def estimates(
         columns: the estimates.
     """
     where = {"run": run, "layer": table.get("layer")}
-    where["name"] = table[list(labels)].agg(" ".join, axis=1) if labels else "all"
+    where["name"] = table[list(labels)].astype(str).agg(" ".join, axis=1) if labels else "all"
     parts = []
     for column in columns:
         ends = {"value": table[column], "low": table[f"{column}_low"]}
@@ -180,6 +188,16 @@ def draw(sources: pd.DataFrame, normalised: Float[np.ndarray, "layer query_pos k
     )
 
 
+def text_rows(run: Run) -> Iterator[Row]:
+    """Yield where two heads look in the text, and how much they look there in other texts."""
+    weights, position = run.maps["text_weights"], run.maps["weights"]
+    for layer, head in (POSITIONAL, CONTENT):
+        key = int(weights[layer, head, QUERY].argmax())
+        where = {"run": "text", "layer": layer, "name": f"{head} {key}"}
+        yield {**where, "measure": "weight", "value": weights[layer, head, QUERY, key]}
+        yield {**where, "measure": "position", "value": position[layer, head, QUERY, key]}
+
+
 def tables(stored: pd.DataFrame) -> list[str]:
     """Return the page's tables in Markdown."""
     return [
@@ -204,18 +222,40 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
 
     mask, rope = (percent("sources", 3, name, "share") for name in ("mask", "rope"))
     intact, gone = nats("copy_random intact", "value"), nats("copy_random rope", "difference")
+    shares = of(stored, run="attention", measure="positional_share")["value"]
+    few, most = (shares < LITTLE).sum(), (shares >= MOST).sum()
+    counts = f"{few} of {len(shares)} heads are below {LITTLE:.0%}, {most} at {MOST:.0%} or more"
+    previous, induction = (looks(stored, head) for head in (POSITIONAL, CONTENT))
+    first = of(stored, run="attention", measure="first_weight")
+    is_middle = first["layer"].isin([10, 11])
+    later = first[(first["layer"] >= 3) & ~is_middle]["value"].median()
+    middle = first[is_middle]["value"].max()
     return {
         "README.md": [
+            counts,
             f"In L3 the mask brings {mask} of the pattern, all at the first key, and RoPE {rope}.",
             f"{percent('trace', 5, 'key MLP2', 'share')} of L5's pattern is what MLP2 writes",
             f"L3 loses {percent('w_o', 3, 'w_o mean', 'lost')}",
             f"costs {intact} nats less than the first; {gone} of them are gone.",
         ],
         "docs/findings.md": [
+            f"{counts}.",
+            f"From L3 on, the first key gets {later:.0%} of a head's weight (median), but in L10 "
+            f"and L11 {middle:.0%} at most.",
+            f"L16H0 gives {previous}",
+            f"L18H6 gives {induction}",
             f"costs {intact} nats less than the first; without RoPE {gone} of them are gone.",
             f"text costs {nats('loss_suffix mask', 'difference')} nats more.",
         ],
     }
+
+
+def looks(stored: pd.DataFrame, head: tuple[int, int]) -> str:
+    """Return where a head looks in the text, and how much it looks there in other texts."""
+    layer, number = head
+    rows = of(stored, run="text", layer=layer).set_index("measure")
+    rows = rows[rows["name"].str.startswith(f"{number} ")]["value"]
+    return f"{rows['weight']:.0%} (in other texts {rows['position']:.0%})"
 
 
 def source_shares(rows: pd.DataFrame, layers: Sequence[int]) -> str:

@@ -1,0 +1,80 @@
+"""Draw SmolLM2's heads, and a text as two of them read it: python docs/draw_attention.py FOLDER.
+
+FOLDER is that of `make_smollm2.py`, with the finished run `attention`. Needs Chromium.
+"""
+
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+from make_notebooks import COLOURS, chromium
+from make_smollm2 import COMMANDS, CONTENT, IMAGES, POSITIONAL, QUERY, finished
+from PIL import Image
+
+from nope_probe import figures
+from nope_probe.experiments.attention.on_text import text_view
+from nope_probe.figures.attention import CELL
+from nope_probe.figures.text_view import TextView
+
+HEIGHT = 224  # px of the picture of the text
+STYLE = """.chooser { display: none }
+body { margin: 0 8px; font: 15px system-ui, sans-serif; background: #fff; color: #1d1d1f }"""
+# The views draw once their weights are unpacked: then the query is chosen.
+ASK = f"""setTimeout(() => document.querySelectorAll(".text").forEach((text) => {{
+  text.children[{QUERY}].click();
+  const said = text.parentElement.querySelector(".readout");
+  said.textContent = said.textContent.split(", ").slice(0, 2).join(", ").split("; ").join(", ");
+}}), 500);"""
+
+
+def main(folder: str) -> None:
+    run = finished(Path(folder).resolve() / "attention", COMMANDS["attention"])
+    draw_heads(run.tables["attention"])
+    view = text_view(run)
+    assert view is not None
+    views = "".join(of_head(view, *head).html() for head in (POSITIONAL, CONTENT))
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        page, image = place / "text.html", IMAGES / "text_smollm2.png"
+        page.write_text(
+            f"<!doctype html><meta charset='utf-8'><style>{STYLE}</style>{views}"
+            f"<script>{ASK}</script>",
+            encoding="utf-8",
+        )
+        chromium(page, place, HEIGHT, f"--screenshot={image}", "--force-device-scale-factor=2")
+
+
+def draw_heads(table: pd.DataFrame) -> None:
+    """Draw all heads, layers from left to right: on a page, 30 layers are wider than 9 heads."""
+    figure = figures.attention_heads(table)
+    for trace in figure.data:
+        trace.x, trace.y = trace.y, trace.x
+    x, y = figure.layout.xaxis, figure.layout.yaxis
+    first, last = x.range
+    x.update(range=y.range[::-1], title_text="layer", nticks=y.nticks)
+    y.update(range=(last, first), title_text="head", dtick=1)
+    figure.layout.height += CELL * (table["head"].nunique() - table["layer"].nunique())
+    image = figures.save(figure, IMAGES / "heads_smollm2.png")
+    with Image.open(image) as picture:  # few colours, for a file of a fifth
+        picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
+            image, optimize=True
+        )
+
+
+def of_head(view: TextView, layer: int, head: int) -> TextView:
+    """Return the view of one head alone."""
+    rows = view.heads[(view.heads["layer"] == layer) & (view.heads["head"] == head)]
+    cells = slice(layer, layer + 1), slice(head, head + 1)
+    return replace(
+        view,
+        heads=rows,
+        weights=view.weights[cells],
+        position=view.position[cells],
+        content=view.content[cells],
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
