@@ -38,6 +38,7 @@ from nope_probe.maps.rows import MapRows, choose_rows
 STORED = Path(__file__).parent / "long-sequences.csv"
 TRAINED, N_TOKENS, FOLDS = 128, 65_536, 8
 LENGTHS = (128, 256, 512, 1024, 2048)
+SHOWN = (128, 512, 2048)  # of them, in tables
 REMOVED = {
     "nope-tiny": ("position[L1H0]", "position[ATTN1]"),
     "rope-tiny": ("rope",),
@@ -49,9 +50,9 @@ READERS = (1, 2, 3)
 TERMS = ("rotation", "written_key", "written_query", "written_both", "covariance")
 MAIN_TERM = {"nope-tiny": "written_key", "rope-tiny": "rotation"}
 WRITERS = {"nope-tiny": ("L1H0", "L1H1", "MLP1"), "rope-tiny": ()}
-SPANS = (96, 128, 192, 256, 512, 1024, 1536)  # first positions of the columns of losses
+SPANS = (96, 192, 256, 1024, 1536)  # first positions of the columns of losses
 CALLED = {"rope[7:8]": "pair 7 of RoPE", "position[ATTN1]": "position of all heads of L1"}
-DISTANCES = (1, 8, 32, 60, 129, 236, 432, 559)  # the first of their bins
+DISTANCES = (1, 8, 60, 236, 432, 559)  # the first of their bins
 LATE, SOME, MORE = "#c2410c", "#b45309", "#7c8591"
 INK = {"width": 2, "color": "#1f2328"}
 LINES = {  # of the losses
@@ -373,6 +374,7 @@ def tables(stored: pd.DataFrame) -> list[str]:
 def terms_by_length(stored: pd.DataFrame, model: str) -> str:
     """Return the table of a model's patterns, their main term, and of the strongest's writers."""
     rows = stored[(stored["model"] == model) & (stored["removed"] == INTACT)]
+    rows = rows[rows["length"].isin(SHOWN)]
     whole, term, lines = rows[rows["first"] == 0], MAIN_TERM[model], {}
     early = rows[(rows["first"] == 96) & (rows["layer"] == STRONGEST[model])]
     early = early[(early["name"] == "all") & early["keys"].isna()]
@@ -387,7 +389,7 @@ def terms_by_length(stored: pd.DataFrame, model: str) -> str:
     for writer in WRITERS[model]:
         share = writers[writers["name"] == writer]
         lines[f"L{STRONGEST[model]}, written by {writer}, %"] = cells(share, "length", ".0f", 100)
-    return markdown(model, [f"{length:,}" for length in LENGTHS], lines)
+    return markdown(model, [f"{length:,}" for length in SHOWN], lines)
 
 
 def losses_by_position(longest: pd.DataFrame, model: str) -> str:
@@ -417,8 +419,9 @@ def strengths_by_query(longest: pd.DataFrame) -> str:
             without = "" if removed == INTACT else f" without {called(removed)}"
             where = f"{model} L{layer}{without}"
             lines[f"{where}, all keys"] = cells(some[some["keys"].isna()], "first", ".2f")
-            near = some[some["keys"] == NEAREST]
-            lines[f"{where}, nearest {NEAREST} keys"] = cells(near, "first", ".2f")
+            if removed == INTACT:
+                near = some[some["keys"] == NEAREST]
+                lines[f"{where}, nearest {NEAREST} keys"] = cells(near, "first", ".2f")
     return markdown("nats RMS, query", span_names(), lines)
 
 
