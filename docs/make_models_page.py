@@ -205,26 +205,19 @@ def _introduction(runs: list[dict[str, Any]], counts: Counter[str]) -> list[str]
         f"the architectures that attend; {share:.1%} of them are of exact ones.",
         "",
         "Each row is a tiny random model of an architecture's own configuration class, with layers "
-        "of every kind that the family has: with a sliding window and without, with RoPE and "
-        "without, with attention and without. Its score maps were compared with plain "
-        "transformers', run through an attention function of the tests' own "
-        "(`tests/support/plain_attention.py`). The comparison covers the intact model, the model "
-        "without its mask, without its window, without both, without RoPE, position embeddings, "
-        "ALiBi or sinks, without MLPs, and with an identity in the place of W_Q, W_K, W_V or W_O "
-        "where these are matrices of their own.",
-        "",
-        "In a hybrid model only some blocks attend. Every command measures these, and tables, "
-        "figures and files name them by their own numbers. MLPs are removed from every block. The "
-        "layers that do not attend are named by `layers`, and in a note of every other command.",
+        "of every kind that the family has. Its score maps were compared with plain transformers', "
+        "run through an attention function of the tests' own (`tests/support/plain_attention.py`): "
+        "intact, without each source of position, without MLPs, and with an identity in the place "
+        "of each of W_Q, W_K, W_V and W_O that is a matrix of its own. In a hybrid model every "
+        "command measures the blocks that attend, by their own numbers, and MLPs are removed from "
+        "every block.",
         "",
         "- *models*: how many models of the architecture TransformerLens's registry lists.",
         "- The columns of TransformerLens show the largest difference of any of these maps, "
         "relative to the map's largest score. A map counts as exact up to 1e-5.",
         "- *not removable*: weights whose removal is refused in one line; below is why.",
-        "- *not run*: of `layers`, `scores`, `circuit`, `ablate`, `trace` and `behaviour`, with "
-        "their default players, readers and removals, the commands that are refused in one line; "
-        "below is why. `behaviour` was run with the measures `loss` and `pattern`, and `circuit` "
-        "on the first layer that attends.",
+        "- *not run*: commands that are refused in one line with their defaults (`behaviour`: the "
+        "measures `loss` and `pattern`; `circuit`: the first layer that attends); below is why.",
         "",
         f"Decoders whose code is in no release of transformers need remote code, which is refused "
         f"({', '.join(remote)}). Encoders and models that read images or sound are refused too.",
@@ -238,15 +231,19 @@ def _reasons(decoders: list[dict[str, Any]]) -> list[str]:
         if decoder["refused"]:
             weights[decoder["refused"], decoder["architecture"]] = []
         for weight, reason in decoder["not_removable"].items():
-            weights.setdefault((reason, decoder["architecture"]), []).append(weight)
+            why = reason.partition("cannot be removed: ")[2] or reason
+            removed = weights.setdefault((why, decoder["architecture"]), [])
+            if weight not in removed:
+                removed.append(weight)
         for command, reason in decoder["not_run"].items():
             weights[reason, f"`{command}` of {decoder['architecture']}"] = []
-    names: dict[str, list[str]] = {}
+    names: dict[tuple[str, str], list[str]] = {}  # by reason and weights
     for (reason, architecture), removed in weights.items():
-        names.setdefault(reason, []).append(
-            f"{architecture} without {', '.join(removed)}" if removed else architecture
-        )
-    rows = [f"| {', '.join(refused)} | {reason} |" for reason, refused in names.items()]
+        names.setdefault((reason, ", ".join(removed)), []).append(architecture)
+    rows = [
+        f"| {f'{removed} of ' if removed else ''}{', '.join(refused)} | {reason} |"
+        for (reason, removed), refused in names.items()
+    ]
     return ["## What is refused", "", "| architecture | reason |", "|---|---|", *rows]
 
 
