@@ -77,6 +77,8 @@ SUBSTITUTES = {
     "stdlib": TEXT,  # takes 16 seconds to read; tests/data/test_documents.py reads it
     "FIGURE": "figure1",  # stands for any
     "def area(width, height): return width * height": "ab",  # longer than the small sequences
+    "Mary Whitfield met Tom at the station. "
+    "Later that day, Mary Whitfield wrote him a letter.": "ab",
     "RUN": "runs/ablate-rope-tiny-8d5ee2a4",  # stands for any
     "step1000": "main",  # the checkpoints of Pythia's training
     "step143000": "main",
