@@ -19,8 +19,7 @@ from nope_probe.analyses.parameter_free.monotonicity import (
     monotonicity_tests,
     steps_in_j,
 )
-from nope_probe.analyses.parameter_free.simulation import Simulation
-from nope_probe.analyses.parameter_free.spec import spec_of
+from nope_probe.analyses.parameter_free.simulation import Simulation, spec_of
 from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.experiments.simulation.sections import report
 from nope_probe.experiments.tables import columns_of
