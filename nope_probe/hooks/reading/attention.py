@@ -21,8 +21,8 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.reading.accumulators import Cut, MapAccumulator
 from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint, stream
-from nope_probe.maps.attention import AttentionMaps
 from nope_probe.maps.folds import Part, folds_of, sum_parts
+from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import RowGroup, choose_rows
 
 LOWEST = -800  # nats below a row's largest score: its weight is 0 in float64
