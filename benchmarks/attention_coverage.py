@@ -20,8 +20,8 @@ from nope_probe import capture_attention, load, sequences
 from nope_probe.analyses.attention import AttentionSplit, information_parts, split_head
 from nope_probe.analyses.jackknife import Interval, jackknife
 from nope_probe.analyses.pattern import MIN_KEYS
-from nope_probe.maps.attention import AttentionMaps
 from nope_probe.maps.folds import grouped_folds
+from nope_probe.maps.maps import AttentionMaps
 
 PARTS = ("information", "first_position", "first_content", "others_position", "others_content")
 

@@ -32,8 +32,9 @@ from nope_probe.figures.names import colour, words
 from nope_probe.figures.style import Grid, draw_guide, place, set_axes
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.estimates import fold_weights
+from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.positions import PositionSums
-from nope_probe.maps.rows import MapRows, choose_rows
+from nope_probe.maps.rows import choose_rows
 
 STORED = Path(__file__).parent / "long-sequences.csv"
 TRAINED, N_TOKENS, FOLDS = 128, 65_536, 8
@@ -221,8 +222,8 @@ def profile_rows(sums: PositionSums, layer: int) -> Iterator[Row]:
     weights = fold_weights(len(sums.counts), sums.counts)
     for first, stop in PROFILES:
         rows = torch.linspace(first, stop - 1, 64).round().long()
-        scores = with_rows(sums, rows).readers[layer].scores.double()
-        means = offset_means(scores, SKIP, MapRows.of(scores, rows), bins)
+        scores = with_rows(sums, rows).readers[layer].scores
+        means = offset_means(LayerMaps.of(scores, None, rows, SKIP), bins)
         intervals = mean_intervals(means - means[:, : NEAREST - 1].mean(1, True), weights)
         for at in (bins < first - SKIP).nonzero().flatten().tolist():
             end = int(bins[at + 1]) - 1

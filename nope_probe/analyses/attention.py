@@ -17,8 +17,8 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval, share
 from nope_probe.analyses.pattern import MIN_KEYS
-from nope_probe.maps.attention import AttentionMaps
 from nope_probe.maps.estimates import Estimates, fold_weights, weights_of_means
+from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import BLOCK_BYTES
 
 Values = Float[Tensor, " one_plus_folds"]

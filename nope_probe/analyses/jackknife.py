@@ -7,6 +7,7 @@ from math import exp, pi
 
 import torch
 from jaxtyping import Float
+from scipy.special import stdtrit
 from torch import Tensor
 
 from nope_probe.maps.estimates import Estimates, fold_weights
@@ -66,8 +67,6 @@ def _deviations(estimates: Estimates) -> Float[Tensor, " fold"]:
 
 def t_quantile(weights: Float[Tensor, " fold"]) -> float:
     """Return how many standard errors half a 95% interval from folds of these weights has."""
-    from scipy.special import stdtrit
-
     return float(stdtrit(float(1 / weights.square().sum()) - 1, 0.975))
 
 

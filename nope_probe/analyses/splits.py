@@ -44,7 +44,6 @@ from nope_probe.maps import ALL_ROWS
 from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
 from nope_probe.maps.layers import LayerMaps, Pattern
-from nope_probe.maps.rows import MapRows
 
 UNROTATED = "unrotated"
 BandChoice = int | Literal["octaves"]
@@ -339,34 +338,29 @@ def bin_of_offset(offsets: Int[Tensor, " offset"], bins: Int[Tensor, " bin"]) ->
 
 
 def offset_means(
-    maps: Float[Tensor, "*batch row key_pos"],
-    skip_keys: int = 0,
-    where: MapRows | None = None,
-    bins: Int[Tensor, " bin"] | None = None,
-) -> Float[Tensor, "*batch bin"]:
-    """Return the mean of maps over skip_keys <= j < i at each distance i - j, from 1 on.
+    maps: LayerMaps, bins: Int[Tensor, " bin"] | None = None
+) -> Float[Tensor, "fold bin"]:
+    """Return the mean of each fold over the other keys j < i at each distance i - j, from 1 on.
 
     The mean is NaN at distances whose cells are all hidden by a window, or that no row has.
 
     Args:
-        maps: score maps, or patterns.
-        skip_keys: how many first keys to leave out.
-        where: the rows; of all queries by default.
+        maps: the scores of a layer, or its patterns.
         bins: the first distance of each bin; by default every distance has a bin.
 
     Example:
-        >>> offset_means(torch.tensor([[0., 0, 0], [5, 0, 0], [1, 3, 0]]))
-        tensor([4., 1.])
+        >>> offset_means(LayerMaps.of(torch.tensor([[[0., 0, 0], [5, 0, 0], [1, 3, 0]]])))
+        tensor([[4., 1.]], dtype=torch.float64)
     """
-    where = MapRows.of(maps) if where is None else where
+    where, skip_keys = maps.folds.where, maps.skip_keys
     cells = KeptCells.of(torch.zeros_like(where.queries), skip_keys, where).mask
     bins = offset_bins(where.n - 1 - skip_keys, "all") if bins is None else bins
     place = bin_of_offset((where.queries[:, None] - torch.arange(where.n))[cells], bins)
-    values = maps[..., cells]
-    sums, counts = (values.new_zeros(*maps.shape[:-2], len(bins)) for _ in range(2))
+    values = maps.folds.maps.double()[..., cells]
+    sums, counts = (values.new_zeros(len(values), len(bins)) for _ in range(2))
     known = ~values.isnan()
     sums.index_add_(-1, place, values.where(known, 0.0))
-    counts.index_add_(-1, place, known.to(maps.dtype))
+    counts.index_add_(-1, place, known.double())
     return sums / counts
 
 
@@ -407,11 +401,8 @@ def offset_profiles(
     Returns:
         [layer, bin], with intervals.
     """
-    means = [
-        offset_means(maps.folds.maps.double(), maps.skip_keys, maps.folds.where, bins)
-        for maps in layers
-    ]
-    return mean_intervals(torch.stack(means, 1), layers[0].weights)
+    means = torch.stack([offset_means(maps, bins) for maps in layers], 1)
+    return mean_intervals(means, layers[0].weights)
 
 
 def mean_squares_by_query(pattern: Pattern) -> list[tuple[tuple[int, int], Estimates]]:

@@ -54,10 +54,16 @@ from nope_probe.hooks.removing.targets import (
     resolve_targets,
     rope_frequencies,
 )
-from nope_probe.maps.attention import AttentionMaps
 from nope_probe.maps.folds import State, default_folds, under
 from nope_probe.maps.layers import set_apart
-from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps, packed_tensors, stored_layers
+from nope_probe.maps.maps import (
+    AttentionMaps,
+    Layers,
+    ScoreMaps,
+    StageMaps,
+    packed_tensors,
+    stored_layers,
+)
 from nope_probe.maps.positions import PositionSums
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.session import Session

@@ -18,7 +18,8 @@ from nope_probe.analyses.jackknife import Interval, Intervals, rms
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
 from nope_probe.analyses.pattern_rows import names_of_parts
-from nope_probe.analyses.positions import Side, position_terms, readers, written_terms
+from nope_probe.analyses.positions import position_terms, readers, written_terms
+from nope_probe.analyses.reader import Side
 from nope_probe.analyses.splits import (
     BandPattern,
     MeanCovariance,

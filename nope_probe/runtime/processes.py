@@ -151,8 +151,8 @@ def validate_one_process() -> None:
     """
     if process_count() > 1:
         raise UserError(
-            "only ablate, behaviour, scores, trace and the figures of language models run in "
-            "several processes"
+            "only ablate, attention, behaviour, scores, trace and the figures of language models "
+            "run in several processes"
         )
 
 

@@ -12,11 +12,11 @@ from functools import cache
 from inspect import Parameter
 from pathlib import Path
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     ClassVar,
     Literal,
+    Protocol,
     TypeVar,
     get_args,
     get_origin,
@@ -51,11 +51,20 @@ from nope_probe.models.names import (
 )
 from nope_probe.runtime.processes import process_count, validate_one_process
 
-if TYPE_CHECKING:
-    from nope_probe.data.sequences import Sequences
-
 _arg = tyro.conf.arg
 Chosen = TypeVar("Chosen", bound="BoundedSettings")
+
+
+class Beginnings(Protocol):
+    """How the sequences of a run begin, as `data.sequences.Sequences` say it (they need torch)."""
+
+    @property
+    def kind(self) -> str:
+        """`vectors`, or a kind of tokens."""
+
+    @property
+    def bos(self) -> bool:
+        """Whether all sequences begin with a BOS token."""
 
 
 @dataclass(frozen=True)
@@ -473,11 +482,11 @@ class RunSettings(SessionSettings):
         """Whether the run removes components, which a model inside `ablated` does not allow."""
         return True
 
-    def n_skipped(self, inputs: Sequences) -> int:
+    def n_skipped(self, inputs: Beginnings) -> int:
         """Return how many keys count as first in positional patterns."""
         return int(inputs.kind != "vectors") if self.skip_keys == "auto" else self.skip_keys
 
-    def n_kept(self, inputs: Sequences) -> int:
+    def n_kept(self, inputs: Beginnings) -> int:
         """Return how many first positions keep what writers write there: 1 for a BOS token."""
         return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from nope_probe.data.documents import is_held_out, stdlib_documents
 from nope_probe.data.sequences import cut
-from nope_probe.training.recipes import Recipe
+from nope_probe.training.settings import Recipe
 
 BOS = "<bos>"
 

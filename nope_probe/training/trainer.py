@@ -33,7 +33,7 @@ from nope_probe.runtime.places import atomic_write, write_json
 from nope_probe.runtime.processes import Signals, is_first_process, process_count
 from nope_probe.training.checkpoints import FINISHED, mark_whole
 from nope_probe.training.corpus import Corpus
-from nope_probe.training.recipes import Recipe, split_batch
+from nope_probe.training.settings import Recipe, split_batch
 
 SAVE_EVERY = 1000  # steps
 N_MEASURED = 24  # steps at which the pattern is measured

@@ -127,7 +127,7 @@ def test_trends_are_those_of_the_queries_that_have_rows() -> None:
 @pytest.mark.parametrize("skip", [0, 2])
 def test_a_profile_is_the_mean_of_each_diagonal_of_the_kept_keys(skip: int) -> None:
     maps = torch.randn(3, 7, 7, generator=torch.Generator().manual_seed(0)).double()
-    result = offset_means(maps, skip)
+    result = offset_means(LayerMaps.of(maps, skip_keys=skip))
     for index in range(3):
         kept = maps[index, skip:, skip:].numpy()
         true = [np.diagonal(kept, -tau).mean() for tau in range(1, 7 - skip)]

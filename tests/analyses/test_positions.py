@@ -13,13 +13,13 @@ from nope_probe.analyses import positions
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
 from nope_probe.analyses.positions import (
     TERMS,
-    Reader,
     clock,
     direct_share,
     position_terms,
     term_maps,
     written_terms,
 )
+from nope_probe.analyses.reader import Reader
 from nope_probe.experiments.tables import writer_table
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.positions import PositionSums, ReaderSums, Turns

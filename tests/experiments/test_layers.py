@@ -17,6 +17,7 @@ from support.tiny_models import tokens
 from nope_probe import build, layers, load, parameter_free
 from nope_probe.experiments.layers.expect import differences, parse_expectation
 from nope_probe.experiments.layers.probe import LayerFindings, probe_layers
+from nope_probe.hooks.layers.model import hugging_face_config
 
 FULL, WINDOW = ("causal", None), ("window", 5)
 # Per layer: RoPE's base (None: no RoPE), the rotary fraction, its pairs, mask, norms, cap, scale.
@@ -81,7 +82,7 @@ def test_every_row_is_right_and_a_wrong_configuration_is_told(
         check(layer, true, learned=name == "gpt2")
     layout = {"cohere": "adjacent", "neox": "halves"}.get(name)
     assert layout is None or findings[0].rope_layout == layout
-    told = differences(model, findings)
+    told = differences(model.cfg, hugging_face_config(model), findings)
     if name in WRONG:
         layers_said, field = WRONG[name]
         assert any(line.startswith(layers_said) and field in line for line in told), told
@@ -157,7 +158,7 @@ def test_a_wrong_no_rope_layers_is_told(bridge: Callable[[str], Any], monkeypatc
     model = bridge("smollm3")
     findings = findings_of(model)
     monkeypatch.setattr(model.original_model.config, "no_rope_layers", [0, 1, 1])
-    lines = differences(model, findings)
+    lines = differences(model.cfg, hugging_face_config(model), findings)
     for layer, said in ((0, 0), (1, 1)):
         field = f"L{layer}: config.no_rope_layers[{layer}] is {said}"
         assert any(line.startswith(field) for line in lines)
@@ -180,9 +181,10 @@ def test_pairs_that_are_slowed_down_are_counted(bridge: Callable[[str], Any]):
 
 
 def test_a_window_longer_than_the_batch_is_not_claimed(bridge: Callable[[str], Any]):
-    findings = findings_of(bridge("mistral"), n=5)
+    model = bridge("mistral")
+    findings = findings_of(model, n=5)
     assert (findings[0].mask.kind, findings[0].mask.n_positions) == ("causal", 5)
-    assert differences(bridge("mistral"), findings) == []
+    assert differences(model.cfg, hugging_face_config(model), findings) == []
 
 
 @pytest.mark.parametrize("rope", [False, True])

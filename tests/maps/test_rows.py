@@ -181,7 +181,7 @@ def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
     distance = QUERIES[:, None] - torch.arange(N)
     of_distance = [normalised[distance == d].nansum().abs() for d in range(N)]
     assert max(map(float, of_distance)) < 1e-9
-    means = offset_means(rows, 2, ROWS)
+    [means] = offset_means(LayerMaps.of(rows[None], None, QUERIES, 2))
     kept = (distance == 3) & (torch.arange(N) >= 2)
     assert float(means[2]) == pytest.approx(float(rows[kept].mean()))
 
@@ -210,7 +210,7 @@ def test_offsets_have_bins_of_their_own_to_64_and_then_eight_a_doubling() -> Non
 def test_the_mean_of_a_bin_is_that_of_its_cells() -> None:
     rows, bins = folds()[0, QUERIES], torch.tensor([1, 2, 5, 11])
     distance = QUERIES[:, None] - torch.arange(N)
-    means = offset_means(rows, 0, ROWS, bins)
+    [means] = offset_means(LayerMaps.of(rows[None], None, QUERIES), bins)
     for index, (first, behind) in enumerate([(1, 2), (2, 5), (5, 11), (11, N)]):
         cells = rows[(distance >= first) & (distance < behind)]
         assert float(means[index]) == pytest.approx(float(cells.mean()))

@@ -84,8 +84,8 @@ def test_a_command_for_one_process_is_refused_to_several(
         monkeypatch.setenv(name, str(value))
     line = refused(capfd, tmp_path, command, *arguments)
     assert line == (
-        "only ablate, behaviour, scores, trace and the figures of language models run in several "
-        "processes"
+        "only ablate, attention, behaviour, scores, trace and the figures of language models "
+        "run in several processes"
     )
 
 

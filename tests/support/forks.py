@@ -247,7 +247,7 @@ def prepare() -> None:
     torch.set_num_threads(1)
     names = ["scores", "ablate", "circuit", "simulate", "layers", "compare", "reproduce", "trace"]
     names += [f"experiments.{name}.analyse" for name in ("ablation", "circuit", "scores", "trace")]
-    names += ["experiments.simulation.analyse", "experiments.behaviour.analyse"]
+    names += ["experiments.simulation.run", "experiments.behaviour.analyse"]
     for name in names:
         import_module(f"nope_probe.{name}")
     import_module("nope_probe").load("nope-tiny")

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.training import run, trainer
 from nope_probe.training.corpus import Corpus, _dataset
-from nope_probe.training.recipes import RECIPES
+from nope_probe.training.settings import RECIPES
 
 SHORT = replace(RECIPES["tiny"], seq_len=11, batch_tokens=4 * 11, micro_batch=2, steps=5, warmup=1)
 

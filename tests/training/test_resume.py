@@ -20,9 +20,8 @@ from nope_probe.errors import StorageError, UserError
 from nope_probe.runtime.places import locked
 from nope_probe.runtime.processes import Interrupted
 from nope_probe.training import trainer as trainer_module
-from nope_probe.training.recipes import RECIPES, split_batch
 from nope_probe.training.run import run
-from nope_probe.training.settings import Settings
+from nope_probe.training.settings import RECIPES, Settings, split_batch
 from nope_probe.training.trainer import log_spaced, model_card
 
 

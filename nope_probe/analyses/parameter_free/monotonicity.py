@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
+from scipy.special import stdtrit
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import MIN_FOLDS, UNDEFINED, Interval, jackknife
@@ -95,8 +96,6 @@ def mean_steps(estimate: Estimate, resolution: float) -> Steps:
         estimate: fold means of score maps, nats.
         resolution: the smallest difference that the scores resolve, nats.
     """
-    from scipy.special import stdtrit
-
     folds = by_distance(steps_in_j(estimate.folds))
     steps = replace(estimate, folds=folds[..., None])
     threshold = float(stdtrit(len(folds) - 1, 1 - LEVEL / (2 * folds.shape[-1])))

@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.func import jvp
 
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import (
     attend,
     expected_gram,
@@ -38,6 +38,7 @@ from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.capture import ScoreSums
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import State, fold_counts, fold_products, pooled
+from nope_probe.stages import Norm
 
 BLOCK = 64  # samples that one seed draws
 N_BLOCKS = 32
@@ -202,6 +203,19 @@ def _validate(spec: ParameterFreeSpec, n_samples: int | None, target_se: float |
         raise ValueError(f"expected at least 2 samples, got {n_samples}: 1 sample has no variance")
     if target_se is not None and not target_se >= spec.resolution:
         raise ValueError(f"float32 resolves {spec.resolution:.1e} nats, not {target_se:g}")
+
+
+def spec_of(model: HookedModel) -> ParameterFreeSpec:
+    """Return the spec of a parameter-free model, from its configuration."""
+    cfg = model.cfg
+    sqrt_d = cfg.normalization_type == "LNPre" and cfg.attn_scale < cfg.d_model
+    layernorm: Norm = "layernorm-sqrt-d" if sqrt_d else "layernorm-d"
+    return ParameterFreeSpec(
+        d_model=cfg.d_model,
+        norm="l2" if cfg.normalization_type == "RMSPre" else layernorm,
+        rope=cfg.positional_embedding_type == "rotary",
+        causal=cfg.attention_dir == "causal",
+    )
 
 
 class _Sums:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_type_hints
+from typing import get_type_hints
 
 from nope_probe.errors import UserError, validate_choices
 from nope_probe.stages import Norm
-
-if TYPE_CHECKING:
-    from nope_probe.hooks.layers.hook_points import HookedModel
 
 FLOAT32_EPS = 2.0**-23
 
@@ -78,16 +75,3 @@ class ParameterFreeSpec:
     def resolution(self) -> float:
         """The smallest difference of scores that float32 resolves, nats."""
         return FLOAT32_EPS * self.score_scale
-
-
-def spec_of(model: HookedModel) -> ParameterFreeSpec:
-    """Return the spec of a parameter-free model, from its configuration."""
-    cfg = model.cfg
-    sqrt_d = cfg.normalization_type == "LNPre" and cfg.attn_scale < cfg.d_model
-    layernorm: Norm = "layernorm-sqrt-d" if sqrt_d else "layernorm-d"
-    return ParameterFreeSpec(
-        d_model=cfg.d_model,
-        norm="l2" if cfg.normalization_type == "RMSPre" else layernorm,
-        rope=cfg.positional_embedding_type == "rotary",
-        causal=cfg.attention_dir == "causal",
-    )

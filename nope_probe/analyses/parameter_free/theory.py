@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from jaxtyping import Bool, Float, Int
+from scipy.special import gammaln, hyp1f1
 from torch import Tensor
 
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
@@ -97,8 +98,6 @@ def expected_cosine(alpha: Alphas, d_model: int) -> Alphas:
 
 def _mean_length(m: Float[Tensor, "alpha r"], d: int) -> Float[Tensor, "alpha r"]:
     """Return c(m), the length of the mean of normalize(g + m e) for a unit vector e."""
-    from scipy.special import gammaln, hyp1f1
-
     gain = math.exp(gammaln((d + 1) / 2) - gammaln(d / 2 + 1)) / math.sqrt(2)
     return gain * m * torch.from_numpy(hyp1f1(0.5, d / 2 + 1, -(m**2).numpy() / 2))
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nope_probe.analyses.attribution import losses_need
-from nope_probe.analyses.positions import MIN_FOLDS
+from nope_probe.analyses.reader import MIN_FOLDS
 from nope_probe.analyses.shapley import PlayerSet, player_set
 from nope_probe.components import CIRCUITS, ROPE_HALVES, SOURCES, WEIGHTS, Component, is_rope
 from nope_probe.conditions import INTACT, MASK, Condition, Writer, kept_name, validate_components

@@ -14,7 +14,6 @@ from nope_probe.errors import UserError
 
 if TYPE_CHECKING:
     from nope_probe.experiments.layers.probe import LayerFindings
-    from nope_probe.hooks.layers.hook_points import HookedModel
 
 NONE = "none"
 Value = bool | int | float | None
@@ -189,15 +188,22 @@ class Claim:
     value: Value
 
 
-def differences(model: HookedModel, findings: list[LayerFindings]) -> list[str]:
-    """Return a line for each difference to the configuration, with the layers that share it.
+def differences(
+    cfg: Any, config: Mapping[str, Any] | None, findings: list[LayerFindings]
+) -> list[str]:
+    """Return a line for each difference to the configurations, with the layers that share it.
 
     A window that is not shorter than the batch cannot be detected, nor can the base of a single
     pair. A layer without RoPE is compared in this alone.
+
+    Args:
+        cfg: TransformerLens's configuration.
+        config: Hugging Face's, of a bridge.
+        findings: what was found of each layer.
     """
     layers: dict[str, list[str]] = {}
     for finding in findings:
-        for claim in claims(model, finding.layer):
+        for claim in claims(cfg, config, finding.layer):
             value = MEASURED[claim.about](finding)
             if _is_visible(claim, finding) and not _agree(claim.value, value):
                 said = f"{claim.field}, but {_words(claim.about, value)}"
@@ -214,12 +220,9 @@ def _is_visible(claim: Claim, findings: LayerFindings) -> bool:
     return findings.rope_pairs > 0 or claim.about != "rotary fraction"
 
 
-def claims(model: HookedModel, layer: int) -> Iterator[Claim]:
+def claims(cfg: Any, config: Mapping[str, Any] | None, layer: int) -> Iterator[Claim]:
     """Return the claims of TransformerLens's and Hugging Face's configurations about a layer."""
-    from nope_probe.hooks.layers.model import hugging_face_config
-
-    yield from _lens_claims(model.cfg)
-    config = hugging_face_config(model)
+    yield from _lens_claims(cfg)
     if config is not None:
         yield from hugging_face_claims(config, layer)
 

@@ -117,7 +117,7 @@ def run(settings: Settings) -> ModelFindings:
         model=loaded.info.name,
         bos=bos,
         layers=findings,
-        differences=differences(loaded.model, findings),
+        differences=differences(loaded.model.cfg, hugging_face_config(loaded.model), findings),
         unmet=[line for line in checks if line is not None],
         not_attending=loaded.info.not_attending,
     )

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.models.info import ModelInfo
 from nope_probe.runtime.places import validate_memory
-from nope_probe.runtime.settings import LARGEST, Bounds, ModelFlag, RunSettings, SeqsFlag
-
-if TYPE_CHECKING:
-    from nope_probe.data.sequences import Sequences
+from nope_probe.runtime.settings import (
+    LARGEST,
+    Beginnings,
+    Bounds,
+    ModelFlag,
+    RunSettings,
+    SeqsFlag,
+)
 
 _arg = tyro.conf.arg
 MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one out
@@ -99,11 +103,11 @@ class Settings(RunSettings):
         fewer = ", or take --writers layers" if self.writers == "heads" else ""
         validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
 
-    def n_skipped(self, inputs: Sequences) -> int:
+    def n_skipped(self, inputs: Beginnings) -> int:
         """Return how many first keys terms leave out: those whose position is never taken away."""
         return self.n_kept(inputs)
 
-    def n_apart(self, inputs: Sequences) -> int:
+    def n_apart(self, inputs: Beginnings) -> int:
         """Return how many first keys stand apart in shares."""
         return super().n_skipped(inputs)
 

@@ -247,8 +247,7 @@ def positions_far_apart() -> Iterator[None]:
 
 def register() -> None:
     """Make our functions known to transformers."""
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, attention_mask)

@@ -215,15 +215,17 @@ class Accumulator(ABC):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cut:
-    """How sums are cut: by folds of the sequences, and by the queries that have rows.
+    """How sums are cut: by folds of the sequences, by the queries with rows, at the first keys.
 
     Attributes:
         counts: sequences per fold.
         queries: the queries of the rows; None where all have rows.
+        skip_keys: how many first keys stand apart, for sums that are taken apart there.
     """
 
     counts: Int[Tensor, " fold"]
     queries: QueryPositions = None
+    skip_keys: int = 0
 
     @property
     def rows(self) -> Int[Tensor, " row"] | slice:

@@ -11,13 +11,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.hooks.layers.attention import Attention, Mask, Scores, Visible, wide
-from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, as_inputs, documents_of, numbered_layers
+from nope_probe.hooks.layers.model import (
+    Given,
+    as_inputs,
+    documents_of,
+    first_keys_of,
+    numbered_layers,
+)
 from nope_probe.hooks.reading.accumulators import Cut, MapAccumulator
 from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint, stream
-from nope_probe.maps.attention import AttentionMaps
 from nope_probe.maps.folds import Part, folds_of, sum_parts
+from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import RowGroup, choose_rows
 
 LOWEST = -800  # nats below a row's largest score: its weight is 0 in float64
@@ -72,9 +77,9 @@ def capture_attention(
     blocks = numbered_layers(model, layers)
     fold_of = folds_of(len(inputs), n_folds, documents)
     queries = choose_rows(inputs.shape[1], query_rows)
-    cut = Cut(counts=fold_of.bincount(), queries=queries)
-    first = int(not inputs.is_floating_point()) if skip_keys is None else skip_keys
-    sums = [AttentionAccumulator(layer, cut, first) for layer in blocks]
+    first = first_keys_of(inputs) if skip_keys is None else skip_keys
+    cut = Cut(counts=fold_of.bincount(), queries=queries, skip_keys=first)
+    sums = [AttentionAccumulator(layer, cut) for layer in blocks]
     stream(model, inputs, sums, fold_of, batch_size, checkpoint, residuals)
     visible = torch.stack([of_layer.flags["visible"].cpu() for of_layer in sums])
     means = [of_layer.all_means() for of_layer in sums]
@@ -89,18 +94,10 @@ def capture_attention(
 
 
 class AttentionAccumulator(MapAccumulator):
-    """Sums one layer's attention weights and scores per fold and head, at 4 bytes a cell.
-
-    Attributes:
-        skip_keys: how many first keys stand apart.
-    """
+    """Sums one layer's attention weights and scores per fold and head, at 4 bytes a cell."""
 
     reads_attention = True
     sum_dtype = torch.float32
-
-    def __init__(self, layer: Layer, cut: Cut, skip_keys: int) -> None:
-        super().__init__(layer, cut)
-        self.skip_keys = skip_keys
 
     @property
     def groups(self) -> list[RowGroup]:
@@ -142,7 +139,7 @@ class AttentionAccumulator(MapAccumulator):
         A sum of A ln A is one of A times the score, less the logarithm of the softmax's sum: no
         cell needs a logarithm of its own.
         """
-        skipped = self.skip_keys
+        skipped = self.cut.skip_keys
         logits = scores.masked_fill_(~visible, torch.finfo(scores.dtype).min)
         logits = logits.sub_(logits.amax(-1, keepdim=True)).clamp_min_(LOWEST)
         weights = logits.exp()

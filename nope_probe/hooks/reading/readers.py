@@ -107,8 +107,9 @@ def capture_positions(
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     readers = sorted(numbered_layers(model, layers), key=lambda layer: layer.index)
     fold_of = folds_of(len(inputs), n_folds, documents)
-    cut = Cut(counts=fold_of.bincount(), queries=chosen_rows(inputs.shape[1], query_rows))
     skip = int(begins_alike(inputs)) if skip_keys is None else skip_keys
+    queries = chosen_rows(inputs.shape[1], query_rows)
+    cut = Cut(counts=fold_of.bincount(), queries=queries, skip_keys=skip)
     first: list[FirstKeyAccumulator] = []
     if writers == "none":
         accumulators = [MeansAccumulator(model, layer, cut, per_head) for layer in readers]
@@ -118,7 +119,7 @@ def capture_positions(
             blocks = [block.with_whole_attention for block in blocks]
         residual = Residual(model, blocks, learned_positions(model, inputs))
         accumulators = [
-            ReaderAccumulator(model, layer, cut, per_head, residual, inputs[:1], skip)
+            ReaderAccumulator(model, layer, cut, per_head, residual, inputs[:1])
             for layer in readers
         ]
         first = [FirstKeyAccumulator(block, residual) for block in blocks if block.w_o is not None]
@@ -257,11 +258,11 @@ class ReaderAccumulator(MeansAccumulator):
     Args:
         model: the model.
         layer: the reader.
-        cut: the folds, and the queries of the rows of scores.
+        cut: the folds, the queries of the rows of scores, and how many first positions means over
+            positions leave out.
         per_head: whether queries and scores are kept head by head.
         residual: keeps the outputs of the blocks before the reader.
         inputs: a sequence on which the reader's norm is recognised.
-        skip_keys: how many first positions means over positions leave out.
 
     Raises:
         NotImplementedError: if queries and keys are no linear map between norms.
@@ -275,10 +276,9 @@ class ReaderAccumulator(MeansAccumulator):
         per_head: bool,
         residual: Residual,
         inputs: Inputs,
-        skip_keys: int = 0,
     ) -> None:
         super().__init__(model, layer, cut, per_head)
-        self.residual, self.skip_keys = residual, skip_keys
+        self.residual = residual
         eps = torch.finfo(next(layer.attn.parameters()).dtype).eps
         self.tolerance = max(MOST_ERROR, ROUNDINGS * eps)
         self.projection = projection_map(model, layer)
@@ -444,7 +444,7 @@ class ReaderAccumulator(MeansAccumulator):
         At each position, the mean scale of the norms multiplies the residual stream's mean over
         positions, and the mean scale of inner norms the constants before them.
         """
-        stream = means["stream"][:, self.skip_keys :].mean(1)
+        stream = means["stream"][:, self.cut.skip_keys :].mean(1)
         through = torch.einsum("fm,mhd->fhd", stream, self.weight)[:, None]
         scale, gain = (self.projection.spread(means[name]) for name in ("scales", "gains"))
         return scale * through + gain * self._bias()

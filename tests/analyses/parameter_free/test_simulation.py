@@ -15,8 +15,9 @@ from nope_probe.analyses.parameter_free.simulation import (
     Estimate,
     sample_inputs,
     simulate_scores,
+    spec_of,
 )
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import (
     expected_gram,
     steps,

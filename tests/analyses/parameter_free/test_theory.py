@@ -10,7 +10,8 @@ from support.command_line import run_command
 
 from nope_probe import theory
 from nope_probe.analyses.parameter_free import theory as paper
-from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec, spec_of
+from nope_probe.analyses.parameter_free.simulation import spec_of
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import (
     critical_alphas,
     expected_gram,

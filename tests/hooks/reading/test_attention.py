@@ -11,8 +11,8 @@ from support.tiny_models import ByName, ModelOf, Tiny
 from transformers import AutoModelForCausalLM
 
 from nope_probe import Ablation, ablated, capture_attention, load, sequences, split_attention
-from nope_probe.maps.attention import AttentionMaps
 from nope_probe.maps.folds import pooled
+from nope_probe.maps.maps import AttentionMaps
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import path_of
 
