@@ -27,6 +27,8 @@ NOT_CODE = (
         for file in ("config.json", "model.safetensors", "tokenizer.json", "training.json")
     ),
     "reports/page.html",
+    "reports/how_to_read.txt",
+    "reports/methods.txt",
     "figures/explorer.html",
     "figures/explorer.css",
     "figures/canvas.js",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nope_probe.cli import VERBOSE, beside, one_line_errors, parse_with
+from nope_probe.errors import UserError
 from nope_probe.experiments.layers.settings import Settings
 
 EXAMPLES = (
@@ -16,6 +17,8 @@ def main() -> None:
     with one_line_errors():
         settings, shown = parse_with(Settings, EXAMPLES, VERBOSE)
         settings.validate()
+        if settings.json and shown["verbose"]:
+            raise UserError("--verbose has no effect with --json, which holds all findings")
         beside(Settings, "run").run_and_show(settings, **shown)
 
 

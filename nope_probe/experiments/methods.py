@@ -1,8 +1,12 @@
-"""The methods paragraph of a finished run, written from its manifest."""
+"""The methods paragraph of a finished run: the sentences of `reports/methods.txt`, filled in.
+
+A line there is a sentence; a word and "?" before it name the fact that must be true of the run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 from nope_probe.components import CIRCUITS, REMOVABLE, WEIGHTS, is_rope
@@ -11,14 +15,12 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.sections import capitalised, listed
 from nope_probe.figures.names import phrase
 from nope_probe.figures.words import numbered_layers
-from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
-from nope_probe.reports.notes import run_size
+from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, STAND_INS
+from nope_probe.reports.notes import chapters, run_size
 from nope_probe.runtime.settings import GIVEN
 
 Manifest = Mapping[str, Any]
-BAND_REMOVED = "to remove a band of RoPE, its pairs of coordinates were rotated as at position 0"
-WRITER_REMOVED = "its mean output at each position was replaced by its mean over positions"
-SCALED = {
+GAINS = {
     "output": "scaled so that its output keeps the RMS of the weight's own",
     "norm": "scaled to the weight's Frobenius norm",
     "identity": "not scaled",
@@ -45,286 +47,169 @@ SOFTWARE = {
     "torch": "PyTorch",
     "python": "Python",
 }
+INPUTS = {  # by --data
+    "gaussian": "Gaussian vectors with an expected inner product of {alpha:g}",
+    "random": "random tokens",
+    GIVEN: "{kind} (data: {data[name]})",
+    "text": "tokens {places} of {documents:,} documents{packed} (data: {data[name]})",
+}
+DETAILS = {  # of the inputs, by setting
+    "bos": "each with a BOS token first",
+    "shuffle": "with the tokens of each sequence permuted",
+    "beyond_context": "longer than the model's context",
+}
+FIRST_KEYS = {  # by command; without first keys, and with them
+    "trace": (
+        "shares are sums of two orthogonal parts, at the first key and among the other keys",
+        "patterns leave {keys} out",
+    ),
+    "attention": ("no key counted as first", "{keys} stood apart from the other keys"),
+    "others": (
+        "no key counted as first",
+        "amplitudes and shares are sums of two orthogonal parts of the pattern, at {keys} and "
+        "among the other keys; measures of its shape are of the other keys alone",
+    ),
+}
+PLACES = {"start": "from the start", "random": "from random places"}
+KEYS = {1: "the first key"}
+SHARED = "; the sequences of a document share a fold"
+WHY = (  # the number of sequences; without a pattern, and with one
+    "they showed no positional pattern",
+    "the 95% intervals of the shares of L{layer}'s sources were expected to extend {points:.1f} "
+    "points each way",
+)
+HEADS = (" and heads", ", for each head and over heads")  # of a map, by --per-head
+READERS = ("each layer's", "each head's")
+WRITERS = {"heads": "each head", "layers": "the attention of each block"}
+WRITER_REMOVED = "its mean output at each position was replaced by its mean over positions"
+BAND_REMOVED = "its pairs of coordinates were rotated as at position 0"
+PARITY = {"logits": "logits", "pattern": "attention weights"}
 
 
 def methods_paragraph(manifest: Manifest) -> str:
     """Return a paper's paragraph on a run: model, data, noise, removals and versions.
 
     Args:
-        manifest: of a run of one of `PROCEDURES`.
+        manifest: of a run of one of the commands in `reports/methods.txt`.
 
     Raises:
         UserError: for a run of another command.
     """
-    kind = manifest.get("kind")
-    if kind not in PROCEDURES:
-        raise UserError(
-            f"--methods describes runs of {', '.join(PROCEDURES)}, and this is a run of {kind}"
-        )
-    chapters = (_model, _inputs, PROCEDURES[kind], _intervals, _software)
-    sentences = [sentence for chapter in chapters for sentence in chapter(manifest)]
-    return " ".join(f"{capitalised(sentence)}." for sentence in sentences if sentence)
+    texts, kind = chapters("methods.txt"), str(manifest.get("kind"))
+    if kind not in texts:
+        commands = ", ".join(name for name in texts if name.islower())
+        raise UserError(f"--methods describes runs of {commands}, and this is a run of {kind}")
+    intervals = "Jackknife" if kind == "behaviour" else "Folds"
+    facts, names = _facts(manifest), ("Before", kind, intervals, "After")
+    sentences = []
+    for line in chain.from_iterable(texts[name] for name in names):
+        fact, _, sentence = line.rpartition("? ")
+        if facts.get(fact, not fact):
+            sentences.append(capitalised(sentence.format_map(facts)))
+    return " ".join(f"{sentence}." for sentence in sentences if sentence)
 
 
-def _model(manifest: Manifest) -> list[str]:
-    """Return the sentences on the model, its layers and its check."""
-    model, settings = manifest["model"], manifest["settings"]
-    revision = f" at revision {model['revision']}" if model["revision"] else ""
-    n_layers, asked, in_memory = model["n_layers"], settings.get("layers"), "given" in settings
-    if in_memory and asked != "all" and manifest["kind"] != "behaviour":  # which runs all layers
+def _facts(manifest: Manifest) -> dict[str, Any]:
+    """Return what sentences can name: the manifest, its settings, and words for their choices."""
+    facts = {**manifest["settings"], **manifest, **run_size(manifest)}
+    return facts | _of_model(facts) | _of_inputs(facts) | _of_removals(facts) | _of_command(facts)
+
+
+def _of_model(facts: Manifest) -> dict[str, Any]:
+    model, settings = facts["model"], facts["settings"]
+    asked, in_memory = settings.get("layers"), "given" in settings
+    n_layers = model["n_layers"]
+    if in_memory and asked != "all" and facts["kind"] != "behaviour":  # which runs all layers
         n_layers = asked
-    layers = numbered_layers(range(n_layers))
     # A model in memory may be the first layers of a larger one.
-    layers += " (all layers)" if asked == "all" and not in_memory else ""
+    every = " (all layers)" if asked == "all" and not in_memory else ""
     n_rope = sum(model["rope_layers"][:n_layers])
-    rope = f"RoPE in {n_rope} of these layers" if n_rope else "no RoPE"
-    checked = {"logits": "logits", "pattern": "attention weights"}
     parity = model["parity"]
-    errors = [
-        f"{error:.1g} for {checked[name]}" for name, error in parity.items() if name in checked
-    ]
-    against = "the largest error against plain transformers, relative to the largest value, is"
-    gguf = model.get("gguf")  # not in manifests from before GGUF files were read
-    return [
-        f"we ran {layers} of {model['name']}{revision} as a {model['kind']} "
-        f"({model['architecture']}, {rope}, {manifest['dtype']} weights, fingerprint "
-        f"{model['weights']})",
-        f"the weights were dequantised from a GGUF file of type {gguf['file_type']} (SHA-256 "
-        f"{gguf['sha256'][:16]})"
-        if gguf
-        else "",
-        f"{against} {listed(errors)}" if errors else "",
-    ]
+    errors = [f"{parity[key]:.1g} for {name}" for key, name in PARITY.items() if key in parity]
+    return {
+        "layers": numbered_layers(range(n_layers)) + every,
+        "revision": f" at revision {model['revision']}" if model["revision"] else "",
+        "rope": f"RoPE in {n_rope} of these layers" if n_rope else "no RoPE",
+        "errors": listed(errors) if errors else "",
+        "gguf": model.get("gguf"),  # not in manifests from before GGUF files were read
+        "software": listed([f"{name} {facts['versions'][key]}" for key, name in SOFTWARE.items()]),
+    }
 
 
-def _inputs(manifest: Manifest) -> list[str]:
-    """Return the sentences on the sequences and the keys left out."""
-    settings, data = manifest["settings"], manifest["data"]
-    size = f"{run_size(manifest)['n_seqs']:,} sequences of {settings['seq_len']:,}"
-    if settings["data"] == "gaussian":
-        what = f"{size} Gaussian vectors with an expected inner product of {settings['alpha']:g}"
-    elif settings["data"] == "random":
-        what = f"{size} random tokens"
-    elif settings["data"] == GIVEN:
-        kind = settings["given"]["kind"]
-        what = f"{size} {'vectors' if kind == 'vectors' else 'tokens'} (data: {data['name']})"
-    else:
-        places = "from the start" if settings["windows"] == "start" else "from random places"
-        packed = ", joined end to end" if settings["pack"] else ""
-        documents = f"{manifest['documents']:,} documents{packed} (data: {data['name']})"
-        what = f"{size} tokens {places} of {documents}"
-    details = [
-        "each with a BOS token first" if data["bos"] else "",
-        "with the tokens of each sequence permuted" if settings["shuffle"] else "",
-        "longer than the model's context" if settings.get("beyond_context") else "",
-        f"drawn with seed {settings['seed']}" if settings["data"] != GIVEN else "",
-        f"SHA-256 of the inputs {data['sha256'][:16]}",
-    ]
-    return [
-        f"the inputs were {', '.join([what, *filter(None, details)])}",
-        _chosen(manifest),
-        _first_keys(manifest),
-    ]
+def _of_inputs(facts: Manifest) -> dict[str, Any]:
+    settings, data, n_keys = facts["settings"], facts["data"], facts["skip_keys"]
+    names = {
+        **facts,
+        "kind": "vectors" if settings.get("given", {}).get("kind") == "vectors" else "tokens",
+        "places": PLACES.get(settings.get("windows", "")),
+        "packed": ", joined end to end" if settings.get("pack") else "",
+    }
+    what = INPUTS.get(settings["data"], INPUTS["text"]).format_map(names)
+    seed = f"drawn with seed {settings.get('seed')}" if settings["data"] != GIVEN else ""
+    details = [text for name, text in DETAILS.items() if {**settings, **data}.get(name)]
+    checksum = f"SHA-256 of the inputs {data['sha256'][:16]}"
+    first = FIRST_KEYS.get(facts["kind"], FIRST_KEYS["others"])[n_keys > 0]
+    n_documents = facts["documents"] or facts["n_seqs"]  # None: each sequence drawn by itself
+    pilot = facts.get("pilot") or {"layer": None, "half_width": None}
+    points = 100 * (pilot["half_width"] or 0.0)
+    return {
+        "inputs": ", ".join(filter(None, [what, *details, seed, checksum])),
+        "first_keys": first.format(keys=KEYS.get(n_keys, f"the first {n_keys} keys")),
+        "n_documents": n_documents,
+        "shared": SHARED if n_documents < facts["n_seqs"] else "",
+        "why": WHY[pilot["layer"] is not None].format(layer=pilot["layer"], points=points),
+    }
 
 
-def _first_keys(manifest: Manifest) -> str:
-    """Return the sentence on the first keys: apart, left out, or none."""
-    n_skipped, kind = manifest["skip_keys"], manifest["kind"]
-    keys = "the first key" if n_skipped == 1 else f"the first {n_skipped} keys"
-    if kind == "trace":
-        parts = "shares are sums of two orthogonal parts, at the first key and among the other keys"
-        return f"patterns leave {keys} out" if n_skipped else parts
-    if not n_skipped:
-        return "no key counted as first"
-    if kind == "attention":
-        return f"{keys} stood apart from the other keys"
-    return (
-        f"amplitudes and shares are sums of two orthogonal parts of the pattern, at {keys} and "
-        "among the other keys; measures of its shape are of the other keys alone"
-    )
+def _of_removals(facts: Manifest) -> dict[str, Any]:
+    """Return the removed components, and how they, the weights and the writers were removed."""
+    sets = chain.from_iterable(facts.get("player_sets", {}).values())
+    alone = [name.partition(":")[0] for name in facts.get("conditions", ())[1:]]
+    names = list(facts.get("removed", ()))
+    if facts["kind"] == "ablate":
+        names = list(dict.fromkeys([*facts["positional_sources"], *sets]))
+    elif facts["kind"] == "behaviour":
+        names = list(dict.fromkeys(alone))
+    parts = list(dict.fromkeys(part for name in names for part in name.split("+")))
+    how = {phrase(part): REMOVABLE[part].removed for part in parts if part in REMOVABLE}
+    how |= {phrase(part): WRITER_REMOVED for part in parts if Writer.removed_by(part)}
+    if any(is_rope(part) and part != "rope" for part in parts):
+        how["a band of RoPE"] = BAND_REMOVED
+    sentences = [f"to remove {name}, {done}" for name, done in how.items() if done]
+    if {*parts} & {*WEIGHTS, *CIRCUITS}:
+        chosen: Any = facts.get("replacements", facts["replacement"])
+        kinds = {chosen} if isinstance(chosen, str) else {*chosen}
+        records = [STAND_INS[kind] for kind in REPLACEMENTS if kind in kinds]
+        scaled = f" ({GAINS[facts['gain']]})"
+        replaced = [record.methods + scaled * record.gain for record in records]
+        sentences.append(f"a removed weight was replaced by {', and again by '.join(replaced)}")
+    return {
+        "removals": ". ".join(map(capitalised, sentences)),
+        "without": _phrases(names),
+        "models": listed(["intact", *(f"without {phrase(name)}" for name in names)]),
+        "suffix": "mask" in parts,
+        "kept": _phrases(facts.get("left_out", ())),
+    }
 
 
-def _chosen(manifest: Manifest) -> str:
-    """Return the sentence on how the number of sequences was chosen; empty if it was given."""
-    pilot = manifest.get("pilot")
-    if pilot is None:
-        return ""
-    if pilot["layer"] is None:
-        why = "they showed no positional pattern"
-    else:
-        why = (
-            f"the 95% intervals of the shares of L{pilot['layer']}'s sources were expected to "
-            f"extend {100 * pilot['half_width']:.1f} points each way"
-        )
-    return (
-        f"their number was chosen on {pilot['n_pilot']} other sequences, which were not used "
-        f"further: {why}"
-    )
-
-
-def _ablate(manifest: Manifest) -> list[str]:
-    sets = manifest["player_sets"].values()
-    names = [*manifest["positional_sources"], *(name for names in sets for name in names)]
-    removed = list(dict.fromkeys(names))
-    settings = manifest["settings"]
-    control = settings["data"] not in ("random", "gaussian") and not settings["shuffle"]
-    if settings["data"] == GIVEN:
-        control = settings["given"]["kind"] == "text"
-    return [
-        "the positional pattern of a layer is its mean attention score before softmax, per query "
-        "and key, over sequences and heads, less each row's mean over earlier keys",
-        f"the pattern was attributed in {len(manifest['conditions']):,} conditions, in which "
-        f"combinations of {_phrases(removed)} were removed, {SCOPES[settings['scope']]}",
-        *_removals(removed, manifest["replacements"], settings["gain"]),
-        _kept(manifest),
-        "as a control, the same sequences were run with their tokens permuted" if control else "",
-    ]
-
-
-def _scores(manifest: Manifest) -> list[str]:
-    bands = manifest["settings"]["bands"]
-    return [
-        "attention scores before softmax were averaged per query and key over sequences"
-        + (", for each head and over heads" if manifest["settings"]["per_head"] else " and heads"),
-        "the positional pattern is this map less each row's mean over earlier keys",
-        f"the map was split exactly into bands of RoPE's pairs ({bands})" if bands else "",
-    ]
-
-
-def _circuit(manifest: Manifest) -> list[str]:
-    removed, settings = manifest["removed"], manifest["settings"]
-    compared = (
-        f"the model without {_phrases(removed)}, removed in every block, was compared with the "
-        "intact model on the same sequences"
-    )
-    return [
-        f"the inner products of every stage's vectors at two positions, from the input of block "
-        f"L{manifest['layer']} to the scores of the next block, were averaged over sequences",
-        compared if removed else "",
-        *_removals(removed, [settings["replacement"]], settings["gain"]),
-    ]
-
-
-def _trace(manifest: Manifest) -> list[str]:
-    settings = manifest["settings"]
-    attention = "each head" if settings["writers"] == "heads" else "the attention of each block"
-    pattern = "each head's" if settings["per_head"] else "each layer's"
-    confirmed = (
-        f"the shares of the strongest pairs of a writer and a reader ({settings['confirm']}) were "
-        "confirmed: the writer's mean output at each position was replaced by its mean over "
-        "positions, and the reader was measured again"
-    )
-    return [
-        f"{pattern} positional pattern (mean attention scores before softmax, less each row's "
-        "mean over earlier keys) was split exactly and without an ablation into RoPE's rotation of "
-        "the mean query and key, position written into queries and keys, and a covariance term",
-        f"the written terms were split exactly by writer (the embeddings, {attention}, each MLP), "
-        "with the scale of the norms as it was for each token",
-        confirmed if settings["confirm"] else "",
-    ]
-
-
-def _attention(manifest: Manifest) -> list[str]:
-    removed, settings, text = manifest["removed"], manifest["settings"], manifest.get("text")
-    measured = (
-        "the relative entropy of each head's attention weights to uniform weights, a mean over "
-        "sequences and over queries of 8 keys or more, was split exactly by the chain rule"
-    )
-    without = f"the model was measured without {_phrases(removed)}, removed in every block"
-    shown = f"one more text of {len(text['pieces'])} tokens was read beside" if text else ""
-    return [
-        without if removed else "",
-        *_removals(removed, [settings["replacement"]], settings["gain"]),
-        measured,
-        "its parts are the decision about the first key and that among the other keys; position, "
-        "the relative entropy of the mean weights, is the same in every sequence, and content is "
-        "the rest",
-        "the bias of a mean of finitely many sequences was removed by the jackknife",
-        shown,
-    ]
-
-
-def _behaviour(manifest: Manifest) -> list[str]:
-    settings = manifest["settings"]
-    removed = list(dict.fromkeys(name.partition(":")[0] for name in manifest["conditions"][1:]))
-    without_mask = any("mask" in name.split("+") for name in removed)
-    prefix = (
-        f"where the mask was removed, the first {manifest['prefix']} tokens saw each other and "
-        "only the causal suffix was scored"
-    )
-    without = [f"without {phrase(name)}" for name in removed]
-    return [
-        f"we measured {listed([MEASURED[name] for name in manifest['measures']])} of the model, "
-        f"{listed(['intact', *without])}",
-        *_removals(removed, settings["replacement"], settings["gain"]),
-        prefix if without_mask else "",
-        _kept(manifest),
-    ]
-
-
-def _removals(removed: Iterable[str], replacements: Iterable[Replacement], gain: str) -> list[str]:
-    """Return how the removed components, weights and writers were removed."""
-    parts = list(dict.fromkeys(part for name in removed for part in name.split("+")))
-    weights = {*parts} & {*WEIGHTS, *CIRCUITS}
-    written = [phrase(part) for part in parts if Writer.removed_by(part)]
-    replaced = [
-        f"{record.methods} ({SCALED[gain]})" if record.gain else record.methods
-        for record in map(STAND_INS.__getitem__, replacements)
-    ]
-    return [
-        *(f"to remove {phrase(part)}, {how}" for part in parts if (how := _how_removed(part))),
-        BAND_REMOVED if any(is_rope(part) and part != "rope" for part in parts) else "",
-        *(f"to remove {writer}, {WRITER_REMOVED}" for writer in written),
-        f"a removed weight was replaced by {', and again by '.join(replaced)}" if weights else "",
-    ]
-
-
-def _how_removed(name: str) -> str:
-    return REMOVABLE[name].removed if name in REMOVABLE else ""
-
-
-def _kept(manifest: Manifest) -> str:
-    """Return which components could not be removed, and stayed; empty without such components."""
-    kept = manifest["left_out"]
-    return f"{_phrases(kept)} cannot be removed from this model and stayed" if kept else ""
+def _of_command(facts: Manifest) -> dict[str, Any]:
+    settings = facts["settings"]
+    given = settings.get("given", {"kind": "text"})["kind"] == "text"
+    per_head, writers = settings.get("per_head", False), settings.get("writers", "heads")
+    return {
+        "control": given
+        and settings["data"] not in ("random", "gaussian")
+        and not settings["shuffle"],
+        "heads": HEADS[per_head],
+        "readers": READERS[per_head],
+        "writing": WRITERS[writers],
+        "where": SCOPES.get(settings.get("scope", ""), ""),
+        "n_conditions": len(facts.get("conditions", ())),
+        "n_text": len((facts.get("text") or {"pieces": ()})["pieces"]),
+        "measured": listed([MEASURED[name] for name in facts.get("measures", ())] or [""]),
+    }
 
 
 def _phrases(names: Iterable[str]) -> str:
-    """Return components in words, as a list in a sentence."""
-    return listed([phrase(name) for name in names])
-
-
-def _intervals(manifest: Manifest) -> list[str]:
-    """Return what the intervals are made from."""
-    n_folds, n_seqs = manifest["settings"]["folds"], run_size(manifest)["n_seqs"]
-    n_documents = manifest["documents"] or n_seqs  # None where each sequence is drawn by itself
-    if manifest["kind"] == "behaviour":
-        return [
-            f"numbers are means over {n_documents:,} documents with 95% intervals of a jackknife "
-            "over documents, and differences to the intact model are paired"
-        ]
-    shared = "; the sequences of a document share a fold" if n_documents < n_seqs else ""
-    return [
-        f"the sequences were divided into {n_folds} folds, and inner products were taken between "
-        f"different folds, so that noise does not count as pattern{shared}",
-        "intervals are 95% intervals of a delete-one-fold jackknife",
-    ]
-
-
-def _software(manifest: Manifest) -> list[str]:
-    """Return the sentences on the run's software and manifest."""
-    used = [f"{name} {manifest['versions'][key]}" for key, name in SOFTWARE.items()]
-    return [
-        f"the run used {listed(used)} on {manifest['device']} (threads: {manifest['threads']})",
-        f"the manifest with all settings has the checksum {manifest['checksum'][:16]}",
-    ]
-
-
-PROCEDURES = {
-    "ablate": _ablate,
-    "scores": _scores,
-    "circuit": _circuit,
-    "trace": _trace,
-    "attention": _attention,
-    "behaviour": _behaviour,
-}
+    """Return components in words, as a list in a sentence; empty without components."""
+    return listed([phrase(name) for name in names] or [""])

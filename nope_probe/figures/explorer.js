@@ -78,9 +78,12 @@ function show(value) {
   return String(Number(value.toPrecision(3))).replace("-", "\u2212");
 }
 
-function interval([value, low, high]) {
+function interval([value, low, high], name) {
   if (Number.isNaN(value)) return "no pattern";
-  return show(value) + " <small>[" + show(low) + ", " + show(high) + "]</small>";
+  if (name === "amplitude" && low <= 0) return "within noise";
+  const ends = name === "share" ? [value, low, high].map((end) => Math.round(100 * end)) : [value, low, high];
+  const [shown, from, to] = ends.map(show);
+  return shown + (name === "share" ? "%" : "") + " <small>[" + from + ", " + to + "]</small>";
 }
 
 function difference(one, other) {
@@ -221,7 +224,7 @@ function keptWords(share, low, high) {
 function drawNumbers(view) {
   const panel = view.panels[state.panel];
   const rows = data.measures.map((each, index) => {
-    const cells = places(view).map((combination, i) => "<td data-measure='" + each.name + "' data-of='" + ["intact", "ablated"][i] + "'>" + interval(measure(view, combination, state.layer, state.panel, index)) + "</td>");
+    const cells = places(view).map((combination, i) => "<td data-measure='" + each.name + "' data-of='" + ["intact", "ablated"][i] + "'>" + interval(measure(view, combination, state.layer, state.panel, index), each.name) + "</td>");
     const unit = each.name === "amplitude" ? panel.unit : each.unit;
     return "<tr><th scope='row'>" + each.label + (unit ? ", " + unit : "") + "</th>" + cells.join("") + "</tr>";
   });

@@ -13,7 +13,7 @@ BOTH_WAYS = "-1 to 1"
 MOST_READERS = 32  # readers that a figure or table shows at most
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Measure:
     """The names of a measure of the pattern, and the settings of its figures.
 
@@ -27,7 +27,7 @@ class Measure:
     """
 
     label: str
-    unit: str = ""
+    unit: str
     caption: str
     neutral: float = 0.0
     signed: bool = False
@@ -41,95 +41,92 @@ class Measure:
 
 MEASURES = {
     "amplitude": Measure(
-        label="amplitude",
-        unit="nats",
-        caption="The strength of the positional pattern: its RMS, corrected for noise.",
+        "amplitude", "nats", "The strength of the positional pattern: its RMS, corrected for noise."
     ),
     "amplitude_first": Measure(
-        label="at the first key",
-        unit="nats",
-        caption="The strength of the positional pattern's part at the first key.",
+        "at the first key",
+        "nats",
+        "The strength of the positional pattern's part at the first key.",
     ),
     "amplitude_others": Measure(
-        label="among other keys",
-        unit="nats",
-        caption="The strength of the positional pattern's part among the other keys.",
+        "among other keys",
+        "nats",
+        "The strength of the positional pattern's part among the other keys.",
     ),
     "locality": Measure(
-        label="locality",
-        unit=BOTH_WAYS,
-        caption="Rank correlation of the positional pattern with the key's position: above 0, near "
-        "keys are preferred; below 0, far keys.",
+        "locality",
+        BOTH_WAYS,
+        "Rank correlation with the key's position: above 0, near keys are preferred.",
         signed=True,
         bounded=True,
     ),
     "monotonicity": Measure(
-        label="monotonicity",
-        unit="lag 8",
-        caption="Share of pairs of keys, 8 apart, whose nearer key scores higher; 1/2 is no trend.",
+        "monotonicity",
+        "lag 8",
+        "Share of pairs of keys, 8 apart, whose nearer key scores higher; 1/2: no trend.",
         neutral=0.5,
         bounded=True,
     ),
     "monotonicity_lag1": Measure(
-        label="monotonicity",
-        unit="lag 1",
-        caption="Share of pairs of neighbouring keys whose nearer key scores higher; 1/2 is no "
-        "trend.",
+        "monotonicity",
+        "lag 1",
+        "Share of neighbouring keys of which the nearer scores higher; 1/2: no trend.",
         neutral=0.5,
         bounded=True,
     ),
     "relative_r2": Measure(
-        label="relative share",
-        caption="Share of the positional pattern that depends on distance alone; blank where there "
-        "is no pattern.",
+        "relative share",
+        "",
+        "Share of the positional pattern that depends on distance alone; blank without one.",
         bounded=True,
     ),
     "non_relative": Measure(
-        label="non-relative",
-        unit="nats",
-        caption="RMS of the part of the positional pattern that does not depend on distance alone.",
+        "non-relative",
+        "nats",
+        "RMS of the part of the positional pattern that does not depend on distance alone.",
     ),
     "edge_contrast": Measure(
-        label="edge contrast",
-        unit="nats",
-        caption="The first keys against the others, in the diagonal-normalised map.",
+        "edge contrast",
+        "nats",
+        "The first keys against the others, in the diagonal-normalised map.",
         signed=True,
     ),
     "edge_contrast_visible": Measure(
-        label="visible contrast",
-        unit="nats",
-        caption="The first keys against the others, in the non-relative part of the positional "
-        "pattern.",
+        "visible contrast",
+        "nats",
+        "The first keys against the others, in the non-relative part of the positional pattern.",
         signed=True,
     ),
 }
 ATTENTION = {  # measures of a head's attention
     "first_key": Measure(
-        label="first-key attention",
-        caption="Mean attention to the first key; above 0.3 the head is called a sink.",
+        "first-key attention",
+        "",
+        "Mean attention to the first key; above 0.3 the head is called a sink.",
         bounded=True,
     ),
     "previous_token": Measure(
-        label="previous-token attention",
-        caption="Mean attention to the token before the query.",
+        "previous-token attention",
+        "",
+        "Mean attention to the token before the query.",
         bounded=True,
     ),
     "induction": Measure(
-        label="induction attention",
-        caption="On random tokens that are repeated, mean attention to the token after the "
-        "previous occurrence of the query's own.",
+        "induction attention",
+        "",
+        "On repeated random tokens, mean attention to the token after the query's last copy.",
         bounded=True,
     ),
     "positional": Measure(
-        label="positional share",
-        caption="Share of the variance of the last query's scores that stays in place when the "
-        "keys are permuted.",
+        "positional share",
+        "",
+        "Share of the last query's variance that stays in place when keys are permuted.",
         bounded=True,
     ),
     "symbolic": Measure(
-        label="symbolic share",
-        caption="Share of the variance of the last query's scores that moves with the keys when "
-        "they are permuted.",
+        "symbolic share",
+        "",
+        "Share of the last query's variance that moves with permuted keys.",
         bounded=True,
     ),
 }

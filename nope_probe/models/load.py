@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from nope_probe.models.huggingface import DeviceMap, load_hugging_face, referenc
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import (
     CHECKPOINTS,
+    FETCHED,
     PARAMETER_FREE,
     is_gguf,
     reading_model,
@@ -137,7 +139,7 @@ def load(
     gguf = describe_gguf(source, revision) if is_gguf(source) else None
     info = describe(
         model,
-        name if gguf is None else gguf.file,
+        name if gguf is None else key if key in FETCHED else Path(gguf.file).stem,
         source=key if is_shipped else source,
         architecture=type(hf).__name__,
         revision=getattr(hf.config, "_commit_hash", None) or revision,

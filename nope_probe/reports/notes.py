@@ -3,51 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import resources
 from typing import Any
 
 from nope_probe.figures import names, words
-from nope_probe.figures.intervals import CLIPPED
+from nope_probe.figures.intervals import CLIPPED, PALE
 
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
 REPEATED = 1.25  # times the number of different sequences
-SCORE = (
-    "A score is what attention feeds to softmax, in nats. One nat more makes a key 2.7 times as "
-    "likely to be attended to."
-)
-MAP_AXES = "Maps have a row per query, downward, and a column per key; both count from 0."
-PATTERN = (
-    "A positional pattern is a score map less each row's mean over the keys before the query. "
-    "Softmax ignores a constant per row."
-)
-PATTERN_COLOURS = "Red cells of a pattern are above their row's mean, blue cells below."
-INTERVALS = (
-    "Brackets and bars are 95% intervals from folds of the data; sequences of one document share a "
-    "fold. “No pattern” marks a layer or head that does not exceed the noise: it has no shares. An "
-    "interval is for one layer alone. The strongest layer exceeds the noise of all layers together."
-)
-FIRST_KEY = (
-    "Amplitudes and shares count all keys. On tokens, measures of shape leave the first key out."
-)
-LAYERS_AND_HEADS = "Layers and heads count from 0: L2H3 is the fourth head of the third layer."
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
     "pattern depends on distance alone. Edge contrast: the first keys against the others."
 )
-STRONGEST_CELLS = (
-    f"A colour bar leaves out the strongest cells, 1 in {100 / CLIPPED:g}; hover or tap a cell for "
-    "its own value."
-)
-HOW_TO_READ = (
-    SCORE,
-    MAP_AXES,
-    PATTERN,
-    PATTERN_COLOURS,
-    INTERVALS,
-    FIRST_KEY,
-    LAYERS_AND_HEADS,
-    STRONGEST_CELLS,
-)
+
+
+def chapters(file: str) -> dict[str, list[str]]:
+    """Return the lines of each chapter of a text beside this module, by the chapter's name."""
+    text = resources.files("nope_probe.reports").joinpath(file).read_text("utf-8")
+    return {name[1:-1]: lines for name, *lines in map(str.splitlines, text.split("\n\n"))}
+
+
+def how_to_read(page: str, **numbers: object) -> list[str]:
+    """Return how to read a page's figures, a sentence or two each.
+
+    Args:
+        page: a chapter of `how_to_read.txt`, where a word alone stands for the line of that word.
+        numbers: of the run, which its sentences name.
+    """
+    texts = chapters("how_to_read.txt")
+    lines = dict(line.split(": ", 1) for line in texts["words"])
+    limits = {"pale": PALE, "clipped": 100 / CLIPPED, **numbers}
+    return [lines.get(line, line).format_map(limits) for line in texts[page]]
 
 
 def intervals_note(manifest: Mapping[str, Any]) -> list[str]:

@@ -169,7 +169,7 @@ def page(
     lead: Lead,
     sections: Sequence[Section],
     manifest: Mapping[str, Any],
-    how_to_read: Sequence[str] = notes.HOW_TO_READ,
+    how_to_read: Sequence[str] = (),
 ) -> str:
     """Return a report as one HTML page.
 

@@ -233,6 +233,12 @@ def test_an_expectation_that_is_not_met_ends_with_exit_code_1_and_says_so(
     assert json.loads(out)["expectations_not_met"] == missed
 
 
+def test_all_tables_are_refused_where_json_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run_layers(capsys, "--model", "nope-tiny", "--json", "--verbose")
+    assert (code, out) == (2, "")
+    assert "--verbose has no effect with --json" in err
+
+
 def test_json_and_the_table_hold_the_findings_of_each_layer(
     tiny: Callable[[str], Any], capsys: Any
 ):

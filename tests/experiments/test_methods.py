@@ -7,9 +7,19 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from support.command_line import refused, run_command
 
-from nope_probe import ablate, attention, behaviour, circuit, reproduce, scores, trace
+from nope_probe import (
+    ablate,
+    attention,
+    behaviour,
+    circuit,
+    reproduce,
+    run_ablations,
+    scores,
+    trace,
+)
 from nope_probe.experiments.methods import methods_paragraph
 
 pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
@@ -106,6 +116,32 @@ def test_the_paragraph_states_what_the_command_line_asked_for_and_what_was_run(
         assert claim in paragraph
     assert ("A removed weight" in paragraph) == (command in ("ablate", "circuit", "attention"))
     assert "{" not in paragraph
+
+
+@pytest.mark.parametrize("command", [attention, circuit])
+def test_a_run_that_removes_nothing_says_nothing_of_removals(
+    command: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, explore = tmp_path / "run", ["--explore", 0] if command is circuit else ["--layers", 1]
+    run_command(command, *SMALL, *explore, "--data", "random", "--out", run)
+    capfd.readouterr()
+    run_command(reproduce, run, "--methods")
+    paragraph = capfd.readouterr().out
+    assert "11 sequences of 17 random tokens" in paragraph
+    assert "without" not in paragraph
+    assert "remove" not in paragraph.replace("removed by the jackknife", "")
+
+
+def test_vectors_and_tokens_in_memory_are_described_by_their_kind(tmp_path: Path) -> None:
+    tokens = torch.randint(8, 300, (11, 17), generator=torch.Generator().manual_seed(0))
+    vectors = torch.randn(11, 17, 64, generator=torch.Generator().manual_seed(0))
+    for name, data, kind in (
+        ("nope-tiny", tokens, "tokens"),
+        ("parameter-free", vectors, "vectors"),
+    ):
+        run = run_ablations(name, data, layers=1, folds=5, players=["sources"], out=tmp_path / name)
+        paragraph = methods_paragraph(run.manifest)
+        assert f"The inputs were 11 sequences of 17 {kind} (data: " in paragraph
 
 
 def test_sequences_without_documents_are_described_too(

@@ -63,7 +63,7 @@ def test_processes_share_one_model_after_the_other_and_one_prints(
     codes, printed = forks("share", "2", tmp_path, command)
     assert codes == {"2": [0, 0]}, printed
     assert printed.count("experiment: ") == 2
-    assert printed.count("report: ") == 1
+    assert printed.count("open ") == 1
     said = [line for line in printed.splitlines() if line.startswith("figure5")]
     assert "the paper used llama-3.1-8b, phi-4 and qwen3-8b" in said[0]
     folders = read_manifest(tmp_path / "2")["experiments"]

@@ -12,7 +12,7 @@ import pytest
 from support.command_line import refused, run_command
 
 from nope_probe import reproduce
-from nope_probe.experiments.paper.analyse import verdicts
+from nope_probe.experiments.paper.analyse import print_index, verdicts
 from nope_probe.experiments.paper.claims import Claim
 from nope_probe.experiments.paper.panels import (
     Pair,
@@ -246,7 +246,7 @@ def test_figure_2_is_computed_once_and_its_verdicts_are_kept(
 
 
 def test_the_page_of_all_figures_names_what_was_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def write_claims(settings: Settings) -> Path:
         assert settings.out is not None
@@ -275,3 +275,12 @@ def test_the_page_of_all_figures_names_what_was_not_run(
     assert "have been run</th><td>9 of 16</td>" in page
     assert "panels within one 8-bit colour step</th><td>9 of 18</td>" in page
     assert page.count('href="../reproduce-figure') == 9
+    print_index(folder)
+    brief = capfd.readouterr().out
+    assert brief.startswith("9 of the paper's 9 claims about its figures are reproduced.")
+    assert brief.splitlines()[-1] == f"open {folder / 'report.html'}"
+    print_index(folder, verbose=True)
+    lines = capfd.readouterr().out.splitlines()
+    assert "Figure 1" in lines
+    assert "  a claim; ✓ reproduced; 1 < 2" in lines
+    assert not any("../" in line or "\\xa0" in line for line in [*lines, *brief.splitlines()])

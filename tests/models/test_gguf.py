@@ -156,10 +156,10 @@ def test_a_run_names_the_file_and_how_it_is_quantised(file: Path, tmp_path: Path
     checksum = sha256(file.read_bytes()).hexdigest()
     assert manifest["sources"]["model"] == {"tiny.gguf": {"sha256": checksum}}
     assert manifest["model"]["gguf"]["sha256"] == checksum
-    assert manifest["model"]["name"] == "tiny.gguf"
+    assert manifest["model"]["name"] == "tiny"
     assert f"GGUF file of type ALL_F32 (SHA-256 {checksum[:16]})" in methods_paragraph(manifest)
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    assert "The attention scores of tiny.gguf by position" in page
+    assert "The attention scores of tiny by position" in page
 
 
 def test_a_command_refuses_a_part_of_a_file_in_one_line(

@@ -92,7 +92,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
             *(replace(section, folded=True) for section in _details(findings)),
         ],
         how_to_read=[
-            *notes.HOW_TO_READ,
+            *notes.how_to_read("scores"),
             *(f"Replaced by {kind}: {STAND_INS[kind].note}." for kind in findings.replaced),
         ],
     )
@@ -221,38 +221,39 @@ def lead(findings: Findings) -> Lead:
         heads = findings.tables.get("heads")
         name = str(findings.manifest["model"]["name"])
         return no_pattern(name, findings.intact_rows(), heads, findings.fold_sizes)
-    amplitude = of_layer(findings.intact_rows(), layer).iloc[0]["amplitude"]
-    sentence = _sentence(rows, layer, float(amplitude))
-    lost = _lost(findings, layer)
+    kind, who, others = _makers(rows)
+    amplitude, lost = of_layer(findings.intact_rows(), layer).iloc[0]["amplitude"], None
+    if kind == "both":
+        share = f"{100 * rows['share_first'].sum():.0f}%"
+    else:
+        lost = _lost(findings, layer)
+        made = rows.query("term in @who").to_dict("records")
+        column = {"whole": "share", "first": "share_first"}[kind]
+        whole = summed(interval_of(row, column) for row in made)
+        share = interval_text(percent(whole), "z.0f", "%")
+    sentence = MAKES[kind].format(
+        who=capitalised(together(who)),
+        makes="makes" if len(who) == 1 and "_x_" not in who[0] else "make",
+        others=together(others) if others else "",
+        layer=layer,
+        share=share,
+        amplitude=f"{amplitude:.2g}",
+    )
     if lost is not None:
         return Lead(sentence=sentence, table=lost, caption=OF_WEIGHTS)
     return Lead(sentence=sentence, table=_sources(rows, layer), caption=OF_SOURCES)
 
 
-def _sentence(rows: pd.DataFrame, layer: int, amplitude: float) -> str:
-    """Return who makes a layer's pattern, at the first key and among the others if they differ."""
-    kind, column, who = "whole", "share", makers(rows, "share")
-    others: tuple[str, ...] = ()
-    if "share_first" in rows and rows["share_first"].sum() >= FIRST:
-        first = makers(rows, "share_first")
-        if not rows["share_others"].sum() >= FIRST:
-            kind, column, who = "first", "share_first", first
-        elif makers(rows, "share_others") != first:
-            kind, who, others = "both", makers(rows, "share_others"), first
-    share = summed(
-        interval_of(row, column) for row in rows.query("term in @who").to_dict("records")
-    )
-    size = interval_text(percent(share), "z.0f", "%")
-    if kind == "both":
-        size = f"{100 * rows['share_first'].sum():.0f}%"
-    return MAKES[kind].format(
-        who=capitalised(together(who)),
-        makes="makes" if len(who) == 1 and "_x_" not in who[0] else "make",
-        others=together(others) if others else "",
-        layer=layer,
-        share=size,
-        amplitude=f"{amplitude:.2g}",
-    )
+def _makers(rows: pd.DataFrame) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Return who makes a layer's pattern: which part of it, the makers, and the first key's."""
+    whole = makers(rows, "share")
+    if "share_first" not in rows or not rows["share_first"].sum() >= FIRST:
+        return "whole", whole, ()
+    first = makers(rows, "share_first")
+    if not rows["share_others"].sum() >= FIRST:
+        return "first", first, ()
+    others = makers(rows, "share_others")
+    return ("both", others, first) if others != first else ("whole", whole, ())
 
 
 def _sources(rows: pd.DataFrame, layer: int) -> pd.DataFrame:

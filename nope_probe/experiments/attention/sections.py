@@ -23,25 +23,6 @@ from nope_probe.runtime.folder import Run
 
 MOSTLY, HARDLY = 0.8, 0.2  # of the information among the other keys
 LEAST_NATS = 0.01  # of position: with less, a head has no positional attention worth a row
-HOW_TO_READ = (
-    "A head's information says how far its attention weights are from uniform ones, in nats. It is "
-    "a relative entropy, a mean over texts and over queries of 8 keys or more.",
-    "It has four parts, exactly. A head decides whether to look at the first key, and where to "
-    "look among the other keys.",
-    "Position is the part of each that is the same in every text. Content is the part that differs "
-    "between texts: what the text tells about the attended key.",
-    "The positional share is position's part of the information among the other keys. At 100% the "
-    "text tells nothing about where the head looks, at 0% position tells nothing.",
-    "How it misleads: a head that gives the first key nearly all of its weight has little "
-    "information about the other keys, whatever its share.",
-    "Texts that begin alike count as position (--shuffle tells), and short sequences have few "
-    "positions. The share says nothing of what a head writes.",
-    "Missed: how much of the positional attention among the other keys the softmax of the mean "
-    "scores leaves out. Where this is small, `ablate` and `trace` attribute what attention shows.",
-    "A mean of few texts looks more positional than it is. This bias is removed, so a part that is "
-    "0 may come out slightly below 0.",
-    notes.LAYERS_AND_HEADS,
-)
 
 
 def report(run: Run) -> Report:
@@ -74,7 +55,7 @@ def report(run: Run) -> Report:
                 "map, arrow keys go on.",
             ),
         ],
-        how_to_read=HOW_TO_READ,
+        how_to_read=notes.how_to_read("attention"),
     )
 
 

@@ -39,17 +39,6 @@ RISES = {
     "copy": "rise of the second copy's loss, nats",
     "position": "rise of the position error, positions",
 }
-HOW_TO_READ = (
-    "A loss is -log p(next token), in nats: 0.69 nats more is half the probability.",
-    "Brackets, bars and ± are 95% jackknife intervals over documents. Differences to the intact "
-    "model are paired, document by document.",
-    "A condition is named by what is removed from all layers at once.",
-    "Without the mask the next token is in sight, and a loss on plain text would mean nothing.",
-    "There the first {prefix} tokens of a window see each other (a bidirectional prefix), and the "
-    "rest is causal. Only that suffix is scored, of the intact model too.",
-    notes.PATTERN,
-    notes.LAYERS_AND_HEADS,
-)
 
 
 def report(run: Run, waiting: str = "") -> Report:
@@ -72,7 +61,7 @@ def report(run: Run, waiting: str = "") -> Report:
         lead=replace(first, caption=waiting) if waiting else first,
         sections=[*answer, *(replace(section, folded=bool(answer)) for section in details)],
         how_to_read=(
-            *(note.format(prefix=manifest["prefix"]) for note in HOW_TO_READ),
+            *notes.how_to_read("behaviour", prefix=manifest["prefix"]),
             *(f"{capitalised(about.label)}: {about.caption}" for about in taken),
             *_not_shown(behaviour),
         ),

@@ -46,20 +46,6 @@ INVERSIONS = {  # what becomes of the pattern from (f) over (g) to (h)
     "it.",
 }
 SIDE_BY_SIDE = 64  # positions of a map in the figure of all stages
-HOW_TO_READ = (
-    notes.MAP_AXES,
-    "Gram maps hold the mean inner product of the vectors at two positions. Scores are in nats.",
-    "Colours run over the middle 90% of the cells off the diagonal, without the first keys that "
-    "the measures skip. Hover or tap a cell for its own value.",
-    "Less diagonal means: nothing remains of a pattern that depends on distance alone. Red is "
-    "above, blue below.",
-    "Cosines: mean inner products over the root mean square lengths of both positions' vectors, so "
-    "that stages can be compared. Scores have none.",
-    "Vectors differ in length by an order of magnitude from stage to stage, so each stage has "
-    "colours of its own. The intact and the ablated model share them.",
-    *map(notes.measure_note, STAGE_MEASURES),
-    "Bars are 95% intervals.",
-)
 
 
 def report(run: Run, explorer: Explorer | None = None) -> Report:
@@ -76,7 +62,10 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
         title=f"L{layer} of {name}, stage by stage",
         lead=lead(manifest, table),
         sections=[*explorer_section(explorer), *_sections(run)],
-        how_to_read=HOW_TO_READ,
+        how_to_read=[
+            *notes.how_to_read("circuit"),
+            *map(notes.measure_note, STAGE_MEASURES),
+        ],
     )
 
 

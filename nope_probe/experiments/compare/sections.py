@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from html import escape  # figures read tags in their texts, as the page does
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -48,10 +49,24 @@ CLEAREST = 12  # number of differences that are named
 CANDIDATES = 48  # of which the same number in two tables is named once
 UNSAID = ("players", "circuits", "identity")  # parts of an item that its words do without
 PART_OF_SHARE = "(share|lost|alone|rms)_(first|others)"  # what the whole says already
-LOST = {  # measures of players in words
-    "lost": "lost without it",
-    "alone": "brought alone",
-    "rms": "strength, nats",
+OF_PLAYER = {  # measures of a source or player in words
+    "share": "share of {}",
+    "lost": "lost without {}",
+    "alone": "brought by {} alone",
+    "rms": "strength of {}, nats",
+}
+OF_MAKERS = (
+    "Who makes the pattern of each layer, and their share of its strength. A share above 100% is "
+    "offset by others below 0%."
+)
+LESS = "A difference is a run's number less that of {base}."
+METHODS = {
+    "simulations": "Differences of simulations are unpaired.",
+    "others": "The runs had different sequences, so differences are unpaired.",
+    "foldless": "The runs had the same sequences but kept no fold maps, so differences are "
+    "unpaired.",
+    "paired": "The runs had the same sequences: differences of positional patterns and of their "
+    "measures are paired over folds, others are unpaired.",
 }
 TOPICS = {  # of the tables whose names are no words
     "pattern": "Positional pattern",
@@ -59,19 +74,6 @@ TOPICS = {  # of the tables whose names are no words
     "non_relative": "Non-relative part",
     "bands": "RoPE bands",
 }
-HOW_TO_READ = (
-    notes.SCORE,
-    notes.MAP_AXES,
-    notes.PATTERN,
-    notes.PATTERN_COLOURS,
-    "All patterns of a layer have one scale. A difference has its own, which spans at least "
-    f"{PALE} standard errors of a cell, so that noise is pale.",
-    "Paired differences are taken fold by fold: the runs had the same sequences, so their common "
-    "noise cancels.",
-    "Unpaired differences treat the runs as independent. Their intervals are too wide if the runs "
-    "share sequences.",
-    notes.INTERVALS,
-)
 
 
 def report(
@@ -93,7 +95,7 @@ def report(
         lead=Lead(
             sentence=sentence,
             table=clearest(table, labels[0])[:MOST_ROWS] if sources.empty else sources,
-            caption=" ".join(method),
+            caption=OF_MAKERS if len(sources) else LESS.format(base=labels[0]),
         ),
         sections=[
             *_map_sections(members, maps),
@@ -101,58 +103,63 @@ def report(
             *_measure_sections(members, table),
             _runs(members, folder),
         ],
-        how_to_read=HOW_TO_READ,
+        how_to_read=[*notes.how_to_read("compare"), *method],
     )
 
 
 def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> list[str]:
     """Return the result as a sentence, and how differences were taken."""
     base, *others = members
-    differing = [other for other in others if maps and not _is_noise(other.label, maps)]
-    strong = [_strongest_source(member) for member in members]
-    if maps and not differing:
+    made = {member.label: _sources(member) for member in members}
+    differences = [d for compared in maps for d in compared.differences.values()]
+    if maps and all(difference.is_significant is False for difference in differences):
         labels = f"{listed([other.label for other in others])} and {base.label}"
         sentence = f"The positional patterns of {labels} do not differ beyond noise."
-    elif all(strong):
-        sentence = f"The strongest pattern comes from {', from '.join(strong)}."
-    elif maps:
-        other = differing[0].label
-        most = max(maps, key=lambda compared: compared.differences[other].rms.value)
-        size = f"{most.differences[other].rms.value:.2g} {UNITS.get(base.kind, 'nats')}"
-        sentence = f"The patterns of {other} and {base.label} differ most in {most.name}: {size}."
+    elif all(made.values()):
+        strongest = {label: max(rows.items(), key=_amplitude) for label, rows in made.items()}
+        parts = [f"{together(row.who)} in {label} (L{n})" for label, (n, row) in strongest.items()]
+        sentence = f"The strongest pattern comes from {', from '.join(parts)}."
     else:
         n = int(excludes_zero(table, "difference").sum())
         sentence = f"{n} of {len(table)} numbers differ beyond their 95% interval."
-    return [sentence, _method(members, maps, table)]
+    paired = any(d.paired for d in differences) or bool((table["method"] == PAIRED).any())
+    if members[0].kind == "simulate":
+        method = "simulations"
+    else:
+        method = ("others", "foldless", "paired")[share_sequences(members) * (1 + paired)]
+    return [sentence, METHODS[method]]
 
 
-def _is_noise(label: str, maps: Sequence[Compared]) -> bool:
-    return all(compared.differences[label].is_significant is False for compared in maps)
+class Makers(NamedTuple):
+    """Who makes a layer's pattern: its amplitude in nats, the makers, and their share of it."""
+
+    amplitude: float
+    who: tuple[str, ...]
+    share: float
+
+    def __str__(self) -> str:
+        """Return the makers with their share, for a table's cell."""
+        name = words(self.who[0]) if len(self.who) == 1 else together(self.who)
+        return f"{name}: {100 * self.share:.0f}% of {self.amplitude:.2g} nats"
 
 
-def _strongest_source(member: Member) -> str:
-    """Return who makes a run's strongest pattern; empty for a run that does not tell."""
-    rows = _sources(member)
-    if not rows:
-        return ""
-    layer = max(rows, key=lambda layer: rows[layer][0])
-    return f"{together(rows[layer][1])} in {member.label} (L{layer})"
+def _amplitude(row: tuple[int, Makers]) -> float:
+    return row[1].amplitude
 
 
-def _sources(member: Member) -> dict[int, tuple[float, tuple[str, ...], float]]:
-    """Return each layer's amplitude, nats, the makers of its pattern, and their share."""
+def _sources(member: Member) -> dict[int, Makers]:
+    """Return who makes the pattern of each layer that exceeds the noise; only `ablate` tells."""
     sources = member.tables.get("sources", pd.DataFrame())
-    found: dict[int, tuple[float, tuple[str, ...], float]] = {}
     if member.kind != "ablate" or sources.empty:
-        return found
-    pattern = member.tables["pattern"]
-    own = pattern[pattern["kept"] == INTACT.name]
-    for row in own[own["amplitude_low"] > 0].to_dict("records"):
+        return {}
+    pattern, made = member.tables["pattern"], {}
+    for row in pattern.query("kept == @INTACT.name and amplitude_low > 0").to_dict("records"):
         terms = terms_of(of_layer(sources, row["layer"])).dropna(subset=["share"])
-        if len(terms) and (who := makers(terms, "share")):
+        if len(terms):
+            who = makers(terms, "share")
             share = terms[terms["term"].isin(who)]["share"].sum()
-            found[int(row["layer"])] = row["amplitude"], who, share
-    return found
+            made[int(row["layer"])] = Makers(row["amplitude"], who, share)
+    return made
 
 
 def side_by_side(members: Sequence[Member]) -> pd.DataFrame:
@@ -160,41 +167,11 @@ def side_by_side(members: Sequence[Member]) -> pd.DataFrame:
 
     Of many layers, the strongest are shown.
     """
-    found = {member.label: _sources(member) for member in members}
-    sizes: dict[int, float] = {}
-    for rows in found.values():
-        for layer, (amplitude, _, _) in rows.items():
-            sizes[layer] = max(amplitude, sizes.get(layer, 0.0))
-    layers = sorted(sorted(sizes, key=lambda layer: -sizes[layer])[:MOST_ROWS])
-    table = {"layer": [f"L{layer}" for layer in layers]}
-    for label, rows in found.items():
-        table[label] = [
-            f"{_named(rows[layer][1])}: {100 * rows[layer][2]:.0f}% of {rows[layer][0]:.2g} nats"
-            if layer in rows
-            else WITHIN
-            for layer in layers
-        ]
-    return pd.DataFrame(table) if layers else pd.DataFrame()
-
-
-def _named(terms: Sequence[str]) -> str:
-    return words(terms[0]) if len(terms) == 1 else together(terms)
-
-
-def _method(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> str:
-    if members[0].kind == "simulate":
-        return "Differences of simulations are unpaired."
-    if not share_sequences(members):
-        return "The runs had different sequences, so differences are unpaired."
-    paired = any(
-        difference.paired for compared in maps for difference in compared.differences.values()
-    )
-    if paired or (table["method"] == PAIRED).any():
-        return (
-            "The runs had the same sequences: differences of positional patterns and of their "
-            "measures are paired over folds, others are unpaired."
-        )
-    return "The runs had the same sequences but kept no fold maps, so differences are unpaired."
+    made = {member.label: _sources(member) for member in members}
+    rows = sorted((row for of_run in made.values() for row in of_run.items()), key=_amplitude)
+    layers = sorted([*dict.fromkeys(layer for layer, _ in reversed(rows))][:MOST_ROWS])
+    cells = {name: [str(of_run.get(n, WITHIN)) for n in layers] for name, of_run in made.items()}
+    return pd.DataFrame({"layer": [f"L{n}" for n in layers], **cells} if layers else {})
 
 
 def clearest(table: pd.DataFrame, base: str) -> pd.DataFrame:
@@ -228,22 +205,23 @@ def clearest(table: pd.DataFrame, base: str) -> pd.DataFrame:
 
 def _text(row: pd.Series, base: str) -> dict[str, str]:
     """Return a difference as a row of words; what is subtracted from what stands in its heading."""
-    measure = row["measure"]
-    is_share = measure.startswith(SHARES)
-    size = f"{100 * row['base_value']:.0f}%" if is_share else f"{row['base_value']:.3g}"
-    shown = interval_text(interval_of(row, "difference"), "+.3g")
-    if is_share:
-        shown = interval_text(percent(interval_of(row, "difference")), "+.0f", "%")
-    value = f"{100 * row['value']:.0f}%" if is_share else f"{row['value']:.3g}"
-    parts = [part for part in str(row["item"]).split(", ") if part not in UNSAID]
-    item = ", ".join(words(part) for part in parts)
-    name = MEASURES[measure].title if measure in MEASURES else LOST.get(measure, measure)
+    measure, estimate = row["measure"], interval_of(row, "difference")
+    values, form, unit = [row["value"], row["base_value"]], ".3g", ""
+    if measure.startswith(SHARES):
+        estimate, values, form, unit = percent(estimate), [100 * v for v in values], ".0f", "%"
+    layer, *parts = [part for part in str(row["item"]).split(", ") if part not in UNSAID]
+    what = MEASURES[measure].title if measure in MEASURES else measure.replace("_", " ")
+    if parts and measure in OF_PLAYER:
+        what = OF_PLAYER[measure].format(", ".join(map(words, parts)))
+    elif parts:
+        what = f"{', '.join(map(words, parts))}, {what}"
+    value, of_base = (f"{number:{form}}{unit}" for number in values)
     return {
-        "what": f"{item}: {name.replace('_', ' ')}",
+        "what": f"{layer}: {what}",
         "run": str(row["run"]),
         "value": value,
-        base: size,
-        f"run − {base}": shown,
+        base: of_base,
+        f"run − {base}": interval_text(estimate, f"+{form}", unit),
     }
 
 
@@ -315,8 +293,7 @@ def _measure_sections(members: Sequence[Member], table: pd.DataFrame) -> Iterato
     for name, rows in table.groupby("table", sort=False):
         yield Section(
             title=TOPICS.get(str(name), str(name).replace("_", " ").capitalize()),
-            caption=f"A difference is a run's number less that of {members[0].label}. One number "
-            "in twenty differs beyond its interval by chance.",
+            caption=LESS.format(base=members[0].label),
             figure=partial(_pattern_measures, members) if name == "pattern" else None,
             table=rows.drop(columns="table"),
         )

@@ -19,7 +19,8 @@ from nope_probe.experiments.paper.claims import Claim, claims_of
 from nope_probe.experiments.paper.panels import agreements, pairs_of, verdict
 from nope_probe.experiments.paper.sections import report, verdict_mark
 from nope_probe.experiments.paper.settings import FIGURES, Settings, title_of
-from nope_probe.experiments.sections import print_lines
+from nope_probe.experiments.sections import PlainConsole, print_lead, print_lines
+from nope_probe.reports import notes
 from nope_probe.reports.page import Cell, Lead, Link, Listing, Section, page
 from nope_probe.runtime.folder import Run, read_manifest, read_run
 from nope_probe.runtime.identity import versions
@@ -38,11 +39,6 @@ SCORES_NOTE = (
 TRUE_MEANS = (
     "the published Figures 11 to 16 are 50 times too small in scale (20 sequences, divided by 50); "
     "these maps are true means."
-)
-HOW_TO_READ_INDEX = (
-    "A verdict is about the run that is linked; figures of trained models name theirs.",
-    "Published panels are compared cell by cell, in steps of their own 256 colours.",
-    "A figure with several finished runs shows the run on the paper's models, or else the newest.",
 )
 INDEX_COLUMNS = ("figure", "the paper's claim", "verdict", "numbers")
 Runs = Mapping[str, tuple[Path, Mapping[str, Any]]]  # folder and manifest by figure
@@ -134,7 +130,9 @@ def write_index(folder: Path, own: Mapping[str, Path]) -> None:
         "figures": {figure: str(run) for figure, (run, _) in runs.items()},
         "versions": versions(),
     }
-    html = page("The paper, reproduced", index_lead(runs), [section], manifest, HOW_TO_READ_INDEX)
+    lead = index_lead([manifest for _, manifest in runs.values()])
+    how_to_read = notes.how_to_read("reproduce all")
+    html = page("The paper, reproduced", lead, [section], manifest, how_to_read)
     with atomic_write(folder / "report.html") as path:
         path.write_text(html, encoding="utf-8")
 
@@ -183,15 +181,14 @@ def index_rows(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
     return rows
 
 
-def index_lead(runs: Runs) -> Lead:
+def index_lead(manifests: Sequence[Mapping[str, Any]]) -> Lead:
     """Return how many claims are reproduced, and how many figures and panels."""
-    manifests = [manifest for _, manifest in runs.values()]
     claims = [claim for manifest in manifests for claim in manifest["claims"]]
     panels = pd.DataFrame([manifest["panels"] for manifest in manifests])
     exact, agree, compared = (int(panels[name].sum()) for name in ("exact", "agree", "compared"))
     held = sum(claim["reproduced"] for claim in claims)
     rows = {
-        "figures of the paper that have been run": f"{len(runs)} of {len(FIGURES)}",
+        "figures of the paper that have been run": f"{len(manifests)} of {len(FIGURES)}",
         "panels within one 8-bit colour step": f"{exact} of {compared}",
         "more panels within sampling noise": f"{agree - exact} of {compared}",
     }
@@ -202,11 +199,15 @@ def index_lead(runs: Runs) -> Lead:
 
 
 def print_index(folder: Path, verbose: bool = False) -> None:
-    """Print a line per figure, and the path of the page; if `verbose`, each claim too."""
+    """Print how many claims are reproduced, and the path of the page; if `verbose`, each claim."""
     table = pd.read_csv(folder / "figures.csv", keep_default_na=False)
+    pages = [folder / name for name in table["figure"] if name.endswith("report.html")]
+    manifests = [read_manifest(page.parent) for page in pages]
+    print_lead(PlainConsole(), index_lead(manifests))
+    titles = iter(title_of(manifest["settings"]["figure"]) for manifest in manifests)
     lines: list[str] = []
-    for figure, *parts in table.itertuples(index=False):
-        lines += [figure] if figure else []
-        if verbose:
-            lines.append("  " + "; ".join(filter(None, parts)).replace("\u00a0", " "))
-    print_lines([*lines, f"report: {folder / 'report.html'}"])
+    for figure, *parts in table.itertuples(index=False) if verbose else ():
+        if figure:
+            lines.append(next(titles) if figure.endswith("report.html") else figure)
+        lines.append("  " + "; ".join(filter(None, parts)).replace("\u00a0", " "))
+    print_lines([*lines, f"open {folder / 'report.html'}"])

@@ -37,17 +37,6 @@ BESIDE = (
     "diagonal: values cannot be compared, shapes can."
 )
 DRAWN = 128  # positions of a map on the page
-HOW_TO_READ = (
-    notes.MAP_AXES,
-    "Published panels are the paper's figures read back into numbers.",
-    "Each colour stands for one of 256 steps between the ends of the panel's own colour bar, "
-    "beyond which values are clipped.",
-    "A difference is the reproduced map, clipped likewise, less the published panel, in these "
-    "steps. Rounding to colours alone makes differences of up to half a step.",
-    "Noise is the difference that two standard errors let expect, of the paper's 100,000 samples "
-    "and of the reproduced map.",
-    "The paper counts layers from 1, and this page from 0: the paper's layer 1 is L0.",
-)
 
 
 def report(run: Run, pairs: Sequence[Pair]) -> Report:
@@ -62,7 +51,7 @@ def report(run: Run, pairs: Sequence[Pair]) -> Report:
         title=f"{figure} of the paper, reproduced",
         lead=lead(manifest),
         sections=[*_figures(figure, pairs), _claims(manifest)],
-        how_to_read=HOW_TO_READ,
+        how_to_read=notes.how_to_read("reproduce"),
     )
 
 
@@ -70,9 +59,10 @@ def lead(manifest: Mapping[str, Any]) -> Lead:
     """Return how many of the paper's claims are reproduced, and which."""
     figure, claims = title_of(manifest["settings"]["figure"]), manifest["claims"]
     held = sum(claim["reproduced"] for claim in claims)
-    sentence = f"{held} of the paper's {len(claims)} claims about {figure} are reproduced."
+    sentence = f"Of the paper's claims about {figure}, {held} of {len(claims)} could be reproduced."
+    marks = [verdict_mark(claim["reproduced"]).replace("\u00a0", " ") for claim in claims]
     table = pd.DataFrame(
-        [(claim["paper"], verdict_mark(claim["reproduced"])) for claim in claims[:MOST_ROWS]],
+        zip((claim["paper"] for claim in claims[:MOST_ROWS]), marks, strict=False),
         columns=["the paper's claim", "verdict"],
     )
     return Lead(
@@ -185,4 +175,4 @@ def print_summary(folder: Path, verbose: bool = False) -> None:
         lines += [f"{figure}: {sentence}" for sentence in manifest["headline"]]
         experiments = _experiments(manifest, folder).values()
         lines += [f"experiment: {experiment / 'report.html'}" for experiment in experiments]
-    print_lines([*lines, f"report: {folder / 'report.html'}"])
+    print_lines([*lines, f"open {folder / 'report.html'}"])

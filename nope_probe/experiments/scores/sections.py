@@ -53,7 +53,7 @@ def report(run: Run, heads: str = "") -> Report:
             *split_sections(tables, lengths_of(run)),
             *_measure_sections(tables, str(run.manifest["conditions"][0])),
         ],
-        how_to_read=notes.HOW_TO_READ,
+        how_to_read=notes.how_to_read("scores"),
     )
 
 

@@ -26,15 +26,6 @@ VERDICTS = {  # by whether scores increase in j, surely: what nearer keys get
     "not increasing": "do not always score higher",
     "flat": "score the same",
 }
-HOW_TO_READ = (
-    notes.SCORE,
-    notes.MAP_AXES,
-    "Theory is the mean field, which is exact as the dimension grows. Its gap to the simulation "
-    "decreases as one over the dimension.",
-    "Errors are two standard errors, from 32 blocks of samples.",
-    "A layer increases in j if nearer keys score higher at every distance.",
-    notes.measure_note("monotonicity"),
-)
 
 
 def report(run: Run) -> Report:
@@ -49,7 +40,7 @@ def report(run: Run) -> Report:
         title="The parameter-free transformer",
         lead=lead(run.tables["layers"]),
         sections=[*_map_sections(run), *_line_sections(run)],
-        how_to_read=HOW_TO_READ,
+        how_to_read=[*notes.how_to_read("simulate"), notes.measure_note("monotonicity")],
     )
 
 

@@ -49,36 +49,6 @@ OF_TERMS = (
     "Exact terms of the pattern, which add up to 100%. Rotation: RoPE on vectors that know nothing "
     "of position. Written: position in the residual stream. Covariance: outside the means."
 )
-HOW_TO_READ = (
-    notes.PATTERN,
-    notes.PATTERN_COLOURS,
-    "A reader is a layer, or a head, whose queries and keys are made from the residual stream.",
-    "A writer is a component that adds to that stream before it: an embedding, a head, an MLP.",
-    "Rotation: RoPE at work on the mean query and key, which know nothing of position. It depends "
-    "on the distance alone.",
-    "Written position: the position in queries and keys themselves, which some writer must have "
-    "put into the residual stream.",
-    "Covariance: the part outside the means, such as tokens that resemble their neighbours.",
-    "A writer's share is its direct path into the reader's queries and keys, with the norm's scale "
-    "of each token as it was.",
-    "Shares of a reader's writers add up to its written position. A share below 0 works against "
-    "the pattern.",
-    "Norm, a part of the written terms: the norm at work on the mean residual stream, which knows "
-    "nothing of position. Its scale is small where a token has a large residual.",
-    "How shares mislead: a writer may pass on another writer's position, which its direct share "
-    "does not show. The mean over heads hides opposite signs.",
-    "Texts that begin alike count as position (--shuffle tells).",
-    "First key: how much of a head's positional part comes from the first key, such as BOS, whose "
-    "attention fades as more keys come.",
-    "A removal replaces the writer's mean output at each position by its mean over positions.",
-    "Held: what is lost on the direct path with the norm's scale as it was; the writer's share "
-    "predicts it. In the model: the same where the scale follows.",
-    "On all paths: all blocks behind the writer lose the position.",
-    "A clock: the mean keys of all positions along their two principal axes. Positions in order on "
-    "a line can be told apart by a query.",
-    notes.INTERVALS,
-    notes.LAYERS_AND_HEADS,
-)
 
 
 def report(run: Run) -> Report:
@@ -92,7 +62,7 @@ def report(run: Run) -> Report:
         title=f"Who writes position in {name}",
         lead=lead(tables, reader, fold_sizes_of(run.manifest)),
         sections=list(_sections(run)),
-        how_to_read=HOW_TO_READ,
+        how_to_read=notes.how_to_read("trace"),
     )
 
 
