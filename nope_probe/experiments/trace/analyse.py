@@ -18,13 +18,7 @@ from jaxtyping import Float, Int
 
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern_rows import ContrastGram
-from nope_probe.analyses.positions import (
-    clock,
-    direct_share,
-    readers,
-    scores_without,
-    term_maps,
-)
+from nope_probe.analyses.positions import clock, direct_share, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader, Side
 from nope_probe.conditions import Writer
 from nope_probe.experiments.engine import Engine
