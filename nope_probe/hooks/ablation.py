@@ -8,7 +8,7 @@ every removal is written through hook points, and equals the model edited by han
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
 from inspect import signature
@@ -91,41 +91,12 @@ def ablated(
         raise RuntimeError("the model is ablated already: name all components in one Ablation")
     calibration = _calibration(model, ablation, calibration, tokens)
     blocks = [BlockAblation(target, ablation, calibration) for target in targets]
-    mlps = lone_mlps(model, ablation)
-    groups = [block.group() for block in blocks]
-    groups += [
-        HookGroup(blocks_of(model)[number], [first(mlp, zeros)]) for number, mlp in mlps.items()
-    ]
-    point = position_point(model) if "pos_embed" in ablation.components else None
-    if point is not None:
-        groups.append(HookGroup(position_module(model), [first(point, mean_over_positions)]))
-    for writer in ablation.writers:
-        assert calibration is not None
-        groups.append(without_position(model, writer, calibration.positions[writer]))
-    # Blocks are targets of removed positions too, to check padding, and lose nothing by them.
-    of_blocks = len(ablation.components) > len(ablation.writers)
-    lost = {block.layer.index: block.heads for block in blocks} if of_blocks else {}
-    ABLATED[model] = ActiveAblation(
-        ablation=ablation,
-        calibration=calibration,
-        heads=dict.fromkeys(writer.block for writer in ablation.writers)
-        | dict.fromkeys(mlps)
-        | lost,
-        groups=groups,
-    )
-    try:
-        with (
-            tapped(model),
-            hooks_in_place(groups),
-            ExitStack() as stack,
-            _whole_sequences(model, ablation),
-        ):
-            for block in blocks:
-                rope = block.rope if block.heads is None else None
-                stack.enter_context(block.layer.tap.edited(rope, block.edit))
-            yield model
-    finally:
-        ABLATED.pop(model, None)
+    active = _active(model, ablation, calibration, blocks)
+    with _in_place(model, active), ExitStack() as stack, _whole_sequences(model, ablation):
+        for block in blocks:
+            rope = block.rope if block.heads is None else None
+            stack.enter_context(block.layer.tap.edited(rope, block.edit))
+        yield model
 
 
 @contextmanager
@@ -140,16 +111,53 @@ def directly_ablated(
         written: the position to remove.
         reader: the number of the block.
     """
-    group = without_position(model, writer, written, reader)
-    ABLATED[model] = ActiveAblation(
+    active = ActiveAblation(
         ablation=Ablation(remove=[writer.removal]),
         calibration=written,
         heads={reader: None},
-        groups=[group],
+        groups=[without_position(model, writer, written, reader)],
     )
+    with _in_place(model, active):
+        yield model
+
+
+def _active(
+    model: HookedModel,
+    ablation: Ablation,
+    calibration: Calibration | None,
+    blocks: Sequence[BlockAblation],
+) -> ActiveAblation:
+    """Return an ablation with its hooks, and the blocks and heads that lose something by it."""
+    mlps = lone_mlps(model, ablation)
+    groups = [block.group() for block in blocks]
+    groups += [
+        HookGroup(blocks_of(model)[number], [first(mlp, zeros)]) for number, mlp in mlps.items()
+    ]
+    point = position_point(model) if "pos_embed" in ablation.components else None
+    if point is not None:
+        groups.append(HookGroup(position_module(model), [first(point, mean_over_positions)]))
+    for writer in ablation.writers:
+        assert calibration is not None
+        groups.append(without_position(model, writer, calibration.positions[writer]))
+    # Blocks are targets of removed positions too, to check padding, and lose nothing by them.
+    of_blocks = len(ablation.components) > len(ablation.writers)
+    lost = {block.layer.index: block.heads for block in blocks} if of_blocks else {}
+    written = dict.fromkeys(writer.block for writer in ablation.writers)
+    return ActiveAblation(
+        ablation=ablation,
+        calibration=calibration,
+        heads=written | dict.fromkeys(mlps) | lost,
+        groups=groups,
+    )
+
+
+@contextmanager
+def _in_place(model: HookedModel, active: ActiveAblation) -> Iterator[None]:
+    """Run a model with the hooks of an ablation, which `ABLATED` names meanwhile."""
+    ABLATED[model] = active
     try:
-        with tapped(model), hooks_in_place([group]):
-            yield model
+        with tapped(model), hooks_in_place(active.groups):
+            yield
     finally:
         ABLATED.pop(model, None)
 

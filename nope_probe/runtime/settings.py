@@ -21,6 +21,7 @@ from typing import (
     get_args,
     get_origin,
     get_type_hints,
+    runtime_checkable,
 )
 
 import tyro
@@ -55,6 +56,7 @@ _arg = tyro.conf.arg
 Chosen = TypeVar("Chosen", bound="BoundedSettings")
 
 
+@runtime_checkable
 class Beginnings(Protocol):
     """How the sequences of a run begin, as `data.sequences.Sequences` say it (they need torch)."""
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.dense_patterns import estimates
 
-from nope_probe.analyses import positions
+from nope_probe.analyses import reader as reader_module
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
 from nope_probe.analyses.positions import (
     TERMS,
@@ -348,7 +348,7 @@ def test_shares_of_terms_and_writers_split_into_those_of_the_first_and_of_the_ot
 def test_squares_of_chosen_rows_are_products_of_the_maps_of_four_different_folds(
     n_bytes: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(positions, "PAIR_BYTES", n_bytes)
+    monkeypatch.setattr(reader_module, "PAIR_BYTES", n_bytes)
     queries, key = torch.tensor([2, 5, 7, 11, 12]), torch.arange(N_POS)
     q, k = (random_vectors(seed)[:5] for seed in (1, 2))
     sums = sums_of(q, k, rope())

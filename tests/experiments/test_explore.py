@@ -14,7 +14,7 @@ from nope_probe.analyses.pattern_changes import kept_pattern
 from nope_probe.analyses.shapley import player_set
 from nope_probe.conditions import INTACT, MASK
 from nope_probe.errors import UserError
-from nope_probe.experiments.circuit.analyse import Stages, block_explorer, explored
+from nope_probe.experiments.circuit.run import Stages, block_explorer, explored
 from nope_probe.experiments.engine import Engine, as_sequences
 from nope_probe.experiments.explorer import explorer_of, note_on, pattern_view
 from nope_probe.figures.explorer import Explorer

@@ -246,8 +246,8 @@ def prepare() -> None:
     """Import what commands need, so that their forks have it, and shorten training."""
     torch.set_num_threads(1)
     names = ["scores", "ablate", "circuit", "simulate", "layers", "compare", "reproduce", "trace"]
-    names += [f"experiments.{name}.analyse" for name in ("ablation", "circuit", "scores", "trace")]
-    names += ["experiments.simulation.run", "experiments.behaviour.analyse"]
+    experiments = ("ablation", "behaviour", "circuit", "scores", "simulation", "trace")
+    names += [f"experiments.{name}.run" for name in experiments]
     for name in names:
         import_module(f"nope_probe.{name}")
     import_module("nope_probe").load("nope-tiny")

@@ -1,20 +1,64 @@
-"""The `circuit` command's run: from settings to a folder."""
+"""The `circuit` command's run: from settings to stages, their table, and an explorer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nope_probe.conditions import Condition, validate_components
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.jackknife import standard_error
+from nope_probe.analyses.pattern import measure_pattern, query_stride
+from nope_probe.analyses.shapley import player_set
+from nope_probe.components import are_sources
+from nope_probe.conditions import INTACT, Condition, validate_components
+from nope_probe.data.sequences import Sequences
 from nope_probe.errors import TooFewLayersError, UserError
-from nope_probe.experiments.circuit.analyse import Stages, analyse, block_explorer, explored
+from nope_probe.experiments.circuit.sections import report
 from nope_probe.experiments.circuit.settings import Settings
 from nope_probe.experiments.engine import Engine, validate_finite_stages, validate_removable
-from nope_probe.figures.explorer import Explorer
+from nope_probe.experiments.explorer import circuit_view, combinations, note_on, stage_view
+from nope_probe.experiments.sections import listed
+from nope_probe.experiments.tables import measures_table
+from nope_probe.figures.explorer import Explorer, strongest_source
+from nope_probe.figures.names import phrase
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
+from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.hooks.removing.targets import components
+from nope_probe.maps.maps import StageMaps
+from nope_probe.maps.rows import MapRows
 from nope_probe.models.info import LoadedModel
+from nope_probe.runtime.folder import Run
+from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import RunSettings
 from nope_probe.runtime.sources import load_layers
+from nope_probe.stages import LETTERS
+
+ABLATED = "ablated"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """The stages of a block.
+
+    Attributes:
+        layer: the block, from 0.
+        intact: the stages of the intact model.
+        ablated: the stages of the ablated model; None without an ablation.
+        removed: the removed components, and `norms`.
+    """
+
+    layer: int
+    intact: StageMaps
+    ablated: StageMaps | None
+    removed: tuple[str, ...]
 
 
 def run(settings: Settings) -> Path:
@@ -99,3 +143,138 @@ def removed_components(session: Session[Settings]) -> tuple[str, ...]:
     validate_removable(session.loaded.model, wanted)
     norms = {"norms"} & {*session.settings.remove}
     return tuple(Condition(wanted | norms).ordered)
+
+
+def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | None = None) -> Run:
+    """Measure the stages, and return the run."""
+    inputs, layer = session.sequences(), stages.layer
+    skip_keys = session.settings.n_skipped(inputs)
+    maps = [captured for captured in (stages.intact, stages.ablated) if captured is not None]
+    table = stages_table(maps, layer)
+    model = session.loaded.model
+    blocks = {block.index: block for block in layers_of(model)}
+    manifest = {
+        **session.provenance(),
+        **input_record(inputs, skip_keys, stages.intact.counts),
+        "query_stride": query_stride(len(stages.intact.query_positions)),
+        "layer": layer,
+        "components": list(components(model)),
+        "removed": list(stages.removed),
+        "absent": absent_stages(blocks, layer, session.loaded.info.n_layers),
+    }
+    arrays = {name: array.float().cpu().numpy() for name, array in _arrays(maps).items()}
+    run = Run(
+        manifest=manifest,
+        arrays={"maps": arrays, "tokens": input_arrays(inputs), "folds": _folds(maps[-1])},
+        tables={"stages": table},
+    )
+    return replace(run, page=report(run, explorer).html(manifest))
+
+
+def _arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:
+    """Return a run's maps; with an ablation, the intact model's maps are the reference."""
+    shown = maps[-1]
+    means = {letter: shown.mean(letter) for letter in shown.folds}
+    arrays = {f"gram/{letter}": mean for letter, mean in means.items()}
+    arrays |= {f"normalised/{letter}": shown.normalised(letter) for letter in shown.folds}
+    by_letter = {letter: shown.layer_maps(letter) for letter in shown.folds}
+    arrays |= {
+        f"se/{letter}": standard_error(layer.folds.maps, layer.weights)
+        for letter, layer in by_letter.items()
+    }
+    if len(maps) > 1:
+        arrays |= {f"reference/{letter}": maps[0].mean(letter) for letter in maps[0].folds}
+    if len(shown.query_positions) < next(iter(shown.folds.values())).shape[-1]:
+        arrays["query_positions"] = shown.query_positions
+    return arrays
+
+
+def _folds(maps: StageMaps) -> dict[str, Float[np.ndarray, "fold cell"]]:
+    """Return the fold means of each stage as lower triangles, with which `compare` pairs runs."""
+    return {
+        f"gram/{letter}": MapRows.of(folds, maps.query_positions).pack(folds).float().cpu().numpy()
+        for letter, folds in maps.folds.items()
+    }
+
+
+def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
+    """Return the table of stages: layer, model, stage, and the measures of scores for its map.
+
+    Args:
+        maps: the intact model's stages and, for an ablation, the ablated model's.
+        layer: the block under study, from 0; (h) and (i) belong to the next block.
+    """
+    measured = []
+    for model, stages in zip((INTACT.name, ABLATED), maps, strict=False):
+        for letter in stages.folds:
+            measures = [measure_pattern(stages.layer_maps(letter).pattern)]
+            measured.append(({"model": model, "stage": letter}, measures))
+    table = measures_table(measured, [layer], labels=("model", "stage"))
+    table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]
+    return table
+
+
+def block_explorer(
+    whole: Engine, few: Sequences, stages: Stages, *, substitute: Substitute
+) -> Explorer:
+    """Return the explorer of one block, with a switch for each of the model's components.
+
+    The explorer opens without the run's removed components, else without the source that the last
+    stage needs most. This combination ran on all sequences of the run, as did the intact model and
+    all single sources.
+
+    Args:
+        whole: the model on all sequences of the run.
+        few: the sequences that each combination runs.
+        stages: the captured stages.
+        substitute: the replacement of removed weights.
+    """
+    has, layer = components(whole.model), stages.layer
+    players: dict[str, list[str]] = {name: [name] for name in has}
+    ablations = [substitute.without(removed) for removed in combinations(player_set(has))]
+    engine = whole.on(few).calibrated(None, ablations)
+    view = circuit_view(engine, ablations, [layer])
+    shown: dict[tuple[str, ...], StageMaps] = {(): stages.intact}
+    if stages.ablated is None:
+        for name in (name for name in has if are_sources([name])):
+            alone = Ablation(remove=[name])
+            shown[name,] = whole.stages(f"explorer/{name}", alone, layer=layer)
+    elif {*stages.removed} <= {*has}:
+        shown[stages.removed] = stages.ablated
+    own = stage_view([[maps] for maps in shown.values()], [layer], [{}])
+    opened = [name for name in stages.removed if name in players]
+    if not stages.removed:
+        sources = {name: players[name] for (name,) in [*shown][1:]}
+        left = own.left(0, LETTERS.index(max(stages.intact.folds)))[1:]
+        opened = strongest_source(left, sources)
+    bits = {name: 1 << bit for bit, name in enumerate(players)}
+    numbers = [sum(bits[name] for name in removed) for removed in shown]
+    n_seqs, note = (len(few), len(whole.inputs)), note_on(engine, substitute)
+    if ignored := [phrase(name) for name in stages.removed if name not in has]:
+        note += f" There is no switch for {listed(ignored)}: removed in the figures below, intact "
+        note += "here."
+    return Explorer(
+        title="Press an operation on an arrow: it is removed, and every stage changes",
+        players=players,
+        views=(view.beside(own, numbers, n_seqs),),
+        components=has,
+        removed=opened,
+        note=f"{note} The intact model and the combination that is shown first ran on all "
+        f"{n_seqs[1]:,} sequences of the run too; the sentence above the maps says how many "
+        "sequences are shown.",
+    )
+
+
+def explored(inputs: Sequences, n_switches: int, times: int, n_folds: int) -> Sequences | None:
+    """Return the sequences that each combination runs; None if they would be too few.
+
+    Args:
+        inputs: the run's sequences.
+        n_switches: how many components have a switch.
+        times: the cost of all combinations together, in multiples of the run's sequences.
+        n_folds: parts of the data behind the intervals.
+    """
+    n_seqs = min(len(inputs), times * len(inputs) // 2**n_switches)
+    documents = None if inputs.documents is None else inputs.documents[:n_seqs]
+    first = replace(inputs, inputs=inputs.inputs[:n_seqs], documents=documents)
+    return first if n_switches and first.n_documents >= n_folds else None

@@ -1,28 +1,89 @@
-"""The `scores` command's run: from settings to a folder."""
+"""The `scores` command's run: from settings to maps, tables and pages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.jackknife import mean_intervals, standard_error
+from nope_probe.analyses.pattern import measure, measure_heads, query_stride
+from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
 from nope_probe.analyses.recover import recover_rotation
-from nope_probe.analyses.splits import Band, BandChoice, make_bands
+from nope_probe.analyses.splits import (
+    Band,
+    BandChoice,
+    OffsetBins,
+    bin_means,
+    make_bands,
+    offset_bins,
+    split_bands,
+)
+from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
-from nope_probe.experiments.scores.analyse import MeasuredScores, analyse
-from nope_probe.experiments.scores.heads import HeadMeans, head_sums
+from nope_probe.experiments.scores.heads import HeadMeans, head_columns, head_sums
+from nope_probe.experiments.scores.sections import report
 from nope_probe.experiments.scores.settings import Settings
+from nope_probe.experiments.tables import (
+    bands_table,
+    columns_of,
+    interval_names,
+    measures_table,
+    offsets_table,
+    profiles_table,
+    queries_table,
+)
+from nope_probe.figures.explorer import head_maps
+from nope_probe.figures.measures import HEAD_MEASURES
+from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Inputs, numbered_layers
 from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.hooks.reading.capture import capture_bands
-from nope_probe.maps.folds import folds_of
+from nope_probe.maps.centred import diagonal_normalised, row_centred
+from nope_probe.maps.folds import folds_of, pooled
+from nope_probe.maps.layers import LayerMaps, windows_of
+from nope_probe.maps.maps import Layers
+from nope_probe.runtime.checkpoint import ITEM
+from nope_probe.runtime.folder import Run
+from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
+MAX_FOLD_BYTES = 2**30
 ADDS_UP = 1e-3  # relative error, for scores in half precision
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredScores:
+    """The score maps of the intact model.
+
+    Attributes:
+        layers: the maps of each layer, with those of its heads if these are kept.
+        heads: the measures of heads that the same passes gave, if heads are kept.
+        bands: the RoPE bands of each layer; empty unless the maps were split by them.
+        band_maps: the map of each band, nats.
+    """
+
+    layers: Layers
+    heads: HeadMeans | None = None
+    bands: list[list[Band]]
+    band_maps: Float[Tensor, "fold layer band row key_pos"] | None = None
+
+    @property
+    def first(self) -> LayerMaps:
+        """The maps of the first layer, which have the folds and rows of all."""
+        return next(iter(self.layers.values()))
 
 
 def run(settings: Settings) -> Path:
@@ -100,3 +161,145 @@ def bands_of(
         return make_bands(rotations, blocks[0].d_head, choice, layers)
     except ValueError as error:
         raise UserError(f"--bands: {error}") from error
+
+
+def analyse(
+    session: Session[RunSettings], measured: MeasuredScores, choice: OffsetBins = "auto"
+) -> Run:
+    """Measure the maps, and return the run.
+
+    Args:
+        session: the run.
+        measured: its maps.
+        choice: the distances that share a row of the offset profiles; see `offset_bins`.
+    """
+    inputs, layers, first = session.sequences(), measured.layers, measured.first
+    tables = {
+        "pattern": measures_table([({"kept": INTACT.name}, measure(layers))], [*layers]),
+        "offsets": _offsets_table(layers, choice),
+        "queries": queries_table(layers),
+    }
+    if measured.band_maps is not None:
+        of_layers = (layer.others for layer in layers.values())
+        pairs = zip(of_layers, measured.band_maps.unbind(1), measured.bands, strict=True)
+        split = [split_bands(pattern, maps, bands) for pattern, maps, bands in pairs]
+        tables["bands"] = bands_table([*chain.from_iterable(split)])
+    patterns = ""
+    if first.heads:
+        tables |= _head_tables(session, measured, choice)
+        patterns = head_patterns(layers, tables["heads"])
+    manifest = {
+        **session.provenance(),
+        **input_record(inputs, first.skip_keys, first.counts),
+        "query_stride": query_stride(len(first.queries)),
+        "layers": [*layers],
+        "windows": windows_of(layers),
+        "lengths": session.lengths,
+        "conditions": [INTACT.name],
+    }
+    arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(measured)}
+    run = Run(manifest=manifest, arrays=arrays, tables=tables)
+    return replace(run, page=report(run, patterns).html(manifest))
+
+
+def _offsets_table(layers: Layers, choice: OffsetBins) -> pd.DataFrame:
+    """Return the table of the offset profiles of the scores and of their pattern."""
+    patterns = [maps.others for maps in layers.values()]
+    first = patterns[0].maps
+    n_offsets = first.n - 1 - first.skip_keys
+    bins = offset_bins(n_offsets, choice)
+    sums = {"score": score_distance_sums, "all": pattern_distance_sums}
+    profiles = {
+        name: mean_intervals(bin_means(patterns, of, bins), first.weights)
+        for name, of in sums.items()
+    }
+    return profiles_table(profiles, [*layers], bins, n_offsets)
+
+
+def _head_tables(
+    session: Session[RunSettings], measured: MeasuredScores, choice: OffsetBins
+) -> dict[str, pd.DataFrame]:
+    """Return the tables of heads, of their offset profiles and of attention sinks.
+
+    A row of `heads` has four measures of the head's pattern, and measures of its attention.
+    """
+    layers = measured.layers
+    rows = [
+        {"layer": layer, "head": head, **columns_of(measures, HEAD_MEASURES)}
+        for (layer, head), measures in measure_heads(layers).items()
+    ]
+    heads = pd.DataFrame(rows, columns=["layer", "head", *interval_names(*HEAD_MEASURES)])
+    loaded, folds = session.loaded, session.settings.folds
+    attended, sinks = head_columns(
+        loaded.model, session.sequences(), loaded.tokenizer, [*layers], folds, measured.heads
+    )
+    n_heads = len(next(iter(layers.values())).heads)
+    of_head = {head: {n: maps.heads[head] for n, maps in layers.items()} for head in range(n_heads)}
+    return {
+        "heads": pd.concat([heads, attended], axis=1),
+        "head_offsets": offsets_table(of_head, choice, label="head"),
+        "sinks": sinks,
+    }
+
+
+def head_patterns(layers: Layers, heads: pd.DataFrame) -> str:
+    """Return the positional pattern of every head, for the page."""
+    queries = next(iter(layers.values())).queries
+    patterns = row_centred(head_means(layers), next(iter(layers.values())).skip_keys, queries)
+    return head_maps(RowMaps(values=patterns.float().numpy(), queries=queries.numpy()), heads)
+
+
+def map_arrays(measured: MeasuredScores) -> dict[str, np.ndarray]:
+    """Return the maps that a run keeps, float32, in nats, NaN where the model masks.
+
+    `score`, `se` (its standard error, from folds), `normalised` (less each diagonal's mean, the
+    paper's Figure 5) and `band/<name>` are [n_layers, row, key_pos]; `score_per_head`, if heads
+    were kept, is [n_layers, head, row, key_pos]. If some queries have no rows, `query_positions`
+    are the queries of the rows.
+    """
+    layers, where = measured.layers.values(), measured.first.folds.where
+    means = [layer.mean() for layer in layers]
+    arrays = {
+        "score": torch.stack([mean.float() for mean in means]),
+        "se": torch.stack([_standard_errors(layer) for layer in layers]),
+        "normalised": torch.stack([diagonal_normalised(mean, where).float() for mean in means]),
+    }
+    if measured.first.heads:
+        arrays["score_per_head"] = head_means(measured.layers)
+    if measured.band_maps is not None:
+        of_bands = pooled(measured.band_maps, measured.first.counts)
+        for index, band in enumerate(measured.bands[0]):
+            arrays[f"band/{band.name}"] = of_bands[:, index]
+    if len(where.queries) < where.n:
+        arrays["query_positions"] = where.queries  # exact in float32: below 2**24
+    return {name: array.float().numpy() for name, array in arrays.items()}
+
+
+def head_means(layers: Layers) -> Float[Tensor, "layer head row key_pos"]:
+    """Return the mean scores of every head over all sequences, nats."""
+    return torch.stack([torch.stack([x.mean() for x in maps.heads]) for maps in layers.values()])
+
+
+def _standard_errors(layer: LayerMaps) -> Float[Tensor, "row key_pos"]:
+    """Return the standard error of a layer's mean map in float32, nats, NaN for j > i."""
+    errors, row = torch.full((len(layer.queries), layer.n), torch.nan), 0
+    for start, stop in layer.folds.where.blocks(layer.folds.n_folds):
+        rows = slice(row, row + stop - start)
+        errors[rows, :stop] = standard_error(layer.folds.rows(start, stop), layer.weights).float()
+        row = rows.stop
+    return errors
+
+
+def _folds(measured: MeasuredScores) -> dict[str, dict[str, np.ndarray]]:
+    """Return the fold means as lower triangles, with which `compare` pairs runs, unless too large.
+
+    Fold means beyond MAX_FOLD_BYTES would take more space than the maps.
+    """
+    layers, n_folds = measured.layers.values(), measured.first.folds.n_folds
+    n_cells = int((measured.first.queries + 1).sum())
+    if ITEM * n_folds * len(layers) * n_cells > MAX_FOLD_BYTES:
+        return {}
+    folds = [
+        torch.stack([x.folds.cells_of(fold).float() for x in layers]) for fold in range(n_folds)
+    ]
+    return {"folds": {"score": torch.stack(folds).numpy()}}

@@ -7,9 +7,9 @@ position, so that the blocks between the writer and the reader respond.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -18,13 +18,7 @@ from jaxtyping import Float, Int
 
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern_rows import ContrastGram
-from nope_probe.analyses.positions import (
-    clock,
-    direct_share,
-    readers,
-    scores_without,
-    term_maps,
-)
+from nope_probe.analyses.positions import clock, direct_share, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader, Side
 from nope_probe.conditions import Writer
 from nope_probe.experiments.engine import Engine
@@ -54,6 +48,7 @@ from nope_probe.runtime.settings import RunSettings
 EFFECTS = ("predicted", "held", "direct", "norm", "total")  # columns of `effects.csv`
 LEAST_TESTED = 0.05  # of a pattern: no smaller share is tested by a removal
 MOST_HEADS = 4  # heads measured per MLP, because the MLP may have passed on their output
+ReaderMaps = dict[tuple[int, int | None], LayerMaps]  # by layer and head
 
 
 class Pair(NamedTuple):
@@ -105,31 +100,18 @@ def measure_effects(
     removals = {writer: Ablation(remove=[writer.removal]) for writer in named}
     engine = engine.calibrated("effects-positions", removals.values())
     engine = replace(engine, residuals=ResidualCache())
-    positions = {} if engine.calibration is None else engine.calibration.positions
-    known = {(name["layer"], name.get("head")): reader for name, reader in readers(sums)}
-    per_head, layers = "head" in writers, sorted({pair.layer for pair in pairs})
-
-    def maps(
-        key: str, layers: Sequence[int], ablation: Ablation | None = None
-    ) -> dict[tuple[int, int | None], LayerMaps]:
-        captured = engine.scores(f"effects-{key}", ablation, layers=layers, per_head=per_head)
-        if not per_head:
-            return {(layer, None): maps for layer, maps in captured.by_layer.items()}
-        return {
-            (layer, head): maps
-            for layer, of_layer in captured.by_layer.items()
-            for head, maps in enumerate(of_layer.heads)
-        }
-
+    per_head, layers = "head" in writers, {pair.layer for pair in pairs}
+    captured = partial(_reader_maps, engine, per_head)
     # Of the writers' blocks too: later passes start with the input of these blocks.
     blocks = {*layers, *(writer.block for writer in named)} & {*sums.readers}
-    intact = maps("intact", sorted(blocks)) if pairs else {}
+    intact = captured("intact", blocks) if pairs else {}
 
     @cache
-    def total(writer: Writer) -> dict[tuple[int, int | None], LayerMaps]:
+    def total(writer: Writer) -> ReaderMaps:
         read_by = {pair.layer for pair in pairs if writer in (pair.writer, together.get(pair))}
-        return maps(writer, sorted(read_by), removals[writer])
+        return captured(writer, read_by, removals[writer])
 
+    positions = {} if engine.calibration is None else engine.calibration.positions
     for pair, candidates in heads.items():
         if not candidates or could_be(
             share_lost(intact[pair.reader], total(together[pair])[pair.reader]), least
@@ -137,13 +119,14 @@ def measure_effects(
             by_size = sorted(candidates, key=lambda head: -float(positions[head].vectors.norm()))
             pairs += [Pair(*pair.reader, writer) for writer in by_size[:MOST_HEADS]]
     pairs = list(dict.fromkeys(pairs))
+    known = {(name["layer"], name.get("head")): reader for name, reader in readers(sums)}
     rows: dict[Pair, Row] = {}
     for writer in dict.fromkeys(pair.writer for pair in pairs):
         own = [pair for pair in pairs if pair.writer == writer]
-        direct: dict[tuple[int, int | None], LayerMaps] = {}
+        direct: ReaderMaps = {}
         for layer in sorted({pair.layer for pair in own}):
             with directly_ablated(engine.model, writer, positions[writer], layer):
-                direct |= maps(f"{writer}-to-L{layer}", [layer])
+                direct |= captured(f"{writer}-to-L{layer}", [layer])
         for pair in own:
             reader = pair.reader
             of_maps = intact[reader], direct[reader], total(writer)[reader]
@@ -154,6 +137,25 @@ def measure_effects(
     columns = [*Pair._fields, *interval_names(*EFFECTS)]
     table = pd.DataFrame([rows[pair] for pair in pairs], columns=columns)
     return table if per_head else table.drop(columns="head")
+
+
+def _reader_maps(
+    engine: Engine,
+    per_head: bool,
+    key: str,
+    layers: Collection[int],
+    ablation: Ablation | None = None,
+) -> ReaderMaps:
+    """Return the score maps of readers by layer and head; None is the mean over heads."""
+    captured = engine.scores(f"effects-{key}", ablation, layers=sorted(layers), per_head=per_head)
+    by_layer = captured.by_layer
+    if not per_head:
+        return {(layer, None): maps for layer, maps in by_layer.items()}
+    return {
+        (layer, head): maps
+        for layer, of_layer in by_layer.items()
+        for head, maps in enumerate(of_layer.heads)
+    }
 
 
 def that_could_matter(writers: pd.DataFrame) -> pd.DataFrame:

@@ -25,7 +25,7 @@ from nope_probe.hooks.layers.model import (
     blocks_of,
     layers_of,
 )
-from nope_probe.hooks.reading.accumulators import Accumulator
+from nope_probe.hooks.reading.accumulators import Accumulator, Cut
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.reading.writers import (
     BlockWriting,
@@ -88,9 +88,9 @@ def calibrate(
         raise RuntimeError(
             "the model is ablated: calibrate it before `ablated`, while it is intact"
         )
-    layers = layers_of(model)
-    accumulators = [_OutputAccumulator(layer, seed) for layer in layers]
-    written = _position_accumulators(model, inputs, writers)
+    accumulators = [_OutputAccumulator(layer, seed) for layer in layers_of(model)]
+    cut = _one_fold(inputs, skip_keys)
+    written = _position_accumulators(model, inputs, writers, cut)
     one_fold = torch.zeros(len(inputs), dtype=torch.long)
     stream(model, inputs, [*accumulators, *written], one_fold, batch_size, checkpoint)
     measured = {accumulator.layer.index: accumulator for accumulator in accumulators}
@@ -110,7 +110,7 @@ def calibrate(
         },
         seed=seed,
         means={name: pad_sequence(rows, True, nan) for name, rows in means.items()},
-        positions=_positions(written, inputs, skip_keys),
+        positions=_positions(written),
     )
 
 
@@ -127,10 +127,11 @@ def capture_written(
 
     Inside `ablated`, it is their output in the ablated model.
     """
-    accumulators = _position_accumulators(model, inputs, writers)
+    cut = _one_fold(inputs, skip_keys)
+    accumulators = _position_accumulators(model, inputs, writers, cut)
     one_fold = torch.zeros(len(inputs), dtype=torch.long)
     stream(model, inputs, accumulators, one_fold, batch_size, checkpoint)
-    return _positions(accumulators, inputs, skip_keys)
+    return _positions(accumulators)
 
 
 def blocks_that_write(
@@ -199,22 +200,26 @@ def _row_sums(weight: Tensor) -> Tensor:
     return rows.view(_INTEGERS[8 if aligned else size]).sum(-1, dtype=torch.int64)
 
 
+def _one_fold(inputs: Inputs, skip_keys: int | None) -> Cut:
+    first = int(begins_alike(inputs)) if skip_keys is None else skip_keys
+    return Cut(counts=torch.tensor([len(inputs)]), skip_keys=first)
+
+
 def _position_accumulators(
-    model: HookedModel, inputs: Inputs, writers: Sequence[str]
+    model: HookedModel, inputs: Inputs, writers: Sequence[str], cut: Cut
 ) -> list[_PositionAccumulator]:
     positions = learned_positions(model, inputs)
     return [
-        _PositionAccumulator(Residual(model, [block], positions), names)
+        _PositionAccumulator(Residual(model, [block], positions), names, cut)
         for block, names in blocks_that_write(model, writers, inputs[:1]).items()
     ]
 
 
 def _positions(
-    accumulators: Sequence[_PositionAccumulator], inputs: Inputs, skip_keys: int | None
+    accumulators: Sequence[_PositionAccumulator],
 ) -> dict[str, WrittenPosition]:
-    skip = int(begins_alike(inputs)) if skip_keys is None else skip_keys
     return {
-        writer: accumulator.written(writer, len(inputs), skip)
+        writer: accumulator.written(writer)
         for accumulator in accumulators
         for writer in accumulator.writers
     }
@@ -226,11 +231,12 @@ class _PositionAccumulator(Accumulator):
     Args:
         residual: keeps the outputs of that block alone; embeddings belong to the first block.
         writers: the components.
+        cut: the number of sequences, and how many first positions keep the outputs.
     """
 
-    def __init__(self, residual: Residual, writers: Sequence[Writer]) -> None:
-        super().__init__(n_folds=1)
-        self.residual, self.writers = residual, writers
+    def __init__(self, residual: Residual, writers: Sequence[Writer], cut: Cut) -> None:
+        super().__init__(len(cut.counts))
+        self.residual, self.writers, self.cut = residual, writers, cut
         [self.block] = residual.blocks
 
     @property
@@ -274,9 +280,10 @@ class _PositionAccumulator(Accumulator):
             output = kept[block.index, writer.kind.lower()] * block.factor
         return output.sum(0, dtype=torch.float64)
 
-    def written(self, writer: Writer, n_seqs: int, skip: int) -> WrittenPosition:
+    def written(self, writer: Writer) -> WrittenPosition:
         """Return a component's mean output at each position, less its mean over positions."""
-        block, mean = self.block, self.totals[writer][0].cpu() / n_seqs
+        block, skip = self.block, self.cut.skip_keys
+        mean = self.totals[writer][0].cpu() / self.cut.counts[0]
         if writer.head is not None:
             assert block.w_o is not None
             w_o = block.w_o[writer.head].to(mean)
