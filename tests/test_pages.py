@@ -20,6 +20,7 @@ from nope_probe import (
     simulate,
     trace,
 )
+from nope_probe.experiments.sections import NAMES, columns_that_fit
 
 pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 
@@ -74,7 +75,11 @@ def check(html: str) -> None:
     first, *caption = texts(lead, "p")
     assert 4 <= len(first.split()) <= 25, first
     assert len(sentences(first)) == 1, first
-    assert len(texts(lead, "tr")) <= 1 + 8
+    rows = [texts(row, "t[hd]") for row in re.findall(r"<tr>(.*?)</tr>", lead, re.DOTALL)]
+    assert len(rows) <= 1 + 8
+    widths = [max(min(len(text), NAMES) for text in column) for column in zip(*rows, strict=True)]
+    assert len(columns_that_fit(widths)) <= 1, "the table is wider than a terminal"
+    assert len(widths) <= 6, "more columns than one looks at"
     shown = re.findall(r'<section id="section-\d+"[^>]*>(.*?)</section>', html, re.DOTALL)
     assert shown
     for section in shown:

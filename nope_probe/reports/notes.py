@@ -76,52 +76,33 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         >>> run_notes({"left_out": {"window": "it hides no key in sequences of 64 tokens"}})
         ['Not removed by default: sliding window (it hides no key in sequences of 64 tokens).']
     """
-    documents, sizes = manifest.get("documents"), manifest.get("fold_sizes", [])
-    stride = manifest.get("query_stride", 1)
-    notes = [pilot_note(manifest["pilot"])] if "pilot" in manifest else []
-    if without := (manifest.get("model") or {}).get("not_attending"):
-        verb = "does" if len(without) == 1 else "do"
-        notes.append(f"{words.numbered_layers(without)} {verb} not attend: no scores, no rows.")
-    if documents is not None and documents < MANY_DOCUMENTS:
-        notes.append(
-            f"The intervals come from only {documents} documents, so they are rough. They say "
-            "nothing about other kinds of text."
-        )
-    distinct = manifest.get("distinct_sequences", sum(sizes))
-    if distinct == 1 < sum(sizes):
-        notes.append(
-            f"All {sum(sizes)} sequences are the same, so the intervals have no width. They say "
-            "nothing about other text."
-        )
-    elif distinct * REPEATED < sum(sizes):
-        notes.append(
-            f"The {sum(sizes)} sequences repeat {distinct} different ones, so the intervals are "
-            "too narrow."
-        )
-    if sizes and max(sizes) * len(sizes) > UNBALANCED * sum(sizes):
-        notes.append(
-            f"One of the {len(sizes)} folds holds {100 * max(sizes) / sum(sizes):.0f}% of the "
-            "sequences, because a document's sequences stay in one fold. The intervals are wider "
-            "than with even folds."
-        )
-    if stride > 1:
-        notes.append(
-            f"Locality and monotonicity use 1 query in {stride}, from query 0. All other measures "
-            "use every query."
-        )
-    if windows := manifest.get("windows"):
-        keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
-        notes.append(
-            f"A sliding window or chunk leaves a query at most {keys}. Patterns are measured on "
-            "these keys, and conditions that show a query more keys are compared on them."
-        )
-    if left_out := manifest.get("left_out"):
-        reasons: dict[str, list[str]] = {}
-        for name, reason in left_out.items():
-            reasons.setdefault(reason, []).append(names.words(name))
-        parts = [f"{', '.join(labels)} ({reason})" for reason, labels in reasons.items()]
-        notes.append(f"Not removed by default: {'; '.join(parts)}.")
-    return notes
+    documents, sizes = manifest.get("documents"), manifest.get("fold_sizes") or [0]
+    n, stride = sum(sizes), manifest.get("query_stride", 1)
+    distinct, uneven = manifest.get("distinct_sequences", n), max(sizes) * len(sizes)
+    silent = (manifest.get("model") or {}).get("not_attending", ())
+    windows, left_out = manifest.get("windows", {}), manifest.get("left_out", {})
+    keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
+    kept = "; ".join(f"{names.words(name)} ({reason})" for name, reason in left_out.items())
+    notes = {
+        f"{words.numbered_layers(silent)} {'does' if len(silent) == 1 else 'do'} not attend: no "
+        "scores, no rows.": bool(silent),
+        f"The intervals come from only {documents} documents, so they are rough. They say nothing "
+        "about other kinds of text.": documents is not None and documents < MANY_DOCUMENTS,
+        f"All {n} sequences are the same, so the intervals have no width. They say nothing about "
+        "other text.": distinct == 1 < n,
+        f"The {n} sequences repeat {distinct} different ones, so the intervals are too "
+        "narrow.": distinct > 1 and distinct * REPEATED < n,
+        f"One of the {len(sizes)} folds holds {max(sizes) / max(n, 1):.0%} of the sequences, "
+        "because a document's sequences stay in one fold. The intervals are wider than with even "
+        "folds.": uneven > UNBALANCED * n,
+        f"Locality and monotonicity use 1 query in {stride}, from query 0. All other measures use "
+        "every query.": stride > 1,
+        f"A sliding window or chunk leaves a query at most {keys}. Patterns are measured on these "
+        "keys, and conditions that show a query more keys are compared on them.": bool(windows),
+        f"Not removed by default: {kept}.": bool(left_out),
+    }
+    pilot = [pilot_note(manifest["pilot"])] if "pilot" in manifest else []
+    return [*pilot, *(note for note, is_true in notes.items() if is_true)]
 
 
 def run_size(manifest: Mapping[str, Any]) -> dict[str, int]:

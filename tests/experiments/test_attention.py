@@ -118,8 +118,8 @@ def test_the_lead_counts_positional_heads_and_lists_what_they_do() -> None:
         "head": ["L1H0", "L1H1"],
         "by position, nats": ["1.50 [1.49, 1.51]", "0.20 [0.19, 0.21]"],
         "positional": ["90% [89, 91]", "30% [29, 31]"],
-        "weight on the first key": ["20% [19, 21]", "60% [59, 61]"],
-        "missed by mean scores": ["10% [9, 11]", "70% [69, 71]"],
+        "on first key": ["20% [19, 21]", "60% [59, 61]"],
+        "missed": ["10% [9, 11]", "70% [69, 71]"],
     }
     assert sections.lead("m", heads.assign(others_position_low=-1.0)).table.empty
 

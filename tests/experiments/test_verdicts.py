@@ -9,7 +9,8 @@ from support.dense_patterns import estimates
 from nope_probe.analyses.jackknife import rms
 from nope_probe.experiments.sections import hidden_heads, no_pattern, strongest
 from nope_probe.experiments.verdicts import (
-    Verdict,
+    DEPENDS,
+    UNCLEAR,
     effect_of,
     exceeds_noise,
     main_writers,
@@ -25,6 +26,8 @@ GONE: Estimate = (0.99, 0.98, 1.0)
 KEPT: Estimate = (0.03, -0.02, 0.08)
 GROWN: Estimate = (-2.5, -2.8, -2.2)
 OPEN: Estimate = (0.45, 0.02, 0.88)
+DIRECTION, CONTENT = "needed for its mean direction", "needed for what it passes on"
+AGAINST, REPLACEMENT = "works against the pattern", DEPENDS
 
 
 @pytest.mark.parametrize(
@@ -50,25 +53,25 @@ def test_a_component_is_needed_or_not_only_where_both_bounds_say_so(
     ("lost", "verdict"),
     [
         ({None: GONE}, "needed"),
-        ({None: OPEN}, "unclear"),
+        ({None: OPEN}, UNCLEAR),
         ({"identity": GONE, "mean": GONE}, "needed"),
         ({"identity": KEPT, "mean": KEPT}, "not needed"),
-        ({"identity": GROWN, "mean": GROWN}, "against"),
-        ({"identity": GONE, "mean": KEPT}, "direction"),
-        ({"identity": GONE, "random": GONE, "mean": KEPT}, "direction"),
-        ({"identity": GONE, "mean": OPEN}, "unclear"),
-        ({"identity": OPEN, "mean": KEPT}, "unclear"),
-        ({"identity": GONE, "mean": GROWN}, "replacement"),
-        ({"identity": GONE, "random": KEPT, "mean": KEPT}, "replacement"),
-        ({"identity": GONE, "zero": KEPT}, "replacement"),
-        ({"identity": GONE, "mean": KEPT, "zero": KEPT}, "replacement"),
-        ({"identity": KEPT, "mean": GONE}, "content"),
-        ({"identity": KEPT, "mean": GONE, "zero": GONE}, "content"),
-        ({"identity": GROWN, "mean": GONE}, "replacement"),
+        ({"identity": GROWN, "mean": GROWN}, AGAINST),
+        ({"identity": GONE, "mean": KEPT}, DIRECTION),
+        ({"identity": GONE, "random": GONE, "mean": KEPT}, DIRECTION),
+        ({"identity": GONE, "mean": OPEN}, UNCLEAR),
+        ({"identity": OPEN, "mean": KEPT}, UNCLEAR),
+        ({"identity": GONE, "mean": GROWN}, REPLACEMENT),
+        ({"identity": GONE, "random": KEPT, "mean": KEPT}, REPLACEMENT),
+        ({"identity": GONE, "zero": KEPT}, REPLACEMENT),
+        ({"identity": GONE, "mean": KEPT, "zero": KEPT}, REPLACEMENT),
+        ({"identity": KEPT, "mean": GONE}, CONTENT),
+        ({"identity": KEPT, "mean": GONE, "zero": GONE}, CONTENT),
+        ({"identity": GROWN, "mean": GONE}, REPLACEMENT),
     ],
 )
 def test_the_joint_verdict_on_a_weight_is_as_clear_as_its_widest_interval(
-    lost: dict, verdict: Verdict
+    lost: dict, verdict: str
 ) -> None:
     assert verdict_of(lost) == verdict
     assert verdict_of(dict(reversed(lost.items()))) == verdict, "whatever the order"

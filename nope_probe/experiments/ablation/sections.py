@@ -30,7 +30,7 @@ from nope_probe.experiments.sections import (
     terms_of,
     together,
 )
-from nope_probe.experiments.verdicts import VERDICTS, summed, verdict_of
+from nope_probe.experiments.verdicts import summed, verdict_of
 from nope_probe.figures import measures
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import (
@@ -281,7 +281,7 @@ def _lost(findings: Findings, layer: int) -> pd.DataFrame | None:
             first = kind == findings.replacements[0]
             interval = by_kind.get(kind, by_kind.get(None) if first else None)
             row[STAND_INS[kind].column] = f"{100 * interval[0]:z.0f}%" if interval else ""
-        table.append(row | {"verdict": VERDICTS[verdict_of(by_kind)]})
+        table.append(row | {"verdict": verdict_of(by_kind)})
     return pd.DataFrame(table[:MOST_ROWS])
 
 

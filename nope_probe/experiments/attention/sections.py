@@ -74,8 +74,8 @@ def lead(subject: str, table: pd.DataFrame) -> Lead:
     rows = clear.nlargest(MOST_ROWS, "others_position").to_dict("records")
     columns = {
         "positional": "positional_share",
-        "weight on the first key": "first_weight",
-        "missed by mean scores": "pattern_missed",
+        "on first key": "first_weight",
+        "missed": "pattern_missed",
     }
     cells = {"head": [reader_of(row) for row in rows]}
     cells["by position, nats"] = [estimate_text(row, "others_position", "z.2f") for row in rows]
@@ -86,9 +86,9 @@ def lead(subject: str, table: pd.DataFrame) -> Lead:
         f"position, {(share < HARDLY).sum()} mostly by content; the first key gets "
         f"{100 * first:.0f}% of the weight (median).",
         table=pd.DataFrame(cells) if rows else pd.DataFrame(),
-        caption="The heads with the most positional attention among the keys after the first, "
-        "where positional is its share of the head's information. Mostly: 80% or more, or less "
-        "than 20% positional.",
+        caption="The most positional attention among the keys after the first; positional is its "
+        "share of the head's information. Mostly: over 80%, or under 20%. Missed: by the softmax "
+        "of mean scores.",
     )
 
 

@@ -26,6 +26,7 @@ from nope_probe.experiments.sections import (
     together,
 )
 from nope_probe.figures.intervals import (
+    AMPLITUDES,
     FLOOR,
     PALE,
     SHARES,
@@ -94,7 +95,7 @@ def report(
         title=f"{', '.join(labels[1:])} against {labels[0]}",
         lead=Lead(
             sentence=sentence,
-            table=clearest(table, labels[0])[:MOST_ROWS] if sources.empty else sources,
+            table=_brief(clearest(table, labels[0])) if sources.empty else sources,
             caption=OF_MAKERS if len(sources) else LESS.format(base=labels[0]),
         ),
         sections=[
@@ -203,6 +204,11 @@ def clearest(table: pd.DataFrame, base: str) -> pd.DataFrame:
     )
 
 
+def _brief(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the first differences without the two numbers that they are taken from."""
+    return rows[[*rows.columns[:-3], *rows.columns[-1:]]][:MOST_ROWS]
+
+
 def _text(row: pd.Series, base: str) -> dict[str, str]:
     """Return a difference as a row of words; what is subtracted from what stands in its heading."""
     measure, estimate = row["measure"], interval_of(row, "difference")
@@ -215,7 +221,10 @@ def _text(row: pd.Series, base: str) -> dict[str, str]:
         what = OF_PLAYER[measure].format(", ".join(map(words, parts)))
     elif parts:
         what = f"{', '.join(map(words, parts))}, {what}"
-    value, of_base = (f"{number:{form}}{unit}" for number in values)
+    is_amplitude = measure.startswith(AMPLITUDES)
+    value, of_base = (
+        WITHIN if is_amplitude and number <= 0 else f"{number:{form}}{unit}" for number in values
+    )
     return {
         "what": f"{layer}: {what}",
         "run": str(row["run"]),

@@ -94,9 +94,10 @@ def _sections(run: Run) -> Iterator[Section]:
     if len(tables["effects"]):
         yield Section(
             title="What is lost without a writer's position",
-            caption="Predicted: the exact share. Held, direct: on the direct path with the norm's "
-            "scale held, and as it follows; norm is their difference. Total: on all paths.",
-            table=tables["effects"],
+            caption="Held, direct: lost on the direct path with the norm's scale held, and as it "
+            "follows; norm is their difference. Held differs from the share where a writer "
+            "writes into queries and keys. Total: on all paths.",
+            table=tables["effects"].filter(regex="^(?!predicted)"),
         )
 
 
