@@ -9,7 +9,6 @@ from itertools import cycle
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.colors import qualitative
 
 from nope_probe.components import INK, SOURCES
 from nope_probe.conditions import kept_name
@@ -162,26 +161,47 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
     return go.Figure(traces, layout)
 
 
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "hexagon")
+RUNS = ("circle", "circle-open", "square", "square-open", "diamond", "diamond-open")
 
 
 def compared_measures(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Draw each measure of the pattern over layers, a series per run.
+    """Draw each measure of the pattern over layers; markers tell the runs apart.
 
     Args:
         runs: the rows of each run by its name: `layer`, and each measure with its bounds. A measure
             that a run lacks is not drawn.
     """
-    markers = [
-        {"color": colour, "symbol": symbol}
-        for colour, symbol in zip(qualitative.Safe, cycle(SYMBOLS), strict=False)
-    ]
     series = [
-        Dots(rows, "intact", label=label, marker=marker)
-        for (label, rows), marker in zip(runs.items(), cycle(markers), strict=False)
+        Dots(rows, "intact", label=label, marker={"symbol": symbol})
+        for (label, rows), symbol in zip(runs.items(), cycle(RUNS), strict=False)
     ]
     title = "Measures of the positional pattern, per layer"
     return over_layers(_by_measure(SHAPES, series), title, columns=4)
+
+
+def compared_sources(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
+    """Draw each source's share of the pattern over layers, in its colour; markers are the runs'.
+
+    Args:
+        runs: the rows of each run's `sources.csv` by its name.
+    """
+    markers = dict(zip(runs, cycle(RUNS), strict=False))
+    terms = dict.fromkeys(term for rows in runs.values() for term in rows["term"])
+    series = [
+        Dots(
+            rows[rows["term"] == term],
+            term,
+            "share",
+            f"{words(term)}, {label}",
+            marker={"symbol": markers[label]},
+        )
+        for term in terms
+        if term != "position"
+        for label, rows in runs.items()
+        if term in {*rows["term"]}
+    ]
+    title = "The sources of the positional pattern, per layer"
+    return over_layers({"share of the pattern": series}, title)
 
 
 HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")
