@@ -158,7 +158,8 @@ def differences(
     Args:
         table: `behaviour.csv`: measure, condition, and difference with its bounds.
         titles: the panels' titles by measure, in their order.
-        units: the measures' units, which the x axes name.
+        units: the measures' units, which the x axes name; after a semicolon, which way is worse.
+            Panels of a unit have one scale.
     """
     known = table.dropna(subset=["difference"])
     shown = [name for name in titles if name in set(known["measure"])]
@@ -181,7 +182,7 @@ def differences(
             )
     height = max(120, 22 * len(conditions))
     wide = Grid(
-        columns=min(4, len(shown)), panel=height, shared_y=True, left=160, bottom=56, row_gap=86
+        columns=min(3, len(shown)), panel=height, shared_y=True, left=160, bottom=56, row_gap=86
     )
     heading, phone = "What each removal changes, less the intact model", min(2, len(shown))
     layout = place(heading, [titles[m] for m in shown], wide, "y", columns=phone, left=140, gap=0.1)
@@ -191,7 +192,11 @@ def differences(
     names = [label(condition) for condition in reversed(conditions)]
     set_axes(layout, "y", categoryarray=names, range=[-0.5, len(names) - 0.5])
     set_axes(layout, "x", zerolinewidth=2, nticks=4, rangemode="tozero")
-    fit_axes(layout, "x", [estimates_of(rows, "difference") for rows in by_measure])
+    panels_of: dict[str, list[int]] = {}
+    for panel, name in enumerate(shown):
+        panels_of.setdefault(units[name].partition(";")[0], []).append(panel)
+    ends = [estimates_of(rows, "difference") for rows in by_measure]
+    fit_axes(layout, "x", ends, [*panels_of.values()])
     return go.Figure(traces, {**layout, "showlegend": False})
 
 

@@ -5,7 +5,7 @@ A layer whose pattern does not exceed the noise has undefined shares; it is mark
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -44,6 +44,7 @@ WIDTH = 0.6  # width of a layer's dots, in layers
 MOST_TICKS = 12
 LEGEND_ROW = 26  # px; six names on a wide screen, two on a phone
 BOUNDS = "(%{customdata[0]:.3g} to %{customdata[1]:.3g})"  # in hover texts
+PERCENT = BOUNDS.replace(".3g", ".1%")  # where the axis is in percent
 NOTE = {"bgcolor": BLANK, "showarrow": False, "font": {"size": 11}}
 FLAT_NOTE = {**NOTE, "text": FLAT, "x": 0.5, "y": 0.98, "yanchor": "top"}
 
@@ -163,7 +164,6 @@ def over_layers(
     panels: Mapping[str, Sequence[Dots]],
     title: str,
     columns: int | None = None,
-    unmarked: Collection[str] = (),
     same_y: Sequence[Sequence[int]] = (),
 ) -> go.Figure:
     """Draw series over layers, a panel for each kind of number, with one legend.
@@ -175,7 +175,6 @@ def over_layers(
         panels: series by the panel's title; every panel has at least one.
         title: the figure's title.
         columns: panels in a row; all in a single row if None. A deep model gets half as many.
-        unmarked: panels in which a layer without numbers may have a pattern, so it stays blank.
         same_y: groups of panels, by their numbers, that share one scale.
     """
     layers = sorted({at for of_panel in panels.values() for dots in of_panel for at in dots.layers})
@@ -184,7 +183,7 @@ def over_layers(
         for panel, of_panel in enumerate(panels.values())
         for index, series in enumerate(of_panel)
     ]
-    many, deep = columns is not None, len(layers) > MOST_TICKS
+    many, deep = (columns or 1) > 1, len(layers) > MOST_TICKS
     n_names = len({trace["name"] for trace in traces})
     across = columns or len(panels)
     wide = Grid(
@@ -210,7 +209,7 @@ def over_layers(
     for panel, of_panel in enumerate(panels.values()):
         if all(series.column.startswith(SHARES) for series in of_panel):
             layout[f"yaxis{axis(panel)}"]["tickformat"] = ".0%"
-    mark_empty_layers(layout, panels, unmarked)
+    mark_empty_layers(layout, panels)
     ends = [np.concatenate([s.estimates for s in of_panel], axis=1) for of_panel in panels.values()]
     fit_axes(layout, "y", ends, same_y)
     return go.Figure(traces, layout)
@@ -218,35 +217,33 @@ def over_layers(
 
 def _layer_dots(series: Dots, panel: int, offset: float) -> Trace:
     size = 9 if len(series.layers) <= MOST_TICKS else 6
+    is_share = series.column.startswith(SHARES)
+    shown = f"%{{y:.1%}} {PERCENT}" if is_share else f"%{{y:.3g}} {BOUNDS}"
     return interval_dots(
         np.asarray(series.layers, float) + offset,
         series.estimates,
         panel,
         label=series.label or words(series.name),
-        hover=f"%{{text}}: %{{y:.3g}} {BOUNDS}",
+        hover=f"%{{text}}: {shown}",
         marker={**marker(series.name, size, series.hollow), **series.marker},
         text=[f"L{layer}" for layer in series.layers],
         cliponaxis=False,  # markers at zero are whole
     )
 
 
-def mark_empty_layers(
-    layout: Layout, panels: Mapping[str, Sequence[Dots]], unmarked: Collection[str] = ()
-) -> None:
+def mark_empty_layers(layout: Layout, panels: Mapping[str, Sequence[Dots]]) -> None:
     """Mark the layers in which no series of a panel has a number.
 
     Args:
         layout: the figure's layout, with its panels.
         panels: series by the panel's title.
-        unmarked: titles of panels in which layers stay blank.
     """
     note = {**NOTE, "text": NO_PATTERN, "textangle": -90}
-    for panel, (title, of_panel) in enumerate(panels.items()):
+    for panel, of_panel in enumerate(panels.values()):
         values = pd.concat([pd.Series(s.estimates[0], index=s.layers) for s in of_panel])
         known = values.groupby(level=0).count()
-        if title not in unmarked:
-            where = {**inside(panel), "xref": f"x{axis(panel)}", "y": 0.5}
-            layout["annotations"] += [{**note, **where, "x": at} for at in known.index[known == 0]]
+        where = {**inside(panel), "xref": f"x{axis(panel)}", "y": 0.5}
+        layout["annotations"] += [{**note, **where, "x": at} for at in known.index[known == 0]]
 
 
 def fit_axes(

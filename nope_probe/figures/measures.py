@@ -1,37 +1,27 @@
-"""Shares, interactions and measures of the positional pattern -> plotly figures over layers."""
+"""Measures of the positional pattern, of heads and of stages -> plotly figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle, product
+from itertools import cycle
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from jaxtyping import Float
-from plotly.colors import qualitative
 
 from nope_probe.components import INK, SOURCES
 from nope_probe.conditions import kept_name
 from nope_probe.figures.dots import (
     BOUNDS,
-    FLAT_NOTE,
-    LEGEND_ROW,
-    MOST_TICKS,
     Dots,
     interval_dots,
-    mark_empty_layers,
-    marker,
     over_layers,
 )
 from nope_probe.figures.intervals import (
     FLOOR,
-    NO_PATTERN,
-    axis_range,
     bound_columns,
     estimates_of,
-    is_noise,
 )
 from nope_probe.figures.names import colour, words
 from nope_probe.figures.style import (
@@ -39,220 +29,18 @@ from nope_probe.figures.style import (
     DIVERGING,
     SEQUENTIAL,
     Grid,
-    Trace,
-    add_slider,
     colour_bar,
     draw_guide,
-    inside,
     layer_colours,
-    patch,
     place,
     scatter,
     set_axes,
-    tinted,
 )
 from nope_probe.figures.words import ATTENTION, MEASURES
 from nope_probe.stages import LETTERS
 
 CONTROLS = ("amplitude", "locality", "non_relative")
 SHAPES = [name for name in MEASURES if not name.startswith("amplitude_")]  # with a panel each
-MOST_INTERACTIONS = 24
-X_TITLE = "share of the pattern"
-# The part of a share in each column, and how opaque its tone is.
-BAR_PARTS = {"share_first": ("first key", 1.0), "share_others": ("other keys", 0.45)}
-LOSSES = ("lost", "amplification")  # some replacements have only these columns
-PLAYER_PARTS = {
-    "lost": "lost without it",
-    "amplification": "amplification",
-    "share": "Shapley share",
-    "alone": "there alone",
-}
-
-
-def source_shares(table: pd.DataFrame) -> go.Figure:
-    """Draw each source's share of the pattern, per layer.
-
-    Where a first key stands apart, a layer has one bar, in which a source has two tones: its part
-    at the first key and its part among the other keys. Elsewhere sources are dots with intervals,
-    beside their RMS in nats.
-
-    Args:
-        table: `sources.csv`: layer, term, rms (nats) and share, each with its bounds; the term
-            `position`, the sum of all terms but content, is not drawn.
-    """
-    terms = table[table["term"] != "position"]
-    title = "The sources of the positional pattern, per layer"
-    if "share_first" in terms and terms["share_first"].fillna(0).any():
-        return _share_bars(terms, title)
-    panels = {
-        "share of the pattern": _by_name(terms, "term", "share"),
-        "RMS, nats": _by_name(terms, "term", "rms"),
-    }
-    return over_layers(panels, title=title)
-
-
-def _share_bars(terms: pd.DataFrame, title: str) -> go.Figure:
-    """Draw a bar per layer; parts against the pattern hang below zero."""
-    layers = sorted(terms["layer"].astype(int).unique().tolist())
-    names = list(dict.fromkeys(terms["term"]))
-    traces = []
-    for (column, (where, tone)), name in product(BAR_PARTS.items(), names):
-        rows = terms[terms["term"] == name].set_index("layer").reindex(layers).reset_index()
-        values, lows, highs = estimates_of(rows, column)
-        label = f"{words(name)}, {where}"
-        traces.append(
-            {
-                "type": "bar",
-                "name": label,
-                "x": layers,
-                "y": values,
-                "customdata": np.stack([lows, highs], -1),
-                "hovertemplate": "L%{x}: %{y:.1%} (%{customdata[0]:.1%} to %{customdata[1]:.1%})"
-                f"<extra>{label}</extra>",
-                "marker": {"color": tinted(colour(name), tone), "line": {"width": 0}},
-            }
-        )
-    wide = Grid(
-        columns=1, panel=300, x_title="layer", bottom=60 + LEGEND_ROW * -(-len(traces) // 4)
-    )
-    below = 60 + 20 * len(traces)  # a phone shows one name in a row
-    layout = place(title, [X_TITLE], wide, panel=240, left=44, bottom=below)
-    deep = len(layers) > MOST_TICKS
-    layout |= {"barmode": "relative", "bargap": 0.15 if deep else 0.5}
-    ticks = -(-len(layers) // MOST_TICKS)
-    set_axes(layout, "x", showgrid=False, zeroline=False, tick0=0, dtick=ticks)
-    set_axes(layout, "y", tickformat=".0%", zerolinewidth=2, nticks=6)
-    mark_empty_layers(layout, {X_TITLE: _by_name(terms, "term", "share")})
-    return go.Figure(traces, layout)
-
-
-def player_shares(table: pd.DataFrame) -> go.Figure:
-    """Draw each player's share, the loss without it, its part alone, and its amplification.
-
-    Args:
-        table: the rows of `players.csv` of one player set. Every value of the column `replacement`
-            has a row of panels, on the scales of the first row. A replacement without shares shows
-            only losses.
-    """
-    groups = _by_replacement(table)
-    columns = [column for column in PLAYER_PARTS if column == "lost" or table[column].notna().any()]
-    panels = {
-        (f"{name}: " if name else "") + PLAYER_PARTS[column]: _players(rows, column)
-        for name, rows in groups.items()
-        for column in columns
-        if column in LOSSES or rows["share"].notna().any()
-    }
-    return over_layers(
-        panels,
-        title="The players' parts in the positional pattern, per layer",
-        columns=len(columns) if len(groups) > 1 else None,
-        unmarked=[t for t in panels if t.endswith((PLAYER_PARTS["alone"], "amplification"))],
-        same_y=[range(place, len(panels), len(columns)) for place in range(len(columns))],
-    )
-
-
-def _players(rows: pd.DataFrame, column: str) -> list[Dots]:
-    """Return a part of the players, without players whose part is undefined, perhaps all."""
-    series = _by_name(rows, "player", column)
-    known = [dots for dots in series if not np.isnan(dots.estimates[0]).all()]
-    return known or series
-
-
-def _by_replacement(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the rows of each replacement by name; a single replacement has an empty name."""
-    if "replacement" not in table or table["replacement"].nunique() < 2:
-        return {"": table}
-    return {str(name): rows for name, rows in table.groupby("replacement", sort=False)}
-
-
-def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
-    """Draw the exact terms' shares and RMS, per layer, and the dimensions of the mean keys.
-
-    Args:
-        table: `mean_covariance.csv`: layer, term, and share, rms (nats) and dimensions, each with
-            its bounds.
-    """
-    terms = table.assign(term=table["term"].map(term_entry))
-    panels = {
-        "share of the pattern": _by_name(terms, "term", "share"),
-        "RMS, nats": _by_name(terms, "term", "rms"),
-        "dimensions of the mean keys": _by_name(
-            terms[terms["term"] == "mean_term"], "term", "dimensions"
-        ),
-    }
-    return over_layers(panels, title="The exact terms of the scores")
-
-
-def term_entry(term: str) -> str:
-    """Return the name of a term of `mean_covariance.csv` in the table of components."""
-    return f"{term}_term" if term in ("mean", "covariance") else term
-
-
-def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
-    """Draw the shares that players add only together, with a layer slider.
-
-    If there are many, only the interactions with the largest shares in any layer are drawn.
-
-    Args:
-        table: the rows of `interactions.csv` of one player set; `players` are joined by `+`. Every
-            value of the column `replacement` has a panel, on a common scale.
-        layer: the layer that the slider shows first.
-    """
-    sizes = table["share"].abs().groupby(table["players"]).max().fillna(0)
-    names = sizes.sort_values(ascending=False, kind="stable").index[:MOST_INTERACTIONS][::-1]
-    layers = sorted(int(number) for number in table["layer"].unique())
-    groups = _by_replacement(table)
-    traces, patches = [], []
-    for number in layers:
-        shares = [
-            estimates_of(rows[rows["layer"] == number].set_index("players").reindex(names), "share")
-            for rows in groups.values()
-        ]
-        for panel, estimates in enumerate(shares):
-            trace = _interaction_dots([words(name) for name in names], estimates, number, panel)
-            traces.append({**trace, "visible": number == layer})
-        ends = np.concatenate(shares, axis=1)
-        limits = axis_range(*ends)
-        ranged = {"xaxis.autorange": True} if limits is None else {"xaxis.range": list(limits)}
-        patches.append({**ranged, f"annotations[{len(groups)}].visible": is_noise(*ends)})
-    wide = Grid(
-        columns=len(groups),
-        panel=30 + 22 * len(names),
-        left=210,
-        x_title=X_TITLE,
-        shared_y=True,
-    )
-    layout = place("Interactions of players", list(groups), wide, "xy", columns=1, left=175)
-    layout["annotations"].append({**inside(0), **FLAT_NOTE})
-    set_axes(layout, "x", tickformat=".0%", zeroline=True, zerolinewidth=2, nticks=5, tickangle=0)
-    set_axes(layout, "y", tickfont={"size": 11})
-    first = layers.index(layer)
-    add_slider(layout, layers, len(groups), first, patches=patches)
-    patch(layout, patches[first])
-    return go.Figure(traces, {**layout, "showlegend": False})
-
-
-def _interaction_dots(
-    names: Sequence[str], shares: Float[np.ndarray, "3 name"], layer: int, panel: int
-) -> Trace:
-    """Return a layer's shares; if all are undefined, return words that say so."""
-    drawn: dict[str, object] = {}
-    if np.isnan(shares).all():
-        drawn = {"x": np.zeros(len(names)), "mode": "text", "text": NO_PATTERN}
-    return interval_dots(
-        names,
-        shares,
-        panel,
-        label=f"L{layer}",
-        hover=f"%{{y}}<br>%{{x:.3g}} {BOUNDS}",
-        marker=marker("interaction", 8),
-        sideways=True,
-        **drawn,
-    )
-
-
-def _by_name(table: pd.DataFrame, by: str, column: str) -> list[Dots]:
-    return [Dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
 
 
 def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
@@ -373,26 +161,47 @@ def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplit
     return go.Figure(traces, layout)
 
 
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "hexagon")
+RUNS = ("circle", "circle-open", "square", "square-open", "diamond", "diamond-open")
 
 
 def compared_measures(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Draw each measure of the pattern over layers, a series per run.
+    """Draw each measure of the pattern over layers; markers tell the runs apart.
 
     Args:
         runs: the rows of each run by its name: `layer`, and each measure with its bounds. A measure
             that a run lacks is not drawn.
     """
-    markers = [
-        {"color": colour, "symbol": symbol}
-        for colour, symbol in zip(qualitative.Safe, cycle(SYMBOLS), strict=False)
-    ]
     series = [
-        Dots(rows, "intact", label=label, marker=marker)
-        for (label, rows), marker in zip(runs.items(), cycle(markers), strict=False)
+        Dots(rows, "intact", label=label, marker={"symbol": symbol})
+        for (label, rows), symbol in zip(runs.items(), cycle(RUNS), strict=False)
     ]
     title = "Measures of the positional pattern, per layer"
     return over_layers(_by_measure(SHAPES, series), title, columns=4)
+
+
+def compared_sources(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
+    """Draw each source's share of the pattern over layers, in its colour; markers are the runs'.
+
+    Args:
+        runs: the rows of each run's `sources.csv` by its name.
+    """
+    markers = dict(zip(runs, cycle(RUNS), strict=False))
+    terms = dict.fromkeys(term for rows in runs.values() for term in rows["term"])
+    series = [
+        Dots(
+            rows[rows["term"] == term],
+            term,
+            "share",
+            f"{words(term)}, {label}",
+            marker={"symbol": markers[label]},
+        )
+        for term in terms
+        if term != "position"
+        for label, rows in runs.items()
+        if term in {*rows["term"]}
+    ]
+    title = "The sources of the positional pattern, per layer"
+    return over_layers({"share of the pattern": series}, title)
 
 
 HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")

@@ -54,6 +54,20 @@ def test_differences_leave_out_what_has_no_number() -> None:
     assert list(qk.error_x.arrayminus) == [0.5]
 
 
+def test_panels_of_a_unit_have_one_scale_and_name_which_way_is_worse() -> None:
+    sizes = {"loss": 5.0, "order": 2.0, "position": 40.0}
+    rows = [
+        {"measure": name, "condition": "rope", **interval("difference", size)}
+        for name, size in sizes.items()
+    ]
+    units = {"loss": "nats; higher is worse", "order": "nats; lower", "position": "positions"}
+    figure = figures.differences(pd.DataFrame(rows), dict(zip(units, units, strict=True)), units)
+    titles = [figure.layout[f"xaxis{i}"].title.text for i in ("", 2, 3)]
+    assert titles == [*units.values()]
+    assert (figure.layout.xaxis2.matches, figure.layout.xaxis3.matches) == ("x", None)
+    np.testing.assert_allclose(figure.layout.xaxis.range, [0, 6.0 * 1.05])
+
+
 def test_decodability_draws_untrained_models_where_there_are_any_and_each_name_once() -> None:
     rows = [
         {

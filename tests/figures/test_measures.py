@@ -9,6 +9,8 @@ from nope_probe.analyses.pattern import Measures
 from nope_probe.components import COMPONENTS, INK
 from nope_probe.figures.measures import (
     STAGE_MEASURES,
+    compared_measures,
+    compared_sources,
     controls,
     head_map,
     mask_effect,
@@ -135,3 +137,21 @@ def test_every_measure_has_a_title_and_every_component_a_colour() -> None:
     assert list(MEASURES) == list(Measures.__dataclass_fields__)
     assert len({measure.title for measure in MEASURES.values()}) == len(MEASURES)
     assert all(TABLE[name].colour != INK for name in COMPONENTS)
+
+
+def test_a_source_keeps_its_colour_in_a_comparison_and_the_marker_tells_the_run() -> None:
+    bounds = {"share_low": 0.1, "share_high": 0.9}
+    rows = [
+        {"layer": layer, "term": term, "share": 0.5, **bounds}
+        for layer in (0, 1)
+        for term in ("mask", "rope", "position")
+    ]
+    table = pd.DataFrame(rows)
+    drawn = compared_sources({"one": table, "two": table[table["term"] == "mask"]}).data
+    assert [trace.name for trace in drawn] == ["causal mask, one", "causal mask, two", "RoPE, one"]
+    colours = [TABLE[name].colour for name in ("mask", "mask", "rope")]
+    assert [trace.marker.color for trace in drawn] == colours
+    assert [trace.marker.symbol for trace in drawn] == ["circle", "circle-open", "circle"]
+    measures = compared_measures({"one": pattern_table(["mask"]), "two": pattern_table(["mask"])})
+    assert {trace.marker.color for trace in measures.data} == {INK}
+    assert {trace.marker.symbol for trace in measures.data} == {"circle", "circle-open"}

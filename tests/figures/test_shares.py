@@ -7,8 +7,8 @@ from support.maps import text_of
 
 from nope_probe.figures.curves import band_amplitudes, offset_profiles
 from nope_probe.figures.intervals import FLAT
-from nope_probe.figures.measures import interactions, player_shares, source_shares
 from nope_probe.figures.names import TABLE
+from nope_probe.figures.shares import interactions, player_shares, source_shares
 
 
 def sources() -> pd.DataFrame:
@@ -82,41 +82,49 @@ def players(*replacements: str) -> pd.DataFrame:
     )
 
 
-def test_players_have_a_panel_per_quantity_and_a_row_per_replacement_on_the_same_scales() -> None:
-    titles = ["lost without it", "amplification", "Shapley share", "there alone"]
-    assert text_of(player_shares(players("identity")))[:4] == titles
-    figure = player_shares(players("identity", "mean"))
-    assert text_of(figure)[0:8:4] == ["identity: lost without it", "mean: lost without it"]
-    masks = [trace for trace in figure.data if trace.name == "causal mask"]
-    assert [trace.y[0] for trace in masks] == [0.9, 2.0, 0.5, 0.1, 0.3, 2.0, 0.5, 0.1]
-    assert [trace.error_y.array[0] for trace in masks] == pytest.approx([0.1] * 8)
-    assert {trace.marker.color for trace in masks} == {TABLE["mask"].colour}
-    assert {trace.marker.symbol for trace in masks} == {TABLE["mask"].marker}
-    weights = [trace.yaxis for trace in figure.data if trace.name == "W_Q"]
-    assert weights == ["y", "y2", "y3", "y5", "y6", "y7"], "a weight is not drawn alone"
-    marks = [note for note in figure.layout.annotations if note.text == "no pattern"]
-    assert {(note.x, note.xref) for note in marks} == {(1, "x3"), (1, "x7")}
-    assert [figure.layout[f"yaxis{i}"].matches for i in (5, 6, 7, 8)] == ["y", "y2", "y3", "y4"]
-    assert figure.layout.yaxis6.domain[1] < figure.layout.yaxis2.domain[0]
-    np.testing.assert_allclose(figure.layout.yaxis.range, [0, 1.0 * 1.05])
-    np.testing.assert_allclose(figure.layout.yaxis6.range, [0, 2.1 * 1.05])
-
-
-def test_losses_alone_stand_below_those_of_a_replacement_with_shares() -> None:
+def test_players_have_a_panel_per_share_on_one_scale_and_weights_a_marker_per_replacement() -> None:
     table = players("identity", "mean")
-    shares = [name for name in table if name.startswith(("share", "alone"))]
-    table.loc[table["replacement"] == "mean", shares] = np.nan
-    figure = player_shares(table[(table["replacement"] == "identity") | (table["player"] == "w_q")])
-    titles = ["mean: lost without it", "mean: amplification"]
-    assert text_of(figure)[4:6] == titles
-    assert [figure.layout[f"yaxis{i}"].matches for i in (5, 6)] == ["y", "y2"]
-    assert figure.layout.xaxis5.domain == figure.layout.xaxis.domain
-    assert {trace.yaxis for trace in figure.data if trace.name == "causal mask"} <= {
-        "y",
-        "y2",
-        "y3",
-        "y4",
-    }
+    table = table[(table["replacement"] == "identity") | (table["player"] == "w_q")]
+    figure = player_shares(table)
+    assert text_of(figure)[:2] == ["lost without it", "Shapley share"]
+    first, second = ([t for t in figure.data if t.yaxis == at] for at in ("y", "y2"))
+    labels = ["causal mask", "W_Q, identity", "W_Q, mean"]
+    assert [trace.name for trace in first] == [trace.name for trace in second] == labels
+    assert [trace.y[0] for trace in first] == [0.9, 0.9, 0.3]
+    assert [trace.error_y.array[0] for trace in first] == pytest.approx([0.1] * 3)
+    entry = TABLE["w_q"]
+    assert [trace.marker.symbol for trace in first[1:]] == [entry.marker, f"{entry.marker}-open"]
+    assert {trace.marker.color for trace in first[1:]} == {entry.colour}
+    marks = [note for note in figure.layout.annotations if note.text == "no pattern"]
+    assert [(note.x, note.xref) for note in marks] == [(1, "x2")]
+    assert figure.layout.yaxis2.matches == "y"
+    assert figure.layout.xaxis.domain == figure.layout.xaxis2.domain == (0, 1)
+    np.testing.assert_allclose(figure.layout.yaxis.range, [0, 1.0 * 1.05])
+
+
+def test_losses_alone_have_no_series_of_shares() -> None:
+    table = players("identity", "mean")
+    table.loc[table["replacement"] == "mean", [n for n in table if n.startswith("share")]] = np.nan
+    figure = player_shares(table)
+    assert [t.name for t in figure.data if t.yaxis == "y2"] == [
+        "causal mask, identity",
+        "W_Q, identity",
+    ]
+    table["share"] = np.nan
+    assert text_of(player_shares(table))[0] == "lost without it"
+    assert "yaxis2" not in player_shares(table).layout
+
+
+def test_numbers_on_hovering_are_in_percent_where_the_axis_is() -> None:
+    percent = "%{y:.1%} (%{customdata[0]:.1%} to %{customdata[1]:.1%})"
+    assert {percent in t.hovertemplate for t in player_shares(players("identity")).data} == {True}
+    share, nats = (
+        [t for t in source_shares(sources()).data if t.yaxis == at] for at in ("y", "y2")
+    )
+    assert all(percent in trace.hovertemplate for trace in share)
+    assert all("%{y:.3g} (%{customdata[0]:.3g}" in trace.hovertemplate for trace in nats)
+    (dots,) = interactions(interaction_rows(0.1, **{"mask+rope": 0.5}).query("layer == 0")).data[:1]
+    assert percent.replace("{y", "{x") in dots.hovertemplate
 
 
 def interaction_rows(half: float, **shares: float) -> pd.DataFrame:
@@ -132,23 +140,37 @@ def interaction_rows(half: float, **shares: float) -> pd.DataFrame:
 
 
 def test_interactions_have_a_panel_per_replacement_and_the_largest_comes_first() -> None:
-    figure = interactions(interaction_rows(0.1, **{"mask+w_q": 0.1, "mask+rope": 0.5}), layer=1)
+    figure = interactions(interaction_rows(0.05, **{"mask+w_q": 0.1, "mask+rope": 0.5}), layer=1)
     shown = [trace for trace in figure.data if trace.visible]
     assert [trace.xaxis for trace in shown] == ["x", "x2"]
     for trace, sign in zip(shown, (1, -1), strict=True):
         assert list(trace.y) == ["mask + W_Q", "mask + RoPE"], "plotly's axis points up"
         assert list(trace.x) == [sign * 0.1, sign * 0.5]
     assert text_of(figure)[:2] == ["identity", "mean"]
-    assert figure.layout.annotations[2].visible is False
+    assert figure.layout.annotations[2].text == ""
     assert figure.layout.xaxis2.matches == "x"
 
 
-def test_interactions_within_noise_are_flat_and_say_so() -> None:
-    figure = interactions(interaction_rows(0.05, **{"mask+rope": 0.001}))
+def test_interactions_within_noise_are_counted_and_not_drawn() -> None:
+    figure = interactions(interaction_rows(0.05, **{"mask+rope": 0.001, "mask+w_q": 0.002}))
     limits = figure.layout.meta["patches"][0]["xaxis.range"]
-    np.testing.assert_allclose(limits, [-0.153, 0.153])
-    assert (figure.layout.annotations[2].text, figure.layout.annotations[2].visible) == (FLAT, True)
-    assert figure.layout.meta["patches"][0]["annotations[2].visible"] is True
+    np.testing.assert_allclose(limits, [-0.156, 0.156])
+    assert not any(len(trace.x) for trace in figure.data)
+    assert figure.layout.annotations[2].text == "2 within noise"
+
+
+def test_a_layer_has_its_twelve_largest_interactions_and_counts_the_others() -> None:
+    shares = {f"mask+w_{i:02}": 0.1 + 0.01 * i for i in range(17)} | {"mask+rope": 0.01}
+    table = interaction_rows(0.05, **shares).query("replacement == 'identity'")
+    table.loc[(table["layer"] == 1) & (table["players"] != "mask+w_03"), "share_low"] = -1.0
+    figure = interactions(table)
+    many, few = figure.data
+    assert list(many.x) == pytest.approx([0.1 + 0.01 * i for i in range(5, 17)])
+    assert list(few.x) == pytest.approx([0.13])
+    notes = [patch["annotations[1].text"] for patch in figure.layout.meta["patches"]]
+    assert notes == ["5 others smaller, 1 within noise", "17 others within noise"]
+    ranges = [patch["yaxis.range"] for patch in figure.layout.meta["patches"]]
+    assert ranges == [[-1.5, 11.5], [-12.5, 0.5]], "a row is as high in every layer"
 
 
 def test_each_band_is_a_bar_with_its_interval_in_its_layers_panel_on_one_scale():

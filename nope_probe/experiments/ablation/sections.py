@@ -31,7 +31,7 @@ from nope_probe.experiments.sections import (
     together,
 )
 from nope_probe.experiments.verdicts import summed, verdict_of
-from nope_probe.figures import measures
+from nope_probe.figures import measures, shares
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import (
     ValueAndBounds,
@@ -313,7 +313,7 @@ def _answer(findings: Findings) -> Iterator[Section]:
     )
     yield Section(
         title="Shares of the sources in every layer",
-        figure=partial(measures.source_shares, sources),
+        figure=partial(shares.source_shares, sources),
         caption="Full colour: a source's share at the first key. Faint colour: its share among "
         "the other keys, exactly the rest. Parts that work against the pattern hang below 0. In "
         "the table, “position” is all but content.",
@@ -323,7 +323,7 @@ def _answer(findings: Findings) -> Iterator[Section]:
         terms = findings.tables["mean_covariance"]
         yield Section(
             title="The same without removals: exact terms",
-            figure=partial(measures.mean_covariance_shares, terms),
+            figure=partial(shares.mean_covariance_shares, terms),
             caption="Mean and covariance term add up to 100%; rotation (RoPE alone) and written "
             "position are parts of the mean term. A removal differs: it also takes what other "
             "blocks write because of the source.",
@@ -379,21 +379,21 @@ def _player_sections(findings: Findings) -> Iterator[Section]:
         table = findings.rows("players", player_set)
         if table is not None:
             yield Section(
-                title=f"{name}: needed, enough, amplifying",
-                figure=partial(measures.player_shares, table),
-                caption="Lost without: needed. Alone: enough. Amplification: the pattern's "
-                "strength with the player over that without. Equal Shapley shares mean “all are "
-                "needed”, not equal weight. A weight is never a source.",
+                title=f"{name}: lost without each, and Shapley shares",
+                figure=partial(shares.player_shares, table),
+                caption="Lost without: needed. In the table, alone: enough; amplification: the "
+                "pattern's strength with the player over that without. Equal Shapley shares mean "
+                "“all are needed”, not equal weight. A weight is never a source.",
                 table=_blank_where_undefined(table.drop(columns="player_set")),
             )
         table = findings.rows("interactions", player_set)
         if table is not None:
             yield Section(
                 title=f"{name}: interactions",
-                figure=partial(measures.interactions, table, layer=findings.shown),
+                figure=partial(shares.interactions, table, layer=findings.shown),
                 caption="The share that appears only when all players of a row are kept, beyond "
-                "what fewer bring. A bar across zero may be zero. Weights without a source have "
-                "none.",
+                "what fewer bring. Interactions within noise are counted, not drawn. Weights "
+                "without a source have none.",
             )
     for player_set, group in PLAYER_SETS.items():
         table = findings.rows("players", player_set)

@@ -108,17 +108,20 @@ def _answer(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
     """Yield the sections that the page shows open: differences of conditions, and losses."""
     behaviour = tables["behaviour"]
     known = behaviour.dropna(subset=["difference"])
-    titles = {name: about.label for name, about in QUANTITIES.items()}
-    units = {name: about.unit for name, about in QUANTITIES.items()}
+    shown = {name: QUANTITIES[name] for name in LEADING}
+    titles = {name: about.label for name, about in shown.items()}
+    units = {name: f"{about.unit}; {about.direction}" for name, about in shown.items()}
     if len(behaviour):
         yield Section(
             title="What each removal changes",
-            figure=partial(figures.differences, known, titles, units) if len(known) else None,
+            figure=partial(figures.differences, known, titles, units)
+            if known["measure"].isin(shown).any()
+            else None,
             caption="A dot is the model without a component less the intact model, on the same "
-            "tokens, in nats per token. An empty row means nothing without the mask. “How to read "
-            "the figures” explains the measures.",
+            "tokens; all panels in nats have one scale. An empty row means nothing without the "
+            "mask. The table has further measures.",
             table=behaviour.assign(
-                measure=behaviour["measure"].map(titles),
+                measure=behaviour["measure"].map(lambda name: QUANTITIES[name].label),
                 note=behaviour["note"].astype(object).fillna(""),
             ),
         )

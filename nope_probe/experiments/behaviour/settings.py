@@ -70,6 +70,7 @@ class Quantity:
         unit: nats or positions.
         probe: the sequences whose losses it is read from, beside the text windows.
         unmasked: why it means nothing without the mask; empty if it does.
+        direction: how a larger or smaller number reads, on the axes of figures.
     """
 
     measure: Measure
@@ -78,6 +79,7 @@ class Quantity:
     unit: str = "nats"
     probe: str = "text"
     unmasked: str = ""
+    direction: str = "higher is worse"
 
 
 QUANTITIES: dict[str, Quantity] = {
@@ -92,6 +94,7 @@ QUANTITIES: dict[str, Quantity] = {
         "in-context gain",
         "loss early in the window (its second tenth) less loss late (its last tenth).",
         unmasked=IN_SIGHT,
+        direction="lower is worse",
     ),
     "copy_text": Quantity(
         "copy",
@@ -121,18 +124,21 @@ QUANTITIES: dict[str, Quantity] = {
         "order",
         "rise of the suffix's loss when the tokens of the prefix are shuffled.",
         probe="order",
+        direction="lower: order counts less",
     ),
     "without_bos": Quantity(
         "bos",
         "without BOS",
         "rise of the loss when the BOS token is left out.",
         probe="without_bos",
+        direction="lower: BOS counts less",
     ),
     "other_first": Quantity(
         "bos",
         "another first token",
         "rise of the loss when a random token takes the place of BOS.",
         probe="other_first",
+        direction="lower: BOS counts less",
     ),
     "extrapolation": Quantity(
         "extrapolation",

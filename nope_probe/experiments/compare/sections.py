@@ -37,7 +37,7 @@ from nope_probe.figures.intervals import (
     percent,
     symmetric,
 )
-from nope_probe.figures.measures import compared_measures
+from nope_probe.figures.measures import compared_measures, compared_sources
 from nope_probe.figures.names import words
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
@@ -303,7 +303,7 @@ def _measure_sections(members: Sequence[Member], table: pd.DataFrame) -> Iterato
         yield Section(
             title=TOPICS.get(str(name), str(name).replace("_", " ").capitalize()),
             caption=LESS.format(base=members[0].label),
-            figure=partial(_pattern_measures, members) if name == "pattern" else None,
+            figure=partial(FIGURES[str(name)], members) if name in FIGURES else None,
             table=rows.drop(columns="table"),
         )
 
@@ -315,6 +315,14 @@ def _pattern_measures(members: Sequence[Member]) -> go.Figure:
         rows = member.tables["pattern"]
         runs[escape(member.label)] = rows[rows["kept"] == INTACT.name] if "kept" in rows else rows
     return compared_measures(runs)
+
+
+def _source_shares(members: Sequence[Member]) -> go.Figure:
+    """Draw the sources' shares of the runs' patterns, layer by layer."""
+    return compared_sources({escape(member.label): member.tables["sources"] for member in members})
+
+
+FIGURES = {"pattern": _pattern_measures, "sources": _source_shares}  # by the table beside them
 
 
 def _runs(members: Sequence[Member], folder: Path) -> Section:
