@@ -260,7 +260,7 @@ def non_relative(
     cells: Float[Tensor, "*batch cell"], population: Population
 ) -> Float[Tensor, "*batch cell"]:
     """Return the kept cells of patterns less their relative part."""
-    relative = relative_part(as_map(cells, population), population.skip_keys)
+    relative = relative_part(as_map(cells, population))
     return cells - relative[..., kept_cells(population.n_pos, population.skip_keys)]
 
 

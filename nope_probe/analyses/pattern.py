@@ -34,7 +34,7 @@ from nope_probe.analyses.pattern_rows import (
     relative_fit,
 )
 from nope_probe.errors import UserError, closed_choices
-from nope_probe.maps.centred import KeptCells
+from nope_probe.maps.centred import KeptCells, first_visible_keys
 from nope_probe.maps.estimates import Estimates, ProductSums
 from nope_probe.maps.layers import LayerMaps, Pattern, set_apart
 from nope_probe.maps.maps import Layers, ScoreMaps
@@ -304,14 +304,14 @@ class _ScoreSums:
 
 
 def relative_part(
-    patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
+    patterns: Float[Tensor, "*batch query_pos key_pos"],
 ) -> Float[Tensor, "*batch query_pos key_pos"]:
     """Return the projection of patterns on {a(i) + f(i-j)}, by minimum-norm least squares.
 
     Several patterns are projected on the cells that all of them have.
     """
     n = patterns.shape[-1]
-    kept = KeptCells.of_maps(patterns, skip_keys)
+    kept = KeptCells.of(first_visible_keys(patterns).reshape(-1, n).amax(0), 0)
     cells = kept.rows(0, n)
     inside = patterns.where(cells, 0.0)
     means = inside.sum(-1, keepdim=True) / cells.sum(-1, keepdim=True).clamp_min(1)

@@ -66,7 +66,7 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
 def test_any_block_size_gives_the_estimates_of_whole_maps(n_bytes: int, skip: int) -> None:
     scores, cells = folds(1), kept_cells(N, skip)
     patterns = row_centred(scores, skip)
-    rest = patterns - relative_part(patterns, skip)
+    rest = patterns - relative_part(patterns)
     products = [
         cross_products(x[None], x[None], WEIGHTS) for x in (patterns[:, cells], rest[:, cells])
     ]
