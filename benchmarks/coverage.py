@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
 from nope_probe.analyses.jackknife import Interval, jackknife, rms_difference
-from nope_probe.analyses.pattern import order_estimates, relative_part
-from nope_probe.analyses.pattern_rows import ContrastGram
+from nope_probe.analyses.pattern import order_estimates
+from nope_probe.analyses.pattern_rows import ContrastGram, relative_part
 from nope_probe.analyses.shapley import (
     Contrast,
     PlayerSet,

@@ -14,8 +14,8 @@ from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import (
     Measures,
     measure,
-    relative_part,
 )
+from nope_probe.analyses.pattern_rows import relative_part
 from nope_probe.maps.centred import (
     KeptCells,
     diagonal_normalised,

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from nope_probe.analyses.pattern import LAG, measure_estimates
-from nope_probe.analyses.pattern_changes import kept_pattern
-from nope_probe.analyses.pattern_rows import relative_fit
-from nope_probe.analyses.splits import (
+from nope_probe.analyses.offsets import (
     bin_of_offset,
     mean_squares_by_query,
     offset_bins,
     offset_means,
 )
+from nope_probe.analyses.pattern import LAG, measure_estimates
+from nope_probe.analyses.pattern_changes import kept_pattern
+from nope_probe.analyses.pattern_rows import relative_fit
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.estimates import cross_products, fold_weights
 from nope_probe.maps.fold_rows import PackedFolds
