@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
 from nope_probe.analyses.jackknife import Interval, jackknife, rms_difference
-from nope_probe.analyses.pattern import order_estimates, relative_part
-from nope_probe.analyses.pattern_rows import ContrastGram
+from nope_probe.analyses.pattern import order_estimates
+from nope_probe.analyses.pattern_rows import ContrastGram, relative_part
 from nope_probe.analyses.shapley import (
     Contrast,
     PlayerSet,
@@ -260,7 +260,7 @@ def non_relative(
     cells: Float[Tensor, "*batch cell"], population: Population
 ) -> Float[Tensor, "*batch cell"]:
     """Return the kept cells of patterns less their relative part."""
-    relative = relative_part(as_map(cells, population), population.skip_keys)
+    relative = relative_part(as_map(cells, population))
     return cells - relative[..., kept_cells(population.n_pos, population.skip_keys)]
 
 

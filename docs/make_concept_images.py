@@ -10,7 +10,8 @@ from plotly.colors import sample_colorscale
 from torch import Tensor
 
 from nope_probe.analyses.attention import information_parts
-from nope_probe.analyses.pattern import MIN_KEYS, measure, relative_part
+from nope_probe.analyses.pattern import MIN_KEYS, measure
+from nope_probe.analyses.pattern_rows import relative_part
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 
 OUT = Path(__file__).parent / "images" / "concepts"

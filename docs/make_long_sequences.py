@@ -22,8 +22,8 @@ from PIL import Image
 from nope_probe import figures, load, sequences
 from nope_probe.analyses.behaviour import by_document, mean_interval, span_loss
 from nope_probe.analyses.jackknife import Interval, mean_intervals, rms
+from nope_probe.analyses.offsets import offset_bins, offset_means
 from nope_probe.analyses.positions import position_terms, readers
-from nope_probe.analyses.splits import offset_bins, offset_means
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.tables import writer_table
 from nope_probe.figures.dots import curve_in_band

@@ -20,7 +20,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
-from nope_probe.analyses.pattern import layers_of
 from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import ContrastGram, names_of_parts
 from nope_probe.analyses.shapley import (
@@ -42,7 +41,7 @@ from nope_probe.components import SOURCES, Component
 from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.errors import closed_choices
 from nope_probe.maps.layers import Part, Pattern, set_apart, shared_patterns
-from nope_probe.maps.maps import Layers, ScoreMaps
+from nope_probe.maps.maps import Layers, ScoreMaps, layers_of
 
 BASE = "base"
 CONJUNCTION_TOLERANCE = 0.1

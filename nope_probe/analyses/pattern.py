@@ -27,17 +27,14 @@ from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms
 from nope_probe.analyses.pattern_rows import (
     NonRelativeRows,
     beyond_rounding,
-    distance_rows,
     distance_sums,
     mean_squares,
     names_of_parts,
-    relative_fit,
 )
 from nope_probe.errors import UserError, closed_choices
-from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.estimates import Estimates, ProductSums
-from nope_probe.maps.layers import LayerMaps, Pattern, set_apart
-from nope_probe.maps.maps import Layers, ScoreMaps
+from nope_probe.maps.layers import Pattern, set_apart
+from nope_probe.maps.maps import Layers, ScoreMaps, layers_of
 from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions
 
 ORDERS = ("locality", "monotonicity", "monotonicity_lag1")
@@ -143,26 +140,6 @@ def measure_heads(
         for number, layer in layers.items()
         for head, maps_of_head in enumerate(layer.heads)
     }
-
-
-def layers_of(
-    maps: ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"],
-    counts: Int[Tensor, " fold"] | None = None,
-    query_positions: QueryPositions = None,
-) -> Layers:
-    """Return the maps of each layer by its number; fold means are counted from 0.
-
-    Args:
-        maps: captured maps, the maps of layers, or fold means of scores, in nats.
-        counts: for fold means, the sequences per fold; all the same by default.
-        query_positions: for fold means, the queries of the rows; all by default.
-    """
-    if isinstance(maps, ScoreMaps):
-        return maps.by_layer
-    if isinstance(maps, Tensor):
-        layers = enumerate(maps.unbind(1))
-        return {layer: LayerMaps.of(folds, counts, query_positions) for layer, folds in layers}
-    return maps
 
 
 def measure_pattern(pattern: Pattern) -> Measures:
@@ -301,24 +278,6 @@ class _ScoreSums:
         contrast = self.first / first.sum() - (self.total - self.first) / others.sum()
         weights = first / first.sum() - others / others.sum()
         return contrast - (self.sums / self.counts.clamp_min(1)) @ weights
-
-
-def relative_part(
-    patterns: Float[Tensor, "*batch query_pos key_pos"], skip_keys: int = 0
-) -> Float[Tensor, "*batch query_pos key_pos"]:
-    """Return the projection of patterns on {a(i) + f(i-j)}, by minimum-norm least squares.
-
-    Several patterns are projected on the cells that all of them have.
-    """
-    n = patterns.shape[-1]
-    kept = KeptCells.of_maps(patterns, skip_keys)
-    cells = kept.rows(0, n)
-    inside = patterns.where(cells, 0.0)
-    means = inside.sum(-1, keepdim=True) / cells.sum(-1, keepdim=True).clamp_min(1)
-    centred = (inside - means).where(cells, 0.0)
-    a, f = relative_fit(distance_sums(centred, 0, n), kept)
-    fit = means + a[..., None] + distance_rows(f, 0, n)
-    return fit.where(cells, torch.nan)
 
 
 def edge_contrast(pattern: Pattern) -> Float[Tensor, " fold"]:

@@ -28,7 +28,7 @@ from nope_probe.analyses.pattern_rows import (
     names_of_parts,
     relative_fit,
 )
-from nope_probe.maps.centred import KeptCells, centred_rows
+from nope_probe.maps.centred import KeptCells, centred_rows, first_visible_keys
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.positions import ReaderSums
@@ -125,7 +125,7 @@ class Reader:
 
     def _cells_from(self, first: int) -> KeptCells:
         where = MapRows.of(self.sums.scores, self.sums.query_positions)
-        return KeptCells.of_maps(self.sums.scores, first, where)
+        return KeptCells.of(first_visible_keys(self.sums.scores[0], where), first, where)
 
     def at_rows(self, x: Vectors) -> Float[Tensor, "fold row head d_head"]:
         """Return the queries that have rows, as RoPE turns them."""

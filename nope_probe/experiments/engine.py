@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.components import WEIGHTS, equal_bands, is_rope
+from nope_probe.components import WEIGHTS, is_rope
 from nope_probe.conditions import Writer
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import UserError
@@ -52,7 +52,6 @@ from nope_probe.hooks.removing.targets import (
     components,
     removed_pairs,
     resolve_targets,
-    rope_frequencies,
 )
 from nope_probe.maps.folds import State, default_folds, under
 from nope_probe.maps.layers import set_apart
@@ -357,22 +356,6 @@ def validate_finite(maps: ScoreMaps, condition: str) -> None:
                 raise UserError(f"non-finite scores{of} in L{layer}, {condition}")
 
 
-def validate_finite_stages(maps: StageMaps, model: str) -> None:
-    """Check that every value of every stage, but for masked scores, is finite.
-
-    Raises:
-        UserError: naming stage and model.
-    """
-    for letter, folds in maps.folds.items():
-        n_rows, n = folds.shape[-2:]
-        held = torch.ones(n_rows, n, dtype=torch.bool)
-        if n_rows < n:  # chosen rows have no cells j > i
-            held = torch.arange(n) <= maps.query_positions[:, None]
-        cells = maps.visible.get(letter, held)
-        if not are_finite(folds, cells):
-            raise UserError(f"non-finite values at stage ({letter}) of {model}")
-
-
 def are_finite(
     maps: Float[Tensor, "*batch row_pos col_pos"], cells: Bool[Tensor, "row_pos col_pos"]
 ) -> bool:
@@ -475,19 +458,3 @@ def idle_sources(model: HookedModel, inputs: Inputs, n_layers: int) -> dict[str,
     if "window" not in components(model) or window_hides(model, inputs[:1], n_layers):
         return {}
     return {"window": f"it hides no key in sequences of {inputs.shape[1]} tokens"}
-
-
-def bands_of(model: HookedModel, n_bands: int) -> tuple[str, ...]:
-    """Return the names of equal bands of a model's rotary pairs.
-
-    Raises:
-        UserError: for a model without RoPE, or more bands than pairs.
-    """
-    pairs = [len(angles) for angles in rope_frequencies(model) if angles is not None]
-    if not pairs:
-        has = ", ".join(components(model))
-        raise UserError(f"--bands divides RoPE, and the model has none; it has {has}")
-    try:
-        return equal_bands(min(pairs), n_bands)
-    except ValueError as error:
-        raise UserError(str(error)) from error

@@ -15,19 +15,18 @@ from torch import Tensor
 
 from nope_probe.analyses.attribution import LayerAttribution, LayerPlayers, PlayerAttribution
 from nope_probe.analyses.jackknife import Interval, Intervals, rms
-from nope_probe.analyses.pattern import Measures
-from nope_probe.analyses.pattern_changes import MaskEffect
-from nope_probe.analyses.pattern_rows import names_of_parts
-from nope_probe.analyses.positions import position_terms, readers, written_terms
-from nope_probe.analyses.reader import Side
-from nope_probe.analyses.splits import (
-    BandPattern,
-    MeanCovariance,
+from nope_probe.analyses.offsets import (
     OffsetBins,
     mean_squares_by_query,
     offset_bins,
     offset_profiles,
 )
+from nope_probe.analyses.pattern import Measures
+from nope_probe.analyses.pattern_changes import MaskEffect
+from nope_probe.analyses.pattern_rows import names_of_parts
+from nope_probe.analyses.positions import position_terms, readers, written_terms
+from nope_probe.analyses.reader import Side
+from nope_probe.analyses.splits import BandPattern, MeanCovariance
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums

@@ -149,16 +149,24 @@ def circuit(
     for stage, scale in scales[PER_STAGE].items():
         colours = {"colorscale": DIVERGING if is_signed(stage) else SEQUENTIAL}
         layout[axes[stage]] |= colours | colour_limits(scale)
-    switches: dict[str, dict[str, Choice]] = {"Maps": {}, "Colours": {}}
-    for name, view in shown.items():
-        switches["Maps"][name] = [{"visible": [stage in view for stage in axes]}, {}]
-    for name, of_choice in scales.items():
-        keys: Layout = {}
-        for stage, scale in of_choice.items():
-            keys |= colour_limits(scale, f"{axes[stage]}.")
-        switches["Colours"][name] = [{}, keys]
-    add_switches(layout, switches)
+    maps_of = {
+        name: [{"visible": [stage in view for stage in axes]}, {}] for name, view in shown.items()
+    }
+    add_switches(layout, {"Maps": maps_of, "Colours": _colour_choices(scales, axes)})
     return go.Figure(traces, layout)
+
+
+def _colour_choices(
+    scales: Mapping[str, Mapping[Stage, Scale]], axes: Mapping[Stage, str]
+) -> dict[str, Choice]:
+    """Return the choices of the switch between scales: the limits of each map's colour axis."""
+    choices: dict[str, Choice] = {}
+    for name, of_choice in scales.items():
+        limits: Layout = {}
+        for stage, scale in of_choice.items():
+            limits |= colour_limits(scale, f"{axes[stage]}.")
+        choices[name] = [{}, limits]
+    return choices
 
 
 def _stage_maps(

@@ -71,22 +71,6 @@ class KeptCells:
         first[where.queries] = first_visible.clamp_min(skip_keys)
         return cls(first=first, where=where, skip_keys=skip_keys)
 
-    @classmethod
-    def of_maps(
-        cls,
-        maps: Float[Tensor, "*batch row key_pos"],
-        skip_keys: int = 0,
-        where: MapRows | None = None,
-    ) -> KeptCells:
-        """Return the cells that are common to several maps.
-
-        Raises:
-            ValueError: if no row has two such cells.
-        """
-        where = MapRows.of(maps) if where is None else where
-        first = first_visible_keys(maps, where).reshape(-1, maps.shape[-2]).amax(0)
-        return cls.of(first, skip_keys, where)
-
     @property
     def n(self) -> int:
         """How many positions."""

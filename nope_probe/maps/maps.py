@@ -13,7 +13,7 @@ from nope_probe.maps.centred import diagonal_normalised, pattern_rms
 from nope_probe.maps.fold_rows import PackedFolds, Stored
 from nope_probe.maps.folds import State, pooled, tensors_of, under
 from nope_probe.maps.layers import LayerMaps
-from nope_probe.maps.rows import MapRows, rows_of
+from nope_probe.maps.rows import MapRows, QueryPositions, rows_of
 from nope_probe.stages import LETTERS, Letter
 
 Layers = dict[int, LayerMaps]  # the maps of a model's layers, by their numbers
@@ -119,6 +119,26 @@ class ScoreMaps:
             bos=bool(tensors["bos"]),
             skip_keys=int(tensors["skip_keys"]),
         )
+
+
+def layers_of(
+    maps: ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"],
+    counts: Int[Tensor, " fold"] | None = None,
+    query_positions: QueryPositions = None,
+) -> Layers:
+    """Return the maps of each layer by its number; fold means are counted from 0.
+
+    Args:
+        maps: captured maps, the maps of layers, or fold means of scores, in nats.
+        counts: for fold means, the sequences per fold; all the same by default.
+        query_positions: for fold means, the queries of the rows; all by default.
+    """
+    if isinstance(maps, ScoreMaps):
+        return maps.by_layer
+    if isinstance(maps, Tensor):
+        layers = enumerate(maps.unbind(1))
+        return {layer: LayerMaps.of(folds, counts, query_positions) for layer, folds in layers}
+    return maps
 
 
 def packed_tensors(maps: ScoreMaps) -> State:

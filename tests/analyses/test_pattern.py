@@ -14,9 +14,15 @@ from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import (
     Measures,
     measure,
-    relative_part,
 )
-from nope_probe.maps.centred import KeptCells, diagonal_normalised, kept_cells, row_centred
+from nope_probe.analyses.pattern_rows import relative_part
+from nope_probe.maps.centred import (
+    KeptCells,
+    diagonal_normalised,
+    first_visible_keys,
+    kept_cells,
+    row_centred,
+)
 
 NAN = float("nan")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -109,7 +115,7 @@ def test_the_first_twentieth_of_the_keys_is_rounded_to_the_nearest(
     maps = torch.zeros(n, n, dtype=torch.float64)
     maps[:, skip_keys : skip_keys + n_first] = 1  # its mean is 1 and the others' 0, or less apart
     assert float(edge_contrast(maps, skip_keys)) == pytest.approx(1)
-    assert KeptCells.of_maps(maps, skip_keys).edge == skip_keys + n_first
+    assert KeptCells.of(first_visible_keys(maps), skip_keys).edge == skip_keys + n_first
 
 
 def test_an_edge_contrast_can_differ_in_sign_from_that_of_the_non_relative_part():

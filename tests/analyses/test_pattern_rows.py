@@ -8,10 +8,10 @@ from support.dense_patterns import edge_contrast, estimates, locality, monotonic
 
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.jackknife import jackknife
-from nope_probe.analyses.pattern import measure_estimates, order_estimates, relative_part
-from nope_probe.analyses.pattern_rows import ContrastGram
+from nope_probe.analyses.offsets import offset_means, offset_profiles
+from nope_probe.analyses.pattern import measure_estimates, order_estimates
+from nope_probe.analyses.pattern_rows import ContrastGram, relative_part
 from nope_probe.analyses.shapley import player_set
-from nope_probe.analyses.splits import offset_means, offset_profiles
 from nope_probe.conditions import Condition
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 from nope_probe.maps.estimates import cross_products, fold_weights, leave_one_out
@@ -66,7 +66,7 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
 def test_any_block_size_gives_the_estimates_of_whole_maps(n_bytes: int, skip: int) -> None:
     scores, cells = folds(1), kept_cells(N, skip)
     patterns = row_centred(scores, skip)
-    rest = patterns - relative_part(patterns, skip)
+    rest = patterns - relative_part(patterns)
     products = [
         cross_products(x[None], x[None], WEIGHTS) for x in (patterns[:, cells], rest[:, cells])
     ]

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from nope_probe.analyses.pattern import LAG, measure_estimates
-from nope_probe.analyses.pattern_changes import kept_pattern
-from nope_probe.analyses.pattern_rows import relative_fit
-from nope_probe.analyses.splits import (
+from nope_probe.analyses.offsets import (
     bin_of_offset,
     mean_squares_by_query,
     offset_bins,
     offset_means,
 )
-from nope_probe.maps.centred import KeptCells, diagonal_normalised, row_centred
+from nope_probe.analyses.pattern import LAG, measure_estimates
+from nope_probe.analyses.pattern_changes import kept_pattern
+from nope_probe.analyses.pattern_rows import relative_fit
+from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.estimates import cross_products, fold_weights
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
@@ -104,7 +104,7 @@ def test_the_fit_of_chosen_rows_is_least_squares_with_equations_no_larger_than_t
     sizes, cholesky = [], torch.linalg.cholesky
     monkeypatch.setattr(torch.linalg, "cholesky", lambda x: sizes.append(len(x)) or cholesky(x))
     maps = folds(window)[:, QUERIES]
-    cells = KeptCells.of_maps(maps, 1, ROWS)
+    cells = LayerMaps.of(maps, COUNTS, QUERIES, 1).pattern.apart
     pattern = row_centred(maps, 1, QUERIES)[:, cells.mask]
     row, key = cells.mask.nonzero().T
     # Columns for a(i), then for f(i - j).
@@ -176,7 +176,9 @@ def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
     rows = whole[QUERIES]
     centred = row_centred(rows, 2, QUERIES)
     torch.testing.assert_close(centred, row_centred(whole, 2)[QUERIES], equal_nan=True)
-    assert KeptCells.of_maps(rows, 2, ROWS).count == int(centred.isfinite().sum())
+    assert LayerMaps.of(rows[None], None, QUERIES, 2).pattern.apart.count == int(
+        centred.isfinite().sum()
+    )
     normalised = diagonal_normalised(rows, ROWS)
     distance = QUERIES[:, None] - torch.arange(N)
     of_distance = [normalised[distance == d].nansum().abs() for d in range(N)]

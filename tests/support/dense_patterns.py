@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.pattern import LAG, MIN_KEYS, spearman_with_order
-from nope_probe.maps.centred import KeptCells
+from nope_probe.maps.centred import KeptCells, first_visible_keys
 from nope_probe.maps.estimates import Estimates, fold_weights
 
 
@@ -41,7 +41,8 @@ def monotonicity(patterns: Tensor, lag: int = LAG, skip_keys: int = 0) -> Tensor
 
 def edge_contrast(maps: Tensor, skip_keys: int = 0) -> Tensor:
     """Return the mean over the first 5% of kept keys (one at least) less that over other keys."""
-    kept = KeptCells.of_maps(maps, skip_keys)
+    first = first_visible_keys(maps).reshape(-1, maps.shape[-1]).amax(0)
+    kept = KeptCells.of(first, skip_keys)
     cells = kept.rows(0, kept.n)
     first = cells.clone()
     first[:, kept.edge :] = False

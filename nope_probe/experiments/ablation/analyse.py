@@ -17,6 +17,7 @@ from nope_probe.analyses.attribution import (
     patterns_of,
 )
 from nope_probe.analyses.jackknife import mean_intervals
+from nope_probe.analyses.offsets import bin_means, offset_bins
 from nope_probe.analyses.pattern import Measures, measure, measure_heads, query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import (
@@ -25,7 +26,7 @@ from nope_probe.analyses.pattern_rows import (
     score_distance_sums,
 )
 from nope_probe.analyses.shapley import source_terms
-from nope_probe.analyses.splits import bin_means, offset_bins, split_mean_covariance
+from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_maps

@@ -18,7 +18,6 @@ from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan, meas
 from nope_probe.experiments.ablation.settings import FLAGS_OF_WEIGHTS, Settings
 from nope_probe.experiments.engine import (
     Engine,
-    bands_of,
     idle_sources,
     irreplaceable,
     validate_first_sequence,
@@ -28,7 +27,7 @@ from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.reading.streaming import GIGABYTE
 from nope_probe.hooks.removing.removals import without_weights
-from nope_probe.hooks.removing.targets import components
+from nope_probe.hooks.removing.targets import bands_of, components
 from nope_probe.reports.notes import pilot_note
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status, tell

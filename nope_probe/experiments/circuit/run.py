@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.circuit.sections import report
 from nope_probe.experiments.circuit.settings import Settings
-from nope_probe.experiments.engine import Engine, validate_finite_stages, validate_removable
+from nope_probe.experiments.engine import Engine, are_finite, validate_removable
 from nope_probe.experiments.explorer import circuit_view, combinations, note_on, stage_view
 from nope_probe.experiments.sections import listed
 from nope_probe.experiments.tables import measures_table
@@ -113,6 +114,22 @@ def capture(session: Session[Settings]) -> Stages:
             without = engine.stages("ablated", ablation, layer=layer)
             validate_finite_stages(without, "the ablated model")
     return Stages(layer=layer, intact=intact, ablated=without, removed=removed)
+
+
+def validate_finite_stages(maps: StageMaps, model: str) -> None:
+    """Check that every value of every stage, but for masked scores, is finite.
+
+    Raises:
+        UserError: naming stage and model.
+    """
+    for letter, folds in maps.folds.items():
+        n_rows, n = folds.shape[-2:]
+        held = torch.ones(n_rows, n, dtype=torch.bool)
+        if n_rows < n:  # chosen rows have no cells j > i
+            held = torch.arange(n) <= maps.query_positions[:, None]
+        cells = maps.visible.get(letter, held)
+        if not are_finite(folds, cells):
+            raise UserError(f"non-finite values at stage ({letter}) of {model}")
 
 
 def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:

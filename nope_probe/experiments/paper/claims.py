@@ -20,7 +20,8 @@ from torch import Tensor
 
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.analyses.parameter_free.theory import second_layer_scores, theory_scores
-from nope_probe.analyses.pattern import edge_contrast, relative_part
+from nope_probe.analyses.pattern import edge_contrast
+from nope_probe.analyses.pattern_rows import relative_part
 from nope_probe.experiments.paper.settings import FIGURES
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.maps.centred import pattern_rms, row_centred

@@ -14,18 +14,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import mean_intervals, standard_error
+from nope_probe.analyses.offsets import OffsetBins, bin_means, offset_bins
 from nope_probe.analyses.pattern import measure, measure_heads, query_stride
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
 from nope_probe.analyses.recover import recover_rotation
-from nope_probe.analyses.splits import (
-    Band,
-    BandChoice,
-    OffsetBins,
-    bin_means,
-    make_bands,
-    offset_bins,
-    split_bands,
-)
+from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
 from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.components import COMPONENTS, Component, is_rope
+from nope_probe.components import COMPONENTS, Component, equal_bands, is_rope
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.base_layer import Layer, find_point
 from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
@@ -173,3 +174,19 @@ def rope_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None,
     """Return for each block that attends the angle per position of its rotary pairs, or None."""
     rotaries = [traits.rotary for traits in traits_of(model).values()]
     return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries)
+
+
+def bands_of(model: HookedModel, n_bands: int) -> tuple[str, ...]:
+    """Return the names of equal bands of a model's rotary pairs.
+
+    Raises:
+        UserError: for a model without RoPE, or more bands than pairs.
+    """
+    pairs = [len(angles) for angles in rope_frequencies(model) if angles is not None]
+    if not pairs:
+        has = ", ".join(components(model))
+        raise UserError(f"--bands divides RoPE, and the model has none; it has {has}")
+    try:
+        return equal_bands(min(pairs), n_bands)
+    except ValueError as error:
+        raise UserError(str(error)) from error

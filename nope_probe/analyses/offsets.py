@@ -1,0 +1,147 @@
+"""Profiles of maps: their means by the distance of key and query, and the strength by query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil, log2
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.analyses.jackknife import (
+    Intervals,
+    mean_intervals,
+)
+from nope_probe.maps import ALL_ROWS
+from nope_probe.maps.centred import KeptCells
+from nope_probe.maps.estimates import Estimates, ProductSums
+from nope_probe.maps.layers import LayerMaps, Pattern
+
+OffsetBins = Literal["auto", "all"]
+FINE_OFFSETS = 64  # up to this distance, every distance has its own bin
+QUERY_GROUPS = 64
+
+
+def offset_bins(n_offsets: int, choice: OffsetBins = "auto") -> Int[Tensor, " bin"]:
+    """Return the first distance of each bin; the distances of a bin share a mean.
+
+    Args:
+        n_offsets: the largest distance.
+        choice: `all` gives every distance a bin. So does `auto` up to the length at which maps
+            have all rows by default; for longer sequences it gives every distance up to 64 a bin,
+            and above that eight bins per doubling.
+
+    Example:
+        >>> offset_bins(5).tolist()
+        [1, 2, 3, 4, 5]
+        >>> offset_bins(4000)[62:70].tolist()
+        [63, 64, 65, 71, 77, 84, 92, 100]
+    """
+    if choice == "all" or n_offsets < ALL_ROWS:
+        return torch.arange(1, n_offsets + 1)
+    n_bins = 8 * ceil(log2(n_offsets / FINE_OFFSETS))
+    ends = [round(FINE_OFFSETS * 2 ** (index / 8)) for index in range(n_bins)]
+    growing = torch.tensor([end + 1 for end in ends if end < n_offsets])
+    return torch.cat((torch.arange(1, FINE_OFFSETS + 1), growing))
+
+
+def bin_of_offset(offsets: Int[Tensor, " offset"], bins: Int[Tensor, " bin"]) -> Tensor:
+    """Return the number of the bin that holds each distance."""
+    return torch.searchsorted(bins, offsets, right=True) - 1
+
+
+def offset_means(
+    maps: LayerMaps, bins: Int[Tensor, " bin"] | None = None
+) -> Float[Tensor, "fold bin"]:
+    """Return the mean of each fold over the other keys j < i at each distance i - j, from 1 on.
+
+    The mean is NaN at distances whose cells are all hidden by a window, or that no row has.
+
+    Args:
+        maps: the scores of a layer, or its patterns.
+        bins: the first distance of each bin; by default every distance has a bin.
+
+    Example:
+        >>> offset_means(LayerMaps.of(torch.tensor([[[0., 0, 0], [5, 0, 0], [1, 3, 0]]])))
+        tensor([[4., 1.]], dtype=torch.float64)
+    """
+    where, skip_keys = maps.folds.where, maps.skip_keys
+    cells = KeptCells.of(torch.zeros_like(where.queries), skip_keys, where).mask
+    bins = offset_bins(where.n - 1 - skip_keys, "all") if bins is None else bins
+    place = bin_of_offset((where.queries[:, None] - torch.arange(where.n))[cells], bins)
+    values = maps.folds.maps.double()[..., cells]
+    sums, counts = (values.new_zeros(len(values), len(bins)) for _ in range(2))
+    known = ~values.isnan()
+    sums.index_add_(-1, place, values.where(known, 0.0))
+    counts.index_add_(-1, place, known.double())
+    return sums / counts
+
+
+def bin_means(
+    patterns: Sequence[Pattern],
+    distance_sums: Callable[[Pattern], Float[Tensor, "fold distance"]],
+    bins: Int[Tensor, " bin"],
+) -> Float[Tensor, "fold layer bin"]:
+    """Return the means of each layer's fold maps over bins of distances, read by blocks of rows.
+
+    The mean is NaN in bins of which a layer's window hides all cells.
+
+    Args:
+        patterns: the pattern of each layer.
+        distance_sums: `score_distance_sums`, or `pattern_distance_sums`.
+        bins: the first distance of each bin.
+    """
+    sums = torch.stack([distance_sums(pattern) for pattern in patterns], 1)
+    offsets = torch.arange(1, sums.shape[-1] - patterns[0].cells.skip_keys)
+    place = bin_of_offset(offsets, bins)
+    counts = torch.stack([pattern.cells.by_distance for pattern in patterns])
+    in_bins, known = (
+        torch.zeros(*x.shape[:-1], len(bins), dtype=x.dtype).index_add_(-1, place, x[..., offsets])
+        for x in (sums, counts)
+    )
+    return in_bins / known
+
+
+def offset_profiles(
+    layers: Sequence[LayerMaps], bins: Int[Tensor, " bin"] | None = None
+) -> Intervals:
+    """Return f(tau) of each layer, the mean of its map at i - j = tau, for tau = 1, 2, ...
+
+    Args:
+        layers: the maps of layers on the same sequences, nats: scores, or patterns.
+        bins: the first distance of each bin; by default every distance has a bin.
+
+    Returns:
+        [layer, bin], with intervals.
+    """
+    means = torch.stack([offset_means(maps, bins) for maps in layers], 1)
+    return mean_intervals(means, layers[0].weights)
+
+
+def mean_squares_by_query(pattern: Pattern) -> list[tuple[tuple[int, int], Estimates]]:
+    """Return the mean square of a pattern over the keys of groups of queries.
+
+    Products are between different folds, so that noise does not count.
+
+    Returns:
+        The first and last query of each group, and its squared nats: at most 64 groups of equally
+        many rows.
+    """
+    cells = pattern.cells
+    queries = cells.query_positions[cells.n_keys[cells.query_positions] > 1]
+    groups = queries.tensor_split(min(QUERY_GROUPS, len(queries))) if len(queries) else ()
+    group_of = torch.full((cells.n,), -1)
+    for index, group in enumerate(groups):
+        group_of[group] = index
+    grams = torch.zeros(len(groups), pattern.n_folds, pattern.n_folds, dtype=torch.float64)
+    for block in pattern.blocks():
+        of_rows = torch.einsum("frk,grk->rfg", block.rows, block.rows)
+        held = group_of[block.start : block.start + len(of_rows)]
+        grams.index_add_(0, held[held >= 0], of_rows[held >= 0])
+    weights, squares = pattern.maps.weights, []
+    for gram, group in zip(grams, groups, strict=True):
+        sums, n_cells = ProductSums(gram[None, :, None]), int(cells.n_keys[group].sum())
+        squares.append(((int(group[0]), int(group[-1])), sums.product(n_cells, weights)))
+    return squares
