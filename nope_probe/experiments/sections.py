@@ -76,7 +76,7 @@ class Report:
     title: str
     lead: Lead
     sections: Sequence[Section]
-    how_to_read: Sequence[str]
+    how_to_read: Sequence[str] = ()
 
     def html(self, manifest: Mapping[str, Any]) -> str:
         """Return the page of a run, given its manifest."""

@@ -245,7 +245,7 @@ def _figure(section: Section) -> str:
     caption = escape(section.caption)
     figure = section.drawn()
     if figure is None:
-        return f"{section.html}<p>{caption}</p>"
+        return section.html + (f"<p>{caption}</p>" if caption else "")
     spec = _for_page(figure)
     # plotly escapes "<" and "/", so that "</script>" cannot end the element that holds the figure.
     # Escaping "<" is enough; escaped slashes of base64 would be a fifth of the page.

@@ -98,9 +98,7 @@ def test_a_reader_that_goes_away_ends_a_summary_as_a_broken_pipe(
 ) -> None:
     monkeypatch.setattr("sys.stdout", ClosedPipe())
     with pytest.raises(BrokenPipeError):
-        print_report(
-            Report(title="", lead=Lead(sentence="Yes."), sections=[], how_to_read=[]), {}, Path("x")
-        )
+        print_report(Report(title="", lead=Lead(sentence="Yes."), sections=[]), {}, Path("x"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -236,13 +236,16 @@ def test_in_memory_it_gives_what_the_command_writes(done: Path) -> None:
 
 def test_the_answer_names_the_main_writers_and_nothing_of_another_reader() -> None:
     tables = {"terms": traced.terms_table(), "writers": traced.writers_table(), **TEXT}
-    assert sections.answer(tables) == (
-        "L2's position is written by L1H0 and L1H1: 92% and 67% of its pattern"
+    assert sections.lead(tables).sentence == (
+        "L2's position is written by L1H0 and L1H1: 92% and 67% of its pattern."
     )
-    assert sections.answer(tables, "L1") == "L1's position is written by MLP0: 97% of its pattern"
+    assert (
+        sections.lead(tables, "L1").sentence
+        == "L1's position is written by MLP0: 97% of its pattern."
+    )
     learned = tables["writers"].replace({"writer": {"MLP0": "pos_embed"}})
-    assert sections.answer(tables | {"writers": learned}, "L1") == (
-        "L1's position is written by pos_embed: 97% of its pattern"
+    assert sections.lead(tables | {"writers": learned}, "L1").sentence == (
+        "L1's position is written by pos_embed: 97% of its pattern."
     )
 
 
@@ -251,25 +254,25 @@ def test_a_writer_whose_interval_holds_zero_is_no_main_writer() -> None:
     strongest = (writers["layer"] == 2) & (writers["writer"] == "L1H0")
     writers.loc[strongest, ["share", "share_low", "share_high"]] = (1.9, -0.1, 3.9)
     tables = {"terms": traced.terms_table(), "writers": writers, **TEXT}
-    main, _, _ = sections.answer(tables, "L2").partition(":")
+    main, _, _ = sections.lead(tables, "L2").sentence.partition(":")
     assert main == "L2's position is written by L1H1"
 
 
 def test_the_answer_with_rope_is_rotation_and_without_a_pattern_that_there_is_none() -> None:
     tables = {"terms": traced.terms_table("rope"), "writers": traced.writers_table(), **TEXT}
-    assert sections.answer(tables, "L1") == (
-        "RoPE's rotation of constant vectors makes L1's pattern: 100% [99, 100] of it"
+    assert sections.lead(tables, "L1").sentence == (
+        "RoPE's rotation of constant vectors makes L1's pattern: 100% [99, 100] of it."
     )
     noise = tables["terms"].assign(rms_low=-1.0)
     tables |= {"terms": noise}
-    assert sections.answer(tables) == sections.NO_PATTERN
-    of_l1 = "L1 shows no positional pattern that exceeds the noise"
-    assert sections.answer(tables, "L1") == of_l1
+    assert sections.lead(tables).sentence == sections.NO_PATTERN
+    of_l1 = "L1 shows no positional pattern that exceeds the noise."
+    assert sections.lead(tables, "L1").sentence == of_l1
     assert sections.lead(tables).table.empty
     undefined = noise.assign(share=np.nan)
     lead = sections.lead(tables | {"terms": undefined}, "L1")
-    assert lead.sentence == f"{of_l1}."
-    assert lead.table.iloc[:, 1].tolist() == ["no pattern"] * 3
+    assert lead.sentence == of_l1
+    assert lead.table.empty
 
 
 def with_shares(terms: pd.DataFrame, reader: int, half: float, **shares: float) -> pd.DataFrame:
@@ -285,7 +288,7 @@ def test_a_term_is_the_answer_only_where_the_intervals_say_so_of_all_terms() -> 
     writers = {"writers": traced.writers_table(), **TEXT}
     shares = {"rotation": 0.55, "written_key": 0.95, "written_both": 0.0, "covariance": -0.5}
     tables = {"terms": with_shares(traced.terms_table(), 1, 0.01, **shares), **writers}
-    assert sections.answer(tables, "L1").startswith("L1's position is written by MLP0")
+    assert sections.lead(tables, "L1").sentence.startswith("L1's position is written by MLP0")
     shares |= {"rotation": 0.6, "written_key": 0.4, "written_query": 0.0, "covariance": 0.0}
     tables["terms"] = with_shares(traced.terms_table(), 1, 2.6, **shares)
     tables["terms"] = with_shares(tables["terms"], 1, 0.0, written_both=0.0, written_query=0.0)
@@ -305,12 +308,12 @@ def test_a_writer_that_takes_from_queries_what_it_gives_to_keys_is_no_main_write
         for side, share in (("key", 0.90), ("query", -0.95))
     ]
     tables = {"terms": traced.terms_table(), "writers": pd.concat([writers, pd.DataFrame(both)])}
-    assert sections.answer(tables).startswith("L2's position is written by L1H0 and L1H1")
+    assert sections.lead(tables).sentence.startswith("L2's position is written by L1H0 and L1H1")
     halves = writers.assign(share=writers["share"] / 2, share_low=writers["share_low"] / 2)
     halves = pd.concat([halves.assign(side=side) for side in ("key", "query")])
-    assert sections.answer(tables | {"writers": halves}) == sections.answer(tables)
+    assert sections.lead(tables | {"writers": halves}).sentence == sections.lead(tables).sentence
     wide = writers.assign(share_low=writers["share"] - 1.0)
-    assert sections.answer(tables | {"writers": wide}).startswith(
+    assert sections.lead(tables | {"writers": wide}).sentence.startswith(
         "Position written by no single writer makes L2's pattern: "
     )
 
@@ -319,10 +322,12 @@ def test_the_strongest_of_many_readers_clears_the_noise_of_all_of_them() -> None
     faint = {"rms": 0.01, "rms_low": 0.002, "rms_high": 0.0142}
     one = traced.terms_table().query("layer == 2").assign(**faint)
     writers = {"writers": traced.writers_table()}
-    assert sections.answer({"terms": one, **writers}).startswith("L2's position is written by")
+    assert sections.lead({"terms": one, **writers}).sentence.startswith(
+        "L2's position is written by"
+    )
     others = [one.assign(layer=layer, rms=0.0, rms_low=-0.01) for layer in range(3, 26)]
     terms = pd.concat([one, *others])
-    assert sections.answer({"terms": terms, **writers}) == sections.NO_PATTERN
+    assert sections.lead({"terms": terms, **writers}).sentence == sections.NO_PATTERN
 
 
 def test_the_first_table_has_each_writers_share_and_what_is_lost_without_it() -> None:

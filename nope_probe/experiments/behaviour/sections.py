@@ -182,28 +182,20 @@ def _details(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
 def _bridge(bridge: pd.DataFrame, correlations: pd.DataFrame) -> Iterator[Section]:
     """Yield the sections that compare what removals take from the pattern and from behaviour."""
     effects = {name: title for name, title in RISES.items() if bridge[name].notna().any()}
-    title = "Pattern and behaviour, removal by removal"
-    if not effects:
-        yield Section(
-            title=title,
-            caption="In nats, per layer. No effect on behaviour stands beside it: run with "
-            "--measures pattern loss, copy or position too.",
-            table=bridge.dropna(axis="columns", how="all"),
-        )
-        return
     yield Section(
-        title=title,
-        figure=partial(figures.pattern_and_behaviour, bridge, effects),
+        title="Pattern and behaviour, removal by removal",
+        figure=partial(figures.pattern_and_behaviour, bridge, effects) if effects else None,
         caption="To the right: what the removal takes from the positional part of the scores. "
-        "Up: what behaviour loses. A removal may do one without the other.",
-        table=bridge,
+        "Up: what behaviour loses, if --measures asks for it. A removal may do one alone.",
+        table=bridge.dropna(axis="columns", how="all"),
     )
-    yield Section(
-        title="Rank correlations by layer",
-        caption="Spearman's rho, over conditions, of the pattern lost in each layer and the rise "
-        "of each loss. Few conditions, which overlap: a description of these removals, not a test.",
-        table=correlations,
-    )
+    if effects:
+        yield Section(
+            title="Rank correlations by layer",
+            caption="Spearman's rho, over conditions, of the pattern lost in each layer and the "
+            "rise of each loss. Few conditions, which overlap: a description, not a test.",
+            table=correlations,
+        )
 
 
 def behaviour_as_text(

@@ -104,7 +104,7 @@ def report(
             *_measure_sections(members, table),
             _runs(members, folder),
         ],
-        how_to_read=[*notes.how_to_read("compare"), *method],
+        how_to_read=[*notes.how_to_read("compare"), *method, LESS.format(base=labels[0])],
     )
 
 
@@ -212,9 +212,9 @@ def _brief(rows: pd.DataFrame) -> pd.DataFrame:
 def _text(row: pd.Series, base: str) -> dict[str, str]:
     """Return a difference as a row of words; what is subtracted from what stands in its heading."""
     measure, estimate = row["measure"], interval_of(row, "difference")
-    values, form, unit = [row["value"], row["base_value"]], ".3g", ""
+    values, form, unit = [row["value"], row["base_value"]], "z.3g", ""
     if measure.startswith(SHARES):
-        estimate, values, form, unit = percent(estimate), [100 * v for v in values], ".0f", "%"
+        estimate, values, form, unit = percent(estimate), [100 * v for v in values], "z.0f", "%"
     layer, *parts = [part for part in str(row["item"]).split(", ") if part not in UNSAID]
     what = MEASURES[measure].title if measure in MEASURES else measure.replace("_", " ")
     if parts and measure in OF_PLAYER:
@@ -302,7 +302,7 @@ def _measure_sections(members: Sequence[Member], table: pd.DataFrame) -> Iterato
     for name, rows in table.groupby("table", sort=False):
         yield Section(
             title=TOPICS.get(str(name), str(name).replace("_", " ").capitalize()),
-            caption=LESS.format(base=members[0].label),
+            caption="",
             figure=partial(FIGURES[str(name)], members) if name in FIGURES else None,
             table=rows.drop(columns="table"),
         )

@@ -12,7 +12,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
 from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.experiments.trace.analyse import TraceTables, analyse, trace_of
-from nope_probe.experiments.trace.sections import answer
+from nope_probe.experiments.trace.sections import lead
 from nope_probe.experiments.trace.settings import Settings
 from nope_probe.hooks.layers.model import Given
 from nope_probe.runtime.folder import Run
@@ -79,7 +79,7 @@ class Trace(Run):
     def __repr__(self) -> str:
         """Return the readers, and the main writers of the strongest pattern."""
         readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
-        return f"Trace of {readers}: {answer(self.tables)}\n{super().__repr__()}"
+        return f"Trace of {readers}: {lead(self.tables).sentence}\n{super().__repr__()}"
 
     @property
     def terms(self) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -35,16 +36,19 @@ from nope_probe.reports.page import Lead, Section, positions
 from nope_probe.runtime.folder import Run
 
 NAMED = 3  # writers in a sentence
-NOISE = "{reader} shows no positional pattern that exceeds the noise"
-NO_PATTERN = "No layer or head shows a positional pattern that exceeds the noise"
+NO_PATTERN = "No layer or head shows a positional pattern that exceeds the noise."
 ANSWERS = {  # by the term that surely is most of a reader's pattern
-    "written": "{reader}'s position is written by {writers}: {share} of its pattern",
-    "rotation": "RoPE's rotation of constant vectors makes {reader}'s pattern: {share} of it",
-    "alibi": "ALiBi's bias makes {reader}'s pattern: {share} of it",
-    "covariance": "No mean vector carries {reader}'s pattern: {share} of it is covariance",
-    "none": "No single term is surely most of {reader}'s pattern",
-    "noisy": "Position written by no single writer makes {reader}'s pattern: {share} of it",
+    "written": "{reader}'s position is written by {writers}: {share} of its pattern.",
+    "rotation": "RoPE's rotation of constant vectors makes {reader}'s pattern: {share} of it.",
+    "alibi": "ALiBi's bias makes {reader}'s pattern: {share} of it.",
+    "covariance": "No mean vector carries {reader}'s pattern: {share} of it is covariance.",
+    "none": "No single term is surely most of {reader}'s pattern.",
+    "noisy": "Position written by no single writer makes {reader}'s pattern: {share} of it.",
 }
+OF_WRITERS = (
+    "A share is the writer's direct path; shares of all writers add up to the written part. Lost "
+    "without it: on all paths, also through other writers. Below 0, the pattern grows."
+)
 OF_TERMS = (
     "Exact terms of the pattern, which add up to 100%. Rotation: RoPE on vectors that know nothing "
     "of position. Written: position in the residual stream. Covariance: outside the means."
@@ -113,33 +117,47 @@ def lead(
         reader: a layer or head; by default the reader with the strongest pattern.
         fold_sizes: sequences per fold.
     """
-    name, sentence = (
-        _reader(tables["terms"], reader, fold_sizes),
-        answer(tables, reader, fold_sizes),
-    )
-    if name is None:
-        return Lead(sentence=f"{sentence}.")
-    heading, shares = f"share of {name}'s pattern", term_shares(_rows_of(tables["terms"], name))
-    if most_of(shares) != "written":
-        table = {"term": [*shares], heading: [_text(share) for share in shares.values()]}
-        return Lead(sentence=f"{sentence}.", table=pd.DataFrame(table), caption=OF_TERMS)
-    written = writer_shares(tables["writers"], name)
-    clear = [name for name, (_, low, high) in written.items() if low * high > 0]
-    clear = [name for name in clear if abs(written[name][0]) >= LEAST]
-    top = sorted(clear, key=lambda writer: -abs(written[writer][0]))[:MOST_ROWS]
-    table = {"writer": top, heading: [_text(written[writer]) for writer in top]}
-    effects = tables.get("effects", pd.DataFrame())
-    if len(effects):
-        own = {row["writer"]: row for row in _rows_of(effects, name).to_dict("records")}
+    terms = with_readers(tables["terms"])
+    best = strongest(terms[terms["term"] == "all"], fold_sizes, "rms")
+    if reader is None and best is None:
+        return Lead(sentence=NO_PATTERN)
+    name = reader if reader is not None or best is None else str(best["reader"])
+    rows = terms[terms["reader"] == name]
+    if not rows.loc[rows["term"] == "all", "rms_low"].item() > 0:
+        return Lead(sentence=f"{name} shows no positional pattern that exceeds the noise.")
+    shares = term_shares(rows)
+    most, of_name = most_of(shares) or "none", f"share of {name}'s pattern"
+    if most != "written":
+        share = _text(shares.get(most, shares["rotation"]))
+        table = {"term": [*shares], of_name: [_text(share) for share in shares.values()]}
+        return Lead(
+            sentence=ANSWERS[most].format(reader=name, share=share),
+            table=pd.DataFrame(table),
+            caption=OF_TERMS,
+        )
+    written = writer_shares(tables["writers"], str(name))
+    clear = {
+        writer: abs(value)
+        for writer, (value, low, high) in written.items()
+        if low * high > 0 and abs(value) >= LEAST
+    }
+    top = sorted(clear, key=lambda writer: -clear[writer])[:MOST_ROWS]
+    table = {"writer": top, of_name: [_text(written[writer]) for writer in top]}
+    if len(tables.get("effects", ())):
+        own = {row["writer"]: row for row in _rows_of(tables["effects"], str(name))}
         table["lost without it"] = [
             _text(interval_of(own[writer], "total")) if writer in own else "" for writer in top
         ]
+    main = main_writers(written)[:NAMED]
+    parts = [f"{percent(written[writer])[0]:.0f}%" for writer in main]
     return Lead(
-        sentence=f"{sentence}.",
+        sentence=ANSWERS["written" if main else "noisy"].format(
+            reader=name,
+            writers=listed(main) if main else "",
+            share=listed(parts) if main else _text(shares["written"]),
+        ),
         table=pd.DataFrame(table),
-        caption="A share is the writer's direct path; shares of all writers add up to the written "
-        "part. Lost without it: on all paths, also through other writers. Below 0, the pattern "
-        "grows.",
+        caption=OF_WRITERS,
     )
 
 
@@ -147,40 +165,9 @@ def _text(share: ValueAndBounds) -> str:
     return interval_text(percent(share), "z.0f", "%")
 
 
-def _reader(terms: pd.DataFrame, reader: str | None, fold_sizes: Sequence[int]) -> str | None:
-    """Return the layer or head that the lead is about, if any pattern exceeds the noise."""
-    best = strongest(with_readers(terms[terms["term"] == "all"]), fold_sizes, "rms")
-    return reader or (None if best is None else str(best["reader"]))
-
-
-def answer(
-    tables: Mapping[str, pd.DataFrame],
-    reader: str | None = None,
-    fold_sizes: Sequence[int] = EIGHT_FOLDS,
-) -> str:
-    """Return a sentence on the origin of a reader's pattern; by default of the strongest."""
-    name = _reader(tables["terms"], reader, fold_sizes)
-    if name is None:
-        return NO_PATTERN
-    rows = _rows_of(tables["terms"], name)
-    if not rows.loc[rows["term"] == "all", "rms_low"].item() > 0:
-        return NOISE.format(reader=name)
-    shares = term_shares(rows)
-    most = most_of(shares) or "none"
-    if most != "written":
-        return ANSWERS[most].format(reader=name, share=_text(shares.get(most, shares["rotation"])))
-    written = writer_shares(tables["writers"], name)
-    main = main_writers(written)[:NAMED]
-    if not main:
-        return ANSWERS["noisy"].format(reader=name, share=_text(shares["written"]))
-    parts = [f"{percent(written[writer])[0]:.0f}%" for writer in main]
-    return ANSWERS["written"].format(reader=name, writers=listed(main), share=listed(parts))
-
-
-def _rows_of(table: pd.DataFrame, reader: str) -> pd.DataFrame:
+def _rows_of(table: pd.DataFrame, reader: str) -> list[dict[Any, Any]]:
     """Return the rows of one reader."""
-    rows = with_readers(table)
-    return rows[rows["reader"] == reader]
+    return with_readers(table).query("reader == @reader").to_dict("records")
 
 
 def term_shares(terms: pd.DataFrame) -> dict[str, ValueAndBounds]:
@@ -201,7 +188,7 @@ def term_shares(terms: pd.DataFrame) -> dict[str, ValueAndBounds]:
 def writer_shares(writers: pd.DataFrame, reader: str) -> dict[str, ValueAndBounds]:
     """Return each writer's share of a reader's pattern, in keys and queries together."""
     sides: dict[str, list[ValueAndBounds]] = {}
-    for row in _rows_of(writers, reader).to_dict("records"):
+    for row in _rows_of(writers, reader):
         sides.setdefault(row["writer"], []).append(interval_of(row, "share"))
     return {writer: summed(shares) for writer, shares in sides.items()}
 
