@@ -41,8 +41,14 @@ HEAD ?= L18H6
 
 .PHONY: ablate real test test-real check kernels shapes lint types docs package bench install versions models notebooks clean
 
-ablate: install  ## Attribute the shipped RoPE model's positional pattern (about 15 s)
-	$(BIN)/python -m nope_probe.ablate
+# The two models that ship, with RoPE and without a position encoding, and both side by side.
+TWINS := rope-tiny nope-tiny
+
+ablate: install  ## Attribute the positional patterns of two small models, side by side (about 25 s)
+	for model in $(TWINS); do \
+		$(BIN)/python -m nope_probe.ablate --model $$model --out runs/twins/$$model || exit 1; \
+	done
+	$(BIN)/python -m nope_probe.compare $(TWINS:%=runs/twins/%) --out runs/twins/compare
 
 real: install  ## The same for a real language model, and its attention on a text (4 minutes)
 ifeq ($(MODEL),smollm2-135m)

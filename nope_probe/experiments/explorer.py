@@ -14,7 +14,7 @@ from nope_probe.analyses.pattern import query_stride
 from nope_probe.analyses.pattern_changes import KeptPattern, kept_pattern
 from nope_probe.analyses.shapley import PlayerSet
 from nope_probe.components import Gain
-from nope_probe.conditions import Condition
+from nope_probe.conditions import INTACT, Condition
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.engine import (
@@ -152,15 +152,19 @@ def progress(ablations: Sequence[Ablation], what: str) -> Iterable[Ablation]:
 def note_on(engine: Engine, substitute: Substitute) -> str:
     """Return a description of an explorer's maps, in a few sentences."""
     (n_seqs, n_pos), skip_keys = engine.inputs.shape[:2], engine.skip_keys
-    first = "first key" if skip_keys == 1 else f"first {skip_keys} keys"
-    skipped = f", among the keys after the {first}" if skip_keys else ""
     stride = query_stride(len(choose_rows(n_pos, engine.query_rows)))
     ordered = "" if stride == 1 else f" Locality is of 1 query in {stride}, counted from query 0."
     return (
-        f"Maps and numbers are means over {n_seqs:,} sequences of {n_pos} positions{skipped}. A "
-        f"switch removes its component in every layer; a removed weight's replacement is "
-        f"{substitute.replacement}. Brackets: 95% intervals.{ordered}"
+        f"Maps and numbers are means over {n_seqs:,} sequences of {n_pos} "
+        f"positions{_among(skip_keys)}. A switch removes its component in every layer; a removed "
+        f"weight's replacement is {substitute.replacement}. Brackets: 95% intervals.{ordered}"
     )
+
+
+def _among(skip_keys: int) -> str:
+    """Return which keys numbers are of, for the end of a sentence; nothing for all keys."""
+    first = "first key" if skip_keys == 1 else f"first {skip_keys} keys"
+    return f", among the keys after the {first}" if skip_keys else ""
 
 
 def combinations(players: PlayerSet) -> list[Condition]:
@@ -241,12 +245,16 @@ def opening(view: SwitchedMaps, players: PlayerSet) -> dict[str, Any]:
     An explorer opens on the layer whose intact pattern, the mean over heads, is strongest, without
     the source that this pattern needs most.
     """
-    components_of = {player.name: sorted(player.components) for player in players.players}
+    components_of = _components_of(players)
     amplitudes = view.measures[0, :, 0, MEASURES.index("amplitude"), 0]
     layer = int(np.argmax(np.nan_to_num(amplitudes)))
     left_alone = view.left(layer, panel=0)[[1 << bit for bit in range(len(components_of))]]
     removed = strongest_source(left_alone, components_of)
     return {"players": components_of, "layer": layer, "removed": removed}
+
+
+def _components_of(players: PlayerSet) -> dict[str, list[str]]:
+    return {player.name: sorted(player.components) for player in players.players}
 
 
 def stage_view(
@@ -316,6 +324,50 @@ def explorer_of(
         f"component as the run did{replaced}. Brackets: 95% intervals.",
         max_bytes=PAGE_BYTES,
     )
+
+
+def runs_explorer(runs: Mapping[str, Mapping[Condition, Layers]], players: PlayerSet) -> Explorer:
+    """Return the explorer of several runs, whose patterns one set of switches changes.
+
+    It opens on the layer where the weakest of the runs' intact patterns is strongest.
+
+    Args:
+        runs: by label, score maps of the same layers, in the conditions of `combinations`.
+        players: what the switches remove.
+    """
+    conditions = combinations(players)
+    layers = tuple(next(iter(runs.values()))[INTACT])
+    panels = [  # combination, layer, run
+        [[maps[condition][layer] for maps in runs.values()] for layer in layers]
+        for condition in conditions
+    ]
+    small = [[[*map(_pooled_pattern, row)] for row in rows] for rows in panels]
+    kept = [[[*map(_kept, *rows)] for rows in zip(some, panels[0], strict=True)] for some in panels]
+    view = SwitchedMaps(
+        kind="pattern",
+        skip_keys=panels[0][0][0].skip_keys,
+        layers=layers,
+        panels=tuple(runs),
+        maps=np.array([[[cells.values[0] for cells in row] for row in rows] for rows in small]),
+        measures=np.array([[*map(_intervals, rows)] for rows in kept]),
+        block=small[0][0][0].block,
+    )
+    return Explorer(
+        title="The sources of the pattern, run beside run",
+        views=(view,),
+        components=[],
+        players=_components_of(players),
+        layer=int(view.measures[0, :, :, MEASURES.index("amplitude"), 0].min(-1).argmax()),
+        beside=True,
+        note=f"Maps and numbers are the runs' own{_among(view.skip_keys)}. A switch removes its "
+        "source in every run that has it. Each run has a colour scale of its own. Brackets: 95% "
+        "intervals.",
+        max_bytes=PAGE_BYTES,
+    )
+
+
+def _kept(maps: LayerMaps, intact: LayerMaps) -> KeptPattern:
+    return kept_pattern(*shared_patterns([maps, intact]))
 
 
 def _pooled_pattern(layer: LayerMaps) -> Pooled:

@@ -40,6 +40,12 @@ function places(view) {
   return view.whole[state.removed] || [0, state.removed];
 }
 
+// The maps that are shown, as [name, combination, panel]: of one panel, or of runs beside each other.
+function shown(view) {
+  if (data.beside) return view.panels.map((panel, p) => [panel.name, state.removed, p]);
+  return places(view).map((place, i) => [["intact", "ablated"][i], place, state.panel]);
+}
+
 function measure(view, combination, layer, panel, index) {
   const start = (number(view, combination, layer, panel) * data.measures.length + index) * 3;
   return view.measures.subarray(start, start + 3);
@@ -128,8 +134,8 @@ find("#layers").hidden = views[0].layers.length < 2;
 range.addEventListener("input", () => { state.layer = Number(range.value); keepPresent(); draw(); });
 
 const select = find("#panels");
-select.parentElement.hidden = views.every((view) => view.panels.length < 2) && views.length < 2;
-views.forEach((view, v) => {
+select.parentElement.hidden = data.beside || views.every((view) => view.panels.length < 2) && views.length < 2;
+if (!data.beside) views.forEach((view, v) => {
   const group = document.createElement("optgroup");
   group.label = view.title;
   view.panels.forEach((panel, p) => group.append(text("option", panel.label, { value: v + "," + p })));
@@ -148,7 +154,18 @@ function keepPresent() {
   if (!has(view, state.layer, state.panel)) state.panel = 0;
 }
 
-const canvases = [...document.querySelectorAll(".triple canvas")];
+const columns = shown(views[0]).map(([name]) => name);
+const canvases = (data.beside ? columns : [...columns, "difference"]).map((of) => {
+  const figure = text("figure", "<figcaption></figcaption><canvas tabindex='0' role='img'></canvas><div class='bar'></div><div class='scale'></div>");
+  figure.firstChild.textContent = of;
+  find(".maps").append(figure);
+  const canvas = figure.querySelector("canvas");
+  canvas.dataset.of = of;
+  return canvas;
+});
+const head = text("tr", "<th></th>");
+columns.forEach((name) => { const cell = text("th", ""); cell.textContent = name; head.append(cell); });
+find("thead").append(head);
 for (const canvas of canvases) {
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
@@ -175,8 +192,8 @@ let maps = {};
 function draw() {
   const start = performance.now();
   const view = views[state.view];
-  const [intact, ablated] = places(view).map((place) => values(view, place, state.layer, state.panel));
-  maps = { intact, ablated, difference: difference(ablated, intact) };
+  maps = Object.fromEntries(shown(view).map(([name, place, panel]) => [name, values(view, place, state.layer, panel)]));
+  if (!data.beside) maps.difference = difference(maps.ablated, maps.intact);
   switches.forEach((each, i) => each.setAttribute("aria-pressed", !(state.removed >> i & 1)));
   range.value = state.layer;
   find("#layers output").textContent = "L" + view.layers[state.layer];
@@ -185,7 +202,7 @@ function draw() {
     option.disabled = !has(views[v], state.layer, p);
   });
   select.value = state.view + "," + state.panel;
-  drawTriple(view);
+  drawMaps(view);
   drawNumbers(view);
   drawReadout();
   if (circuit) drawCircuit();
@@ -193,20 +210,21 @@ function draw() {
   document.body.dataset.milliseconds = (performance.now() - start).toFixed(1);
 }
 
-function drawTriple(view) {
+function drawMaps(view) {
   const signed = view.kind === "pattern";
-  const both = limits([maps.intact, maps.ablated], view, signed);
-  for (const canvas of canvases) {
+  canvases.forEach((canvas, place) => {
     const of = canvas.dataset.of;
-    const change = of === "difference";
-    const scale = change && !signed ? limits([maps.difference], view, true) : both;
+    const change = !data.beside && of === "difference";
+    // Each run has a scale of its own, that of its intact map and of what is left.
+    const both = data.beside ? [values(view, 0, state.layer, place), maps[of]] : [maps.intact, maps.ablated];
+    const scale = change && !signed ? limits([maps.difference], view, true) : limits(both, view, signed);
     const names = change || signed ? diverging() : data.colours.sequential;
     paint(canvas, maps[of], view.n, scale, names);
     const figure = canvas.parentElement;
-    canvas.setAttribute("aria-label", of + ": " + view.panels[state.panel].label + " of L" + view.layers[state.layer]);
+    canvas.setAttribute("aria-label", of + ": " + view.panels[data.beside ? place : state.panel].label + " of L" + view.layers[state.layer]);
     figure.querySelector(".bar").style.background = "linear-gradient(to right, " + names.join(", ") + ")";
     figure.querySelector(".scale").innerHTML = "<span>" + show(scale[0]) + "</span><span>" + view.panels[state.panel].unit + "</span><span>" + show(scale[1]) + "</span>";
-  }
+  });
 }
 
 function removedWords() {
@@ -215,7 +233,7 @@ function removedWords() {
   return "Without " + (gone.length > 1 ? gone.slice(0, -1).join(", ") + " and " : "") + gone[gone.length - 1];
 }
 
-function keptWords(share, low, high) {
+function keptWords([share, low, high]) {
   if (Number.isNaN(share)) return "there is no intact positional pattern to share";
   const left = low <= 0 && high >= 0 ? "nothing that can be told from noise" : show(Math.round(100 * share)) + "%";
   return left + " is left of the intact positional pattern";
@@ -224,15 +242,16 @@ function keptWords(share, low, high) {
 function drawNumbers(view) {
   const panel = view.panels[state.panel];
   const rows = data.measures.map((each, index) => {
-    const cells = places(view).map((combination, i) => "<td data-measure='" + each.name + "' data-of='" + ["intact", "ablated"][i] + "'>" + interval(measure(view, combination, state.layer, state.panel, index), each.name) + "</td>");
+    const cells = shown(view).map(([of, combination, p], i) => "<td data-measure='" + each.name + "' data-of='" + (data.beside ? i : of) + "'>" + interval(measure(view, combination, state.layer, p, index), each.name) + "</td>");
     const unit = each.name === "amplitude" ? panel.unit : each.unit;
     return "<tr><th scope='row'>" + each.label + (unit ? ", " + unit : "") + "</th>" + cells.join("") + "</tr>";
   });
   find("#numbers").innerHTML = rows.join("");
-  const kept = keptWords(...measure(view, places(view)[1], state.layer, state.panel, data.measures.length - 1));
+  const kept = ([, combination, p]) => keptWords(measure(view, combination, state.layer, p, data.measures.length - 1));
+  const left = data.beside ? shown(view).map((run) => run[0] + ": " + kept(run)).join("; ") : kept(shown(view)[1]);
   const sequences = view.nSeqs && "; means over " + view.nSeqs[state.removed in view.whole ? 1 : 0].toLocaleString("en") + " sequences";
-  const where = "L" + view.layers[state.layer] + ", " + panel.label + (sequences || "");
-  find("#says").textContent = state.removed ? removedWords() + ", " + kept + " (" + where + ")." : removedWords() + " (" + where + "): press a switch" + (circuit ? " or an operation on an arrow." : ".");
+  const where = "L" + view.layers[state.layer] + (data.beside ? "" : ", " + panel.label) + (sequences || "");
+  find("#says").textContent = state.removed ? removedWords() + ", " + left + " (" + where + ")." : removedWords() + " (" + where + "): press a switch" + (circuit ? " or an operation on an arrow." : ".");
 }
 
 function drawReadout() {

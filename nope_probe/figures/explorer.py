@@ -126,6 +126,7 @@ class Explorer:
         removed: the players that are removed at first.
         layer: the place, in `layers`, of the layer that is shown at first.
         note: a sentence about the run.
+        beside: whether the panels are runs, whose maps stand beside each other.
         max_bytes: the largest size of the page; larger maps are pooled.
     """
 
@@ -136,6 +137,7 @@ class Explorer:
     removed: Sequence[str] = ()
     layer: int = 0
     note: str = ""
+    beside: bool = False
     max_bytes: int = field(default=MAX_BYTES, repr=False)
 
     def html(self) -> str:
@@ -162,6 +164,7 @@ class Explorer:
                 for arrow, operations in OPERATIONS.items()
             },
             "flows": {"wide": vars(wide()), "narrow": vars(narrow())},
+            "beside": self.beside,
             "removed": self.combination,
             "layer": self.layer,
             "panel": self._first_panel(),

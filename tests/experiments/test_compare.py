@@ -4,17 +4,18 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from support.chromium import needs_chromium, opened
+from support.chromium import needs_chromium, open_tab, opened
 from support.command_line import refused, run_command
 from support.rounding import NETWORK
 
-from nope_probe import circuit, compare, scores
+from nope_probe import ablate, circuit, compare, scores
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import pattern_difference
@@ -100,7 +101,7 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
     )
     assert f"{rms.value:.3g} [{rms.low:.3g}, {rms.high:.3g}]" in page
     assert "less that of x" in page
-    assert "The runs that were compared" in page
+    assert "The runs&#x27; own pages" in page
     arms = (table["difference_high"] - table["difference_low"]) / 2
     item, _ = (table["difference"].abs() / arms).idxmax()
     [clearest] = re.findall("The clearest differences.*?<tbody>(.*?)</tr>", page, re.DOTALL)[:1]
@@ -163,6 +164,48 @@ def test_html_in_names_is_shown_as_text_in_page_and_figures(
     ):
         assert not re.search(markup, member)
     assert "&lt;a href=" in member
+
+
+@needs_chromium
+def test_switches_remove_sources_in_both_runs_beside_each_other(tmp_path: Path) -> None:
+    labels = ["rope-tiny", "nope-tiny"]
+    folders = [tmp_path / label for label in labels]
+    size = ["--n-seqs", 11, "--seq-len", N, "--folds", FOLDS, "--layers", 3, "--data", "random"]
+    for label, folder in zip(labels, folders, strict=True):
+        players = ["--players", "sources"]
+        run_command(ablate, "--model", label, *players, *size, "--out", folder)
+    run_command(compare, *folders, "--out", tmp_path / "out")
+    page = tmp_path / "explorer.html"
+    report = (tmp_path / "out" / "report.html").read_text()
+    [frame] = re.findall('srcdoc="(.*?)">', report, re.DOTALL)
+    page.write_text(unescape(frame))
+    tables = [read_run(folder).tables["pattern"] for folder in folders]
+    look = """(() => {
+      const all = (selector) => [...document.querySelectorAll(selector)].map((e) => e.textContent);
+      return [all("figcaption"), all("thead th").slice(1), all("[data-measure=amplitude]")];
+    })()"""
+    with open_tab(page) as tab:
+        layer = tab.evaluate("document.querySelector('#layers output').textContent")
+        tables = [table[table["layer"] == int(layer[1:])].set_index("kept") for table in tables]
+        for key, kept in (
+            (None, ("mask+rope", "mask")),
+            ("mask", ("rope", "none")),
+            ("rope", ("none", "none")),
+            ("mask", ("mask", "mask")),
+        ):
+            if key:
+                tab.evaluate(f"document.querySelector('.switch[data-player={key}]').click()")
+            captions, heads, amplitudes = tab.evaluate(look)
+            assert captions == heads == labels
+            for table, name, shown in zip(tables, kept, amplitudes, strict=True):
+                row = table.loc[name]
+                if row["amplitude_others_low"] <= 0:
+                    assert shown == "within noise"
+                else:
+                    assert float(shown.split()[0]) == pytest.approx(
+                        row["amplitude_others"], rel=6e-3
+                    )
+        assert tab.said == []
 
 
 def test_the_intact_models_of_models_with_other_components_are_compared(tmp_path: Path) -> None:

@@ -18,15 +18,19 @@ from nope_probe.analyses.pattern_changes import (
     measure_differences,
     pattern_difference,
 )
-from nope_probe.conditions import INTACT
+from nope_probe.analyses.shapley import player_set
+from nope_probe.components import SOURCES, is_rope
+from nope_probe.conditions import INTACT, Condition, kept_name
 from nope_probe.errors import UserError, closed_choices
 from nope_probe.experiments.compare.members import Map, Member, StoredMap, share_sequences
+from nope_probe.experiments.explorer import combinations, runs_explorer
 from nope_probe.experiments.tables import Row, interval_columns
+from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import row_centred
 from nope_probe.maps.layers import patterns_of_others, set_apart, shared_patterns
-from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.maps import Layers, ScoreMaps
 
 PAIRED, UNPAIRED = "paired", "unpaired"
 OF_OTHER = " of other"  # ends the columns of the second run
@@ -217,6 +221,36 @@ def difference(
             row |= interval_columns(difference=changes[name])
             rows.append({**row, "method": PAIRED if paired else UNPAIRED})
     return pd.DataFrame(rows).rename(columns={"value_low": "low", "value_high": "high"})
+
+
+def switched_sources(members: Sequence[Member]) -> Explorer | None:
+    """Return the sources of the runs behind switches, in all layers that the runs share.
+
+    The switches are the mask and the position encodings that any run has.
+
+    Returns:
+        None for other runs than `ablate`'s, and if a run did not keep the folds of a condition.
+    """
+    have = [member.manifest.get("positional_sources", ()) for member in members]
+    sources = [source for source in SOURCES if any(source in names for names in have)]
+    if not sources:
+        return None
+    players = player_set(sources)
+    names = [name for name in members[0].maps if all(name in member.maps for member in members)]
+    runs: dict[str, dict[Condition, Layers]] = {member.label: {} for member in members}
+    for member in members:
+        for condition in combinations(players):
+            kept = [
+                name
+                for name in member.intact.split("+")
+                if name not in condition and not ("rope" in condition and is_rope(name))
+            ]
+            folds = {name: member.folds(name, kept_name(kept)) for name in names}
+            layers = {int(name[1:]): maps for name, maps in folds.items() if maps is not None}
+            if len(layers) < len(names):
+                return None
+            runs[member.label][condition] = layers
+    return runs_explorer(runs, players)
 
 
 def differences_table(members: Sequence[Member]) -> pd.DataFrame:

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.compare.analyse import compare_maps, differences_table
+from nope_probe.experiments.compare.analyse import (
+    compare_maps,
+    differences_table,
+    switched_sources,
+)
 from nope_probe.experiments.compare.members import Member, read_members, share_sequences
 from nope_probe.experiments.compare.sections import headline, report
 from nope_probe.experiments.compare.settings import Settings
@@ -90,7 +94,8 @@ def analyse(session: Session[Compared], members: Sequence[Member]) -> Run:
         for label, difference in compared.differences.items()
     }
     run = Run(manifest=manifest, arrays={"maps": differences}, tables={"differences": table})
-    return replace(run, page=report(run, session.folder, members, maps).html(manifest))
+    shown = report(run, session.folder, members, maps, switched_sources(members))
+    return replace(run, page=shown.html(manifest))
 
 
 def run_and_show(settings: Settings, image: Path | None, verbose: bool) -> None:

@@ -25,6 +25,7 @@ from nope_probe.experiments.sections import (
     terms_of,
     together,
 )
+from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import (
     AMPLITUDES,
     FLOOR,
@@ -42,7 +43,7 @@ from nope_probe.figures.names import words
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
-from nope_probe.reports.page import Lead, Link, Listing, Section, positions
+from nope_probe.reports.page import Lead, Link, Listing, Section, explorer_section, positions
 from nope_probe.runtime.folder import Run
 
 MOST_MAPS = 12  # of more maps, the maps that differ most are drawn
@@ -78,7 +79,11 @@ TOPICS = {  # of the tables whose names are no words
 
 
 def report(
-    run: Run, folder: Path, members: Sequence[Member], maps: Sequence[Compared] = ()
+    run: Run,
+    folder: Path,
+    members: Sequence[Member],
+    maps: Sequence[Compared] = (),
+    explorer: Explorer | None = None,
 ) -> Report:
     """Return the report of a comparison.
 
@@ -87,6 +92,7 @@ def report(
         folder: the comparison's folder, from which the page links to the runs.
         members: the runs; the first is the base.
         maps: their patterns, for the page and its figures; the terminal shows no maps.
+        explorer: the runs' sources behind switches, if the page shows them.
     """
     table, labels = run.tables["differences"], run.manifest["labels"]
     sentence, *method = run.manifest["headline"]
@@ -99,10 +105,11 @@ def report(
             caption=OF_MAKERS if len(sources) else LESS.format(base=labels[0]),
         ),
         sections=[
+            *explorer_section(explorer),
+            _runs(members, folder),
             *_map_sections(members, maps),
             *_clearest(members, table),
             *_measure_sections(members, table),
-            _runs(members, folder),
         ],
         how_to_read=[*notes.how_to_read("compare"), *method, LESS.format(base=labels[0])],
     )
@@ -223,7 +230,7 @@ def _text(row: pd.Series, base: str) -> dict[str, str]:
         what = f"{', '.join(map(words, parts))}, {what}"
     is_amplitude = measure.startswith(AMPLITUDES)
     value, of_base = (
-        WITHIN if is_amplitude and number <= 0 else f"{number:{form}}{unit}" for number in values
+        WITHIN if is_amplitude and number <= 0 else f"{number:z{form}}{unit}" for number in values
     )
     return {
         "what": f"{layer}: {what}",
@@ -336,7 +343,7 @@ def _runs(members: Sequence[Member], folder: Path) -> Section:
         for member, page in zip(members, pages, strict=True)
     ]
     return Section(
-        title="The runs that were compared",
-        caption="Their own reports; the first is the one that the others are compared with.",
+        title="The runs' own pages",
+        caption="The first run is the one that the others are compared with.",
         listing=Listing(columns=("run", "command", "folder"), rows=rows),
     )
