@@ -67,7 +67,8 @@ class SwitchedMaps:
         absent: per layer, the stages that it lacks, with the reasons.
         skip_keys: how many first positions the colours leave out.
         whole: for combinations that were also run on all sequences of a run, by number: the places
-            in `maps` of the intact model and the combination on all sequences.
+            in `maps` of the intact model and the combination on all sequences. This intact model
+            is shown beside every combination.
         n_seqs: with such combinations, the number of sequences behind the other maps and behind
             these.
     """
