@@ -18,12 +18,9 @@ from nope_probe.figures.explorer import (
     Explorer,
     SwitchedMaps,
     fitted,
-    pack,
-    quantise,
-    script,
-    shape_of,
     strongest_source,
 )
+from nope_probe.figures.packed import pack, quantise, script, shape_of
 from nope_probe.figures.style import STOPS
 from nope_probe.stages import LETTERS
 
