@@ -185,10 +185,23 @@ def differences(
         columns=min(3, len(shown)), panel=height, shared_y=True, left=160, bottom=56, row_gap=86
     )
     heading, phone = "What each removal changes, less the intact model", min(2, len(shown))
-    layout = place(heading, [titles[m] for m in shown], wide, "y", columns=phone, left=140, gap=0.1)
+    layout = place(
+        heading,
+        [titles[m] for m in shown],
+        wide,
+        "y",
+        columns=phone,
+        left=140,
+        gap=0.1,
+        bottom=90,
+        row_gap=106,
+    )
     below = {f"xaxis{axis(i)}.title.text": units[name] for i, name in enumerate(shown)}
     patch(layout, below)
-    layout["meta"]["narrow"] |= below
+    in_lines = {
+        key: text.replace("; ", "<br>").replace(": ", ":<br>") for key, text in below.items()
+    }
+    layout["meta"]["narrow"] |= in_lines
     names = [label(condition) for condition in reversed(conditions)]
     set_axes(layout, "y", categoryarray=names, range=[-0.5, len(names) - 0.5])
     set_axes(layout, "x", zerolinewidth=2, nticks=4, rangemode="tozero")

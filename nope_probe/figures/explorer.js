@@ -35,9 +35,11 @@ function values(view, combination, layer, panel) {
   return map;
 }
 
-// Of the places in `whole` the maps are means over all of a run's sequences: the intact model's too.
+// Of the places in `whole` the maps are means over all of a run's sequences. The intact model is the
+// same whatever is removed.
 function places(view) {
-  return view.whole[state.removed] || [0, state.removed];
+  const [intact] = view.whole[0] || [0];
+  return view.whole[state.removed] || [intact, state.removed];
 }
 
 // The maps that are shown, as [name, combination, panel]: of one panel, or of runs beside each other.
@@ -249,7 +251,7 @@ function drawNumbers(view) {
   find("#numbers").innerHTML = rows.join("");
   const kept = ([, combination, p]) => keptWords(measure(view, combination, state.layer, p, data.measures.length - 1));
   const left = data.beside ? shown(view).map((run) => run[0] + ": " + kept(run)).join("; ") : kept(shown(view)[1]);
-  const sequences = view.nSeqs && "; means over " + view.nSeqs[state.removed in view.whole ? 1 : 0].toLocaleString("en") + " sequences";
+  const sequences = view.nSeqs && "; means over " + view.nSeqs[state.removed in view.whole ? 1 : 0].toLocaleString("en") + " sequences" + (state.removed in view.whole ? "" : ", the intact model over " + view.nSeqs[1].toLocaleString("en"));
   const where = "L" + view.layers[state.layer] + (data.beside ? "" : ", " + panel.label) + (sequences || "");
   find("#says").textContent = state.removed ? removedWords() + ", " + left + " (" + where + ")." : removedWords() + " (" + where + "): press a switch" + (circuit ? " or an operation on an arrow." : ".");
 }

@@ -1,19 +1,16 @@
 """Maps in one piece of HTML: the explorer, whose switches remove components, and all heads' maps.
 
 The page holds the maps as bytes and needs no kernel, library or network, so the explorer works in
-notebooks, in reports and as a file. Its cells are 16-bit codes times their map's scale, and equal
-maps are stored once. The maps of all heads are thumbnails of 8-bit codes; a click or Enter enlarges
-a thumbnail.
+notebooks, in reports and as a file. The maps of all heads are thumbnails of 8-bit codes; a click or
+Enter enlarges a thumbnail.
 """
 
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
-from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
@@ -27,6 +24,7 @@ from nope_probe.figures.circuit_figure import formula
 from nope_probe.figures.circuit_layout import OPERATIONS, narrow, wide
 from nope_probe.figures.intervals import FLOOR, symmetric
 from nope_probe.figures.names import colour, words
+from nope_probe.figures.packed import Maps, asset, encoded, pack, quantise, script
 from nope_probe.figures.panels import RowMaps, pool
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import BOTH_WAYS
@@ -47,8 +45,6 @@ HEADS_POSITIONS = 256
 FEW = 8  # up to this number of heads, thumbnails are larger
 
 Patterns = Float[np.ndarray, "layer head query_pos key_pos"]
-Maps = Float[np.ndarray, "combination layer panel query_pos key_pos"]
-Shape = Literal["full", "symmetric", "lower", "below"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +63,8 @@ class SwitchedMaps:
         absent: per layer, the stages that it lacks, with the reasons.
         skip_keys: how many first positions the colours leave out.
         whole: for combinations that were also run on all sequences of a run, by number: the places
-            in `maps` of the intact model and the combination on all sequences.
+            in `maps` of the intact model and the combination on all sequences. This intact model
+            is shown beside every combination.
         n_seqs: with such combinations, the number of sequences behind the other maps and behind
             these.
     """
@@ -291,97 +288,6 @@ def _panel(kind: str, name: str, shape: str) -> dict[str, str]:
         "unit": "nats" if letter in SCORE_STAGES else "",
         "formula": f"<strong>({letter})</strong> {formula(letter)}",
     }
-
-
-def pack(maps: Maps) -> dict[str, Any]:
-    """Return maps in the form that the explorer's script reads, in base64 and little-endian.
-
-    Cells that are not finite are blank.
-
-    Returns:
-        `cells`: int16 codes of the stored cells, row by row; a value is its code times the map's
-        scale, so it is off by at most half a scale. `offsets`: uint32, the start of the cells of
-        each map (combination, layer, panel). `scales`: float32, per map. `shapes`: the stored cells
-        of each panel: all, j <= i (a symmetric map has them twice), or j < i.
-    """
-    shapes = [shape_of(maps[:, :, panel]) for panel in range(maps.shape[2])]
-    inside = [_stored(shape, maps.shape[-1]) for shape in shapes]
-    places: dict[tuple[bytes, float], int] = {}
-    offsets, scales, size = [], [], 0
-    for index in np.ndindex(maps.shape[:3]):
-        codes, scale = quantise(maps[index][inside[index[2]]])
-        key = codes.tobytes(), scale
-        if key not in places:
-            places[key] = size
-            size += len(codes)
-        offsets.append(places[key])
-        scales.append(scale)
-    return {
-        "cells": b64encode(b"".join(cells for cells, _ in places)).decode(),
-        "offsets": encoded(np.array(offsets), "<u4"),
-        "scales": encoded(np.array(scales), "<f4"),
-        "shapes": shapes,
-    }
-
-
-def quantise(values: Float[np.ndarray, " cell"], kind: str = "<i2") -> tuple[np.ndarray, float]:
-    """Return codes of values, and the scale by which codes are multiplied.
-
-    The lowest code marks a cell without a number.
-
-    Args:
-        values: the cells of a map.
-        kind: the codes' type, a signed integer.
-
-    Example:
-        >>> codes, scale = quantise(np.array([-2.0, np.nan, 1.0]))
-        >>> codes.tolist(), round(scale * 32767, 6)
-        ([-32767, -32768, 16384], 2.0)
-    """
-    blank, top = np.iinfo(kind).min, np.iinfo(kind).max
-    known = np.isfinite(values)
-    largest = float(np.abs(values[known]).max(initial=0.0))
-    scale = float(np.float32(largest / top)) or 1.0
-    codes = np.full(values.shape, blank, kind)
-    codes[known] = np.clip(np.rint(values[known] / scale), -top, top)
-    return codes, scale
-
-
-def shape_of(maps: Float[np.ndarray, "*maps query_pos key_pos"]) -> Shape:
-    """Return the shape of the cells that determine some maps.
-
-    Example:
-        >>> shape_of(np.ones((2, 3, 3))), shape_of(np.where(np.tri(3) > 0, 1, np.nan))
-        ('symmetric', 'lower')
-    """
-    n = maps.shape[-1]
-    above = ~np.tri(n, dtype=bool)
-    if np.isnan(maps[..., above]).all():
-        return "below" if np.isnan(maps[..., np.eye(n, dtype=bool)]).all() else "lower"
-    same = np.array_equal(maps, np.swapaxes(maps, -1, -2), equal_nan=True)
-    return "symmetric" if same else "full"
-
-
-def _stored(shape: Shape, n: int) -> np.ndarray:
-    """Return the cells that the bytes of a map hold."""
-    if shape == "full":
-        return np.ones((n, n), bool)
-    return np.tri(n, k=-1 if shape == "below" else 0, dtype=bool)
-
-
-def encoded(values: np.ndarray, dtype: str) -> str:
-    """Return numbers as base64 of one binary type."""
-    return b64encode(np.ascontiguousarray(values, dtype=dtype).tobytes()).decode()
-
-
-def asset(name: str) -> str:
-    """Return the text of a file in this folder, such as `explorer.css`."""
-    return resources.files("nope_probe.figures").joinpath(name).read_text("utf-8")
-
-
-def script(name: str) -> str:
-    """Return a script after the code that draws maps, in its own scope: several share a page."""
-    return f'"use strict";\n(() => {{\n{asset("canvas.js")}{asset(name)}}})();\n'
 
 
 def head_maps(

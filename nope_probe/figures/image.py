@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,12 +10,14 @@ import plotly.graph_objects as go
 
 from nope_probe.errors import UserError, closed_choices
 from nope_probe.figures.maps import unfold_layers
-from nope_probe.figures.style import SLIDER, TITLE_HEIGHT, patch
+from nope_probe.figures.style import SLIDER, TITLE_HEIGHT, patch, set_axes
 from nope_probe.files import NO_BROWSER, local_path, validate_image_name, validate_kaleido
 
 Width = Literal["column", "page"]
 SCALE = 2  # a PNG's pixels per px
 WIDTHS: dict[Width, int] = {"column": 400, "page": 1200}  # px; a column has the phone's layout
+COLUMN_INCHES, SMALLEST = 3.3, 8.0  # a printed column's width, and its smallest text, points
+SMALLEST_PX = ceil(10 * SMALLEST * WIDTHS["column"] / (72 * COLUMN_INCHES)) / 10
 LONGEST_COLUMN = 1300  # px: 10.7 inches where 400 px are 3.3, the most that a page of A4 holds
 
 
@@ -30,8 +33,8 @@ def save(
         figure: any figure of `nope_probe.figures`; it is not changed.
         path: a .pdf, .png or .svg file, which is overwritten.
         width: `page` for the layout of a wide screen, 1200 px; `column` for the layout of a phone,
-            400 px (a PNG has twice as many pixels). Text has 13 px in both, which is 8 points if
-            400 px span 3.3 inches.
+            400 px (a PNG has twice as many pixels), where no text is smaller than 8 points if the
+            column is printed 3.3 inches wide.
         title: whether to draw the figure's title; a paper has a caption instead.
 
     Returns:
@@ -45,6 +48,8 @@ def save(
     layout = spec["layout"]
     if width == "column":
         patch(layout, layout.get("meta", {}).get("narrow", {}))
+        enlarge_text(spec, SMALLEST_PX)
+        set_axes(layout, "y", automargin=True)  # room for the larger names
         if layout["height"] > LONGEST_COLUMN:
             raise UserError(
                 f"a column of this figure is {layout['height']:,.0f} px long, and a page holds "
@@ -54,6 +59,19 @@ def save(
         layout["margin"]["t"] -= TITLE_HEIGHT
         layout["height"] -= TITLE_HEIGHT
     return export(go.Figure(spec), Path(path), WIDTHS[width])
+
+
+def enlarge_text(keys: Any, smallest: float) -> None:
+    """Raise all sizes of text in a figure's keys to a smallest size, px."""
+    if isinstance(keys, dict):
+        for name, value in keys.items():
+            if name.endswith("font"):
+                value["size"] = max(value.get("size", smallest), smallest)
+            else:
+                enlarge_text(value, smallest)
+    elif isinstance(keys, list | tuple):
+        for value in keys:
+            enlarge_text(value, smallest)
 
 
 def export(figure: go.Figure, path: Path, width: int = WIDTHS["page"]) -> Path:

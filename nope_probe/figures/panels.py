@@ -215,7 +215,7 @@ def _bars(panels: Sequence[Panel], size: int, shared: bool, grid: Grid) -> Layou
         keys[f"{bar}.showscale"] = is_first and (not shared or last_row <= index < last_row + size)
         left, right = domains[index][0][0], domains[alike[-1]][0][1]
         drop = (BAR_DROP + (AXES if index >= len(panels) - grid.columns else 0)) / inner
-        length = min(0.3, 0.95 * (right - left))
+        length = min(0.3, 0.8 * (right - left))
         across = (left + right - length) / 2, (left + right + length) / 2
         keys[f"{bar}.colorbar"] = {
             **colour_bar(panel.unit, across, domains[index][1][0] - drop),

@@ -137,7 +137,9 @@ def position_circuit(
     paths, nodes = edge_paths(edges, places, views), _nodes(places)
     traces: Traces = [(trace, {ALL, *readers}) for trace in (*_legend(edges), nodes)]
     limits: dict[str, float] = {}
-    traces += _edge_traces(edges, paths, views, Labels(places, nodes, paths, views))
+    traces += _edge_traces(
+        edges, paths, views, Labels(places, nodes, paths, edges["width"].to_dict(), views)
+    )
     for name in readers:
         chosen = {name, ALL} if name == first else {name}
         for panel, term in enumerate(names, start=1):
@@ -286,7 +288,7 @@ def _edge_traces(
         edge = edges.loc[at]
         text = f"{100 * edge['share']:+.0f}%"
         text = text if edge["into"] else f"{edge['writer']} {text}"
-        placed = [view for view in views[at] if labels.place(view, at, text, float(edge["width"]))]
+        placed = [view for view in views[at] if labels.place(view, at, text)]
         is_above = edge["into"] == "" and placed == views[at]
         labels.write([] if is_above else placed, text)
         traces.append((_edge_trace(edge, paths[at], text if is_above else ""), {*views[at]}))

@@ -19,14 +19,15 @@ from nope_probe.figures.style import Trace
 ALL_PATHS = "all paths"  # the edge of a total effect
 PHONE = 310  # px of the plotting area on a phone
 CIRCUIT = 450, 380  # px of the circuit's height, on a wide screen and on a PHONE
-HEIGHT = -0.85, 1.35  # the farthest ends of the circuit's vertical axis
+HEIGHT = -1.05, 1.35  # the farthest ends of the circuit's vertical axis
 BOX = 0.22, 0.97  # the lower and upper side of a layer's box
 LEFT = -0.16  # from the middle of a box to its left side, layers
-LANES = 0.1, 0.65  # from 0 down to the lanes, and the depth of all lanes at most
+LANES = 0.1, 0.85  # from 0 down to the lanes, and the depth of all lanes at most
 LABELLED = 0.1  # smallest share whose lane has room for its label
 NARROW = 4  # px between lanes without labels
 LEAVE, RISE = 0.3, 0.36  # layers: from a head to where its edge descends, and a rise's width
-LETTER = 7.5, 13  # px of a letter of a label, across and down
+LETTER = 9, 13  # px of a letter of a label in a printed column, across and down
+NEAR = 4  # px from a steep edge to the label beside it
 LABEL_FONT = {"size": 11, "color": INK}
 PIXEL = (HEIGHT[1] - HEIGHT[0]) / CIRCUIT[1]  # of the vertical axis, on a PHONE
 STEPS = 25  # points of a curve
@@ -160,14 +161,15 @@ def _curve(start: Point, end: Point, bend: float = 0.0) -> list[Point]:
 
 
 class Labels:
-    """The shares beside edges, clear of boxes, nodes, other labels and other edges of a view.
+    """The shares beside edges, clear of boxes, nodes, other labels and all edges of a view.
 
-    A label is as large as on a phone, where the circuit is smallest.
+    A label is as large as in a printed column, where the circuit is smallest.
 
     Args:
         places: the circuit's nodes.
         nodes: the trace of the nodes; small circuits have labels below them.
         paths: the points of each edge.
+        widths: the width of each edge, px.
         views: the views that show each edge.
     """
 
@@ -176,12 +178,14 @@ class Labels:
         places: Mapping[str, Point],
         nodes: Trace,
         paths: Mapping[Hashable, Sequence[Point]],
+        widths: Mapping[Hashable, float],
         views: Views,
     ) -> None:
         low, high = x_range(places)
-        self.width = LETTER[0] * (high - low) / PHONE
+        self.across = (high - low) / PHONE  # a px of the horizontal axis
+        self.width = LETTER[0] * self.across
         self.height = LETTER[1] * PIXEL
-        self.paths, self.views = paths, views
+        self.paths, self.widths, self.views = paths, widths, views
         lefts = [places[name][0] for name in boxes_of(places)]
         self.fixed: list[Box] = [(left, left - 2 * LEFT, *BOX) for left in lefts]
         if "text" in nodes["mode"]:
@@ -195,14 +199,15 @@ class Labels:
         half, (x, y) = self.width * len(text) / 2, point
         return x - half, x + half, y, y + self.height
 
-    def place(self, view: str, at: Hashable, text: str, width: float) -> bool:
-        """Return whether a label has a place on an edge, near its middle; it is taken then.
+    def place(self, view: str, at: Hashable, text: str) -> bool:
+        """Return whether a label has a place at an edge, near its middle; it is taken then.
+
+        The place is above the edge, or beside it where it is steep.
 
         Args:
             view: the view.
             at: the edge.
             text: the label.
-            width: the edge's width, px; the label stands above it.
         """
         path, taken = self.paths[at], self.taken.setdefault(view, [*self.fixed])
         others = [
@@ -211,19 +216,30 @@ class Labels:
             if other != at and view in shown_in
         ]
         crossed, line = np.concatenate([*others, np.empty((0, 2))]), np.array(path)
+        half = 0.4 * self.widths[at]  # px of its own edge, a little less
         if len(path) == 2:  # an encoding's edge has its label at its upper end
-            inner, up = path[:1], 0.0
+            boxes, line = [self._box(path[0], text)], line[:0]
         else:
-            inner, up = path[2:-2], width / 2 * PIXEL
-        middle = line[:, 0].mean()
-        boxes = [self._box((x, y + up), text) for x, y in inner]
-        for own in sorted(
-            boxes, key=lambda box: (_hit(box, line), abs(box[0] + box[1] - 2 * middle))
-        ):
-            if not any(_overlap(own, other) for other in taken) and not _hit(own, crossed):
+            middle = line[:, 0].mean()
+            nearest = sorted(path[2:-2], key=lambda point: abs(point[0] - middle))
+            up = self.widths[at] / 2 * PIXEL
+            boxes = [self._box((x, y + up), text) for x, y in nearest]
+            boxes += [box for point in nearest for box in self._beside(point, at, text)]
+        for own in boxes:
+            left, right, low, high = own
+            x, y = half * self.across, half * PIXEL
+            is_over = _hit((left - x, right + x, low - y, high + y), line) or _hit(own, crossed)
+            if not is_over and not any(_overlap(own, other) for other in taken):
                 taken.append(own)
                 return True
         return False
+
+    def _beside(self, point: Point, at: Hashable, text: str) -> list[Box]:
+        """Return the ends of a label to the right and to the left of a point of a steep edge."""
+        left, right, low, high = self._box((point[0], point[1] - self.height / 2), text)
+        near = (right - left) / 2 + (self.widths[at] / 2 + NEAR) * self.across
+        far = near + 2 * NEAR * self.across
+        return [(left + x, right + x, low, high) for x in (near, -near, far, -far)]
 
     def write(self, views: Iterable[str], text: str) -> None:
         """Write a label at the last place of some views."""

@@ -208,7 +208,7 @@ def interactions(table: pd.DataFrame, layer: int = 0) -> go.Figure:
         shared_y=True,
     )
     layout = place("Interactions of players", list(groups), wide, "xy", columns=1, left=175)
-    below = {"x": 0, "xref": "x domain", "xanchor": "left", "y": -1, "yref": "y"}
+    below = {"x": 1, "xref": "x domain", "xanchor": "right", "y": -1, "yref": "y"}
     layout["annotations"].append({**NOTE, **below})
     set_axes(layout, "x", tickformat=".0%", zeroline=True, zerolinewidth=2, nticks=5, tickangle=0)
     set_axes(layout, "y", tickfont={"size": 11}, type="category")

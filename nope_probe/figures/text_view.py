@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.figures.explorer import asset, encoded, script
+from nope_probe.figures.packed import asset, encoded, script
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import reader_of
 

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -48,14 +47,31 @@ class Run:
     files: Mapping[str, Path] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """Return the names of the tables that have rows, and those of the maps."""
-        lines = [f"tables: {', '.join(name for name, table in self.tables.items() if len(table))}"]
-        if maps := self.arrays.get("maps"):
-            shape = " × ".join(map(str, max(maps.values(), key=np.ndim).shape))
-            lines.append(f"maps ({shape}): {', '.join(maps)}")
-        return "\n".join(
-            fill(line, width=100, subsequent_indent="  ", break_on_hyphens=False) for line in lines
-        )
+        """Return the names of the tables that have rows, and the number of maps, in one line."""
+        tables = ", ".join(name for name, table in self.tables.items() if len(table))
+        maps = {
+            name: array for name, array in self.arrays.get("maps", {}).items() if array.ndim > 1
+        }
+        held = f"; {len(maps)} maps ({_shape_of(maps)})" if maps else ""
+        return f"{type(self).__name__} of {self.manifest['model']['name']}: tables: {tables}{held}"
+
+    def _repr_html_(self) -> str:
+        """Return what the run holds as a table of a notebook, a row per table and group of maps."""
+        rows = [
+            (f"tables[{name!r}]", f"{len(table):,} rows", ", ".join(_without_bounds(table)))
+            for name, table in self.tables.items()
+            if len(table)
+        ]
+        groups: dict[str, dict[str, np.ndarray]] = {}
+        for name, array in self.arrays.get("maps", {}).items():
+            group, slash, of_group = name.partition("/")
+            groups.setdefault(group + slash, {})[of_group] = array
+        for group, maps in groups.items():
+            rows.append(
+                (f"maps[{group + '...'!r}]", _shape_of(maps), ", ".join(filter(None, maps)))
+            )
+        held = pd.DataFrame(rows, columns=["what", "size", "holds"])
+        return held.to_html(index=False, border=0)
 
     @property
     def maps(self) -> Mapping[str, np.ndarray]:
@@ -67,6 +83,16 @@ class Run:
         """The queries of the maps' rows; None where maps have all rows."""
         queries = self.arrays.get("maps", {}).get("query_positions")
         return None if queries is None else queries.astype("int64")
+
+
+def _shape_of(maps: Mapping[str, np.ndarray]) -> str:
+    """Return the shape of the largest of some arrays."""
+    return " × ".join(map(str, max(maps.values(), key=np.ndim).shape))
+
+
+def _without_bounds(table: pd.DataFrame) -> list[str]:
+    """Return a table's columns without those of the ends of intervals."""
+    return [str(name) for name in table if not str(name).endswith(("_low", "_high"))]
 
 
 def write_run(out: Path, run: Run) -> None:

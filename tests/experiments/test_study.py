@@ -162,3 +162,16 @@ def test_shuffled_tokens_have_no_shuffled_control(loaded: Any) -> None:
     tokens = sequences(tokenizer=loaded.tokenizer, shuffle=True, **SMALL)
     study = run_ablations(loaded.model, tokens, players=["sources"])
     assert set(study.tables["controls"]["tokens"]) == {"shuffled"}
+
+
+def test_a_study_is_one_line_and_in_a_notebook_a_row_per_table_and_group_of_maps(
+    study: AblationStudy,
+) -> None:
+    assert repr(study).startswith("AblationStudy of ")
+    assert "\n" not in repr(study)
+    tables = {name for name, table in study.tables.items() if len(table)}
+    groups = {name.partition("/")[0] for name in study.maps}
+    rows = study._repr_html_().split("<tr")[2:]  # after the headings
+    assert len(rows) == len(tables) + len(groups)
+    assert sum("source/..." in row for row in rows) == 1
+    assert not any("_low" in row for row in rows)

@@ -18,12 +18,9 @@ from nope_probe.figures.explorer import (
     Explorer,
     SwitchedMaps,
     fitted,
-    pack,
-    quantise,
-    script,
-    shape_of,
     strongest_source,
 )
+from nope_probe.figures.packed import pack, quantise, script, shape_of
 from nope_probe.figures.style import STOPS
 from nope_probe.stages import LETTERS
 
@@ -260,7 +257,7 @@ def test_the_strongest_source_is_that_without_which_least_is_left_whatever_weigh
 
 
 @needs_chromium
-def test_the_first_screen_is_of_all_sequences_of_a_run_and_colours_leave_skipped_keys_out(
+def test_the_intact_model_is_of_all_sequences_whatever_is_removed_and_colours_skip_keys(
     tmp_path: Path,
 ) -> None:
     few = replace(view("circuit", players=2), skip_keys=2)
@@ -274,18 +271,19 @@ def test_the_first_screen_is_of_all_sequences_of_a_run_and_colours_leave_skipped
       return [all("#says")[0], all("#numbers td[data-measure=locality]"), all(".scale")[0]];
     })()"""
     with open_tab(page) as tab:
-        for key, at, places, n_seqs in (
-            (None, whole.measures, (0, 1), "1,000"),
-            ("mask", few.measures, (0, 3), "31"),
-            ("rope", few.measures, (0, 1), "31"),
-            ("mask", whole.measures, (0, 0), "1,000"),
+        of_few = "31 sequences, the intact model over 1,000)"
+        for key, at, place, sequences in (
+            (None, whole.measures, 1, "1,000 sequences)"),
+            ("mask", few.measures, 3, of_few),
+            ("rope", few.measures, 1, of_few),
+            ("mask", whole.measures, 0, "1,000 sequences)"),
         ):
             if key:
                 tab.evaluate(f"document.querySelector('.switch[data-player={key}]').click()")
             says, localities, scale = tab.evaluate(look)
-            assert f"means over {n_seqs} sequences)" in says
+            assert f"means over {sequences}" in says
             values = [as_number(text.split()[0]) for text in localities]
-            expected = [at[place, 0, 8, 1, 0] for place in places]
+            expected = [whole.measures[0, 0, 8, 1, 0], at[place, 0, 8, 1, 0]]
             np.testing.assert_allclose(values, expected, rtol=6e-3)
             assert as_number(scale.split("nats")[1]) < 9, "the sink is beyond the colours"
 

@@ -151,16 +151,6 @@ class AblationStudy(Run):
     `shapley/<player>`, ...
     """
 
-    def __repr__(self) -> str:
-        """Return the shares of the sources per layer, and what else there is."""
-        lines = ["AblationStudy: shares of the positional pattern"]
-        terms = self.sources.query("term != 'position'")  # all but content
-        for layer, rows in terms.groupby("layer"):
-            shares = zip(rows["term"], rows["share"], strict=True)
-            parts = [f"{term} {share:.2f}" for term, share in shares]
-            lines.append(f"  L{layer}  {', '.join(parts)}")
-        return "\n".join([*lines, super().__repr__()])
-
     @property
     def sources(self) -> pd.DataFrame:
         """Per layer and term (content, mask, rope, ...), its RMS in nats and its share."""

@@ -277,8 +277,8 @@ def block_explorer(
         components=has,
         removed=opened,
         note=f"{note} The intact model and the combination that is shown first ran on all "
-        f"{n_seqs[1]:,} sequences of the run too; the sentence above the maps says how many "
-        "sequences are shown.",
+        f"{n_seqs[1]:,} sequences of the run; the sentence above the maps says how many the other "
+        "combinations ran on. A share compares equal sequences.",
     )
 
 

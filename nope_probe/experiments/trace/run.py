@@ -79,7 +79,8 @@ class Trace(Run):
     def __repr__(self) -> str:
         """Return the readers, and the main writers of the strongest pattern."""
         readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
-        return f"Trace of {readers}: {lead(self.tables).sentence}\n{super().__repr__()}"
+        _, _, held = super().__repr__().partition(": ")
+        return f"Trace of {readers}: {lead(self.tables).sentence} {held}"
 
     @property
     def terms(self) -> pd.DataFrame:

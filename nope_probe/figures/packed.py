@@ -1,0 +1,107 @@
+"""Maps as bytes in a page, and the files of this folder that draw them there.
+
+A cell is a 16-bit code times its map's scale, and equal maps are stored once.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from importlib import resources
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float
+
+Maps = Float[np.ndarray, "combination layer panel query_pos key_pos"]
+Shape = Literal["full", "symmetric", "lower", "below"]
+
+
+def pack(maps: Maps) -> dict[str, Any]:
+    """Return maps in the form that the explorer's script reads, in base64 and little-endian.
+
+    Cells that are not finite are blank.
+
+    Returns:
+        `cells`: int16 codes of the stored cells, row by row; a value is its code times the map's
+        scale, so it is off by at most half a scale. `offsets`: uint32, the start of the cells of
+        each map (combination, layer, panel). `scales`: float32, per map. `shapes`: the stored cells
+        of each panel: all, j <= i (a symmetric map has them twice), or j < i.
+    """
+    shapes = [shape_of(maps[:, :, panel]) for panel in range(maps.shape[2])]
+    inside = [_stored(shape, maps.shape[-1]) for shape in shapes]
+    places: dict[tuple[bytes, float], int] = {}
+    offsets, scales, size = [], [], 0
+    for index in np.ndindex(maps.shape[:3]):
+        codes, scale = quantise(maps[index][inside[index[2]]])
+        key = codes.tobytes(), scale
+        if key not in places:
+            places[key] = size
+            size += len(codes)
+        offsets.append(places[key])
+        scales.append(scale)
+    return {
+        "cells": b64encode(b"".join(cells for cells, _ in places)).decode(),
+        "offsets": encoded(np.array(offsets), "<u4"),
+        "scales": encoded(np.array(scales), "<f4"),
+        "shapes": shapes,
+    }
+
+
+def quantise(values: Float[np.ndarray, " cell"], kind: str = "<i2") -> tuple[np.ndarray, float]:
+    """Return codes of values, and the scale by which codes are multiplied.
+
+    The lowest code marks a cell without a number.
+
+    Args:
+        values: the cells of a map.
+        kind: the codes' type, a signed integer.
+
+    Example:
+        >>> codes, scale = quantise(np.array([-2.0, np.nan, 1.0]))
+        >>> codes.tolist(), round(scale * 32767, 6)
+        ([-32767, -32768, 16384], 2.0)
+    """
+    blank, top = np.iinfo(kind).min, np.iinfo(kind).max
+    known = np.isfinite(values)
+    largest = float(np.abs(values[known]).max(initial=0.0))
+    scale = float(np.float32(largest / top)) or 1.0
+    codes = np.full(values.shape, blank, kind)
+    codes[known] = np.clip(np.rint(values[known] / scale), -top, top)
+    return codes, scale
+
+
+def shape_of(maps: Float[np.ndarray, "*maps query_pos key_pos"]) -> Shape:
+    """Return the shape of the cells that determine some maps.
+
+    Example:
+        >>> shape_of(np.ones((2, 3, 3))), shape_of(np.where(np.tri(3) > 0, 1, np.nan))
+        ('symmetric', 'lower')
+    """
+    n = maps.shape[-1]
+    above = ~np.tri(n, dtype=bool)
+    if np.isnan(maps[..., above]).all():
+        return "below" if np.isnan(maps[..., np.eye(n, dtype=bool)]).all() else "lower"
+    same = np.array_equal(maps, np.swapaxes(maps, -1, -2), equal_nan=True)
+    return "symmetric" if same else "full"
+
+
+def _stored(shape: Shape, n: int) -> np.ndarray:
+    """Return the cells that the bytes of a map hold."""
+    if shape == "full":
+        return np.ones((n, n), bool)
+    return np.tri(n, k=-1 if shape == "below" else 0, dtype=bool)
+
+
+def encoded(values: np.ndarray, dtype: str) -> str:
+    """Return numbers as base64 of one binary type."""
+    return b64encode(np.ascontiguousarray(values, dtype=dtype).tobytes()).decode()
+
+
+def asset(name: str) -> str:
+    """Return the text of a file in this folder, such as `explorer.css`."""
+    return resources.files("nope_probe.figures").joinpath(name).read_text("utf-8")
+
+
+def script(name: str) -> str:
+    """Return a script after the code that draws maps, in its own scope: several share a page."""
+    return f'"use strict";\n(() => {{\n{asset("canvas.js")}{asset(name)}}})();\n'
