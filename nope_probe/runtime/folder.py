@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -56,6 +56,11 @@ class Run:
         return "\n".join(
             fill(line, width=100, subsequent_indent="  ", break_on_hyphens=False) for line in lines
         )
+
+    @classmethod
+    def read(cls, folder: Path | str) -> Self:
+        """Return a finished run as this class; see `read_run`."""
+        return cls(**vars(read_run(folder)))
 
     @property
     def maps(self) -> Mapping[str, np.ndarray]:

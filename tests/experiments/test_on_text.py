@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from support.chromium import needs_chromium, opened
@@ -19,7 +20,7 @@ from support.plain_attention import plain_attention
 from support.tiny_models import ByName, tokenizer
 from transformers import AutoModelForCausalLM
 
-from nope_probe import attention, load, read_run, run_attention
+from nope_probe import Ablation, ablated, attention, load, read_run, run_attention
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.on_text import pieces_of
 from nope_probe.experiments.attention.run import AttentionStudy
@@ -201,7 +202,8 @@ def test_a_file_and_a_text_are_the_same_run(tmp_path: Path) -> None:
 
 def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key() -> None:
     run = run_attention("rope-tiny", text="word other word", why="L1H3", query=-2, **SIZES)
-    table = run.why
+    table = run.why("L1H3", query=-2).table
+    assert table is run.tables["why"]
     pieces = run.manifest["text"]["pieces"]
     query = len(pieces) - 2
     assert run.manifest["why"] == {"head": "L1H3", "query": query}
@@ -240,8 +242,49 @@ def test_a_run_without_a_text_says_how_to_give_one() -> None:
     run = run_attention("rope-tiny", n_seqs=5, seq_len=11, folds=4, layers=1)
     with pytest.raises(UserError, match="the run has no text"):
         _ = run.on_text
-    with pytest.raises(UserError, match="the run asks about no head"):
-        _ = run.why
+    with pytest.raises(UserError, match="the run has no text"):
+        run.why("L0H1")
+
+
+ASKED: dict[str, Any] = {"text": "word other word", **SIZES}
+
+
+@pytest.mark.parametrize("remove", [(), ("rope",), ("w_v",)])
+def test_why_of_a_finished_run_is_that_of_the_run_that_asks(
+    remove: tuple[str, ...], tmp_path: Path
+) -> None:
+    asking = run_attention("rope-tiny", why="L1H3", query=2, remove=remove, **ASKED)
+    expected = asking.tables["why"]
+    loaded = load("rope-tiny", n_layers=2)
+    run_attention("rope-tiny", remove=remove, out=tmp_path / "kept", **ASKED)
+    runs = [
+        run_attention(loaded, remove=remove, **ASKED),
+        AttentionStudy.read(tmp_path / "kept"),
+    ]
+    for run in runs:
+        why = run.why("L1H3", query=2)
+        assert (why.head, why.query) == ("L1H3", 2)
+        pd.testing.assert_frame_equal(why.table, expected, rtol=1e-5, atol=1e-5)
+        assert why.figure == why_bars(why.table, "Why L1H3 looks there from token 2")
+        assert why._repr_mimebundle_() == why.figure._repr_mimebundle_()
+
+
+def test_why_is_refused_where_the_model_is_not_that_of_the_run(tmp_path: Path) -> None:
+    loaded = load("rope-tiny", n_layers=2)
+    with ablated(loaded.model, Ablation(remove=["rope"])):
+        run = run_attention(loaded, out=tmp_path / "kept", **ASKED)
+        assert run.why("L1H3").head == "L1H3"
+    with pytest.raises(UserError, match="the model attends otherwise than in the run: L1H3 has"):
+        run.why("L1H3")
+    with pytest.raises(UserError, match="was given in memory and is not kept in its folder"):
+        AttentionStudy.read(tmp_path / "kept").why("L1H3")
+    for head, query, said in (
+        ("MLP1", -1, "--why MLP1: expected a head"),
+        ("L2H0", -1, "--why L2H0: there are L0 to L1"),
+        ("L1H0", 99, "--query 99: the text has "),
+    ):
+        with pytest.raises(UserError, match=said):
+            run.why(head, query=query)
 
 
 @pytest.mark.parametrize(

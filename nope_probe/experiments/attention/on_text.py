@@ -17,19 +17,18 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.attention.settings import Settings
 from nope_probe.figures.text_view import TextView, mark_of
 from nope_probe.hooks.layers.model import validate_inputs
+from nope_probe.models.info import LoadedModel
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.session import Session
 
 
-def tokens_of_text(session: Session[Settings]) -> Int[Tensor, "1 pos"] | None:
+def tokens_of_text(settings: Settings, loaded: LoadedModel) -> Int[Tensor, "1 pos"] | None:
     """Return the tokens of the run's text, with BOS as in the sequences; None without a text.
 
     Raises:
         UserError: for a model without tokenizer, or a text that is longer than the sequences, or
             without the mask shorter.
     """
-    settings, tokenizer = session.settings, session.loaded.tokenizer
-    text = settings.shown_text
+    text, tokenizer = settings.shown_text, loaded.tokenizer
     if text is None:
         return None
     if tokenizer is None:
@@ -43,7 +42,7 @@ def tokens_of_text(session: Session[Settings]) -> Int[Tensor, "1 pos"] | None:
     if "mask" in settings.removed and len(ids) < settings.seq_len:
         raise UserError(f"{lengths}, all seen without the mask: take --seq-len {len(ids)}")
     tokens = torch.tensor([ids])
-    validate_inputs(session.loaded.model, tokens)
+    validate_inputs(loaded.model, tokens)
     return tokens
 
 

@@ -10,8 +10,9 @@ import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.experiments.attention.on_text import text_view
+from nope_probe.experiments.attention.why import stored_why
 from nope_probe.experiments.sections import MOST_ROWS, Report, listed
-from nope_probe.figures.attention import attention_heads, why_bars
+from nope_probe.figures.attention import attention_heads
 from nope_probe.figures.explorer import head_maps
 from nope_probe.figures.intervals import estimate_text
 from nope_probe.figures.names import phrase
@@ -127,16 +128,15 @@ def text_sections(run: Run) -> Iterator[Section]:
 
 def why_sections(run: Run) -> Iterator[Section]:
     """Yield the section with the terms of the scores that the run asks about, if it asks."""
-    asked = run.manifest.get("why")
-    if asked is not None:
-        title = f"Why {asked['head']} looks there from token {asked['query']}"
+    why = stored_why(run)
+    if why is not None:
         yield Section(
             title="Why the head looks there",
-            figure=partial(why_bars, run.tables["why"], title),
+            figure=lambda: why.figure,
             caption="Terms of the scores of the most attended keys, less their mean. They "
             "are position, and what earlier components wrote into this text's key or query. The "
             "dot is their sum.",
-            table=run.tables["why"],
+            table=why.table,
         )
 
 
