@@ -15,6 +15,7 @@ from nope_probe.data.documents import tokenised
 from nope_probe.data.sequences import begins_with_bos
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.settings import Settings
+from nope_probe.figures.attention import Why
 from nope_probe.figures.text_view import TextView, mark_of
 from nope_probe.hooks.layers.model import validate_inputs
 from nope_probe.models.info import LoadedModel
@@ -85,6 +86,12 @@ def shown_pieces(record: Mapping[str, Any]) -> list[str]:
     return [record["bos"] or pieces[0], *pieces[1:]]
 
 
+def stored_why(run: Run) -> Why | None:
+    """Return the terms that a run was asked for and keeps; None if it was asked nothing."""
+    asked = run.manifest.get("why")
+    return None if asked is None else Why(**asked, table=run.tables["why"])
+
+
 def text_view(run: Run) -> TextView | None:
     """Return the view of a run's text; None for a run without a text.
 
@@ -104,4 +111,5 @@ def text_view(run: Run) -> TextView | None:
         weights=weights,
         position=run.maps["weights"][..., :n, :n],
         content=run.maps["text_content"],
+        why=stored_why(run),
     )

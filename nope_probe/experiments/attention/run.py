@@ -10,10 +10,11 @@ import pandas as pd
 
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.analyse import analyse, capture
-from nope_probe.experiments.attention.on_text import text_view
+from nope_probe.experiments.attention.on_text import stored_why, text_view
 from nope_probe.experiments.attention.settings import Settings
-from nope_probe.experiments.attention.why import Why, explained, stored_why
+from nope_probe.experiments.attention.why import explained
 from nope_probe.experiments.given import Model, as_loaded, run_of, takes
+from nope_probe.figures.attention import Why
 from nope_probe.figures.text_view import TextView
 from nope_probe.hooks.layers.model import Given
 from nope_probe.models.info import LoadedModel

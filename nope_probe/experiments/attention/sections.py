@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.experiments.attention.on_text import text_view
-from nope_probe.experiments.attention.why import stored_why
+from nope_probe.experiments.attention.on_text import stored_why, text_view
 from nope_probe.experiments.sections import MOST_ROWS, Report, listed
 from nope_probe.figures.attention import attention_heads
 from nope_probe.figures.explorer import head_maps

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -20,7 +19,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.attention.on_text import shown_pieces, tokens_of_text
 from nope_probe.experiments.attention.settings import Settings
 from nope_probe.experiments.engine import Engine, validate_removable
-from nope_probe.figures.attention import why_bars
+from nope_probe.figures.attention import Why
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
@@ -33,36 +32,6 @@ from nope_probe.runtime.folder import Run
 MOST_WRITERS = 10  # with rows of their own: those whose terms differ most between keys
 OTHERS = "other writers"
 SAME = 0.01  # by which weights of the same model differ at most, in half precision
-
-
-@dataclass(frozen=True, kw_only=True)
-class Why:
-    """Why a head looks where it looks from one token of a text; a notebook draws it.
-
-    Attributes:
-        head: the head's name.
-        query: the position of the token.
-        table: a row for each key and term, nats; see `why_table`.
-    """
-
-    head: str
-    query: int
-    table: pd.DataFrame = field(repr=False)
-
-    @property
-    def figure(self) -> go.Figure:
-        """The terms of the most attended keys as bars, and their sums."""
-        title = f"Why {self.head} looks there from token {self.query}"
-        return why_bars(self.table, title)
-
-    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> Any:
-        return self.figure._repr_mimebundle_(*args, **kwargs)
-
-
-def stored_why(run: Run) -> Why | None:
-    """Return the terms that a run was asked for and keeps; None if it was asked nothing."""
-    asked = run.manifest.get("why")
-    return None if asked is None else Why(**asked, table=run.tables["why"])
 
 
 def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
