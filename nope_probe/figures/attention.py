@@ -114,8 +114,8 @@ class Why:
 
 def term_styles(table: pd.DataFrame) -> dict[tuple[str, str], tuple[str, str]]:
     """Return the label and the colour of each term of `why.csv`, by its side and name."""
-    palette, styles = iter(qualitative.Dark24[1:] * 4), {}
-    for side, term in table[["side", "term"]].drop_duplicates().itertuples(index=False):
+    palette, styles = iter(qualitative.Dark24[1:] * 4), dict[tuple[str, str], tuple[str, str]]()
+    for side, term in dict.fromkeys(zip(table["side"], table["term"], strict=True)):
         if side == "position":
             styles[side, term] = words(term), colour(term)
         else:  # of a writer, or of the other writers
@@ -140,7 +140,7 @@ def why_bars(table: pd.DataFrame, title: str) -> go.Figure:
     for (side, term), rows in shown.groupby(["side", "term"], sort=False):
         if not (rows["nats"].abs() > least).any():
             continue
-        label, fill = styles[side, term]
+        label, fill = styles[str(side), str(term)]
         traces.append(
             {
                 "type": "bar",

@@ -67,7 +67,7 @@ class TextView:
         """
         n_heads, n = len(self.heads), len(self.pieces)
         content = self.content.reshape(n_heads, n)
-        heads: list[dict[str, object]] = []
+        packed_heads: dict[int, dict[str, object]] = {}
         size = 0
         asked = None if self.why is None else self._place(self.why.head)
         for place in sorted(self.order, key=lambda place: place != asked):  # the asked one stays
@@ -76,23 +76,20 @@ class TextView:
             packed = b64encode(zlib.compress(codes.tobytes(), 6)).decode()
             nats = encoded(content[place], "<f4")
             size += len(packed) + len(nats)
-            if heads and size > max_bytes:
+            if packed_heads and size > max_bytes:
                 break
             row = self.heads.iloc[place]
             share = row["positional_share"]
-            heads.append(
-                {
-                    "place": place,
-                    "name": reader_of(row),
-                    "share": None if np.isnan(share) else round(float(share), 3),
-                    "maps": packed,
-                    "content": nats,
-                }
-            )
-        heads.sort(key=lambda head: self.order.index(head["place"]))
-        places = [head.pop("place") for head in heads]
+            packed_heads[place] = {
+                "name": reader_of(row),
+                "share": None if np.isnan(share) else round(float(share), 3),
+                "maps": packed,
+                "content": nats,
+            }
+        places = [place for place in self.order if place in packed_heads]
+        heads = [packed_heads[place] for place in places]
         head, query = divmod(int(content[places].argmax()), n)  # where the text tells most
-        if self.why is not None:
+        if self.why is not None and asked is not None:
             head, query = places.index(asked), self.why.query
         causal = not np.triu(self.weights, 1).any()
         colours = {"colours": STOPS, "causal": causal, "first": [head, query]}
@@ -129,18 +126,17 @@ class TextView:
         if self.why is None:
             return None
         table = self.why.table
-        keys = table.drop_duplicates("key")
-        by_term = table.set_index("key").groupby(["side", "term"], sort=False)["nats"]
-        styles = term_styles(table)
+        keys, terms = table.drop_duplicates("key"), []
+        for (side, term), style in term_styles(table).items():
+            own = table[(table["side"] == side) & (table["term"] == term)]
+            terms.append((*style, own["nats"].round(4).tolist()))
         return {
             "name": self.why.head,
             "query": self.why.query,
-            "key": int(keys["key"][keys["weight"].idxmax()]),
+            "key": int(keys["key"].to_numpy()[keys["weight"].argmax()]),
             "keys": keys["key"].tolist(),
             "scores": keys["score"].round(4).tolist(),
-            "terms": [
-                (*styles[name], nats.loc[keys["key"]].round(4).tolist()) for name, nats in by_term
-            ],
+            "terms": terms,
         }
 
     def strongest(self) -> tuple[str, int, float]:
