@@ -24,7 +24,7 @@ from nope_probe.figures.explorer import asset, encoded, script
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import reader_of
 
-MAX_BYTES = 10_000_000  # of all heads: 300 heads and 512 tokens in most models
+MAX_BYTES = 5_200_000  # of all heads; with plotly and the heads' mean maps a page has 12 MB
 STEPS = 127  # a weight is stored as a multiple of 1/127
 MARKS = {"\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423"}
 WITHIN = "\u22ef"  # in place of a token that ends within a character

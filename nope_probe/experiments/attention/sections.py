@@ -12,7 +12,7 @@ from jaxtyping import Float
 from nope_probe.experiments.attention.on_text import stored_why, text_view
 from nope_probe.experiments.sections import MOST_ROWS, Report, listed
 from nope_probe.figures.attention import attention_heads
-from nope_probe.figures.explorer import head_maps
+from nope_probe.figures.explorer import HEADS_BYTES, head_maps
 from nope_probe.figures.intervals import estimate_text
 from nope_probe.figures.names import phrase
 from nope_probe.figures.panels import RowMaps
@@ -22,6 +22,7 @@ from nope_probe.reports.page import Lead, Section
 from nope_probe.runtime.folder import Run
 
 MOSTLY, HARDLY = 0.8, 0.2  # of the information among the other keys
+MAPS_BYTES = 1_600_000  # of the heads' mean maps beside a text
 LEAST_NATS = 0.01  # of position: with less, a head has no positional attention worth a row
 HOW_TO_READ = (
     "A head's information says how far its attention weights are from uniform ones, in nats. It is "
@@ -154,6 +155,7 @@ def weight_maps(run: Run) -> str:
     return head_maps(
         RowMaps(values=ratios, queries=run.query_positions),
         heads,
+        HEADS_BYTES if run.manifest.get("text") is None else MAPS_BYTES,
         what="attention",
         measure="above uniform",
     )
