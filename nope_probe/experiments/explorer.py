@@ -161,7 +161,7 @@ def note_on(engine: Engine, substitute: Substitute) -> str:
     )
 
 
-def _among(skip_keys: int) -> str:
+def _among(skip_keys: int | None) -> str:
     """Return which keys numbers are of, for the end of a sentence; nothing for all keys."""
     first = "first key" if skip_keys == 1 else f"first {skip_keys} keys"
     return f", among the keys after the {first}" if skip_keys else ""

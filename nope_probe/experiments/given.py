@@ -17,7 +17,7 @@ from nope_probe.hooks.layers.model import Given, layers_of
 from nope_probe.hooks.removing.block_ablation import ABLATED
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.parity import describe
-from nope_probe.runtime.folder import Run, read_run
+from nope_probe.runtime.folder import Run
 from nope_probe.runtime.peers import own_device
 from nope_probe.runtime.processes import process_count
 from nope_probe.runtime.session import Call
@@ -95,7 +95,7 @@ def run_of(
     with TemporaryDirectory(prefix="nope-probe-") as temporary:
         settings = replace(settings, out=settings.out or Path(temporary, "run"))
         folder = run(settings, replace(call, is_kept=out is not None))
-        return result(**vars(read_run(folder)))
+        return result.read(folder)
 
 
 def _settings_of(
@@ -125,7 +125,7 @@ def _settings_of(
     else:
         settings = settings_from(kind, {"layers": "all", **options})
         _refuse(options, OF_MODEL, "a model in memory")
-        loaded = _as_loaded(model)
+        loaded = as_loaded(model)
         settings = replace(settings, model=loaded.info.name)
         settings.validate_layers(loaded.info)
         _validate_intact(loaded, settings)
@@ -160,7 +160,7 @@ def _load(settings: RunSettings) -> LoadedModel:
     return load_layers(settings, own_device(settings.device), settings.depth)
 
 
-def _as_loaded(model: HookedModel | LoadedModel) -> LoadedModel:
+def as_loaded(model: HookedModel | LoadedModel) -> LoadedModel:
     """Return a model in memory with its tokenizer and its description."""
     if isinstance(model, LoadedModel):
         return model

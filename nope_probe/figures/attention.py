@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -84,6 +87,42 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
     return go.Figure([rings, heads], {**layout, "showlegend": False})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Why:
+    """Why a head looks where it looks from one token of a text; a notebook draws it.
+
+    Attributes:
+        head: the head's name.
+        query: the position of the token.
+        table: `why.csv`, a row for each key and term: key, its token, attention weight and score,
+            and the term's side, name and nats. The terms of a key add up to its score.
+    """
+
+    head: str
+    query: int
+    table: pd.DataFrame = field(repr=False)
+
+    @property
+    def figure(self) -> go.Figure:
+        """The terms of the most attended keys as bars, and their sums."""
+        title = f"Why {self.head} looks there from token {self.query}"
+        return why_bars(self.table, title)
+
+    def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> Any:
+        return self.figure._repr_mimebundle_(*args, **kwargs)
+
+
+def term_styles(table: pd.DataFrame) -> dict[tuple[str, str], tuple[str, str]]:
+    """Return the label and the colour of each term of `why.csv`, by its side and name."""
+    palette, styles = iter(qualitative.Dark24[1:] * 4), dict[tuple[str, str], tuple[str, str]]()
+    for side, term in dict.fromkeys(zip(table["side"], table["term"], strict=True)):
+        if side == "position":
+            styles[side, term] = words(term), colour(term)
+        else:  # of a writer, or of the other writers
+            styles[side, term] = f"{term}, {side}", REST if " " in term else next(palette)
+    return styles
+
+
 def why_bars(table: pd.DataFrame, title: str) -> go.Figure:
     """Draw the terms of one query's scores as bars: of the keys with the most attention.
 
@@ -97,13 +136,11 @@ def why_bars(table: pd.DataFrame, title: str) -> go.Figure:
     names = [f"{token} {key}" for token, key in zip(keys["token"], keys["key"], strict=True)]
     shown = table[table["key"].isin(keys["key"])]
     least = LEAST_TERM * float(shown["nats"].abs().max())
-    palette, traces = iter(qualitative.Dark24[1:] * 4), []
+    styles, traces = term_styles(table), []
     for (side, term), rows in shown.groupby(["side", "term"], sort=False):
         if not (rows["nats"].abs() > least).any():
             continue
-        is_writer, is_rest = side != "position", " " in str(term)
-        label = f"{term}, {side}" if is_writer else words(str(term))
-        fill = (REST if is_rest else next(palette)) if is_writer else colour(str(term))
+        label, fill = styles[str(side), str(term)]
         traces.append(
             {
                 "type": "bar",

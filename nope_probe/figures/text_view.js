@@ -1,6 +1,6 @@
 const root = document.currentScript.parentElement;
 const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
-const { n, heads, causal } = data;
+const { n, heads, causal, why } = data;
 const tokens = [...root.querySelectorAll(".text span")];
 const text = root.querySelector(".text");
 const readout = root.querySelector(".readout");
@@ -10,12 +10,14 @@ const MODES = {
   attention: "What the head looks at in this text.",
   position: "What it looks at from there in other texts, on average: position.",
   content: "Red: more than in other texts. Blue: less.",
+  why: "Click a key for the terms of its score.",
 };
 const STEPS = 127; // of a weight
 const BAR = 12; // px of the largest relative entropy
 const LEAST = 0.01; // nats: smaller ones are drawn on this scale
 let [head, query] = data.first;
-let mode = "attention";
+let mode = why ? "why" : "attention";
+let key = why ? why.key : 0; // whose terms are shown
 let maps = null; // weights in this text, and mean weights, in steps: all queries of a key together
 let content = null; // nats a query
 
@@ -24,6 +26,9 @@ const share = (value) => (value === null ? "" : Math.round(100 * value) + "%");
 // Isolated: a token in another direction leaves the sentence around it in order.
 const token = (place) => "\u201c\u2068" + (tokens[place].dataset.mark || tokens[place].textContent) + "\u2069\u201d";
 const at = (map, key) => map[key * n + query] / STEPS;
+const nats = (value) => (value <= -0.005 ? "\u2212" : "+") + Math.abs(value).toFixed(2);
+const asked = () => why && heads[head].name === why.name && query === why.query;
+const explains = () => mode === "why" && asked(); // then tokens are keys to choose, else queries
 
 function element(tag, className, content) {
   const made = document.createElement(tag);
@@ -41,6 +46,9 @@ for (const name in MODES) {
   switches.append(label);
 }
 switches.addEventListener("change", ({ target }) => { mode = target.value; draw(); });
+
+const panel = element("div", "terms");
+root.querySelector(".reading").append(panel);
 
 const list = element("div", "list");
 list.setAttribute("role", "group");
@@ -88,28 +96,75 @@ function draw() {
   if (!maps) return;
   const table = colours(diverging());
   const largest = Math.max(LEAST, ...content);
-  tokens.forEach((span, key) => {
-    const weight = at(maps.attention, key), mean = at(maps.position, key);
-    const value = { attention: weight, position: mean, content: weight - mean }[mode];
+  tokens.forEach((span, place) => {
+    const weight = at(maps.attention, place), mean = at(maps.position, place);
+    const value = { attention: weight, why: weight, position: mean, content: weight - mean }[mode];
     const [r, g, b] = table[value < 0 ? 56 : 199];
     span.style.backgroundColor = "transparent";
     span.style.setProperty("--shade", `rgba(${r},${g},${b},${Math.sqrt(Math.abs(value)).toFixed(3)})`);
-    span.style.setProperty("--height", (BAR * Math.max(0, content[key])) / largest + "px");
-    span.classList.toggle("later", causal && key > query);
-    span.setAttribute("aria-pressed", key === query);
-    span.setAttribute("aria-label", `${key} ${token(key)}: attention ${percent(weight)}, position ${percent(mean)}`);
-    span.title = `${key}: attention ${percent(weight)}, position ${percent(mean)}; bar ${content[key].toFixed(2)} nats`;
-    span.tabIndex = key === query ? 0 : -1;
+    span.style.setProperty("--height", (BAR * Math.max(0, content[place])) / largest + "px");
+    span.classList.toggle("later", causal && place > query);
+    span.classList.toggle("key", explains() && place === key);
+    span.setAttribute("aria-pressed", place === query);
+    span.setAttribute("aria-label", `${place} ${token(place)}: attention ${percent(weight)}, position ${percent(mean)}`);
+    span.title = `${place}: attention ${percent(weight)}, position ${percent(mean)}; bar ${content[place].toFixed(2)} nats`;
+    span.tabIndex = place === (explains() ? key : query) ? 0 : -1;
   });
   const keys = tokens.map((_, key) => key).sort((one, other) => at(maps.attention, other) - at(maps.attention, one));
   const top = keys.slice(0, 3).filter((key) => at(maps.attention, key) > 0);
   const parts = top.map((key) => `${percent(at(maps.attention, key))} to ${token(key)} (key ${key}; ${percent(at(maps.position, key))} in other texts)`);
   readout.textContent = `${heads[head].name}, query ${query} ${token(query)}: ${parts.join(", ")}. ` +
     `Relative entropy to the mean over other texts: ${content[query].toFixed(2)} nats (highest bar: ${largest.toFixed(2)}). ${MODES[mode]}`;
+  drawTerms();
+}
+
+function drawTerms() {
+  root.classList.toggle("why", mode === "why");
+  const { name } = heads[head];
+  if (mode !== "why") return;
+  if (!asked()) {
+    readout.textContent = `${name}, query ${query} ${token(query)}: darker tokens get more attention.`;
+    panel.replaceChildren(element("p", "", `This page has no terms of ${name} from query ${query}. The command adds them with --why ${name} --query ${query}; in Python, run.why("${name}", query=${query}) has them.`));
+    if (!why) return;
+    const back = element("button", "", `${why.name}, query ${why.query}`);
+    back.type = "button";
+    back.addEventListener("click", () => {
+      query = why.query;
+      choose(heads.findIndex((one) => one.name === why.name));
+      text.querySelector(".key")?.focus();
+    });
+    panel.append(back);
+    return;
+  }
+  const place = why.keys.indexOf(key);
+  const cell = `${name}, query ${query} ${token(query)}, key ${key} ${token(key)}`;
+  if (place < 0) {
+    readout.textContent = `${cell}: the query does not see this key.`;
+    panel.replaceChildren();
+    return;
+  }
+  const weight = percent(at(maps.attention, key));
+  readout.textContent = `${cell}: ${weight} of the attention; score ${nats(why.scores[place])} nats, less the mean of the keys. ${MODES.why}`;
+  const rows = [...why.terms.map(([label, colour, values]) => [label, colour, values[place]]), ["score", "currentColor", why.scores[place]]];
+  const most = Math.max(LEAST, ...rows.map(([, , value]) => Math.abs(value)));
+  const table = element("table", "");
+  table.append(element("caption", "", `Terms of the score of key ${key} ${token(key)}, nats`));
+  for (const [label, colour, value] of rows) {
+    const row = table.insertRow();
+    row.append(element("th", "", label));
+    const bar = element("span", "");
+    Object.assign(bar.style, { background: colour, width: `${(50 * Math.abs(value)) / most}%`, marginLeft: `${50 - (value < 0 ? (50 * -value) / most : 0)}%` });
+    row.insertCell().append(bar);
+    row.insertCell().textContent = nats(value);
+    row.firstChild.scope = "row";
+  }
+  panel.replaceChildren(table);
 }
 
 function ask(place) {
-  query = Math.max(0, Math.min(n - 1, place));
+  const chosen = Math.max(0, Math.min(n - 1, place));
+  if (explains()) key = chosen;
+  else query = chosen;
   draw();
 }
 tokens.forEach((span, place) => {
@@ -121,8 +176,9 @@ text.addEventListener("keydown", (event) => {
   const step = { ArrowLeft: -forward, ArrowRight: forward, ArrowUp: -1, ArrowDown: 1 }[event.key];
   if (!step) return;
   event.preventDefault();
-  ask(query + step);
-  tokens[query].focus();
+  const shown = explains() ? key : query;
+  ask(shown + step);
+  tokens[Math.max(0, Math.min(n - 1, shown + step))].focus();
 });
 // A click on a head of a figure chooses it here too.
 addEventListener("head", ({ detail }) => {

@@ -19,11 +19,12 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from nope_probe.figures.attention import Why, term_styles
 from nope_probe.figures.packed import asset, encoded, script
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import reader_of
 
-MAX_BYTES = 10_000_000  # of all heads: 300 heads and 512 tokens in most models
+MAX_BYTES = 5_200_000  # of all heads; with plotly and the heads' mean maps a page has 12 MB
 STEPS = 127  # a weight is stored as a multiple of 1/127
 MARKS = {"\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423"}
 WITHIN = "\u22ef"  # in place of a token that ends within a character
@@ -41,6 +42,7 @@ class TextView:
             ends within a character.
         names: what to show in place of pieces that cannot be seen, by the token's position; by
             default a sign for each space, and code points.
+        why: the terms of the scores of one head and query, which the view opens with.
         heads: `attention.csv`: layer, head, information (nats) and positional_share.
         weights: the attention weights in the text.
         position: the mean weights over other texts at the same positions.
@@ -54,6 +56,7 @@ class TextView:
     position: Weights = field(repr=False)
     content: Float[np.ndarray, "layer head query_pos"] = field(repr=False)
     names: dict[int, str] = field(default_factory=dict)
+    why: Why | None = None
 
     def html(self, max_bytes: int = MAX_BYTES) -> str:
         """Return the view as an element of a page, with as many heads as fit.
@@ -64,39 +67,43 @@ class TextView:
         """
         n_heads, n = len(self.heads), len(self.pieces)
         content = self.content.reshape(n_heads, n)
-        heads: list[dict[str, object]] = []
+        packed_heads: dict[int, dict[str, object]] = {}
         size = 0
-        for place in self.order:
+        asked = None if self.why is None else self._place(self.why.head)
+        for place in sorted(self.order, key=lambda place: place != asked):  # the asked one stays
             maps = (x.reshape(n_heads, n, n)[place] for x in (self.weights, self.position))
             codes = np.rint(STEPS * np.stack([x.T for x in maps])).astype(np.uint8)
             packed = b64encode(zlib.compress(codes.tobytes(), 6)).decode()
             nats = encoded(content[place], "<f4")
             size += len(packed) + len(nats)
-            if heads and size > max_bytes:
+            if packed_heads and size > max_bytes:
                 break
             row = self.heads.iloc[place]
             share = row["positional_share"]
-            heads.append(
-                {
-                    "name": reader_of(row),
-                    "share": None if np.isnan(share) else round(float(share), 3),
-                    "maps": packed,
-                    "content": nats,
-                }
-            )
-        shown = content[self.order[: len(heads)]]
-        head, query = divmod(int(shown.argmax()), n)  # where the text tells most
+            packed_heads[place] = {
+                "name": reader_of(row),
+                "share": None if np.isnan(share) else round(float(share), 3),
+                "maps": packed,
+                "content": nats,
+            }
+        places = [place for place in self.order if place in packed_heads]
+        heads = [packed_heads[place] for place in places]
+        head, query = divmod(int(content[places].argmax()), n)  # where the text tells most
+        if self.why is not None and asked is not None:
+            head, query = places.index(asked), self.why.query
         causal = not np.triu(self.weights, 1).any()
         colours = {"colours": STOPS, "causal": causal, "first": [head, query]}
-        data = json.dumps({**colours, "n": n, "heads": heads}, separators=(",", ":"))
+        whole = {**colours, "n": n, "heads": heads, "why": self._terms()}
+        data = json.dumps(whole, separators=(",", ":"))
         fewer = f"<p>The {len(heads)} heads with the most information, of {n_heads}.</p>"
-        still = self.weights.reshape(n_heads, n, n)[self.order[head], query]
+        still = self.weights.reshape(n_heads, n, n)[places[head], query]
         name = f"{heads[head]['name']}, query {query}"
         return (
             f'<div class="on-text"><style>{asset("text_view.css")}</style>'
             f"{fewer if len(heads) < n_heads else ''}"
-            '<form class="chooser"></form><p class="text" dir="auto" style="white-space:pre-wrap">'
-            f"{self._tokens(still)}</p>"
+            '<form class="chooser"></form><div class="reading">'
+            '<p class="text" dir="auto" style="white-space:pre-wrap">'
+            f"{self._tokens(still)}</p></div>"
             f'<p class="readout" aria-live="polite">{name}: darker tokens get more attention.</p>'
             f'<script type="application/json">{data}</script>'
             f"<script>{script('text_view.js')}</script></div>"
@@ -110,6 +117,27 @@ class TextView:
         """The places of the heads in the table, from the most information to the least."""
         information = self.heads["information"].to_numpy(float)
         return np.argsort(-np.nan_to_num(information, nan=-1), kind="stable").tolist()
+
+    def _place(self, head: str) -> int:
+        return [reader_of(row) for row in self.heads.to_dict("records")].index(head)
+
+    def _terms(self) -> dict[str, object] | None:
+        """Return the terms of each key that the asked query sees, as the script reads them."""
+        if self.why is None:
+            return None
+        table = self.why.table
+        keys, terms = table.drop_duplicates("key"), []
+        for (side, term), style in term_styles(table).items():
+            own = table[(table["side"] == side) & (table["term"] == term)]
+            terms.append((*style, own["nats"].round(4).tolist()))
+        return {
+            "name": self.why.head,
+            "query": self.why.query,
+            "key": int(keys["key"].to_numpy()[keys["weight"].argmax()]),
+            "keys": keys["key"].tolist(),
+            "scores": keys["score"].round(4).tolist(),
+            "terms": terms,
+        }
 
     def strongest(self) -> tuple[str, int, float]:
         """Return the head and query with the largest relative entropy, and that, in nats."""

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -72,6 +72,11 @@ class Run:
             )
         held = pd.DataFrame(rows, columns=["what", "size", "holds"])
         return held.to_html(index=False, border=0)
+
+    @classmethod
+    def read(cls, folder: Path | str) -> Self:
+        """Return a finished run as this class; see `read_run`."""
+        return cls(**vars(read_run(folder)))
 
     @property
     def maps(self) -> Mapping[str, np.ndarray]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from support.chromium import needs_chromium, opened
@@ -19,7 +20,7 @@ from support.plain_attention import plain_attention
 from support.tiny_models import ByName, tokenizer
 from transformers import AutoModelForCausalLM
 
-from nope_probe import attention, load, read_run, run_attention
+from nope_probe import Ablation, ablated, attention, load, read_run, run_attention
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.on_text import pieces_of
 from nope_probe.experiments.attention.run import AttentionStudy
@@ -162,7 +163,7 @@ PROBE = """<script>setTimeout(() => {
     say("said", view.querySelector(".readout").textContent.split(":")[0]);
     const shade = () => view.querySelectorAll(".text span")[3].style.getPropertyValue("--shade");
     const shades = [shade()];
-    for (const radio of [...view.querySelectorAll("input")].slice(1)) {
+    for (const radio of [...view.querySelectorAll("input")].slice(1, 3)) {
       radio.click();
       shades.push(shade());
     }
@@ -193,6 +194,70 @@ def test_a_head_and_a_query_are_chosen_on_the_page(tmp_path: Path) -> None:
     assert found["label"].startswith("3 ")
 
 
+WHY = """<script>setTimeout(() => {
+  const view = document.querySelector(".on-text");
+  const tokens = [...view.querySelectorAll(".text span")];
+  const said = () => view.querySelector(".readout").textContent.split(":")[0];
+  const rows = () => [...view.querySelectorAll(".terms tr")].map((row) => [
+    row.cells[0].textContent, row.cells[2].textContent, row.querySelector("span").style.width,
+  ]);
+  const found = { first: said(), rows: [] };
+  for (const key of [0, 2]) { tokens[key].click(); found.rows.push(rows()); }
+  tokens[2].dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowLeft", bubbles: true }));
+  found.moved = said();
+  found.focus = tokens.indexOf(document.activeElement);
+  tokens.at(-1).click();
+  found.unseen = view.querySelector(".readout").textContent;
+  view.querySelector("input").click();
+  tokens[1].click();
+  view.querySelectorAll("input")[3].click();
+  found.none = view.querySelector(".terms p").textContent;
+  view.querySelector(".terms button").click();
+  setTimeout(() => {
+    found.back = said();
+    document.body.dataset.found = JSON.stringify(found);
+  }, 1000);
+}, 3000)</script></body>"""
+
+
+@needs_chromium
+def test_the_terms_of_a_chosen_key_stand_beside_the_text(tmp_path: Path) -> None:
+    flags = ["--text", "word other word", "--why", "L1H3", "--query", 3]
+    run_command(attention, *SMALL, *flags, "--out", tmp_path / "run")
+    html = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    elements = opened(html.replace("</body>", WHY), tmp_path)
+    found = json.loads(unescape(re.findall(r'data-found="([^"]*)"', elements)[0]))
+    table = read_run(tmp_path / "run").tables["why"]
+    attended = table["key"][table["weight"].idxmax()]
+    assert re.fullmatch(rf"L1H3, query 3 .*, key {attended} .*", found["first"])
+    for key, rows in zip((0, 2), found["rows"], strict=True):
+        own = table[table["key"] == key]
+        expected = [*own["nats"], own["score"].iloc[0]]
+        numbers = [float(number.replace("\u2212", "-")) for _, number, _ in rows]
+        assert numbers == pytest.approx(expected, abs=0.0051)
+        assert [name.split(", ")[-1] for name, _, _ in rows[4:-1]] == [*own["side"][4:]]
+        widths = [float(width.rstrip("%")) for _, _, width in rows]
+        sizes = np.abs(expected)
+        assert widths == pytest.approx((50 * sizes / sizes.max()).tolist(), abs=0.1)
+    assert ", key 1 " in found["moved"]
+    assert found["focus"] == 1
+    assert found["unseen"].endswith("the query does not see this key.")
+    assert "--why L1H3 --query 1;" in found["none"]
+    assert 'run.why("L1H3", query=1)' in found["none"]
+    assert found["back"].startswith("L1H3, query 3 ")
+
+
+def test_the_asked_head_is_on_the_page_even_where_few_heads_are() -> None:
+    run = run_attention("rope-tiny", why="L0H3", **ASKED)
+    view = run.on_text
+    assert view.heads["information"].idxmax() != 3
+    data = packed(view.html(max_bytes=1))
+    assert [head["name"] for head in data["heads"]] == ["L0H3"]
+    assert data["first"] == [0, len(view.pieces) - 1]
+    added = np.sum([values for _, _, values in data["why"]["terms"]], 0)
+    np.testing.assert_allclose(added, data["why"]["scores"], atol=0.001)
+
+
 def test_a_file_and_a_text_are_the_same_run(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_bytes(TEXT.encode())
@@ -201,7 +266,8 @@ def test_a_file_and_a_text_are_the_same_run(tmp_path: Path) -> None:
 
 def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key() -> None:
     run = run_attention("rope-tiny", text="word other word", why="L1H3", query=-2, **SIZES)
-    table = run.why
+    table = run.why("L1H3", query=-2).table
+    assert table is run.tables["why"]
     pieces = run.manifest["text"]["pieces"]
     query = len(pieces) - 2
     assert run.manifest["why"] == {"head": "L1H3", "query": query}
@@ -240,8 +306,49 @@ def test_a_run_without_a_text_says_how_to_give_one() -> None:
     run = run_attention("rope-tiny", n_seqs=5, seq_len=11, folds=4, layers=1)
     with pytest.raises(UserError, match="the run has no text"):
         _ = run.on_text
-    with pytest.raises(UserError, match="the run asks about no head"):
-        _ = run.why
+    with pytest.raises(UserError, match="the run has no text"):
+        run.why("L0H1")
+
+
+ASKED: dict[str, Any] = {"text": "word other word", **SIZES}
+
+
+@pytest.mark.parametrize("remove", [(), ("rope",), ("w_v",)])
+def test_why_of_a_finished_run_is_that_of_the_run_that_asks(
+    remove: tuple[str, ...], tmp_path: Path
+) -> None:
+    asking = run_attention("rope-tiny", why="L1H3", query=2, remove=remove, **ASKED)
+    expected = asking.tables["why"]
+    loaded = load("rope-tiny", n_layers=2)
+    run_attention("rope-tiny", remove=remove, out=tmp_path / "kept", **ASKED)
+    runs = [
+        run_attention(loaded, remove=remove, **ASKED),
+        AttentionStudy.read(tmp_path / "kept"),
+    ]
+    for run in runs:
+        why = run.why("L1H3", query=2)
+        assert (why.head, why.query) == ("L1H3", 2)
+        pd.testing.assert_frame_equal(why.table, expected, rtol=1e-5, atol=1e-5)
+        assert why.figure == why_bars(why.table, "Why L1H3 looks there from token 2")
+        assert why._repr_mimebundle_() == why.figure._repr_mimebundle_()
+
+
+def test_why_is_refused_where_the_model_is_not_that_of_the_run(tmp_path: Path) -> None:
+    loaded = load("rope-tiny", n_layers=2)
+    with ablated(loaded.model, Ablation(remove=["rope"])):
+        run = run_attention(loaded, out=tmp_path / "kept", **ASKED)
+        assert run.why("L1H3").head == "L1H3"
+    with pytest.raises(UserError, match="the model attends otherwise than in the run: L1H3 has"):
+        run.why("L1H3")
+    with pytest.raises(UserError, match="was given in memory and is not kept in its folder"):
+        AttentionStudy.read(tmp_path / "kept").why("L1H3")
+    for head, query, said in (
+        ("MLP1", -1, "--why MLP1: expected a head"),
+        ("L2H0", -1, "--why L2H0: there are L0 to L1"),
+        ("L1H0", 99, "--query 99: the text has "),
+    ):
+        with pytest.raises(UserError, match=said):
+            run.why(head, query=query)
 
 
 @pytest.mark.parametrize(

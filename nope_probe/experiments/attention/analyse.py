@@ -14,19 +14,22 @@ from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit, relative_entropy, split_attention
 from nope_probe.analyses.jackknife import jackknife
-from nope_probe.conditions import validate_components
 from nope_probe.data.sequences import begins_with_bos
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.on_text import shown_pieces, text_record, tokens_of_text
 from nope_probe.experiments.attention.sections import report
 from nope_probe.experiments.attention.settings import Settings
-from nope_probe.experiments.attention.why import captured_terms, why_table
-from nope_probe.experiments.engine import Engine, validate_first_sequence, validate_removable
+from nope_probe.experiments.attention.why import (
+    captured_terms,
+    query_of,
+    removed_components,
+    why_table,
+)
+from nope_probe.experiments.engine import Engine, validate_first_sequence
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import interval_columns
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.folds import State
 from nope_probe.maps.rows import choose_rows
@@ -69,8 +72,11 @@ def capture(session: Session[Settings]) -> Heads:
     layers = settings.layers_of(session.loaded.info)
     size = settings.layers_at_a_time(session.loaded.info)
     groups = [layers[first : first + size] for first in range(0, len(layers), size)]
-    ablation = settings.substitute.without(removed_components(session))
-    engine, text = replace(Engine.of(session), query_rows=settings.rows), tokens_of_text(session)
+    ablation = settings.substitute.without(removed_components(settings, session.loaded))
+    engine, text = (
+        replace(Engine.of(session), query_rows=settings.rows),
+        tokens_of_text(settings, session.loaded),
+    )
     query = None if text is None else query_of(settings, text)
     keys = [f"attention-L{group[0]}" for group in groups]
     if keys[0] not in session.checkpoint:
@@ -105,30 +111,6 @@ def capture(session: Session[Settings]) -> Heads:
         on_text=torch.cat([part["on_text"] for part in parts]),
         why=why,
     )
-
-
-def query_of(settings: Settings, text: Int[Tensor, "1 pos"]) -> int:
-    """Return the position of the query that `why` asks about.
-
-    Raises:
-        UserError: for a token that the text does not have.
-    """
-    n = text.shape[1]
-    if not -n <= settings.query < n:
-        raise UserError(f"--query {settings.query}: the text has {n} tokens, 0 to {n - 1}")
-    return settings.query % n
-
-
-def removed_components(session: Session[Settings]) -> tuple[str, ...]:
-    """Return the components to remove, circuits as their weights, in the order of the components.
-
-    Raises:
-        UserError: for a component that the model lacks.
-    """
-    wanted, model = session.settings.removed, session.loaded.model
-    validate_components(wanted, components(model))
-    validate_removable(model, wanted)
-    return tuple(wanted.ordered)
 
 
 def measured(
@@ -202,7 +184,7 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
         **session.provenance(),
         **input_record(inputs, settings.n_skipped(inputs), heads.counts),
         "layers": [*layers],
-        "removed": list(removed_components(session)),
+        "removed": list(removed_components(settings, session.loaded)),
     }
     maps, tables = {"weights": heads.weights.float()}, {"attention": attention_table(heads.splits)}
     n = inputs.inputs.shape[1]

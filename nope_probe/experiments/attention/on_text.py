@@ -15,21 +15,21 @@ from nope_probe.data.documents import tokenised
 from nope_probe.data.sequences import begins_with_bos
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.settings import Settings
+from nope_probe.figures.attention import Why
 from nope_probe.figures.text_view import TextView, mark_of
 from nope_probe.hooks.layers.model import validate_inputs
+from nope_probe.models.info import LoadedModel
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.session import Session
 
 
-def tokens_of_text(session: Session[Settings]) -> Int[Tensor, "1 pos"] | None:
+def tokens_of_text(settings: Settings, loaded: LoadedModel) -> Int[Tensor, "1 pos"] | None:
     """Return the tokens of the run's text, with BOS as in the sequences; None without a text.
 
     Raises:
         UserError: for a model without tokenizer, or a text that is longer than the sequences, or
             without the mask shorter.
     """
-    settings, tokenizer = session.settings, session.loaded.tokenizer
-    text = settings.shown_text
+    text, tokenizer = settings.shown_text, loaded.tokenizer
     if text is None:
         return None
     if tokenizer is None:
@@ -43,7 +43,7 @@ def tokens_of_text(session: Session[Settings]) -> Int[Tensor, "1 pos"] | None:
     if "mask" in settings.removed and len(ids) < settings.seq_len:
         raise UserError(f"{lengths}, all seen without the mask: take --seq-len {len(ids)}")
     tokens = torch.tensor([ids])
-    validate_inputs(session.loaded.model, tokens)
+    validate_inputs(loaded.model, tokens)
     return tokens
 
 
@@ -86,6 +86,12 @@ def shown_pieces(record: Mapping[str, Any]) -> list[str]:
     return [record["bos"] or pieces[0], *pieces[1:]]
 
 
+def stored_why(run: Run) -> Why | None:
+    """Return the terms that a run was asked for and keeps; None if it was asked nothing."""
+    asked = run.manifest.get("why")
+    return None if asked is None else Why(**asked, table=run.tables["why"])
+
+
 def text_view(run: Run) -> TextView | None:
     """Return the view of a run's text; None for a run without a text.
 
@@ -105,4 +111,5 @@ def text_view(run: Run) -> TextView | None:
         weights=weights,
         position=run.maps["weights"][..., :n, :n],
         content=run.maps["text_content"],
+        why=stored_why(run),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,22 @@ import pandas as pd
 
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.analyse import analyse, capture
-from nope_probe.experiments.attention.on_text import text_view
+from nope_probe.experiments.attention.on_text import stored_why, text_view
 from nope_probe.experiments.attention.settings import Settings
-from nope_probe.experiments.given import Model, run_of, takes
+from nope_probe.experiments.attention.why import explained
+from nope_probe.experiments.given import Model, as_loaded, run_of, takes
+from nope_probe.figures.attention import Why
 from nope_probe.figures.text_view import TextView
 from nope_probe.hooks.layers.model import Given
+from nope_probe.models.info import LoadedModel
 from nope_probe.runtime.folder import Run
+from nope_probe.runtime.peers import own_device
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
+from nope_probe.runtime.settings import settings_from
+from nope_probe.runtime.sources import load_layers, validate_reach
+
+UNNAMED = ("format", "given")  # of a manifest's settings: no flags
 
 
 def run(settings: Settings, call: Call | None = None) -> Path:
@@ -45,7 +53,12 @@ class AttentionStudy(Run):
 
     Its map `weights` has the mean attention weights of every head, [layer, head, row, key_pos];
     where only some queries have rows, `query_positions` are the queries of the rows.
+
+    Attributes:
+        model: the model that the call gave; None for a run that is read from its folder.
     """
+
+    model: Model | None = None
 
     @property
     def attention(self) -> pd.DataFrame:
@@ -64,18 +77,47 @@ class AttentionStudy(Run):
             raise UserError("the run has no text: run_attention(model, text=...) shows one")
         return view
 
-    @property
-    def why(self) -> pd.DataFrame:
-        """The terms of the scores of the query that the run asks about, by key, nats.
+    def why(self, head: str, query: int = -1) -> Why:
+        """Return why a head looks where it looks from a token of the run's text.
+
+        The terms are exact, and computed from the run's sequences and text with the model of the
+        call, or the model that the run names, loaded again. The run keeps those of its own `why`.
+
+        Args:
+            head: the head, such as `L1H3`.
+            query: the token's position in the text; -1 is the last.
 
         Raises:
-            UserError: for a run that asks nothing.
+            UserError: for a run without a text, a head or token that does not exist, a model that
+                cannot be split into writers, cannot be loaded, or attends otherwise than in the
+                run.
+
+        Example:
+            >>> from nope_probe import run_attention
+            >>> run = run_attention("rope-tiny", layers=2, n_seqs=64, text="def area(width):")
+            >>> terms = run.why("L1H3", query=4).table.set_index(["key", "term"])["nats"]
+            >>> terms[3].idxmax()
+            'rotation'
         """
-        if "why" not in self.tables:
+        n = len(self.on_text.pieces)
+        kept = stored_why(self)
+        if kept is not None and (kept.head, kept.query) == (head, query % n) and -n <= query < n:
+            return kept
+        recorded = {k: v for k, v in self.manifest["settings"].items() if k not in UNNAMED}
+        settings = replace(settings_from(Settings, recorded), why=head, query=query)
+        settings.validate()
+        return explained(self, settings, self._loaded(settings))
+
+    def _loaded(self, settings: Settings) -> LoadedModel:
+        if self.model is not None and not isinstance(self.model, str):
+            return as_loaded(self.model)
+        if "weights" in self.manifest["settings"].get("given", {}):
             raise UserError(
-                'the run asks about no head: run_attention(model, text=..., why="L1H3")'
+                "the run's model was given in memory and is not kept in its folder: call "
+                "run_attention again with the model, then ask why"
             )
-        return self.tables["why"]
+        validate_reach(settings)
+        return load_layers(settings, own_device(settings.device), settings.depth)
 
 
 @takes(Settings)
@@ -108,4 +150,5 @@ def run_attention(
         >>> f"L{layer}H{head}"
         'L1H3'
     """
-    return run_of(AttentionStudy, run, Settings, model, inputs, out, options)
+    study = run_of(AttentionStudy, run, Settings, model, inputs, out, options)
+    return replace(study, model=model)

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.experiments.attention.on_text import text_view
+from nope_probe.experiments.attention.on_text import stored_why, text_view
 from nope_probe.experiments.sections import MOST_ROWS, Report, listed
-from nope_probe.figures.attention import attention_heads, why_bars
-from nope_probe.figures.explorer import head_maps
+from nope_probe.figures.attention import attention_heads
+from nope_probe.figures.explorer import HEADS_BYTES, head_maps
 from nope_probe.figures.intervals import estimate_text
 from nope_probe.figures.names import phrase
 from nope_probe.figures.panels import RowMaps
@@ -22,6 +22,7 @@ from nope_probe.reports.page import Lead, Section
 from nope_probe.runtime.folder import Run
 
 MOSTLY, HARDLY = 0.8, 0.2  # of the information among the other keys
+MAPS_BYTES = 1_600_000  # of the heads' mean maps beside a text
 LEAST_NATS = 0.01  # of position: with less, a head has no positional attention worth a row
 
 
@@ -108,16 +109,15 @@ def text_sections(run: Run) -> Iterator[Section]:
 
 def why_sections(run: Run) -> Iterator[Section]:
     """Yield the section with the terms of the scores that the run asks about, if it asks."""
-    asked = run.manifest.get("why")
-    if asked is not None:
-        title = f"Why {asked['head']} looks there from token {asked['query']}"
+    why = stored_why(run)
+    if why is not None:
         yield Section(
             title="Why the head looks there",
-            figure=partial(why_bars, run.tables["why"], title),
+            figure=lambda: why.figure,
             caption="Terms of the scores of the most attended keys, less their mean. They "
             "are position, and what earlier components wrote into this text's key or query. The "
             "dot is their sum.",
-            table=run.tables["why"],
+            table=why.table,
         )
 
 
@@ -136,6 +136,7 @@ def weight_maps(run: Run) -> str:
     return head_maps(
         RowMaps(values=ratios, queries=run.query_positions),
         heads,
+        HEADS_BYTES if run.manifest.get("text") is None else MAPS_BYTES,
         what="attention",
         measure="above uniform",
     )

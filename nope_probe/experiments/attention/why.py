@@ -13,14 +13,96 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.one_text import query_terms
-from nope_probe.experiments.engine import Engine
+from nope_probe.conditions import validate_components
+from nope_probe.data.sequences import Sequences
+from nope_probe.errors import UserError
+from nope_probe.experiments.attention.on_text import shown_pieces, tokens_of_text
+from nope_probe.experiments.attention.settings import Settings
+from nope_probe.experiments.engine import Engine, validate_removable
+from nope_probe.figures.attention import Why
+from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.folds import State
 from nope_probe.maps.positions import PositionSums, ReaderSums
+from nope_probe.models.info import LoadedModel
+from nope_probe.runtime.folder import Run
 
 MOST_WRITERS = 10  # with rows of their own: those whose terms differ most between keys
 OTHERS = "other writers"
+SAME = 0.01  # by which weights of the same model differ at most, in half precision
+
+
+def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
+    """Compute the terms of a query of a finished run, on the run's text and sequences.
+
+    Args:
+        run: the run, with a text.
+        settings: its settings, which ask about a head and a query.
+        loaded: its model.
+
+    Raises:
+        UserError: for a head or token that does not exist, a model that attends otherwise than in
+            the run, or a model whose queries and keys are no sums over writers.
+    """
+    settings.validate_layers(loaded.info)
+    asked, text = settings.asked, tokens_of_text(settings, loaded)
+    assert asked is not None
+    assert text is not None
+    (layer, head), query, about = asked, query_of(settings, text), run.manifest["data"]
+    tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
+    inputs = Sequences(inputs=tokens, name=about["name"], bos=about["bos"])
+    engine = Engine(
+        model=loaded.model,
+        inputs=tokens,
+        batch_size=settings.seqs_per_batch,
+        skip_keys=settings.n_skipped(inputs),
+        kept_positions=settings.n_kept(inputs),
+    )
+    ablation = settings.substitute.without(removed_components(settings, loaded))
+    engine = engine.calibrated(None, [ablation])
+    kept_weights = run.maps["text_weights"][run.manifest["layers"].index(layer), head, query]
+
+    def capture(stream: StreamCheckpoint | None) -> State:
+        maps = capture_attention(engine.model, text, layers=[layer], query_rows=text.shape[1])
+        if not np.allclose(maps.mean[0, head, query].float(), kept_weights, rtol=0, atol=SAME):
+            raise UserError(
+                f"the model attends otherwise than in the run: {settings.why} has other weights at "
+                f"token {query}. Give the model, or the ablation, of the run"
+            )
+        return captured_terms(engine, asked, text, query, settings.n_kept(inputs), stream)
+
+    try:
+        terms = engine.once(None, capture, ablation if settings.remove else None)
+    except NotImplementedError as error:
+        raise UserError(f"--why {settings.why}: {error}") from error
+    table = why_table(terms, torch.from_numpy(kept_weights), shown_pieces(run.manifest["text"]))
+    return Why(head=str(settings.why), query=query, table=table)
+
+
+def query_of(settings: Settings, text: Int[Tensor, "1 pos"]) -> int:
+    """Return the position of the query that `why` asks about.
+
+    Raises:
+        UserError: for a token that the text does not have.
+    """
+    n = text.shape[1]
+    if not -n <= settings.query < n:
+        raise UserError(f"--query {settings.query}: the text has {n} tokens, 0 to {n - 1}")
+    return settings.query % n
+
+
+def removed_components(settings: Settings, loaded: LoadedModel) -> tuple[str, ...]:
+    """Return the components to remove, circuits as their weights, in the order of the components.
+
+    Raises:
+        UserError: for a component that the model lacks.
+    """
+    wanted, model = settings.removed, loaded.model
+    validate_components(wanted, components(model))
+    validate_removable(model, wanted)
+    return tuple(wanted.ordered)
 
 
 def captured_terms(
@@ -84,9 +166,9 @@ def why_table(
     """
     scores = terms["scores"]
     seen = scores.isfinite()
-    writers = [name for name in terms if name.startswith(("key/", "query/"))]
+    writers = [name for name in sorted(terms) if name.startswith(("key/", "query/"))]
     strongest = sorted(writers, key=lambda name: -float(terms[name][seen].norm()))[:MOST_WRITERS]
-    shown = {name: x for name, x in terms.items() if name.startswith("position/")}
+    shown = {name: terms[name] for name in sorted(terms) if name.startswith("position/")}
     shown |= {name: terms[name] for name in strongest}
     for side in ("key", "query"):
         rest = [terms[x] for x in writers if x.startswith(f"{side}/") and x not in strongest]

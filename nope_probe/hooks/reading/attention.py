@@ -82,9 +82,14 @@ def capture_attention(
     sums = [AttentionAccumulator(layer, cut) for layer in blocks]
     stream(model, inputs, sums, fold_of, batch_size, checkpoint, residuals)
     visible = torch.stack([of_layer.flags["visible"].cpu() for of_layer in sums])
-    means = [of_layer.all_means() for of_layer in sums]
+    means: dict[str, Tensor] = {}
+    for place, of_layer in enumerate(sums):  # a layer at a time: the maps are in memory once
+        for name, mean in of_layer.all_means().items():
+            if name not in means:
+                means[name] = mean.new_empty(len(mean), len(sums), *mean.shape[1:])
+            means[name][:, place] = mean
     return AttentionMaps(
-        **{name: torch.stack([mean[name] for mean in means], 1) for name in means[0]},
+        **means,
         visible=visible,
         counts=cut.counts,
         layers=tuple(layer.index for layer in blocks),
