@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import fill
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -26,6 +26,7 @@ from nope_probe.files import file_checksum, json_checksum, local_path, read_json
 from nope_probe.runtime.places import checkpoint_dir, reason, remove, validate_folder_place
 
 PAGE = "report.html"
+Read = TypeVar("Read", bound="Run")
 _UNFINISHED = "<!-- nope_probe: the first page of an unfinished run -->\n"
 
 
@@ -58,7 +59,7 @@ class Run:
         )
 
     @classmethod
-    def read(cls, folder: Path | str) -> Self:
+    def read(cls: type[Read], folder: Path | str) -> Read:
         """Return a finished run as this class; see `read_run`."""
         return cls(**vars(read_run(folder)))
 
