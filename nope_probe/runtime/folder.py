@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from nope_probe.files import file_checksum, json_checksum, local_path, read_json
 from nope_probe.runtime.places import checkpoint_dir, reason, remove, validate_folder_place
 
 PAGE = "report.html"
+Read = TypeVar("Read", bound="Run")
 _UNFINISHED = "<!-- nope_probe: the first page of an unfinished run -->\n"
 
 
@@ -53,7 +54,8 @@ class Run:
             name: array for name, array in self.arrays.get("maps", {}).items() if array.ndim > 1
         }
         held = f"; {len(maps)} maps ({_shape_of(maps)})" if maps else ""
-        return f"{type(self).__name__} of {self.manifest['model']['name']}: tables: {tables}{held}"
+        of = (self.manifest.get("model") or {}).get("name") or self.manifest["kind"]
+        return f"{type(self).__name__} of {of}: tables: {tables}{held}"
 
     def _repr_html_(self) -> str:
         """Return what the run holds as a table of a notebook, a row per table and group of maps."""
@@ -74,7 +76,7 @@ class Run:
         return held.to_html(index=False, border=0)
 
     @classmethod
-    def read(cls, folder: Path | str) -> Self:
+    def read(cls: type[Read], folder: Path | str) -> Read:
         """Return a finished run as this class; see `read_run`."""
         return cls(**vars(read_run(folder)))
 
