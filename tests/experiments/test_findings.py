@@ -104,8 +104,8 @@ def test_what_position_costs_is_told_of_mask_and_rope_first() -> None:
     ]
     lead = behaviour.lead("m", pd.DataFrame(rows))
     assert lead.sentence == (
-        "The suffix's loss of m changes by +0.12 nats [+0.10, +0.15] without the causal mask, "
-        "by +2.00 nats [+1.50, +2.50] without RoPE."
+        "Without RoPE, the loss of m changes by +2.00 nats [+1.50, +2.50]; without the causal "
+        "mask, by +0.12 nats [+0.10, +0.15]."
     )
     assert lead.table["without"].tolist() == ["(intact)", "causal mask", "RoPE"]
     assert lead.table.iloc[2].tolist() == ["RoPE", "+2.00 ±0.50"]

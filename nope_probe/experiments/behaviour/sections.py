@@ -25,7 +25,7 @@ from nope_probe.runtime.folder import Run
 Tables = Mapping[str, pd.DataFrame]
 HEADING = 13  # characters in a line of a column's heading on the terminal
 LEADING = {  # measures of the first table, the most telling first, and their names in a sentence
-    "loss_suffix": "suffix's loss",
+    "loss_suffix": "loss",
     "copy_text_second": "loss of a text's second copy",
     "position": "error of a decoded position",
     "order": "sensitivity to the prefix's order",
@@ -79,12 +79,13 @@ def lead(name: str, behaviour: pd.DataFrame) -> Lead:
     by_condition = {str(row["condition"]): row for row in first.to_dict("records")}
     sources = [source for source in SOURCES if source in by_condition]
     shown = sources or [max(by_condition, key=lambda name: by_condition[name]["difference"])]
-    unit, changes = QUANTITIES[measures[0]].unit, []
-    for removed in shown[:2]:
-        change = interval_of(by_condition[removed], "difference")
-        without = phrase(removed.partition(":")[0])
-        changes.append(f"by {interval_text(change, '+z.2f', f' {unit}')} without {without}")
     label = LEADING.get(measures[0], QUANTITIES[measures[0]].label)
+    unit, changes = QUANTITIES[measures[0]].unit, []
+    for removed in sorted(shown[:2], key=lambda name: -abs(by_condition[name]["difference"])):
+        change = interval_of(by_condition[removed], "difference")
+        whose = "" if changes else f" the {label} of {name} changes"
+        without = f"without {phrase(removed.partition(':')[0])},{whose}"
+        changes.append(f"{without} by {interval_text(change, '+z.2f', f' {unit}')}")
     rows = behaviour[behaviour["measure"].isin(measures[:COLUMNS])]
     if sources:  # what position costs; the figure has the weights
         of_position = rows["condition"].map(
@@ -97,7 +98,7 @@ def lead(name: str, behaviour: pd.DataFrame) -> Lead:
         for name, _, replacement in (name.partition(":") for name in table["without"])
     ]
     return Lead(
-        sentence=f"The {label} of {name} changes {', '.join(changes)}.",
+        sentence=f"{capitalised('; '.join(changes))}.",
         table=table[:MOST_ROWS],
         caption="The first row is the intact model, the others are differences to it: nats per "
         "token, or positions. A rise of a loss is worse.",
