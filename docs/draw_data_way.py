@@ -17,7 +17,7 @@ STEPS = (
     ("maps", "fold means, in memory or in a file", "maps/maps.py, maps/layers.py"),
     ("pattern", "less each row's mean over j < i", "maps/layers.py"),
     ("estimates", "on all folds, then without each", "analyses/, maps/estimates.py"),
-    ("tables", "value, low and high per row", "experiments/COMMAND/analyse.py"),
+    ("tables", "value, low and high per row", "experiments/COMMAND/run.py"),
     ("report", "sentences, tables, figures", "experiments/COMMAND/sections.py"),
 )
 # What joins the way beside a step: its name, and the file that makes it.

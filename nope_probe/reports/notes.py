@@ -82,7 +82,10 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
     silent = (manifest.get("model") or {}).get("not_attending", ())
     windows, left_out = manifest.get("windows", {}), manifest.get("left_out", {})
     keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
-    kept = "; ".join(f"{names.words(name)} ({reason})" for name, reason in left_out.items())
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        by_reason.setdefault(reason, []).append(names.words(name))
+    kept = "; ".join(f"{', '.join(which)} ({reason})" for reason, which in by_reason.items())
     notes = {
         f"{words.numbered_layers(silent)} {'does' if len(silent) == 1 else 'do'} not attend: no "
         "scores, no rows.": bool(silent),

@@ -230,7 +230,7 @@ def _text(row: pd.Series, base: str) -> dict[str, str]:
         what = f"{', '.join(map(words, parts))}, {what}"
     is_amplitude = measure.startswith(AMPLITUDES)
     value, of_base = (
-        WITHIN if is_amplitude and number <= 0 else f"{number:z{form}}{unit}" for number in values
+        WITHIN if is_amplitude and number <= 0 else f"{number:{form}}{unit}" for number in values
     )
     return {
         "what": f"{layer}: {what}",
