@@ -79,7 +79,6 @@ SUBSTITUTES = {
     "def area(width, height): return width * height": "ab",  # longer than the small sequences
     "Mary Whitfield met Tom at the station. "
     "Later that day, Mary Whitfield wrote him a letter.": "ab",
-    "RUN": "runs/ablate-rope-tiny-8d5ee2a4",  # stands for any
     "step1000": "main",  # the checkpoints of Pythia's training
     "step143000": "main",
     "unsloth/Llama-3.1-8B": "llama-3.1-8b",  # the same model

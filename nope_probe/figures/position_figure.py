@@ -173,6 +173,7 @@ def position_circuit(
         }
         choices[choice] = [{"visible": [choice in shown_in for _, shown_in in traces]}, keys]
     add_switches(layout, {"Reader": choices})
+    layout["updatemenus"][0] |= {"x": 1, "xanchor": "right", "pad": {"b": LEGEND}}  # above it
     patch(layout, choices[ALL][1])
     return go.Figure([{**trace, "visible": ALL in of} for trace, of in traces], layout)
 

@@ -114,8 +114,12 @@ def run_size(manifest: Mapping[str, Any]) -> dict[str, int]:
     Example:
         >>> run_size({"settings": {"n_seqs": "auto", "seq_len": 64}, "pilot": {"n_seqs": 128}})
         {'n_seqs': 128, 'seq_len': 64}
+        >>> run_size({"settings": {"n_seqs": 64, "seq_len": [32, 128]}})  # the longest of several
+        {'n_seqs': 64, 'seq_len': 128}
     """
     numbers = {**manifest.get("settings", {}), **manifest.get("pilot", {})}
+    if isinstance(numbers.get("seq_len"), list | tuple):
+        numbers["seq_len"] = max(numbers["seq_len"])
     return {name: numbers[name] for name in ("n_seqs", "seq_len") if name in numbers}
 
 

@@ -154,7 +154,7 @@ class Session(Generic[Settings_co]):
         if call.loaded is None or not call.is_kept or not isinstance(settings, RunSettings):
             return None
         inputs = None if call.inputs is None else call.inputs.inputs
-        return model_state(call.loaded, inputs, settings.seq_len)
+        return model_state(call.loaded, inputs, settings.longest)
 
     def _recorded_state(self) -> dict[str, State]:
         return {} if self.state is None else {"state": self.state}

@@ -384,13 +384,30 @@ def test_values_of_every_type_that_a_setting_names_are_taken() -> None:
     )
 
 
-def test_behaviour_needs_text_and_a_tokenizer(loaded: Any, text: Sequences) -> None:
+def test_behaviour_needs_text(loaded: Any) -> None:
+    vectors = torch.randn(17, 23, loaded.model.cfg.d_model)
+    with pytest.raises(UserError, match="behaviour is measured on text, with a language model"):
+        nope_probe.run_behaviour(loaded, vectors, measures=["loss"])
+
+
+def test_a_model_without_a_tokenizer_has_all_measures_but_those_of_random_tokens(
+    loaded: Any, text: Sequences
+) -> None:
     model = deepcopy(loaded.model)
     model.tokenizer = None
-    vectors = torch.randn(17, 23, model.cfg.d_model)
-    for case in ((model, text.inputs), (loaded, vectors)):
-        with pytest.raises(UserError, match="behaviour is measured on text, with a language model"):
-            nope_probe.run_behaviour(*case, measures=["loss"])
+    few = {"remove": ["rope"], "folds": 4}
+    study = nope_probe.run_behaviour(model, text.inputs, measures=["loss"], **few)
+    intact = study.behaviour.set_index(["measure", "condition"]).loc[("loss", "intact"), "value"]
+    logits = loaded.model(text.inputs)[:, :-1].flatten(0, 1)
+    truth = torch.nn.functional.cross_entropy(logits, text.inputs[:, 1:].flatten())
+    assert intact == pytest.approx(truth.item(), rel=1e-5)
+    all_measures = nope_probe.run_behaviour(model, text.inputs, **few)
+    why = "random tokens need a tokenizer, and the model has none"
+    assert all_measures.manifest["skipped"].items() >= {"copy": why, "bos": why}.items()
+    taken = all_measures.behaviour.dropna(subset=["value"])["measure"]
+    assert {*taken} == {"loss", "loss_suffix", "in_context", "order", "position"}
+    with pytest.raises(UserError, match=f"^--measures copy: {why}$"):
+        nope_probe.run_behaviour(model, text.inputs, measures=["loss", "copy"])
 
 
 def test_a_run_of_a_model_in_memory_is_described_and_not_repeated(

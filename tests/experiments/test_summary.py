@@ -18,7 +18,7 @@ MANIFEST: dict[str, Any] = {
     "replacements": ["identity"],
     "player_sets": {"circuits": ["mask", "qk", "ov"]},
     "conjunctions": {"circuits": [1]},
-    "settings": {"folds": 8},
+    "settings": {"folds": 8, "seq_len": 64},
     "skip_keys": 1,
     "seconds": 3.0,
 }
@@ -79,7 +79,7 @@ def shown(
 def test_the_lead_names_who_makes_the_strongest_layer_and_what_is_lost_without_each() -> None:
     result = lead(MANIFEST, tables())
     assert result.sentence == (
-        "RoPE makes the positional pattern of L1: 110% [109, 111] of its 0.5 nats."
+        "RoPE makes the positional pattern of L1: 110% [109, 111] of its 0.5 nats at 64 tokens."
     )
     assert result.table.to_numpy().tolist() == [
         ["causal mask", "5%", "unclear: the interval is too wide"],
@@ -104,7 +104,7 @@ def test_the_makers_at_the_first_key_and_among_the_others_are_named_where_they_d
     result = lead(sources_alone, with_parts(mask=0.2, mask_x_rope=0.2))
     assert result.sentence == (
         "RoPE makes L1's pattern among the other keys, mask and RoPE together its preference for "
-        "the first key: 40% of 0.5 nats."
+        "the first key: 40% of 0.5 nats at 64 tokens."
     )
     assert result.table.iloc[0].tolist() == ["RoPE", "110%", "0%", "110%"]
     assert result.table.columns.tolist()[1:] == ["all keys", "first key", "other keys"]

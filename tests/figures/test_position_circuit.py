@@ -153,6 +153,16 @@ def test_a_page_draws_it_and_has_the_switch(figure: go.Figure, tmp_path: Path, w
     assert "what L1H0 adds" in dom
 
 
+@needs_chromium
+def test_the_menu_of_a_notebook_stands_above_the_legend(figure: go.Figure, tmp_path: Path) -> None:
+    script = """<script>setTimeout(() => {
+        const box = name => document.querySelector(name).getBoundingClientRect();
+        document.title = box(".legend").top - box(".updatemenu-header").bottom;
+    }, 1000)</script></body>"""
+    dom = opened(figure.to_html().replace("</body>", script), tmp_path)
+    assert float(re.findall("<title>(.*)</title>", dom)[0]) >= 0
+
+
 def deep_tables() -> tuple[Any, Any]:
     """Return terms and writers of 30 layers, each of which reads rotation and three MLPs."""
     rotation, whole = (

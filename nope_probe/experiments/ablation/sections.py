@@ -32,6 +32,7 @@ from nope_probe.experiments.sections import (
 )
 from nope_probe.experiments.verdicts import summed, verdict_of
 from nope_probe.figures import measures, shares
+from nope_probe.figures.curves import shares_by_length
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import (
     ValueAndBounds,
@@ -50,11 +51,12 @@ from nope_probe.runtime.folder import Run
 FIRST = 0.05  # of the pattern: the sentence tells of the first keys from this part on
 PARTS = {"share": "all keys", "share_first": "first key", "share_others": "other keys"}
 MAKES = {  # by the parts of the pattern that its makers differ in
-    "whole": "{who} {makes} the positional pattern of L{layer}: {share} of its {amplitude} nats.",
+    "whole": "{who} {makes} the positional pattern of L{layer}: {share} of its {amplitude} nats "
+    "at {length:,} tokens.",
     "first": "{who} {makes} L{layer}'s preference for the first key: {share} of its {amplitude} "
-    "nats.",
+    "nats at {length:,} tokens.",
     "both": "{who} {makes} L{layer}'s pattern among the other keys, {others} its preference for "
-    "the first key: {share} of {amplitude} nats.",
+    "the first key: {share} of {amplitude} nats at {length:,} tokens.",
 }
 OF_SOURCES = (
     "Content is what remains without any source. All keys add up to 100%, and are the sum of the "
@@ -238,6 +240,7 @@ def lead(findings: Findings) -> Lead:
         layer=layer,
         share=share,
         amplitude=f"{amplitude:.2g}",
+        length=notes.run_size(findings.manifest)["seq_len"],
     )
     if lost is not None:
         return Lead(sentence=sentence, table=lost, caption=OF_WEIGHTS)
@@ -319,6 +322,15 @@ def _answer(findings: Findings) -> Iterator[Section]:
         "the table, “position” is all but content.",
         table=sources,
     )
+    if "lengths" in findings.tables:
+        yield Section(
+            title="Shares of the sources by sequence length",
+            figure=partial(shares_by_length, findings.tables["lengths"]),
+            caption="Shares of each layer's whole pattern, in sequences of each length, with 95% "
+            "intervals. Dotted: a share at the first key. All else on this page is of the longest "
+            "sequences.",
+            table=findings.tables["lengths"],
+        )
     if "mean_covariance" in findings.tables:
         terms = findings.tables["mean_covariance"]
         yield Section(

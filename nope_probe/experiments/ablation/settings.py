@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import tyro
@@ -17,6 +17,7 @@ from nope_probe.hooks.removing.stand_ins import DEFAULT_REPLACEMENTS, Replacemen
 from nope_probe.runtime.settings import (
     COUNT,
     OFFSET_BINS,
+    SEQ_LEN,
     Bounds,
     GainFlag,
     RunSettings,
@@ -47,6 +48,14 @@ class Settings(RunSettings):
             "judged from 64 other sequences."
         ),
     ] = "auto"
+    seq_len: Annotated[
+        int | tuple[int, ...],
+        SEQ_LEN,
+        _arg(
+            help="Tokens in a sequence; of several lengths, such as 32 64 128, the run is of the "
+            "longest, and has the shares of the sources at all."
+        ),
+    ] = 64
     players: Annotated[
         tuple[str, ...] | None,
         _arg(
@@ -96,9 +105,23 @@ class Settings(RunSettings):
 
     unrecorded = (*RunSettings.unrecorded, "residuals_gb")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        lengths = sorted({*self.lengths})
+        if len(lengths) < max(1, len(self.lengths)):
+            raise UserError("expected one or more different values of --seq-len")
+        object.__setattr__(self, "seq_len", tuple(lengths) if lengths[1:] else lengths[0])
+
+    @property
+    def at_shorter(self) -> tuple[Settings, ...]:
+        """The settings of each length but the longest."""
+        return tuple(replace(self, seq_len=length) for length in self.lengths[:-1])
+
     def validate(self) -> None:
         """Check what can be checked without the model."""
         super().validate()
+        for shorter in self.at_shorter:
+            shorter.validate()
         if self.bands and self.players is not None and "rope" not in self.players:
             raise UserError("--bands divides the player rope, and it is not among --players")
         validate_replacements(

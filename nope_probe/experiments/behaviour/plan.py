@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import log
+from math import log, nan
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +19,13 @@ from nope_probe.components import SOURCES, Component, is_rope
 from nope_probe.conditions import Condition
 from nope_probe.data.sequences import Sequences, permuted, sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.behaviour.settings import QUANTITIES, Measure, Settings, make_conditions
+from nope_probe.experiments.behaviour.settings import (
+    MEASURES,
+    QUANTITIES,
+    Measure,
+    Settings,
+    make_conditions,
+)
 from nope_probe.experiments.engine import irreplaceable, validate_first_sequence, validate_removable
 from nope_probe.hooks.layers.model import numbered_layers, positions_of
 from nope_probe.hooks.removing.removals import Ablation
@@ -30,6 +36,7 @@ from nope_probe.runtime.session import Session
 MIN_DOCUMENTS = 8  # four to fit on and four held out
 FIRST_MEASURES: tuple[Measure, ...] = ("loss", "in-context", "copy")  # on the first page
 FIRST_PROBES = ("text", "copy_random")
+DRAWN: tuple[Measure, ...] = ("copy", "bos")  # they take random tokens of the vocabulary
 Losses = Float[Tensor, "_ _"]  # documents and targets, which differ among probes
 Distances = Float[Tensor, "held_out layer fit"]
 
@@ -69,7 +76,8 @@ class Plan:
         bos: whether windows begin with a BOS token.
         trained: the length that the model was trained at, in tokens.
         left_out: weights that are removed only where they are named, and why.
-        uniform: the loss of a uniform guess among the tokens that are not special, in nats.
+        uniform: the loss of a uniform guess among the tokens that are not special, in nats;
+            NaN without a tokenizer.
     """
 
     conditions: dict[str, Ablation]
@@ -134,13 +142,19 @@ def make_plan(session: Session[Settings]) -> Plan:
     """Return the measures and sequences of a run.
 
     Raises:
-        UserError: for a condition that the model does not have, too few documents, or measures none
-            of which the model or the data can show.
+        UserError: for a condition that the model does not have, too few documents, named measures
+            that need a tokenizer where there is none, or measures none of which the model or the
+            data can show.
     """
     settings, model, text = session.settings, session.loaded.model, session.sequences()
     tokenizer = session.loaded.tokenizer
-    if tokenizer is None or text.kind in ("random", "vectors"):
-        raise UserError("behaviour is measured on text, with a language model and its tokenizer")
+    if text.kind in ("random", "vectors"):
+        raise UserError("behaviour is measured on text, with a language model")
+    drawn = [name for name in DRAWN if name in settings.measures]
+    if tokenizer is None and drawn and settings.measures != MEASURES:
+        raise UserError(
+            f"--measures {' '.join(drawn)}: random tokens need a tokenizer, and the model has none"
+        )
     has, left_out = components(model), irreplaceable(model)
     conditions = make_conditions(has, settings.removals, settings.substitutes, left_out)
     settings.validate_removals(conditions)
@@ -172,7 +186,9 @@ def make_plan(session: Session[Settings]) -> Plan:
         bos=text.bos,
         trained=settings.trained_len_of(session.loaded.info.n_ctx),
         left_out=left_out if "weights" in settings.removals else {},
-        uniform=log(len(tokenizer) - len(set(tokenizer.all_special_ids))),
+        uniform=(
+            nan if tokenizer is None else log(len(tokenizer) - len(set(tokenizer.all_special_ids)))
+        ),
     )
 
 
@@ -189,29 +205,19 @@ def make_probes(
     skipped: dict[str, str] = {}
     start, prefix = int(data.bos), settings.prefix_len
     segment = (settings.seq_len - start) // 2
-    random = sequences(
-        "random",
-        tokenizer=session.loaded.tokenizer,
-        n_seqs=settings.n_seqs,
-        seq_len=segment,
-        seed=settings.seed,
-        bos="never",
-    )
-    random_tokens = torch.cat([data.inputs[:, :start], random.inputs], 1)
-    text, of_random = probe_of(data, prefix), probe_of(random, start + segment)
+    text = probe_of(data, prefix)
     generator = torch.Generator().manual_seed(settings.seed)
     twice = repeated(text.tokens, segment, start)
     probes = {
         "text": text,
         "copy_text": replace(text, tokens=twice, prefix=start + segment),
         "order": replace(text, tokens=permuted(text.tokens, generator, start, prefix)),
-        "copy_random": replace(of_random, tokens=repeated(random_tokens, segment, start)),
     }
-    if data.bos:
-        other_first = torch.cat([random.inputs[:, -1:], text.tokens[:, 1:]], 1)
-        probes["without_bos"] = replace(text, tokens=text.tokens[:, 1:], prefix=prefix - 1)
-        probes["other_first"] = replace(text, tokens=other_first)
+    if session.loaded.tokenizer is None:
+        skipped |= dict.fromkeys(DRAWN, "random tokens need a tokenizer, and the model has none")
     else:
+        probes |= random_probes(session, text, segment, start)
+    if not data.bos:
         skipped["bos"] = "sequences begin without a BOS token"
     if "extrapolation" in settings.measures:
         try:
@@ -227,6 +233,37 @@ def make_probes(
     taken = [about for about in QUANTITIES.values() if about.measure in settings.measures]
     wanted = {"text", *(about.probe for about in taken)}
     return {name: probe for name, probe in probes.items() if name in wanted}, skipped
+
+
+def random_probes(
+    session: Session[Settings], text: Probe, segment: int, start: int
+) -> dict[str, Probe]:
+    """Return random tokens twice, and windows of text with another first token than BOS or none.
+
+    Args:
+        session: the run.
+        text: the windows of text.
+        segment: the length of a segment that fits into a window twice.
+        start: how many BOS tokens the windows begin with.
+    """
+    settings = session.settings
+    random = sequences(
+        "random",
+        tokenizer=session.loaded.tokenizer,
+        n_seqs=settings.n_seqs,
+        seq_len=segment,
+        seed=settings.seed,
+        bos="never",
+    )
+    tokens = torch.cat([text.tokens[:, :start], random.inputs], 1)
+    drawn = probe_of(random, start + segment)
+    probes = {"copy_random": replace(drawn, tokens=repeated(tokens, segment, start))}
+    if start:
+        rest = text.tokens[:, 1:]
+        other_first = torch.cat([random.inputs[:, -1:], rest], 1)
+        probes["without_bos"] = replace(text, tokens=rest, prefix=text.prefix - 1)
+        probes["other_first"] = replace(text, tokens=other_first)
+    return probes
 
 
 def probe_of(data: Sequences, prefix: int) -> Probe:

@@ -23,10 +23,10 @@ from nope_probe.models.names import CHECKPOINTS, trained_length
 from nope_probe.runtime.settings import (
     LARGEST,
     LAYERS,
-    SEQ_LEN,
     Bounds,
     GainFlag,
     RunSettings,
+    SeqLenFlag,
     SeqsFlag,
     validate_effects,
 )
@@ -259,7 +259,7 @@ class Settings(RunSettings):
         _arg(help="In how many first layers to read position and pattern; all layers are run."),
     ] = "all"
     n_seqs: SeqsFlag = 128
-    seq_len: Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")] = 128
+    seq_len: SeqLenFlag = 128
 
     @property
     def prefix_len(self) -> int:

@@ -17,11 +17,11 @@ from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.settings import (
     LARGEST,
     LAYERS,
-    SEQ_LEN,
     Bounds,
     GainFlag,
     ModelFlag,
     RunSettings,
+    SeqLenFlag,
     SeqsFlag,
     validate_effects,
 )
@@ -57,7 +57,7 @@ class Settings(RunSettings):
     )
     gain: GainFlag = "output"
     n_seqs: SeqsFlag = 1000
-    seq_len: Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")] = 50
+    seq_len: SeqLenFlag = 50
     explore: Annotated[
         int,
         Bounds(0, LARGEST),

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from nope_probe.models.info import ModelInfo
-from nope_probe.runtime.settings import OFFSET_BINS, Bounds, RunSettings, SeqsFlag
+from nope_probe.runtime.settings import OFFSET_BINS, Bounds, RunSettings, SeqLenFlag, SeqsFlag
 
 _arg = tyro.conf.arg
 
@@ -22,6 +22,7 @@ class Settings(RunSettings):
     """
 
     n_seqs: SeqsFlag = 512
+    seq_len: SeqLenFlag = 64
     per_head: Annotated[bool, _arg(help="Keep and measure each head's map too.")] = False
     bands: Annotated[
         int | Literal["octaves"] | None,

@@ -17,6 +17,7 @@ from nope_probe.runtime.settings import (
     Bounds,
     ModelFlag,
     RunSettings,
+    SeqLenFlag,
     SeqsFlag,
 )
 
@@ -35,6 +36,7 @@ class Settings(RunSettings):
 
     model: ModelFlag = "nope-tiny"
     n_seqs: SeqsFlag = 512
+    seq_len: SeqLenFlag = 64
     reader: Annotated[
         str | None,
         _arg(
