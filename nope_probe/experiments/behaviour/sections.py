@@ -80,7 +80,7 @@ def lead(name: str, behaviour: pd.DataFrame) -> Lead:
     sources = [source for source in SOURCES if source in by_condition]
     shown = sources or [max(by_condition, key=lambda name: by_condition[name]["difference"])]
     label = LEADING.get(measures[0], QUANTITIES[measures[0]].label)
-    unit, changes = QUANTITIES[measures[0]].unit, []
+    unit, changes = QUANTITIES[measures[0]].unit, list[str]()
     for removed in sorted(shown[:2], key=lambda name: -abs(by_condition[name]["difference"])):
         change = interval_of(by_condition[removed], "difference")
         whose = "" if changes else f" the {label} of {name} changes"
