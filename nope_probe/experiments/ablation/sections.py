@@ -62,10 +62,10 @@ OF_SOURCES = (
     "Content is what remains without any source. All keys add up to 100%, and are the sum of the "
     "two parts. A share above 100% is offset by shares below 0%."
 )
-OF_WEIGHTS = (
-    "A column names what replaces a removed weight. Lost by identity but not with its mean kept: "
-    "the weight is needed for its mean direction, not for what it reads. Below 0%, the pattern "
-    "grows."
+OF_WEIGHTS = "A column names what replaces a removed weight. Below 0%, the pattern grows."
+OF_MEANS = (
+    f"{OF_WEIGHTS} Lost by identity but not with its mean kept: the weight is needed for its mean "
+    "direction, not for what it reads."
 )
 COMPONENT = {"qk": "W_Q and W_K", "ov": "W_V and W_O"}  # rows of the lead's table
 SETS = {"circuits": "Circuits", "players": "Players"}
@@ -243,7 +243,8 @@ def lead(findings: Findings) -> Lead:
         length=notes.run_size(findings.manifest)["seq_len"],
     )
     if lost is not None:
-        return Lead(sentence=sentence, table=lost, caption=OF_WEIGHTS)
+        caption = OF_MEANS if {"identity", "mean kept"} <= {*lost} else OF_WEIGHTS
+        return Lead(sentence=sentence, table=lost, caption=caption)
     return Lead(sentence=sentence, table=_sources(rows, layer), caption=OF_SOURCES)
 
 
