@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from nope_probe.figures import names, words
@@ -106,6 +107,19 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
     }
     pilot = [pilot_note(manifest["pilot"])] if "pilot" in manifest else []
     return [*pilot, *(note for note, is_true in notes.items() if is_true)]
+
+
+def model_name(manifest: Mapping[str, Any]) -> str:
+    """Return the name of a run's model; of a model in a local folder, the folder's name.
+
+    Example:
+        >>> model_name({"model": {"name": "/home/me/llama"}})
+        'llama'
+        >>> model_name({"model": {"name": "meta-llama/Llama-3.1-8B"}})
+        'meta-llama/Llama-3.1-8B'
+    """
+    name = str(manifest["model"]["name"])
+    return Path(name).name if Path(name).is_absolute() else name
 
 
 def run_size(manifest: Mapping[str, Any]) -> dict[str, int]:

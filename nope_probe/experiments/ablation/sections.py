@@ -84,7 +84,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
         explorer: the patterns of all conditions behind switches, if the page shows them.
     """
     findings = Findings(run)
-    name = run.manifest["model"]["name"]
+    name = notes.model_name(run.manifest)
     return Report(
         title=f"The sources of the positional pattern of {name}",
         lead=lead(findings),
@@ -221,7 +221,7 @@ def lead(findings: Findings) -> Lead:
     rows = terms_of(of_layer(sources, layer)).dropna(subset=["share"])
     if layer is None or rows.empty:
         heads = findings.tables.get("heads")
-        name = str(findings.manifest["model"]["name"])
+        name = notes.model_name(findings.manifest)
         return no_pattern(name, findings.intact_rows(), heads, findings.fold_sizes)
     kind, who, others = _makers(rows)
     amplitude, lost = of_layer(findings.intact_rows(), layer).iloc[0]["amplitude"], None

@@ -32,7 +32,7 @@ def report(run: Run) -> Report:
     Args:
         run: the table `attention`, and the map `weights`, [layer, head, row, key_pos].
     """
-    table, name = run.tables["attention"], run.manifest["model"]["name"]
+    table, name = run.tables["attention"], notes.model_name(run.manifest)
     removed = [phrase(part) for part in run.manifest["removed"]]
     subject = f"{name} without {listed(removed)}" if removed else name
     return Report(

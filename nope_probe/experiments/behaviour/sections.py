@@ -51,7 +51,7 @@ def report(run: Run, waiting: str = "") -> Report:
         waiting: what stands below the first table while other measurements are still made.
     """
     manifest, tables = run.manifest, run.tables
-    name, behaviour = manifest["model"]["name"], tables["behaviour"]
+    name, behaviour = notes.model_name(manifest), tables["behaviour"]
     taken = [about for key, about in QUANTITIES.items() if key in set(behaviour["measure"])]
     # The differences and the losses answer the question; all else is folded.
     answer, details = list(_answer(tables, manifest)), _details(tables, manifest)

@@ -57,7 +57,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
         explorer: the block in all combinations of removed components, if the page shows it.
     """
     manifest, table = run.manifest, run.tables["stages"]
-    name, layer = manifest["model"]["name"], manifest["layer"]
+    name, layer = notes.model_name(manifest), manifest["layer"]
     return Report(
         title=f"L{layer} of {name}, stage by stage",
         lead=lead(manifest, table),

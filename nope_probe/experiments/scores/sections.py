@@ -43,7 +43,7 @@ def report(run: Run, heads: str = "") -> Report:
             in nats; tables `pattern`, `heads` where heads were kept, and the splits.
         heads: the positional patterns of all heads, if the page shows them.
     """
-    tables, name = run.tables, run.manifest["model"]["name"]
+    tables, name = run.tables, notes.model_name(run.manifest)
     return Report(
         title=f"The attention scores of {name} by position",
         lead=lead(run),
@@ -64,7 +64,7 @@ def lead(run: Run) -> Lead:
         run.tables.get("heads"),
         fold_sizes_of(run.manifest),
     )
-    best, name = strongest(pattern, folds), run.manifest["model"]["name"]
+    best, name = strongest(pattern, folds), notes.model_name(run.manifest)
     if best is None:
         return no_pattern(name, pattern, heads, folds)
     above = pattern[above_noise(pattern, folds)].nlargest(MOST_ROWS, "amplitude")

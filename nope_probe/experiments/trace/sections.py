@@ -61,7 +61,7 @@ def report(run: Run) -> Report:
     Args:
         run: tables `terms`, `writers`, `effects` and `clocks`; maps such as `L1/rotation`, nats.
     """
-    tables, name, reader = run.tables, run.manifest["model"]["name"], run.manifest["reader"]
+    tables, name, reader = run.tables, notes.model_name(run.manifest), run.manifest["reader"]
     return Report(
         title=f"Who writes position in {name}",
         lead=lead(tables, reader, fold_sizes_of(run.manifest)),
