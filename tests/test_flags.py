@@ -107,6 +107,7 @@ ablate --data short.jsonl --pack --players mask qk --replacement random mean --g
 ablate --players rope w_q --scope own --no-pack --no-shuffle --skip-keys 0 --no-beyond-context
     --no-verbose
 ablate --bands 2 --players mask rope
+ablate --players sources --seq-len 5 8
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2
 attention --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
@@ -237,6 +238,8 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
     small = {**small, **(OF_WHY if "--why" in chosen else {})}
     sizes = {name: (size,) for name, size in small.items()}
     sizes |= {name: ("5",) for name in chosen if name == "--query-rows"}  # of 8 tokens
+    if chosen.get("--seq-len", ())[1:]:
+        sizes["--seq-len"] = ("5", "8")
     return Line(command, tuple(sorted((chosen | sizes).items())))
 
 
