@@ -64,11 +64,15 @@ def test_one_length_is_one_however_it_is_given() -> None:
     assert Settings().recorded()["seq_len"] == 64
 
 
-def test_a_run_of_several_lengths_is_repeated_from_its_manifest(
+def test_a_run_of_several_lengths_is_repeated_and_described_from_its_manifest(
     several: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_command(reproduce, several)
     assert "the same, byte for byte" in capsys.readouterr().out
+    run_command(reproduce, several, "--methods")
+    methods = capsys.readouterr().out
+    assert "The inputs were 23 sequences of 17 tokens" in methods
+    assert "also measured in sequences of 11 and 13 tokens, 23 of each length." in methods
 
 
 def test_killed_among_shorter_sequences_a_run_ends_in_the_same_bytes(tmp_path: Path) -> None:
