@@ -183,7 +183,7 @@ def shares_by_length(table: pd.DataFrame) -> go.Figure:
         "xy",
         bottom=60 + LEGEND_ROW * -(-n_lines // 6),
         y_title="",
-        on_phone={"bottom": 60 + 20 * n_lines},  # which shows one name in a row
+        on_phone={"bottom": 60 + LEGEND_ROW * n_lines},  # which shows one name in a row
     )
     set_axes(layout, "x", type="log", tickvals=sorted({*table["seq_len"]}))
     set_axes(layout, "y", tickformat=".0%", zerolinewidth=2)

@@ -9,7 +9,7 @@ import pytest
 from support.command_line import refused, run_command
 from support.forks import forks
 
-from nope_probe import ablate, figures, reproduce, run_ablations
+from nope_probe import ablate, compare, figures, reproduce, run_ablations
 from nope_probe.experiments.ablation.settings import Settings
 
 FEW = ["--model", "rope-tiny", "--layers", 2, "--n-seqs", 23, "--folds", 5]
@@ -64,11 +64,15 @@ def test_one_length_is_one_however_it_is_given() -> None:
     assert Settings().recorded()["seq_len"] == 64
 
 
-def test_a_run_of_several_lengths_is_repeated_from_its_manifest(
+def test_a_run_of_several_lengths_is_repeated_and_described_from_its_manifest(
     several: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_command(reproduce, several)
     assert "the same, byte for byte" in capsys.readouterr().out
+    run_command(reproduce, several, "--methods")
+    methods = capsys.readouterr().out
+    assert "The inputs were 23 sequences of 17 tokens" in methods
+    assert "also measured in sequences of 11 and 13 tokens, 23 of each length." in methods
 
 
 def test_killed_among_shorter_sequences_a_run_ends_in_the_same_bytes(tmp_path: Path) -> None:
@@ -83,6 +87,18 @@ def test_killed_among_shorter_sequences_a_run_ends_in_the_same_bytes(tmp_path: P
     for file in files:
         again = tmp_path / "0" / file.relative_to(undisturbed)
         assert again.read_bytes() == file.read_bytes()
+
+
+def test_a_comparison_takes_each_length_by_itself(several: Path, tmp_path: Path) -> None:
+    other, out = tmp_path / "other", tmp_path / "compared"
+    flags = ["--seed", 1, "--players", "sources", "--seq-len", *LENGTHS]
+    run_command(ablate, *FEW, *flags, "--out", other)
+    run_command(compare, several, other, "--out", out)
+    rows = pd.read_csv(out / "differences.csv").query("table == 'lengths' and measure == 'share'")
+    own, others = (pd.read_csv(run / "lengths.csv") for run in (several, other))
+    assert rows["base_value"].tolist() == pytest.approx(own["share"].tolist(), nan_ok=True)
+    assert rows["value"].tolist() == pytest.approx(others["share"].tolist(), nan_ok=True)
+    assert rows["item"].iloc[0] == "L0, seq_len = 11, content"
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,8 @@ class Settings(RunSettings):
         int | tuple[int, ...],
         SEQ_LEN,
         _arg(
-            help="Tokens in a sequence; of several lengths, such as 32 64 128, the run is of the "
-            "longest, and has the shares of the sources at all."
+            help="Tokens in a sequence. Of several lengths, such as 32 64 128, the run is of the "
+            "longest, and shows the shares of the sources at each."
         ),
     ] = 64
     players: Annotated[

@@ -37,7 +37,7 @@ OF_OTHER = " of other"  # ends the columns of the second run
 COLUMNS = ["table", "item", "measure", "run", "value", "low", "high", "base_value"]
 COLUMNS += ["difference", "difference_low", "difference_high", "method"]
 # Numeric columns that name rows.
-LABELS = ("alpha", "layer", "head", "lag", "skip_keys", "step", "position")
+LABELS = ("alpha", "seq_len", "layer", "head", "lag", "skip_keys", "step", "position")
 # Profiles hold hundreds of numbers, one per distance, which would hide all other numbers.
 PROFILES = ("offsets", "head_offsets", "queries")
 # Tables in the order of the page; others follow.
