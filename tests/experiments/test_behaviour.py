@@ -304,9 +304,7 @@ def test_a_finished_run_says_what_was_done_and_is_shown_again(
     model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *REMOVED]
     run_command(behaviour, *SMALL, *model, "--out", done)
     shown = " ".join(capsys.readouterr().out.split())
-    sentence = sections.lead(
-        manifest["model"]["name"], pd.read_csv(done / "behaviour.csv")
-    ).sentence
+    sentence = sections.lead("llama", pd.read_csv(done / "behaviour.csv")).sentence
     assert sentence in shown
     assert escape(sentence) in page
     assert (done / "manifest.json").read_bytes() == before

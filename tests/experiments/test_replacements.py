@@ -99,7 +99,12 @@ def lost_table(player_set: str, *replacements: str) -> list[list[str]]:
     source = {"term": "mask", "share": 1.0, "share_low": 0.9, "share_high": 1.1}
     tables = {"players": rows, "pattern": [pattern], "sources": [source]}
     sets = {player_set: SETS[player_set]}
-    manifest = {"conditions": ["all"], "player_sets": sets, "replacements": replacements}
+    manifest = {
+        "settings": {"seq_len": 64},
+        "conditions": ["all"],
+        "player_sets": sets,
+        "replacements": replacements,
+    }
     frames = {name: pd.DataFrame(table).assign(layer=2) for name, table in tables.items()}
     return lead(Findings(Run(manifest=manifest, tables=frames))).table.to_numpy().tolist()
 
@@ -136,7 +141,11 @@ def test_the_first_replacement_is_that_of_page_and_figures() -> None:
     )
     both = side_by_side({"mean": table, "zero": table.assign(share=0.7)})
     assert list(both.columns) == ["layer", "player_set", "player", "replacement", "share"]
-    manifest = {"conditions": ["all"], "replacements": ["mean", "zero"]}
+    manifest = {
+        "settings": {"seq_len": 64},
+        "conditions": ["all"],
+        "replacements": ["mean", "zero"],
+    }
     findings = Findings(Run(manifest=manifest, tables={"players": both, "sources": table}))
     pd.testing.assert_frame_equal(findings.tables["players"], table)
     pd.testing.assert_frame_equal(findings.tables["sources"], table)
