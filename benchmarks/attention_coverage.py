@@ -8,7 +8,7 @@ it: the mean error of the positional share, with the bias of a mean of few texts
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import tyro
@@ -83,7 +83,15 @@ def coverage(
         fold_of, chosen = grouped_folds(owners, settings.n_folds), torch.cat(drawn)
         counts = fold_of.bincount()
         folds = {name: means_of(x[chosen], fold_of, counts) for name, x in maps.items()}
-        split = split_head(**folds, visible=visible, counts=counts, skip_keys=1)
+        resampled = replace(
+            whole,
+            **{name: fold[:, None, None] for name, fold in folds.items()},
+            visible=visible[None],
+            counts=counts,
+            layers=(layer,),
+            skip_keys=1,
+        )
+        split = split_head(resampled, place=0, head=0)
         for name, interval in intervals_of(split).items():
             hits[name] += interval.low <= true[name] <= interval.high
         plain = truth({name: x[chosen] for name, x in maps.items()}, visible)

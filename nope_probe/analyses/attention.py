@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval, share
@@ -39,7 +39,7 @@ class AttentionSplit:
         others_content: where to look among the other keys, differing from text to text.
         first_weight: the mean weight of the first key, 0 to 1.
         unexplained: `others_position` that the softmax of the mean scores misses: the divergence
-            of the mean weights from it.
+            of the mean weights from it; NaN if the maps have no scores.
     """
 
     information: Estimates
@@ -139,66 +139,43 @@ def split_attention(maps: AttentionMaps) -> dict[tuple[int, int], AttentionSplit
         True
     """
     return {
-        (layer, head): split_head(
-            weights=maps.weights[:, place, head],
-            scores=maps.scores[:, place, head],
-            information=maps.information[:, place, head],
-            others=maps.others[:, place, head],
-            visible=maps.visible[place],
-            counts=maps.counts,
-            skip_keys=maps.skip_keys,
-        )
+        (layer, head): split_head(maps, place, head)
         for place, layer in enumerate(maps.layers)
         for head in range(maps.weights.shape[2])
     }
 
 
-def split_head(
-    *,
-    weights: Float[Tensor, "fold row key_pos"],
-    scores: Float[Tensor, "fold row key_pos"],
-    information: Float[Tensor, "fold row"],
-    others: Float[Tensor, "fold row"],
-    visible: Bool[Tensor, "row key_pos"],
-    counts: Int[Tensor, " fold"],
-    skip_keys: int = 1,
-) -> AttentionSplit:
-    """Return the four parts of one head's attention, from fold means.
-
-    Args:
-        weights: the attention weights, 0 outside the visible cells.
-        scores: the scores, nats.
-        information: KL(A, U), nats.
-        others: (1 - a) KL(A', U'), nats.
-        visible: the keys that each query sees.
-        counts: sequences per fold.
-        skip_keys: how many first keys stand apart.
+def split_head(maps: AttentionMaps, place: int, head: int) -> AttentionSplit:
+    """Return the four parts of the attention of one head, in the layer at a place of the maps.
 
     Raises:
         ValueError: for fewer than 3 folds.
     """
-    n_folds, share_of = len(counts), fold_weights(len(counts), counts)
+    n_folds, share_of = len(maps.counts), fold_weights(len(maps.counts), maps.counts)
     if n_folds < 3:
         raise ValueError(f"expected at least 3 folds to leave two out, got {n_folds}")
-    kept = visible.sum(-1) >= MIN_KEYS
-    own, of_means = visible[kept], weights_of_means(share_of)
+    weights, visible, skip_keys = maps.weights[:, place, head], maps.visible[place], maps.skip_keys
+    kept, of_means = visible.sum(-1) >= MIN_KEYS, weights_of_means(share_of)
     size = max(1, BLOCK_BYTES // (8 * len(of_means) * visible.shape[-1]))
     parts = []
     for rows in kept.nonzero().flatten().split(size):
         mean = torch.einsum("mf,frk->mrk", of_means, weights[:, rows].double())
         at_first, among_others, _ = information_parts(mean, visible[rows], skip_keys)
-        mean_scores = torch.einsum("mf,frk->mrk", of_means, scores[:, rows].double())
-        missed = _divergence(mean, mean_scores, visible[rows], skip_keys)
+        missed = torch.full_like(at_first, torch.nan)
+        if maps.scores is not None:
+            scores = maps.scores[:, place, head, rows].double()
+            mean_scores = torch.einsum("mf,frk->mrk", of_means, scores)
+            missed = _divergence(mean, mean_scores, visible[rows], skip_keys)
         parts.append(torch.stack((at_first, among_others, missed)).sum(-1))
     sums = torch.stack(parts).sum(0) if parts else torch.full((3, len(of_means)), torch.nan)
     first_position, others_position, unexplained = (
-        Estimates.without_bias(values, share_of) for values in sums.double() / len(own)
+        Estimates.without_bias(values, share_of) for values in sums.double() / kept.sum()
     )
 
     def mean_of(folds: Float[Tensor, "fold row"]) -> Estimates:
         return Estimates.of_means(folds[:, kept].double().mean(1), share_of)
 
-    whole, among = mean_of(information), mean_of(others)
+    whole, among = (mean_of(x[:, place, head]) for x in (maps.information, maps.others))
     return AttentionSplit(
         information=whole,
         first_position=first_position,

@@ -13,8 +13,9 @@ import pandas as pd
 from jaxtyping import Int
 from torch import Tensor
 
+from nope_probe.analyses.attention import AttentionSplit
 from nope_probe.analyses.attribution import LayerAttribution, LayerPlayers, PlayerAttribution
-from nope_probe.analyses.jackknife import Interval, Intervals, rms
+from nope_probe.analyses.jackknife import Interval, Intervals, jackknife, rms
 from nope_probe.analyses.offsets import (
     OffsetBins,
     mean_squares_by_query,
@@ -35,6 +36,16 @@ Row = dict[str, Any]
 PARTS = ("share", "lost", "alone", "amplification")  # of a player
 PLAYER = (*chain.from_iterable(map(names_of_parts, PARTS[:3])), "amplification")
 SOURCE = (*names_of_parts("rms"), *names_of_parts("share"))
+WEIGHTS = (  # of a head's attention weights
+    "information",
+    "first_position",
+    "first_content",
+    "others_position",
+    "others_content",
+    "positional_share",
+    "first_weight",
+)
+ATTENTION = (*WEIGHTS, "pattern_missed")
 
 
 def interval_columns(**intervals: Interval) -> Row:
@@ -56,6 +67,29 @@ def interval_names(*names: str) -> list[str]:
 def columns_of(holder: object, names: Iterable[str]) -> Row:
     """Return the columns of the intervals that an object has as attributes of these names."""
     return interval_columns(**{name: getattr(holder, name) for name in names})
+
+
+def attention_table(
+    splits: Mapping[tuple[int, int], AttentionSplit], names: Sequence[str] = ATTENTION
+) -> pd.DataFrame:
+    """Return the table of attention: layer, head, the parts (nats) and shares, with their bounds.
+
+    `information` is the sum of its four parts. `positional_share`, `first_weight` and
+    `pattern_missed` are shares.
+
+    Args:
+        splits: the attention of each head, by layer and head.
+        names: the columns.
+    """
+    rows: list[Row] = []
+    for (layer, head), split in splits.items():
+        parts = {name: getattr(split, name) for name in names}
+        intervals = {
+            name: part if isinstance(part, Interval) else jackknife(part)
+            for name, part in parts.items()
+        }
+        rows.append({"layer": layer, "head": head, **interval_columns(**intervals)})
+    return pd.DataFrame(rows)
 
 
 def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:

@@ -265,7 +265,6 @@ class AttentionMaps:
 
     Attributes:
         weights: fold means of the attention weights; 0 where the model masks.
-        scores: fold means of the scores, nats; NaN where the model masks.
         information: fold means of KL(A, U), of a query's weights above uniform ones, nats.
         others: fold means of (1 - a) KL(A', U'), the part among the other keys, nats.
         visible: the cells that the model does not mask.
@@ -273,10 +272,11 @@ class AttentionMaps:
         layers: the number of each layer's block, in the order of the maps.
         skip_keys: how many first keys stand apart from the other keys.
         query_positions: the queries of the rows.
+        scores: fold means of the scores, nats; NaN where the model masks. None if the capture left
+            them out.
     """
 
     weights: Float[Tensor, "fold layer head row key_pos"]
-    scores: Float[Tensor, "fold layer head row key_pos"]
     information: Float[Tensor, "fold layer head row"]
     others: Float[Tensor, "fold layer head row"]
     visible: Bool[Tensor, "layer row key_pos"]
@@ -284,6 +284,7 @@ class AttentionMaps:
     layers: tuple[int, ...]
     skip_keys: int
     query_positions: Int[Tensor, " row"]
+    scores: Float[Tensor, "fold layer head row key_pos"] | None = None
 
     def __repr__(self) -> str:
         """Return sizes, and how much data the means are taken over."""

@@ -12,6 +12,7 @@ from nope_probe.analyses.attention import AttentionSplit, information_parts, spl
 from nope_probe.analyses.jackknife import Interval, jackknife
 from nope_probe.maps.estimates import Estimates, cross_products, fold_weights, weights_of_means
 from nope_probe.maps.folds import sum_parts
+from nope_probe.maps.maps import AttentionMaps
 
 N, N_FOLDS = 13, 5
 FIRST_ROW = 7  # the first query that sees 8 keys
@@ -46,14 +47,24 @@ def folds_of(texts: Tensor, fold_of: Tensor) -> Tensor:
 def split(scores: Tensor, fold_of: Tensor, skip_keys: int = 1) -> AttentionSplit:
     weights = softmax(scores)
     first, others, _ = information_parts(weights, CAUSAL, skip_keys)
-    return split_head(
-        weights=folds_of(weights, fold_of),
-        scores=folds_of(scores, fold_of),
-        information=folds_of(first + others, fold_of),
-        others=folds_of(others, fold_of),
-        visible=CAUSAL,
-        counts=fold_of.bincount(),
+    means = {
+        "weights": folds_of(weights, fold_of),
+        "scores": folds_of(scores, fold_of),
+        "information": folds_of(first + others, fold_of),
+        "others": folds_of(others, fold_of),
+    }
+    return split_head(maps_of(means, fold_of.bincount(), skip_keys), place=0, head=0)
+
+
+def maps_of(means: dict[str, Tensor], counts: Tensor, skip_keys: int = 1) -> AttentionMaps:
+    """Return the maps of one head from its fold means."""
+    return AttentionMaps(
+        **{name: mean[:, None, None] for name, mean in means.items()},
+        visible=CAUSAL[None],
+        counts=counts,
+        layers=(0,),
         skip_keys=skip_keys,
+        query_positions=torch.arange(N),
     )
 
 
@@ -205,10 +216,7 @@ def test_fewer_than_3_folds_are_refused(scores: Tensor) -> None:
     rows = torch.ones(2, N).double()
     with pytest.raises(ValueError, match="at least 3 folds"):
         split_head(
-            weights=two,
-            scores=two,
-            information=rows,
-            others=rows,
-            visible=CAUSAL,
-            counts=torch.tensor([1, 1]),
+            maps_of({"weights": two, "information": rows, "others": rows}, torch.tensor([1, 1])),
+            place=0,
+            head=0,
         )

@@ -19,6 +19,7 @@ from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import tokenizer, tokens
 
 from nope_probe import ablate, scores
+from nope_probe import attention as attention_weights
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.scores import sections
 from nope_probe.experiments.scores.heads import (
@@ -184,6 +185,28 @@ def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_run_kee
     assert sum(lengths) == 35 + 20 + 20
     files = [(tmp_path / name / "heads.csv").read_bytes() for name in ("whole", "run")]
     assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("rope-tiny", ["--bos", "never"]),
+        ("rope-tiny", ["--query-rows", 11, "--skip-keys", 3]),
+        ("grouped", ["--bos", "always", "--data", "random"]),
+    ],
+)
+def test_position_and_content_of_heads_are_those_of_the_attention_command(
+    model: str, more: list[object], tiny: Callable[[str], Any], tmp_path: Path
+):
+    folder = tiny("llama").folder if model == "grouped" else model  # 6 heads, 2 key heads
+    flags = ["--model", folder, "--layers", 2, "--n-seqs", 23, "--seq-len", 19, "--folds", 5]
+    run_command(scores, *flags, *more, "--per-head", "--batch-size", 7, "--out", tmp_path / "a")
+    run_command(attention_weights, *flags, *more, "--out", tmp_path / "b")
+    heads = pd.read_csv(tmp_path / "a" / "heads.csv")
+    expected = pd.read_csv(tmp_path / "b" / "attention.csv")
+    expected = expected[[name for name in expected if "pattern_missed" not in name]]
+    assert len(expected.columns) == 2 + 3 * 7
+    pd.testing.assert_frame_equal(heads[[*expected]], expected, rtol=MEASURE, atol=MEASURE)
 
 
 def interrupted(*args: Any) -> None:

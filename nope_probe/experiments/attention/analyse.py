@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit, relative_entropy, split_attention
-from nope_probe.analyses.jackknife import jackknife
 from nope_probe.data.sequences import begins_with_bos
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.on_text import shown_pieces, text_record, tokens_of_text
@@ -27,7 +24,7 @@ from nope_probe.experiments.attention.why import (
 )
 from nope_probe.experiments.engine import Engine, validate_first_sequence
 from nope_probe.experiments.sections import with_page
-from nope_probe.experiments.tables import interval_columns
+from nope_probe.experiments.tables import attention_table
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.estimates import Estimates, fold_weights
@@ -38,7 +35,6 @@ from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 
 FIELDS = tuple(field.name for field in fields(AttentionSplit))
-COLUMNS = (*FIELDS[:5], "positional_share", "first_weight", "pattern_missed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,22 +149,6 @@ def _split_of(
 ) -> AttentionSplit:
     parts = (Estimates(values=part, weights=weights) for part in values)
     return AttentionSplit(**dict(zip(FIELDS, parts, strict=True)))
-
-
-def attention_table(splits: dict[tuple[int, int], AttentionSplit]) -> pd.DataFrame:
-    """Return the table of attention: layer, head, the parts (nats) and shares, with their bounds.
-
-    `information` is the sum of its four parts. `positional_share`, `first_weight` and
-    `pattern_missed` are shares.
-    """
-    shares = ("positional_share", "pattern_missed")
-    rows: list[dict[str, Any]] = []
-    for (layer, head), split in splits.items():
-        of_split = {name: jackknife(getattr(split, name)) for name in COLUMNS if name not in shares}
-        of_split |= {name: getattr(split, name) for name in shares}
-        ordered = {name: of_split[name] for name in COLUMNS}
-        rows.append({"layer": layer, "head": head, **interval_columns(**ordered)})
-    return pd.DataFrame(rows)
 
 
 def analyse(session: Session[Settings], heads: Heads) -> Run:

@@ -151,7 +151,7 @@ def head_scores(
     n_layers: int | None = None,
     n_folds: int | None = None,
 ) -> pd.DataFrame:
-    """Measure the attention of each head, as `scores --per-head` does.
+    """Measure the attention of each head, as `scores --per-head` does, without maps of heads.
 
     Three columns are shares of attention: `first_key` (an attention sink), `previous_token` and
     `induction` (on repeated random tokens). Two are shares of the variance of the last query's
@@ -168,7 +168,7 @@ def head_scores(
             documents if it is lower.
 
     Returns:
-        A row for each layer and head.
+        A row for each layer and head. `run_attention` splits attention into position and content.
 
     Raises:
         ValueError: for too few sequences, folds or layers, or inputs that the model cannot take.

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from nope_probe.analyses.attention import AttentionSplit, split_attention
 from nope_probe.analyses.jackknife import mean_intervals, standard_error
 from nope_probe.analyses.offsets import OffsetBins, bin_means, offset_bins
 from nope_probe.analyses.pattern import measure, measure_heads, query_stride
@@ -22,10 +23,12 @@ from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
 from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
-from nope_probe.experiments.scores.heads import HeadMeans, head_columns, head_sums
+from nope_probe.experiments.scores.heads import HeadMeans, HeadScores, head_columns, head_sums
 from nope_probe.experiments.scores.sections import report
 from nope_probe.experiments.scores.settings import Settings
 from nope_probe.experiments.tables import (
+    WEIGHTS,
+    attention_table,
     bands_table,
     columns_of,
     interval_names,
@@ -39,13 +42,16 @@ from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Inputs, numbered_layers
+from nope_probe.hooks.layers.model import Inputs, first_keys_of, numbered_layers
+from nope_probe.hooks.reading.accumulators import Cut
+from nope_probe.hooks.reading.attention import AttentionAccumulator, attention_maps
 from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.hooks.reading.capture import capture_bands
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.folds import folds_of, pooled
 from nope_probe.maps.layers import LayerMaps, windows_of
 from nope_probe.maps.maps import Layers
+from nope_probe.maps.rows import choose_rows
 from nope_probe.runtime.checkpoint import ITEM
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
@@ -64,12 +70,15 @@ class MeasuredScores:
     Attributes:
         layers: the maps of each layer, with those of its heads if these are kept.
         heads: the measures of heads that the same passes gave, if heads are kept.
+        attention: the sums of each layer's attention weights from the same passes, if heads are
+            kept.
         bands: the RoPE bands of each layer; empty unless the maps were split by them.
         band_maps: the map of each band, nats.
     """
 
     layers: Layers
     heads: HeadMeans | None = None
+    attention: Sequence[AttentionAccumulator] = ()
     bands: list[list[Band]]
     band_maps: Float[Tensor, "fold layer band row key_pos"] | None = None
 
@@ -116,14 +125,18 @@ def capture(
     session.announce(1, keys, n_seqs=len(inputs))
     with session.checkpoint.progress(keys, session.n_own_seqs):
         name = "the intact model"
-        sums = head_sums(model, layers, session.sequences(), engine.n_folds) if per_head else []
-        maps = engine.stored_scores(
-            "scores", name=name, layers=layers, per_head=per_head, beside=sums
-        )
         fold_of = folds_of(len(inputs), engine.n_folds, engine.documents)
+        sums, attention = list[HeadScores](), list[AttentionAccumulator]()
+        if per_head:
+            sums = head_sums(model, layers, session.sequences(), engine.n_folds)
+            attention = attention_sums(engine, layers, fold_of)
+        maps = engine.stored_scores(
+            "scores", name=name, layers=layers, per_head=per_head, beside=[*sums, *attention]
+        )
         heads = HeadMeans.of(sums, fold_of) if sums else None
+        measured = MeasuredScores(layers=maps, heads=heads, attention=attention, bands=bands)
         if not bands:
-            return MeasuredScores(layers=maps, heads=heads, bands=bands)
+            return measured
         coordinates = [[band.coordinates for band in of_layer] for of_layer in bands]
         band_maps = engine.once(
             "bands",
@@ -134,7 +147,20 @@ def capture(
         visible = ~scores[0].isnan()
         if not relative_error(added[:, visible], scores[:, visible]) < ADDS_UP:
             raise UserError(f"--bands: the scores of L{number} are not q.k, so they have no bands")
-    return MeasuredScores(layers=maps, heads=heads, bands=bands, band_maps=band_maps)
+    return replace(measured, band_maps=band_maps)
+
+
+def attention_sums(
+    engine: Engine, layers: Sequence[int], fold_of: Int[Tensor, " seq"]
+) -> list[AttentionAccumulator]:
+    """Return the sums that the passes add the attention weights of each layer to."""
+    cut = Cut(
+        counts=fold_of.bincount(),
+        queries=choose_rows(engine.inputs.shape[1], engine.query_rows),
+        skip_keys=first_keys_of(engine.inputs) if engine.skip_keys is None else engine.skip_keys,
+    )
+    blocks = numbered_layers(engine.model, layers)
+    return [AttentionAccumulator(layer, cut, keeps_scores=False) for layer in blocks]
 
 
 def bands_of(
@@ -214,7 +240,8 @@ def _head_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of heads, of their offset profiles and of attention sinks.
 
-    A row of `heads` has four measures of the head's pattern, and measures of its attention.
+    A row of `heads` has four measures of the head's pattern, measures of its attention, and the
+    position and content in its attention weights.
     """
     layers = measured.layers
     rows = [
@@ -226,10 +253,14 @@ def _head_tables(
     attended, sinks = head_columns(
         loaded.model, session.sequences(), loaded.tokenizer, [*layers], folds, measured.heads
     )
+    splits: dict[tuple[int, int], AttentionSplit] = {}
+    for sums in measured.attention:  # a layer at a time: the fold means are in memory once
+        splits |= split_attention(attention_maps([sums]))
+    split = attention_table(splits, WEIGHTS).drop(columns=["layer", "head"])
     n_heads = len(next(iter(layers.values())).heads)
     of_head = {head: {n: maps.heads[head] for n, maps in layers.items()} for head in range(n_heads)}
     return {
-        "heads": pd.concat([heads, attended], axis=1),
+        "heads": pd.concat([heads, attended, split], axis=1),
         "head_offsets": offsets_table(of_head, choice, label="head"),
         "sinks": sinks,
     }

@@ -32,6 +32,6 @@ class Settings(RunSettings):
     offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
 
     def n_maps(self, info: ModelInfo) -> int:
-        """Return how many maps the run holds; a head's map has half the bytes of a layer's."""
+        """Return how many maps the run holds; of a head two, with half the bytes of a layer's."""
         n_layers = len(self.layers_of(info))
-        return n_layers * (1 + info.n_heads // 2) if self.per_head else n_layers
+        return n_layers * (1 + info.n_heads) if self.per_head else n_layers

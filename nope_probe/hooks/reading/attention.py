@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.hooks.layers.attention import Attention, Mask, Scores, Visible, wide
+from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
     Given,
@@ -23,7 +24,7 @@ from nope_probe.hooks.reading.accumulators import Cut, MapAccumulator
 from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint, stream
 from nope_probe.maps.folds import Part, folds_of, sum_parts
 from nope_probe.maps.maps import AttentionMaps
-from nope_probe.maps.rows import RowGroup, choose_rows
+from nope_probe.maps.rows import RowGroup, choose_rows, rows_of
 
 LOWEST = -800  # nats below a row's largest score: its weight is 0 in float64
 
@@ -81,8 +82,13 @@ def capture_attention(
     cut = Cut(counts=fold_of.bincount(), queries=queries, skip_keys=first)
     sums = [AttentionAccumulator(layer, cut) for layer in blocks]
     stream(model, inputs, sums, fold_of, batch_size, checkpoint, residuals)
+    return attention_maps(sums)
+
+
+def attention_maps(sums: Sequence[AttentionAccumulator]) -> AttentionMaps:
+    """Return the maps of one or more layers from their sums, which are forgotten."""
     visible = torch.stack([of_layer.flags["visible"].cpu() for of_layer in sums])
-    means: dict[str, Tensor] = {}
+    cut, means = sums[0].cut, dict[str, Tensor]()
     for place, of_layer in enumerate(sums):  # a layer at a time: the maps are in memory once
         for name, mean in of_layer.all_means().items():
             if name not in means:
@@ -92,17 +98,27 @@ def capture_attention(
         **means,
         visible=visible,
         counts=cut.counts,
-        layers=tuple(layer.index for layer in blocks),
-        skip_keys=first,
-        query_positions=queries,
+        layers=tuple(of_layer.layer.index for of_layer in sums),
+        skip_keys=cut.skip_keys,
+        query_positions=rows_of(visible.shape[-2], cut.queries),
     )
 
 
 class AttentionAccumulator(MapAccumulator):
-    """Sums one layer's attention weights and scores per fold and head, at 4 bytes a cell."""
+    """Sums one layer's attention weights and scores per fold and head, at 4 bytes a cell.
+
+    Args:
+        layer: the layer.
+        cut: the folds, the queries with rows, and the first keys that stand apart.
+        keeps_scores: whether to sum the scores too.
+    """
 
     reads_attention = True
     sum_dtype = torch.float32
+
+    def __init__(self, layer: Layer, cut: Cut, keeps_scores: bool = True) -> None:
+        super().__init__(layer, cut)
+        self.keeps_scores = keeps_scores
 
     @property
     def groups(self) -> list[RowGroup]:
@@ -131,7 +147,8 @@ class AttentionAccumulator(MapAccumulator):
         parts = defaultdict[str, list[Part]](list)
         for group in self.groups:
             scores, visible = _scores(attention, group)
-            parts[f"scores{group.name}"] = sum_parts(scores, *folds)
+            if self.keeps_scores:
+                parts[f"scores{group.name}"] = sum_parts(scores, *folds)
             weights, *information = self._measured(scores, visible)
             parts[f"weights{group.name}"] = sum_parts(weights, *folds)
             for name, rows in zip(("information", "others"), information, strict=True):
@@ -160,7 +177,7 @@ class AttentionAccumulator(MapAccumulator):
         return weights, information, others + rest * n_others.log()
 
     def all_means(self) -> dict[str, Float[Tensor, "fold head *map"]]:
-        """Return the fold means of weights, scores and information, and forget the sums."""
+        """Return the fold means of weights, information and any scores, and forget the sums."""
         n = self.cut.counts.view(-1, 1, 1)
 
         def rows(name: str) -> Float[Tensor, "fold head row"]:
@@ -173,9 +190,9 @@ class AttentionAccumulator(MapAccumulator):
 
         return {
             "weights": maps("weights").nan_to_num_(),
-            "scores": maps("scores"),
             "information": rows("information"),
             "others": rows("others"),
+            **({"scores": maps("scores")} if self.keeps_scores else {}),
         }
 
 
