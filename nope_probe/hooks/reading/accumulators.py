@@ -322,10 +322,17 @@ class GramAccumulator(MapAccumulator):
         super().__init__(layer, cut)
         self.stage = stage
         self.latest: Tensor | None = None
+        self.reads_attention = stage.norm == "ln1"  # so that a pass can end there
 
     def hooks(self) -> Iterator[Attachment]:
         yield self.layer.point(hook_name(self.stage, self.layer)), self.keep
-        yield self.layer.point("hook_resid_post"), self.update
+        if not self.reads_attention:
+            yield self.layer.point("hook_resid_post"), self.update
+
+    def read(self, attention: Attention) -> None:
+        """Add the inner products of attention's input."""
+        if self.latest is not None:
+            self.update(self.latest, self.layer.tap.scores_point)
 
     def keep(self, tensor: Tensor, hook: HookPoint) -> None:
         """Keep the stage's tensor of this pass."""
