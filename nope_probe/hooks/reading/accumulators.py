@@ -331,8 +331,7 @@ class GramAccumulator(MapAccumulator):
 
     def read(self, attention: Attention) -> None:
         """Add the inner products of attention's input."""
-        if self.latest is not None:
-            self.update(self.latest, self.layer.tap.scores_point)
+        self._add_latest()
 
     def keep(self, tensor: Tensor, hook: HookPoint) -> None:
         """Keep the stage's tensor of this pass."""
@@ -341,6 +340,9 @@ class GramAccumulator(MapAccumulator):
 
     def update(self, tensor: Tensor, hook: HookPoint) -> None:
         """Add the inner products of the tensor that was kept."""
+        self._add_latest()
+
+    def _add_latest(self) -> None:
         if self.latest is not None:
             x = vectors(self.stage, self.layer, self.latest)
             self.see(Mask.full(x.shape[1], x.shape[1], x.device))

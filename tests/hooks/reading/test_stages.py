@@ -155,6 +155,27 @@ def test_the_letters_are_the_papers_and_their_points_are_transformer_lens_hook_p
             assert f"blocks.{STAGES[letter].block}.{name}" in model.hook_dict
 
 
+def test_a_pass_ends_before_the_next_blocks_output_which_no_stage_reads(
+    bridge: ByName, inputs: torch.Tensor
+) -> None:
+    model, ran = bridge("llama"), list[int]()
+    mlps = [module for name, module in model.named_modules() if name.endswith(".mlp")]
+    numbers = [
+        int(name.split(".")[1]) for name, _ in model.named_modules() if name.endswith(".mlp")
+    ]
+    handles = [
+        mlp.register_forward_hook(lambda *_, number=number: ran.append(number))
+        for mlp, number in zip(mlps, numbers, strict=True)
+    ]
+    try:
+        maps = capture_stages(model, inputs, layer=0, n_folds=N_FOLDS)
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert {"h", "i"} <= {*maps.folds}
+    assert set(ran) == {0}
+
+
 def test_a_stage_that_a_block_lacks_is_an_error(bridge: ByName, inputs: torch.Tensor) -> None:
     with pytest.raises(KeyError, match="block 1 has the stages a b c d e f g, not h i"):
         capture_stages(bridge("llama"), inputs, layer=1, stages=["a", "h", "i"])
