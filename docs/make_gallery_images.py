@@ -12,7 +12,6 @@ OUT = Path(__file__).parent / "images" / "gallery"
 COMMANDS = {
     "figure2": "reproduce figure2",
     "figure4": "reproduce figure4",
-    "clock": "trace --model nope-tiny --seq-len 96",
     "sources": "ablate --model rope-tiny --players sources",
 }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +44,8 @@ COMMANDS = {
 SHARES = ("share", "share_first", "share_others")
 LOST = ("lost", "lost_first", "lost_others")
 # What is told of a run: a table, the columns that name a row of it, and the estimates.
-TOLD: dict[str, list[tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
+Told = tuple[str, tuple[str, ...], tuple[str, ...]]
+TOLD: dict[str, list[Told]] = {
     "layers": [("sources", ("term",), SHARES)],
     "sources": [
         ("sources", ("term",), SHARES),
@@ -86,24 +87,29 @@ def measure(folder: Path) -> pd.DataFrame:
     scores = runs["figure5"].manifest["experiments"][NAME]
     runs["figure5"] = read_run(folder / "figure5" / scores)
     draw(runs["layers"].tables["sources"], runs["figure5"].maps["normalised"])
-    frames = [
-        estimates(name, run.tables[table], label, columns)
-        for name, run in runs.items()
-        for table, label, columns in TOLD[name]
-    ]
     others = drawn_rows(runs["figure5"]), text_rows(runs["attention"])
-    stored = pd.concat([*frames, *map(pd.DataFrame, others)])
+    stored = pd.concat([told_rows(runs, TOLD), *map(pd.DataFrame, others)])
     read = {"written_key", *(f"key {writer}" for writer in WRITERS.values())}
     stored = stored[(stored["run"] != "trace") | stored["name"].isin(read)]
     return stored[[*WHERE, "value", "low", "high"]].astype({"layer": "Int64"})
 
 
-def finished(folder: Path, command: str) -> Run:
-    """Return a command's finished run; the command runs if its run is missing."""
-    if not (folder / "manifest.json").is_file():
+def told_rows(runs: Mapping[str, Run], told: Mapping[str, Sequence[Told]]) -> pd.DataFrame:
+    """Return the estimates that are told of runs, a row for each."""
+    return pd.concat(
+        estimates(name, run.tables[table], label, columns)
+        for name, run in runs.items()
+        for table, label, columns in told[name]
+        if len(run.tables[table])
+    )
+
+
+def finished(folder: Path, command: str, *, image: Path | None = None) -> Run:
+    """Return a command's run; the command runs if its run is missing, or to draw an image."""
+    if image or not (folder / "manifest.json").is_file():
         name, *arguments = shlex.split(command)
-        module = [sys.executable, "-m", f"nope_probe.{name}"]
-        subprocess.run([*module, *arguments, "--out", str(folder)], check=True)
+        arguments += ["--out", str(folder), *(["--image", str(image)] if image else [])]
+        subprocess.run([sys.executable, "-m", f"nope_probe.{name}", *arguments], check=True)
     return read_run(folder)
 
 

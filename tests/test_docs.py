@@ -14,10 +14,12 @@ from xml.etree import ElementTree
 
 import draw_data_way
 import make_smollm2
+import make_twins
 import pandas as pd
 import pytest
 import torch
 from make_long_sequences import STORED, tables
+from PIL import Image
 
 import nope_probe
 from nope_probe import figures
@@ -102,13 +104,25 @@ def unsigned(estimate: tuple[str, ...]) -> tuple[float, ...]:
     return value, *sorted(ends)
 
 
-def test_what_is_told_of_smollm2_is_what_is_stored_with_the_commands_that_measured_it():
-    stored, page = pd.read_csv(make_smollm2.STORED), PAGES["docs/findings.md"]
-    assert [table for table in make_smollm2.tables(stored) if table not in page] == []
-    assert [command for command in make_smollm2.COMMANDS.values() if command not in page] == []
-    for name, sentences in make_smollm2.sentences(stored).items():
+@pytest.mark.parametrize(
+    ("made", "pages"),
+    [(make_smollm2, ["docs/findings.md"]), (make_twins, ["docs/findings.md", "docs/trace.md"])],
+)
+def test_what_is_told_of_a_model_is_what_is_stored_with_the_commands_that_measured_it(
+    made: ModuleType, pages: list[str]
+):
+    stored, page = pd.read_csv(made.STORED), "\n".join(PAGES[name] for name in pages)
+    assert [table for table in made.tables(stored) if table not in page] == []
+    assert [command for command in made.COMMANDS.values() if command not in page] == []
+    for name, sentences in made.sentences(stored).items():
         text = " ".join(PAGES[name].split())
         assert [sentence for sentence in sentences if sentence not in text] == []
+
+
+def test_the_pictures_of_the_twins_are_drawn_from_the_run_whose_numbers_are_stored():
+    for path in make_twins.PICTURES.values():
+        with Image.open(path) as picture:
+            assert picture.text[make_twins.STORED.name] == make_twins.signature()
 
 
 @pytest.mark.parametrize("page", PAGES)
