@@ -223,7 +223,8 @@ class Labels:
             middle = line[:, 0].mean()
             nearest = sorted(path[2:-2], key=lambda point: abs(point[0] - middle))
             up = self.widths[at] / 2 * PIXEL
-            boxes = [self._box((x, y + up), text) for x, y in nearest]
+            raised = up + self.height / 2  # clear of an edge that begins at the same writer
+            boxes = [self._box((x, y + lift), text) for lift in (up, raised) for x, y in nearest]
             boxes += [box for point in nearest for box in self._beside(point, at, text)]
         for own in boxes:
             left, right, low, high = own
