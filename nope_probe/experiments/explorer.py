@@ -197,8 +197,7 @@ def _arrays(combinations: Iterable[Combination]) -> dict[str, Any]:
             [LayerMaps.of(x, source.counts, queries, skip_keys) for x in of.flatten(1, 2).unbind(1)]
             for of in (folds, intact)
         )
-        pairs = zip(*panels, strict=True)
-        kept = [kept_pattern(*shared_patterns(both)) for both in pairs]
+        kept = [_kept(*both) for both in zip(*panels, strict=True)]
         cells = shown.flatten(0, 1).cpu().double().numpy()
         small = pool(RowMaps(values=cells, queries=queries.numpy()), MAX_POSITIONS)
         maps.append(small.values.reshape(*shown.shape[:2], *small.values.shape[1:]))

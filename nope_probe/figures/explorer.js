@@ -214,12 +214,13 @@ function draw() {
 
 function drawMaps(view) {
   const signed = view.kind === "pattern";
+  // A run has a scale of its own, that of its intact map and of what is left.
+  const ofRun = (place, of) => limits([values(view, 0, state.layer, place), maps[of]], view, signed);
+  const both = data.beside ? null : limits([maps.intact, maps.ablated], view, signed);
   canvases.forEach((canvas, place) => {
     const of = canvas.dataset.of;
     const change = !data.beside && of === "difference";
-    // Each run has a scale of its own, that of its intact map and of what is left.
-    const both = data.beside ? [values(view, 0, state.layer, place), maps[of]] : [maps.intact, maps.ablated];
-    const scale = change && !signed ? limits([maps.difference], view, true) : limits(both, view, signed);
+    const scale = change && !signed ? limits([maps.difference], view, true) : both || ofRun(place, of);
     const names = change || signed ? diverging() : data.colours.sequential;
     paint(canvas, maps[of], view.n, scale, names);
     const figure = canvas.parentElement;

@@ -90,10 +90,7 @@ def capture(session: Session[Settings]) -> Heads:
         if asked is not None and text is not None and query is not None:
             kept = settings.n_kept(session.sequences())
             explain = partial(captured_terms, engine, asked, text, query, kept)
-            try:
-                why = engine.once("why", explain, condition)
-            except NotImplementedError as error:
-                raise UserError(f"--why {settings.why}: {error}") from error
+            why = engine.once("why", explain, condition)
     splits, counts = torch.cat([part["splits"] for part in parts]), parts[0]["counts"]
     return Heads(
         splits={

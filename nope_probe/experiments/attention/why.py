@@ -73,10 +73,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
             )
         return captured_terms(engine, asked, text, query, settings.n_kept(inputs), stream)
 
-    try:
-        terms = engine.once(None, capture, ablation if settings.remove else None)
-    except NotImplementedError as error:
-        raise UserError(f"--why {settings.why}: {error}") from error
+    terms = engine.once(None, capture, ablation if settings.remove else None)
     table = why_table(terms, torch.from_numpy(kept_weights), shown_pieces(run.manifest["text"]))
     return Why(head=str(settings.why), query=query, table=table)
 
@@ -124,13 +121,16 @@ def captured_terms(
         stream: deals out batches and saves sums.
 
     Raises:
-        NotImplementedError: for a model whose queries and keys are no sums over writers.
+        UserError: for a model whose queries and keys are no sums over writers.
     """
     layer, number = head
     options: dict[str, Any] = {"layers": [layer], "per_head": True, "skip_keys": kept}
     whole = replace(engine, n_folds=1, documents=None)
-    others = whole.by_fold(capture_positions, stream, **options)
-    own = capture_positions(engine.model, text, n_folds=1, query_rows=text.shape[1], **options)
+    try:
+        others = whole.by_fold(capture_positions, stream, **options)
+        own = capture_positions(engine.model, text, n_folds=1, query_rows=text.shape[1], **options)
+    except NotImplementedError as error:
+        raise UserError(f"--why L{layer}H{number}: {error}") from error
     of_text, of_others = (_head(sums, layer, number) for sums in (own, others))
     terms = query_terms(of_text, of_others, query, skip_keys=kept)
     named: dict[str, Mapping[str, Tensor]] = {

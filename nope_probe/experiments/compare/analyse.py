@@ -19,7 +19,7 @@ from nope_probe.analyses.pattern_changes import (
     pattern_difference,
 )
 from nope_probe.analyses.shapley import player_set
-from nope_probe.components import SOURCES, is_rope
+from nope_probe.components import SOURCES
 from nope_probe.conditions import INTACT, Condition, kept_name
 from nope_probe.errors import UserError, closed_choices
 from nope_probe.experiments.compare.members import Map, Member, StoredMap, share_sequences
@@ -90,6 +90,11 @@ class Compared:
     query_positions: Int[np.ndarray, " row"] | None = None
 
 
+def shared_maps(members: Sequence[Member]) -> list[str]:
+    """Return the names of the maps that all runs have."""
+    return [name for name in members[0].maps if all(name in member.maps for member in members)]
+
+
 def compare_maps(members: Sequence[Member]) -> list[Compared]:
     """Return the maps that all runs have, with their differences.
 
@@ -99,8 +104,7 @@ def compare_maps(members: Sequence[Member]) -> list[Compared]:
     Raises:
         UserError: if some runs have maps, but no map is common to all.
     """
-    base = members[0]
-    names = [name for name in base.maps if all(name in member.maps for member in members)]
+    base, names = members[0], shared_maps(members)
     if not names and any(member.maps for member in members):
         raise UserError("the runs have no maps in common")
     compared = []
@@ -236,16 +240,12 @@ def switched_sources(members: Sequence[Member]) -> Explorer | None:
     if not sources:
         return None
     players = player_set(sources)
-    names = [name for name in members[0].maps if all(name in member.maps for member in members)]
+    names = shared_maps(members)
     runs: dict[str, dict[Condition, Layers]] = {member.label: {} for member in members}
     for member in members:
         for condition in combinations(players):
-            kept = [
-                name
-                for name in member.intact.split("+")
-                if name not in condition and not ("rope" in condition and is_rope(name))
-            ]
-            folds = {name: member.folds(name, kept_name(kept)) for name in names}
+            kept = kept_name({*member.intact.split("+")} - condition)
+            folds = {name: member.folds(name, kept) for name in names}
             layers = {int(name[1:]): maps for name, maps in folds.items() if maps is not None}
             if len(layers) < len(names):
                 return None

@@ -130,11 +130,13 @@ def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.Data
     else:
         n = int(excludes_zero(table, "difference").sum())
         sentence = f"{n} of {len(table)} numbers differ beyond their 95% interval."
-    paired = any(d.paired for d in differences) or bool((table["method"] == PAIRED).any())
     if members[0].kind == "simulate":
         method = "simulations"
+    elif not share_sequences(members):
+        method = "others"
     else:
-        method = ("others", "foldless", "paired")[share_sequences(members) * (1 + paired)]
+        paired = any(d.paired for d in differences) or (table["method"] == PAIRED).any()
+        method = "paired" if paired else "foldless"
     return [sentence, METHODS[method]]
 
 
