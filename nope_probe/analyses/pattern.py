@@ -1,12 +1,8 @@
-"""The positional pattern in a score map, and measures of it.
+"""The lead of the first key and the pattern among the other keys in a score map, and their measures.
 
-Softmax ignores a constant per row. The pattern is therefore the score map less each row's mean over
-the keys j < i that the query sees (a sliding window hides the first keys). The pattern is defined
-on these cells, and NaN elsewhere.
-
-Estimates are added up over blocks of rows of a layer's folds. Sums over cells, over the cells of a
-distance and over the first keys are linear in the maps, so they are kept per fold. The order of
-values is not linear, so it is taken from the means without each fold.
+Estimates are added up over blocks of rows of a layer's folds. Leads, and sums over cells and over
+the cells of a distance, are linear in the maps, so they are kept per fold. The order of values is
+not linear, so it is taken from the means without each fold.
 
 The order is read as locality and monotonicity. For more than 512 rows, both use every
 (rows/256)-th row, rounded up. Ordering the keys of all queries would take longer than the model,
@@ -20,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms
@@ -29,53 +25,43 @@ from nope_probe.analyses.pattern_rows import (
     beyond_rounding,
     distance_sums,
     mean_squares,
-    names_of_parts,
 )
 from nope_probe.errors import UserError, closed_choices
 from nope_probe.maps.estimates import Estimates, ProductSums
-from nope_probe.maps.layers import Pattern, set_apart
+from nope_probe.maps.layers import MIN_KEYS, LayerMaps, Pattern, with_skip_keys
 from nope_probe.maps.maps import Layers, ScoreMaps, layers_of
 from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions
 
-ORDERS = ("locality", "monotonicity", "monotonicity_lag1")
+ORDERS = ("locality", "monotonicity")
 LAG = 8
-MIN_KEYS = 8
 EXACT_ROWS = 512  # up to this number of rows, the keys of all queries are ordered
 ORDERED_ROWS = 256  # above it, the keys of about this number of queries are ordered
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """Measures of one layer's pattern, each with a 95% interval.
+    """Measures of one layer's lead and pattern, each with a 95% interval.
 
-    All but the amplitudes measure the shape of the pattern P among the other keys. Locality and
-    monotonicity are undefined where all scores of every row are equal.
+    All but the lead measure the pattern P among the other keys. Locality and monotonicity are
+    undefined where all scores of every row are equal.
 
     Attributes:
+        lead: the score of the first key less the mean of the other earlier keys, nats: the mean
+            over queries that see it and 8 other keys or more. Undefined where no key is first.
         amplitude: RMS of the pattern, nats, corrected for noise (so it can come out negative).
-        amplitude_first, amplitude_others: RMS of its part at the first keys, and of its part among
-            the other keys, nats; their squares add up to that of `amplitude`.
         locality: mean over rows of 8 keys or more of Spearman(P[i, j], j), -1 to 1. Noise biases
-            locality towards 0, and both monotonicities towards 1/2.
+            locality towards 0, and monotonicity towards 1/2.
         monotonicity: share of pairs with P[i, j+8] > P[i, j]; 1/2 is no trend.
-        monotonicity_lag1: monotonicity at lag 1; below 1,000 sequences it is mostly noise.
         relative_r2: share of <P, P> that has the form a(i) + f(i-j); 1 for ALiBi.
         non_relative: RMS of the rest, nats.
-        edge_contrast: mean of the diagonal-normalised map over the first 5% of kept keys, less its
-            mean over the other keys, nats (the paper's Figures 4 and 5).
-        edge_contrast_visible: the edge contrast of the non-relative part, which softmax sees, nats.
     """
 
+    lead: Interval
     amplitude: Interval
-    amplitude_first: Interval
-    amplitude_others: Interval
     locality: Interval
     monotonicity: Interval
-    monotonicity_lag1: Interval
     relative_r2: Interval
     non_relative: Interval
-    edge_contrast: Interval
-    edge_contrast_visible: Interval
 
 
 @closed_choices("skip_keys")
@@ -86,7 +72,7 @@ def measure(
     counts: Int[Tensor, " fold"] | None = None,
     query_positions: QueryPositions = None,
 ) -> list[Measures]:
-    """Measure the pattern of each layer, in the order of the maps.
+    """Measure the lead and the pattern of each layer, in the order of the maps.
 
     For more than 512 rows, locality and monotonicity use every (rows/256)-th row, rounded up.
 
@@ -108,14 +94,14 @@ def measure(
         True
     """
     layers = layers_of(maps, counts, query_positions)
-    return [measure_pattern(layer.pattern) for layer in set_apart(layers, skip_keys).values()]
+    return [measure_pattern(layer.pattern) for layer in with_skip_keys(layers, skip_keys).values()]
 
 
 @closed_choices("skip_keys")
 def measure_heads(
     maps: ScoreMaps | Layers, skip_keys: int | Literal["auto"] = "auto"
 ) -> dict[tuple[int, int], Measures]:
-    """Measure the pattern of each head, by its layer and number, as `measure` does of a layer.
+    """Measure the lead and pattern of each head, by layer and number, as `measure` does of a layer.
 
     Args:
         maps: the result of `capture_scores(..., per_head=True)`.
@@ -132,7 +118,7 @@ def measure_heads(
         >>> measure_heads(maps)[1, 3].amplitude.value > 1
         True
     """
-    layers = set_apart(layers_of(maps), skip_keys)
+    layers = with_skip_keys(layers_of(maps), skip_keys)
     if not all(layer.heads for layer in layers.values()):
         raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
     return {
@@ -143,11 +129,11 @@ def measure_heads(
 
 
 def measure_pattern(pattern: Pattern) -> Measures:
-    """Measure the pattern of one layer, or of one head, as `measure` does."""
-    estimates = pattern_estimates(pattern)
+    """Measure the lead and the pattern of one layer, or of one head, as `measure` does."""
+    estimates = measure_estimates(pattern)
     # Equal scores have no order, so their ties must not count as "no trend".
-    has_order = bool(estimates["amplitude_others_squared"].values.any())
-    measures = {"relative_r2": UNDEFINED}
+    has_order = bool(estimates["amplitude_squared"].values.any())
+    measures = {"relative_r2": UNDEFINED, "lead": UNDEFINED}
     for name, of_name in estimates.items():
         if name.endswith("_squared"):
             measures[name.removesuffix("_squared")] = rms(of_name)
@@ -158,59 +144,28 @@ def measure_pattern(pattern: Pattern) -> Measures:
     return Measures(**measures)
 
 
-def pattern_estimates(pattern: Pattern) -> dict[str, Estimates]:
+def measure_estimates(pattern: Pattern, *, n_bytes: int = BLOCK_BYTES) -> dict[str, Estimates]:
     """Return the estimates of `Measures` by name; mean squares as `name`_squared, squared nats.
 
-    `relative_r2` is missing where the pattern among the other keys does not exceed its noise.
-
-    Args:
-        pattern: the whole pattern of a layer or head.
-    """
-    shapes = measure_estimates(pattern.among_others)
-    alone, rest = shapes.pop("amplitude_squared"), shapes["non_relative_squared"]
-    others, first = (
-        alone * (pattern.apart.count / max(1, pattern.visible.count)),
-        _first_squares(pattern),
-    )
-    squares = (first + others, first, others)
-    names = (f"{name}_squared" for name in names_of_parts("amplitude"))
-    estimates = dict(zip(names, squares, strict=True)) | shapes
-    if jackknife(alone).low > 0:
-        estimates["relative_r2"] = (alone - rest) / alone
-    return estimates
-
-
-def _first_squares(pattern: Pattern) -> Estimates:
-    """Return the mean square of the part at the first keys; 0 within the rounding of the scores."""
-    if not pattern.has_first:
-        zeros = torch.zeros(1 + pattern.n_folds, dtype=torch.float64)
-        return Estimates(values=zeros, weights=pattern.maps.weights)
-    sums, score_square = ProductSums(), torch.zeros((), dtype=torch.float64)
-    for block in pattern.first.blocks():
-        sums.add(block.rows[None])
-        score_square += mean_squares(block.scores, block.start, pattern.visible).mean()
-    return beyond_rounding(pattern.estimates(sums), score_square)
-
-
-def measure_estimates(pattern: Pattern, *, n_bytes: int = BLOCK_BYTES) -> dict[str, Estimates]:
-    """Return the estimates of a pattern's strength and shape: on all folds, then without each fold.
-
-    `amplitude_squared` and `non_relative_squared` are unbiased mean squares, in squared nats; they
-    are 0 within the rounding of the scores.
+    `relative_r2` is missing where the pattern does not exceed its noise, and `lead` where there is
+    none. Mean squares are unbiased, and 0 within the rounding of the scores.
 
     Args:
         pattern: the pattern of a layer or head.
         n_bytes: memory for a block of rows.
     """
-    maps, cells = pattern.maps, pattern.cells
-    score_square = torch.zeros((), dtype=torch.float64)
-    scores, patterns, trends = _ScoreSums(pattern), _PatternSums(pattern), TrendSums(pattern)
+    maps, cells, lead = pattern.maps, pattern.cells, pattern.lead
+    score_square, leads = torch.zeros((), dtype=torch.float64), []
+    patterns, trends = _PatternSums(pattern), TrendSums(pattern)
+    known = torch.zeros((), dtype=torch.bool)
     for block in pattern.blocks(n_bytes):
-        scores.add(block.scores, block.start)
+        known |= validated_cells(block.scores, block.start, maps).any()
         score_square += mean_squares(block.scores, block.start, cells).mean()
         patterns.add(block.rows, block.start)
         trends.add_block(block.rows, block.start)
-    if not scores.counts.any():
+        if lead is not None:
+            leads.append(lead.rows(block.scores, block.start))
+    if not known:
         raise ValueError("a score map has no finite cell")
     rest, fit = _PatternSums(pattern), NonRelativeRows(patterns.by_distance, cells)
     for block in pattern.blocks(n_bytes):
@@ -218,79 +173,71 @@ def measure_estimates(pattern: Pattern, *, n_bytes: int = BLOCK_BYTES) -> dict[s
     squares, rest_squares = (
         beyond_rounding(pattern.estimates(sums.products), score_square) for sums in (patterns, rest)
     )
-    contrast, visible = (
-        Estimates.of_means(sums.edge_contrast(), maps.weights) for sums in (scores, rest)
-    )
-    return {
+    estimates = {
         "amplitude_squared": squares,
         "non_relative_squared": rest_squares,
         **trends.estimates(),
-        "edge_contrast": contrast,
-        "edge_contrast_visible": visible * float(rest_squares.values.any()),
     }
+    if leads:
+        estimates["lead"] = Estimates.of_means(torch.cat(leads, -1).mean(-1), maps.weights)
+    if jackknife(squares).low > 0:
+        estimates["relative_r2"] = (squares - rest_squares) / squares
+    return estimates
+
+
+def validated_cells(
+    scores: Float[Tensor, "fold row key_pos"], start: int, maps: LayerMaps
+) -> Bool[Tensor, "row key_pos"]:
+    """Return the cells j <= i of a block of rows that hold a number in every fold.
+
+    Raises:
+        ValueError: for a cell j < i that is visible and not finite.
+    """
+    known = scores.isfinite().all(0).tril(start)
+    if not known[maps.visible.rows(start, start + scores.shape[1])].all():
+        raise ValueError("a score map has a non-finite cell below the diagonal")
+    return known
 
 
 class _PatternSums:
     """Sums over blocks of rows of patterns, or of a part of them; 0 outside the kept cells."""
 
     def __init__(self, pattern: Pattern) -> None:
-        self.cells, self.products, n_folds = pattern.cells, ProductSums(), pattern.n_folds
-        self.by_distance = torch.zeros(n_folds, self.cells.n, dtype=torch.float64)
-        self.first = torch.zeros(n_folds, dtype=torch.float64)
+        self.products, self.n = ProductSums(), pattern.maps.n
+        self.by_distance = torch.zeros(pattern.n_folds, self.n, dtype=torch.float64)
 
     def add(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
         """Add a block of rows, from the query `start` on."""
         self.products.add(rows[None])
-        self.by_distance += distance_sums(rows, start, self.cells.n)
-        self.first += rows[..., self.cells.skip_keys : self.cells.edge].sum((1, 2))
-
-    def edge_contrast(self) -> Float[Tensor, " fold"]:
-        """Return the mean over the first 5% of kept keys less the mean over the other keys."""
-        n_first = self.cells.first_by_distance.sum()
-        n_others = self.cells.count - n_first
-        return self.first / n_first - (self.by_distance.sum(1) - self.first) / n_others
-
-
-class _ScoreSums:
-    """Sums over blocks of rows of scores, from which each diagonal's mean is subtracted."""
-
-    def __init__(self, pattern: Pattern) -> None:
-        self.n, self.cells, self.visible = pattern.maps.n, pattern.cells, pattern.maps.visible
-        self.sums = torch.zeros(pattern.n_folds, self.n, dtype=torch.float64)
-        self.counts = torch.zeros(self.n, dtype=torch.float64)
-        self.first = torch.zeros(pattern.n_folds, dtype=torch.float64)
-        self.total = torch.zeros(pattern.n_folds, dtype=torch.float64)
-
-    def add(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
-        known = rows.isfinite().all(0).tril(start)
-        if not known[self.visible.rows(start, start + rows.shape[1])].all():
-            raise ValueError("a score map has a non-finite cell below the diagonal")
-        self.sums += distance_sums(rows.where(known, 0.0), start, self.n)
-        self.counts += distance_sums(known.double(), start, self.n)
-        kept = rows.where(self.cells.rows(start, start + rows.shape[1]), 0.0)
-        self.first += kept[..., : self.cells.edge].sum((1, 2))
-        self.total += kept.sum((1, 2))
-
-    def edge_contrast(self) -> Float[Tensor, " fold"]:
-        """Return the edge contrast of the scores less the mean of each diagonal."""
-        first = self.cells.first_by_distance
-        others = self.cells.by_distance - first
-        contrast = self.first / first.sum() - (self.total - self.first) / others.sum()
-        weights = first / first.sum() - others / others.sum()
-        return contrast - (self.sums / self.counts.clamp_min(1)) @ weights
+        self.by_distance += distance_sums(rows, start, self.n)
 
 
 def edge_contrast(pattern: Pattern) -> Float[Tensor, " fold"]:
-    """Return the edge contrast of the scores of each fold less the mean of each diagonal, nats."""
-    scores = _ScoreSums(pattern)
+    """Return the edge contrast of the scores of each fold, nats (the paper's Figures 4 and 5).
+
+    It is the mean, over the first 5% of the kept keys, of the scores less the mean of each
+    diagonal, less the mean over the other kept keys. Softmax does not see all of it.
+    """
+    maps, cells = pattern.maps, pattern.cells
+    sums = torch.zeros(pattern.n_folds, maps.n, dtype=torch.float64)
+    counts = torch.zeros(maps.n, dtype=torch.float64)
+    first, total = torch.zeros(2, pattern.n_folds, dtype=torch.float64)
     for block in pattern.blocks():
-        scores.add(block.scores, block.start)
-    return scores.edge_contrast()
+        known = validated_cells(block.scores, block.start, maps)
+        sums += distance_sums(block.scores.where(known, 0.0), block.start, maps.n)
+        counts += distance_sums(known.double(), block.start, maps.n)
+        kept = cells.rows(block.start, block.start + block.scores.shape[1])
+        scores = block.scores.where(kept, 0.0)
+        first += scores[..., : cells.edge].sum((1, 2))
+        total += scores.sum((1, 2))
+    n_first, n_others = cells.first_by_distance, cells.by_distance - cells.first_by_distance
+    contrast = first / n_first.sum() - (total - first) / n_others.sum()
+    weights = n_first / n_first.sum() - n_others / n_others.sum()
+    return contrast - (sums / counts.clamp_min(1)) @ weights
 
 
 def order_estimates(pattern: Pattern) -> dict[str, Estimates]:
-    """Return the estimates of locality and both monotonicities, by their names in `Measures`."""
-    pattern = pattern.among_others
+    """Return the estimates of locality and monotonicity, by their names in `Measures`."""
     trends = TrendSums(pattern)
     for block in pattern.blocks():
         trends.add_block(block.rows, block.start)
@@ -317,9 +264,9 @@ class TrendSums:
         queries, n_maps = pattern.maps.queries, 1 + pattern.n_folds
         self.pattern = pattern
         self.queries = queries[:: query_stride(len(queries))].contiguous()
-        self.n_rows, self.n_pairs = 0, {1: 0, LAG: 0}
+        self.n_rows, self.n_pairs = 0, 0
         self.correlations = torch.zeros(n_maps, dtype=torch.float64)
-        self.signs = {lag: torch.zeros(n_maps, dtype=torch.float64) for lag in self.n_pairs}
+        self.signs = torch.zeros(n_maps, dtype=torch.float64)
 
     def add_block(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
         """Add the rows of a block whose keys are ordered."""
@@ -336,28 +283,23 @@ class TrendSums:
         if n_keys >= MIN_KEYS:
             self.correlations += spearman_with_order(row)
             self.n_rows += 1
-        for lag in self.signs:
-            if n_keys > lag:
-                self.signs[lag] += (row[:, lag:] - row[:, :-lag]).sign().sum(-1)
-                self.n_pairs[lag] += n_keys - lag
+        if n_keys > LAG:
+            self.signs += (row[:, LAG:] - row[:, :-LAG]).sign().sum(-1)
+            self.n_pairs += n_keys - LAG
 
     @property
     def locality(self) -> Float[Tensor, " map"]:
         """The mean Spearman correlation of P[i, j] with j; NaN without rows of 8 keys."""
         return self.correlations / self.n_rows if self.n_rows else self.correlations * torch.nan
 
-    def monotonicity(self, lag: int) -> Float[Tensor, " map"]:
-        """Return the share of pairs of keys with P[i, j+lag] > P[i, j]; NaN without pairs."""
-        n_pairs = self.n_pairs[lag]
-        return (self.signs[lag] / n_pairs + 1) / 2 if n_pairs else self.signs[lag] * torch.nan
+    @property
+    def monotonicity(self) -> Float[Tensor, " map"]:
+        """The share of pairs of keys with P[i, j+8] > P[i, j]; NaN without pairs."""
+        return (self.signs / self.n_pairs + 1) / 2 if self.n_pairs else self.signs * torch.nan
 
     def estimates(self) -> dict[str, Estimates]:
         """Return the estimates of the measures by their names in `Measures`."""
-        values = {
-            "locality": self.locality,
-            "monotonicity": self.monotonicity(LAG),
-            "monotonicity_lag1": self.monotonicity(1),
-        }
+        values = {"locality": self.locality, "monotonicity": self.monotonicity}
         weights = self.pattern.maps.weights
         return {name: Estimates(values=x, weights=weights) for name, x in values.items()}
 

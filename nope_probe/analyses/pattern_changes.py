@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
@@ -22,9 +23,8 @@ from nope_probe.analyses.jackknife import (
     rms_difference,
     signed_root,
 )
-from nope_probe.analyses.pattern import order_estimates, pattern_estimates
+from nope_probe.analyses.pattern import measure_estimates, order_estimates
 from nope_probe.analyses.pattern_rows import (
-    ContrastGram,
     NonRelativeRows,
     beyond_rounding,
     exceeds_rounding,
@@ -38,12 +38,12 @@ from nope_probe.maps.layers import Pattern
 
 @dataclass(frozen=True, kw_only=True)
 class KeptPattern:
-    """Measures of one positional pattern v beside the intact model's u, with 95% intervals.
+    """Measures of one positional pattern v and of the intact model's u, with 95% intervals.
 
     Attributes:
-        amplitude: RMS of v among the other keys, corrected for noise; nats for scores.
+        amplitude: RMS of v, corrected for noise; nats for scores.
         locality: as `Measures.locality`, -1 to 1, from every `query_stride(n_rows)`-th row.
-        share: <v, u> / <u, u> among the other keys, the share of the intact positional pattern
+        share: <v, u> / <u, u>, the share of the intact positional pattern
             that is left: 1 for the intact model, undefined where u does not exceed its noise.
     """
 
@@ -85,11 +85,11 @@ def kept_pattern(pattern: Pattern, intact: Pattern) -> KeptPattern:
     if not all(one.maps.folds.maps[:, cells].isfinite().all() for one in (pattern, intact)):
         return KeptPattern(amplitude=UNDEFINED, locality=UNDEFINED, share=UNDEFINED)
     gram = ContrastGram.of({"v": pattern, "u": intact})
-    amplitude, locality = gram.rms({"v": 1.0}, "others"), order_estimates(pattern)["locality"]
+    amplitude, locality = gram.size({"v": 1.0}), order_estimates(pattern)["locality"]
     return KeptPattern(
         amplitude=amplitude,
         locality=jackknife(locality) if amplitude.value else UNDEFINED,
-        share=gram.kept({"v": 1.0}, {"u": 1.0}),
+        share=gram.share({"v": 1.0}, {"u": 1.0}),
     )
 
 
@@ -160,9 +160,8 @@ def mask_effect(with_mask: Pattern, without_mask: Pattern) -> MaskEffect:
 def non_relative_squares(pattern: Pattern) -> Estimates:
     """Return the mean square of the non-relative part, on all folds and without each fold.
 
-    It is the mean over the other keys, and 0 within the rounding of the scores.
+    It is 0 within the rounding of the scores.
     """
-    pattern = pattern.among_others
     products, cells = ProductSums(), pattern.cells
     rest = NonRelativeRows(pattern_distance_sums(pattern), cells)
     score_square = torch.zeros((), dtype=torch.float64)
@@ -191,8 +190,8 @@ def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[s
         >>> abs(change["amplitude"].value) < 1e-6, abs(change["locality"].value) < 1e-6
         (True, True)
     """
-    x, y = map(pattern_estimates, (one, other))
-    differences = {"relative_r2": UNDEFINED}
+    x, y = map(measure_estimates, (one, other))
+    differences = {"relative_r2": UNDEFINED, "lead": UNDEFINED}
     for name in (name for name in x if name in y):
         is_square = name.endswith("_squared")
         if paired and is_square:

@@ -1,4 +1,4 @@
-"""Patterns a block of rows at a time: by distance, beyond rounding, and as contrasts.
+"""Patterns a block of rows at a time: by distance, and beyond rounding.
 
 A block of rows of a pattern is zero outside the kept cells. The rows have mean 0, so the projection
 on {a(i) + f(i-j)} follows from the pattern's sums over each distance. With a eliminated, f solves
@@ -8,35 +8,25 @@ has no constant part.
 Where all tokens are equal, or a removed component had no effect, rounding errors remain as a
 pattern. They are identical in all folds, so they look like signal. A pattern that does not exceed
 the rounding of the scores is therefore set to 0.
-
-Every share of a contrast of conditions is an inner product in one Gram matrix of their patterns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from math import prod
-from typing import Generic, TypeVar, get_args
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nope_probe.analyses.jackknife import Interval, rms, rms_ratio, share
-from nope_probe.analyses.shapley import Contrast
-from nope_probe.conditions import Condition
 from nope_probe.maps.centred import KeptCells, first_visible_keys
-from nope_probe.maps.estimates import Estimates, ProductSums
-from nope_probe.maps.layers import Part, Pattern
+from nope_probe.maps.estimates import Estimates
+from nope_probe.maps.layers import Pattern
 
 # Share of the RMS score. Models in float32 leave up to half of this (128 equal tokens).
 ROUNDING = 8 * torch.finfo(torch.float32).eps
 UNSEEN = torch.finfo(torch.float32).eps  # nats: of this, attention in float32 sees nothing
-GRAM_BYTES = 1 << 26
-Name = TypeVar("Name", bound=Hashable)  # names a map: a condition, or a term of a split
 
 
 def pattern_distance_sums(pattern: Pattern) -> Float[Tensor, "fold distance"]:
@@ -241,140 +231,3 @@ def _equations(n_rows: tuple[int, ...]) -> _Equations:
     return _Equations(
         group=group, sizes=sizes, n_rows=counts, factor=torch.linalg.cholesky(equations)
     )
-
-
-def contrast_map(
-    contrast: Contrast, maps: Mapping[Condition, Float[Tensor, "*batch row key_pos"]]
-) -> Float[Tensor, "*batch row key_pos"]:
-    """Return the map of a contrast, nats: the weighted sum of the conditions' maps."""
-    total = torch.zeros_like(next(iter(maps.values())))
-    for condition, weight in contrast.items():
-        total += weight * maps[condition]
-    return total
-
-
-def names_of_parts(name: str) -> tuple[str, str, str]:
-    """Return the names of a number, of what the first keys bring of it, and of what others bring.
-
-    Example:
-        >>> names_of_parts("share")
-        ('share', 'share_first', 'share_others')
-    """
-    return name, f"{name}_first", f"{name}_others"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ContrastGram(Generic[Name]):
-    """Inner products of contrasts, on all folds and without each fold, from one Gram matrix.
-
-    Products are means over the cells of the whole pattern, so products of the part at the first
-    keys and of the part among the other keys add up to those of the whole.
-
-    Attributes:
-        row: the row of each condition in the Gram matrices.
-        first: the inner products of the patterns' parts at the first keys, squared nats.
-        others: the inner products of their parts among the other keys, squared nats.
-        weights: the share of all sequences that each fold holds.
-        score_squares: the mean square of each condition's scores, squared nats. A contrast within
-            their rounding is 0, and shares of it are undefined.
-    """
-
-    row: Mapping[Name, int]
-    first: Float[Tensor, "one_plus_folds condition condition"]
-    others: Float[Tensor, "one_plus_folds condition condition"]
-    weights: Float[Tensor, " fold"]
-    score_squares: Float[Tensor, " condition"]
-
-    @classmethod
-    def of(
-        cls, patterns: Mapping[Name, Pattern], *, n_bytes: int = GRAM_BYTES
-    ) -> ContrastGram[Name]:
-        """Return the inner products of patterns on shared cells, read a block of rows at a time.
-
-        Args:
-            patterns: the patterns of one layer in each condition, or of other maps of it.
-            n_bytes: memory for the patterns of all conditions that are held at once.
-        """
-        of_conditions = list(patterns.values())
-        maps, cells = of_conditions[0].maps, of_conditions[0].visible
-        parts: list[Part] = ["others", "first"] if of_conditions[0].has_first else ["others"]
-        shape = len(patterns), maps.folds.n_folds
-        sums = {part: ProductSums() for part in parts}
-        squares = torch.zeros(len(patterns), dtype=torch.float64)
-        for start, stop in maps.folds.where.blocks(len(parts) * prod(shape), n_bytes):
-            rows = torch.empty(len(parts), *shape, stop - start, stop, dtype=torch.float64)
-            for index, pattern in enumerate(of_conditions):
-                scores = pattern.maps.folds.rows(start, stop).double()
-                squares[index] += mean_squares(scores, start, cells).mean()
-                for of_part, part in zip(rows, parts, strict=True):
-                    of_part[index] = replace(pattern, part=part).centred(scores, start)
-            for of_part, part in zip(rows, parts, strict=True):
-                sums[part].add(of_part)
-        grams = {part: s.cross_products(cells.count, maps.weights) for part, s in sums.items()}
-        return cls(
-            row={condition: row for row, condition in enumerate(patterns)},
-            first=grams.get("first", torch.zeros_like(grams["others"])),
-            others=grams["others"],
-            weights=maps.weights,
-            score_squares=squares,
-        )
-
-    @cached_property
-    def whole(self) -> Float[Tensor, "one_plus_folds condition condition"]:
-        """The inner products of the whole patterns, squared nats."""
-        return self.first + self.others
-
-    def product(
-        self, one: Mapping[Name, float], other: Mapping[Name, float], part: Part = "whole"
-    ) -> Estimates:
-        """Return <one, other> as a mean over cells, in squared nats.
-
-        Args:
-            one: a contrast.
-            other: a contrast.
-            part: of the whole patterns, or of their parts at the first or among the other keys.
-
-        Raises:
-            KeyError: for a condition without a pattern.
-        """
-        left, right = self._coefficients(one), self._coefficients(other)
-        values = torch.einsum("x,fxy,y->f", left, getattr(self, part), right)
-        return Estimates(values=values, weights=self.weights)
-
-    def rms(self, contrast: Mapping[Name, float], part: Part = "whole") -> Interval:
-        """Return the RMS of a contrast, or of its part, nats."""
-        return rms(self._square(contrast, part))
-
-    def share(
-        self, term: Mapping[Name, float], whole: Mapping[Name, float], part: Part = "whole"
-    ) -> Interval:
-        """Return <term, whole> / <whole, whole>, or what of it one part of the patterns brings."""
-        return share(self.product(term, whole, part), self._square(whole))
-
-    def shares(
-        self, name: str, term: Mapping[Name, float], whole: Mapping[Name, float]
-    ) -> dict[str, Interval]:
-        """Return a share as `name`, and its two parts as `name`_first and `name`_others."""
-        return {
-            by_part: self.share(term, whole, part)
-            for by_part, part in zip(names_of_parts(name), get_args(Part), strict=True)
-        }
-
-    def kept(self, term: Mapping[Name, float], whole: Mapping[Name, float]) -> Interval:
-        """Return <term, whole> / <whole, whole> among the other keys alone."""
-        return share(self.product(term, whole, "others"), self._square(whole, "others"))
-
-    def rms_ratio(self, whole: Mapping[Name, float], part: Mapping[Name, float]) -> Interval:
-        """Return RMS whole / RMS part; undefined where either does not exceed its noise."""
-        return rms_ratio(self._square(whole), self._square(part))
-
-    def _square(self, contrast: Mapping[Name, float], part: Part = "whole") -> Estimates:
-        """Return the mean square of a contrast, 0 within the rounding of its conditions' scores."""
-        score_square = self._coefficients(contrast).square() @ self.score_squares
-        return beyond_rounding(self.product(contrast, contrast, part), score_square)
-
-    def _coefficients(self, contrast: Mapping[Name, float]) -> Float[Tensor, " condition"]:
-        vector = torch.zeros(len(self.row), dtype=torch.float64)
-        for condition, weight in contrast.items():
-            vector[self.row[condition]] += weight
-        return vector

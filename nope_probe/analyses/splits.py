@@ -36,7 +36,8 @@ from nope_probe.analyses.jackknife import (
     Interval,
     jackknife,
 )
-from nope_probe.analyses.pattern_rows import ContrastGram, exceeds_rounding
+from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.pattern_rows import exceeds_rounding
 from nope_probe.analyses.recover import Rotation
 from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.layers import LayerMaps, Pattern
@@ -173,7 +174,7 @@ def split_bands(
         if of_pairs.coordinates:
             maps = LayerMaps.of(band_maps[:, index], scores.counts, scores.queries)
             gram = ContrastGram.of({"band": replace(pattern, maps=maps), "scores": pattern})
-            amplitude, share = gram.rms(band), gram.share(band, whole)
+            amplitude, share = gram.size(band), gram.share(band, whole)
             patterns.append(BandPattern(band=of_pairs, amplitude=amplitude, share=share))
     return patterns
 
@@ -221,8 +222,8 @@ def split_mean_covariance(layer: int, pattern: Pattern) -> MeanCovariance:
         layer=layer,
         mean=gram.share(mean, whole),
         covariance=gram.share(covariance, whole),
-        mean_rms=gram.rms(mean),
-        covariance_rms=gram.rms(covariance),
+        mean_rms=gram.size(mean),
+        covariance_rms=gram.size(covariance),
         dimensions=participation_ratio(key_means, scores.weights),
     )
 

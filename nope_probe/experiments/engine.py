@@ -54,7 +54,7 @@ from nope_probe.hooks.removing.targets import (
     resolve_targets,
 )
 from nope_probe.maps.folds import State, default_folds, under
-from nope_probe.maps.layers import set_apart
+from nope_probe.maps.layers import with_skip_keys
 from nope_probe.maps.maps import (
     AttentionMaps,
     Layers,
@@ -223,7 +223,7 @@ class Engine:
         """Return the score maps of some layers (all by default); see `capture_scores`."""
         options = {"layers": layers, "per_head": per_head, "residuals": self.residuals}
         tensors = self._captured(key, capture_scores, ablation, **options)
-        return self._set_apart(ScoreMaps.from_tensors(tensors))
+        return self._with_skip_keys(ScoreMaps.from_tensors(tensors))
 
     def stored_scores(
         self,
@@ -256,14 +256,14 @@ class Engine:
         restore(beside, under(tensors, "beside."))
         stored = tensors if self.checkpoint is None else self.checkpoint.open(key)
         captured = stored_layers(stored)
-        return captured if self.skip_keys is None else set_apart(captured, self.skip_keys)
+        return captured if self.skip_keys is None else with_skip_keys(captured, self.skip_keys)
 
     def stages(
         self, key: str | None, ablation: Ablation | None = None, *, layer: int = 0
     ) -> StageMaps:
         """Return the stage maps of one block; see `capture_stages`."""
         tensors = self._captured(key, capture_stages, ablation, layer=layer)
-        return self._set_apart(StageMaps.from_tensors(tensors))
+        return self._with_skip_keys(StageMaps.from_tensors(tensors))
 
     def positions(
         self,
@@ -277,9 +277,9 @@ class Engine:
         """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
         options = {"layers": layers, "writers": writers, "skip_keys": self.skip_keys}
         tensors = self._captured(key, capture_positions, ablation, per_head=per_head, **options)
-        return self._set_apart(PositionSums.from_tensors(tensors))
+        return self._with_skip_keys(PositionSums.from_tensors(tensors))
 
-    def _set_apart(self, maps: Maps) -> Maps:
+    def _with_skip_keys(self, maps: Maps) -> Maps:
         """Return captured maps with the engine's first keys apart, if it names any."""
         return maps if self.skip_keys is None else replace(maps, skip_keys=self.skip_keys)
 

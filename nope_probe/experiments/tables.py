@@ -360,7 +360,7 @@ def queries_table(layers: Layers) -> pd.DataFrame:
     """
     rows = []
     for layer, maps in layers.items():
-        for (first, last), square in mean_squares_by_query(maps.others):
+        for (first, last), square in mean_squares_by_query(maps.pattern):
             where = {"layer": layer, "query": first, "last_query": last}
             rows.append({**where, **interval_columns(rms=rms(square))})
     return pd.DataFrame(rows)

@@ -30,6 +30,7 @@ class KeptCells:
         first: the first kept key of every query; for a query without a row, the query itself.
         where: the queries of the rows, among all positions.
         skip_keys: how many first keys are left out for all queries.
+        sees_first: whether a query has a row and sees all keys from key 0 on.
 
     Example:
         >>> KeptCells.of(torch.tensor([0, 0, 0, 1, 2]), 1).n_keys.tolist()
@@ -42,6 +43,7 @@ class KeptCells:
     first: Int[Tensor, " pos"]
     where: MapRows
     skip_keys: int
+    sees_first: Bool[Tensor, " pos"]
 
     @classmethod
     def of(
@@ -69,7 +71,9 @@ class KeptCells:
             )
         first = torch.arange(n)
         first[where.queries] = first_visible.clamp_min(skip_keys)
-        return cls(first=first, where=where, skip_keys=skip_keys)
+        sees_first = torch.zeros(n, dtype=torch.bool)
+        sees_first[where.queries] = first_visible == 0
+        return cls(first=first, where=where, skip_keys=skip_keys, sees_first=sees_first)
 
     @property
     def n(self) -> int:
@@ -112,14 +116,15 @@ class KeptCells:
 
     def rows(self, start: int, stop: int) -> Bool[Tensor, "row key_pos"]:
         """Return the kept cells of the queries start to stop - 1 and the keys before stop."""
-        return self._of(torch.arange(start, stop), stop)
+        return self.of_queries(torch.arange(start, stop), stop)
 
     @cached_property
     def mask(self) -> Bool[Tensor, "row key_pos"]:
         """The kept cells of all rows."""
-        return self._of(self.query_positions, self.n)
+        return self.of_queries(self.query_positions, self.n)
 
-    def _of(self, queries: Int[Tensor, " row"], stop: int) -> Bool[Tensor, "row key_pos"]:
+    def of_queries(self, queries: Int[Tensor, " row"], stop: int) -> Bool[Tensor, "row key_pos"]:
+        """Return the kept cells of some queries and the keys before stop."""
         key = torch.arange(stop)
         return (key < queries[:, None]) & (key >= self.first[queries, None])
 

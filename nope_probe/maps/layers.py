@@ -1,8 +1,8 @@
-"""The score maps of a layer, which know their folds and rows, and the positional pattern in them.
+"""The score maps of a layer, which know their folds and rows, and the two questions put to them.
 
-Softmax ignores a constant per row. The pattern of a layer is therefore its score map less each
-row's mean over the keys j < i that the query sees. It splits into two orthogonal parts: at the
-first keys, which models treat as a sink, and among the other keys.
+Softmax ignores a constant per row. What it sees of the earlier keys of a row is therefore the
+*lead* of the first key, which models treat as a sink, over the mean of the other earlier keys, and
+the *pattern* among these others: their scores less that mean. The two are never mixed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from nope_probe.maps.folds import pooled
 from nope_probe.maps.rows import BLOCK_BYTES, MapRows, QueryPositions
 
 Rows = Float[Tensor, "fold row key_pos"]
-Part = Literal["whole", "first", "others"]
+Question = Literal["lead", "pattern"]
 Name = TypeVar("Name", bound=Hashable)  # names maps: a layer, or a head
+MIN_KEYS = 8  # other keys that a query of a lead sees, and that a row needs to have an order
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -35,7 +36,7 @@ class LayerMaps:
     Attributes:
         folds: the fold means, in memory or packed.
         counts: sequences per fold.
-        skip_keys: how many first keys stand apart in patterns: an attention sink.
+        skip_keys: how many keys count as first: 1 for tokens, 0 for vectors.
         stored_mean: [row, key_pos], the mean over all sequences, if it is stored beside the folds.
         mean_term: the mean term <E q_i, E k_j>, if it was kept.
         key_means: [fold, pos, width], the mean key of each position, if it was kept.
@@ -64,7 +65,7 @@ class LayerMaps:
             folds: fold means of scores, nats.
             counts: sequences per fold; all the same by default.
             query_positions: the queries of the rows; all by default.
-            skip_keys: how many first keys stand apart in patterns.
+            skip_keys: how many keys count as first.
         """
         sizes = torch.ones(len(folds), dtype=torch.long) if counts is None else counts
         rows = TensorFolds(folds, MapRows.of(folds, query_positions))
@@ -102,7 +103,7 @@ class LayerMaps:
 
     @property
     def pattern(self) -> Pattern:
-        """The positional pattern, with the first keys apart.
+        """The pattern among the other keys.
 
         Raises:
             ValueError: if no row has two other keys.
@@ -111,9 +112,9 @@ class LayerMaps:
         return pattern
 
     @property
-    def others(self) -> Pattern:
-        """The pattern among the other keys alone; see `Pattern.among_others`."""
-        return self.pattern.among_others
+    def lead(self) -> Lead | None:
+        """The lead of the first key; None where no key is first, or no query sees enough keys."""
+        return self.pattern.lead
 
 
 class Block(NamedTuple):
@@ -132,48 +133,20 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pattern:
-    """The positional pattern of a layer, or one of its two orthogonal parts.
-
-    In each row `first` is constant over the other keys, where `others` sums to 0. For any two
-    patterns <X, Y> = <X.first, Y.first> + <X.others, Y.others>, fold by fold.
+    """The positional pattern of a layer: its scores less each row's mean over the other keys.
 
     Attributes:
         maps: the layer's scores.
-        visible: the cells of the whole pattern, over which products are means.
-        apart: the cells of the other keys.
-        part: the whole, the part at the first keys, or the part among the other keys.
+        cells: the cells of the other keys, skip_keys <= j < i, that the model does not hide.
 
     Example:
         >>> pattern = LayerMaps.of(torch.randn(4, 7, 7), skip_keys=1).pattern
-        >>> parts = pattern.first.squares() + pattern.others.squares()
-        >>> torch.allclose(parts.values, pattern.squares().values)
-        True
+        >>> pattern.dense()[:, 6, 1:6].sum(1).abs().max() < 1e-6
+        tensor(True)
     """
 
     maps: LayerMaps
-    visible: KeptCells
-    apart: KeptCells
-    part: Part = "whole"
-
-    @property
-    def first(self) -> Pattern:
-        """The part at the first keys: the whole less the part among the other keys."""
-        return replace(self, part="first")
-
-    @property
-    def others(self) -> Pattern:
-        """The part among the other keys; 0 at the first keys."""
-        return replace(self, part="others")
-
-    @property
-    def among_others(self) -> Pattern:
-        """The part among the other keys as a pattern of its own, whose means leave the rest out."""
-        return replace(self, visible=self.apart, part="whole")
-
-    @property
-    def has_first(self) -> bool:
-        """Whether any query sees a first key that stands apart; else the part there is 0."""
-        return not self.visible.first.equal(self.apart.first)
+    cells: KeptCells
 
     @property
     def n_folds(self) -> int:
@@ -181,9 +154,10 @@ class Pattern:
         return self.maps.folds.n_folds
 
     @property
-    def cells(self) -> KeptCells:
-        """The cells where the pattern can differ from 0."""
-        return self.apart if self.part == "others" else self.visible
+    def lead(self) -> Lead | None:
+        """The lead of the first key on the same rows; None where no query has one."""
+        lead = Lead(maps=self.maps, cells=self.cells)
+        return lead if self.cells.skip_keys and len(lead.queries) else None
 
     def blocks(self, n_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
         """Yield the pattern by blocks of consecutive queries.
@@ -202,21 +176,12 @@ class Pattern:
         Raises:
             ValueError: for a cell that is not finite.
         """
-        stop = start + scores.shape[-2]
-        if self.part == "others":
-            return centred_rows(scores, self.apart.rows(start, stop))
-        whole = centred_rows(scores, self.visible.rows(start, stop))
-        if self.part == "whole":
-            return whole
-        return whole - centred_rows(scores, self.apart.rows(start, stop))
+        return centred_rows(scores, self.cells.rows(start, start + scores.shape[-2]))
 
     def dense(self) -> Rows:
         """Return the pattern of each fold in memory, NaN outside its cells, in float64."""
         maps, cells = self.maps.folds.maps.double(), self.cells.mask
-        whole = centred_rows(maps, cells)
-        if self.part == "first":
-            whole = whole - centred_rows(maps, self.apart.mask)
-        return whole.where(cells, torch.nan)
+        return centred_rows(maps, cells).where(cells, torch.nan)
 
     def squares(self) -> Estimates:
         """Return the mean square <P, P>, squared nats."""
@@ -234,16 +199,82 @@ class Pattern:
 
     def estimates(self, sums: ProductSums) -> Estimates:
         """Return a mean over the cells from sums over blocks."""
-        return sums.product(self.visible.count, self.maps.weights)
+        return sums.product(self.cells.count, self.maps.weights)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lead:
+    """The lead of the first key: its score less the mean of the other earlier keys, per query.
+
+    lead(i) = S[i, 0] - mean of S[i, j] over 1 <= j < i, for the queries that see key 0 and 8 other
+    keys or more. With several first keys the lead is of their mean.
+
+    Attributes:
+        maps: the layer's scores.
+        cells: the cells of the other keys.
+
+    Example:
+        >>> maps = torch.zeros(4, 13, 13)
+        >>> maps[..., 0] = 5.0
+        >>> lead = LayerMaps.of(maps, skip_keys=1).lead
+        >>> lead.queries.tolist(), lead.folds[0].tolist()
+        ([9, 10, 11, 12], [5.0, 5.0, 5.0, 5.0])
+    """
+
+    maps: LayerMaps
+    cells: KeptCells
+
+    @cached_property
+    def queries(self) -> Int[Tensor, " query"]:
+        """The queries that have a lead."""
+        queries = self.cells.query_positions
+        return queries[(self.cells.sees_first & (self.cells.n_keys >= MIN_KEYS))[queries]]
+
+    @cached_property
+    def folds(self) -> Float[Tensor, "fold query"]:
+        """The lead of each query in each fold, nats, float64."""
+        maps = self.maps.folds
+        blocks = maps.where.blocks(maps.n_folds)
+        rows = [self.rows(maps.rows(start, stop).double(), start) for start, stop in blocks]
+        return torch.cat(rows, -1)
+
+    def rows(self, scores: Rows, start: int) -> Float[Tensor, "fold query"]:
+        """Return the leads of the queries in rows of scores from the query `start` on.
+
+        Raises:
+            ValueError: for a cell that is not finite.
+        """
+        ends = torch.tensor([start, start + scores.shape[-2]])
+        first, behind = torch.searchsorted(self.queries, ends).tolist()
+        queries = self.queries[first:behind]
+        scores, skip_keys = scores[:, queries - start], self.cells.skip_keys
+        cells = self.cells.of_queries(queries, scores.shape[-1])
+        others = scores.where(cells, 0.0).sum(-1) / cells.sum(-1)
+        leads = scores[..., :skip_keys].mean(-1) - others
+        if not leads.isfinite().all():
+            raise ValueError("a score map has a non-finite cell below the diagonal")
+        return leads
+
+    def squares(self) -> Estimates:
+        """Return <lead, lead>, its mean square over queries, squared nats."""
+        return self.product(self)
+
+    def product(self, other: Lead) -> Estimates:
+        """Return <lead, other>, a mean over queries, with the lead of maps on the same cells."""
+        sums = ProductSums()
+        sums.add(self.folds[None], other.folds[None])
+        return sums.product(len(self.queries), self.maps.weights)
+
+    def means(self) -> Estimates:
+        """Return the mean lead over queries, nats."""
+        return Estimates.of_means(self.folds.mean(1), self.maps.weights)
 
 
 def shared_patterns(maps: Sequence[LayerMaps]) -> list[Pattern]:
-    """Return the patterns of several maps on the cells that none of them hides.
+    """Return the patterns of several maps, whose leads they know, on cells that none of them hides.
 
-    The first keys of the first map stand apart in all.
-
-    Without its window a layer sees more keys. Its pattern is compared on the keys that the window
-    leaves visible.
+    The first map says how many keys count as first. Without its window a layer sees more keys. Its
+    pattern is compared on the keys that the window leaves visible.
 
     Raises:
         UserError: if the maps differ in their positions, or in the queries of their rows.
@@ -257,28 +288,25 @@ def shared_patterns(maps: Sequence[LayerMaps]) -> list[Pattern]:
         if not layer.queries.equal(maps[0].queries):
             raise UserError("the maps have the rows of unlike queries: capture the same query_rows")
     first = torch.stack([layer.folds.first_keys for layer in maps]).amax(0)
-    where = maps[0].folds.where
-    visible, apart = (KeptCells.of(first, skipped, where) for skipped in (0, maps[0].skip_keys))
-    return [Pattern(maps=layer, visible=visible, apart=apart) for layer in maps]
+    cells = KeptCells.of(first, maps[0].skip_keys, maps[0].folds.where)
+    return [Pattern(maps=layer, cells=cells) for layer in maps]
 
 
-def patterns_of_others(maps: Sequence[LayerMaps]) -> list[Pattern]:
-    """Return the patterns of several maps among the other keys alone, on shared cells."""
-    return [pattern.among_others for pattern in shared_patterns(maps)]
-
-
-def set_apart(
+def with_skip_keys(
     layers: Mapping[Name, LayerMaps], skip_keys: int | Literal["auto"]
 ) -> dict[Name, LayerMaps]:
-    """Return maps whose patterns all have so many first keys apart.
+    """Return maps of which so many keys count as first.
 
     `auto` is 1 for captured maps of tokens, and 0 for maps of vectors and for bare fold means.
     """
     first = max(layer.skip_keys for layer in layers.values()) if skip_keys == "auto" else skip_keys
-    apart = {name: replace(layer, skip_keys=first) for name, layer in layers.items()}
     return {
-        name: replace(layer, heads=tuple(replace(x, skip_keys=first) for x in layer.heads))
-        for name, layer in apart.items()
+        name: replace(
+            layer,
+            skip_keys=first,
+            heads=tuple(replace(head, skip_keys=first) for head in layer.heads),
+        )
+        for name, layer in layers.items()
     }
 
 

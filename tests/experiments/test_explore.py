@@ -23,7 +23,7 @@ from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.maps.centred import row_centred
-from nope_probe.maps.layers import patterns_of_others, set_apart
+from nope_probe.maps.layers import patterns_of_others, with_skip_keys
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 from nope_probe.stages import LETTERS
 
@@ -126,7 +126,7 @@ def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
     intact, mask = INTACT, MASK
     captured = {intact: maps, mask: capture_scores(model, tokens.flip(1), n_folds=4)}
     stored = {
-        key: set_apart(stored_layers(packed_tensors(maps_of)), 1)
+        key: with_skip_keys(stored_layers(packed_tensors(maps_of)), 1)
         for key, maps_of in captured.items()
     }
     kept = {

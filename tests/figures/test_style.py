@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nope_probe.analyses.shapley import source_terms
+from nope_probe.analyses.contrasts import source_terms
 from nope_probe.components import INK
 from nope_probe.figures.names import TABLE, symbol
 from nope_probe.figures.style import DIVERGING, ON_DARK, STOPS

@@ -255,7 +255,7 @@ class Analysis:
         terms = None if positions is None else term_table(positions)
         for layer, maps in self.measured.intact.items():
             if maps.mean_term is not None:
-                splits.append(split_mean_covariance(layer, maps.others))
+                splits.append(split_mean_covariance(layer, maps.pattern))
         return mean_covariance_table(splits, terms)
 
     def _offsets_table(self) -> pd.DataFrame:
@@ -266,7 +266,7 @@ class Analysis:
         """
         contrasts, intact = source_terms(self.plan.sources), self.measured.intact
         needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
-        of_intact = [maps.others for maps in intact.values()]
+        of_intact = [maps.pattern for maps in intact.values()]
         n_offsets = of_intact[0].maps.n - 1 - of_intact[0].maps.skip_keys
         bins = offset_bins(n_offsets, self.plan.settings.offset_bins)
         patterns = {}

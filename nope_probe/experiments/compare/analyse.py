@@ -29,7 +29,7 @@ from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import row_centred
-from nope_probe.maps.layers import patterns_of_others, set_apart, shared_patterns
+from nope_probe.maps.layers import shared_patterns, with_skip_keys, shared_patterns
 from nope_probe.maps.maps import Layers, ScoreMaps
 
 PAIRED, UNPAIRED = "paired", "unpaired"
@@ -139,7 +139,7 @@ def _difference(name: str, base: Member, other: Member, values: Map) -> Differen
         rms, noise = _without_folds(base.maps[name], other.maps[name], values)
         return Difference(values=values, rms=rms, noise=noise, paired=False)
     paired = share_sequences([base, other])
-    one, two = patterns_of_others([x, y])
+    one, two = shared_patterns([x, y])
     rms = pattern_difference(one, two, paired=paired)
     noisy = [(maps.folds.maps, maps.weights) for maps in (x, y)]
     if paired:
@@ -210,7 +210,7 @@ def difference(
     if paired and not base.counts.equal(other.counts):
         raise UserError("the maps have unlike folds: pass paired=False for other sequences")
     skipped = max(other.skip_keys, base.skip_keys) if skip_keys == "auto" else skip_keys
-    both = [set_apart(maps.by_layer, skipped) for maps in (other, base)]
+    both = [with_skip_keys(maps.by_layer, skipped) for maps in (other, base)]
     rows: list[Row] = []
     for layer in layers:
         shared = shared_patterns([maps[layer] for maps in both])

@@ -300,7 +300,7 @@ def _distorted(maps: ModelMaps) -> Iterator[Claim]:
         evidence=f"in L1 to L3 its relative share is {_joined(relative)}, the rest "
         f"{_joined(rest)} nats RMS",
     )
-    patterns = [LayerMaps.of(scores[None]).others for scores in maps[1:]]
+    patterns = [LayerMaps.of(scores[None]).pattern for scores in maps[1:]]
     contrast = torch.cat([edge_contrast(pattern) for pattern in patterns])
     yield Claim(
         paper="less the diagonals' means, the first keys are darker than the others (from layer "

@@ -199,7 +199,7 @@ def analyse(
         "queries": queries_table(layers),
     }
     if measured.band_maps is not None:
-        of_layers = (layer.others for layer in layers.values())
+        of_layers = (layer.pattern for layer in layers.values())
         pairs = zip(of_layers, measured.band_maps.unbind(1), measured.bands, strict=True)
         split = [split_bands(pattern, maps, bands) for pattern, maps, bands in pairs]
         tables["bands"] = bands_table([*chain.from_iterable(split)])
@@ -223,7 +223,7 @@ def analyse(
 
 def _offsets_table(layers: Layers, choice: OffsetBins) -> pd.DataFrame:
     """Return the table of the offset profiles of the scores and of their pattern."""
-    patterns = [maps.others for maps in layers.values()]
+    patterns = [maps.pattern for maps in layers.values()]
     first = patterns[0].maps
     n_offsets = first.n - 1 - first.skip_keys
     bins = offset_bins(n_offsets, choice)

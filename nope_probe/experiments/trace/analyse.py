@@ -17,7 +17,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.pattern_rows import ContrastGram
+from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.positions import clock, direct_share, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader, Side
 from nope_probe.conditions import Writer
@@ -38,7 +38,7 @@ from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.streaming import ResidualCache
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.folds import folds_of
-from nope_probe.maps.layers import LayerMaps, patterns_of_others
+from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.positions import PositionSums
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
@@ -196,7 +196,7 @@ def could_be(share: Interval, least: float) -> bool:
 
 def share_lost(intact: LayerMaps, without: LayerMaps) -> Interval:
     """Return the lost share of a pattern v that becomes w, <v - w, v> / <v, v>."""
-    v, w = patterns_of_others([intact, without])
+    v, w = shared_patterns([intact, without])
     gram = ContrastGram.of({"v": v, "w": w})
     return gram.share({"v": 1.0, "w": -1.0}, {"v": 1.0})
 
@@ -218,7 +218,7 @@ def shares_lost(
         for scores in (reader.scores, scores_without(reader, writer))
     )
     maps = {"intact": intact, "direct": direct, "total": total, "linear": linear, "held": held}
-    patterns = patterns_of_others([*maps.values()])
+    patterns = shared_patterns([*maps.values()])
     gram = ContrastGram.of(dict(zip(maps, patterns, strict=True)))
 
     def lost(**contrast: float) -> Interval:

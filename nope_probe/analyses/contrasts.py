@@ -1,0 +1,209 @@
+"""Contrasts of conditions: position's part, its terms and its losses, and their inner products.
+
+A condition is the model with some components removed. A contrast is a linear combination of the
+maps of conditions. It holds only coefficients, so every share is an inner product in one Gram
+matrix, of the leads or of the patterns of one layer.
+
+Let v be a lead or a pattern, and v(less c) the same of the model without c. Position's part is
+p = v - v(less all sources). What is left of it without c is p(less c) = v(less c) - v(less c and all
+sources), so what is lost is p - p(less c). For a source this is v - v(less c).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Generic, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nope_probe.analyses.jackknife import Interval, jackknife, rms, rms_ratio, share
+from nope_probe.analyses.pattern_rows import beyond_rounding, mean_squares
+from nope_probe.conditions import INTACT, Condition
+from nope_probe.maps.estimates import Estimates, ProductSums, leave_one_out
+from nope_probe.maps.layers import Pattern, Question
+
+GRAM_BYTES = 1 << 26
+Name = TypeVar("Name", bound=Hashable)  # names a map: a condition, or a term of a split
+Contrast = Mapping[Condition, float]
+
+
+def source_terms(sources: Sequence[str]) -> dict[str, Contrast]:
+    """Return the terms of position's part: each source, and the interactions of sources.
+
+    The trained weights are kept. The term of a source is what this source adds to a model without
+    any source. An interaction is what sources add only together (the paper's section 5).
+
+    Args:
+        sources: the sources that the model has: the mask, and a window or position encodings.
+
+    Example:
+        >>> list(source_terms(["mask", "rope"]))
+        ['mask', 'rope', 'mask_x_rope']
+    """
+    return {
+        "_x_".join(term): {
+            Condition({*sources} - {*kept}): (-1.0) ** (size - len(kept))
+            for n_kept in range(size, -1, -1)
+            for kept in combinations(term, n_kept)
+        }
+        for size in range(1, len(sources) + 1)
+        for term in combinations(sources, size)
+    }
+
+
+def without_sources(removed: Iterable[str], sources: Iterable[str]) -> Condition:
+    """Return the condition that removes all sources as well.
+
+    Example:
+        >>> without_sources(["rope[0:8]", "w_q"], ["mask", "rope"]).name
+        'mask+rope+w_q'
+    """
+    return Condition.of({*removed, *sources})
+
+
+def positional(removed: Condition, sources: Iterable[str]) -> Contrast:
+    """Return p(less removed), position's part of a model without some components.
+
+    Example:
+        >>> {condition.name: x for condition, x in positional(INTACT, ["mask", "rope"]).items()}
+        {'intact': 1.0, 'mask+rope': -1.0}
+    """
+    last = without_sources(removed, sources)
+    return {} if removed == last else {removed: 1.0, last: -1.0}
+
+
+def lost(removed: Condition, sources: Sequence[str]) -> Contrast:
+    """Return p - p(less removed): what position's part loses without some components."""
+    contrast = dict(positional(INTACT, sources))
+    for condition, weight in positional(removed, sources).items():
+        contrast[condition] = contrast.get(condition, 0.0) - weight
+    return {condition: weight for condition, weight in contrast.items() if weight}
+
+
+def contrast_map(
+    contrast: Contrast, maps: Mapping[Condition, Float[Tensor, "*batch row key_pos"]]
+) -> Float[Tensor, "*batch row key_pos"]:
+    """Return the map of a contrast, nats: the weighted sum of the conditions' maps."""
+    total = torch.zeros_like(next(iter(maps.values())))
+    for condition, weight in contrast.items():
+        total += weight * maps[condition]
+    return total
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ContrastGram(Generic[Name]):
+    """Inner products of contrasts, on all folds and without each fold, from one Gram matrix.
+
+    Products of leads are means over queries, and products of patterns are means over cells.
+
+    Attributes:
+        row: the row of each condition in the Gram matrices.
+        products: the inner products of the conditions' leads or patterns, squared nats.
+        weights: the share of all sequences that each fold holds.
+        score_squares: the mean square of each condition's scores, squared nats. A contrast within
+            their rounding is 0, and shares of it are undefined.
+        means: the mean lead over queries in each condition, nats; None for patterns.
+    """
+
+    row: Mapping[Name, int]
+    products: Float[Tensor, "one_plus_folds condition condition"]
+    weights: Float[Tensor, " fold"]
+    score_squares: Float[Tensor, " condition"]
+    means: Float[Tensor, "one_plus_folds condition"] | None = None
+
+    @classmethod
+    def of(cls, patterns: Mapping[Name, Pattern]) -> ContrastGram[Name]:
+        """Return the inner products of patterns on shared cells."""
+        return contrast_grams(patterns)["pattern"]
+
+    def product(self, one: Mapping[Name, float], other: Mapping[Name, float]) -> Estimates:
+        """Return <one, other>, in squared nats.
+
+        Raises:
+            KeyError: for a condition without a map.
+        """
+        left, right = self._coefficients(one), self._coefficients(other)
+        values = torch.einsum("x,fxy,y->f", left, self.products, right)
+        return Estimates(values=values, weights=self.weights)
+
+    def size(self, contrast: Mapping[Name, float]) -> Interval:
+        """Return the mean lead of a contrast, or the RMS of its pattern, nats."""
+        square = self._square(contrast)
+        if self.means is None:
+            return rms(square)
+        values = self.means @ self._coefficients(contrast)
+        return jackknife(square.with_values(values * bool(square.values.any())))
+
+    def share(self, term: Mapping[Name, float], whole: Mapping[Name, float]) -> Interval:
+        """Return <term, whole> / <whole, whole>; undefined where the whole is within its noise."""
+        return share(self.product(term, whole), self._square(whole))
+
+    def rms_ratio(self, whole: Mapping[Name, float], part: Mapping[Name, float]) -> Interval:
+        """Return RMS whole / RMS part; undefined where either does not exceed its noise."""
+        return rms_ratio(self._square(whole), self._square(part))
+
+    def _square(self, contrast: Mapping[Name, float]) -> Estimates:
+        """Return the mean square of a contrast, 0 within the rounding of its conditions' scores."""
+        score_square = self._coefficients(contrast).square() @ self.score_squares
+        return beyond_rounding(self.product(contrast, contrast), score_square)
+
+    def _coefficients(self, contrast: Mapping[Name, float]) -> Float[Tensor, " condition"]:
+        vector = torch.zeros(len(self.row), dtype=torch.float64)
+        for condition, weight in contrast.items():
+            vector[self.row[condition]] += weight
+        return vector
+
+
+def contrast_grams(
+    patterns: Mapping[Name, Pattern], *, n_bytes: int = GRAM_BYTES
+) -> dict[Question, ContrastGram[Name]]:
+    """Return the inner products of patterns and of their leads, from one reading of the maps.
+
+    There is no entry for the lead where no key is first, or no query has a lead.
+
+    Args:
+        patterns: the patterns of one layer in each condition, or of other maps of it, on shared
+            cells.
+        n_bytes: memory for the patterns of all conditions at once.
+    """
+    of_conditions = list(patterns.values())
+    maps, cells = of_conditions[0].maps, of_conditions[0].cells
+    n_maps = len(patterns) * maps.folds.n_folds
+    sums, squares = ProductSums(), torch.zeros(len(patterns), dtype=torch.float64)
+    leads: list[list[Float[Tensor, "fold query"]]] = []
+    of_leads = [pattern.lead for pattern in of_conditions]
+    for start, stop in maps.folds.where.blocks(n_maps, n_bytes):
+        shape = (len(patterns), maps.folds.n_folds, stop - start, stop)
+        rows, leads_of_block = torch.empty(shape, dtype=torch.float64), []
+        for index, (pattern, lead) in enumerate(zip(of_conditions, of_leads, strict=True)):
+            scores = pattern.maps.folds.rows(start, stop).double()
+            squares[index] += mean_squares(scores, start, cells).mean()
+            rows[index] = pattern.centred(scores, start)
+            if lead is not None:
+                leads_of_block.append(lead.rows(scores, start))
+        sums.add(rows)
+        leads.append(leads_of_block)
+    shared = {
+        "row": {condition: row for row, condition in enumerate(patterns)},
+        "weights": maps.weights,
+    }
+    grams: dict[Question, ContrastGram[Name]] = {
+        "pattern": ContrastGram(
+            products=sums.cross_products(cells.count, maps.weights), score_squares=squares, **shared
+        )
+    }
+    if of_leads[0] is not None:
+        folds = torch.stack([torch.cat(of_map, -1) for of_map in zip(*leads, strict=True)])
+        sums = ProductSums()
+        sums.add(folds)
+        grams["lead"] = ContrastGram(
+            products=sums.cross_products(folds.shape[-1], maps.weights),
+            score_squares=squares + folds.square().mean((1, 2)),
+            means=leave_one_out(folds.mean(-1).T, maps.weights),
+            **shared,
+        )
+    return grams
