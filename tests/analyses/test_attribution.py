@@ -1,4 +1,4 @@
-"""Attribution on player sets small enough to work out by hand."""
+"""Attribution by the rules of the design, against plain arithmetic on maps."""
 
 import math
 from itertools import combinations
@@ -7,33 +7,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from nope_probe.analyses.attribution import CONJUNCTION_TOLERANCE, attribute, sources_of
+from nope_probe.analyses.attribution import attribute, conditions_of, removals_in, sources_of
+from nope_probe.analyses.contrasts import contrast_map, lost, positional, source_terms
 from nope_probe.analyses.pattern import measure
-from nope_probe.analyses.pattern_rows import contrast_map
-from nope_probe.analyses.shapley import (
-    alone,
-    base,
-    coalitions,
-    lost,
-    moebius,
-    player_set,
-    position_term,
-    positional,
-    positional_whole,
-    source_terms,
-)
 from nope_probe.conditions import INTACT, MASK, Condition, kept_name
-from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.maps import ScoreMaps
 
 N, FOLDS = 13, 5
+SOURCES = ("mask", "rope")
+REMOVED = [Condition.parse(name) for name in ("w_q", "qk", "mask+w_o", "rope[0:5]")]
 
 
-def random_values(players, seed: int = 0) -> dict[Condition, Tensor]:
+def random_values(conditions: list[Condition], seed: int = 0) -> dict[Condition, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {
-        players.condition(kept): torch.randn(N, N, generator=generator, dtype=torch.float64)
-        for kept in coalitions(players.players)
+        condition: torch.randn(N, N, generator=generator, dtype=torch.float64)
+        for condition in conditions
     }
 
 
@@ -42,183 +31,119 @@ def as_folds(values: dict[Condition, Tensor]) -> dict[Condition, Tensor]:
     return {removed: value.repeat(FOLDS, 1, 1, 1) for removed, value in values.items()}
 
 
-def test_weights_alone_bring_nothing_and_what_is_lost_without_a_source_is_its_terms():
-    players = player_set(["mask", "rope", "w_q", "mlp"])
-    for kept in coalitions(players.players[2:]):
-        assert positional(players, kept) == moebius(players, kept) == {}
-    assert base(players) == alone(players, players.players[2]) == {}
-    values = random_values(players)
-    terms = {
-        name: contrast_map(term, values) for name, term in source_terms(["mask", "rope"]).items()
-    }
-    without_rope = contrast_map(lost(players, players.players[1]), values)
-    torch.testing.assert_close(without_rope, terms["rope"] + terms["mask_x_rope"])
-    for whole in (position_term(["mask", "rope"]), positional_whole(players)):
-        torch.testing.assert_close(contrast_map(whole, values) + terms["content"], values[INTACT])
-    only_rope = player_set(["rope", "w_q"])
-    assert positional_whole(only_rope) == {INTACT: 1, Condition({"rope"}): -1}
-    with pytest.raises(ValueError, match="unknown player 'w_x'; there are mask, rope"):
-        player_set(["w_q+w_x"])
+def leads(maps: Tensor, skip_keys: int) -> Tensor:
+    """Return the lead of each query, by a loop over rows."""
+    queries = range(skip_keys + 8, N)
+    return torch.stack([maps[i, :skip_keys].mean() - maps[i, skip_keys:i].mean() for i in queries])
 
 
-def test_what_replaced_weights_bring_of_their_own_is_no_part_of_what_they_share():
-    """Replaced weights have a content pattern fourteen times what is to be explained."""
-    players = player_set(["rope", "qk"])
-    key = torch.arange(N).double().repeat(N, 1)
-    pattern, content = key, 14 * (key - 5).abs()
-    qk = Condition({"w_q", "w_k"})
-    values = {INTACT: pattern, Condition({"rope"}): 0 * key, qk: content, qk | {"rope"}: content}
-    [layer] = attribute(
-        as_folds({**values, Condition({"mask"}): pattern, Condition({"mask", "rope"}): 0 * key}),
-        [players],
-    )
-    rope, weights = layer.players
-    assert (rope.lost.value, rope.alone.value) == pytest.approx((1, 0))
-    assert (weights.lost.value, weights.share.value) == pytest.approx((1, 0.5))
-    assert math.isnan(weights.alone.value)
+def pattern(maps: Tensor, skip_keys: int) -> Tensor:
+    """Return the cells of the pattern, by a loop over rows."""
+    rows = [maps[i, skip_keys:i] for i in range(skip_keys + 1, N)]
+    return torch.cat([row - row.mean() for row in rows])
 
 
-def test_a_player_that_changes_nothing_has_no_share_and_equal_players_have_equal_shares():
-    """The dummy and symmetry axioms, where w_o multiplies nothing and w_q, w_k do the same."""
-    players = player_set(["mask", "w_q", "w_k", "w_o"])
-    key = torch.arange(N).double().repeat(N, 1)
-    values = {}
-    for kept in coalitions(players.players):
-        names = {player.name for player in kept}
-        strength = ("mask" in names) * (1 + len(names & {"w_q", "w_k"}))
-        values[players.condition(kept)] = strength * key
-    [layer] = attribute(as_folds(values), [players], sources=["mask"])
-    mask, w_q, w_k, w_o = layer.players
-    assert w_o.share.value == pytest.approx(0)
-    assert w_o.amplification.value == pytest.approx(1)
-    assert w_q.share.value == pytest.approx(w_k.share.value) == pytest.approx(1 / 6)
-    assert mask.share.value == pytest.approx(2 / 3)
-    assert mask.alone.value == pytest.approx(1 / 3)
-    assert w_q.amplification.value == pytest.approx(3 / 2)
-    shares = {interaction.players: interaction.share.value for interaction in layer.interactions}
-    assert shares["mask", "w_q"] == pytest.approx(1 / 3)
-    assert shares["mask", "w_q", "w_k"] == pytest.approx(0)
-    assert ("w_q", "w_k") not in shares, "weights alone share nothing"
-
-
-def test_without_a_source_the_base_and_the_shares_add_to_one():
-    players = player_set(["w_q", "w_k"])
-    values = random_values(players, seed=5)
-    [layer] = attribute(as_folds({**values, Condition({"mask"}): values[INTACT]}), [players])
-    by_name = {player.player: player for player in layer.players}
-    assert list(by_name) == ["w_q", "w_k", "base"]
-    assert sum(player.share.value for player in layer.players) == pytest.approx(1)
-    cells = kept_cells(N)
-    left, whole = (row_centred(values[c])[cells] for c in (Condition({"w_q", "w_k"}), INTACT))
-    truth = float((left * whole).sum() / whole.square().sum())
-    assert by_name["base"].share.value == pytest.approx(truth)
-    for part in ("lost", "alone", "amplification"):
-        assert math.isnan(getattr(by_name["base"], part).value)
-
-
-def powerset_values(names: list[str]) -> dict[Condition, Tensor]:
-    subsets = (members for size in range(len(names) + 1) for members in combinations(names, size))
-    return {Condition(subset): torch.randn(N, N, dtype=torch.float64) for subset in subsets}
-
-
-def _without_rope(values: dict[Condition, Tensor]) -> dict[Condition, Tensor]:
-    return {Condition(removed - {"rope"}): value for removed, value in values.items()}
-
-
-def test_the_sources_are_what_each_adds_alone_and_add_up_to_the_intact_pattern():
-    both = Condition({"mask", "rope"})
+def test_the_terms_of_the_sources_add_up_to_positions_part() -> None:
+    both = Condition(SOURCES)
     conditions = [INTACT, Condition({"mask"}), Condition({"rope"}), both]
-    values = {c: torch.randn(N, N, dtype=torch.float64) for c in conditions}
-    terms = {
-        name: contrast_map(term, values) for name, term in source_terms(["mask", "rope"]).items()
-    }
-    assert list(terms) == ["content", "mask", "rope", "mask_x_rope"]
-    torch.testing.assert_close(sum(terms.values()), values[INTACT])
-    torch.testing.assert_close(terms["content"], values[both])
+    values = random_values(conditions)
+    terms = {name: contrast_map(term, values) for name, term in source_terms(SOURCES).items()}
+    assert list(terms) == ["mask", "rope", "mask_x_rope"]
+    torch.testing.assert_close(
+        sum(terms.values()), values[INTACT] - values[both], rtol=0, atol=1e-9
+    )
     torch.testing.assert_close(terms["mask"], values[Condition({"rope"})] - values[both])
     torch.testing.assert_close(terms["rope"], values[Condition({"mask"})] - values[both])
-    three = powerset_values(["mask", "rope", "window"])
-    terms = source_terms(["mask", "rope", "window"])
+    names = ["mask", "rope", "window"]
+    subsets = [Condition(s) for size in range(4) for s in combinations(names, size)]
+    three = random_values(subsets, seed=3)
+    position = contrast_map(positional(INTACT, names), three)
+    terms = {name: contrast_map(term, three) for name, term in source_terms(names).items()}
+    torch.testing.assert_close(sum(terms.values()), position, rtol=0, atol=1e-9)
     torch.testing.assert_close(
-        sum(contrast_map(term, three) for term in terms.values()), three[INTACT], rtol=0, atol=1e-9
+        terms["mask_x_window"],
+        three[Condition({"rope"})]
+        - three[Condition({"mask", "rope"})]
+        - three[Condition({"rope", "window"})]
+        + three[Condition(names)],
     )
-    of_window = {c: value for c, value in three.items() if "rope" in c}
-    torch.testing.assert_close(
-        contrast_map(terms["mask_x_window"], three),
-        contrast_map(source_terms(["mask", "window"])["mask_x_window"], _without_rope(of_window)),
-    )
-    content, mask = {Condition({"mask"}): 1}, {INTACT: 1, Condition({"mask"}): -1}
-    assert source_terms(["mask"]) == {"content": content, "mask": mask}
-    assert position_term(["mask"]) == mask
 
 
-@pytest.mark.parametrize(
-    ("off", "conjunction"),
-    [(0, True), (CONJUNCTION_TOLERANCE - 0.01, True), (CONJUNCTION_TOLERANCE + 0.01, False)],
-)
-def test_a_conjunction_of_two_gives_each_a_half_and_is_named_within_its_tolerance(
-    off: float, conjunction: bool
-):
-    players = player_set(["mask", "w_q"])
-    pattern = torch.arange(N).double().repeat(N, 1)
-    # The mask's share is (1 + x) / 2 where it brings x of the pattern alone, and w_q nothing.
-    x = 2 * off
-    values = {INTACT: pattern, Condition({"w_q"}): x * pattern}
-    values |= {Condition({"mask"}): 0 * pattern, Condition({"mask", "w_q"}): 0 * pattern}
-    [layer] = attribute(as_folds(values), [players], sources=["mask"])
-    mask, w_q = layer.players
-    assert (mask.share.value, mask.alone.value) == pytest.approx(((1 + x) / 2, x))
-    assert (mask.lost.value, w_q.lost.value) == pytest.approx((1, 1 - x))
-    assert layer.interactions[0].share.value == pytest.approx(1 - x)
-    assert layer.is_conjunction("players") == conjunction
-    assert not layer.is_conjunction("circuits")
-
-
-def brute_shares(x: Tensor, whole: Tensor, skip_keys: int) -> dict[str, float]:
-    """Return <x, whole> / <whole, whole> by part, from loops over the rows of noiseless maps."""
-    products = dict.fromkeys(("share", "share_first", "share_others"), 0.0)
-    square = 0.0
-    for i in range(1, N):
-        row, of_whole = (maps[i, :i] - maps[i, :i].mean() for maps in (x, whole))
-        others = (maps[i, skip_keys:i] for maps in (x, whole))
-        one, two = (keys - keys.mean() if len(keys) else keys for keys in others)
-        square += float(of_whole @ of_whole)
-        products["share"] += float(row @ of_whole)
-        products["share_others"] += float(one @ two)
-    products["share_first"] = products["share"] - products["share_others"]
-    return {name: product / square for name, product in products.items()}
+def test_the_loss_without_a_source_is_the_change_of_the_map() -> None:
+    assert lost(MASK, SOURCES) == {INTACT: 1, MASK: -1}
+    band = Condition({"rope[0:5]"})
+    assert lost(band, SOURCES) == {INTACT: 1, band: -1}
+    w_q, without = Condition({"w_q"}), Condition({"w_q", *SOURCES})
+    expected = {INTACT: 1, Condition(SOURCES): -1, w_q: -1, without: 1}
+    assert lost(w_q, SOURCES) == expected
+    assert positional(Condition(SOURCES), SOURCES) == {}
 
 
 @pytest.mark.parametrize("skip_keys", [1, 3])
-def test_shares_split_into_the_first_keys_part_and_that_of_the_others(skip_keys: int):
-    players = player_set(["mask", "rope", "w_q"])
-    values = random_values(players, seed=11)
+def test_sizes_shares_and_losses_are_those_of_loops_over_rows(skip_keys: int) -> None:
+    values = random_values(conditions_of(SOURCES, REMOVED), seed=11)
     for value in values.values():
-        value[:, 0] += 5 * value[0, 0]  # a sink of its own in each condition
-    [layer] = attribute(as_folds(values), [players], skip_keys=skip_keys)
-    parts = ("share", "share_first", "share_others")
-    for source in layer.sources:
-        term = contrast_map(source_terms(["mask", "rope"])[source.term], values)
-        expected = brute_shares(term, values[INTACT], skip_keys)
-        for part in parts:
-            assert getattr(source, part).value == pytest.approx(expected[part], abs=1e-10)
-        squares = [getattr(source, f"rms{part}").value ** 2 for part in ("", "_first", "_others")]
-        assert squares[0] == pytest.approx(squares[1] + squares[2], rel=1e-12)
-        whole = sum(getattr(source, part).value for part in parts[1:])
-        assert source.share.value == pytest.approx(whole, abs=1e-12)
-    of_players = contrast_map(positional_whole(players), values)
-    for player, attributed in zip(players.players, layer.players, strict=True):
-        expected = brute_shares(contrast_map(lost(players, player), values), of_players, skip_keys)
-        for part in parts:
-            measured = getattr(attributed, part.replace("share", "lost"))
-            assert measured.value == pytest.approx(expected[part], abs=1e-10)
-        for name in ("share", "lost", *(["alone"] if player.is_source else [])):
-            whole, *two = (getattr(attributed, f"{name}{x}") for x in ("", "_first", "_others"))
-            assert whole.value == pytest.approx(sum(part.value for part in two), abs=1e-12)
-            assert all(part.low <= part.value <= part.high for part in two)
-    for interaction in layer.interactions:
-        two = interaction.share_first.value + interaction.share_others.value
-        assert interaction.share.value == pytest.approx(two, abs=1e-12)
+        value[:, 0] += 5 * value[0, 0]  # a sink in each condition
+    [layer] = attribute(as_folds(values), skip_keys=skip_keys, sources=SOURCES)
+    assert layer.lead is not None
+    for attribution, part, size in (
+        (layer.lead, leads, lambda x: x.mean()),
+        (layer.pattern, pattern, lambda x: x.square().mean().sqrt()),
+    ):
+        v = {condition: part(value, skip_keys) for condition, value in values.items()}
+        nothing = v[Condition(SOURCES)]
+        p = v[INTACT] - nothing
+        assert attribution.size.value == pytest.approx(float(size(v[INTACT])))
+        assert attribution.without_sources.value == pytest.approx(float(size(nothing)))
+        share = (p @ v[INTACT]) / (v[INTACT] @ v[INTACT])
+        assert attribution.from_sources.value == pytest.approx(float(share))
+        mask = v[Condition({"rope"})] - nothing
+        assert attribution.terms["mask"].share.value == pytest.approx(float(mask @ p / (p @ p)))
+        assert attribution.terms["mask"].size.value == pytest.approx(float(size(mask)))
+        assert sum(term.share.value for term in attribution.terms.values()) == pytest.approx(1)
+        assert [*attribution.losses] == ["mask", "rope", *(one.name for one in REMOVED)]
+        for name, loss in attribution.losses.items():
+            removed = Condition.parse(name)
+            left = v[removed] - v[Condition.of({*removed, *SOURCES})]
+            assert loss.lost.value == pytest.approx(float((p - left) @ p / (p @ p)))
+            ratio = (p @ p / (left @ left)).sqrt()
+            assert loss.amplification.value == pytest.approx(float(ratio))
+            made = left @ v[removed] / (v[removed] @ v[removed])
+            assert loss.from_sources.value == pytest.approx(float(made))
+
+
+def test_maps_of_vectors_have_no_lead_and_a_single_source_loses_all() -> None:
+    values = random_values([INTACT, MASK])
+    [layer] = attribute(as_folds(values))
+    assert layer.lead is None
+    assert [*layer.by_question] == ["pattern"]
+    assert layer.pattern.losses["mask"].lost.value == pytest.approx(1)
+    assert layer.pattern.terms["mask"].share.value == pytest.approx(1)
+    assert math.isnan(layer.pattern.losses["mask"].amplification.value), "nothing is left"
+
+
+def test_what_replaced_weights_make_without_sources_is_no_part_of_what_is_lost() -> None:
+    """Replaced weights have a map fourteen times what is to be explained."""
+    key = torch.arange(N).double().repeat(N, 1)
+    rest, qk = 14 * (key - 5).abs(), Condition({"w_q", "w_k"})
+    values = {INTACT: key, Condition({"rope"}): 0 * key, qk: rest, qk | {"rope"}: rest}
+    values |= {MASK: key, Condition(SOURCES): 0 * key, qk | {*SOURCES}: rest}
+    [layer] = attribute(as_folds({Condition(name): value for name, value in values.items()}))
+    losses = layer.pattern.losses
+    assert losses["w_q+w_k"].lost.value == pytest.approx(1)
+    assert losses["rope"].lost.value == pytest.approx(1)
+    assert losses["mask"].lost.value == pytest.approx(0)
+    assert math.isnan(losses["w_q+w_k"].amplification.value)
+
+
+def test_what_has_a_loss_is_run_with_and_without_the_sources() -> None:
+    conditions = conditions_of(SOURCES, REMOVED)
+    names = ["intact", "mask", "rope", "mask+rope", "w_q", "mask+rope+w_q", "w_q+w_k"]
+    names += ["mask+rope+w_q+w_k", "mask+w_o", "mask+rope+w_o", "rope[0:5]"]
+    assert [condition.name for condition in conditions] == names
+    assert removals_in(conditions, SOURCES) == [MASK, Condition({"rope"}), *REMOVED]
+    assert len(conditions_of(("mask", "rope", "window"))) == 8
+    assert conditions_of(("mask",)) == [INTACT, MASK]
 
 
 @pytest.mark.parametrize("skip_keys", [0, 3])
@@ -280,8 +205,7 @@ def test_captures_are_measured_and_attributed_like_their_folds_whatever_the_name
     names = ((), "mask", ("rope",), "rope+mask")
     named = dict(zip(names, MAPS.values(), strict=True))
     folds = {removed: maps.folds for removed, maps in MAPS.items()}
-    players = [player_set(["mask", "rope"])]
-    assert attribute(named, players) == attribute(folds, players, sources=["mask", "rope"])
+    assert attribute(named) == attribute(folds, sources=["mask", "rope"])
     assert repr(measure(MAPS[MASK], 1)) == repr(measure(folds[MASK], 1))
 
 

@@ -22,7 +22,7 @@ from nope_probe.analyses.pattern_changes import (
 )
 from nope_probe.maps.centred import row_centred
 from nope_probe.maps.estimates import cross_products
-from nope_probe.maps.layers import LayerMaps, Pattern, patterns_of_others, shared_patterns
+from nope_probe.maps.layers import LayerMaps, Pattern, shared_patterns
 
 N, FOLDS = 13, 5
 
@@ -60,9 +60,8 @@ def test_kept_patterns_measure_what_measure_measures_in_long_sequences_too() -> 
     one += torch.arange(n) / 100 * (torch.arange(n) % 3 - 1)[:, None]  # falls, is flat, rises
     [kept], [measures] = kept_of(one, one, 1), measure(one, 1)
     assert kept.locality.value < -0.5
-    names = {"amplitude": "amplitude_others", "locality": "locality"}
-    for name, measure_name in names.items():
-        result, expected = astuple(getattr(kept, name)), astuple(getattr(measures, measure_name))
+    for name in ("amplitude", "locality"):
+        result, expected = astuple(getattr(kept, name)), astuple(getattr(measures, name))
         assert result == pytest.approx(expected, rel=1e-9)
 
 
@@ -82,7 +81,7 @@ def draws() -> list[Tensor]:
 
 def part(scores: Tensor, content: Tensor, skip: int) -> PositionalPart:
     folds = (maps.expand(FOLDS, N, N).clone() for maps in (scores, content))
-    return positional_part(*patterns_of_others([LayerMaps.of(x, skip_keys=skip) for x in folds]))
+    return positional_part(*shared_patterns([LayerMaps.of(x, skip_keys=skip) for x in folds]))
 
 
 def part_of(folds: Tensor, counts: Tensor | None = None) -> PositionalPart:
@@ -152,7 +151,7 @@ def folds(seed: int, slope: float = 0.0) -> Tensor:
 
 
 def patterns(one: Tensor, other: Tensor, counts: Tensor | None = None) -> list[Pattern]:
-    return patterns_of_others([LayerMaps.of(maps, counts) for maps in (one, other)])
+    return shared_patterns([LayerMaps.of(maps, counts) for maps in (one, other)])
 
 
 def test_a_constant_added_to_the_other_models_pattern_is_found_exactly_if_paired() -> None:
@@ -167,9 +166,17 @@ def test_differences_have_the_value_of_the_measures_difference() -> None:
     values = [measure(item[:, None])[0] for item in (one, other)]
     for paired in (True, False):
         differences = measure_differences(*patterns(one, other), paired=paired)
-        for name in ("amplitude", "locality", "monotonicity", "relative_r2", "edge_contrast"):
+        for name in ("amplitude", "locality", "monotonicity", "relative_r2"):
             expected = getattr(values[0], name).value - getattr(values[1], name).value
             assert differences[name].value == pytest.approx(expected), name
+    leads = [
+        measure_differences(
+            *shared_patterns([LayerMaps.of(maps, skip_keys=1) for maps in (one, other)]), paired=pair
+        )["lead"]
+        for pair in (True, False)
+    ]
+    of_first = [measure(item[:, None], 1)[0].lead.value for item in (one, other)]
+    assert [lead.value for lead in leads] == pytest.approx([of_first[0] - of_first[1]] * 2)
     undefined = measure_differences(*patterns(one, folds(9)), paired=True)
     assert math.isnan(undefined["relative_r2"].value), "the other model has no pattern"
     assert undefined["locality"].low > 0

@@ -4,19 +4,20 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
-from support.dense_patterns import edge_contrast, estimates, locality, monotonicity
+from support.dense_patterns import edge_contrast as dense_edge_contrast
+from support.dense_patterns import estimates, locality, monotonicity
 
 from nope_probe.analyses.attribution import attribute
+from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import jackknife
 from nope_probe.analyses.offsets import offset_means, offset_profiles
-from nope_probe.analyses.pattern import measure_estimates, order_estimates
-from nope_probe.analyses.pattern_rows import ContrastGram, relative_part
-from nope_probe.analyses.shapley import player_set
+from nope_probe.analyses.pattern import edge_contrast, measure_estimates, order_estimates
+from nope_probe.analyses.pattern_rows import relative_part
 from nope_probe.conditions import Condition
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 from nope_probe.maps.estimates import cross_products, fold_weights, leave_one_out
 from nope_probe.maps.fold_rows import PackedFolds, TensorFolds
-from nope_probe.maps.layers import LayerMaps, patterns_of_others, shared_patterns
+from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 from nope_probe.maps.rows import MapRows
 
@@ -46,19 +47,31 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
         LayerMaps(folds=PackedFolds(ROWS.pack(captured), ROWS), counts=COUNTS, skip_keys=skip)
         for captured in maps.values()
     ]
-    patterns = patterns_of_others(packed)
-    gram = ContrastGram.of(dict(zip(maps, patterns, strict=True)), n_bytes=4 * n_bytes)
+    patterns = dict(zip(maps, shared_patterns(packed), strict=True))
+    grams = contrast_grams(patterns, n_bytes=4 * n_bytes)
     expected = cross_products(cells, cells, WEIGHTS)
-    torch.testing.assert_close(gram.whole, expected, rtol=1e-11, atol=1e-12)
-    assert gram.first.eq(0).all(), "no key of these patterns stands apart"
-    split = dict(zip(maps, shared_patterns(packed), strict=True))
-    parts, n_all = ContrastGram.of(split, n_bytes=4 * n_bytes), int(kept_cells(N).sum())
-    others = expected * cells.shape[-1] / n_all
-    torch.testing.assert_close(parts.others, others, rtol=1e-11, atol=1e-12)
-    all_cells = torch.stack([row_centred(captured)[:, kept_cells(N)] for captured in maps.values()])
-    whole = cross_products(all_cells, all_cells, WEIGHTS)
-    torch.testing.assert_close(parts.first, whole - others, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(parts.whole, whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(grams["pattern"].products, expected, rtol=1e-11, atol=1e-12)
+    if skip == 0:
+        assert list(grams) == ["pattern"], "no key is first"
+        return
+    leads = torch.stack(
+        [
+            torch.stack(
+                [
+                    captured[:, query, :skip].mean(-1) - captured[:, query, skip:query].mean(-1)
+                    for query in range(skip + 8, N)
+                ],
+                1,
+            )
+            for captured in maps.values()
+        ]
+    )
+    expected = cross_products(leads, leads, WEIGHTS)
+    torch.testing.assert_close(grams["lead"].products, expected, rtol=1e-11, atol=1e-12)
+    both = {CONDITIONS[1]: 2.0, CONDITIONS[3]: -1.0}
+    size = grams["lead"].size(both)
+    means = leave_one_out((2 * leads[1] - leads[3]).mean(1), WEIGHTS)
+    assert size == jackknife(estimates(means, COUNTS))
 
 
 @pytest.mark.parametrize("n_bytes", SIZES)
@@ -77,20 +90,25 @@ def test_any_block_size_gives_the_estimates_of_whole_maps(n_bytes: int, skip: in
         "non_relative_squared": products[1][:, 0, 0],
         "locality": locality(means, skip),
         "monotonicity": monotonicity(means, 8, skip),
-        "monotonicity_lag1": monotonicity(means, 1, skip),
-        "edge_contrast": edge_contrast(diagonal, skip),
-        "edge_contrast_visible": edge_contrast(leave_one_out(rest, WEIGHTS), skip),
     }
+    if skip:
+        rows = [(scores[:, i, :skip], scores[:, i, skip:i]) for i in range(skip + 8, N)]
+        leads = torch.stack([first.mean(-1) - others.mean(-1) for first, others in rows], 1)
+        expected["lead"] = leave_one_out(leads.mean(1), WEIGHTS)
+    expected["relative_r2"] = 1 - products[1][:, 0, 0] / products[0][:, 0, 0]
     for kept in (TensorFolds(scores, ROWS), PackedFolds(ROWS.pack(scores), ROWS)):
-        pattern = LayerMaps(folds=kept, counts=COUNTS, skip_keys=skip).others
+        pattern = LayerMaps(folds=kept, counts=COUNTS, skip_keys=skip).pattern
         result = measure_estimates(pattern, n_bytes=n_bytes)
         assert list(result) == list(expected)
         for name, values in expected.items():
             torch.testing.assert_close(result[name].values, values, rtol=1e-10, atol=1e-12)
+        contrast = leave_one_out(edge_contrast(pattern), WEIGHTS)
+        torch.testing.assert_close(
+            contrast, dense_edge_contrast(diagonal, skip), rtol=1e-10, atol=1e-12
+        )
 
 
 def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
-    players = [player_set(["mask", "w_q"])]
     captured = {
         tuple(sorted(condition)): ScoreMaps(
             folds=torch.stack([folds(seed), folds(seed + 7)], 1),
@@ -101,27 +119,25 @@ def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
         for seed, condition in enumerate(CONDITIONS)
     }
     stored = {name: stored_layers(packed_tensors(maps)) for name, maps in captured.items()}
-    expected = attribute(captured, players, sources=["mask"])
-    attribution = attribute(stored, players, sources=["mask"])
+    expected = attribute(captured, sources=["mask"], skip_keys=1)
+    attribution = attribute(stored, sources=["mask"], skip_keys=1)
     assert repr(attribution) == repr(expected)
-    assert attribution[1].kept[Condition()].value == pytest.approx(1)
-    shares = [player.share.value for player in attribution[1].players]
-    assert shares == pytest.approx([player.share.value for player in expected[1].players], rel=1e-9)
+    assert [*attribution[1].pattern.losses] == ["mask", "w_q"]
 
 
 def test_trends_are_those_of_the_queries_that_have_rows() -> None:
     queries, means = torch.arange(0, N, 5), leave_one_out(row_centred(folds(0)), WEIGHTS)
     layer = LayerMaps.of(folds(0)[:, queries], COUNTS, queries)
-    order = order_estimates(layer.others)
+    order = order_estimates(layer.pattern)
     by_query = [
         [spearmanr(mean[query, :query], range(query)).statistic for query in (10, 15, 20)]
         for mean in means
     ]
     expected = torch.tensor(by_query, dtype=torch.float64).mean(1)
     torch.testing.assert_close(order["locality"].values, expected)
-    rises = [means[:, query, 1:query] > means[:, query, : query - 1] for query in (5, 10, 15, 20)]
+    rises = [means[:, query, 8:query] > means[:, query, : query - 8] for query in (10, 15, 20)]
     expected = torch.cat(rises, 1).double().mean(1)
-    torch.testing.assert_close(order["monotonicity_lag1"].values, expected)
+    torch.testing.assert_close(order["monotonicity"].values, expected)
 
 
 @pytest.mark.parametrize("skip", [0, 2])

@@ -19,7 +19,6 @@ from nope_probe.analyses.pattern_changes import (
     positional_part,
 )
 from nope_probe.analyses.pattern_rows import ROUNDING, exceeds_rounding, mean_squares
-from nope_probe.analyses.shapley import player_set
 from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.maps.centred import KeptCells, kept_cells, row_centred
 from nope_probe.maps.layers import LayerMaps
@@ -85,9 +84,9 @@ def test_equal_scores_and_what_rounding_leaves_of_them_have_no_amplitude_and_no_
     digits = maps(ripple(0.9 * RMS * ROUNDING, skip))
     constant = torch.full_like(digits, score) if isinstance(score, float) else digits
     [measures] = measure(constant, skip)
-    for name in ("amplitude", "non_relative", "edge_contrast_visible"):
+    for name in ("amplitude", "non_relative"):
         assert is_zero(getattr(measures, name)), name
-    for name in ("locality", "monotonicity", "monotonicity_lag1", "relative_r2"):
+    for name in ("locality", "monotonicity", "relative_r2"):
         assert is_undefined(getattr(measures, name)), name
 
 
@@ -95,31 +94,28 @@ def test_equal_scores_and_what_rounding_leaves_of_them_have_no_amplitude_and_no_
 def test_a_pattern_beyond_rounding_is_measured(skip: int) -> None:
     amplitude = 1.1 * RMS * ROUNDING
     [measures] = measure(maps(ripple(amplitude, skip)), skip)
-    among_all_keys = amplitude * (kept_cells(N, skip).sum() / kept_cells(N).sum()).sqrt()
-    assert measures.amplitude_others.value == pytest.approx(float(among_all_keys), rel=1e-4)
+    assert measures.amplitude.value == pytest.approx(amplitude, rel=1e-4)
     assert measures.amplitude.excludes_zero
     assert not is_undefined(measures.locality)
 
 
 @pytest.mark.parametrize("amplitude", [0.0, 2.5])
-def test_a_source_that_changes_nothing_but_the_last_digits_has_no_share_and_no_players(
+def test_a_source_that_changes_nothing_but_the_last_digits_has_no_part_and_loses_nothing(
     amplitude: float,
 ) -> None:
     rope, digits = ripple(amplitude), ripple(0.5 * RMS * ROUNDING)
     intact, without_mask = maps(rope, digits), maps(rope)
     conditions = {(): intact, "mask": without_mask, "w_q": without_mask, ("mask", "w_q"): maps()}
-    [layer] = attribute(conditions, [player_set(["mask", "w_q"])], sources=["mask"])
-    shares = {source.term: source.share for source in layer.sources}
+    [layer] = attribute(conditions, sources=["mask"])
     if amplitude:
-        assert shares["content"].value == pytest.approx(1, abs=1e-5)
-        assert shares["mask"].value == pytest.approx(0, abs=1e-5)
+        assert layer.pattern.from_sources.value == pytest.approx(0, abs=1e-5)
     else:
-        assert all(map(is_undefined, shares.values()))
-    assert is_zero(layer.position.rms)
-    for player in layer.players:
-        for part in ("share", "lost", "alone", "amplification"):
-            assert is_undefined(getattr(player, part)), (player.player, part)
-    assert all(is_undefined(interaction.share) for interaction in layer.interactions)
+        assert is_undefined(layer.pattern.from_sources)
+    assert is_zero(layer.pattern.terms["mask"].size)
+    assert is_undefined(layer.pattern.terms["mask"].share)
+    for removed, loss in layer.pattern.losses.items():
+        assert is_undefined(loss.lost), removed
+        assert is_undefined(loss.amplification), removed
 
 
 @pytest.mark.parametrize(("amplitude", "is_pattern"), [(1e-7, False), (2e-7, True)])

@@ -13,10 +13,10 @@ from nope_probe import attribute, capture_scores, measure, row_centred
 from nope_probe.analyses.jackknife import signed_root
 from nope_probe.analyses.offsets import mean_squares_by_query, offset_means
 from nope_probe.analyses.pattern_changes import kept_pattern, pattern_difference
-from nope_probe.analyses.pattern_rows import ContrastGram
+from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.maps.centred import first_visible_keys
 from nope_probe.maps.fold_rows import PackedFolds
-from nope_probe.maps.layers import LayerMaps, patterns_of_others
+from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.rows import MapRows, choose_rows
 
 N, N_FOLDS, NAN = 23, 4, float("nan")
@@ -62,34 +62,21 @@ def by_hand(maps: Tensor, visible: Tensor, skip: int) -> dict[str, float]:
     rest = pattern - fit.T
     mean = pattern.mean(0)
     ordered = [mean[query == i] for i in range(N) if kept[i].sum() >= 8]
-    rises = {
-        lag: [row[lag:] > row[:-lag] for i in range(N) if len(row := mean[query == i]) > lag]
-        for lag in (1, 8)
-    }
-    diagonal = maps.mean(0).clone()
-    for distance in range(N):
-        cells = visible & (distance == QUERY - KEY)
-        diagonal[cells] -= diagonal[cells].mean()
-    first = key < skip + max(1, round(0.05 * (N - skip)))
+    rises = [row[8:] > row[:-8] for i in range(N) if len(row := mean[query == i]) > 8]
     square, rest_square = between_folds(pattern, pattern), between_folds(rest, rest)
-    whole = patterns(maps, visible & (KEY < QUERY))
-    of_whole, of_others = between_folds(whole, whole), square * len(query) / whole.shape[1]
     correlations = [spearmanr(row, range(len(row))).statistic for row in ordered]
-    shares = {lag: torch.cat(rows).double().mean() if rows else NAN for lag, rows in rises.items()}
-    contrasts = [
-        values[first].mean() - values[~first].mean() for values in (diagonal[kept], rest.mean(0))
+    leads = [
+        float((maps[:, i, :skip].mean(-1) - maps[:, i, kept[i]].mean(-1)).mean())
+        for i in range(N)
+        if skip and visible[i, 0] and kept[i].sum() >= 8
     ]
     return {
-        "amplitude": signed_root(of_whole),
-        "amplitude_first": signed_root(of_whole - of_others) if skip else 0.0,
-        "amplitude_others": signed_root(of_others),
+        "lead": sum(leads) / len(leads) if leads else NAN,
+        "amplitude": signed_root(square),
         "locality": sum(correlations) / len(correlations) if ordered else NAN,
-        "monotonicity": float(shares[8]),
-        "monotonicity_lag1": float(shares[1]),
+        "monotonicity": float(torch.cat(rises).double().mean()) if rises else NAN,
         "relative_r2": 1 - rest_square / square,
         "non_relative": signed_root(rest_square),
-        "edge_contrast": float(contrasts[0]),
-        "edge_contrast_visible": float(contrasts[1]),
     }
 
 
@@ -126,7 +113,7 @@ def test_a_window_that_leaves_a_query_one_key_or_none_leaves_no_pattern(
     maps = folds("causal").masked_fill(~visible, NAN)
     measures = measure(maps[:, None])[0]
     assert measures.amplitude.value == pytest.approx(amplitude, nan_ok=True)
-    assert mean_squares_by_query(LayerMaps.of(maps).others) == []
+    assert mean_squares_by_query(LayerMaps.of(maps).pattern) == []
 
 
 def test_maps_without_a_number_are_an_error() -> None:
@@ -162,7 +149,7 @@ def test_conditions_are_compared_on_the_keys_that_all_of_them_see() -> None:
     kept = CELLS["narrow"] & (KEY < QUERY)
     intact, without = folds("narrow"), folds("window", seed=3)  # without the window: more keys
     v, u = patterns(without, kept), patterns(intact, kept)
-    both = patterns_of_others([LayerMaps.of(without), LayerMaps.of(intact)])
+    both = shared_patterns([LayerMaps.of(without), LayerMaps.of(intact)])
     gram = ContrastGram.of(dict(zip("vu", both, strict=True)))
     assert gram.share({"v": 1.0}, {"u": 1.0}).value == pytest.approx(
         between_folds(v, u) / between_folds(u, u)
@@ -197,6 +184,7 @@ def test_a_mistral_has_the_measures_of_its_window(tiny: Any, bridge: Any) -> Non
     kept = CELLS["narrow"] & (KEY < QUERY)
     for layer, attributed in enumerate(sources):
         v, c = (patterns(folds[:, layer], kept) for folds in folds_of.values())
-        expected_mask = between_folds(v - c, v) / between_folds(v, v)
-        share = attributed.sources[1].share.value
-        assert share == pytest.approx(expected_mask) or not attributed.sources[1].rms.low > 0
+        expected_share = between_folds(v - c, v) / between_folds(v, v)
+        share = attributed.pattern.from_sources.value
+        assert share == pytest.approx(expected_share) or not attributed.pattern.size.low > 0
+        assert attributed.lead is None, "bare fold means have no first key"

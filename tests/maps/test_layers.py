@@ -1,4 +1,4 @@
-"""Patterns of layers and their two parts, against loops over rows."""
+"""The leads and patterns of layers, against loops over rows."""
 
 from dataclasses import replace
 
@@ -34,15 +34,23 @@ def layer(maps: Tensor, queries: Tensor, skip: int = 0) -> LayerMaps:
     return LayerMaps.of(maps[:, queries], COUNTS, queries, skip)
 
 
-def by_row(maps: Tensor, queries: Tensor, skip: int, window: int = N) -> dict[str, Tensor]:
-    """Return the pattern over all visible keys, and its parts, [fold, row, key_pos] with 0."""
-    parts = {name: torch.zeros(FOLDS, len(queries), N).double() for name in ("whole", "others")}
+def by_row(maps: Tensor, queries: Tensor, skip: int, window: int = N) -> Tensor:
+    """Return the pattern over the visible other keys, [fold, row, key_pos], 0 elsewhere."""
+    pattern = torch.zeros(FOLDS, len(queries), N).double()
     for row, query in enumerate(queries.tolist()):
-        for name, first in (("whole", 0), ("others", skip)):
-            keys = slice(max(first, query - window + 1), query)
-            seen = maps[:, query, keys]
-            parts[name][:, row, keys] = seen - seen.mean(-1, keepdim=True) if seen.numel() else 0
-    return parts | {"first": parts["whole"] - parts["others"]}
+        keys = slice(max(skip, query - window + 1), query)
+        seen = maps[:, query, keys]
+        pattern[:, row, keys] = seen - seen.mean(-1, keepdim=True) if seen.numel() else 0
+    return pattern
+
+
+def leads_by_row(maps: Tensor, queries: Tensor, skip: int, window: int = N) -> dict[int, Tensor]:
+    """Return the lead of each query that sees key 0 and 8 other keys, [fold], nats."""
+    return {
+        query: maps[:, query, :skip].mean(-1) - maps[:, query, skip:query].mean(-1)
+        for query in queries.tolist()
+        if query < window and query - skip >= 8
+    }
 
 
 def dense(pattern: Pattern) -> Tensor:
@@ -50,45 +58,68 @@ def dense(pattern: Pattern) -> Tensor:
 
 
 @pytest.mark.parametrize("queries", ROWS.values(), ids=ROWS)
-@pytest.mark.parametrize("window", [N, 11])
+@pytest.mark.parametrize("window", [N, 17])
 @pytest.mark.parametrize("skip", [0, 1, 2, 3])
-def test_a_pattern_is_the_sum_of_two_orthogonal_parts(
+def test_a_row_is_its_lead_and_its_pattern_up_to_a_constant(
     skip: int, window: int, queries: Tensor
 ) -> None:
     x, y = scores(0, window), scores(1, window)
     one, other = shared_patterns([layer(maps, queries, skip) for maps in (x, y)])
     expected, of_other = (by_row(maps, queries, skip, window) for maps in (x, y))
-    torch.testing.assert_close(dense(one), expected["whole"])
-    torch.testing.assert_close(dense(one.first), expected["first"])
-    torch.testing.assert_close(dense(one.others), expected["others"])
-    n_cells = sum(min(query, window - 1) for query in queries.tolist())
-
-    def product(part: str) -> Tensor:
-        cells = (maps[part].flatten(1)[None] for maps in (expected, of_other))
-        return cross_products(*cells, WEIGHTS)[:, 0, 0] * expected[part][0].numel() / n_cells
-
-    parts = {
-        "whole": one.product(other),
-        "first": one.first.product(other.first),
-        "others": one.others.product(other.others),
-    }
-    for name, estimates in parts.items():
-        torch.testing.assert_close(estimates.values, product(name), rtol=1e-12, atol=1e-12)
-    total = parts["first"] + parts["others"]
-    torch.testing.assert_close(total.values, parts["whole"].values, rtol=1e-12, atol=1e-12)
-    crossed = one.first.product(other.others).values
-    assert crossed.abs().max() < 1e-13 * parts["whole"].values.abs().max()
+    torch.testing.assert_close(dense(one), expected)
+    n_cells = sum(max(0, min(query - skip, window - 1)) for query in queries.tolist())
+    cells = (maps.flatten(1)[None] for maps in (expected, of_other))
+    product = cross_products(*cells, WEIGHTS)[:, 0, 0] * expected[0].numel() / n_cells
+    torch.testing.assert_close(one.product(other).values, product, rtol=1e-12, atol=1e-12)
+    leads = leads_by_row(x, queries, skip, window)
     if skip == 0:
-        assert parts["first"].values.eq(0).all(), "without first keys there is no part at them"
-    elif window == N:
-        assert parts["first"].values[0] > parts["others"].values[0], "the sink is at key 0"
+        assert one.lead is None, "without a first key there is no lead"
+        return
+    assert one.lead is not None
+    assert one.lead.queries.tolist() == [*leads]
+    torch.testing.assert_close(one.lead.folds, torch.stack([*leads.values()], 1))
+    for row, query in enumerate(one.lead.queries.tolist()):
+        rebuilt = dense(one)[:, queries.tolist().index(query), :query]
+        rebuilt[:, :skip] += one.lead.folds[:, row, None]
+        truth = x[:, query, :query]
+        if skip == 1:  # differences among several first keys are in neither part
+            rest = rebuilt - truth
+            assert (rest - rest.mean(-1, keepdim=True)).abs().max() <= 1e-12 * truth.abs().max()
+
+
+def test_the_lead_is_a_mean_over_its_queries_and_multiplies_between_folds() -> None:
+    one, other = shared_patterns([layer(scores(seed), ROWS["all rows"], 1) for seed in (0, 1)])
+    assert one.lead is not None and other.lead is not None
+    x, y = (
+        torch.stack([*leads_by_row(scores(seed), ROWS["all rows"], 1).values()], 1)
+        for seed in (0, 1)
+    )
+    pooled = (x.mean(1) * WEIGHTS).sum()
+    assert one.lead.means().values[0] == pytest.approx(float(pooled))
+    product = cross_products(x[None], y[None], WEIGHTS)[:, 0, 0]
+    torch.testing.assert_close(one.lead.product(other.lead).values, product)
+    torch.testing.assert_close(one.lead.squares().values, one.lead.product(one.lead).values)
+
+
+@pytest.mark.parametrize("n", [7, 9])
+def test_sequences_in_which_no_query_sees_eight_other_keys_have_no_lead(n: int) -> None:
+    maps = torch.randn(FOLDS, n, n, generator=torch.Generator().manual_seed(0))
+    assert LayerMaps.of(maps, skip_keys=1).lead is None
+    longer = torch.randn(FOLDS, 10, 10, generator=torch.Generator().manual_seed(0))
+    lead = LayerMaps.of(longer, skip_keys=1).lead
+    assert lead is not None and lead.queries.tolist() == [9]
+
+
+def test_in_a_window_only_queries_that_see_the_first_key_have_a_lead() -> None:
+    lead = layer(scores(0, 17), ROWS["all rows"], 1).lead
+    assert lead is not None and lead.queries.tolist() == [*range(9, 17)]
+    assert layer(scores(0, 9), ROWS["all rows"], 1).lead is None
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 3))
 def test_the_square_is_the_product_of_a_pattern_with_itself(seed: int, skip: int) -> None:
     pattern = layer(scores(seed), ROWS["chosen rows"], skip).pattern
-    for part in (pattern, pattern.first, pattern.others):
-        torch.testing.assert_close(part.squares().values, part.product(part).values)
+    torch.testing.assert_close(pattern.squares().values, pattern.product(pattern).values)
 
 
 @pytest.mark.parametrize("n_bytes", [1, 8 * FOLDS * N * 7, 1 << 20])
@@ -99,20 +130,13 @@ def test_any_block_size_gives_the_rows_of_the_pattern_from_memory_or_packed(n_by
     packed = PackedFolds(rows.pack(maps), rows)
     in_memory = LayerMaps.of(maps, COUNTS, queries, 2)
     for kept in (in_memory, replace(in_memory, folds=packed)):
-        pattern = kept.pattern.first
+        pattern = kept.pattern
         whole, rows = dense(pattern), []
         for block in pattern.blocks(n_bytes):
             block_rows = torch.zeros(FOLDS, block.rows.shape[1], N).double()
             block_rows[..., : block.rows.shape[-1]] = block.rows
             rows.append(block_rows)
         torch.testing.assert_close(torch.cat(rows, 1), whole)
-
-
-def test_the_pattern_among_other_keys_alone_has_its_mean_over_them() -> None:
-    pattern = layer(scores(5), ROWS["all rows"], 1).pattern
-    n_all, n_others = N * (N - 1) / 2, (N - 1) * (N - 2) / 2
-    alone = pattern.among_others.squares().values
-    torch.testing.assert_close(alone * n_others, pattern.others.squares().values * n_all)
 
 
 def test_patterns_of_unlike_maps_are_refused() -> None:
