@@ -39,7 +39,7 @@ def fold_maps(seed: int, *some: int) -> Tensor:
 def with_mean_term(scores: Tensor, mean_term: Tensor, skip: int) -> Pattern:
     layer, means = LayerMaps.of(scores, skip_keys=skip), randn(0, FOLDS, N, 3)
     layer = replace(layer, mean_term=LayerMaps.of(mean_term), key_means=means)
-    return layer.others
+    return layer.pattern
 
 
 @given(SEEDS, SKIPS)
@@ -182,7 +182,7 @@ def test_shares_of_bands_add_to_one(seed: int, skip: int, n_bands: int):
         for layer in range(LAYERS)
     ]
     for layer in range(LAYERS):
-        pattern = LayerMaps.of(maps[:, layer].sum(1), skip_keys=skip).others
+        pattern = LayerMaps.of(maps[:, layer].sum(1), skip_keys=skip).pattern
         patterns = split_bands(pattern, maps[:, layer], bands[layer])
         shares = [pattern.share.value for pattern in patterns]
         assert len(shares) == n_bands

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from math import isnan
+
 import pytest
 import torch
 
@@ -56,13 +58,13 @@ def test_one_key_counts_as_first_in_maps_of_tokens_and_none_in_maps_of_vectors(
     with_bos, without = (capture_scores(loaded.model, item, n_folds=4) for item in (begun, tokens))
     for maps in (with_bos, without):
         assert repr(measure(maps)) == repr(measure(maps, 1)) != repr(measure(maps, 0))
-        assert measure(maps)[1].amplitude_first.value > 0
+        assert not isnan(measure(maps)[1].lead.value)
     folds, counts = with_bos.folds, with_bos.counts
     assert repr(measure(folds, counts=counts)) == repr(measure(with_bos, 0))
     inputs = gaussian(n_seqs=8, seq_len=11, d_model=64, alpha=0.3)
     vectors = capture_scores(load("parameter-free").model, inputs, n_folds=4)
     assert repr(measure(vectors)) == repr(measure(vectors, 0))
-    assert all(layer.amplitude_first.value == 0 for layer in measure(vectors))
+    assert all(isnan(layer.lead.value) for layer in measure(vectors))
     for maps, skip in ((with_bos, 1), (without, 1), (vectors, 0)):
         both = {(): maps, "mask": maps}
         assert repr(attribute(both)) == repr(attribute(both, skip_keys=skip))

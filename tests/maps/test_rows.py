@@ -19,7 +19,7 @@ from nope_probe.analyses.pattern_rows import relative_fit
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.estimates import cross_products, fold_weights
 from nope_probe.maps.fold_rows import PackedFolds
-from nope_probe.maps.layers import LayerMaps, patterns_of_others
+from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.rows import MapRows, choose_rows
 
 N, FOLDS = 37, 5
@@ -136,7 +136,7 @@ def test_measures_of_chosen_rows_are_those_of_their_cells_by_brute_force(
     window: int, skip: int
 ) -> None:
     scores = folds(window)[:, QUERIES]
-    estimates = measure_estimates(LayerMaps.of(scores, COUNTS, QUERIES, skip).others)
+    estimates = measure_estimates(LayerMaps.of(scores, COUNTS, QUERIES, skip).pattern)
     first = (QUERIES - window + 1).clamp_min(skip)
     cells = [
         (row, query, key)
@@ -190,7 +190,7 @@ def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
 
 def test_what_a_removal_leaves_of_chosen_rows_is_a_share_of_their_pattern() -> None:
     layers = [LayerMaps.of(x * folds()[:, QUERIES], COUNTS, QUERIES, 1) for x in (0.5, 1.0)]
-    kept = kept_pattern(*patterns_of_others(layers))
+    kept = kept_pattern(*shared_patterns(layers))
     assert kept.share.value == pytest.approx(0.5)
 
 
@@ -220,7 +220,7 @@ def test_the_mean_of_a_bin_is_that_of_its_cells() -> None:
 
 def test_the_strength_at_a_query_is_that_of_its_rows_between_folds() -> None:
     scores = folds()[:, QUERIES]
-    squares = mean_squares_by_query(LayerMaps.of(scores, COUNTS, QUERIES, 2).others)
+    squares = mean_squares_by_query(LayerMaps.of(scores, COUNTS, QUERIES, 2).pattern)
     of_rows = [query for query in QUERIES.tolist() if query > 3]  # with two keys or more
     assert [group for group, _ in squares] == [(query, query) for query in of_rows]
     for index, query in enumerate(of_rows):
