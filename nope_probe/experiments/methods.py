@@ -73,11 +73,6 @@ FIRST_KEYS = {  # by command; without first keys, and with them
 PLACES = {"start": "from the start", "random": "from random places"}
 KEYS = {1: "the first key"}
 SHARED = "; the sequences of a document share a fold"
-WHY = (  # the number of sequences; without a pattern, and with one
-    "they showed no positional pattern",
-    "the 95% intervals of the shares of L{layer}'s sources were expected to extend {points:.1f} "
-    "points each way",
-)
 HEADS = (" and heads", ", for each head and over heads")  # of a map, by --per-head
 READERS = ("each layer's", "each head's")
 WRITERS = {"heads": "each head", "layers": "the attention of each block"}
@@ -150,14 +145,11 @@ def _of_inputs(facts: Manifest) -> dict[str, Any]:
     checksum = f"SHA-256 of the inputs {data['sha256'][:16]}"
     first = FIRST_KEYS.get(facts["kind"], FIRST_KEYS["others"])[n_keys > 0]
     n_documents = facts["documents"] or facts["n_seqs"]  # None: each sequence drawn by itself
-    pilot = facts.get("pilot") or {"layer": None, "half_width": None}
-    points = 100 * (pilot["half_width"] or 0.0)
     return {
         "inputs": ", ".join(filter(None, [what, *details, seed, checksum])),
         "first_keys": first.format(keys=KEYS.get(n_keys, f"the first {n_keys} keys")),
         "n_documents": n_documents,
         "shared": SHARED if n_documents < facts["n_seqs"] else "",
-        "why": WHY[pilot["layer"] is not None].format(layer=pilot["layer"], points=points),
     }
 
 

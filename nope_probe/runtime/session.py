@@ -54,7 +54,7 @@ from nope_probe.runtime.identity import (
 )
 from nope_probe.runtime.peers import Processes, own_device, process_group
 from nope_probe.runtime.places import checkpoint_dir, locked, validate_memory
-from nope_probe.runtime.processes import Signals, command_line, process_count, status, tell
+from nope_probe.runtime.processes import Signals, command_line, status, tell
 from nope_probe.runtime.settings import RunSettings, SessionSettings, memory_of
 from nope_probe.runtime.sources import load_model, make_sequences, validate_reach
 
@@ -278,11 +278,6 @@ class Session(Generic[Settings_co]):
             self.checkpoint.save(key, tensors)
         return Sequences.from_tensors(self.checkpoint.load(key))
 
-    def take(self: Session[RunSettings], n_seqs: int) -> None:
-        """Go on with a number of sequences that the run has chosen, which identifies no run."""
-        batch = min(self.settings.seqs_per_batch, max(1, n_seqs // process_count()))
-        self._settings = replace(self._settings, n_seqs=n_seqs, batch_size=batch)
-
     def announce(
         self: Session[RunSettings],
         n_conditions: int,
@@ -315,7 +310,7 @@ class Session(Generic[Settings_co]):
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
         """The number of sequences that this process runs."""
-        return self.processes.n_own(self.settings.most_seqs, self.settings.seqs_per_batch)
+        return self.processes.n_own(self.settings.n_seqs, self.settings.seqs_per_batch)
 
     @property
     def lengths(self: Session[RunSettings]) -> dict[str, int]:

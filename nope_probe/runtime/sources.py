@@ -85,7 +85,7 @@ def make_sequences(
     if (settings.data == "gaussian") != info.parameter_free:
         kind = "gaussian vectors" if info.parameter_free else "text or random tokens"
         raise UserError(f"{info.name} takes {kind}, not --data {settings.data}")
-    n_seqs, seq_len, seed = settings.most_seqs, settings.longest, settings.seed
+    n_seqs, seq_len, seed = settings.n_seqs, settings.longest, settings.seed
     if settings.data == "gaussian":
         return gaussian(n_seqs, seq_len, info.d_model, settings.alpha, seed)
     made = sequences(

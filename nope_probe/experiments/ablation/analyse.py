@@ -85,7 +85,7 @@ def analyse(
     if shorter:
         lengths = {**shorter, session.settings.longest: tables["sources"]}
         tables["lengths"] = pd.concat(lengths, names=["seq_len"]).reset_index(0)
-    if not waiting and not analysis.has_pattern:
+    if not waiting and analysis.strongest is None:
         heads = heads_table(Engine.of(session), measured.intact)
         tables |= {} if heads is None else {"heads": heads}
     manifest = {
@@ -160,12 +160,20 @@ class Analysis:
         """Per condition, the measures of each layer's pattern."""
         return {key: measure(maps) for key, maps in self.measured.maps.items()}
 
-    @property
-    def has_pattern(self) -> bool:
-        """Whether the mean over heads of any layer of the intact model has a pattern."""
+    @cached_property
+    def strongest(self) -> LayerAttribution | None:
+        """The layer whose mean over heads has the strongest pattern; None without a pattern."""
         rows = measures_table([({}, self.measures[INTACT])], self.plan.layers, labels=())
         counts = next(iter(self.measured.intact.values())).counts
-        return strongest(rows, counts.tolist()) is not None
+        best = strongest(rows, counts.tolist())
+        return None if best is None else self.layers[self.plan.layers.index(int(best["layer"]))]
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the width of the widest interval of a source's share, in the strongest layer."""
+        if self.strongest is None:
+            return None
+        return max((term.share.high - term.share.low) / 2 for term in self.strongest.sources)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the run's tables by name."""
@@ -194,7 +202,7 @@ class Analysis:
         gains = {} if self.measured.gains is None else self.measured.gains.gains
         substitutes = (*plan.substitutes, *plan.checks)
         return {
-            **({} if plan.pilot is None else {"pilot": plan.pilot}),
+            "half_width": self.half_width,
             "layer_passes": self.measured.layer_passes,
             "gains": gains.get("identity"),
             **{f"gains_{name}": gains.get(name) for name in WITH_GAIN if name != "identity"},

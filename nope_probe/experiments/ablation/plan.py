@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
-from typing import Any
 
 import torch
 
@@ -43,7 +42,6 @@ class Plan:
         layers: the numbers of the layers to map.
         settings: the settings of the command, such as the replacements and the scope.
         left_out: components that by default are no sources or players here, and why.
-        pilot: the manifest's entry on the round that chose the number of sequences, if there was.
     """
 
     player_sets: tuple[PlayerSet, ...]
@@ -52,7 +50,6 @@ class Plan:
     layers: tuple[int, ...] = (0,)
     settings: Settings = PLAIN
     left_out: Mapping[str, str] = field(default_factory=dict)
-    pilot: Mapping[str, Any] | None = None
 
     @property
     def substitutes(self) -> tuple[Substitute, ...]:

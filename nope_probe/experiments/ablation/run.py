@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from nope_probe.analyses.attribution import attribute
 from nope_probe.components import ROPE_HALVES, with_bands
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.analyse import analyse, first_page
-from nope_probe.experiments.ablation.pilot import pilot_sequences, run_pilot
 from nope_probe.experiments.ablation.plan import (
     Measured,
     Plan,
@@ -36,9 +35,8 @@ from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.reading.streaming import GIGABYTE
 from nope_probe.hooks.removing.removals import without_weights
 from nope_probe.hooks.removing.targets import bands_of, components
-from nope_probe.reports.notes import pilot_note
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.processes import status, tell
+from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import SHORT, Call, Session
 from nope_probe.runtime.settings import validate_effects
 
@@ -55,29 +53,13 @@ def run(settings: Settings, call: Call | None = None) -> Path:
     """
     with Session("ablate", settings, call) as session:
         if not session.finished:
-            pilot = None
-            if settings.n_seqs == "auto":
-                pilot = pilot_of(session)
-                session.take(pilot["n_seqs"])
-            plan = replace(plan_of(session, session.sequences()), pilot=pilot)
+            plan = plan_of(session, session.sequences())
             measured = measure(session, plan)
             shorter = {one.longest: sources_at(session, one) for one in session.settings.at_shorter}
             if session.is_first:
                 with status("analysing and writing", in_logs=True):
                     session.write(analyse(session, plan, measured, shorter=shorter))
     return session.folder
-
-
-def pilot_of(session: Session[Settings]) -> dict[str, Any]:
-    """Run the pilot round, say what it found, and return the manifest's entry on it.
-
-    Raises:
-        UserError: if the data give too few sequences, and for a non-finite score.
-    """
-    data = pilot_sequences(session)
-    pilot = asdict(run_pilot(session, plan_of(session, data), data))
-    tell(pilot_note(pilot))
-    return pilot
 
 
 def plan_of(session: Session[Settings], data: Sequences) -> Plan:

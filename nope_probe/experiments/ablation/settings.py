@@ -15,7 +15,6 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
 from nope_probe.hooks.removing.stand_ins import DEFAULT_REPLACEMENTS, Replacement
 from nope_probe.runtime.settings import (
-    COUNT,
     OFFSET_BINS,
     SEQ_LEN,
     Bounds,
@@ -39,15 +38,6 @@ class Settings(RunSettings):
     15 seconds on two cores.
     """
 
-    n_seqs: Annotated[
-        int | Literal["auto"],
-        COUNT,
-        _arg(
-            help="How many sequences; auto: the least of 64, 128, 256 and 512 from which the "
-            "headline's shares of the sources should have intervals of 2 points each way, as "
-            "judged from 64 other sequences."
-        ),
-    ] = "auto"
     seq_len: Annotated[
         int | tuple[int, ...],
         SEQ_LEN,

@@ -22,6 +22,7 @@ from nope_probe.runtime.settings import (
     GainFlag,
     RunSettings,
     SeqLenFlag,
+    SeqsFlag,
     memory_of,
     validate_effects,
 )
@@ -56,6 +57,7 @@ class Settings(RunSettings):
     layers: Annotated[
         int | Literal["all"], LAYERS, _arg(help="How many first layers to study, or all.")
     ] = "all"
+    n_seqs: SeqsFlag = 512
     seq_len: SeqLenFlag = 64
     query_rows: Annotated[
         int | None,
