@@ -59,7 +59,6 @@ SIZES: dict[str, dict[str, str]] = {
     "trace": {**RUN_SIZES, "--n-seqs": "10", "--folds": "5", "--layers": "2", "--confirm": "1"},
     "train": {"--steps": "2"},
 }
-OF_LENGTHS = {"--query-rows": ("5",), "--seq-len": ("5", "8")}  # of 8 tokens
 OF_WHY = {"--layers": "4", "--query": "1"}  # L3H3, in a text of two tokens
 FIGURE_SIZES: dict[str, dict[str, str]] = {
     "all": {"--n-samples": "32"},
@@ -108,7 +107,7 @@ ablate --data short.jsonl --pack --players mask qk --replacement random mean --g
 ablate --players rope w_q --scope own --no-pack --no-shuffle --skip-keys 0 --no-beyond-context
     --no-verbose
 ablate --bands 2 --players mask rope
-ablate --players sources --seq-len 5 8
+ablate --players sources --seq-len 8
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2
 attention --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
@@ -238,11 +237,7 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
         chosen = {"--data": (PACKED if "--pack" in chosen else TEXT,), **chosen}
     small = {**small, **(OF_WHY if "--why" in chosen else {})}
     sizes = {name: (size,) for name, size in small.items()}
-    sizes |= {
-        name: OF_LENGTHS[name]
-        for name, given in chosen.items()
-        if name == "--query-rows" or (name == "--seq-len" and len(given) > 1)
-    }
+    sizes |= {"--query-rows": ("5",)} if "--query-rows" in chosen else {}  # of 8 tokens
     return Line(command, tuple(sorted((chosen | sizes).items())))
 
 

@@ -188,14 +188,11 @@ def _of_command(facts: Manifest) -> dict[str, Any]:
     settings = facts["settings"]
     given = settings.get("given", {"kind": "text"})["kind"] == "text"
     per_head, writers = settings.get("per_head", False), settings.get("writers", "heads")
-    lengths = settings.get("seq_len")
-    shorter = lengths[:-1] if isinstance(lengths, list) else []
     return {
         "control": given
         and settings["data"] not in ("random", "gaussian")
         and not settings["shuffle"],
         "heads": HEADS[per_head],
-        "shorter": listed([f"{length:,}" for length in shorter] or [""]),
         "readers": READERS[per_head],
         "writing": WRITERS[writers],
         "where": SCOPES.get(settings.get("scope", ""), ""),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -154,7 +154,7 @@ class Session(Generic[Settings_co]):
         if call.loaded is None or not call.is_kept or not isinstance(settings, RunSettings):
             return None
         inputs = None if call.inputs is None else call.inputs.inputs
-        return model_state(call.loaded, inputs, settings.longest)
+        return model_state(call.loaded, inputs, settings.seq_len)
 
     def _recorded_state(self) -> dict[str, State]:
         return {} if self.state is None else {"state": self.state}

@@ -318,7 +318,7 @@ class RunSettings(SessionSettings):
         int | Literal["all"], LAYERS, _arg(help="How many first layers to study, or all.")
     ] = 4
     n_seqs: SeqsFlag = 64
-    seq_len: Annotated[int | tuple[int, ...], SEQ_LEN, _arg(help="Tokens in a sequence.")] = 64
+    seq_len: SeqLenFlag = 64
     beyond_context: BeyondContextFlag = False
     batch_size: Annotated[
         int | Literal["auto"],
@@ -368,20 +368,10 @@ class RunSettings(SessionSettings):
         return self.model
 
     @property
-    def lengths(self) -> tuple[int, ...]:
-        """The lengths of the sequences, in tokens."""
-        return (self.seq_len,) if isinstance(self.seq_len, int) else self.seq_len
-
-    @property
-    def longest(self) -> int:
-        """The tokens in a sequence; of several lengths, the longest."""
-        return max(self.lengths)
-
-    @property
     def seqs_per_batch(self) -> int:
         """Sequences per forward pass."""
         if self.batch_size == "auto":
-            return max(1, min(AUTO_BATCH_SEQS, AUTO_BATCH_TOKENS // self.longest))
+            return max(1, min(AUTO_BATCH_SEQS, AUTO_BATCH_TOKENS // self.seq_len))
         return self.batch_size
 
     def recorded(self) -> dict[str, Any]:
@@ -401,10 +391,10 @@ class RunSettings(SessionSettings):
         """
         if self.n_seqs < self.folds:
             raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
-        if self.query_rows is not None and self.query_rows > self.longest:
-            raise UserError(f"--query-rows {self.query_rows} is more than {self.longest} tokens")
-        if self.skip_keys != "auto" and self.skip_keys > self.longest - 3:
-            raise UserError(f"--skip-keys {self.skip_keys} leaves no keys of {self.longest}")
+        if self.query_rows is not None and self.query_rows > self.seq_len:
+            raise UserError(f"--query-rows {self.query_rows} is more than {self.seq_len} tokens")
+        if self.skip_keys != "auto" and self.skip_keys > self.seq_len - 3:
+            raise UserError(f"--skip-keys {self.skip_keys} leaves no keys of {self.seq_len}")
         self._validate_devices()
         self._validate_data()
         if self.revision is not None:
@@ -467,7 +457,7 @@ class RunSettings(SessionSettings):
     @property
     def positions(self) -> int | None:
         """How many positions the model is to take beyond its context; None for no more."""
-        return self.longest if self.beyond_context else None
+        return self.seq_len if self.beyond_context else None
 
     def validate_layers(self, info: ModelInfo) -> None:
         """Check that there are the layers that the run measures, and that some of them attends.
@@ -520,8 +510,8 @@ def memory_of(settings: RunSettings, *, n_maps: int, d_model: int = 0) -> int:
         >>> memory_of(Settings(n_seqs=8, seq_len=100, folds=4), n_maps=2)
         646400
     """
-    n_rows = settings.query_rows or default_rows(settings.longest)
-    cells = settings.folds * n_maps * n_rows * settings.longest
-    tokens = settings.seqs_per_batch * settings.longest
-    inputs = settings.n_seqs * settings.longest
+    n_rows = settings.query_rows or default_rows(settings.seq_len)
+    cells = settings.folds * n_maps * n_rows * settings.seq_len
+    tokens = settings.seqs_per_batch * settings.seq_len
+    inputs = settings.n_seqs * settings.seq_len
     return 8 * (inputs + cells) + 4 * tokens * VECTORS_OF_BLOCK * d_model

@@ -64,7 +64,6 @@ def analyse(
     plan: Plan,
     measured: Measured,
     waiting: str = "",
-    shorter: Mapping[int, pd.DataFrame] | None = None,
 ) -> Run:
     """Attribute the positional pattern of every layer, and return the run.
 
@@ -73,7 +72,6 @@ def analyse(
         plan: the conditions.
         measured: their score maps.
         waiting: what the page says below its first table while conditions are still being run.
-        shorter: the table of the sources at each shorter length, in tokens.
     """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     analysis = Analysis(plan=plan, measured=measured, tokens=inputs.kind)
@@ -82,9 +80,6 @@ def analyse(
     write_maps(maps, RunMaps(plan, measured))
     write_folds(folds, plan, measured)
     tables = analysis.tables()
-    if shorter:
-        lengths = {**shorter, session.settings.longest: tables["sources"]}
-        tables["lengths"] = pd.concat(lengths, names=["seq_len"]).reset_index(0)
     if not waiting and analysis.strongest is None:
         heads = heads_table(Engine.of(session), measured.intact)
         tables |= {} if heads is None else {"heads": heads}

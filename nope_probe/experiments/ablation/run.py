@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-from nope_probe.analyses.attribution import attribute
 from nope_probe.components import ROPE_HALVES, with_bands
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.analyse import analyse, first_page
@@ -18,7 +17,6 @@ from nope_probe.experiments.ablation.plan import (
     Measured,
     Plan,
     make_plan,
-    maps_of,
     measure_conditions,
 )
 from nope_probe.experiments.ablation.settings import FLAGS_OF_WEIGHTS, Settings
@@ -30,7 +28,6 @@ from nope_probe.experiments.engine import (
     validate_removable,
 )
 from nope_probe.experiments.given import Model, run_of, takes
-from nope_probe.experiments.tables import sources_table
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.reading.streaming import GIGABYTE
 from nope_probe.hooks.removing.removals import without_weights
@@ -55,10 +52,9 @@ def run(settings: Settings, call: Call | None = None) -> Path:
         if not session.finished:
             plan = plan_of(session, session.sequences())
             measured = measure(session, plan)
-            shorter = {one.longest: sources_at(session, one) for one in session.settings.at_shorter}
             if session.is_first:
                 with status("analysing and writing", in_logs=True):
-                    session.write(analyse(session, plan, measured, shorter=shorter))
+                    session.write(analyse(session, plan, measured))
     return session.folder
 
 
@@ -117,26 +113,6 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
         )
 
 
-def sources_at(session: Session[Settings], shorter: Settings) -> pd.DataFrame:
-    """Return the table of the sources on sequences of another length, as a run of it has it.
-
-    Args:
-        session: the run's.
-        shorter: its settings, with the other length.
-
-    Raises:
-        UserError: if the data give too few sequences, and for a non-finite score.
-    """
-    prefix = f"length-{shorter.longest}"
-    data = session.sequences(f"inputs-{shorter.longest}", settings=shorter)
-    plan = plan_of(session, data)
-    engine = replace(Engine.of(session, data), batch_size=shorter.seqs_per_batch)
-    n_own = session.processes.n_own(len(data), shorter.seqs_per_batch)
-    with session.checkpoint.progress(plan.keys_of(prefix, plan.of_sources), n_own):
-        maps = maps_of(engine, plan, prefix, plan.of_sources)
-    return sources_table(attribute(maps, sources=plan.sources))
-
-
 def show_sources(
     session: Session[Settings], plan: Plan, soonest: float, measured: Measured
 ) -> None:
@@ -157,9 +133,9 @@ class AblationStudy(Run):
     """Where a model's positional pattern comes from, and which weights it needs.
 
     Its `tables` are those of the run's CSV files: `sources`, `players`, `interactions`, `pattern`,
-    `non_relative`, `controls`, `mean_covariance`, `offsets`, `queries`, and of several lengths
-    `lengths`. Its `maps` are those of maps.safetensors, [layer, row, key_pos] in nats:
-    `score/<kept>`, `pattern/all`, `source/<term>`, `shapley/<player>`, ...
+    `non_relative`, `controls`, `mean_covariance`, `offsets`, `queries`. Its `maps` are those of
+    maps.safetensors, [layer, row, key_pos] in nats: `score/<kept>`, `pattern/all`, `source/<term>`,
+    `shapley/<player>`, ...
     """
 
     @property

@@ -32,7 +32,6 @@ from nope_probe.experiments.sections import (
 )
 from nope_probe.experiments.verdicts import summed, verdict_of
 from nope_probe.figures import measures, shares
-from nope_probe.figures.curves import shares_by_length
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import (
     ValueAndBounds,
@@ -323,15 +322,6 @@ def _answer(findings: Findings) -> Iterator[Section]:
         "the table, “position” is all but content.",
         table=sources,
     )
-    if "lengths" in findings.tables:
-        yield Section(
-            title="Shares of the sources by sequence length",
-            figure=partial(shares_by_length, findings.tables["lengths"]),
-            caption="Shares of each layer's whole pattern, in sequences of each length, with 95% "
-            "intervals. Dotted: a share at the first key. All else on this page is of the longest "
-            "sequences.",
-            table=findings.tables["lengths"],
-        )
     if "mean_covariance" in findings.tables:
         terms = findings.tables["mean_covariance"]
         yield Section(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
@@ -16,7 +16,6 @@ from nope_probe.hooks.removing.removals import Substitute, validate_replacements
 from nope_probe.hooks.removing.stand_ins import DEFAULT_REPLACEMENTS, Replacement
 from nope_probe.runtime.settings import (
     OFFSET_BINS,
-    SEQ_LEN,
     Bounds,
     GainFlag,
     RunSettings,
@@ -38,14 +37,6 @@ class Settings(RunSettings):
     15 seconds on two cores.
     """
 
-    seq_len: Annotated[
-        int | tuple[int, ...],
-        SEQ_LEN,
-        _arg(
-            help="Tokens in a sequence. Of several lengths, such as 32 64 128, the run is of the "
-            "longest, and shows the shares of the sources at each."
-        ),
-    ] = 64
     players: Annotated[
         tuple[str, ...] | None,
         _arg(
@@ -95,23 +86,9 @@ class Settings(RunSettings):
 
     unrecorded = (*RunSettings.unrecorded, "residuals_gb")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        lengths = sorted({*self.lengths})
-        if len(lengths) < max(1, len(self.lengths)):
-            raise UserError("expected one or more different values of --seq-len")
-        object.__setattr__(self, "seq_len", tuple(lengths) if lengths[1:] else lengths[0])
-
-    @property
-    def at_shorter(self) -> tuple[Settings, ...]:
-        """The settings of each length but the longest."""
-        return tuple(replace(self, seq_len=length) for length in self.lengths[:-1])
-
     def validate(self) -> None:
         """Check what can be checked without the model."""
         super().validate()
-        for shorter in self.at_shorter:
-            shorter.validate()
         if self.bands and self.players is not None and "rope" not in self.players:
             raise UserError("--bands divides the player rope, and it is not among --players")
         validate_replacements(

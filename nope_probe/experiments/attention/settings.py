@@ -21,7 +21,6 @@ from nope_probe.runtime.settings import (
     LAYERS,
     GainFlag,
     RunSettings,
-    SeqLenFlag,
     SeqsFlag,
     memory_of,
     validate_effects,
@@ -58,7 +57,6 @@ class Settings(RunSettings):
         int | Literal["all"], LAYERS, _arg(help="How many first layers to study, or all.")
     ] = "all"
     n_seqs: SeqsFlag = 512
-    seq_len: SeqLenFlag = 64
     query_rows: Annotated[
         int | None,
         COUNT,

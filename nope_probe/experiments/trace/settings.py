@@ -17,7 +17,6 @@ from nope_probe.runtime.settings import (
     Bounds,
     ModelFlag,
     RunSettings,
-    SeqLenFlag,
 )
 
 _arg = tyro.conf.arg
@@ -34,7 +33,6 @@ class Settings(RunSettings):
     """
 
     model: ModelFlag = "nope-tiny"
-    seq_len: SeqLenFlag = 64
     reader: Annotated[
         str | None,
         _arg(
