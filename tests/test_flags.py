@@ -103,8 +103,7 @@ ablate --model llama-3.1-8b --revision main --data my.jsonl --windows start --bo
     --checkpoint-every 1 --beyond-context --query-rows 5 --offset-bins all
     --out runs/a --image a.png --verbose
 ablate --data short.jsonl --pack --players mask qk --replacement random mean --gain norm
-    --scope upstream --reparametrise 1 --residuals-gb 0.5
-ablate --players rope w_q --scope own --no-pack --no-shuffle --skip-keys 0 --no-beyond-context
+ablate --players rope w_q --no-pack --no-shuffle --skip-keys 0 --no-beyond-context
     --no-verbose
 ablate --bands 2 --players mask rope
 ablate --players sources --seq-len 8
@@ -228,7 +227,7 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
         else:
             chosen["--measures"] = ("position",)
     names_a_writer = any("position[L1" in name for name in chosen.get("--players", ()))
-    if chosen.get("--scope") == ("upstream",) or names_a_writer:
+    if names_a_writer:
         small = {**small, "--layers": "2"}
     if "--target-se" in chosen:
         small = {name: size for name, size in small.items() if name != "--n-samples"}

@@ -25,11 +25,6 @@ GAINS = {
     "norm": "scaled to the weight's Frobenius norm",
     "identity": "not scaled",
 }
-SCOPES = {
-    "both": "in every block",
-    "upstream": "in the blocks before the measured layer",
-    "own": "in the measured layer alone",
-}
 MEASURED = {
     "loss": "losses",
     "in-context": "the in-context gain",
@@ -195,7 +190,6 @@ def _of_command(facts: Manifest) -> dict[str, Any]:
         "heads": HEADS[per_head],
         "readers": READERS[per_head],
         "writing": WRITERS[writers],
-        "where": SCOPES.get(settings.get("scope", ""), ""),
         "n_conditions": len(facts.get("conditions", ())),
         "n_text": len((facts.get("text") or {"pieces": ()})["pieces"]),
         "measured": listed([MEASURED[name] for name in facts.get("measures", ())] or [""]),

@@ -359,11 +359,7 @@ class Session(Generic[Settings_co]):
         """Write the finished run, and remove the checkpoint."""
         write_run(self.folder, run)
         self.checkpoint.discard()
-        # Layers of forward passes that shared residual streams have saved.
-        passes = run.manifest.get("layer_passes") or {"run": 0, "needed": 0}
-        saved = f", ran {passes['run']:,} of {passes['needed']:,} layer passes"
-        saved = saved if passes["run"] != passes["needed"] else ""
-        tell(f"took {run.manifest['seconds']:.0f} s{saved}")
+        tell(f"took {run.manifest['seconds']:.0f} s")
 
 
 def _counted(n: int, one: str, several: str = "") -> str:

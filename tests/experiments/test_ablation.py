@@ -168,9 +168,9 @@ def test_a_files_name_does_not_say_what_its_tokens_are(tmp_path: Path):
 
 PLAYERS = {
     "one half": ["--players", "mask", "rope_high"],
-    "all pairs by number": ["--players", "rope[0:3]", "rope[3:8]+mask", "--scope", "own"],
+    "all pairs by number": ["--players", "rope[0:3]", "rope[3:8]+mask"],
     "bands": ["--bands", "2", "--players", "rope", "qk", "--replacement", "mean", "zero"],
-    "before a layer": ["--players", "mask", "w_q+mlp", "--scope", "upstream"],
+    "a union": ["--players", "mask", "w_q+mlp"],
     "sources": ["--players", "sources"],
 }
 
@@ -185,16 +185,11 @@ def test_the_pages_explorer_shows_the_model_without_what_is_switched_off(case: s
     assert len(shown) == 2 ** len(players)
     tokens = torch.from_numpy(load_file(tmp_path / "run/tokens.safetensors")["tokens"])
     model = load("rope-tiny", n_layers=2).model
-    gains, settings = calibrate(model, tokens), manifest["settings"]
+    gains = calibrate(model, tokens)
     for number, patterns in enumerate(shown):
         removed = [name for bit, names in enumerate(players) if number >> bit & 1 for name in names]
         for layer, pattern in enumerate(patterns):
-            where = {"both": None, "own": [layer], "upstream": list(range(layer))}
-            ablation = Ablation(
-                remove=removed,
-                layers=where[settings["scope"]],
-                replacement=manifest["replacements"][0],
-            )
+            ablation = Ablation(remove=removed, replacement=manifest["replacements"][0])
             with ablated(model, ablation, gains if ablation.needs_calibration else None):
                 scores = capture_scores(model, tokens, n_folds=4)
             expected = row_centred(scores.mean, manifest["skip_keys"])[layer].numpy()

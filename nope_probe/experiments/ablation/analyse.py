@@ -134,13 +134,10 @@ class Analysis:
         """The attribution of each layer to the sources and the players."""
         return self._attributed({})
 
-    def _attributed(self, maps: ConditionMaps, first: int | None = None) -> list[LayerAttribution]:
-        """Return the attribution to the first player sets, with other maps of some conditions."""
-        return attribute(
-            self.measured.maps | maps,
-            self.plan.player_sets[:first],
-            sources=self.plan.sources,
-        )
+    def _attributed(self, maps: ConditionMaps) -> list[LayerAttribution]:
+        """Return the attribution to the player sets, with other maps of some conditions."""
+        maps = self.measured.maps | maps
+        return attribute(maps, self.plan.player_sets, sources=self.plan.sources)
 
     def _losses(self) -> dict[Replacement, list[LayerPlayers]]:
         """Return the pattern's loss without each weight under replacements that only check it."""
@@ -172,7 +169,6 @@ class Analysis:
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the run's tables by name."""
-        again = [self._attributed(maps, first=1) for maps in self.measured.reparametrised]
         first = self.plan.substitutes[0].replacement
         others = {name: self._attributed(maps) for name, maps in self.measured.others.items()}
         interactions = {name: interactions_table(layers) for name, layers in others.items()}
@@ -182,7 +178,7 @@ class Analysis:
         return {
             "sources": sources_table(self.layers),
             "non_relative": non_relative_table(self._mask_effects(), self.plan.layers),
-            "players": side_by_side({first: players_table(self.layers, again)} | players),
+            "players": side_by_side({first: players_table(self.layers)} | players),
             "interactions": side_by_side({first: interactions_table(self.layers)} | interactions),
             "pattern": measures_table(measured, self.plan.layers),
             "controls": self._controls_table(),
@@ -198,7 +194,6 @@ class Analysis:
         substitutes = (*plan.substitutes, *plan.checks)
         return {
             "half_width": self.half_width,
-            "layer_passes": self.measured.layer_passes,
             "gains": gains.get("identity"),
             **{f"gains_{name}": gains.get(name) for name in WITH_GAIN if name != "identity"},
             "replacements": [substitute.replacement for substitute in substitutes],

@@ -29,7 +29,6 @@ from nope_probe.experiments.engine import (
 )
 from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.hooks.layers.model import Given
-from nope_probe.hooks.reading.streaming import GIGABYTE
 from nope_probe.hooks.removing.removals import without_weights
 from nope_probe.hooks.removing.targets import bands_of, components
 from nope_probe.runtime.folder import Run
@@ -94,7 +93,7 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
     Raises:
         UserError: for a non-finite score.
     """
-    settings, engine, shuffled = session.settings, Engine.of(session), None
+    engine, shuffled = Engine.of(session), None
     if session.sequences().kind == "text":  # with an order that shuffling removes
         shuffled = session.sequences("shuffled-inputs", shuffle=True)
     keys = plan.keys(shuffled is not None)
@@ -108,7 +107,6 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
             engine,
             plan,
             shuffled,
-            max_residual_bytes=int(settings.residuals_gb * GIGABYTE),
             show_sources=partial(show_sources, session, plan, soonest),
         )
 

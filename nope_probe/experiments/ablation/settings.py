@@ -10,7 +10,7 @@ import tyro
 
 from nope_probe.analyses.shapley import player_set
 from nope_probe.components import SOURCES, WEIGHTS, equal_bands, with_bands
-from nope_probe.conditions import Condition, Writer
+from nope_probe.conditions import Condition
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
 from nope_probe.hooks.removing.stand_ins import DEFAULT_REPLACEMENTS, Replacement
@@ -24,7 +24,7 @@ from nope_probe.runtime.settings import (
 
 _arg = tyro.conf.arg
 MOST_BANDS = 128  # rotary pairs of the widest heads
-FLAGS_OF_WEIGHTS = ("reparametrise", "replacement", "gain")
+FLAGS_OF_WEIGHTS = ("replacement", "gain")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,26 +65,7 @@ class Settings(RunSettings):
         ),
     ] = None
     gain: GainFlag = "output"
-    scope: Annotated[
-        Literal["both", "upstream", "own"],
-        _arg(help="For a layer's scores, remove in the layers before it, in itself, or in both."),
-    ] = "both"
-    reparametrise: Annotated[
-        int,
-        Bounds(0, 1000),
-        _arg(help="In how many random reparametrisations to repeat the first player set."),
-    ] = 0
     offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
-    residuals_gb: Annotated[
-        float,
-        Bounds(0, 1_000_000),
-        _arg(
-            help="With --scope own or upstream: up to how many GB of residual streams to keep for "
-            "conditions that have them in common, in the memory of the model's device."
-        ),
-    ] = 1.0
-
-    unrecorded = (*RunSettings.unrecorded, "residuals_gb")
 
     def validate(self) -> None:
         """Check what can be checked without the model."""
@@ -97,14 +78,6 @@ class Settings(RunSettings):
         removed = self._named_components()
         if removed is not None and not removed & {*WEIGHTS}:
             validate_effects(self, without_weights(FLAGS_OF_WEIGHTS))
-        written = sorted(name for name in removed or () if Writer.removed_by(name))
-        if written and self.scope != "both":
-            raise UserError(f"{written[0]} is of one place: it takes no --scope {self.scope}")
-
-    def without_effect(self) -> dict[str, str]:
-        """Return by name why settings have no effect beside the others."""
-        whole = {"residuals_gb": "with --scope both: no two conditions share residual streams"}
-        return super().without_effect() | (whole if self.scope == "both" else {})
 
     def _named_components(self) -> Condition | None:
         """Return the components of the players, as far as their names tell; None by default.

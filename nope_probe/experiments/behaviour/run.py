@@ -34,7 +34,7 @@ from nope_probe.experiments.engine import Engine, position_keys
 from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
-from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.folds import State
@@ -120,8 +120,6 @@ class _Runner:
             if (ablation.heads is None or probe in HEAD_PROBES) and (name, probe) not in self.first
         ]
         self.writing = [condition for condition in self.conditions.values() if condition.writers]
-        shared = plan.probes if self.writing else HEAD_PROBES if plan.heads else ()
-        self.residuals = {probe: ResidualCache() for probe in shared}
         lengths = {name: probe.tokens.shape[1] for name, probe in plan.probes.items()}
         other_lengths = [name for name, length in lengths.items() if length != lengths["text"]]
         self.other_lengths = other_lengths if self.writing else []
@@ -210,7 +208,6 @@ class _Runner:
         engine = self.on(probe)
         if ablation.writers and probe_name in self.other_lengths:
             engine = self.with_positions(engine, probe_name)
-        engine = replace(engine, residuals=self.residuals.get(probe_name))
         losses = engine.losses(f"loss/{name}/{probe_name}", ablation)
         return by_document(losses, probe.documents)
 
