@@ -35,10 +35,8 @@ from support.gguf_files import tiny_llama, write_gguf
 from support.short_training import shorten_training
 from support.tiny_models import CONFIGS, smollm3_config, write_tiny
 
-from nope_probe import reproduce
 from nope_probe.cli import find_commands, overview
 from nope_probe.experiments.paper import settings as paper
-from nope_probe.experiments.paper.settings import RepeatSettings
 from nope_probe.models.names import FETCHED
 
 pytestmark = pytest.mark.usefixtures("unenforced")
@@ -165,8 +163,6 @@ train --preset nope-tiny --resume --out runs/trained
 reproduce figure9 --seed 3 --out runs/figure9 --image figure9.svg --verbose
 reproduce figure8 --model path/to/a/hugging-face-folder --data my.jsonl --windows random
     --no-verbose
-reproduce runs/ablate-rope-tiny-8d5ee2a4 --out runs/again
-reproduce runs/ablate-rope-tiny-8d5ee2a4 --no-methods
 """
 
 
@@ -188,15 +184,14 @@ class Line:
         return shlex.join([self.command, *self.arguments])
 
 
-def settings_kinds(command: str) -> list[type]:
-    """Return the settings that a command parses; `reproduce` has others for a run's folder."""
-    kinds = [settings_of(import_module(f"nope_probe.{command}"))]
-    return [*kinds, RepeatSettings] if command == "reproduce" else kinds
+def settings_kind(command: str) -> type:
+    """Return the settings that a command parses."""
+    return settings_of(import_module(f"nope_probe.{command}"))
 
 
 def defaults_of(command: str) -> dict[str, tuple[str, ...]]:
     """Return the values that each flag of a command has where it is not given."""
-    flags = flags_of(settings_kinds(command)[0])
+    flags = flags_of(settings_kind(command))
     return {name.split()[0]: tuple(default.split()) for name, default, _ in flags}
 
 
@@ -268,8 +263,6 @@ def documented_text() -> Iterator[str]:
     for command in COMMANDS:
         for words in import_module(f"nope_probe.{command}").EXAMPLES:
             yield f"{command} {words}"
-    for words in reproduce.RUN_EXAMPLES:
-        yield f"reproduce {words}"
 
 
 # Run with -m every_combination alone: ten figures take half a minute.
@@ -334,8 +327,6 @@ def desk(
     (runs / "rope-tiny").rename(runs / "ablate-rope-tiny-8d5ee2a4")
     trained = "train --preset nope-tiny --out runs/trained"
     assert ended(parsed(trained), folder).code == 0
-    report = ended(parsed("layers --model rope-tiny --json"), folder)
-    (folder / "layers.json").write_text(report.out)
     return folder
 
 
@@ -382,8 +373,6 @@ def assert_finished(line: Line, end: Ended, folder: Path) -> None:
     if line.command == "train":
         (out,) = groups.get("--out", (f"runs/train-{groups['--preset'][0]}",))
         assert (folder / out / "training.json").is_file()
-    elif line.command == "reproduce" and reproduce.is_path([*groups[""]]):
-        assert ("Intervals are" if "--methods" in groups else "the same") in end.out
     elif line.command not in ("layers", "theory"):
         page = re.findall(r"(?:open|report:) (.*report\.html)$", end.out, re.MULTILINE)[-1]
         assert (folder / page).is_file()
@@ -415,7 +404,7 @@ def test_a_line_runs_to_a_finished_folder(
 def test_every_flag_is_in_a_line(command: str) -> None:
     lines = [line for line in LINES if line.command == command]
     used = {name for line in lines for name, _ in line.groups}
-    flags = [flag for kind in settings_kinds(command) for flag, _, _ in flags_of(kind)]
+    flags = [flag for flag, _, _ in flags_of(settings_kind(command))]
     words = {word for flag in flags for word in flag.split() if word.startswith("--")}
     assert words - used == set()
     assert used - {""} <= words

@@ -21,7 +21,7 @@ import torch
 from rich.filesize import decimal
 
 from nope_probe.data.sequences import Sequences
-from nope_probe.errors import UserError, is_mistake
+from nope_probe.errors import UserError
 from nope_probe.files import json_checksum
 from nope_probe.models.context import stated_lengths
 from nope_probe.models.info import LoadedModel
@@ -34,13 +34,9 @@ from nope_probe.runtime.finished import (
     validate_unchanged,
 )
 from nope_probe.runtime.folder import (
-    PAGE,
     Run,
     check_output_dir,
-    has_first_page,
     read_manifest,
-    remove_first_page,
-    write_first_page,
     write_run,
 )
 from nope_probe.runtime.identity import (
@@ -58,7 +54,6 @@ from nope_probe.runtime.processes import Signals, command_line, status, tell
 from nope_probe.runtime.settings import RunSettings, SessionSettings, memory_of
 from nope_probe.runtime.sources import load_model, make_sequences, validate_reach
 
-SHORT = 1.0  # seconds for the first results: such a run ends before its first page is opened
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
 NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interrupted"
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
@@ -243,8 +238,6 @@ class Session(Generic[Settings_co]):
         try:
             if kind is None:
                 self.processes.barrier()
-            elif self.is_first and is_mistake(kind):
-                remove_first_page(self.folder)  # as the checkpoint: there is nothing to resume
         finally:
             self._exits.__exit__(kind, error, traceback)
 
@@ -339,21 +332,6 @@ class Session(Generic[Settings_co]):
         """Return the end of a run, and how long it took, as a manifest records them."""
         seconds = round(time.monotonic() - self.started, 3)
         return {"finished": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": seconds}
-
-    def wants_first_page(self, soonest: float) -> bool:
-        """Return whether to write a page of the first results.
-
-        Args:
-            soonest: the time on the clock `time.monotonic` from which a page is worth its drawing.
-        """
-        is_wanted = self.is_first and self.call.is_kept and time.monotonic() > soonest
-        return is_wanted and not has_first_page(self.folder)
-
-    def write_first_page(self, page: str) -> None:
-        """Write a page of the results so far, which the finished run replaces."""
-        write_first_page(self.folder, page)
-        seconds = time.monotonic() - self.started
-        self.checkpoint.say(f"first page after {seconds:.0f} s: open {self.folder / PAGE}")
 
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""

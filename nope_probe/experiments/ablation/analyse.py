@@ -34,7 +34,7 @@ from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.explorer import explorer_of
-from nope_probe.experiments.sections import RELOAD, strongest
+from nope_probe.experiments.sections import Report, strongest, with_page
 from nope_probe.experiments.tables import (
     columns_of,
     interactions_table,
@@ -59,19 +59,13 @@ from nope_probe.runtime.settings import RunSettings
 HEADS_BYTES = 1 << 30
 
 
-def analyse(
-    session: Session[RunSettings],
-    plan: Plan,
-    measured: Measured,
-    waiting: str = "",
-) -> Run:
+def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Run:
     """Attribute the positional pattern of every layer, and return the run.
 
     Args:
         session: the run in progress.
         plan: the conditions.
         measured: their score maps.
-        waiting: what the page says below its first table while conditions are still being run.
     """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     analysis = Analysis(plan=plan, measured=measured, tokens=inputs.kind)
@@ -80,7 +74,7 @@ def analyse(
     write_maps(maps, RunMaps(plan, measured))
     write_folds(folds, plan, measured)
     tables = analysis.tables()
-    if not waiting and analysis.strongest is None:
+    if analysis.strongest is None:
         heads = heads_table(Engine.of(session), measured.intact)
         tables |= {} if heads is None else {"heads": heads}
     manifest = {
@@ -98,21 +92,13 @@ def analyse(
         files={"maps.safetensors": maps, "folds.safetensors": folds},
         tables=tables,
     )
-    if not session.call.is_kept:
-        return run
     replacement = plan.substitutes[0].replacement if plan.removes_weights else ""
-    explorer = explorer_of(measured.maps, plan.switches, analysis.kept_patterns(), replacement)
-    shown = report(replace(run, arrays={"maps": StoredArrays(maps)}), explorer)
-    if waiting:
-        shown = replace(shown, lead=replace(shown.lead, caption=waiting))
-    return replace(run, page=shown.html(manifest))
 
+    def report_of(run: Run) -> Report:
+        explorer = explorer_of(measured.maps, plan.switches, analysis.kept_patterns(), replacement)
+        return report(replace(run, arrays={"maps": StoredArrays(maps)}), explorer)
 
-def first_page(session: Session[RunSettings], plan: Plan, measured: Measured) -> str:
-    """Return the page of the sources and the exact terms, while the players are still run."""
-    n_left = len(plan.others) + sum(len({*plan.checked(by).values()}) for by in plan.checks)
-    waiting = f"Still running: {n_left} models without weights. {RELOAD}"
-    return analyse(session, plan.sources_alone, measured, waiting).page
+    return with_page(session, run, report_of)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, combinations
 
 from nope_probe.analyses.attribution import losses_need
@@ -89,11 +89,6 @@ class Plan:
     def others(self) -> list[Condition]:
         """The conditions that remove something else than sources."""
         return [condition for condition in self.conditions if condition not in self.of_sources]
-
-    @property
-    def sources_alone(self) -> Plan:
-        """The part of the plan that needs the sources' conditions alone."""
-        return replace(self, player_sets=(), conditions=tuple(self.of_sources))
 
     @property
     def replacing(self) -> list[Condition]:
@@ -263,7 +258,6 @@ def measure_conditions(
     engine: Engine,
     plan: Plan,
     shuffled: Sequences | None = None,
-    show_sources: Callable[[Measured], None] | None = None,
 ) -> Measured:
     """Return the score maps of all conditions.
 
@@ -271,7 +265,6 @@ def measure_conditions(
         engine: the model on the sequences.
         plan: the conditions.
         shuffled: the same sequences with their tokens permuted, if they are a control.
-        show_sources: called with the maps of the sources' conditions, before the players' are run.
 
     Raises:
         UserError: for a non-finite score.
@@ -279,8 +272,6 @@ def measure_conditions(
     maps = {INTACT: _intact_maps(engine, plan)}
     maps |= maps_of(engine, plan, "score", plan.of_sources[1:])
     positions = _positions(engine, maps[INTACT])
-    if plan.others and show_sources is not None:
-        show_sources(Measured(maps=dict(maps), positions=positions))
     engine = engine.calibrated("gains", plan.ablations)
     maps |= maps_of(engine, plan, "score", plan.others)
 

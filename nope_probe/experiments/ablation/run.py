@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pandas as pd
 
 from nope_probe.components import ROPE_HALVES, with_bands
 from nope_probe.data.sequences import Sequences
-from nope_probe.experiments.ablation.analyse import analyse, first_page
+from nope_probe.experiments.ablation.analyse import analyse
 from nope_probe.experiments.ablation.plan import (
     Measured,
     Plan,
@@ -33,7 +31,7 @@ from nope_probe.hooks.removing.removals import without_weights
 from nope_probe.hooks.removing.targets import bands_of, components
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status
-from nope_probe.runtime.session import SHORT, Call, Session
+from nope_probe.runtime.session import Call, Session
 from nope_probe.runtime.settings import validate_effects
 
 
@@ -101,29 +99,8 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
     if not is_resumed:
         validate_first_sequence(engine.model, engine.inputs, plan.layers)
     session.announce(len(plan.conditions), keys, n_seqs=len(engine.inputs))
-    soonest = time.monotonic() + (0 if is_resumed else SHORT)
     with session.checkpoint.progress(keys, session.n_own_seqs):
-        return measure_conditions(
-            engine,
-            plan,
-            shuffled,
-            show_sources=partial(show_sources, session, plan, soonest),
-        )
-
-
-def show_sources(
-    session: Session[Settings], plan: Plan, soonest: float, measured: Measured
-) -> None:
-    """Write the page of the sources, which the finished run replaces, unless it is too early.
-
-    Args:
-        session: the run's.
-        plan: the conditions.
-        soonest: the time on the clock `time.monotonic` from which a page is worth its drawing.
-        measured: the maps of the sources' conditions.
-    """
-    if session.wants_first_page(soonest):
-        session.write_first_page(first_page(session, plan, measured))
+        return measure_conditions(engine, plan, shuffled)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -18,7 +18,6 @@ from nope_probe.analyses.shapley import player
 from nope_probe.experiments.sections import (
     MOST_ROWS,
     Report,
-    capitalised,
     fold_sizes_of,
     lengths_of,
     makers,
@@ -42,6 +41,7 @@ from nope_probe.figures.intervals import (
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import TABLE, words
 from nope_probe.figures.panels import Pooled, RowMaps, pool
+from nope_probe.figures.words import capitalised
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, explorer_section, positions

@@ -33,8 +33,7 @@ class Settings(RunSettings):
 
     Runs the model with and without its causal mask, RoPE and weights, and reports per layer how
     much of the positional pattern each source brings and which weights it needs, with intervals.
-    The page of the sources comes first; with the default settings, the shipped model takes about
-    15 seconds on two cores.
+    With the default settings, the shipped model takes about 15 seconds on two cores.
     """
 
     players: Annotated[
