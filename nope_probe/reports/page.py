@@ -181,6 +181,7 @@ def page(
             shows all of it at the end.
         how_to_read: what is the same for all figures, a sentence or two each; it stands at the end.
     """
+    shown = {name: value for name, value in manifest.items() if name != "methods"}
     template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
     return Template(template).substitute(
         title=escape(title),
@@ -196,8 +197,9 @@ def page(
             f"<li>{escape(note)}</li>"
             for note in (*how_to_read, *notes.intervals_note(manifest), *notes.run_notes(manifest))
         ),
+        methods=_methods(str(manifest.get("methods", ""))),
         command=escape(str(manifest.get("command", ""))),
-        manifest=escape(json.dumps(manifest, indent=1, default=str)),
+        manifest=escape(json.dumps(shown, indent=1, default=str)),
         on_dark=json.dumps(ON_DARK),
         plotly=get_plotlyjs(),
     )
@@ -228,6 +230,16 @@ def _facts(manifest: Mapping[str, Any]) -> Iterator[str]:
     for name, value in facts.items():
         if value:
             yield f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>"
+
+
+def _methods(paragraph: str) -> str:
+    """Return the section of a run's methods paragraph; empty for a command without one."""
+    if not paragraph:
+        return ""
+    return (
+        '<section id="methods"><details class="fold"><summary><h2>Methods, for a paper</h2>'
+        f"</summary><p>{escape(paragraph)}</p></details></section>"
+    )
 
 
 def _section(index: int, section: Section) -> str:

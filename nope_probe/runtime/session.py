@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from rich.filesize import decimal
 
 from nope_probe.data.sequences import Sequences
-from nope_probe.errors import UserError, is_mistake
+from nope_probe.errors import UserError
 from nope_probe.files import json_checksum
 from nope_probe.models.context import stated_lengths
 from nope_probe.models.info import LoadedModel
@@ -34,13 +34,9 @@ from nope_probe.runtime.finished import (
     validate_unchanged,
 )
 from nope_probe.runtime.folder import (
-    PAGE,
     Run,
     check_output_dir,
-    has_first_page,
     read_manifest,
-    remove_first_page,
-    write_first_page,
     write_run,
 )
 from nope_probe.runtime.identity import (
@@ -54,11 +50,10 @@ from nope_probe.runtime.identity import (
 )
 from nope_probe.runtime.peers import Processes, own_device, process_group
 from nope_probe.runtime.places import checkpoint_dir, locked, validate_memory
-from nope_probe.runtime.processes import Signals, command_line, process_count, status, tell
+from nope_probe.runtime.processes import Signals, command_line, status, tell
 from nope_probe.runtime.settings import RunSettings, SessionSettings, memory_of
 from nope_probe.runtime.sources import load_model, make_sequences, validate_reach
 
-SHORT = 1.0  # seconds for the first results: such a run ends before its first page is opened
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
 NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interrupted"
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
@@ -154,7 +149,7 @@ class Session(Generic[Settings_co]):
         if call.loaded is None or not call.is_kept or not isinstance(settings, RunSettings):
             return None
         inputs = None if call.inputs is None else call.inputs.inputs
-        return model_state(call.loaded, inputs, settings.longest)
+        return model_state(call.loaded, inputs, settings.seq_len)
 
     def _recorded_state(self) -> dict[str, State]:
         return {} if self.state is None else {"state": self.state}
@@ -243,8 +238,6 @@ class Session(Generic[Settings_co]):
         try:
             if kind is None:
                 self.processes.barrier()
-            elif self.is_first and is_mistake(kind):
-                remove_first_page(self.folder)  # as the checkpoint: there is nothing to resume
         finally:
             self._exits.__exit__(kind, error, traceback)
 
@@ -278,11 +271,6 @@ class Session(Generic[Settings_co]):
             self.checkpoint.save(key, tensors)
         return Sequences.from_tensors(self.checkpoint.load(key))
 
-    def take(self: Session[RunSettings], n_seqs: int) -> None:
-        """Go on with a number of sequences that the run has chosen, which identifies no run."""
-        batch = min(self.settings.seqs_per_batch, max(1, n_seqs // process_count()))
-        self._settings = replace(self._settings, n_seqs=n_seqs, batch_size=batch)
-
     def announce(
         self: Session[RunSettings],
         n_conditions: int,
@@ -315,7 +303,7 @@ class Session(Generic[Settings_co]):
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
         """The number of sequences that this process runs."""
-        return self.processes.n_own(self.settings.most_seqs, self.settings.seqs_per_batch)
+        return self.processes.n_own(self.settings.n_seqs, self.settings.seqs_per_batch)
 
     @property
     def lengths(self: Session[RunSettings]) -> dict[str, int]:
@@ -345,30 +333,11 @@ class Session(Generic[Settings_co]):
         seconds = round(time.monotonic() - self.started, 3)
         return {"finished": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": seconds}
 
-    def wants_first_page(self, soonest: float) -> bool:
-        """Return whether to write a page of the first results.
-
-        Args:
-            soonest: the time on the clock `time.monotonic` from which a page is worth its drawing.
-        """
-        is_wanted = self.is_first and self.call.is_kept and time.monotonic() > soonest
-        return is_wanted and not has_first_page(self.folder)
-
-    def write_first_page(self, page: str) -> None:
-        """Write a page of the results so far, which the finished run replaces."""
-        write_first_page(self.folder, page)
-        seconds = time.monotonic() - self.started
-        self.checkpoint.say(f"first page after {seconds:.0f} s: open {self.folder / PAGE}")
-
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""
         write_run(self.folder, run)
         self.checkpoint.discard()
-        # Layers of forward passes that shared residual streams have saved.
-        passes = run.manifest.get("layer_passes") or {"run": 0, "needed": 0}
-        saved = f", ran {passes['run']:,} of {passes['needed']:,} layer passes"
-        saved = saved if passes["run"] != passes["needed"] else ""
-        tell(f"took {run.manifest['seconds']:.0f} s{saved}")
+        tell(f"took {run.manifest['seconds']:.0f} s")
 
 
 def _counted(n: int, one: str, several: str = "") -> str:

@@ -276,7 +276,6 @@ OFFSET_BINS = _arg(
 )
 # Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
 FORMAT = 3
-NUMBERS = (64, 128, 256, 512)  # of sequences, of which a command takes one if it is to choose
 # A batch of long sequences must not take minutes: a run stops between batches.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 # The `data` of a run on sequences that a call from Python gives.
@@ -318,8 +317,8 @@ class RunSettings(SessionSettings):
     layers: Annotated[
         int | Literal["all"], LAYERS, _arg(help="How many first layers to study, or all.")
     ] = 4
-    n_seqs: Annotated[int | Literal["auto"], COUNT, _arg(help="How many sequences.")] = 512
-    seq_len: Annotated[int | tuple[int, ...], SEQ_LEN, _arg(help="Tokens in a sequence.")] = 64
+    n_seqs: SeqsFlag = 64
+    seq_len: SeqLenFlag = 64
     beyond_context: BeyondContextFlag = False
     batch_size: Annotated[
         int | Literal["auto"],
@@ -369,25 +368,10 @@ class RunSettings(SessionSettings):
         return self.model
 
     @property
-    def most_seqs(self) -> int:
-        """How many sequences the run takes at most."""
-        return NUMBERS[-1] if self.n_seqs == "auto" else self.n_seqs
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """The lengths of the sequences, in tokens."""
-        return (self.seq_len,) if isinstance(self.seq_len, int) else self.seq_len
-
-    @property
-    def longest(self) -> int:
-        """The tokens in a sequence; of several lengths, the longest."""
-        return max(self.lengths)
-
-    @property
     def seqs_per_batch(self) -> int:
         """Sequences per forward pass."""
         if self.batch_size == "auto":
-            return max(1, min(AUTO_BATCH_SEQS, AUTO_BATCH_TOKENS // self.longest))
+            return max(1, min(AUTO_BATCH_SEQS, AUTO_BATCH_TOKENS // self.seq_len))
         return self.batch_size
 
     def recorded(self) -> dict[str, Any]:
@@ -405,12 +389,12 @@ class RunSettings(SessionSettings):
         Raises:
             UserError: naming the flag.
         """
-        if self.most_seqs < self.folds:
-            raise UserError(f"{self.most_seqs} sequences do not fill {self.folds} folds")
-        if self.query_rows is not None and self.query_rows > self.longest:
-            raise UserError(f"--query-rows {self.query_rows} is more than {self.longest} tokens")
-        if self.skip_keys != "auto" and self.skip_keys > self.longest - 3:
-            raise UserError(f"--skip-keys {self.skip_keys} leaves no keys of {self.longest}")
+        if self.n_seqs < self.folds:
+            raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
+        if self.query_rows is not None and self.query_rows > self.seq_len:
+            raise UserError(f"--query-rows {self.query_rows} is more than {self.seq_len} tokens")
+        if self.skip_keys != "auto" and self.skip_keys > self.seq_len - 3:
+            raise UserError(f"--skip-keys {self.skip_keys} leaves no keys of {self.seq_len}")
         self._validate_devices()
         self._validate_data()
         if self.revision is not None:
@@ -440,10 +424,10 @@ class RunSettings(SessionSettings):
             raise UserError(f"{self.model} takes text or random tokens, not --data gaussian")
 
     def _validate_devices(self) -> None:
-        n_processes, n_batches = process_count(), -(-self.most_seqs // self.seqs_per_batch)
+        n_processes, n_batches = process_count(), -(-self.n_seqs // self.seqs_per_batch)
         if n_batches < n_processes:
             raise UserError(
-                f"{self.most_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches} "
+                f"{self.n_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches} "
                 f"batches, too few for {n_processes} processes; lower --batch-size"
             )
         if self.device_map is None:
@@ -473,7 +457,7 @@ class RunSettings(SessionSettings):
     @property
     def positions(self) -> int | None:
         """How many positions the model is to take beyond its context; None for no more."""
-        return self.longest if self.beyond_context else None
+        return self.seq_len if self.beyond_context else None
 
     def validate_layers(self, info: ModelInfo) -> None:
         """Check that there are the layers that the run measures, and that some of them attends.
@@ -526,8 +510,8 @@ def memory_of(settings: RunSettings, *, n_maps: int, d_model: int = 0) -> int:
         >>> memory_of(Settings(n_seqs=8, seq_len=100, folds=4), n_maps=2)
         646400
     """
-    n_rows = settings.query_rows or default_rows(settings.longest)
-    cells = settings.folds * n_maps * n_rows * settings.longest
-    tokens = settings.seqs_per_batch * settings.longest
-    inputs = settings.most_seqs * settings.longest
+    n_rows = settings.query_rows or default_rows(settings.seq_len)
+    cells = settings.folds * n_maps * n_rows * settings.seq_len
+    tokens = settings.seqs_per_batch * settings.seq_len
+    inputs = settings.n_seqs * settings.seq_len
     return 8 * (inputs + cells) + 4 * tokens * VECTORS_OF_BLOCK * d_model

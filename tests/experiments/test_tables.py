@@ -107,13 +107,3 @@ def test_each_number_stands_with_its_bounds(name: str):
 def test_the_last_term_of_the_sources_is_the_sum_of_all_but_content():
     assert TABLES["sources"][0]["term"].tolist() == ["mask", "position"]
     assert TABLES["sources"][0]["share"].tolist() == [4, 9]
-
-
-def test_reparametrisations_add_the_range_of_each_part_layer_by_layer():
-    again = [[layer(0, lost=11), layer(1, lost=1)], [layer(0, lost=9), layer(1, lost=6)]]
-    table = players_table([layer(0), layer(1)], again)
-    assert table["lost_reparametrised_min"].tolist() == [7, 1]
-    assert table["lost_reparametrised_max"].tolist() == [11, 7]
-    assert table["alone_reparametrised_max"].tolist() == [6, 6]
-    other = players_table([layer()], [[layer(player="w_k")]])
-    assert other["lost_reparametrised_min"].isna().all(), "it was not reparametrised"

@@ -16,7 +16,6 @@ from torch import Tensor
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
-from nope_probe.hooks.removing.edited_weights import reparametrised
 from nope_probe.hooks.removing.targets import components
 from nope_probe.models.load import load
 from nope_probe.models.parameter_free import build, parameter_free
@@ -58,10 +57,6 @@ def _trained(tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
                 kept = capture_scores(model, tokens, n_folds=3)
             yield f"{name}/without {' '.join(remove)}", kept.mean
         yield from _stages(f"{name}/stage", model, tokens)
-        with reparametrised(model, torch.Generator().manual_seed(5)):
-            with ablated(model, Ablation(remove=["w_q"], gain="norm")):
-                turned = capture_scores(model, tokens, n_folds=3)
-            yield f"{name}/reparametrised without w_q", turned.mean
 
 
 def _parameter_free(vectors: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,11 @@ from nope_probe.experiments.circuit.sections import report
 from nope_probe.experiments.circuit.settings import Settings
 from nope_probe.experiments.engine import Engine, are_finite, validate_removable
 from nope_probe.experiments.explorer import circuit_view, combinations, note_on, stage_view
-from nope_probe.experiments.sections import listed
+from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import measures_table
 from nope_probe.figures.explorer import Explorer, strongest_source
 from nope_probe.figures.names import phrase
+from nope_probe.figures.words import listed
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
 from nope_probe.hooks.removing.removals import Ablation, Substitute
@@ -185,7 +187,7 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
         arrays={"maps": arrays, "tokens": input_arrays(inputs), "folds": _folds(maps[-1])},
         tables={"stages": table},
     )
-    return replace(run, page=report(run, explorer).html(manifest))
+    return with_page(session, run, partial(report, explorer=explorer))
 
 
 def _arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:

@@ -11,13 +11,14 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.experiments.sections import Report, listed
+from nope_probe.experiments.sections import Report
 from nope_probe.figures.circuit_figure import circuit, limits
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.measures import STAGE_MEASURES, stage_measures
 from nope_probe.figures.names import phrase
 from nope_probe.figures.panels import Panel, panel_groups
+from nope_probe.figures.words import listed
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, explorer_section
 from nope_probe.runtime.folder import Run
