@@ -196,7 +196,7 @@ class Condition(frozenset[str]):
             if not (known or Writer.removed_by(part)):
                 there = ", ".join([*COMPONENTS, *CIRCUITS, *ROPE_HALVES, "position[L1H0]"])
                 raise ValueError(
-                    f"unknown player {part!r}; there are {there}, and unions such as w_q+w_k"
+                    f"unknown component {part!r}; there are {there}, and unions such as w_q+w_k"
                 )
         for name in names:
             validate_disjoint(name.split("+"))

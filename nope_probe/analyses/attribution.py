@@ -10,7 +10,7 @@ components (`()`, `"mask"`, `("mask", "rope")`); here such a name becomes a `Con
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, TypeVar
 
@@ -27,7 +27,6 @@ from nope_probe.analyses.contrasts import (
     without_sources,
 )
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
 from nope_probe.components import SOURCES, Component
 from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.errors import closed_choices
@@ -95,13 +94,11 @@ class LayerAttribution:
         layer: the layer, from 0.
         lead: of the first key's lead; None where no key is first, or no query has a lead.
         pattern: of the pattern among the other keys.
-        non_relative: the mask's effect on the non-relative part of the pattern.
     """
 
     layer: int
     lead: Attribution | None
     pattern: Attribution
-    non_relative: MaskEffect = field(repr=False)
 
     @property
     def by_question(self) -> dict[Question, Attribution]:
@@ -167,15 +164,10 @@ def attribute_layers(
         sources: the sources.
     """
     for layer in maps[INTACT]:
-        patterns = patterns_of(maps, layer)
-        grams = contrast_grams(patterns)
+        grams = contrast_grams(patterns_of(maps, layer))
         lead = attribution_of(grams["lead"], sources) if "lead" in grams else None
-        yield LayerAttribution(
-            layer=layer,
-            lead=lead,
-            pattern=attribution_of(grams["pattern"], sources),
-            non_relative=mask_effect(patterns[INTACT], patterns[MASK]),
-        )
+        pattern = attribution_of(grams["pattern"], sources)
+        yield LayerAttribution(layer=layer, lead=lead, pattern=pattern)
 
 
 def attribution_of(gram: ContrastGram[Condition], sources: Sequence[Component]) -> Attribution:

@@ -31,12 +31,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
     jackknife,
 )
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.pattern_rows import exceeds_rounding
 from nope_probe.analyses.recover import Rotation
 from nope_probe.maps.estimates import Estimates, fold_weights

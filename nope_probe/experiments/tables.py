@@ -6,7 +6,6 @@ A table without rows keeps its columns.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any, get_args
 
 import pandas as pd
@@ -14,8 +13,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit
-from nope_probe.analyses.attribution import LayerAttribution, LayerPlayers
-from nope_probe.analyses.jackknife import Interval, Intervals, jackknife, rms
+from nope_probe.analyses.attribution import LayerAttribution
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, Intervals, jackknife, rms
 from nope_probe.analyses.offsets import (
     OffsetBins,
     mean_squares_by_query,
@@ -24,18 +23,17 @@ from nope_probe.analyses.offsets import (
 )
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
-from nope_probe.analyses.pattern_rows import names_of_parts
 from nope_probe.analyses.positions import position_terms, readers, written_terms
 from nope_probe.analyses.reader import Side
 from nope_probe.analyses.splits import BandPattern, MeanCovariance
+from nope_probe.components import WEIGHTS as PROJECTIONS
+from nope_probe.components import are_sources
+from nope_probe.conditions import Condition
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
 
 Row = dict[str, Any]
-PARTS = ("share", "lost", "alone", "amplification")  # of a player
-PLAYER = (*chain.from_iterable(map(names_of_parts, PARTS[:3])), "amplification")
-SOURCE = (*names_of_parts("rms"), *names_of_parts("share"))
 WEIGHTS = (  # of a head's attention weights
     "information",
     "first_position",
@@ -46,6 +44,8 @@ WEIGHTS = (  # of a head's attention weights
     "first_weight",
 )
 ATTENTION = (*WEIGHTS, "pattern_missed")
+TERM, LOSS = ("share", "size"), ("lost", "amplification")
+WITHOUT_SOURCES = "without_sources"
 
 
 def interval_columns(**intervals: Interval) -> Row:
@@ -93,20 +93,61 @@ def attention_table(
 
 
 def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
-    """Return the table of sources: layer, term, rms (nats) and share, with bounds.
+    """Return the table of sources: layer, of, source, and what is lost without it, with bounds.
 
-    `rms_first` and `share_first` are of the part at the first keys, `rms_others` and `share_others`
-    of the part among the other keys. The two shares add up to `share`, and the squares of the two
-    RMS values to the square of `rms`.
-
-    All terms but `position` add up to the pattern; `position`, the last, sums all but content.
+    `of` is `lead` or `pattern`; losses are fractions of position's part. A band of RoPE that was
+    removed is a source here.
     """
     rows = [
-        {"layer": layer.layer, "term": source.term, **columns_of(source, SOURCE)}
+        {"layer": layer.layer, "of": question, "source": name, **columns_of(loss, ("lost",))}
         for layer in layers
-        for source in (*layer.sources, layer.position)
+        for question, attribution in layer.by_question.items()
+        for name, loss in attribution.losses.items()
+        if are_sources(Condition.parse(name))
     ]
-    return pd.DataFrame(rows, columns=["layer", "term", *interval_names(*SOURCE)])
+    return pd.DataFrame(rows, columns=["layer", "of", "source", *interval_names("lost")])
+
+
+def terms_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
+    """Return the table of terms: layer, of, term, share of position's part, and size in nats.
+
+    The shares of the sources' terms add up to 1. `without_sources` is what is left without any
+    source: it has a size, and no share.
+    """
+    rows = []
+    for layer in layers:
+        for question, attribution in layer.by_question.items():
+            labels = {"layer": layer.layer, "of": question}
+            rows += [
+                {**labels, "term": name, **columns_of(term, TERM)}
+                for name, term in attribution.terms.items()
+            ]
+            left = interval_columns(share=UNDEFINED, size=attribution.without_sources)
+            rows.append({**labels, "term": WITHOUT_SOURCES, **left})
+    return pd.DataFrame(rows, columns=["layer", "of", "term", *interval_names(*TERM)])
+
+
+def weights_table(layers: Mapping[str, Sequence[LayerAttribution]]) -> pd.DataFrame:
+    """Return the table of weights: layer, of, removed, replacement, lost and amplification.
+
+    Args:
+        layers: the attributions by replacement; the empty name is of what no replacement stands
+            for, such as MLPs. Sources have a table of their own.
+    """
+    rows = [
+        {
+            **{"layer": layer.layer, "of": question, "removed": name, "replacement": replacement},
+            **columns_of(loss, LOSS),
+        }
+        for replacement, of_layers in layers.items()
+        for layer in of_layers
+        for question, attribution in layer.by_question.items()
+        for name, loss in attribution.losses.items()
+        if not are_sources(removed := Condition.parse(name))
+        and bool(removed & {*PROJECTIONS}) == bool(replacement)
+    ]
+    columns = ["layer", "of", "removed", "replacement", *interval_names(*LOSS)]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def non_relative_table(
@@ -127,48 +168,10 @@ def non_relative_table(
     return pd.DataFrame(rows, columns=["layer", "tokens", *interval_names(*names)])
 
 
-def players_table(layers: Sequence[LayerPlayers]) -> pd.DataFrame:
-    """Return the table of players: layer, player_set, player, and each of its parts.
-
-    Shares have two parts of their own, at the first keys and among the other keys.
-
-    Args:
-        layers: the players' parts in each layer.
-    """
-    columns = ["layer", "player_set", "player", *interval_names(*PLAYER)]
-    rows = [
-        {
-            "layer": layer.layer,
-            "player_set": player.player_set,
-            "player": player.player,
-            **columns_of(player, PLAYER),
-        }
-        for layer in layers
-        for player in layer.players
-    ]
-    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
-
-
-def interactions_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
-    """Return the table of interactions: layer, player_set, players, share and its two parts."""
-    rows = [
-        {
-            "layer": layer.layer,
-            "player_set": interaction.player_set,
-            "players": "+".join(interaction.players),
-            **columns_of(interaction, names_of_parts("share")),
-        }
-        for layer in layers
-        for interaction in layer.interactions
-    ]
-    names = interval_names(*names_of_parts("share"))
-    return pd.DataFrame(rows, columns=["layer", "player_set", "players", *names])
-
-
 def measures_table(
     measured: Iterable[tuple[Mapping[str, Any], Sequence[Measures]]],
     layers: Sequence[int],
-    labels: Sequence[str] = ("kept",),
+    labels: Sequence[str] = ("removed",),
 ) -> pd.DataFrame:
     """Return the table of pattern measures: layer, the labels, and each measure with its bounds.
 

@@ -178,6 +178,28 @@ class Pattern:
         """
         return centred_rows(scores, self.cells.rows(start, start + scores.shape[-2]))
 
+    def with_lead(
+        self, rows: Float[Tensor, "row key_pos"], start: int
+    ) -> Float[Tensor, "row key_pos"]:
+        """Return the pattern in rows of a map, with the first keys less the other keys' mean.
+
+        The column of the first key is thereby its lead, of queries with few keys too. All cells
+        that are neither are NaN.
+
+        Args:
+            rows: of consecutive queries, with all keys.
+            start: the first query.
+        """
+        stop = start + len(rows)
+        kept, shown = self.cells.rows(start, stop), torch.full_like(rows, torch.nan)
+        pattern = centred_rows(rows[:, :stop], kept)
+        shown[:, :stop] = pattern.where(kept, torch.nan)
+        has_lead = self.cells.sees_first[start:stop] & kept.any(-1)
+        first = slice(self.cells.skip_keys)
+        mean = (rows[:, :stop] - pattern).where(kept, 0.0).sum(-1) / kept.sum(-1).clamp_min(1)
+        shown[:, first] = (rows[:, first] - mean[:, None]).where(has_lead[:, None], torch.nan)
+        return shown
+
     def dense(self) -> Rows:
         """Return the pattern of each fold in memory, NaN outside its cells, in float64."""
         maps, cells = self.maps.folds.maps.double(), self.cells.mask

@@ -10,7 +10,9 @@ from torch import Tensor
 from nope_probe.analyses.attribution import attribute, conditions_of, removals_in, sources_of
 from nope_probe.analyses.contrasts import contrast_map, lost, positional, source_terms
 from nope_probe.analyses.pattern import measure
+from nope_probe.analyses.pattern_changes import mask_effect
 from nope_probe.conditions import INTACT, MASK, Condition, kept_name
+from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import ScoreMaps
 
 N, FOLDS = 13, 5
@@ -161,9 +163,8 @@ def test_the_mask_effect_leaves_the_skipped_keys_out(skip_keys: int):
         kept = torch.stack([scores[cell] for cell in cells])
         rest = kept - design @ torch.linalg.pinv(design) @ kept
         expected.append(float(rest.square().mean().sqrt()))
-    values = as_folds({INTACT: with_mask, Condition({"mask"}): without})
-    [layer] = attribute(values, sources=["mask"], skip_keys=skip_keys)
-    effect = layer.non_relative
+    folds = [LayerMaps.of(x.repeat(FOLDS, 1, 1), skip_keys=skip_keys) for x in (with_mask, without)]
+    effect = mask_effect(*shared_patterns(folds))
     assert effect.with_mask.value == pytest.approx(expected[0])
     assert effect.without_mask.value == pytest.approx(expected[1])
     assert effect.difference.value == pytest.approx(expected[0] - expected[1])
@@ -227,7 +228,7 @@ def test_the_sources_are_those_that_are_removed(conditions, sources: str) -> Non
 @pytest.mark.parametrize(
     ("conditions", "error", "message"),
     [
-        ([(), "maks"], ValueError, "unknown player 'maks'; there are mask, rope, w_q"),
+        ([(), "maks"], ValueError, "unknown component 'maks'; there are mask, rope, w_q"),
         (["mask", "rope", "rope+mask"], KeyError, "no maps of the model with nothing removed"),
         ([(), "rope", "rope+mask"], KeyError, "no maps of the model with mask removed"),
         ([(), "mask", "rope"], KeyError, r"no maps of the model with mask \+ rope removed"),

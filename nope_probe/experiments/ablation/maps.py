@@ -9,13 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.attribution import BASE
-from nope_probe.analyses.pattern_rows import contrast_map
-from nope_probe.analyses.shapley import Contrast, base, shapley, source_terms
+from nope_probe.analyses.contrasts import Contrast, contrast_map, source_terms
 from nope_probe.conditions import INTACT, Condition
-from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
-from nope_probe.maps.centred import KeptCells, centred_rows
+from nope_probe.experiments.ablation.plan import Measured, Plan
 from nope_probe.maps.folds import pooled
+from nope_probe.maps.layers import Pattern
 from nope_probe.maps.maps import Layers
 from nope_probe.runtime.checkpoint import tensor_writer
 
@@ -27,14 +25,11 @@ Rows = Float[Tensor, "row key_pos"]
 class RunMaps:
     """The maps of an attribution by name, nats.
 
-    `score/<kept>` per condition (of further replacements `score_<replacement>/<kept>`) and
-    `mean_covariance/<term>` are score maps; `pattern/all`, `pattern/mean_term`,
-    `pattern/covariance_term`, `source/<term>` and `shapley/<player>` (of further player sets
-    `shapley_<set>/<player>`, of further replacements these with `_<replacement>` before the slash)
-    are patterns; replacements that only tell what is lost have score maps alone. The
-    Shapley maps of a set, with that of `base` where no source plays, add up to the positional part
-    of the pattern. Where maps do not have the rows of all queries, `query_positions` are the
-    queries of their rows.
+    `score/<removed>` per condition (of a replacement of weights `score_<replacement>/<removed>`)
+    and `mean_covariance/<term>` are score maps; `pattern/intact`, `pattern/mean_term`,
+    `pattern/covariance_term`, `term/<term>` and `term/without_sources` are patterns, whose first
+    column holds the lead of the first key. The terms add up to the pattern. Where maps do not have
+    the rows of all queries, `query_positions` are the queries of their rows.
 
     Args:
         plan: the conditions.
@@ -42,21 +37,18 @@ class RunMaps:
     """
 
     def __init__(self, plan: Plan, measured: Measured) -> None:
-        self.intact = measured.intact
-        self.n_conditions = len(measured.maps)
-        self.scores = named_scores(plan, measured)
-        # The patterns of further replacements take the place of those of the first.
-        self.contrasts: list[tuple[ConditionMaps, dict[str, Contrast]]] = [
-            (measured.maps, _pattern_contrasts(plan)),
-            *((maps, _shapley_contrasts(plan, f"_{n}")) for n, maps in measured.others.items()),
-        ]
+        self.intact, self.of_sources = measured.intact, plan.of_sources
+        self.maps, self.scores = measured.maps, named_scores(measured)
+        terms = source_terms(plan.sources) | {"without_sources": {Condition(plan.sources): 1.0}}
+        self.contrasts: dict[str, Contrast] = {"pattern/intact": {INTACT: 1.0}}
+        self.contrasts |= {f"term/{name}": term for name, term in terms.items()}
         self.first = next(iter(measured.intact.values()))
         self.has_mean_term = self.first.mean_term is not None
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int]]:
         """The shape [layer, row, key_pos] of each map."""
-        names = [*self.scores, *(name for _, contrasts in self.contrasts for name in contrasts)]
+        names = [*self.scores, *self.contrasts]
         if self.has_mean_term:
             for term in ("mean", "covariance"):
                 names += [f"mean_covariance/{term}", f"pattern/{term}_term"]
@@ -70,25 +62,25 @@ class RunMaps:
             n_bytes: the size of a row block of all conditions.
         """
         for place, (layer, intact) in enumerate(self.intact.items()):
-            cells, row = intact.pattern.apart, 0
-            for start, stop in intact.folds.where.blocks(self.n_conditions + 1, n_bytes):
-                for name, rows in self._rows(layer, start, stop, row, cells):
+            pattern, row = intact.pattern, 0  # the intact model sees the fewest keys
+            for start, stop in intact.folds.where.blocks(len(self.scores) + 1, n_bytes):
+                for name, rows in self._rows(layer, start, stop, row, pattern):
                     yield name, place, row, rows
                 row += stop - start
 
     def _rows(
-        self, layer: int, start: int, stop: int, row: int, cells: KeptCells
+        self, layer: int, start: int, stop: int, row: int, pattern: Pattern
     ) -> Iterator[tuple[str, Rows]]:
-        """Yield some queries of one layer of each map. The intact model sees the fewest keys."""
+        """Yield some queries of one layer of each map."""
         rows_of_block = slice(row, row + stop - start)
         for name, maps in self.scores.items():
             yield name, maps[layer].mean(rows_of_block)
-        patterns: dict[Condition, Rows] = {}
-        for condition_maps, contrasts in self.contrasts:
-            for condition, maps in condition_maps.items():
-                patterns[condition] = _pattern(maps[layer].mean(rows_of_block), start, cells)
-            for name, contrast in contrasts.items():
-                yield name, contrast_map(contrast, patterns)
+        patterns = {
+            condition: pattern.with_lead(self.maps[condition][layer].mean(rows_of_block), start)
+            for condition in self.of_sources
+        }
+        for name, contrast in self.contrasts.items():
+            yield name, contrast_map(contrast, patterns)
         intact = self.intact[layer]
         if intact.mean_term is not None:
             score = intact.mean(rows_of_block)
@@ -96,41 +88,15 @@ class RunMaps:
             mean[:, :stop] = pooled(intact.mean_term.folds.rows(start, stop), intact.counts)
             for term, rows in (("mean", mean), ("covariance", score - mean)):
                 yield f"mean_covariance/{term}", rows
-                yield f"pattern/{term}_term", _pattern(rows, start, cells)
+                yield f"pattern/{term}_term", pattern.with_lead(rows, start)
 
 
-def _pattern(rows: Rows, start: int, cells: KeptCells) -> Rows:
-    """Return rows of a pattern with all keys, NaN outside the kept cells."""
-    stop = start + len(rows)
-    kept, pattern = cells.rows(start, stop), torch.full_like(rows, torch.nan)
-    pattern[:, :stop] = centred_rows(rows[:, :stop], kept).where(kept, torch.nan)
-    return pattern
-
-
-def _pattern_contrasts(plan: Plan) -> dict[str, Contrast]:
-    """Return by name the maps that are contrasts of the patterns of the first replacement."""
-    sources = {f"source/{name}": term for name, term in source_terms(plan.sources).items()}
-    return {"pattern/all": {INTACT: 1.0}, **sources, **_shapley_contrasts(plan)}
-
-
-def _shapley_contrasts(plan: Plan, suffix: str = "") -> dict[str, Contrast]:
-    """Return by name the Shapley maps of all player sets."""
-    contrasts: dict[str, Contrast] = {}
-    for index, players in enumerate(plan.player_sets):
-        prefix = ("shapley" if index == 0 else f"shapley_{players.name}") + suffix
-        for player in players.players:
-            contrasts[f"{prefix}/{player.name}"] = shapley(players, player)
-        if not players.has_source:
-            contrasts[f"{prefix}/{BASE}"] = base(players)
-    return contrasts
-
-
-def named_scores(plan: Plan, measured: Measured) -> dict[str, Layers]:
+def named_scores(measured: Measured) -> dict[str, Layers]:
     """Return the score maps of all conditions by their names in a run."""
-    named = {f"score/{plan.name(condition)}": maps for condition, maps in measured.maps.items()}
-    for replacement, others in (*measured.others.items(), *measured.checks.items()):
-        for condition, maps in others.items():
-            named[f"score_{replacement}/{plan.name(condition)}"] = maps
+    named = {f"score/{condition.name}": maps for condition, maps in measured.maps.items()}
+    for replacement, replaced in measured.replaced.items():
+        for condition, maps in replaced.items():
+            named[f"score_{replacement}/{condition.name}"] = maps
     return named
 
 
@@ -151,13 +117,13 @@ def write_maps(path: Path, maps: RunMaps) -> None:
             write(QUERIES, (0,), queries.float().numpy())
 
 
-def write_folds(path: Path, plan: Plan, measured: Measured) -> None:
+def write_folds(path: Path, measured: Measured) -> None:
     """Write each condition's fold maps as lower triangles [fold, layer, cell], in float32.
 
     Raises:
         StorageError: if the file cannot be written.
     """
-    named = named_scores(plan, measured)
+    named = named_scores(measured)
     intact = next(iter(measured.intact.values()))
     n_folds, n_cells = intact.folds.n_folds, int((intact.queries + 1).sum())
     shape = (n_folds, len(measured.intact), n_cells)

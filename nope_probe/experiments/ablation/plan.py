@@ -1,21 +1,21 @@
-"""The conditions of an attribution, and the score maps of each condition."""
+"""What a run of `ablate` removes, and the score maps of every condition."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, combinations
+from itertools import chain
+from typing import Any
 
-from nope_probe.analyses.attribution import losses_need
+from nope_probe.analyses.attribution import conditions_of
 from nope_probe.analyses.reader import MIN_FOLDS
-from nope_probe.analyses.shapley import PlayerSet, player_set
-from nope_probe.components import CIRCUITS, ROPE_HALVES, SOURCES, WEIGHTS, Component, is_rope
-from nope_probe.conditions import INTACT, MASK, Condition, Writer, kept_name, validate_components
+from nope_probe.components import CIRCUITS, SOURCES, WEIGHTS, Component
+from nope_probe.conditions import INTACT, MASK, Condition, Writer, validate_components
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.ablation.settings import Settings
-from nope_probe.experiments.engine import Engine, position_keys
+from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.passes import Pass
 from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
@@ -24,207 +24,186 @@ from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
 
 ConditionMaps = dict[Condition, Layers]
-PLAIN = Settings(replacement=("identity",))  # without a second replacement as a check
+DEFAULT_WEIGHTS: tuple[str, ...] = ("w_q", "w_k", "w_o")  # each alone, then the circuits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The conditions to run, and how.
+    """What is removed, and how.
 
     Attributes:
-        player_sets: the players; empty if only the sources are wanted.
-        sources: the mask, and the window and position encodings that the model has beside it.
-        conditions: the components removed in each condition, the intact model first.
+        sources: the mask, and the window and position encodings that the model has as well. They
+            are removed in all combinations.
+        removed: what else is removed, one at a time, with the sources and without them.
+        substitutes: the replacements of removed weights, in turn.
         layers: the numbers of the layers to map.
-        settings: the settings of the command, such as the replacements.
-        left_out: components that by default are no sources or players here, and why.
+        left_out: components that by default are no sources or not removed here, and why.
     """
 
-    player_sets: tuple[PlayerSet, ...]
     sources: tuple[Component, ...]
-    conditions: tuple[Condition, ...]
+    removed: tuple[Condition, ...] = ()
+    substitutes: tuple[Substitute, ...] = ()
     layers: tuple[int, ...] = (0,)
-    settings: Settings = PLAIN
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def substitutes(self) -> tuple[Substitute, ...]:
-        """The replacements of removed weights, in turn."""
-        return self.settings.substitutes
-
-    @property
-    def checks(self) -> tuple[Substitute, ...]:
-        """The replacements that only measure what is lost without each weight, in turn."""
-        return self.settings.checks if self.removes_weights else ()
-
-    @property
-    def removes_weights(self) -> bool:
-        """Whether some condition replaces a weight."""
-        return bool(self.removable & {*WEIGHTS})
-
-    @property
-    def switches(self) -> PlayerSet:
-        """The player set that an explorer switches: the first, or the sources."""
-        if self.player_sets:
-            return self.player_sets[0]
-        return player_set(self.sources)
-
-    @property
-    def removable(self) -> Condition:
-        """All components that some condition removes."""
-        return Condition(chain.from_iterable(self.conditions))
-
-    @property
-    def ablations(self) -> list[Ablation]:
-        """The removal of all that some condition removes and calibrates, by each substitute."""
-        calibrated = {name for name in self.removable if name in WEIGHTS or Writer.removed_by(name)}
-        return [substitute.without(calibrated) for substitute in (*self.substitutes, *self.checks)]
-
-    @property
     def of_sources(self) -> list[Condition]:
-        """The conditions that remove sources alone, the intact model first: they are run first."""
-        return [condition for condition in self.conditions if condition <= {*self.sources}]
+        """The conditions that remove sources alone, the intact model first."""
+        return conditions_of(self.sources)
 
     @property
-    def others(self) -> list[Condition]:
-        """The conditions that remove something else than sources."""
-        return [condition for condition in self.conditions if condition not in self.of_sources]
+    def plain(self) -> list[Condition]:
+        """The conditions that replace no weight, the intact model first."""
+        kept = [condition for condition in self.removed if not condition & {*WEIGHTS}]
+        return conditions_of(self.sources, kept)
 
     @property
     def replacing(self) -> list[Condition]:
         """The conditions that replace a weight."""
-        return [condition for condition in self.conditions if condition & {*WEIGHTS}]
+        needed = conditions_of(self.sources, self.removed)
+        return [condition for condition in needed if condition & {*WEIGHTS}]
 
-    def checked(self, by: Substitute) -> dict[Condition, Condition]:
-        """Return the conditions that tell what is lost, with the condition run for each.
+    @property
+    def replacements(self) -> list[Replacement]:
+        """The names of the replacements; none where no weight is removed."""
+        return [by.replacement for by in self.substitutes] if self.replacing else []
 
-        W_V does not matter where a constant takes the place of W_O.
+    @property
+    def ablations(self) -> list[Ablation]:
+        """The removal of all that is removed and calibrated, by each substitute."""
+        removable = chain.from_iterable(self.removed)
+        calibrated = {name for name in removable if name in WEIGHTS or Writer.removed_by(name)}
+        return [by.without(calibrated) for by in self.substitutes]
+
+    def passes(self, engine: Engine, shuffled: Sequences | None = None) -> Iterator[Pass]:
+        """Yield all passes, in the order in which they are run.
+
+        Args:
+            engine: the model on the run's sequences.
+            shuffled: the same sequences with their tokens permuted, if they are a control.
         """
-        needed = losses_need(self.player_sets)
-        dropped = set() if by.replacement in WITH_GAIN else {"w_v"}
-        return {
-            condition: Condition(condition - dropped) if "w_o" in condition else condition
-            for condition in self.replacing
-            if condition in needed
-        }
+        plain = self.plain
+        yield from self._scores("score", self.of_sources)
+        if engine.n_folds >= MIN_FOLDS:
+            yield Pass(key="positions", read=self._read_positions)
+        if any(ablation.needs_calibration for ablation in self.ablations):
+            yield Pass(key="gains", read=self._calibrate, calibrates=True)
+        yield from self._scores("score", [one for one in plain if one not in self.of_sources])
+        for by in self.substitutes:
+            run = dict.fromkeys(equivalent(condition, by) for condition in self.replacing)
+            yield from self._scores(f"score-{by.replacement}", run, by)
+        if shuffled is not None:
+            yield from self._scores("shuffled", (INTACT, MASK), sequences=shuffled)
 
-    def name(self, condition: Condition) -> str:
-        """Return a condition's name: the removable components that it keeps.
+    def _scores(
+        self,
+        prefix: str,
+        conditions: Iterable[Condition],
+        by: Substitute | None = None,
+        sequences: Sequences | None = None,
+    ) -> Iterator[Pass]:
+        """Yield the passes that capture the score maps of some conditions."""
+        for condition in conditions:
+            without = (by or Substitute()).without(condition)
+            yield Pass(
+                key=f"{prefix}/{condition.name}",
+                read=self._read_scores,
+                ablation=without if condition else None,
+                sequences=sequences,
+            )
 
-        RoPE is named as a whole unless a part of it is removed. Then `rope_rest` are the pairs
-        that no condition removes by themselves.
-        """
-        bands = {name for name in self.removable if name != "rope" and is_rope(name)}
-        kept = self.removable - condition
-        if not condition & bands:
-            return kept_name(kept - bands)
-        is_whole = any(players.bands <= bands for players in self.player_sets)
-        return kept_name(kept - {"rope"} | (set() if is_whole else {"rope_rest"}))
+    def _read_scores(self, engine: Engine, key: str, ablation: Ablation | None) -> Layers:
+        """Return score maps; the intact model's with their mean term if scores are plain q.k."""
+        name = f"condition {key}"
+        if ablation is None and key == f"score/{INTACT.name}":
+            name, folds = (
+                "the intact model",
+                folds_of(len(engine.inputs), engine.n_folds, engine.documents),
+            )
+            # The mean term is a difference between sequences; a soft cap or bias leaves none.
+            with suppress(NotImplementedError):
+                has_mean_term = int(folds.bincount().min()) >= 2
+                return engine.stored_scores(
+                    key, name=name, layers=self.layers, mean_term=has_mean_term
+                )
+        return engine.stored_scores(key, ablation, name=name, layers=self.layers)
 
-    def pass_of(
-        self, prefix: str, condition: Condition, substitute: Substitute | None = None
-    ) -> tuple[str, Ablation | None]:
-        """Return the checkpoint's key of a condition's pass, and what it ablates."""
-        without = (substitute or self.substitutes[0]).without
-        return f"{prefix}/{self.name(condition)}", without(condition) if condition else None
+    def _read_positions(
+        self, engine: Engine, key: str, ablation: Ablation | None
+    ) -> PositionSums | None:
+        """Return the intact model's mean queries and keys, if its scores are q.k of rotations."""
+        with suppress(NotImplementedError):
+            return engine.positions(key, ablation, layers=self.layers, writers="none")
+        return None
 
-    def keys(self, has_shuffled: bool) -> list[str]:
-        """Return the checkpoint's keys of all passes, in the order in which they are run."""
-        gains = ["gains"] * any(ablation.needs_calibration for ablation in self.ablations)
-        keys = [
-            *self.keys_of("score", self.of_sources),
-            *gains,
-            *self.keys_of("score", self.others),
-        ]
-        for substitute in self.substitutes[1:]:
-            keys += self.keys_of(f"score-{substitute.replacement}", self.replacing)
-        for substitute in self.checks:
-            run = dict.fromkeys(self.checked(substitute).values())
-            keys += self.keys_of(f"score-{substitute.replacement}", [*run])
-        if has_shuffled:
-            keys += self.keys_of("shuffled", (INTACT, MASK))
-        return keys
+    def _calibrate(self, engine: Engine, key: str, ablation: Ablation | None) -> Calibration | None:
+        return engine.calibrated(key, self.ablations).calibration
 
-    def keys_of(self, prefix: str, conditions: Sequence[Condition]) -> list[str]:
-        """Return the checkpoint's keys of the passes of some conditions."""
-        return [
-            name
-            for condition in conditions
-            for key, ablation in [self.pass_of(prefix, condition)]
-            for name in (*position_keys(key, ablation or Ablation()).values(), key)
-        ]
+
+def equivalent(condition: Condition, by: Substitute) -> Condition:
+    """Return the condition that is run for another: W_V does not matter behind a constant W_O.
+
+    Example:
+        >>> equivalent(Condition.parse("ov"), Substitute(replacement="mean")).name
+        'w_o'
+    """
+    has_constant = "w_o" in condition and by.replacement not in WITH_GAIN
+    return Condition(condition - {"w_v"}) if has_constant else condition
 
 
 def make_plan(
     has: Sequence[Component],
-    players: Sequence[str] | None,
+    remove: Sequence[str] | None = None,
+    *,
+    substitutes: Sequence[Substitute] = (Substitute(),),
+    layers: Sequence[int] = (0,),
+    bands: Sequence[str] = (),
     parameter_free: bool = False,
-    bands: Sequence[str] = ROPE_HALVES,
     left_out: Mapping[str, str] | None = None,
 ) -> Plan:
     """Return the plan for a model.
 
     Args:
         has: the components that the model has.
-        players: their names; None for the default player sets; `["sources"]` for the sources alone.
-        parameter_free: whether the weights are identities already, which no player may be.
-        bands: bands that together are all of RoPE, if they are players.
-        left_out: components that are no source, and players only where they are named, and why.
+        remove: what to remove besides the sources, one at a time: components, circuits, bands of
+            RoPE, positions of writers and unions of these; None for W_Q, W_K, W_O and the circuits;
+            `["sources"]` for the sources alone.
+        substitutes: the replacements of removed weights.
+        layers: the numbers of the layers to map.
+        bands: bands of RoPE that are removed in turn as well.
+        parameter_free: whether the weights are identities already, which nothing replaces.
+        left_out: components that are no source, and removed only where they are named, and why.
 
     Raises:
-        UserError: for a player that does not exist, that the model lacks, or that shares a
-            component with another, or too many players.
+        UserError: for a name that does not exist or that the model lacks, or a weight of a
+            parameter-free model.
     """
     if "mask" not in has:
         raise UserError("the model has no causal mask: its attention is bidirectional")
     left_out = {name: why for name, why in (left_out or {}).items() if name in has}
     sources = tuple(name for name in SOURCES if name in has and name not in left_out)
-    if players is None:
-        player_sets = _default_player_sets({*has} - {*left_out}, sources, parameter_free)
-    elif list(players) == ["sources"]:
-        player_sets = ()
+    if remove is None:
+        there = {*has} - {*left_out}
+        circuits = [name for name, parts in CIRCUITS.items() if {*parts} <= there]
+        names = [] if parameter_free else [*(n for n in DEFAULT_WEIGHTS if n in there), *circuits]
     else:
-        player_sets = (_checked_players(players, has, parameter_free, bands),)
-    if players is not None or parameter_free:  # where weights are no players, or named
+        names = [name for name in remove if name != "sources"]
+    if remove is not None or parameter_free:  # where weights are named, or never removed
         left_out = {name: why for name, why in left_out.items() if name in SOURCES}
-    sizes = range(len(sources) + 1)
-    removed = chain.from_iterable(combinations(sources, size) for size in sizes)
-    conditions = [*map(Condition, removed)]
-    for players_of_set in player_sets:
-        conditions += players_of_set.conditions
+    try:
+        removed = [Condition.parse(name) for name in (*names, *bands)]
+    except ValueError as error:
+        raise UserError(f"--remove: {error}") from error
+    validate_components(Condition().union(*removed), has)
+    if parameter_free and any(condition & {*WEIGHTS} for condition in removed):
+        raise UserError("the weights of a parameter-free model are identities already: name others")
     return Plan(
-        player_sets=player_sets,
         sources=sources,
-        conditions=tuple(dict.fromkeys(conditions)),
+        removed=tuple(one for one in dict.fromkeys(removed) if not one <= {*sources}),
+        substitutes=tuple(substitutes),
+        layers=tuple(layers),
         left_out=left_out,
     )
-
-
-def _default_player_sets(
-    has: Collection[Component], sources: Sequence[Component], parameter_free: bool
-) -> tuple[PlayerSet, ...]:
-    """Return the players as components, and as circuits; the window stays with the content."""
-    sources = [name for name in sources if name != "window"]
-    singles = [name for name in ("w_q", "w_k", "w_o") if name in has]
-    circuits = [name for name, parts in CIRCUITS.items() if {*parts} <= {*has}]
-    sets = {"players": singles} | ({"circuits": circuits} if circuits else {})
-    if parameter_free:
-        sets = {"players": []}
-    return tuple(player_set([*sources, *names], name=name) for name, names in sets.items())
-
-
-def _checked_players(
-    players: Sequence[str], has: Sequence[Component], parameter_free: bool, bands: Sequence[str]
-) -> PlayerSet:
-    try:
-        chosen = player_set(players, bands=bands)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-    wanted = Condition().union(*(player.components for player in chosen.players))
-    validate_components(wanted, has)
-    if parameter_free and wanted & set(WEIGHTS):
-        raise UserError("the weights of a parameter-free model are identities already: no players")
-    return chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,102 +211,47 @@ class Measured:
     """The score maps of every condition.
 
     Attributes:
-        maps: per condition, weights being replaced by the first replacement; the intact model's
-            with their mean term, where scores are q.k.
+        maps: of the conditions that replace no weight; the intact model's with their mean term,
+            where scores are q.k.
+        replaced: by replacement, of the conditions that replace a weight.
         gains: gains and means of the replacements, where weights are removed and need them.
-        others: per further replacement, the conditions that replace weights.
-        checks: by replacement of the plan's `checks`, conditions that tell what is lost.
-        shuffled: of the intact model and the one without mask on shuffled tokens, if wanted.
+        shuffled: of the intact model and the model without mask on shuffled tokens, if wanted.
         positions: the intact model's mean queries and keys, where its scores split into terms.
     """
 
     maps: ConditionMaps
+    replaced: dict[Replacement, ConditionMaps] = field(default_factory=dict)
     gains: Calibration | None = None
-    others: dict[Replacement, ConditionMaps] = field(default_factory=dict)
-    checks: dict[Replacement, ConditionMaps] = field(default_factory=dict)
     shuffled: ConditionMaps = field(default_factory=dict)
     positions: PositionSums | None = None
+
+    @classmethod
+    def of(cls, plan: Plan, results: Mapping[str, Any]) -> Measured:
+        """Return the maps of a plan's passes from their results by key."""
+
+        def maps(prefix: str, conditions: Iterable[Condition]) -> ConditionMaps:
+            keys = {condition: f"{prefix}/{condition.name}" for condition in conditions}
+            return {condition: results[key] for condition, key in keys.items() if key in results}
+
+        replaced: dict[Replacement, ConditionMaps] = {}
+        for by in plan.substitutes if plan.replacing else ():
+            run = maps(f"score-{by.replacement}", {equivalent(one, by) for one in plan.replacing})
+            replaced[by.replacement] = {one: run[equivalent(one, by)] for one in plan.replacing}
+        intact = results[f"score/{INTACT.name}"]
+        has_mean_term = all(layer.mean_term is not None for layer in intact.values())
+        return cls(
+            maps=maps("score", plan.plain),
+            replaced=replaced,
+            gains=results.get("gains"),
+            shuffled=maps("shuffled", (INTACT, MASK)),
+            positions=results.get("positions") if has_mean_term else None,
+        )
 
     @property
     def intact(self) -> Layers:
         """The intact model's maps of each layer."""
         return self.maps[INTACT]
 
-
-def measure_conditions(
-    engine: Engine,
-    plan: Plan,
-    shuffled: Sequences | None = None,
-) -> Measured:
-    """Return the score maps of all conditions.
-
-    Args:
-        engine: the model on the sequences.
-        plan: the conditions.
-        shuffled: the same sequences with their tokens permuted, if they are a control.
-
-    Raises:
-        UserError: for a non-finite score.
-    """
-    maps = {INTACT: _intact_maps(engine, plan)}
-    maps |= maps_of(engine, plan, "score", plan.of_sources[1:])
-    positions = _positions(engine, maps[INTACT])
-    engine = engine.calibrated("gains", plan.ablations)
-    maps |= maps_of(engine, plan, "score", plan.others)
-
-    def replaced(by: Substitute, conditions: Sequence[Condition]) -> ConditionMaps:
-        return maps_of(engine, plan, f"score-{by.replacement}", conditions, by)
-
-    others = {by.replacement: replaced(by, plan.replacing) for by in plan.substitutes[1:]}
-    checks = {}
-    for by in plan.checks:
-        checked = plan.checked(by)
-        run = replaced(by, list(dict.fromkeys(checked.values())))
-        checks[by.replacement] = {condition: run[same] for condition, same in checked.items()}
-    controls: ConditionMaps = {}
-    if shuffled is not None:
-        controls = maps_of(engine.on(shuffled), plan, "shuffled", (INTACT, MASK))
-    return Measured(
-        maps=maps,
-        gains=engine.calibration,
-        others=others,
-        checks=checks,
-        shuffled=controls,
-        positions=positions,
-    )
-
-
-def _positions(engine: Engine, intact: Layers) -> PositionSums | None:
-    """Return the intact model's mean queries and keys, if its scores are q.k of known rotations."""
-    if engine.n_folds < MIN_FOLDS or any(maps.mean_term is None for maps in intact.values()):
-        return None
-    with suppress(NotImplementedError):
-        return engine.positions("positions", layers=[*intact], writers="none")
-    return None
-
-
-def _intact_maps(engine: Engine, plan: Plan) -> Layers:
-    """Return the intact model's maps, with their mean term if scores are plain q.k."""
-    (key, _), name = plan.pass_of("score", INTACT), "the intact model"
-    fold_of = folds_of(len(engine.inputs), engine.n_folds, engine.documents)
-    mean_term = int(fold_of.bincount().min()) >= 2  # it is a difference between sequences
-    try:
-        return engine.stored_scores(key, name=name, layers=plan.layers, mean_term=mean_term)
-    except NotImplementedError:  # with a soft cap or bias after q.k there is no mean term
-        return engine.stored_scores(key, name=name, layers=plan.layers)
-
-
-def maps_of(
-    engine: Engine,
-    plan: Plan,
-    prefix: str,
-    conditions: Sequence[Condition],
-    substitute: Substitute | None = None,
-) -> ConditionMaps:
-    """Return the score maps of some conditions, whose keys in the checkpoint have a prefix."""
-    maps: ConditionMaps = {}
-    for condition in conditions:
-        key, ablation = plan.pass_of(prefix, condition, substitute)
-        name = f"condition {key}"
-        maps[condition] = engine.stored_scores(key, ablation, name=name, layers=plan.layers)
-    return maps
+    def with_sources(self, replacement: Replacement) -> ConditionMaps:
+        """Return the maps of a replacement with those of the conditions that replace no weight."""
+        return self.maps | self.replaced[replacement]

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from nope_probe.components import ROPE_HALVES, with_bands
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.analyse import analyse
-from nope_probe.experiments.ablation.plan import (
-    Measured,
-    Plan,
-    make_plan,
-    measure_conditions,
-)
+from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan
 from nope_probe.experiments.ablation.settings import FLAGS_OF_WEIGHTS, Settings
 from nope_probe.experiments.engine import (
     Engine,
@@ -26,6 +20,7 @@ from nope_probe.experiments.engine import (
     validate_removable,
 )
 from nope_probe.experiments.given import Model, run_of, takes
+from nope_probe.experiments.passes import execute
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.removals import without_weights
 from nope_probe.hooks.removing.targets import bands_of, components
@@ -56,33 +51,30 @@ def run(settings: Settings, call: Call | None = None) -> Path:
 
 
 def plan_of(session: Session[Settings], data: Sequences) -> Plan:
-    """Return the conditions to run.
+    """Return what is removed.
 
     Args:
         session: the run's.
         data: sequences of the run's kind and length.
 
     Raises:
-        UserError: for players that the model does not have, or flags that need others.
+        UserError: for components that the model does not have, or flags that need others.
     """
     settings, loaded = session.settings, session.loaded
     layers = settings.layers_of(loaded.info)
-    players = settings.player_names
-    bands: tuple[str, ...] = ROPE_HALVES
-    if settings.bands:
-        bands = bands_of(loaded.model, settings.bands)
-        players = tuple(with_bands(players or (), bands))
     plan = make_plan(
         components(loaded.model),
-        players,
-        loaded.info.parameter_free,
-        bands,
+        settings.removed_names,
+        substitutes=settings.substitutes,
+        layers=layers,
+        bands=bands_of(loaded.model, settings.bands) if settings.bands else (),
+        parameter_free=loaded.info.parameter_free,
         left_out=irreplaceable(loaded.model) | idle_sources(loaded.model, data.inputs, len(layers)),
     )
-    validate_removable(loaded.model, plan.removable)
-    if not plan.removes_weights:
+    validate_removable(loaded.model, {*plan.sources}.union(*plan.removed))
+    if not plan.replacing:
         validate_effects(settings, without_weights(FLAGS_OF_WEIGHTS))
-    return replace(plan, layers=layers, settings=settings)
+    return plan
 
 
 def measure(session: Session[Settings], plan: Plan) -> Measured:
@@ -94,38 +86,38 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
     engine, shuffled = Engine.of(session), None
     if session.sequences().kind == "text":  # with an order that shuffling removes
         shuffled = session.sequences("shuffled-inputs", shuffle=True)
-    keys = plan.keys(shuffled is not None)
-    is_resumed = f"score/{plan.name(plan.conditions[0])}" in session.checkpoint
-    if not is_resumed:
+    passes = list(plan.passes(engine, shuffled))
+    if passes[0].key not in session.checkpoint:
         validate_first_sequence(engine.model, engine.inputs, plan.layers)
-    session.announce(len(plan.conditions), keys, n_seqs=len(engine.inputs))
+    keys = [key for one in passes for key in one.keys]
+    session.announce(len(plan.plain) + len(plan.replacing), keys, n_seqs=len(engine.inputs))
     with session.checkpoint.progress(keys, session.n_own_seqs):
-        return measure_conditions(engine, plan, shuffled)
+        return Measured.of(plan, dict(execute(engine, passes)))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class AblationStudy(Run):
-    """Where a model's positional pattern comes from, and which weights it needs.
+    """Where a model's lead of the first key and pattern among the other keys come from.
 
-    Its `tables` are those of the run's CSV files: `sources`, `players`, `interactions`, `pattern`,
+    Its `tables` are those of the run's CSV files: `sources`, `terms`, `weights`, `pattern`,
     `non_relative`, `controls`, `mean_covariance`, `offsets`, `queries`. Its `maps` are those of
-    maps.safetensors, [layer, row, key_pos] in nats: `score/<kept>`, `pattern/all`, `source/<term>`,
-    `shapley/<player>`, ...
+    maps.safetensors, [layer, row, key_pos] in nats: `score/<removed>`, `pattern/intact`,
+    `term/<term>`, ... In a pattern the first key's column holds the lead.
     """
 
     @property
     def sources(self) -> pd.DataFrame:
-        """Per layer and term (content, mask, rope, ...), its RMS in nats and its share."""
+        """Per layer, question (lead, pattern) and source, what is lost without it."""
         return self.tables["sources"]
 
     @property
-    def players(self) -> pd.DataFrame:
-        """Per layer and player, its Shapley share, what is lost without it, and alone."""
-        return self.tables["players"]
+    def weights(self) -> pd.DataFrame:
+        """Per layer, question and removal, what is lost by each replacement; amplification."""
+        return self.tables["weights"]
 
     @property
     def skip_keys(self) -> int:
-        """How many first keys the patterns leave out."""
+        """How many keys count as first."""
         return int(self.manifest["skip_keys"])
 
 
@@ -137,7 +129,7 @@ def run_ablations(
     out: Path | str | None = None,
     **options: Any,
 ) -> AblationStudy:
-    """Find where a model's positional pattern comes from, and which weights it needs.
+    """Find where a model's lead and pattern come from, and which weights they need.
 
     Runs the model with and without its mask, position encoding and weights, as the `ablate` command
     does. A progress bar goes to stderr.
@@ -152,17 +144,17 @@ def run_ablations(
         options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:
-        UserError: for what cannot be done, such as players that the model lacks, too few sequences,
+        UserError: for what cannot be done, such as components that the model lacks, too few sequences,
             or a folder that holds another run.
 
     Example:
         >>> from nope_probe import load, run_ablations, sequences
         >>> loaded = load("nope-tiny", n_layers=3)
         >>> data = sequences("random", tokenizer=loaded.tokenizer, n_seqs=64, seq_len=16)
-        >>> study = run_ablations(loaded, data, players=["mask", "qk"])
-        >>> study.sources.query("layer == 2 and term == 'mask'")["share"].item() > 0.9
+        >>> study = run_ablations(loaded, data, remove=["w_k"], replacement="mean")
+        >>> study.weights.query("layer == 2 and of == 'pattern'")["lost"].item() > 0.9
         True
-        >>> study.maps["source/mask"].shape
+        >>> study.maps["term/mask"].shape
         (3, 16, 16)
     """
     return run_of(AblationStudy, run, Settings, model, inputs, out, options)

@@ -18,7 +18,7 @@ else:
 
 Replacement = Literal["identity", "random", "mean", "zero"]
 REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
-DEFAULT_REPLACEMENTS: tuple[Replacement, ...] = ("identity", "mean")
+DEFAULT_REPLACEMENTS: tuple[Replacement, ...] = ("mean", "identity")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
