@@ -5,8 +5,8 @@ maps of conditions. It holds only coefficients, so every share is an inner produ
 matrix, of the leads or of the patterns of one layer.
 
 Let v be a lead or a pattern, and v(less c) the same of the model without c. Position's part is
-p = v - v(less all sources). What is left of it without c is p(less c) = v(less c) - v(less c and all
-sources), so what is lost is p - p(less c). For a source this is v - v(less c).
+p = v - v(less all sources). Without c, p(less c) = v(less c) - v(less c and all sources) is left of
+it, so p - p(less c) is lost. For a source this is v - v(less c).
 """
 
 from __future__ import annotations

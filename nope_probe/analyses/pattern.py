@@ -1,4 +1,4 @@
-"""The lead of the first key and the pattern among the other keys in a score map, and their measures.
+"""Measures of a score map: the first key's lead, and the pattern among the other keys.
 
 Estimates are added up over blocks of rows of a layer's folds. Leads, and sums over cells and over
 the cells of a distance, are linear in the maps, so they are kept per fold. The order of values is

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.components import INK, SOURCES
-from nope_probe.conditions import kept_name
+from nope_probe.components import INK, are_sources
 from nope_probe.figures.dots import (
     BOUNDS,
     Dots,
@@ -24,6 +23,7 @@ from nope_probe.figures.intervals import (
     estimates_of,
 )
 from nope_probe.figures.names import colour, words
+from nope_probe.figures.shares import QUESTIONS
 from nope_probe.figures.style import (
     BLANK,
     DIVERGING,
@@ -39,66 +39,65 @@ from nope_probe.figures.style import (
 from nope_probe.figures.words import ATTENTION, MEASURES
 from nope_probe.stages import LETTERS
 
-CONTROLS = ("amplitude", "locality", "non_relative")
-SHAPES = [name for name in MEASURES if not name.startswith("amplitude_")]  # with a panel each
+CONTROLS = ("lead", "amplitude", "locality", "non_relative")
 
 
-def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
-    """Draw each measure of the pattern over layers, with and without its sources.
+def pattern_measures(table: pd.DataFrame) -> go.Figure:
+    """Draw the measures of lead and pattern over layers, with and without the sources.
 
     Args:
-        table: `pattern.csv`: layer, kept, and each measure with its bounds.
-        intact: the table's value of `kept` for the intact model.
+        table: `pattern.csv`: layer, removed, and each measure with its bounds.
     """
     series = [
-        Dots(table[table["kept"] == kept], name, label=label)
-        for kept, (name, label) in _without_sources(intact).items()
-        if kept in set(table["kept"])
+        Dots(rows, name, label=label) for name, label, rows in _without_sources(table).values()
     ]
-    title = "Measures of the positional pattern, per layer"
-    return over_layers(_by_measure(SHAPES, series), title, columns=4)
+    title = "Measures of lead and pattern, per layer"
+    return over_layers(_by_measure(MEASURES, series), title, columns=3)
 
 
 def _by_measure(names: Iterable[str], series: Sequence[Dots]) -> dict[str, list[Dots]]:
-    """Return a panel for each measure that all tables have, with all series."""
+    """Return a panel for each measure that all tables have somewhere, with all series."""
     return {
         MEASURES[name].title: [replace(dots, column=name) for dots in series]
         for name in names
         if all(name in dots.rows for dots in series)
+        and any(dots.rows[name].notna().any() for dots in series)
     }
 
 
-def _without_sources(intact: str) -> dict[str, tuple[str, str]]:
-    """Return the name (for the colour) and label of each model to draw, by kept components.
+def _without_sources(table: pd.DataFrame) -> dict[str, tuple[str, str, pd.DataFrame]]:
+    """Return the colour's name, label and rows of each model to draw, by what it lacks.
 
     The models are the intact model, and the models without each source and without all sources.
     """
-    parts = intact.split("+")
-    shown = {intact: ("intact", words("intact"))}
-    sources = [name for name in SOURCES if name in parts]
-    for gone in sources:
-        shown[kept_name({*parts} - {gone})] = (gone, f"without {words(gone)}")
-    if len(sources) > 1:
-        shown[kept_name({*parts} - {*sources})] = ("content", "without either")
+    shown = {"intact": ("intact", words("intact"), table[table["removed"] == "intact"])}
+    removed = [name for name in table["removed"].unique() if are_sources(name.split("+"))]
+    for name in removed:
+        rows = table[table["removed"] == name]
+        if "+" not in name:
+            shown[name] = (name, f"without {words(name)}", rows)
+    most = max(removed, key=lambda name: name.count("+"), default="")
+    if "+" in most:
+        rows = table[table["removed"] == most]
+        shown[most] = ("without_sources", words("without_sources"), rows)
     return shown
 
 
-def controls(table: pd.DataFrame, intact: str) -> go.Figure:
-    """Draw measures of the pattern on shuffled tokens, and on text without skipping keys.
+def controls(table: pd.DataFrame, pattern: pd.DataFrame) -> go.Figure:
+    """Draw measures of lead and pattern on shuffled tokens, and in the run.
 
     Args:
-        table: `controls.csv`: layer, tokens (text or shuffled), skip_keys, kept, and the measures.
-        intact: the table's value of `kept` for the intact model.
+        table: `controls.csv`: layer, tokens, removed, and the measures.
+        pattern: `pattern.csv`: the same on the run's tokens.
     """
-    shown, series = _without_sources(intact), []
-    for (kept, tokens, skip), rows in table.groupby(["kept", "tokens", "skip_keys"], sort=False):
-        if kept in shown:
-            name, label = shown[kept]
-            keys = "all keys" if skip == 0 else f"keys from {skip}"
-            hollow = tokens != "text"
-            series.append(Dots(rows, name, label=f"{label}, {tokens}, {keys}", hollow=hollow))
-    title = "The positional pattern in the controls, per layer"
-    return over_layers(_by_measure(CONTROLS, series), title)
+    series = [
+        Dots(rows, name, label=f"{label}, {tokens}", hollow=tokens == "shuffled")
+        for tokens, of_tokens in (("in order", pattern), ("shuffled", table))
+        for removed, (name, label, rows) in _without_sources(of_tokens).items()
+        if removed in {*table["removed"]}
+    ]
+    title = "Lead and pattern in the control, per layer"
+    return over_layers(_by_measure(CONTROLS, series), title, columns=2)
 
 
 def mask_effect(table: pd.DataFrame) -> go.Figure:
@@ -176,35 +175,35 @@ def compared_measures(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
         for (label, rows), symbol in zip(runs.items(), cycle(RUNS), strict=False)
     ]
     title = "Measures of the positional pattern, per layer"
-    return over_layers(_by_measure(SHAPES, series), title, columns=4)
+    return over_layers(_by_measure(MEASURES, series), title, columns=3)
 
 
 def compared_sources(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Draw each source's share of the pattern over layers, in its colour; markers are the runs'.
+    """Draw what is lost without each source over layers, in its colour; markers are the runs'.
 
     Args:
         runs: the rows of each run's `sources.csv` by its name.
     """
     markers = dict(zip(runs, cycle(RUNS), strict=False))
-    terms = dict.fromkeys(term for rows in runs.values() for term in rows["term"])
-    series = [
-        Dots(
-            rows[rows["term"] == term],
-            term,
-            "share",
-            f"{words(term)}, {label}",
-            marker={"symbol": markers[label]},
-        )
-        for term in terms
-        if term != "position"
-        for label, rows in runs.items()
-        if term in {*rows["term"]}
-    ]
-    title = "The sources of the positional pattern, per layer"
-    return over_layers({"share of the pattern": series}, title)
+    panels: dict[str, list[Dots]] = {}
+    for question, keys in QUESTIONS.items():
+        series = [
+            Dots(
+                some,
+                str(source),
+                "lost",
+                f"without {words(str(source))}, {label}",
+                marker={"symbol": markers[label]},
+            )
+            for label, rows in runs.items()
+            for source, some in rows[rows["of"] == question].groupby("source", sort=False)
+        ]
+        if series:
+            panels[f"{keys}, lost"] = series
+    return over_layers(panels, "Lost without each source, per layer", same_y=[range(len(panels))])
 
 
-HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")
+HEAD_MEASURES = ("lead", "amplitude", "locality", "relative_r2")
 ABOUT = {**{name: MEASURES[name] for name in HEAD_MEASURES}, **ATTENTION}
 CELL = 26  # px
 

@@ -8,10 +8,9 @@ from nope_probe.components import REMOVABLE, Entry
 from nope_probe.conditions import Writer
 
 TABLE: dict[str, Entry] = {
+    "intact": Entry(label="intact model", phrase="the intact model"),
     "all": Entry(label="whole pattern"),
-    "position": Entry(label="positional part", phrase="the mask and position encoding"),
-    "base": Entry(label="without the players", phrase="what no player brings"),
-    "content": Entry(label="content", phrase="the content of the text", colour="#7a7a7a"),
+    "without_sources": Entry(label="without any source", colour="#7a7a7a"),
     **REMOVABLE,
     "interaction": Entry(label="interaction", colour="#ab3e98", marker="cross"),
     "mean_term": Entry(
@@ -44,7 +43,6 @@ TABLE: dict[str, Entry] = {
         marker="hexagon",
     ),
     "norm": Entry(label="norm's scale", short="norm", phrase="the norm's scale by position"),
-    "intact": Entry(label="intact model", phrase="the intact model"),
 }
 _WRITERS = {"embed": "the token embeddings", "pos_embed": "the learned embeddings"}
 

@@ -40,18 +40,16 @@ class Measure:
 
 
 MEASURES = {
+    "lead": Measure(
+        "lead of the first key",
+        "nats",
+        "The score of the first key less the mean of the other earlier keys.",
+        signed=True,
+    ),
     "amplitude": Measure(
-        "amplitude", "nats", "The strength of the positional pattern: its RMS, corrected for noise."
-    ),
-    "amplitude_first": Measure(
-        "at the first key",
+        "amplitude",
         "nats",
-        "The strength of the positional pattern's part at the first key.",
-    ),
-    "amplitude_others": Measure(
-        "among other keys",
-        "nats",
-        "The strength of the positional pattern's part among the other keys.",
+        "The strength of the pattern among the other keys: its RMS, corrected for noise.",
     ),
     "locality": Measure(
         "locality",
@@ -67,13 +65,6 @@ MEASURES = {
         neutral=0.5,
         bounded=True,
     ),
-    "monotonicity_lag1": Measure(
-        "monotonicity",
-        "lag 1",
-        "Share of neighbouring keys of which the nearer scores higher; 1/2: no trend.",
-        neutral=0.5,
-        bounded=True,
-    ),
     "relative_r2": Measure(
         "relative share",
         "",
@@ -84,18 +75,6 @@ MEASURES = {
         "non-relative",
         "nats",
         "RMS of the part of the positional pattern that does not depend on distance alone.",
-    ),
-    "edge_contrast": Measure(
-        "edge contrast",
-        "nats",
-        "The first keys against the others, in the diagonal-normalised map.",
-        signed=True,
-    ),
-    "edge_contrast_visible": Measure(
-        "visible contrast",
-        "nats",
-        "The first keys against the others, in the non-relative part of the positional pattern.",
-        signed=True,
     ),
 }
 ATTENTION = {  # measures of a head's attention

@@ -235,6 +235,7 @@ def _keep_first_layers(source: str, config: PreTrainedConfig, n_layers: int) -> 
     for key, value in config.to_dict().items():
         if isinstance(value, list) and len(value) == depth:
             setattr(config, key, value[:n_layers])
+    config.depth_in_files = depth
     config.num_hidden_layers = n_layers
 
 

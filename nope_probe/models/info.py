@@ -39,6 +39,7 @@ class ModelInfo:
         revision: the Hub revision.
         architecture: the class of the Hugging Face or hooked model.
         kind: `HookedTransformer` or `TransformerBridge`.
+        depth: how many layers the model has in its files, of which n_layers were loaded.
         n_layers, n_heads, n_kv_heads, d_head, d_model, n_ctx, d_vocab: sizes.
         rope_layers: for each block, whether it has RoPE.
         not_attending: the numbers of blocks that do not attend, in a hybrid model.
@@ -55,6 +56,7 @@ class ModelInfo:
     architecture: str
     kind: str
     n_layers: int
+    depth: int
     n_heads: int
     n_kv_heads: int
     d_head: int

@@ -144,6 +144,7 @@ def load(
         architecture=type(hf).__name__,
         revision=getattr(hf.config, "_commit_hash", None) or revision,
         gguf=gguf,
+        depth=getattr(hf.config, "depth_in_files", None),
     )
     info = check_parity(model, info, reference)
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)

@@ -38,6 +38,7 @@ def describe(
     architecture: str | None = None,
     revision: str | None = None,
     gguf: GGUFInfo | None = None,
+    depth: int | None = None,
 ) -> ModelInfo:
     """Return a model's info, without the parity that `check_parity` measures.
 
@@ -52,6 +53,7 @@ def describe(
         architecture=architecture or type(getattr(model, "original_model", model)).__name__,
         kind=layers[0].kind,
         n_layers=len(blocks_of(model)),
+        depth=depth or len(blocks_of(model)),
         n_heads=layers[0].n_heads,
         n_kv_heads=layers[0].n_kv_heads,
         d_head=layers[0].d_head,

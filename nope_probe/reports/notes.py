@@ -17,7 +17,7 @@ NARROW = 0.02  # half the width of a share's interval, up to which no more seque
 REPEATED = 1.25  # times the number of different sequences
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
-    "pattern depends on distance alone. Edge contrast: the first keys against the others."
+    "pattern depends on distance alone."
 )
 
 
@@ -154,6 +154,43 @@ def run_size(manifest: Mapping[str, Any]) -> dict[str, int]:
     """
     settings = manifest.get("settings", {})
     return {name: settings[name] for name in ("n_seqs", "seq_len") if name in settings}
+
+
+TEXTS = {  # by the setting `data`
+    "shipped": "shipped Python source",
+    "stdlib": "Python's standard library",
+    "random": "random tokens",
+    "gaussian": "random vectors",
+    "fineweb-edu": "FineWeb-Edu",
+}
+
+
+def texts_of(manifest: Mapping[str, Any]) -> str:
+    """Return what the sequences of a run are, in a sentence.
+
+    Example:
+        >>> texts_of({"settings": {"data": "shipped", "n_seqs": 64, "seq_len": 128}})
+        'Read on 64 sequences of 128 tokens of shipped Python source.'
+    """
+    size, data = run_size(manifest), str(manifest["settings"]["data"])
+    name = TEXTS.get(data, Path(data).name if Path(data).is_absolute() else data)
+    unit = "positions" if data == "gaussian" else "tokens"
+    of_data = f" {name}" if data.startswith("given") else f" of {name}"
+    shuffled = ", shuffled" * bool(manifest["settings"].get("shuffle"))
+    return f"Read on {size['n_seqs']:,} sequences of {size['seq_len']:,} {unit}{of_data}{shuffled}."
+
+
+def layers_of(manifest: Mapping[str, Any]) -> str:
+    """Return which layers of a model a run looked at.
+
+    Example:
+        >>> layers_of({"layers": [0, 1, 2, 3], "model": {"depth": 30}})
+        'L0 to L3 of 30'
+        >>> layers_of({"layers": [0, 1], "model": {"depth": 2}})
+        'L0, L1'
+    """
+    layers, depth = manifest["layers"], manifest["model"]["depth"]
+    return words.numbered_layers(layers) + (f" of {depth}" if depth > max(layers) + 1 else "")
 
 
 def measure_note(name: str) -> str:

@@ -171,7 +171,8 @@ def test_differences_have_the_value_of_the_measures_difference() -> None:
             assert differences[name].value == pytest.approx(expected), name
     leads = [
         measure_differences(
-            *shared_patterns([LayerMaps.of(maps, skip_keys=1) for maps in (one, other)]), paired=pair
+            *shared_patterns([LayerMaps.of(maps, skip_keys=1) for maps in (one, other)]),
+            paired=pair,
         )["lead"]
         for pair in (True, False)
     ]

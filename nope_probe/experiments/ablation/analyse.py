@@ -23,7 +23,6 @@ from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
 from nope_probe.experiments.ablation.settings import Settings
 from nope_probe.experiments.engine import Engine
-from nope_probe.experiments.explorer import explorer_of
 from nope_probe.experiments.sections import Report, strongest, with_page
 from nope_probe.experiments.tables import (
     WITHOUT_SOURCES,
@@ -90,8 +89,7 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
     )
 
     def report_of(run: Run) -> Report:
-        explorer = explorer_of(analysis.shown())
-        return report(replace(run, arrays={"maps": StoredArrays(maps)}), explorer)
+        return report(replace(run, arrays={"maps": StoredArrays(maps)}))
 
     return with_page(session, run, report_of)
 
@@ -284,7 +282,10 @@ class Analysis:
                 for layer, pattern in zip(intact, of_intact, strict=True)
             ]
             patterns[key] = bin_means(seen, pattern_distance_sums, bins)
-        terms = {"score": bin_means(of_intact, score_distance_sums, bins), "pattern": patterns[INTACT]}
+        terms = {
+            "score": bin_means(of_intact, score_distance_sums, bins),
+            "pattern": patterns[INTACT],
+        }
         terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
         weights = of_intact[0].maps.weights
         profiles = {name: mean_intervals(means, weights) for name, means in terms.items()}

@@ -29,7 +29,7 @@ from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import row_centred
-from nope_probe.maps.layers import shared_patterns, with_skip_keys, shared_patterns
+from nope_probe.maps.layers import shared_patterns, with_skip_keys
 from nope_probe.maps.maps import Layers, ScoreMaps
 
 PAIRED, UNPAIRED = "paired", "unpaired"

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.positions import clock, direct_share, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader, Side
 from nope_probe.conditions import Writer
