@@ -1,4 +1,4 @@
-"""The passes of a run: what sequences go through a model, listed once by a study and run in turn."""
+"""The passes of a run: sequences through a model, listed once by a study and run in turn."""
 
 from __future__ import annotations
 

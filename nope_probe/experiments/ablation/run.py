@@ -144,8 +144,8 @@ def run_ablations(
         options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:
-        UserError: for what cannot be done, such as components that the model lacks, too few sequences,
-            or a folder that holds another run.
+        UserError: for what cannot be done, such as components that the model lacks, too few
+            sequences, or a folder that holds another run.
 
     Example:
         >>> from nope_probe import load, run_ablations, sequences

@@ -268,7 +268,7 @@ def _answer(findings: Findings) -> Iterator[Section]:
     yield Section(
         title="Lost without each source, in every layer",
         figure=partial(shares.source_losses, tables["sources"]),
-        caption="Left: the first key's lead over the other keys. Right: the pattern among the other "
+        caption="Left: the first key's lead over the others. Right: the pattern among the other "
         "keys. 100%: all that the sources make of it is gone.",
         table=tables["sources"],
     )

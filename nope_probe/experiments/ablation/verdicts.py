@@ -27,8 +27,8 @@ SAME = (
     "other keys ({pattern})."
 )
 DIFFERENT = (
-    "Without {of_lead} L{layer} loses the first key's lead ({lead}); without {of_pattern} the order "
-    "of the other keys ({pattern})."
+    "Without {of_lead} L{layer} loses the first key's lead ({lead}); without {of_pattern} the "
+    "order of the other keys ({pattern})."
 )
 LEAD_IS_THE_TOKENS = (
     "L{layer}'s lead of the first key is mostly the token's own: {left} of {size} nats are left "
@@ -58,14 +58,14 @@ NEEDS: dict[tuple[bool, bool, bool], str] = {
         True,
         False,
         True,
-    ): "{what} needs queries that vary ({w_q}) and what attention writes ({w_o}), "
-    "not keys that vary ({w_k})",
+    ): "{what} needs queries that vary ({w_q}) and what attention writes "
+    "({w_o}), not keys that vary ({w_k})",
     (
         False,
         True,
         True,
-    ): "{what} needs keys that vary ({w_k}) and what attention writes ({w_o}), not "
-    "queries that vary ({w_q})",
+    ): "{what} needs keys that vary ({w_k}) and what attention writes ({w_o}), "
+    "not queries that vary ({w_q})",
     (True, True, True): "{what} needs queries ({w_q}) and keys that vary ({w_k}), and what "
     "attention writes ({w_o})",
 }
