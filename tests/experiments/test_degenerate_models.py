@@ -61,7 +61,7 @@ EMPTY = {
     [
         (ablate, ["--layers", "2", "--players", "mask", "w_q"], ("sources", "rms")),
         (scores, ["--layers", "2", "--per-head"], ("pattern", "amplitude")),
-        (circuit, ["--remove", "w_k", "--explore", "0"], ("stages", "amplitude")),
+        (circuit, ["--remove", "w_k"], ("stages", "amplitude")),
     ],
 )
 def test_a_model_of_zeros_has_no_pattern_no_shares_and_no_trend(

@@ -212,13 +212,12 @@ def test_a_browser_draws_every_figure_and_the_explorer_first_in_a_frame_as_high_
 ) -> None:
     below = np.where(np.tri(11, k=-1) > 0, np.arange(11.0), np.nan)
     view = SwitchedMaps(
-        kind="pattern",
         layers=(0, 1),
         panels=("mean",),
         maps=np.stack([below, 0 * below])[:, None, None].repeat(2, axis=1),
         measures=np.ones((2, 2, 1, 3, 3)),
     )
-    explorer = Explorer(title="t", players={"mask": ["mask"]}, views=(view,), components=())
+    explorer = Explorer(title="t", players={"mask": ["mask"]}, view=view)
     html = report(layers=5, explorer=explorer)
     assert Reader(html).headings[1] == "Try it: switch components off"
     script = """<script>setTimeout(() => {
