@@ -67,13 +67,6 @@ MEASURES = {
         neutral=0.5,
         bounded=True,
     ),
-    "monotonicity_lag1": Measure(
-        "monotonicity",
-        "lag 1",
-        "Share of neighbouring keys of which the nearer scores higher; 1/2: no trend.",
-        neutral=0.5,
-        bounded=True,
-    ),
     "relative_r2": Measure(
         "relative share",
         "",

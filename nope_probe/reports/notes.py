@@ -17,7 +17,7 @@ NARROW = 0.02  # half the width of a share's interval, up to which no more seque
 REPEATED = 1.25  # times the number of different sequences
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
-    "pattern depends on distance alone. Edge contrast: the first keys against the others."
+    "pattern depends on distance alone."
 )
 
 

@@ -50,8 +50,8 @@ EMPTY = {
     "sources": ["share", "share_low", "share_high"],
     "players": ["share", "lost", "alone", "amplification"],
     "interactions": ["share"],
-    "mean_covariance": ["share", "dimensions"],
-    "pattern": ["locality", "monotonicity", "monotonicity_lag1", "relative_r2"],
+    "mean_covariance": ["share"],
+    "pattern": ["locality", "monotonicity", "relative_r2"],
     "stages": ["locality", "relative_r2"],
 }
 
