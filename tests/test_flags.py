@@ -125,10 +125,10 @@ scores --model parameter-free --data gaussian --alpha 0.3 --no-pack --no-shuffle
     --no-verbose
 circuit --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype float16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
-    --layer 1 --remove qk --replacement mean --explore 0 --beyond-context --query-rows 5
+    --layer 1 --remove qk --replacement mean --beyond-context --query-rows 5
     --out runs/c --image c.svg --verbose
 circuit --model models/qwen3-8b --device-map balanced --data short.jsonl --pack --remove ov norms
-    --gain identity --explore 3
+    --gain identity
 circuit --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --remove rope
     --no-beyond-context --no-verbose
 behaviour --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always

@@ -32,8 +32,8 @@ LINES: dict[str, tuple[ModuleType, list[Any]]] = {
     "sources": (ablate, ["--model", "nope-tiny", *DEEP, *NO_WEIGHTS]),
     "noise": (ablate, ["--data", "random", *DEEP, *NO_WEIGHTS]),
     "scores": (scores, ["--model", "rope-tiny", *DEEP, "--per-head", "--bands", 2]),
-    "circuit": (circuit, [*RUN, "--explore", 0]),
-    "ablated circuit": (circuit, [*RUN, "--remove", "mask", "mlp", "--explore", 0]),
+    "circuit": (circuit, [*RUN]),
+    "ablated circuit": (circuit, [*RUN, "--remove", "mask", "mlp"]),
     "attention": (attention, ["--model", "rope-tiny", *DEEP]),
     "text": (
         attention,

@@ -192,27 +192,23 @@ def measures_table(
 def mean_covariance_table(
     layers: Sequence[MeanCovariance], terms: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Return the table of the mean and covariance terms: share, RMS (nats), dimensions.
+    """Return the table of the mean and covariance terms: share and RMS (nats).
 
     Args:
         layers: the two terms of each layer.
         terms: the exact terms of the same layers (`term_table`), which replace the two terms:
             the mean term's row is then the sum of the four before it.
     """
-    columns = ["layer", "term", *interval_names("share", "rms", "dimensions")]
+    columns = ["layer", "term", *interval_names("share", "rms")]
     if terms is not None:
         rows = terms[~terms["term"].isin(("all", "alibi"))].reindex(columns=columns)
-        for layer in layers:
-            of_mean = (rows["layer"] == layer.layer) & (rows["term"] == "mean")
-            dimensions = interval_columns(dimensions=layer.dimensions)
-            rows.loc[of_mean, list(dimensions)] = list(dimensions.values())
         return rows.reset_index(drop=True)
     return pd.DataFrame(
         [
             {
                 "layer": layer.layer,
                 "term": name,
-                **interval_columns(share=share, rms=rms, dimensions=layer.dimensions),
+                **interval_columns(share=share, rms=rms),
             }
             for layer in layers
             for name, share, rms in (

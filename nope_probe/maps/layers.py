@@ -39,7 +39,6 @@ class LayerMaps:
         skip_keys: how many keys count as first: 1 for tokens, 0 for vectors.
         stored_mean: [row, key_pos], the mean over all sequences, if it is stored beside the folds.
         mean_term: the mean term <E q_i, E k_j>, if it was kept.
-        key_means: [fold, pos, width], the mean key of each position, if it was kept.
         heads: the maps of the layer's heads, if they were kept.
     """
 
@@ -48,7 +47,6 @@ class LayerMaps:
     skip_keys: int = 0
     stored_mean: Stored | None = None
     mean_term: LayerMaps | None = None
-    key_means: Stored | None = None
     heads: tuple[LayerMaps, ...] = ()
 
     @classmethod

@@ -159,8 +159,7 @@ def explorer_section(explorer: Explorer | None) -> Iterator[Section]:
         yield Section(
             title="Try it: switch components off",
             html=explorer.frame(),
-            caption="All maps and numbers were computed by the run and are in this page: the "
-            "browser computes nothing and loads nothing.",
+            caption="All maps and numbers were computed by the run and are in this page.",
         )
 
 
@@ -176,7 +175,7 @@ def page(
     Args:
         title: the page's title.
         lead: the result.
-        sections: figures with captions, in order; the contents list the sections that are open.
+        sections: figures with captions, in order.
         manifest: the run's manifest: `command`, `model`, `data`, `settings`, and more; the page
             shows all of it at the end.
         how_to_read: what is the same for all figures, a sentence or two each; it stands at the end.
@@ -187,11 +186,6 @@ def page(
         title=escape(title),
         run="".join(_facts(manifest)),
         lead=lead.html(),
-        contents="".join(
-            f'<li><a href="#section-{index}">{escape(section.title)}</a></li>'
-            for index, section in enumerate(sections)
-            if not section.folded
-        ),
         sections="".join(_section(index, section) for index, section in enumerate(sections)),
         notes="".join(
             f"<li>{escape(note)}</li>"

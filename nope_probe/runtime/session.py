@@ -277,7 +277,6 @@ class Session(Generic[Settings_co]):
         passes: Collection[str],
         *,
         n_seqs: int | None = None,
-        what: str = "condition",
     ) -> None:
         """Print on stderr how much is about to be run, and refuse what does not fit into memory.
 
@@ -285,7 +284,6 @@ class Session(Generic[Settings_co]):
             n_conditions: models that differ in what is removed.
             passes: the checkpoint's keys of all passes over sequences.
             n_seqs: how many sequences each pass has; None where they differ.
-            what: the word for a condition, in the singular.
 
         Raises:
             UserError: for maps and a batch that are larger than the memory that is free.
@@ -296,7 +294,7 @@ class Session(Generic[Settings_co]):
         n_done = sum(key in self.checkpoint for key in passes)
         over = "" if n_seqs is None else f" over {_counted(n_seqs, 'sequence')}"
         done = f", {n_done:,} of them done before" if n_done else ""
-        runs = f"{_counted(n_conditions, what)} in {_counted(len(passes), 'pass', 'passes')}"
+        runs = f"{_counted(n_conditions, 'condition')} in {_counted(len(passes), 'pass', 'passes')}"
         memory = f"; about {decimal(n_bytes)} of memory above the model"
         tell(f"running {runs}{over}{done}{memory}")
 

@@ -10,10 +10,10 @@ from support.rounding import MEASURE
 from torch import Tensor
 
 from nope_probe import attribute, capture_scores, measure, row_centred
+from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import signed_root
 from nope_probe.analyses.offsets import mean_squares_by_query, offset_means
 from nope_probe.analyses.pattern_changes import kept_pattern, pattern_difference
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.maps.centred import first_visible_keys
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, shared_patterns

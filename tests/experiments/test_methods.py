@@ -54,7 +54,7 @@ RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
     ),
     "circuit": (
         circuit,
-        ["--layer", 0, "--explore", 0, "--remove", "rope", "qk", "norms", "--gain", "norm"],
+        ["--layer", 0, "--remove", "rope", "qk", "norms", "--gain", "norm"],
         [
             "from the input of block L0 to the scores of the next block",
             "To remove RoPE, all queries and keys were rotated as at position 0.",
@@ -123,7 +123,7 @@ def test_the_paragraph_states_what_the_command_line_asked_for_and_what_was_run(
 def test_a_run_that_removes_nothing_says_nothing_of_removals(
     command: ModuleType, tmp_path: Path
 ) -> None:
-    run, explore = tmp_path / "run", ["--explore", 0] if command is circuit else ["--layers", 1]
+    run, explore = tmp_path / "run", [] if command is circuit else ["--layers", 1]
     run_command(command, *SMALL, *explore, "--data", "random", "--out", run)
     paragraph = read_run(run).methods
     assert "11 sequences of 17 random tokens" in paragraph

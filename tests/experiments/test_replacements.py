@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from nope_probe.analyses.shapley import player, player_set
 from support.command_line import refused
 from support.rounding import assert_same
 from support.tiny_models import tokens
 
 from nope_probe import ablate
-from nope_probe.analyses.shapley import player, player_set
 from nope_probe.experiments.ablation.analyse import side_by_side
 from nope_probe.experiments.ablation.run import run_ablations
 from nope_probe.experiments.ablation.sections import Findings, lead

@@ -63,7 +63,6 @@ TERMS = MeanCovariance(
     covariance=interval(2),
     mean_rms=interval(3),
     covariance_rms=interval(4),
-    dimensions=interval(5),
 )
 LABELS = ("tokens", "kept")
 LABELLED = ({"tokens": "text", "kept": "mask"}, [MEASURES])
@@ -85,7 +84,7 @@ FIRST_ROWS = {
     | bounds(share=5, lost=7, alone=6, amplification=13, **SPLIT),
     "interactions": {"layer": 0, "player_set": "players", "players": "mask+w_q"}
     | bounds(share=8, **OF_SHARE),
-    "mean_covariance": {"layer": 0, "term": "mean", **bounds(share=1, rms=3, dimensions=5)},
+    "mean_covariance": {"layer": 0, "term": "mean", **bounds(share=1, rms=3)},
     "pattern": {"layer": 0, "tokens": "text", "kept": "mask"}
     | bounds(**dict.fromkeys(Measures.__dataclass_fields__, 1)),
 }

@@ -89,7 +89,8 @@ def test_a_row_is_its_lead_and_its_pattern_up_to_a_constant(
 
 def test_the_lead_is_a_mean_over_its_queries_and_multiplies_between_folds() -> None:
     one, other = shared_patterns([layer(scores(seed), ROWS["all rows"], 1) for seed in (0, 1)])
-    assert one.lead is not None and other.lead is not None
+    assert one.lead is not None
+    assert other.lead is not None
     x, y = (
         torch.stack([*leads_by_row(scores(seed), ROWS["all rows"], 1).values()], 1)
         for seed in (0, 1)
@@ -107,12 +108,14 @@ def test_sequences_in_which_no_query_sees_eight_other_keys_have_no_lead(n: int) 
     assert LayerMaps.of(maps, skip_keys=1).lead is None
     longer = torch.randn(FOLDS, 10, 10, generator=torch.Generator().manual_seed(0))
     lead = LayerMaps.of(longer, skip_keys=1).lead
-    assert lead is not None and lead.queries.tolist() == [9]
+    assert lead is not None
+    assert lead.queries.tolist() == [9]
 
 
 def test_in_a_window_only_queries_that_see_the_first_key_have_a_lead() -> None:
     lead = layer(scores(0, 17), ROWS["all rows"], 1).lead
-    assert lead is not None and lead.queries.tolist() == [*range(9, 17)]
+    assert lead is not None
+    assert lead.queries.tolist() == [*range(9, 17)]
     assert layer(scores(0, 9), ROWS["all rows"], 1).lead is None
 
 

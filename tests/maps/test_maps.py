@@ -1,8 +1,7 @@
 """Captured maps: what they say of themselves, and that saving them loses nothing."""
 
-from typing import Any
-
 from math import isnan
+from typing import Any
 
 import pytest
 import torch

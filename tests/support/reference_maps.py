@@ -46,7 +46,6 @@ def _trained(tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
         maps = capture_scores(model, tokens, n_folds=3, mean_term=True, per_head=True)
         yield f"{name}/folds", maps.folds
         yield f"{name}/mean_term", maps.mean_term
-        yield f"{name}/key_means", maps.key_means.mean(0)
         yield f"{name}/per_head", maps.per_head.mean(0)
         gains = calibrate(model, tokens)
         for remove in (
@@ -64,7 +63,6 @@ def _parameter_free(vectors: Tensor) -> Iterator[tuple[str, Tensor]]:
         model = build(parameter_free(n_layers=3, d_model=vectors.shape[-1], **options))
         maps = capture_scores(model, vectors, n_folds=3, mean_term=True)
         yield f"{name}/scores", maps.mean
-        yield f"{name}/key_means", maps.key_means.mean(0)
         yield from _stages(f"{name}/stage", model, vectors)
     with ablated(model, Ablation(remove=["w_q", "w_v"], gain="identity")):
         yield f"{name}/without w_q w_v", capture_scores(model, vectors, n_folds=3).mean

@@ -110,7 +110,6 @@ def capture_scores(
     n = len(blocks)
     return ScoreMaps(
         mean_term=_stacked((score.mean_term() for score in scores), n) if mean_term else None,
-        key_means=_stacked((score.key_means() for score in scores), n) if mean_term else None,
         per_head=_stacked((head.fold_means() for head in heads), n) if heads else None,
         visible=torch.stack([score.flags["visible"].cpu() for score in scores]),
         folds=_stacked((score.fold_means() for score in scores), n),
