@@ -19,7 +19,7 @@ from torch import Tensor
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
 from nope_probe.analyses.pattern_rows import beyond_rounding
 from nope_probe.analyses.reader import PARTS, Maps, Reader, Side, Size, Vectors
-from nope_probe.maps.centred import centred_rows
+from nope_probe.conditions import Writer
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.positions import PositionSums
@@ -138,11 +138,19 @@ def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
     return terms
 
 
-def direct_share(reader: Reader, writer: str) -> Interval:
-    """Return the share of a lead or pattern lost when queries and keys lose a writer's position."""
+def written_by(reader: Reader, writer: Writer) -> tuple[Vectors, Vectors]:
+    """Return a writer's position in queries and keys; of an attention, that of all its heads."""
+    sums = reader.sums
+    names = [name for name in sums.keys if writer in (name, Writer(name).whole)]
     query, key = (
-        reader.part(x[writer], "written") for x in (reader.sums.queries, reader.sums.keys)
+        torch.stack([x[name] for name in names]).sum(0) for x in (sums.queries, sums.keys)
     )
+    return reader.part(query, "written"), reader.part(key, "written")
+
+
+def direct_share(reader: Reader, writer: Writer) -> Interval:
+    """Return the share of a lead or pattern lost when queries and keys lose a writer's position."""
+    query, key = written_by(reader, writer)
     q, k, values = reader.sums.q, reader.sums.k, reader.values
     lost = (
         reader.products(q, key, values)
@@ -152,17 +160,14 @@ def direct_share(reader: Reader, writer: str) -> Interval:
     return share(lost, reader.square)
 
 
-def scores_without(reader: Reader, writer: str) -> Maps:
+def scores_without(reader: Reader, writer: Writer) -> Maps:
     """Return fold means of the scores, nats, of queries and keys without a writer's position.
 
     The norms' scales of every token stay as they are, and all folds lose the same vectors, as in a
     forward pass. Scores are before a soft cap; ALiBi's bias is in them.
     """
     q, k = reader.sums.q, reader.sums.k
-    query, key = (
-        pooled(reader.part(x[writer], "written").double(), reader.counts)
-        for x in (reader.sums.queries, reader.sums.keys)
-    )
+    query, key = (pooled(x.double(), reader.counts) for x in written_by(reader, writer))
 
     def products(queries: Vectors, keys: Vectors) -> Maps:
         return torch.einsum("fihd,fjhd->fij", reader.at_rows(queries), reader.turned(keys))
@@ -171,15 +176,16 @@ def scores_without(reader: Reader, writer: str) -> Maps:
 
 
 def term_maps(reader: Reader) -> dict[str, Float[Tensor, "row key_pos"]]:
-    """Return the patterns of the whole and of each term over all sequences, nats; NaN elsewhere."""
+    """Return the patterns of the whole and of each term over all sequences, nats.
+
+    The first column holds the lead of the first key; other cells are NaN.
+    """
     maps = {name: reader.mean_map(*reader.term(name)) for name in PARTS}
-    cells = reader.cells.mask
-    whole = centred_rows(pooled(reader.scores, reader.counts), cells).where(cells, torch.nan)
-    rest = whole - maps["mean"]
+    scores = {"all": pooled(reader.scores, reader.counts), **maps}
     if reader.sums.bias is not None:
-        maps["alibi"] = centred_rows(reader.sums.bias.double(), cells).where(cells, torch.nan)
-        rest = rest - maps["alibi"]
-    return {"all": whole, **maps, "covariance": rest}
+        scores["alibi"] = reader.sums.bias.double()
+    scores["covariance"] = scores["all"] - sum(scores[x] for x in ("mean", "alibi") if x in scores)
+    return {name: reader.with_lead(of_term) for name, of_term in scores.items()}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

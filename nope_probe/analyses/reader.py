@@ -243,12 +243,17 @@ class Reader:
         return rest
 
     def mean_map(self, q: Vectors, k: Vectors) -> Float[Tensor, "row key_pos"]:
-        """Return the pattern of <R_i q_i, R_j k_j> over all sequences, nats; NaN elsewhere."""
+        """Return <R_i q_i, R_j k_j> of the means over all sequences, nats."""
         left, right = (
             pooled(x.double(), self.counts).flatten(1) for x in (self.at_rows(q), self.turned(k))
         )
-        pattern = centred_rows(left @ right.T * self.sums.scale, self.cells.mask)
-        return pattern.where(self.cells.mask, torch.nan)
+        return left @ right.T * self.sums.scale
+
+    def with_lead(self, scores: Float[Tensor, "row key_pos"]) -> Float[Tensor, "row key_pos"]:
+        """Return the pattern in a map, whose first column is the lead; see `Pattern.with_lead`."""
+        pattern, blocks = self.maps.pattern, [*self.cells.where.blocks(1, PAIR_BYTES)]
+        rows = zip(scores.split([stop - start for start, stop in blocks]), blocks, strict=True)
+        return torch.cat([pattern.with_lead(of_block, start) for of_block, (start, _) in rows])
 
     def products(self, q: Vectors, k: Vectors, values: Values) -> Estimates:
         """Return <T(q, k), V> of queries, keys and the lead or pattern V of each fold."""

@@ -17,10 +17,13 @@ from nope_probe.analyses.positions import (
     direct_share,
     position_terms,
     term_maps,
+    written_by,
     written_terms,
 )
 from nope_probe.analyses.reader import Reader
+from nope_probe.conditions import Writer
 from nope_probe.experiments.tables import writer_table
+from nope_probe.maps.centred import row_centred
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import Question
 from nope_probe.maps.positions import PositionSums, ReaderSums, Turns
@@ -123,9 +126,11 @@ def test_shares_of_terms_add_up_and_those_of_writers_to_what_is_written(
             of_written = sum(sizes[name] for name in TERMS[1:])
             assert of_writers["size"].sum() == pytest.approx(of_written, abs=1e-9)
     maps = term_maps(reader)
-    kept_cells = maps["all"].isfinite()
+    finite = maps["all"].isfinite()
+    assert torch.equal(finite, reader.cells.mask | (finite & (torch.arange(N_POS) == 0)))
+    assert finite[2:, 0].all(), "the first key's lead, in the first column"
     total = sum(maps[name] for name in (*TERMS, "covariance"))
-    assert torch.allclose(total[kept_cells], maps["all"][kept_cells], atol=1e-9)
+    assert torch.allclose(total[finite], maps["all"][finite], atol=1e-9)
 
 
 Part = Callable[[torch.Tensor], torch.Tensor]
@@ -314,8 +319,11 @@ def test_strengths_of_patterns_are_squares_of_different_folds_by_brute_force(
         )
         assert_equal(term.non_relative, rms(uneven(rests[name])))
     maps, parts = term_maps(reader), ("mean", "covariance", *(["alibi"] if has_alibi else []))
-    kept = maps["all"].isfinite()
-    assert torch.equal(kept, hand.cells)
+    kept = hand.cells
+    leads = torch.stack([hand.lead(fold) for fold in with_bias])
+    weights = UNEVEN.double() / UNEVEN.sum()
+    found = maps["all"][(rows >= 9).nonzero()[:, 0], 0]
+    assert torch.allclose(found, weights @ leads, atol=1e-9)
     assert torch.allclose(sum(maps[name] for name in parts)[kept], maps["all"][kept], atol=1e-9)
     if bias is not None:
         assert torch.allclose(maps["alibi"][kept], hand.pattern(bias[rows]), atol=1e-9)
@@ -360,14 +368,15 @@ def test_writers_are_products_of_different_folds_by_brute_force(
         hand.crossed(hand.values, *pair, scores)
         for pair in ((sums.q - query, sums.k - key), (sums.q, sums.k))
     )
-    assert_equal(direct_share(reader, "MLP0"), share(uneven(whole - without), uneven(square)))
+    assert_equal(
+        direct_share(reader, Writer("MLP0")), share(uneven(whole - without), uneven(square))
+    )
 
 
 def test_without_noise_every_estimate_is_the_product_of_the_maps_themselves() -> None:
     q, k = (random_vectors(seed)[:1].expand(N_FOLDS, -1, -1, -1) for seed in (1, 2))
     reader = Reader(sums=sums_of(q, k, rope()), counts=EQUAL, skip_keys=2, kept_positions=2)
-    maps, terms = term_maps(reader), position_terms(reader)
-    kept = maps["all"].isfinite()
+    maps, terms, kept = term_maps(reader), position_terms(reader), reader.cells.mask
     whole = maps["all"][kept]
     for name in (*TERMS, "mean"):
         own = maps[name][kept]
@@ -460,10 +469,27 @@ def test_what_goes_directly_is_the_pattern_without_the_writers_vectors() -> None
         sums=sums_of(q, k, rope(), queries=queries, keys=keys), counts=EQUAL, skip_keys=1
     )
     left, right = (x - reader.part(own["MLP0"], "written") for x, own in ((q, queries), (k, keys)))
-    without, whole = reader.mean_map(left, right), reader.mean_map(q, k)
-    kept = whole.isfinite()
-    lost = 1 - (without * whole)[kept].sum() / whole[kept].square().sum()
-    assert direct_share(reader, "MLP0").value == pytest.approx(float(lost), abs=1e-9)
+    without, whole = (
+        row_centred(reader.mean_map(*pair), skip_keys=1) for pair in ((left, right), (q, k))
+    )
+    lost = 1 - (without * whole).nansum() / whole.square().nansum()
+    assert direct_share(reader, Writer("MLP0")).value == pytest.approx(float(lost), abs=1e-9)
+
+
+def test_an_attention_writes_what_its_heads_write() -> None:
+    parts = [random_vectors(seed) for seed in range(8)]
+    names = ("L0H0", "L0H1", "MLP0", "L1H0")
+    queries, keys = (
+        dict(zip(names, parts[:4], strict=True)),
+        dict(zip(names, parts[4:], strict=True)),
+    )
+    sums = sums_of(sum(queries.values()), sum(keys.values()), queries=queries, keys=keys)
+    reader = Reader(sums=sums, counts=EQUAL, skip_keys=1)
+    for writer, heads in (("ATTN0", names[:2]), ("L0H1", names[1:2]), ("MLP0", names[2:3])):
+        found = written_by(reader, Writer(writer))
+        for x, of_side in zip(found, (queries, keys), strict=True):
+            whole = sum(of_side[name] for name in heads)
+            torch.testing.assert_close(x, whole - whole.mean(1, keepdim=True))
 
 
 def test_the_norms_term_is_its_keys_before_all_queries_and_its_queries_before_the_mean_key() -> (
@@ -476,7 +502,7 @@ def test_the_norms_term_is_its_keys_before_all_queries_and_its_queries_before_th
     maps = reader.mean_map(q, of_k - of_k[:, 1:].mean(1, keepdim=True)) + reader.mean_map(
         of_q - of_q[:, 1:].mean(1, keepdim=True), k[:, 1:].mean(1, keepdim=True).expand_as(k)
     )
-    whole = reader.mean_map(q, k)
+    maps, whole = (row_centred(x, skip_keys=1) for x in (maps, reader.mean_map(q, k)))
     kept = whole.isfinite()
     share = float((maps * whole)[kept].sum() / whole[kept].square().sum())
     assert term.share.value == pytest.approx(share, abs=1e-9)
