@@ -98,6 +98,16 @@ class Writer(str):
         return self.kind if self.head is None else f"H{self.head}"
 
     @property
+    def whole(self) -> Writer:
+        """The attention that a head is a part of; any other writer itself.
+
+        Example:
+            >>> Writer("L2H11").whole, Writer("MLP2").whole
+            ('ATTN2', 'MLP2')
+        """
+        return self if self.head is None else Writer(f"ATTN{self.block}")
+
+    @property
     def is_attention(self) -> bool:
         """Whether it is a head, or the attention of a block."""
         return self.kind in ("HEAD", "ATTN")

@@ -1,7 +1,11 @@
-"""The mean queries and keys of a reader, and products of their patterns between folds.
+"""The mean queries and keys of a reader, and products of their leads and patterns between folds.
 
 Before RoPE a layer's mean query and key at a position are E q_i = q0 + dq_i and E k_j = k0 + dk_j,
 with q0 and k0 the means over positions. R_i is RoPE's rotation at position i.
+
+The lead of the first key and the pattern among the other keys are linear in a row's scores. So the
+product <T, V> of a term's lead or pattern with that of the scores, V, is the sum over cells of the
+term times a map W, and a reader answers both questions in one way.
 
 Products take the means of queries, keys and maps from different folds, so that noise does not count
 as pattern: three folds for a share, four for a mean square.
@@ -11,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -20,24 +24,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nope_probe.analyses.jackknife import Interval, share
+from nope_probe.analyses.jackknife import Interval, jackknife, rms
 from nope_probe.analyses.pattern_rows import (
     NonRelativeRows,
     beyond_rounding,
     distance_sums,
-    names_of_parts,
     relative_fit,
 )
-from nope_probe.maps.centred import KeptCells, centred_rows, first_visible_keys
+from nope_probe.maps.centred import KeptCells, centred_rows
 from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
 from nope_probe.maps.folds import pooled
+from nope_probe.maps.layers import LayerMaps, Question
 from nope_probe.maps.positions import ReaderSums
-from nope_probe.maps.rows import MapRows, one_thread
+from nope_probe.maps.rows import one_thread
 
 MIN_FOLDS = 5  # four folds are multiplied, and one is left out
 Side = Literal["key", "query"]
 Vectors = Float[Tensor, "fold pos head d_head"]
 Maps = Float[Tensor, "map row key_pos"]
+Values = Float[
+    Tensor, "map row column"
+]  # patterns, whose columns are keys; or leads, in one column
 PAIR_BYTES = 1 << 26  # maps of pairs of folds that are held at once
 PARTS: dict[str, tuple[Literal["all", "mean", "written"], Literal["all", "mean", "written"]]] = {
     "rotation": ("mean", "mean"),
@@ -49,11 +56,40 @@ PARTS: dict[str, tuple[Literal["all", "mean", "written"], Literal["all", "mean",
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Squares:
-    """Mean squares of a pattern and of its non-relative part, squared nats."""
+class Size:
+    """Estimates of how large a lead or a pattern is.
 
-    whole: Estimates
-    rest: Estimates
+    Attributes:
+        square: its mean square, squared nats.
+        mean: the mean of a lead over queries, nats; None for a pattern.
+        rest: the mean square of a pattern's non-relative part; None for a lead.
+    """
+
+    square: Estimates
+    mean: Estimates | None = None
+    rest: Estimates | None = None
+
+    @property
+    def nats(self) -> Interval:
+        """The mean of a lead, or the RMS of a pattern; 0 where the square is 0."""
+        if self.mean is None:
+            return rms(self.square)
+        return jackknife(self.mean * float(self.square.values.any()))
+
+    def less(self, part: Size, crossed: Estimates, rest_crossed: Estimates | None) -> Size:
+        """Return the size of the whole less a part.
+
+        Args:
+            part: the size of the part.
+            crossed: <part, whole>.
+            rest_crossed: the same of the non-relative parts of patterns.
+        """
+        mean = None if self.mean is None or part.mean is None else self.mean - part.mean
+        rest = None
+        if self.rest is not None and part.rest is not None and rest_crossed is not None:
+            rest = self.rest + part.rest - 2.0 * rest_crossed
+        square = self.square + part.square - 2.0 * crossed
+        return Size(square=square, mean=mean, rest=rest)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,14 +99,18 @@ class Reader:
     Attributes:
         sums: fold means of its queries and keys.
         counts: sequences per fold.
-        skip_keys: how many first positions the pattern and the means over positions leave out.
-        apart: how many first keys stand apart in shares, which then have two parts.
+        skip_keys: how many keys count as first.
+        kept_positions: how many first positions the means over positions leave out, because what is
+            written there is never taken away.
+        question: whether products and sizes are of the lead of the first key, or of the pattern
+            among the other keys.
     """
 
     sums: ReaderSums
     counts: Int[Tensor, " fold"]
     skip_keys: int = 0
-    apart: int = 0
+    kept_positions: int = 0
+    question: Question = "pattern"
 
     def __post_init__(self) -> None:
         if len(self.counts) < MIN_FOLDS:
@@ -79,9 +119,15 @@ class Reader:
                 "folds are multiplied, and intervals leave one fold out"
             )
 
+    def questions(self) -> Iterator[Reader]:
+        """Yield the reader of the lead, where queries have one, and the reader of the pattern."""
+        if self.maps.lead is not None:
+            yield replace(self, question="lead")
+        yield replace(self, question="pattern")
+
     def mean(self, x: Vectors) -> Vectors:
-        """Return the mean over the kept positions, at each position."""
-        return x[:, self.skip_keys :].mean(1, keepdim=True).expand_as(x)
+        """Return the mean over positions, at each position."""
+        return x[:, self.kept_positions :].mean(1, keepdim=True).expand_as(x)
 
     def part(self, x: Vectors, which: Literal["all", "mean", "written"]) -> Vectors:
         """Return queries or keys, their mean over positions, or their difference from it."""
@@ -119,13 +165,46 @@ class Reader:
         return fold_weights(len(self.counts), self.counts)
 
     @cached_property
+    def maps(self) -> LayerMaps:
+        """The scores as the maps of a layer."""
+        where = self.sums.query_positions
+        return LayerMaps.of(self.scores, self.counts, where, self.skip_keys)
+
+    @cached_property
     def cells(self) -> KeptCells:
         """The cells of the pattern."""
-        return self._cells_from(self.skip_keys)
+        return self.maps.pattern.cells
 
-    def _cells_from(self, first: int) -> KeptCells:
-        where = MapRows.of(self.sums.scores, self.sums.query_positions)
-        return KeptCells.of(first_visible_keys(self.sums.scores[0], where), first, where)
+    @cached_property
+    def lead_weights(self) -> Float[Tensor, "row key_pos"]:
+        """The weight of each cell in its row's lead: 1/k at k first keys, -1/n at n others."""
+        lead, others = self.maps.lead, self.cells.mask.double()
+        assert lead is not None
+        weights = -others / others.sum(1, keepdim=True).clamp_min(1)
+        weights[:, : self.skip_keys] = 1 / self.skip_keys
+        return weights * torch.isin(self.cells.query_positions, lead.queries)[:, None]
+
+    @cached_property
+    def n_values(self) -> int:
+        """How many queries have a lead, or cells a pattern: products are means over them."""
+        lead = self.maps.lead
+        return self.cells.count if self.question == "pattern" or lead is None else len(lead.queries)
+
+    def values_of(self, maps: Maps) -> Values:
+        """Return the patterns of maps, 0 outside their cells, or their leads as one column."""
+        if self.question == "pattern":
+            return centred_rows(maps, self.cells.mask)
+        weights = self.lead_weights
+        return (maps.where(weights != 0, 0.0) * weights).sum(-1, keepdim=True)
+
+    def target(self, values: Values) -> Maps:
+        """Return W, such that <T, V> is the sum over cells of T times W, for the map T of a term.
+
+        Args:
+            values: V, patterns or leads.
+        """
+        values = values / self.n_values
+        return values if self.question == "pattern" else values * self.lead_weights
 
     def at_rows(self, x: Vectors) -> Float[Tensor, "fold row head d_head"]:
         """Return the queries that have rows, as RoPE turns them."""
@@ -138,37 +217,18 @@ class Reader:
         return (self.sums.scores if bias is None else self.sums.scores + bias).double()
 
     @cached_property
-    def patterns(self) -> Float[Tensor, "fold row key_pos"]:
-        """The pattern of each fold, 0 outside the kept cells."""
-        return self.pattern_of(self.scores)
-
-    @cached_property
-    def patterns_of_others(self) -> Float[Tensor, "fold row key_pos"]:
-        """The part of each fold's pattern among the other keys, 0 at the first keys."""
-        if self.apart <= self.skip_keys:
-            return self.patterns
-        return centred_rows(self.scores, self._cells_from(self.apart).mask)
-
-    def shares(self, of_whole: Estimates, of_others: Estimates) -> dict[str, Interval]:
-        """Return the share of a term T, and what the first and the other keys bring of it.
-
-        Args:
-            of_whole: <T, V>.
-            of_others: <T, V> with the part of V among the other keys.
-        """
-        products = (of_whole, of_whole - of_others, of_others)
-        names = names_of_parts("share")
-        return {name: share(x, self.square) for name, x in zip(names, products, strict=True)}
+    def values(self) -> Float[Tensor, "fold row column"]:
+        """V, the lead or the pattern of each fold."""
+        return self.values_of(self.scores)
 
     @cached_property
     def score_square(self) -> Float[Tensor, ""]:
-        """The mean square of the scores, squared nats; patterns within rounding are 0."""
+        """The mean square of the scores, squared nats; leads and patterns within rounding are 0."""
         kept = self.scores.where(self.cells.mask, 0.0)
-        return (kept.square().sum((1, 2)) / self.cells.count).mean()
-
-    def pattern_of(self, maps: Maps) -> Maps:
-        """Return maps less each row's mean over the kept cells, 0 outside of them."""
-        return centred_rows(maps, self.cells.mask)
+        square = (kept.square().sum((1, 2)) / self.cells.count).mean()
+        if self.question == "pattern":
+            return square
+        return square + (self.values.square().sum((1, 2)) / self.n_values).mean()
 
     def non_relative(self, patterns: Maps) -> Maps:
         """Return patterns less their projection on a(i) + f(i - j), 0 outside the kept cells."""
@@ -183,33 +243,30 @@ class Reader:
         return rest
 
     def mean_map(self, q: Vectors, k: Vectors) -> Float[Tensor, "row key_pos"]:
-        """Return the pattern of <R_i q_i, R_j k_j> over all sequences, nats; NaN elsewhere."""
+        """Return <R_i q_i, R_j k_j> of the means over all sequences, nats."""
         left, right = (
             pooled(x.double(), self.counts).flatten(1) for x in (self.at_rows(q), self.turned(k))
         )
-        pattern = self.pattern_of((left @ right.T * self.sums.scale)[None])[0]
-        return pattern.where(self.cells.mask, torch.nan)
+        return left @ right.T * self.sums.scale
 
-    def products(
-        self, q: Vectors, k: Vectors, patterns: Float[Tensor, "fold row key_pos"]
-    ) -> Estimates:
-        """Return <T(q, k), V>, a mean over cells, of queries, keys and a pattern."""
+    def with_lead(self, scores: Float[Tensor, "row key_pos"]) -> Float[Tensor, "row key_pos"]:
+        """Return the pattern in a map, whose first column is the lead; see `Pattern.with_lead`."""
+        pattern, blocks = self.maps.pattern, [*self.cells.where.blocks(1, PAIR_BYTES)]
+        rows = zip(scores.split([stop - start for start, stop in blocks]), blocks, strict=True)
+        return torch.cat([pattern.with_lead(of_block, start) for of_block, (start, _) in rows])
+
+    def products(self, q: Vectors, k: Vectors, values: Values) -> Estimates:
+        """Return <T(q, k), V> of queries, keys and the lead or pattern V of each fold."""
         left, right = (x.double().flatten(2) for x in (self.at_rows(q), self.turned(k)))
-        through = torch.einsum("cij,bjx->cbix", patterns, right)
+        through = torch.einsum("cij,bjx->cbix", self.target(values), right)
         triples = torch.einsum("aix,cbix->abc", left, through)
         return self._over_triples(triples * self.sums.scale)
 
-    def readings(
-        self, side: Side, patterns: Float[Tensor, "fold row key_pos"]
-    ) -> Float[Tensor, "a c pos head d_head"]:
+    def readings(self, side: Side) -> Float[Tensor, "a c pos head d_head"]:
         """Return the gradient of <T, V> in a key (query), for every pair of other folds.
 
         Keys meet the whole queries E q_i, but queries meet only k0, so that position in both sides
         is counted once, with the keys.
-
-        Args:
-            side: keys or queries.
-            patterns: V, the pattern of each fold or its part among the other keys.
         """
         if side == "key":
             met = self.at_rows(self.part(self.sums.q, "all")).double()
@@ -217,12 +274,12 @@ class Reader:
             met = self.turned(self.mean(self.sums.k)).double()
         n_folds, _, *shape = met.shape
         readings = met.new_zeros(n_folds, n_folds, self.cells.n, *shape)
-        for fold, pattern in enumerate(patterns):
+        for fold, target in enumerate(self.target(self.values)):
             if side == "key":
-                of_fold = torch.einsum("ij,aihd->ajhd", pattern, met)
+                of_fold = torch.einsum("ij,aihd->ajhd", target, met)
             else:
                 of_fold = met.new_zeros(n_folds, self.cells.n, *shape)
-                at_rows = torch.einsum("ij,ajhd->aihd", pattern, met)
+                at_rows = torch.einsum("ij,ajhd->aihd", target, met)
                 of_fold[:, self.cells.query_positions] = at_rows
             readings[:, fold] = self.turned_back(of_fold) * self.sums.scale
         return readings
@@ -239,39 +296,66 @@ class Reader:
 
     def _over_triples(self, triples: Float[Tensor, "a b c"]) -> Estimates:
         values = torch.einsum("fabc,abc->f", _triple_weights(self.weights), triples)
-        return Estimates(values=values / self.cells.count, weights=self.weights)
+        return Estimates(values=values, weights=self.weights)
 
     @cached_property
     def square(self) -> Estimates:
         """<V, V>, squared nats; 0 within rounding."""
-        return beyond_rounding(self.pattern_squares(self.patterns).whole, self.score_square)
+        return beyond_rounding(self.size_of(self.values).square, self.score_square)
 
-    def pattern_squares(self, patterns: Float[Tensor, "fold row key_pos"]) -> Squares:
-        """Return <P, P> of patterns and of their non-relative parts, between different folds."""
-        sums = []
-        for gram in self._grams(self._blocks(patterns)):
-            products = ProductSums(gram[None, :, None])
-            sums.append(products.product(self.cells.count, self.weights))
-        return Squares(whole=sums[0], rest=sums[1])
+    def size_of(self, values: Values) -> Size:
+        """Return the size of the leads or patterns of fold maps."""
+        if self.question == "pattern":
+            squares = [self._over_folds(gram) for gram in self._grams(self._blocks(values))]
+            return Size(square=squares[0], rest=squares[1])
+        leads = values.flatten(1)
+        means = Estimates.of_means(leads.sum(1) / self.n_values, self.weights)
+        return Size(square=self._over_folds(leads @ leads.T), mean=means)
 
-    def pair_squares(self, q: Vectors, k: Vectors) -> Squares:
-        """Return <T, T> of the patterns T of <R_i q_i, R_j k_j>, and of their non-relative parts.
+    def pair_size(self, q: Vectors, k: Vectors, *, non_relative: bool = True) -> Size:
+        """Return the size of the lead or pattern of <R_i q_i, R_j k_j>.
 
-        Queries and keys come from different folds, so a product takes four different folds.
+        Queries and keys come from different folds, so a square takes four different folds.
+
+        Args:
+            q: queries.
+            k: keys.
+            non_relative: whether to measure a pattern's non-relative part.
         """
-        whole, rest = (self._over_quads(gram) for gram in self._grams(self._pair_blocks(q, k)))
-        return Squares(whole=whole, rest=rest)
-
-    def pair_square(self, q: Vectors, k: Vectors) -> Estimates:
-        """Return <T, T> as `pair_squares` does, without the non-relative parts."""
+        if self.question == "lead":
+            leads = self._pair_leads(q, k)
+            return Size(
+                square=self._over_quads(leads @ leads.T), mean=self._over_pairs(leads.sum(1))
+            )
+        if non_relative:
+            grams = self._grams(self._pair_blocks(q, k))
+            square, rest = (self._over_quads(gram) for gram in grams)
+            return Size(square=square, rest=rest)
         gram = torch.zeros(())
         for _, maps in self._pair_blocks(q, k):
             gram = gram + maps.flatten(1) @ maps.flatten(1).T
-        return self._over_quads(gram)
+        return Size(square=self._over_quads(gram))
+
+    def _over_folds(self, gram: Float[Tensor, "fold fold2"]) -> Estimates:
+        return ProductSums(gram[None, :, None]).product(self.n_values, self.weights)
+
+    def _over_pairs(self, sums: Float[Tensor, " pair"]) -> Estimates:
+        values = _pair_weights(self.weights) @ sums
+        return Estimates(values=values / self.n_values, weights=self.weights)
 
     def _over_quads(self, gram: Float[Tensor, "pair pair2"]) -> Estimates:
         values = torch.einsum("fxy,xy->f", _quad_weights(self.weights), gram)
-        return Estimates(values=values / self.cells.count, weights=self.weights)
+        return Estimates(values=values / self.n_values, weights=self.weights)
+
+    def _pair_leads(self, q: Vectors, k: Vectors) -> Float[Tensor, "pair row"]:
+        """Return the leads of <R_i q_i, R_j k_j> for all pairs of folds.
+
+        A row's lead is the product with the keys' sum, weighted as in the lead.
+        """
+        left, right = (x.double().flatten(2) for x in (self.at_rows(q), self.turned(k)))
+        met = torch.einsum("ij,fjx->fix", self.lead_weights, right) * self.sums.scale
+        first, second = _pairs(len(left)).T
+        return torch.einsum("aix,bix->abi", left, met)[first, second]
 
     def _pair_blocks(self, q: Vectors, k: Vectors) -> Iterator[tuple[slice, Maps]]:
         """Yield the patterns of <R_i q_i, R_j k_j> for all pairs of folds, by blocks of rows.
@@ -350,9 +434,15 @@ def _triple_weights(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_
     return _normalised(torch.einsum("fa,fb,fc->fabc", w, w, w) * different)
 
 
+def _pair_weights(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds pair"]:
+    first, second = _pairs(len(weights)).T
+    each = _without_each(weights)
+    return _normalised(each[:, first] * each[:, second])
+
+
 def _quad_weights(weights: Float[Tensor, " fold"]) -> Float[Tensor, "one_plus_folds pair pair2"]:
     first, second = _pairs(len(weights)).T
-    pair = _without_each(weights)[:, first] * _without_each(weights)[:, second]
+    pair = _pair_weights(weights)
     shared = torch.zeros(len(first), len(first), dtype=torch.bool)
     for one in (first, second):
         for other in (first, second):

@@ -272,9 +272,10 @@ class Engine:
         per_head: bool = False,
     ) -> PositionSums:
         """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
-        options = {"layers": layers, "writers": writers, "skip_keys": self.skip_keys}
-        tensors = self._captured(key, capture_positions, ablation, per_head=per_head, **options)
-        return self._with_skip_keys(PositionSums.from_tensors(tensors))
+        options = {"layers": layers, "writers": writers, "per_head": per_head}
+        first = {"skip_keys": self.skip_keys, "kept_positions": self._kept}
+        tensors = self._captured(key, capture_positions, ablation, **options, **first)
+        return PositionSums.from_tensors(tensors)
 
     def _with_skip_keys(self, maps: Maps) -> Maps:
         """Return captured maps with the engine's first keys apart, if it names any."""

@@ -221,27 +221,39 @@ def mean_covariance_table(
 
 
 def term_table(sums: PositionSums) -> pd.DataFrame:
-    """Return the terms of every reader (layer, and head if heads were kept), a row each."""
+    """Return the terms of the lead and of the pattern of every reader, a row each.
+
+    A reader is a layer, or a head if heads were kept.
+    """
     return pd.DataFrame(
         [
-            {**names, "term": name, **interval_columns(**vars(term))}
+            {**names, "of": asked.question, "term": name, **interval_columns(**vars(term))}
             for names, reader in readers(sums)
-            for name, term in position_terms(reader).items()
+            for asked in reader.questions()
+            for name, term in position_terms(asked).items()
         ]
     )
 
 
 def writer_table(sums: PositionSums) -> pd.DataFrame:
-    """Return what each writer brings to the written terms of every reader, a row per side.
+    """Return what each writer brings to the written terms of every lead and pattern.
 
-    All rows of a reader add up to its three written terms; see `written_terms`.
+    There is a row for each side, keys and queries. All rows of a lead or pattern add up to its three
+    written terms; see `written_terms`.
     """
     return pd.DataFrame(
         [
-            {**names, "side": side, "writer": writer, **interval_columns(**vars(written))}
+            {
+                **names,
+                "of": asked.question,
+                "side": side,
+                "writer": writer,
+                **interval_columns(**vars(written)),
+            }
             for names, reader in readers(sums)
+            for asked in reader.questions()
             for side in get_args(Side)
-            for writer, written in written_terms(reader, side).items()
+            for writer, written in written_terms(asked, side).items()
         ]
     )
 

@@ -14,6 +14,7 @@ from nope_probe.maps.rows import QueryPositions
 
 Queries = Float[Tensor, "fold pos head d_head"]
 Keys = Float[Tensor, "fold pos kv_head d_head"]
+NUMBERS = {"bos": bool, "skip_keys": int, "kept_positions": int}  # of `PositionSums`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,27 +133,24 @@ class PositionSums:
         readers: the sums of each layer, by number.
         counts: sequences per fold.
         bos: whether all sequences begin with the same token.
-        skip_keys: how many first positions patterns and means over positions leave out; captures
-            set 1 where all sequences begin with the same token, which keeps what is written there.
-        apart: how many first keys stand apart in shares; captures set 1 for tokens.
+        skip_keys: how many keys count as first; captures set 1 for tokens.
+        kept_positions: how many first positions means over positions leave out; captures set 1
+            where all sequences begin with the same token, because removals keep what is written
+            there.
     """
 
     readers: Mapping[int, ReaderSums]
     counts: Int[Tensor, " fold"]
     bos: bool = False
     skip_keys: int = 0
-    apart: int = 0
+    kept_positions: int = 0
 
     def to_tensors(self) -> State:
         """Return the sums by name, for `from_tensors`."""
         readers = tensors_of(self.readers)
         tensors = {name.replace("/turns/", "/turns."): tensor for name, tensor in readers.items()}
-        numbers = {"bos": self.bos, "skip_keys": self.skip_keys, "apart": self.apart}
-        return (
-            tensors
-            | {"counts": self.counts}
-            | {name: torch.tensor(x) for name, x in numbers.items()}
-        )
+        numbers = {name: torch.tensor(getattr(self, name)) for name in NUMBERS}
+        return tensors | {"counts": self.counts} | numbers
 
     @classmethod
     def from_tensors(cls, tensors: State) -> PositionSums:
@@ -161,9 +159,7 @@ class PositionSums:
         return cls(
             readers={layer: _reader(under(tensors, f"{layer}/")) for layer in layers},
             counts=tensors["counts"],
-            bos=bool(tensors["bos"]),
-            skip_keys=int(tensors["skip_keys"]),
-            apart=int(tensors["apart"]),
+            **{name: kind(tensors[name]) for name, kind in NUMBERS.items()},
         )
 
 

@@ -10,18 +10,22 @@ import torch
 from support.dense_patterns import estimates
 
 from nope_probe.analyses import reader as reader_module
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms, share
 from nope_probe.analyses.positions import (
     TERMS,
     clock,
     direct_share,
     position_terms,
     term_maps,
+    written_by,
     written_terms,
 )
 from nope_probe.analyses.reader import Reader
+from nope_probe.conditions import Writer
 from nope_probe.experiments.tables import writer_table
+from nope_probe.maps.centred import row_centred
 from nope_probe.maps.estimates import Estimates
+from nope_probe.maps.layers import Question
 from nope_probe.maps.positions import PositionSums, ReaderSums, Turns
 
 N_FOLDS, N_POS, N_HEADS, D_HEAD = 7, 13, 2, 6
@@ -91,26 +95,42 @@ def test_rope_on_constant_vectors_is_rotation_alone_in_closed_form() -> None:
 
 @pytest.mark.parametrize("turns", [None, rope()])
 @pytest.mark.parametrize("counts", [EQUAL, torch.tensor([3, 9, 4, 5, 5, 2, 7])])
+@pytest.mark.parametrize("kept", [0, 1])
 def test_shares_of_terms_add_up_and_those_of_writers_to_what_is_written(
-    turns: Turns | None, counts: torch.Tensor
+    turns: Turns | None, counts: torch.Tensor, kept: int
 ) -> None:
+    """The lead's terms add up too where the first position keeps what is written there."""
     parts = [random_vectors(seed) for seed in range(6)]
     queries = dict(zip(("embed", "L0H1", "MLP0"), parts[:3], strict=True))
     keys = dict(zip(("embed", "L0H1", "MLP0"), parts[3:], strict=True))
     q, k = sum(queries.values()), sum(keys.values())
     sums = sums_of(q, k, turns, noise=0.3, queries=queries, keys=keys)
-    reader = Reader(sums=sums, counts=counts, skip_keys=1)
-    shares = {name: term.share.value for name, term in position_terms(reader).items()}
-    assert sum(shares[name] for name in TERMS) == pytest.approx(shares["mean"], abs=1e-9)
-    assert shares["mean"] + shares["covariance"] == pytest.approx(shares["all"], abs=1e-9)
-    assert shares["all"] == pytest.approx(1, abs=1e-12)
-    table = writer_table(PositionSums(readers={3: sums}, counts=counts, skip_keys=1))
-    written = sum(shares[name] for name in TERMS[1:])
-    assert table["share"].sum() == pytest.approx(written, abs=1e-9)
+    reader = Reader(sums=sums, counts=counts, skip_keys=1, kept_positions=kept)
+    table = writer_table(
+        PositionSums(readers={3: sums}, counts=counts, skip_keys=1, kept_positions=kept)
+    )
+    assert [asked.question for asked in reader.questions()] == ["lead", "pattern"]
+    for asked in reader.questions():
+        terms = position_terms(asked)
+        shares = {name: term.share.value for name, term in terms.items()}
+        assert sum(shares[name] for name in TERMS) == pytest.approx(shares["mean"], abs=1e-9)
+        assert shares["mean"] + shares["covariance"] == pytest.approx(shares["all"], abs=1e-9)
+        assert shares["all"] == pytest.approx(1, abs=1e-12)
+        of_writers = table[table["of"] == asked.question]
+        written = sum(shares[name] for name in TERMS[1:])
+        assert of_writers["share"].sum() == pytest.approx(written, abs=1e-9)
+        if asked.question == "lead":
+            sizes = {name: term.size.value for name, term in terms.items()}
+            assert sum(sizes[name] for name in TERMS) == pytest.approx(sizes["mean"], abs=1e-9)
+            assert sizes["mean"] + sizes["covariance"] == pytest.approx(sizes["all"], abs=1e-9)
+            of_written = sum(sizes[name] for name in TERMS[1:])
+            assert of_writers["size"].sum() == pytest.approx(of_written, abs=1e-9)
     maps = term_maps(reader)
-    kept = maps["all"].isfinite()
+    finite = maps["all"].isfinite()
+    assert torch.equal(finite, reader.cells.mask | (finite & (torch.arange(N_POS) == 0)))
+    assert finite[2:, 0].all(), "the first key's lead, in the first column"
     total = sum(maps[name] for name in (*TERMS, "covariance"))
-    assert torch.allclose(total[kept], maps["all"][kept], atol=1e-9)
+    assert torch.allclose(total[finite], maps["all"][finite], atol=1e-9)
 
 
 Part = Callable[[torch.Tensor], torch.Tensor]
@@ -133,10 +153,13 @@ def estimates_over_folds(n_maps: int, value: Callable[..., torch.Tensor]) -> tor
 
 
 class ByHand:
-    """Patterns and their non-relative parts as vectors of cells 1 <= j < i of some rows."""
+    """Patterns and their non-relative parts as vectors of cells 1 <= j < i of some rows.
 
-    def __init__(self, rows: torch.Tensor) -> None:
-        self.rows = rows
+    Or leads, as vectors of the queries from 9 on, which have 8 other keys.
+    """
+
+    def __init__(self, rows: torch.Tensor, question: Question) -> None:
+        self.rows, self.question = rows, question
         keys = torch.arange(N_POS)
         self.cells = (keys >= 1) & (keys < rows[:, None])
         row, key = self.cells.nonzero().T
@@ -145,6 +168,13 @@ class ByHand:
         design[torch.arange(n), row] = 1
         design[torch.arange(n), len(rows) + rows[row] - key] = 1
         self.rest_of = torch.eye(n) - design @ torch.linalg.pinv(design)
+
+    def values(self, scores: torch.Tensor) -> torch.Tensor:
+        return self.lead(scores) if self.question == "lead" else self.pattern(scores)
+
+    def lead(self, scores: torch.Tensor) -> torch.Tensor:
+        queries = zip(self.rows.tolist(), scores, strict=True)
+        return torch.stack([row[0] - row[1:query].mean() for query, row in queries if query >= 9])
 
     def pattern(self, scores: torch.Tensor) -> torch.Tensor:
         rows = [row[kept] for row, kept in zip(scores, self.cells, strict=True)]
@@ -163,6 +193,13 @@ class ByHand:
         folds = range(len(UNEVEN))
         maps = {(a, b): part(self.scores(q[a], k[b])) for a, b in permutations(folds, 2)}
         return estimates_over_folds(4, lambda a, b, c, d: (maps[a, b] * maps[c, d]).mean())
+
+    def size(self, q: torch.Tensor, k: torch.Tensor) -> Interval:
+        """Return the mean lead over two different folds, or the RMS of the pattern over four."""
+        if self.question == "pattern":
+            return rms(uneven(self.square(self.pattern, q, k)))
+        leads = estimates_over_folds(2, lambda a, b: self.lead(self.scores(q[a], k[b])).mean())
+        return jackknife(uneven(leads))
 
     def crossed(
         self, part: Part, q: torch.Tensor, k: torch.Tensor, scores: torch.Tensor
@@ -188,7 +225,9 @@ def assert_equal(found: Interval, expected: Interval) -> None:
         assert getattr(found, end) == pytest.approx(getattr(expected, end), abs=1e-9, nan_ok=True)
 
 
-def noisy_reader(rows: torch.Tensor, bias: torch.Tensor | None = None) -> Reader:
+def noisy_reader(
+    rows: torch.Tensor, question: Question, bias: torch.Tensor | None = None
+) -> Reader:
     """Return a reader of five uneven folds whose q, k and scores differ between folds."""
     parts = [random_vectors(seed)[: len(UNEVEN)] for seed in range(7)]
     queries, keys = (
@@ -196,7 +235,8 @@ def noisy_reader(rows: torch.Tensor, bias: torch.Tensor | None = None) -> Reader
         for three in (parts[:3], parts[3:6])
     )
     q, k = (sum(written.values(), torch.zeros(())) for written in (queries, keys))
-    sums = sums_of(q, k, rope(), noise=9.0, queries=queries, keys=keys)
+    noise = {"lead": 1.0, "pattern": 9.0}[question]  # few queries have a lead
+    sums = sums_of(q, k, rope(), noise=noise, queries=queries, keys=keys)
     own = {
         "scores": sums.scores[:, rows],
         "bias": bias if bias is None else bias[rows],
@@ -204,26 +244,63 @@ def noisy_reader(rows: torch.Tensor, bias: torch.Tensor | None = None) -> Reader
         "first_queries": {"L0H1": parts[6]},
         "first_keys": {"L0H1": -0.4 * parts[6]},
     }
-    return Reader(sums=replace(sums, **own), counts=UNEVEN, skip_keys=1)
+    return Reader(
+        sums=replace(sums, **own),
+        counts=UNEVEN,
+        skip_keys=1,
+        kept_positions=1,
+        question=question,
+    )
 
 
+@pytest.mark.parametrize("question", ["lead", "pattern"])
 @pytest.mark.parametrize("has_alibi", [False, True])
 @pytest.mark.parametrize("rows", [torch.arange(N_POS), ROWS])
 def test_terms_are_products_of_different_folds_by_brute_force(
-    rows: torch.Tensor, has_alibi: bool
+    rows: torch.Tensor, has_alibi: bool, question: Question
 ) -> None:
     """The covariance is scores less mean term: 2, 4 and 3 folds; ALiBi is known without noise."""
     torch.manual_seed(5)
     bias = 9 * torch.randn(N_POS, N_POS, dtype=torch.float64) if has_alibi else None
-    reader, hand = noisy_reader(rows, bias), ByHand(rows)
+    reader, hand = noisy_reader(rows, question, bias), ByHand(rows, question)
     terms, scores = position_terms(reader), reader.sums.scores
     with_bias = scores if bias is None else scores + bias[rows]
-    square = hand.square_of_maps(hand.pattern, with_bias)
+    square = hand.square_of_maps(hand.values, with_bias)
+    vectors = {name: reader.term(name) for name in (*TERMS, "mean")}
+    products = {name: hand.crossed(hand.values, *of, with_bias) for name, of in vectors.items()}
+    products |= {"covariance": square - products["mean"], "all": square}
+    if bias is not None:
+        of_bias, whole = hand.values(bias[rows]), [hand.values(fold) for fold in with_bias]
+        products["alibi"] = estimates_over_folds(1, lambda a: (of_bias * whole[a]).mean())
+        products["covariance"] = products["covariance"] - products["alibi"]
+    assert {*terms} == {*products}
+    for name, term in terms.items():
+        assert_equal(term.share, share(uneven(products[name]), uneven(square)))
+        if name in vectors:
+            assert_equal(term.size, hand.size(*vectors[name]))
+    parts = ("mean", "covariance", *(["alibi"] if has_alibi else []))
+    assert sum(terms[name].share.value for name in parts) == pytest.approx(1, abs=1e-9)
+    if question == "lead":
+        assert_equal(terms["mean"].relative_r2, UNDEFINED)
+        leads = torch.stack([hand.lead(fold).mean() for fold in with_bias])
+        assert_equal(terms["all"].size, jackknife(Estimates.of_means(leads, reader.weights)))
+        sizes = sum(terms[name].size.value for name in parts)
+        assert sizes == pytest.approx(terms["all"].size.value, abs=1e-9)
+
+
+@pytest.mark.parametrize("has_alibi", [False, True])
+@pytest.mark.parametrize("rows", [torch.arange(N_POS), ROWS])
+def test_strengths_of_patterns_are_squares_of_different_folds_by_brute_force(
+    rows: torch.Tensor, has_alibi: bool
+) -> None:
+    torch.manual_seed(5)
+    bias = 9 * torch.randn(N_POS, N_POS, dtype=torch.float64) if has_alibi else None
+    reader, hand = noisy_reader(rows, "pattern", bias), ByHand(rows, "pattern")
+    terms, scores = position_terms(reader), reader.sums.scores
+    with_bias = scores if bias is None else scores + bias[rows]
     in_cells = with_bias[:, hand.cells].square().mean()
     assert float(reader.score_square) == pytest.approx(float(in_cells))
     vectors = {name: reader.term(name) for name in (*TERMS, "mean")}
-    products = {name: hand.crossed(hand.pattern, *of, with_bias) for name, of in vectors.items()}
-    products["covariance"] = square - products["mean"]
     squares, rests = (
         {name: hand.square(part, *of) for name, of in vectors.items()}
         for part in (hand.pattern, hand.rest)
@@ -232,38 +309,36 @@ def test_terms_are_products_of_different_folds_by_brute_force(
         crossed = hand.crossed(part, *vectors["mean"], scores)
         found["covariance"] = hand.square_of_maps(part, scores) + found["mean"] - 2 * crossed
         found["all"] = hand.square_of_maps(part, with_bias)
-    products["all"] = square
     if bias is not None:
-        of_bias, whole = hand.pattern(bias[rows]), [hand.pattern(fold) for fold in with_bias]
-        products["alibi"] = estimates_over_folds(1, lambda a: (of_bias * whole[a]).mean())
-        products["covariance"] = products["covariance"] - products["alibi"]
-        squares["alibi"] = of_bias.square().mean().expand(1 + len(UNEVEN))
-        rests["alibi"] = hand.rest(bias[rows]).square().mean().expand(1 + len(UNEVEN))
-    assert {*terms} == {*products}
+        for found, part in ((squares, hand.pattern), (rests, hand.rest)):
+            found["alibi"] = part(bias[rows]).square().mean().expand(1 + len(UNEVEN))
     for name, term in terms.items():
-        assert_equal(term.rms, rms(uneven(squares[name])))
-        assert_equal(term.share, share(uneven(products[name]), uneven(square)))
+        assert_equal(term.size, rms(uneven(squares[name])))
         assert_equal(
             term.relative_r2, share(uneven(squares[name] - rests[name]), uneven(squares[name]))
         )
         assert_equal(term.non_relative, rms(uneven(rests[name])))
-    parts = ("mean", "covariance", *(["alibi"] if has_alibi else []))
-    assert sum(terms[name].share.value for name in parts) == pytest.approx(1, abs=1e-9)
-    maps = term_maps(reader)
-    kept = maps["all"].isfinite()
-    assert torch.equal(kept, hand.cells)
+    maps, parts = term_maps(reader), ("mean", "covariance", *(["alibi"] if has_alibi else []))
+    kept = hand.cells
+    leads = torch.stack([hand.lead(fold) for fold in with_bias])
+    weights = UNEVEN.double() / UNEVEN.sum()
+    found = maps["all"][(rows >= 9).nonzero()[:, 0], 0]
+    assert torch.allclose(found, weights @ leads, atol=1e-9)
     assert torch.allclose(sum(maps[name] for name in parts)[kept], maps["all"][kept], atol=1e-9)
     if bias is not None:
         assert torch.allclose(maps["alibi"][kept], hand.pattern(bias[rows]), atol=1e-9)
 
 
+@pytest.mark.parametrize("question", ["lead", "pattern"])
 @pytest.mark.parametrize("rows", [torch.arange(N_POS), ROWS])
-def test_writers_are_products_of_different_folds_by_brute_force(rows: torch.Tensor) -> None:
+def test_writers_are_products_of_different_folds_by_brute_force(
+    rows: torch.Tensor, question: Question
+) -> None:
     """The key side meets whole queries, the query side the keys' mean over positions."""
     torch.manual_seed(5)
-    reader, hand = noisy_reader(rows), ByHand(rows)
+    reader, hand = noisy_reader(rows, question), ByHand(rows, question)
     sums, scores = reader.sums, reader.sums.scores
-    square = hand.square_of_maps(hand.pattern, scores)
+    square = hand.square_of_maps(hand.values, scores)
 
     def about_mean(x: torch.Tensor) -> torch.Tensor:
         return x - x[:, 1:].mean(1, keepdim=True)
@@ -278,69 +353,80 @@ def test_writers_are_products_of_different_folds_by_brute_force(rows: torch.Tens
         for writer, term in terms.items():
             x = about_mean(written[writer])
             pair = (sums.q, x) if side == "key" else (x, mean_key)
-            product = hand.crossed(hand.pattern, *pair, scores)
+            product = hand.crossed(hand.values, *pair, scores)
             assert_equal(term.share, share(uneven(product), uneven(square)))
-            assert_equal(term.rms, rms(uneven(hand.square(hand.pattern, *pair))))
+            assert_equal(term.size, hand.size(*pair))
             if writer not in first:
                 assert_equal(term.first_key, UNDEFINED)
                 continue
             x = about_mean(first[writer])
             pair = (sums.q, x) if side == "key" else (x, mean_key)
-            product = hand.crossed(hand.pattern, *pair, scores)
+            product = hand.crossed(hand.values, *pair, scores)
             assert_equal(term.first_key, share(uneven(product), uneven(square)))
     query, key = (about_mean(x["MLP0"]) for x in (sums.queries, sums.keys))
     without, whole = (
-        hand.crossed(hand.pattern, *pair, scores)
+        hand.crossed(hand.values, *pair, scores)
         for pair in ((sums.q - query, sums.k - key), (sums.q, sums.k))
     )
-    assert_equal(direct_share(reader, "MLP0"), share(uneven(whole - without), uneven(square)))
+    assert_equal(
+        direct_share(reader, Writer("MLP0")), share(uneven(whole - without), uneven(square))
+    )
 
 
 def test_without_noise_every_estimate_is_the_product_of_the_maps_themselves() -> None:
     q, k = (random_vectors(seed)[:1].expand(N_FOLDS, -1, -1, -1) for seed in (1, 2))
-    reader = Reader(sums=sums_of(q, k, rope()), counts=EQUAL, skip_keys=2)
-    maps, terms = term_maps(reader), position_terms(reader)
-    kept = maps["all"].isfinite()
+    reader = Reader(sums=sums_of(q, k, rope()), counts=EQUAL, skip_keys=2, kept_positions=2)
+    maps, terms, kept = term_maps(reader), position_terms(reader), reader.cells.mask
     whole = maps["all"][kept]
     for name in (*TERMS, "mean"):
         own = maps[name][kept]
-        assert terms[name].rms.value == pytest.approx(float(own.square().mean().sqrt()), rel=1e-9)
+        assert terms[name].size.value == pytest.approx(float(own.square().mean().sqrt()), rel=1e-9)
         share = float((own * whole).sum() / whole.square().sum())
         assert terms[name].share.value == pytest.approx(share, abs=1e-9)
 
 
-@pytest.mark.parametrize("skip_keys", [0, 1])
-def test_shares_of_terms_and_writers_split_into_those_of_the_first_and_of_the_other_keys(
-    skip_keys: int,
-) -> None:
-    """The part among the other keys is the pattern of the scores of these keys alone."""
-    parts = [random_vectors(seed)[:1].expand(N_FOLDS, -1, -1, -1) for seed in range(4)]
-    queries, keys = (
-        dict(zip(("embed", "MLP0"), pair, strict=True)) for pair in (parts[:2], parts[2:])
-    )
-    sums = sums_of(sum(queries.values()), sum(keys.values()), rope(), queries=queries, keys=keys)
-    reader = Reader(sums=sums, counts=EQUAL, skip_keys=skip_keys, apart=3)
-    maps, terms = term_maps(reader), position_terms(reader)
-    kept = maps["all"].isfinite()
-    others = kept & (torch.arange(N_POS) >= 3)
+def test_without_noise_a_leads_terms_are_those_of_each_querys_scores() -> None:
+    """The first two keys count as first; queries from 10 on see 8 other keys."""
+    q, k = (random_vectors(seed)[:1].expand(N_FOLDS, -1, -1, -1) for seed in (1, 2))
+    sums = sums_of(q, k, rope())
+    lead = Reader(sums=sums, counts=EQUAL, skip_keys=2, kept_positions=1, question="lead")
+    whole, terms = lead_by_loops(q[0], k[0]), position_terms(lead)
+    for name in (*TERMS, "mean"):
+        own = lead_by_loops(*(x[0] for x in lead.term(name)))
+        assert terms[name].size.value == pytest.approx(float(own.mean()), rel=1e-9)
+        share = float((own * whole).sum() / whole.square().sum())
+        assert terms[name].share.value == pytest.approx(share, abs=1e-9)
 
-    def among_others(pattern: torch.Tensor) -> torch.Tensor:
-        n_keys = others.sum(-1, keepdim=True).clamp_min(1)
-        mean = (pattern.nan_to_num() * others).sum(-1, keepdim=True) / n_keys
-        return (pattern.nan_to_num() - mean) * others
 
-    square = maps["all"][kept].square().sum()
-    for name in ("all", "mean", *TERMS):
-        whole = (maps[name] * maps["all"])[kept].sum() / square
-        of_others = (among_others(maps[name]) * among_others(maps["all"])).sum() / square
-        assert terms[name].share_others.value == pytest.approx(float(of_others), abs=1e-9)
-        assert terms[name].share_first.value == pytest.approx(float(whole - of_others), abs=1e-9)
-    table = writer_table(
-        PositionSums(readers={3: sums}, counts=EQUAL, skip_keys=skip_keys, apart=3)
+def lead_by_loops(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    left, right = (rope().turned(x).flatten(1) for x in (q, k))
+    leads = []
+    for query in range(10, N_POS):
+        scores = [0.5 * float(left[query] @ right[key]) for key in range(query)]
+        others = sum(scores[2:]) / (query - 2)
+        leads.append((scores[0] + scores[1]) / 2 - others)
+    return torch.tensor(leads, dtype=torch.float64)
+
+
+def test_queries_whose_window_hides_the_first_key_have_no_lead() -> None:
+    q, k = (random_vectors(seed) for seed in (1, 2))
+    sums, position = sums_of(q, k, rope()), torch.arange(N_POS)
+    hidden = position[:, None] - position >= 11
+    windowed = replace(sums, scores=sums.scores.masked_fill(hidden, torch.nan))
+    asked = [*Reader(sums=windowed, counts=EQUAL, skip_keys=1).questions()]
+    assert asked[0].question == "lead"
+    assert asked[0].n_values == 2, "queries 9 and 10"
+    leads = (windowed.scores[:, 9:11, 0] - torch.stack(
+        [windowed.scores[:, query, 1:query].mean(-1) for query in (9, 10)], -1
+    ))  # fmt: skip
+    assert position_terms(asked[0])["all"].size.value == pytest.approx(float(leads.mean()))
+    narrow = replace(
+        sums, scores=sums.scores.masked_fill(position[:, None] - position >= 5, torch.nan)
     )
-    for column in ("share", "share_first", "share_others"):
-        written = sum(getattr(terms[name], column).value for name in TERMS[1:])
-        assert table[column].sum() == pytest.approx(written, abs=1e-9)
+    [only] = Reader(sums=narrow, counts=EQUAL, skip_keys=1).questions()
+    assert only.question == "pattern"
+    [of_vectors] = Reader(sums=sums, counts=EQUAL).questions()
+    assert of_vectors.question == "pattern", "no vector is first"
 
 
 @pytest.mark.parametrize("n_bytes", [1, 1 << 20])
@@ -356,7 +442,7 @@ def test_squares_of_chosen_rows_are_products_of_the_maps_of_four_different_folds
     scores = sums.scores[:, queries].masked_fill(hidden, torch.nan)
     sums = replace(sums, scores=scores, query_positions=queries)
     counts = torch.tensor([3, 5, 2, 7, 4])
-    reader = Reader(sums=sums, counts=counts, skip_keys=1)
+    reader = Reader(sums=sums, counts=counts, skip_keys=1, kept_positions=1)
     left, right = (rope().turned(x) for x in (q, k))
     cells = (key < queries[:, None]) & (key >= 1) & ~hidden
     maps = 0.5 * torch.einsum("aihd,bjhd->abij", left[:, queries], right)
@@ -367,9 +453,10 @@ def test_squares_of_chosen_rows_are_products_of_the_maps_of_four_different_folds
         shares = float(counts[[a, b, c, d]].prod())
         square += shares * float((maps[a, b] * maps[c, d]).sum() / cells.sum())
         weight += shares
-    squares = reader.pair_squares(q, k)
-    assert float(squares.whole.values[0]) == pytest.approx(square / weight, rel=1e-9)
-    torch.testing.assert_close(reader.pair_square(q, k).values, squares.whole.values)
+    size = reader.pair_size(q, k)
+    assert float(size.square.values[0]) == pytest.approx(square / weight, rel=1e-9)
+    alone = reader.pair_size(q, k, non_relative=False)
+    torch.testing.assert_close(alone.square.values, size.square.values)
 
 
 def test_what_goes_directly_is_the_pattern_without_the_writers_vectors() -> None:
@@ -382,10 +469,27 @@ def test_what_goes_directly_is_the_pattern_without_the_writers_vectors() -> None
         sums=sums_of(q, k, rope(), queries=queries, keys=keys), counts=EQUAL, skip_keys=1
     )
     left, right = (x - reader.part(own["MLP0"], "written") for x, own in ((q, queries), (k, keys)))
-    without, whole = reader.mean_map(left, right), reader.mean_map(q, k)
-    kept = whole.isfinite()
-    lost = 1 - (without * whole)[kept].sum() / whole[kept].square().sum()
-    assert direct_share(reader, "MLP0").value == pytest.approx(float(lost), abs=1e-9)
+    without, whole = (
+        row_centred(reader.mean_map(*pair), skip_keys=1) for pair in ((left, right), (q, k))
+    )
+    lost = 1 - (without * whole).nansum() / whole.square().nansum()
+    assert direct_share(reader, Writer("MLP0")).value == pytest.approx(float(lost), abs=1e-9)
+
+
+def test_an_attention_writes_what_its_heads_write() -> None:
+    parts = [random_vectors(seed) for seed in range(8)]
+    names = ("L0H0", "L0H1", "MLP0", "L1H0")
+    queries, keys = (
+        dict(zip(names, parts[:4], strict=True)),
+        dict(zip(names, parts[4:], strict=True)),
+    )
+    sums = sums_of(sum(queries.values()), sum(keys.values()), queries=queries, keys=keys)
+    reader = Reader(sums=sums, counts=EQUAL, skip_keys=1)
+    for writer, heads in (("ATTN0", names[:2]), ("L0H1", names[1:2]), ("MLP0", names[2:3])):
+        found = written_by(reader, Writer(writer))
+        for x, of_side in zip(found, (queries, keys), strict=True):
+            whole = sum(of_side[name] for name in heads)
+            torch.testing.assert_close(x, whole - whole.mean(1, keepdim=True))
 
 
 def test_the_norms_term_is_its_keys_before_all_queries_and_its_queries_before_the_mean_key() -> (
@@ -393,16 +497,16 @@ def test_the_norms_term_is_its_keys_before_all_queries_and_its_queries_before_th
 ):
     q, k, of_q, of_k = (random_vectors(s)[:1].expand(N_FOLDS, -1, -1, -1) for s in range(4))
     sums = replace(sums_of(q, k, rope()), norm_queries=of_q, norm_keys=of_k)
-    reader = Reader(sums=sums, counts=EQUAL, skip_keys=1)
+    reader = Reader(sums=sums, counts=EQUAL, skip_keys=1, kept_positions=1)
     term = position_terms(reader)["norm"]
     maps = reader.mean_map(q, of_k - of_k[:, 1:].mean(1, keepdim=True)) + reader.mean_map(
         of_q - of_q[:, 1:].mean(1, keepdim=True), k[:, 1:].mean(1, keepdim=True).expand_as(k)
     )
-    whole = reader.mean_map(q, k)
+    maps, whole = (row_centred(x, skip_keys=1) for x in (maps, reader.mean_map(q, k)))
     kept = whole.isfinite()
     share = float((maps * whole)[kept].sum() / whole[kept].square().sum())
     assert term.share.value == pytest.approx(share, abs=1e-9)
-    assert term.rms.value == pytest.approx(float(maps[kept].square().mean().sqrt()), rel=1e-9)
+    assert term.size.value == pytest.approx(float(maps[kept].square().mean().sqrt()), rel=1e-9)
     assert "norm" not in position_terms(replace(reader, sums=sums_of(q, k, rope())))
 
 
@@ -429,7 +533,7 @@ def test_intervals_cover_the_truth_in_95_of_100_studies_and_noise_writes_nothing
             scale=0.5,
         )
         reader = Reader(sums=sums, counts=EQUAL)
-        readings = reader.readings("key", reader.patterns)
+        readings = reader.readings("key")
         for writer, truth in (("L0H0", 1.0), ("MLP0", 0.0)):
             from nope_probe.analyses.jackknife import share
 

@@ -124,7 +124,7 @@ def captured_terms(
         UserError: for a model whose queries and keys are no sums over writers.
     """
     layer, number = head
-    options: dict[str, Any] = {"layers": [layer], "per_head": True, "skip_keys": kept}
+    options: dict[str, Any] = {"layers": [layer], "per_head": True, "kept_positions": kept}
     whole = replace(engine, n_folds=1, documents=None)
     try:
         others = whole.by_fold(capture_positions, stream, **options)

@@ -68,6 +68,7 @@ def capture_positions(
     documents: Int[Tensor, " seq"] | None = None,
     query_rows: int | None = None,
     skip_keys: int | None = None,
+    kept_positions: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> PositionSums:
     """Average the queries and keys of some layers at each position, and each writer's part of them.
@@ -85,7 +86,8 @@ def capture_positions(
             sequences (documents) if these are fewer.
         documents: the document of each sequence, whose sequences go to one fold.
         query_rows: how many rows the maps of scores have; see `capture_scores`.
-        skip_keys: how many first positions means over positions leave out; by default 1 if all
+        skip_keys: how many keys count as first; by default 1 for tokens, 0 for vectors.
+        kept_positions: how many first positions means over positions leave out; by default 1 if all
             sequences begin with the same token, else 0.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
@@ -107,9 +109,9 @@ def capture_positions(
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     readers = sorted(numbered_layers(model, layers), key=lambda layer: layer.index)
     fold_of = folds_of(len(inputs), n_folds, documents)
-    skip = int(begins_alike(inputs)) if skip_keys is None else skip_keys
+    kept = int(begins_alike(inputs)) if kept_positions is None else kept_positions
     queries = chosen_rows(inputs.shape[1], query_rows)
-    cut = Cut(counts=fold_of.bincount(), queries=queries, skip_keys=skip)
+    cut = Cut(counts=fold_of.bincount(), queries=queries, skip_keys=kept)
     first: list[FirstKeyAccumulator] = []
     if writers == "none":
         accumulators = [MeansAccumulator(model, layer, cut, per_head) for layer in readers]
@@ -128,8 +130,8 @@ def capture_positions(
         readers={accumulator.layer.index: accumulator.sums() for accumulator in accumulators},
         counts=cut.counts,
         bos=begins_alike(inputs),
-        skip_keys=skip,
-        apart=max(skip, first_keys_of(inputs)),
+        skip_keys=first_keys_of(inputs) if skip_keys is None else skip_keys,
+        kept_positions=kept,
     )
 
 
