@@ -231,7 +231,3 @@ def _equations(n_rows: tuple[int, ...]) -> _Equations:
     return _Equations(
         group=group, sizes=sizes, n_rows=counts, factor=torch.linalg.cholesky(equations)
     )
-
-
-def names_of_parts(name: str) -> tuple[str, str, str]:
-    return name, f"{name}_first", f"{name}_others"

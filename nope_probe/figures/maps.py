@@ -37,7 +37,7 @@ from nope_probe.figures.panels import (
     heat_map,
     panel_groups,
     place_squares,
-    pool,
+    pool_with_leads,
 )
 from nope_probe.figures.style import (
     DIVERGING,
@@ -178,16 +178,18 @@ def term_maps(
 ) -> go.Figure:
     """Draw terms of a pattern side by side, on one zero-centred scale, with a layer slider.
 
-    A layer whose first term does not exceed its noise is drawn on the scale of the strongest layer.
+    The first key's lead is a column of its own: in the first column of each map, divided so that
+    the largest lead has the colour of the largest cell. The colour bar names the divisor. A layer
+    whose first term does not exceed its noise is drawn on the scale of the strongest layer.
 
     Args:
-        terms: maps by name (sources, players, mean and covariance terms, `all`), nats, of one
-            shape; pooled or not; of chosen queries' rows, as `RowMaps`.
+        terms: maps by name (sources, mean and covariance terms, `intact`), nats, of one shape;
+            pooled or not; of chosen queries' rows, as `RowMaps`.
         title: the figure's title.
         layer: the number of the layer that the slider shows first; the first by default.
         layers: the layers' numbers; by default those of captured maps, else from 0.
         max_positions: larger maps are pooled to this many positions.
-        skip_keys: first keys that the colour limits leave out, as in `score_maps`.
+        skip_keys: how many keys count as first: their columns hold the lead.
         noise: each layer's standard error of a cell; colours span at least three standard errors,
             so that noise is pale.
         flat: by term, the numbers of the layers in which the term does not exceed its noise; the
@@ -201,12 +203,12 @@ def term_maps(
         >>> len(figures.term_maps(maps, title="Sources").data)
         6
     """
-    pooled = [_pooled(maps, max_positions) for maps in terms.values()]
+    pooled = [
+        _pooled(maps, max_positions, keys_left_out(maps, skip_keys)) for maps in terms.values()
+    ]
     by_layer = np.stack([maps.values for maps in pooled], axis=1)
-    first = max(keys_left_out(maps, skip_keys) for maps in terms.values())
-    shown = by_layer[..., -(-first // pooled[0].block) :]
-    floors = [max(NOISE_NATS, PALE * error) for error in noise or [0.0] * len(shown)]
-    tops = [symmetric(values, floor) for values, floor in zip(shown, floors, strict=True)]
+    floors = [max(NOISE_NATS, PALE * error) for error in noise or [0.0] * len(by_layer)]
+    tops = [symmetric(values, floor) for values, floor in zip(by_layer, floors, strict=True)]
     numbers = _numbers(next(iter(terms.values())), layers, len(tops))
     flat = flat or {}
     flat_first = flat.get(next(iter(terms)), ())
@@ -226,16 +228,20 @@ def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Seque
     return [int(layer) for layer in known]
 
 
-def _pooled(maps: Layers | ScoreMaps | RowMaps | Pooled, max_positions: int) -> Pooled:
+def _pooled(
+    maps: Layers | ScoreMaps | RowMaps | Pooled, max_positions: int, skip_keys: int = 0
+) -> Pooled:
     """Return pooled maps of layers; for captured or simulated maps, of their mean."""
     if isinstance(maps, Pooled):
         return maps
     if isinstance(maps, RowMaps):
-        return pool(maps, max_positions)
+        return pool_with_leads(maps, max_positions, skip_keys)
     if hasattr(maps, "query_positions"):
         queries = maps.query_positions.numpy()
-        return pool(RowMaps(values=np.asarray(maps.mean), queries=queries), max_positions)
-    return pool(np.asarray(maps.mean if hasattr(maps, "folds") else maps), max_positions)
+        rows = RowMaps(values=np.asarray(maps.mean), queries=queries)
+        return pool_with_leads(rows, max_positions, skip_keys)
+    cells = np.asarray(maps.mean if hasattr(maps, "folds") else maps)
+    return pool_with_leads(RowMaps(values=cells), max_positions, skip_keys)
 
 
 def _layered(
@@ -254,6 +260,7 @@ def _layered(
     The maps stand side by side, on a phone two in a row; every layer has its own titles.
     """
     n, first = len(pooled), 0 if layer is None else layers.index(layer)
+    divisors = [_divisor(pooled, place, limits[place]) for place in range(len(layers))]
     traces = [
         heat_map(
             maps.values[place],
@@ -262,13 +269,17 @@ def _layered(
             name=name or f"L{number}",
             coloraxis="coloraxis",
             visible=place == first,
+            leads=None if maps.leads is None else maps.leads[place],
+            divisor=divisors[place],
         )
         for place, number in enumerate(layers)
         for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
     ]
+    has_leads = any(maps.leads is not None for maps in pooled)
+    units = [f"nats; first key ÷ {x:.2g}" if has_leads else "nats" for x in divisors]
 
     def bar(grid: Grid) -> Layout:
-        below = colour_bar("nats", (0.35, 0.65), -(BAR_DROP + AXES) / grid.inner(n))
+        below = colour_bar(units[first], (0.35, 0.65), -(BAR_DROP + AXES) / grid.inner(n))
         return {"coloraxis.colorbar": {**below, "nticks": 6}}
 
     layout = place_squares(
@@ -280,9 +291,20 @@ def _layered(
         bars=bar,
     )
     layout["coloraxis"] |= {"colorscale": colours, **colour_limits(limits[first])}
-    texts = [{f"annotations[{i}].text": t for i, t in enumerate(of_layer)} for of_layer in titles]
+    texts: list[Layout] = [
+        {f"annotations[{i}].text": t for i, t in enumerate(of_layer)}
+        | ({"coloraxis.colorbar.title.text": unit} if has_leads else {})
+        for of_layer, unit in zip(titles, units, strict=True)
+    ]
     add_slider(layout, layers, n, first, limits, texts)
     return go.Figure(traces, layout)
+
+
+def _divisor(pooled: Sequence[Pooled], place: int, limits: Float[np.ndarray, " 2"]) -> float:
+    """Return what a layer's leads are divided by: the largest gets the strongest colour."""
+    leads = [np.abs(maps.leads[place]) for maps in pooled if maps.leads is not None]
+    largest = max((float(np.nanmax(x)) for x in leads if np.isfinite(x).any()), default=0.0)
+    return max(largest / float(limits[1]), 1.0)
 
 
 def unfold_layers(figure: go.Figure) -> go.Figure:
@@ -307,13 +329,19 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
     for index, trace in enumerate(figure.data):
         place = index // n_terms
         name, (low, high) = labels[place], scales[place]
+        cells = np.asarray(trace.z)
+        leads = None if trace.x is None else cells[:, 0]
+        if leads is not None:
+            n_blank = len(cells) - cells.shape[1] + 2  # the first keys' own cells
+            cells = np.hstack([np.full((len(cells), n_blank), np.nan), cells[:, 2:]])
         panel = Panel(
             name=f"{name}, {trace.name}" if n_terms > 1 else name,
-            values=np.asarray(trace.z),
+            values=cells,
             low=low,
             high=high,
             diverging=figure.layout.coloraxis.colorscale == tuple(DIVERGING),
-            positions=round(trace.dx * len(trace.z)),
+            positions=round(trace.dy * len(trace.z)),
+            leads=leads,
         )
         groups[place].append(panel)
     return panel_groups(groups, title=figure.layout.title.text or "")

@@ -36,6 +36,7 @@ WIDTH, GAP = 1050, 0.025
 ACROSS = 6  # maps in a row of a wide screen
 BAR_DROP, BAR = 30, 58  # from a map to its colour bar, and the bar's own height, px
 AXES = 24  # the axes' ticks and title below the last row, px
+LEAD_WIDTH, LEAD_GAP = 0.05, 0.02  # of a map: the column of the first key's lead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ class Panel:
         diverging: whether colours centre on zero: `low` is then `-high`.
         positions: how many positions it spans, if not one per cell.
         query_positions: the queries of its rows, if some queries have none.
+        leads: the first key's lead in each row, in the colours of the map, if it is drawn.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Panel:
     diverging: bool = False
     positions: int | None = None
     query_positions: Int[np.ndarray, " row"] | None = None
+    leads: Float[np.ndarray, " row"] | None = None
 
     @property
     def scale(self) -> tuple[float, float, str, bool]:
@@ -104,7 +107,13 @@ def panel_groups(
         value = f"%{{z:.3g}} {panel.unit}"
         traces.append(
             heat_map(
-                small.values[0], span, index, name=panel.name, coloraxis=coloraxis, value=value
+                small.values[0],
+                span,
+                index,
+                name=panel.name,
+                coloraxis=coloraxis,
+                value=value,
+                leads=panel.leads,
             )
         )
     return go.Figure(traces, layout)
@@ -120,8 +129,12 @@ def heat_map(
     value: str = "%{z:.3g} nats",
     label: str = "",
     visible: bool | None = None,
+    leads: Float[np.ndarray, " query_pos"] | None = None,
+    divisor: float = 1.0,
 ) -> Trace:
     """Return a map as a plotly heat map; cells without a number stay blank.
+
+    The first key's lead is a column of its own, set apart by a gap.
 
     Args:
         values: its cells.
@@ -132,14 +145,27 @@ def heat_map(
         value: the hover text about a cell's number.
         label: the title of the hover text; the name by default.
         visible: whether the map is shown before any use of a control.
+        leads: the first key's lead in each row; None where no key is first.
+        divisor: what leads are divided by, to be drawn in the colours of the map.
     """
     start, about = (span - 1) / 2, "≈ " if span > 1 else ""
     of = f", mean of {span:.2g} × {span:.2g}" if span > 1 else ""
+    columns: Trace = {"z": values, "x0": start, "dx": span}
+    if leads is not None:
+        n_rows, n_keys = values.shape
+        gap, wide = span * n_keys * LEAD_GAP, span * n_keys * LEAD_WIDTH
+        edges = span * np.arange(n_keys + 1) - 0.5
+        first = max(0, int(np.isnan(values).all(0).argmin()))  # the first keys' cells are blank
+        column, blank = leads[:, None], np.full((n_rows, 1), np.nan)
+        columns = {
+            "z": np.hstack([column / divisor, blank, values[:, first:]]),
+            "x": np.hstack([edges[first] - gap - wide, edges[first] - gap, edges[first:]]),
+            "customdata": np.hstack([column, blank, values[:, first:]]),
+        }
+        value = value.replace("%{z", "%{customdata")
     return {
         "type": "heatmap",
-        "z": values,
-        "x0": start,
-        "dx": span,
+        **columns,
         "y0": start,
         "dy": span,
         **on(panel),
@@ -238,10 +264,13 @@ class Pooled:
     Attributes:
         values: nats (or the maps' own unit); NaN where a block holds no number.
         block: positions per block and axis; 1 if nothing was pooled.
+        leads: the first key's lead in each row, nats; the keys that count as first then have no
+            cells. None where no key is first.
     """
 
     values: Float[np.ndarray, "layer query_block key_block"]
     block: int
+    leads: Float[np.ndarray, "layer query_block"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -255,6 +284,23 @@ class RowMaps:
 
     values: Float[np.ndarray, "*map row key_pos"]
     queries: Int[np.ndarray, " row"] | None = None
+
+
+def pool_with_leads(maps: RowMaps, max_positions: int, skip_keys: int) -> Pooled:
+    """Return pooled patterns whose first column holds the first key's lead; see `pool`.
+
+    Args:
+        maps: patterns, nats.
+        max_positions: how many cells an axis has at most.
+        skip_keys: how many keys count as first; without any, patterns have no lead.
+    """
+    if not skip_keys:
+        return pool(maps, max_positions)
+    leads, patterns = maps.values[..., :skip_keys].mean(-1), maps.values.copy()
+    patterns[..., :skip_keys] = np.nan
+    spread = replace(maps, values=np.repeat(leads[..., None], maps.values.shape[-1], -1))
+    of_leads = pool(spread, max_positions).values[..., 0]
+    return replace(pool(replace(maps, values=patterns), max_positions), leads=of_leads)
 
 
 def pool(maps: Float[np.ndarray, "layer row key_pos"] | RowMaps, max_positions: int) -> Pooled:

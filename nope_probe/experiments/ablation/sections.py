@@ -31,7 +31,7 @@ from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import TABLE, phrase
-from nope_probe.figures.panels import Pooled, RowMaps, pool
+from nope_probe.figures.panels import Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, explorer_section, positions
@@ -100,8 +100,13 @@ class Findings:
         """Return a map with as many positions as the page has room for."""
         n_drawn = sum(len(keys) + 1 for keys in self.names.values())
         cells = np.asarray(self.maps[key])
-        maps = RowMaps(values=cells, queries=self.query_positions)
-        return pool(maps, positions(n_drawn, len(cells)))
+        maps, size = (
+            RowMaps(values=cells, queries=self.query_positions),
+            positions(n_drawn, len(cells)),
+        )
+        if key.startswith("score"):
+            return pool(maps, size)
+        return pool_with_leads(maps, size, self.manifest["skip_keys"])
 
     def drawn(self, maps: Mapping[str, Pooled], **about: Any) -> go.Figure:
         """Draw maps of all layers, the shown layer first; see `term_maps`."""
