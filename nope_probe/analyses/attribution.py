@@ -195,7 +195,7 @@ def attribution_of(gram: ContrastGram[Condition], sources: Sequence[Component]) 
 def removals_in(conditions: Iterable[Condition], sources: Sequence[str]) -> list[Condition]:
     """Return the conditions that have a loss, in order.
 
-    Several sources together, and conditions that remove all sources as well, only complete others.
+    Conditions that remove all of several sources only complete others: all is lost without them.
 
     Example:
         >>> conditions = map(Condition.parse, ((), "mask", "rope", ("mask", "rope"), "w_q",
@@ -206,7 +206,7 @@ def removals_in(conditions: Iterable[Condition], sources: Sequence[str]) -> list
     return [
         removed
         for removed in conditions
-        if len(removed) == 1 or not (removed <= {*sources} or removed >= {*sources})
+        if len(removed) == 1 or (removed and not removed >= {*sources})
     ]
 
 

@@ -327,9 +327,15 @@ def above_noise(
 def strongest(
     rows: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS, amplitude: str = "amplitude"
 ) -> pd.Series | None:
-    """Return the row with the largest amplitude, if any exceeds the noise; see `above_noise`."""
+    """Return the row with the largest lead and pattern together, if a pattern exceeds the noise.
+
+    See `above_noise`. Rows without a lead are compared by their patterns.
+    """
     above = rows[above_noise(rows, fold_sizes, amplitude)]
-    return None if above.empty else above.sort_values(amplitude).iloc[-1]
+    if above.empty:
+        return None
+    sizes = above[amplitude] + (above["lead"].abs().fillna(0.0) if "lead" in above else 0.0)
+    return above.loc[sizes.idxmax()]
 
 
 def no_pattern(

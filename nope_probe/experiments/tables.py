@@ -103,7 +103,7 @@ def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
         for layer in layers
         for question, attribution in layer.by_question.items()
         for name, loss in attribution.losses.items()
-        if are_sources(Condition.parse(name))
+        if "+" not in name and are_sources([name])
     ]
     return pd.DataFrame(rows, columns=["layer", "of", "source", *interval_names("lost")])
 

@@ -22,11 +22,11 @@ function buffer(text) {
   return bytes.buffer;
 }
 
-function paint(canvas, map, n, [low, high], names) {
+function paint(canvas, map, width, height, [low, high], names) {
   const table = colours(names);
-  if (canvas.width !== n) canvas.width = canvas.height = n;
+  if (canvas.width !== width) [canvas.width, canvas.height] = [width, height];
   const context = canvas.getContext("2d");
-  const image = context.createImageData(n, n);
+  const image = context.createImageData(width, height);
   for (let i = 0; i < map.length; i++) {
     if (Number.isNaN(map[i])) continue; // the background shows
     const step = Math.round((255 * (map[i] - low)) / (high - low));

@@ -7,17 +7,22 @@ const view = {
   offsets: new Uint32Array(buffer(data.view.offsets)),
   scales: new Float32Array(buffer(data.view.scales)),
   measures: new Float32Array(buffer(data.view.measures)),
+  leads: new Float32Array(buffer(data.view.leads)),
 };
+// A map is drawn with the first key's lead on its left, a column of its own behind a gap.
+const hasLeads = view.leads.some((lead) => !Number.isNaN(lead));
+const LEAD = hasLeads ? Math.max(1, Math.round(view.n / 20)) : 0;
+const EDGE = hasLeads ? LEAD + Math.max(1, Math.round(view.n / 50)) : 0;
 const state = { removed: data.removed, layer: data.layer, panel: 0, cell: null };
 
-// Of a map that is stored once, all combinations that share it know the place.
-function number(combination, layer, panel) {
-  return (combination * view.layers.length + layer) * view.panels.length + panel;
+// Of a map that is stored once, all conditions that share it know the place.
+function number(condition, layer, panel) {
+  return (condition * view.layers.length + layer) * view.panels.length + panel;
 }
 
-function values(combination, layer, panel) {
+function values(condition, layer, panel) {
   const { n, cells, offsets, scales } = view;
-  const at = number(combination, layer, panel);
+  const at = number(condition, layer, panel);
   const map = new Float64Array(n * n).fill(NaN);
   let next = offsets[at];
   for (let query = 0; query < n; query++) {
@@ -29,14 +34,19 @@ function values(combination, layer, panel) {
   return map;
 }
 
-// The maps that are shown, as [name, combination, panel]: of one panel, or of runs side by side.
-function shown() {
-  if (data.beside) return view.panels.map((name, p) => [name, state.removed, p]);
-  return [["intact", 0, state.panel], ["ablated", state.removed, state.panel]];
+function leads(condition, layer, panel) {
+  const at = number(condition, layer, panel) * view.n;
+  return view.leads.subarray(at, at + view.n);
 }
 
-function measure(combination, layer, panel, index) {
-  const start = (number(combination, layer, panel) * data.measures.length + index) * 3;
+// The maps that are shown, as [name, condition, panel]: of one panel, or of runs side by side.
+function shown() {
+  if (data.together) return view.panels.map((name, p) => [name, state.removed, p]);
+  return [["intact", 0, state.panel], ["without", state.removed, state.panel]];
+}
+
+function measure(condition, layer, panel, index) {
+  const start = (number(condition, layer, panel) * data.measures.length + index) * 3;
   return view.measures.subarray(start, start + 3);
 }
 
@@ -44,18 +54,26 @@ function percentile(sorted, share) {
   return sorted[Math.min(sorted.length - 1, Math.max(0, Math.round(share * (sorted.length - 1))))];
 }
 
-// The middle of the cells of no skipped key, with 0 in it.
-function limits(maps) {
-  let high = -Infinity;
-  for (const map of maps) {
-    const kept = [];
-    for (let i = 0; i < map.length; i++) {
-      if (i % view.n >= view.skip && !Number.isNaN(map[i])) kept.push(Math.abs(map[i]));
-    }
-    if (kept.length) high = Math.max(high, percentile(Float64Array.from(kept).sort(), 0.99));
+// The largest of most numbers of some arrays, 1 where there is none.
+function largest(arrays) {
+  let high = 0;
+  for (const numbers of arrays) {
+    const kept = Float64Array.from(numbers).filter((x) => !Number.isNaN(x)).map(Math.abs).sort();
+    if (kept.length) high = Math.max(high, percentile(kept, 0.99));
   }
-  if (high === -Infinity) return [0, 1];
-  return [-(high || 1), high || 1];
+  return high || 1;
+}
+
+// A map with its lead column, whose colours are those of leads: [cells, width].
+function framed(map, lead, ratio) {
+  const { n } = view;
+  const width = n + EDGE;
+  const cells = new Float64Array(n * width).fill(NaN);
+  for (let query = 0; query < n; query++) {
+    for (let i = 0; i < LEAD; i++) cells[query * width + i] = lead[query] * ratio;
+    for (let key = 0; key < n; key++) cells[query * width + EDGE + key] = map[query * n + key];
+  }
+  return [cells, width];
 }
 
 function show(value) {
@@ -63,12 +81,11 @@ function show(value) {
   return String(Number(value.toPrecision(3))).replace("-", "\u2212");
 }
 
-function interval([value, low, high], name) {
-  if (Number.isNaN(value)) return "no pattern";
-  if (name === "amplitude" && low <= 0) return "within noise";
-  const ends = name === "share" ? [value, low, high].map((end) => Math.round(100 * end)) : [value, low, high];
+function interval([value, low, high], unit) {
+  if (Number.isNaN(value)) return "\u2013";
+  const ends = unit === "%" ? [value, low, high].map((end) => Math.round(100 * end)) : [value, low, high];
   const [shown, from, to] = ends.map(show);
-  return shown + (name === "share" ? "%" : "") + " <small>[" + from + ", " + to + "]</small>";
+  return shown + (unit === "%" ? "%" : "") + " <small>[" + from + ", " + to + "]</small>";
 }
 
 function difference(one, other) {
@@ -82,24 +99,22 @@ function text(tag, content, attributes = {}) {
   return element;
 }
 
-// Switches, pickers and the cursor
+// Choices, pickers and the cursor
 
-const switches = data.players.map((player, index) => {
-  const button = text("button", player.label, { type: "button", class: "switch", "data-player": player.name });
-  button.style.setProperty("--player", player.colour);
-  button.addEventListener("click", () => { state.removed ^= 1 << index; draw(); });
+const choices = data.choices.map((choice, index) => {
+  const button = text("button", choice.label, { type: "button", class: "choice", role: "radio", "data-removed": choice.name });
+  button.style.setProperty("--choice", choice.colour);
+  button.addEventListener("click", () => { state.removed = index; draw(); });
   return button;
 });
-const reset = text("button", "put all back", { type: "button", id: "reset" });
-reset.addEventListener("click", () => { state.removed = 0; draw(); });
-find("#switches").append(...switches, reset);
-find("#switches").addEventListener("keydown", (event) => {
+find("#choices").append(...choices);
+find("#choices").addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-  const buttons = [...switches, reset];
-  const at = buttons.indexOf(document.activeElement);
-  if (!step || at < 0) return;
+  if (!step) return;
   event.preventDefault();
-  buttons[(at + step + buttons.length) % buttons.length].focus();
+  state.removed = (state.removed + step + choices.length) % choices.length;
+  draw();
+  choices[state.removed].focus();
 });
 
 const range = find("#layers input");
@@ -108,12 +123,12 @@ find("#layers").hidden = view.layers.length < 2;
 range.addEventListener("input", () => { state.layer = Number(range.value); draw(); });
 
 const select = find("#panels");
-select.parentElement.hidden = data.beside || view.panels.length < 2;
-if (!data.beside) select.append(...view.panels.map((name, p) => text("option", name, { value: p })));
+select.parentElement.hidden = data.together || view.panels.length < 2;
+if (!data.together) select.append(...view.panels.map((name, p) => text("option", name, { value: p })));
 select.addEventListener("change", () => { state.panel = Number(select.value); draw(); });
 
 const columns = shown().map(([name]) => name);
-const canvases = (data.beside ? columns : [...columns, "difference"]).map((of) => {
+const canvases = (data.together ? columns : [...columns, "difference"]).map((of) => {
   const figure = text("figure", "<figcaption></figcaption><canvas tabindex='0' role='img'></canvas><div class='bar'></div><div class='scale'></div>");
   figure.firstChild.textContent = of;
   find(".maps").append(figure);
@@ -128,8 +143,9 @@ for (const canvas of canvases) {
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
     const { n } = view;
-    const at = (share) => Math.min(n - 1, Math.max(0, Math.floor(n * share)));
-    state.cell = [at((event.clientY - box.top) / box.height), at((event.clientX - box.left) / box.width)];
+    const column = ((event.clientX - box.left) / box.width) * (n + EDGE);
+    const query = Math.min(n - 1, Math.max(0, Math.floor((n * (event.clientY - box.top)) / box.height)));
+    state.cell = [query, column < EDGE ? 0 : Math.min(n - 1, Math.floor(column - EDGE))];
     drawReadout();
   });
   canvas.addEventListener("keydown", (event) => {
@@ -146,60 +162,68 @@ for (const canvas of canvases) {
 // What is shown
 
 let maps = {};
+let firsts = {};
 
 function draw() {
   const start = performance.now();
   maps = Object.fromEntries(shown().map(([name, place, panel]) => [name, values(place, state.layer, panel)]));
-  if (!data.beside) maps.difference = difference(maps.ablated, maps.intact);
-  switches.forEach((each, i) => each.setAttribute("aria-pressed", !(state.removed >> i & 1)));
+  firsts = Object.fromEntries(shown().map(([name, place, panel]) => [name, leads(place, state.layer, panel)]));
+  if (!data.together) {
+    maps.difference = difference(maps.without, maps.intact);
+    firsts.difference = difference(Float64Array.from(firsts.without), firsts.intact);
+  }
+  choices.forEach((button, i) => {
+    button.setAttribute("aria-checked", i === state.removed);
+    button.tabIndex = i === state.removed ? 0 : -1;
+  });
   range.value = state.layer;
   find("#layers output").textContent = "L" + view.layers[state.layer];
   select.value = state.panel;
   drawMaps();
   drawNumbers();
   drawReadout();
-  document.body.dataset.removed = state.removed;
+  document.body.dataset.removed = data.choices[state.removed].name;
   document.body.dataset.milliseconds = (performance.now() - start).toFixed(1);
 }
 
 function drawMaps() {
-  // A run has a scale of its own, that of its intact map and of what is left.
-  const ofRun = (place, of) => limits([values(0, state.layer, place), maps[of]]);
-  const both = data.beside ? null : limits([maps.intact, maps.ablated]);
+  // Runs have scales of their own: those of the intact map and of what is left.
+  const names = (of, place) => data.together ? [[values(0, state.layer, place), maps[of]], [leads(0, state.layer, place), firsts[of]]] : [[maps.intact, maps.without], [firsts.intact, firsts.without]];
   const stops = diverging();
   canvases.forEach((canvas, place) => {
     const of = canvas.dataset.of;
-    const scale = both || ofRun(place, of);
-    paint(canvas, maps[of], view.n, scale, stops);
+    const [ofMaps, ofLeads] = names(of, place);
+    const high = largest(ofMaps);
+    const lead = largest(ofLeads);
+    const [cells, width] = framed(maps[of], firsts[of], high / lead);
+    canvas.style.aspectRatio = width + " / " + view.n;
+    paint(canvas, cells, width, view.n, [-high, high], stops);
     const figure = canvas.parentElement;
-    canvas.setAttribute("aria-label", of + ": " + view.panels[data.beside ? place : state.panel] + " of L" + view.layers[state.layer]);
+    canvas.setAttribute("aria-label", of + ": " + view.panels[data.together ? place : state.panel] + " of L" + view.layers[state.layer]);
     figure.querySelector(".bar").style.background = "linear-gradient(to right, " + stops.join(", ") + ")";
-    figure.querySelector(".scale").innerHTML = "<span>" + show(scale[0]) + "</span><span>nats</span><span>" + show(scale[1]) + "</span>";
+    const first = hasLeads ? "; first key \u00b1" + show(lead) : "";
+    figure.querySelector(".scale").innerHTML = "<span>" + show(-high) + "</span><span>nats" + first + "</span><span>" + show(high) + "</span>";
   });
 }
 
-function removedWords() {
-  const gone = data.players.filter((_, i) => state.removed >> i & 1).map((player) => player.label);
-  if (!gone.length) return "Nothing is removed";
-  return "Without " + (gone.length > 1 ? gone.slice(0, -1).join(", ") + " and " : "") + gone[gone.length - 1];
-}
-
-function keptWords([share, low, high]) {
-  if (Number.isNaN(share)) return "there is no intact positional pattern to share";
-  const left = low <= 0 && high >= 0 ? "nothing that can be told from noise" : show(Math.round(100 * share)) + "%";
-  return left + " is left of the intact positional pattern";
+function lostWords(condition, panel) {
+  const [lead, pattern] = [1, 3].map((index) => measure(condition, state.layer, panel, index)[0]);
+  const percent = (value) => show(Math.round(100 * value)) + "%";
+  const parts = [];
+  if (!Number.isNaN(lead)) parts.push(percent(lead) + " of the first key's lead");
+  if (!Number.isNaN(pattern)) parts.push(percent(pattern) + " of the pattern among the other keys");
+  return parts.length ? "loses " + parts.join(" and ") : "has nothing to lose";
 }
 
 function drawNumbers() {
   const rows = data.measures.map((each, index) => {
-    const cells = shown().map(([of, combination, p], i) => "<td data-measure='" + each.name + "' data-of='" + (data.beside ? i : of) + "'>" + interval(measure(combination, state.layer, p, index), each.name) + "</td>");
-    return "<tr><th scope='row'>" + each.label + (each.unit ? ", " + each.unit : "") + "</th>" + cells.join("") + "</tr>";
+    const cells = shown().map(([of, condition, p], i) => "<td data-measure='" + each.name + "' data-of='" + (data.together ? i : of) + "'>" + interval(measure(condition, state.layer, p, index), each.unit) + "</td>");
+    return "<tr><th scope='row'>" + each.label + (each.unit === "%" ? "" : ", " + each.unit) + "</th>" + cells.join("") + "</tr>";
   });
   find("#numbers").innerHTML = rows.join("");
-  const kept = ([, combination, p]) => keptWords(measure(combination, state.layer, p, data.measures.length - 1));
-  const left = data.beside ? shown().map((run) => run[0] + ": " + kept(run)).join("; ") : kept(shown()[1]);
-  const where = "L" + view.layers[state.layer] + (data.beside ? "" : ", " + view.panels[state.panel]);
-  find("#says").textContent = state.removed ? removedWords() + ", " + left + " (" + where + ")." : removedWords() + " (" + where + "): press a switch.";
+  const layer = "L" + view.layers[state.layer];
+  const about = shown().slice(data.together ? 0 : 1).map(([of, condition, p]) => (data.together ? of : view.panels[p]) + " " + lostWords(condition, p));
+  find("#says").textContent = state.removed ? layer + " without " + data.choices[state.removed].label + ": " + about.join("; ") + "." : layer + ": choose what to remove.";
 }
 
 function drawReadout() {
@@ -210,8 +234,9 @@ function drawReadout() {
   const [query, key] = state.cell;
   const about = view.block > 1 ? "\u2248 " : "";
   const place = (index) => about + Math.round(index * view.block + (view.block - 1) / 2);
-  const parts = Object.keys(maps).map((of) => of + " " + show(maps[of][query * view.n + key]));
-  find("#readout").textContent = "query " + place(query) + ", key " + place(key) + ": " + parts.join(", ") + " nats";
+  const isLead = key === 0 && hasLeads;
+  const parts = Object.keys(maps).map((of) => of + " " + show(isLead ? firsts[of][query] : maps[of][query * view.n + key]));
+  find("#readout").textContent = "query " + place(query) + ", " + (isLead ? "lead of the first key" : "key " + place(key)) + ": " + parts.join(", ") + " nats";
 }
 
 dark.addEventListener("change", draw);

@@ -1,4 +1,4 @@
-"""Maps in one piece of HTML: the explorer, whose switches remove components, and all heads' maps.
+"""Maps in one piece of HTML: the explorer, of what is removed, and all heads' maps.
 
 The page holds the maps as bytes and needs no kernel, library or network, so the explorer works in
 notebooks, in reports and as a file. The maps of all heads are thumbnails of 8-bit codes; a click or
@@ -8,7 +8,7 @@ Enter enlarges a thumbnail.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -19,23 +19,21 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.components import are_sources
 from nope_probe.figures.intervals import FLOOR, symmetric
-from nope_probe.figures.names import colour, words
+from nope_probe.figures.names import colour
 from nope_probe.figures.packed import Maps, asset, encoded, pack, quantise, script
 from nope_probe.figures.panels import RowMaps, pool
 from nope_probe.figures.style import STOPS
-from nope_probe.figures.words import BOTH_WAYS
 from nope_probe.files import local_path
 
 MAX_BYTES = 4_900_000  # size of an explorer in a notebook or a file
 SMALLEST = 8  # cells along an axis; no map is pooled below this
 HEIGHT = 760  # px of a frame until its script measures the content
-MEASURES = ("amplitude", "locality", "share")
-_SHOWN_MEASURES = [
-    {"name": "amplitude", "label": "amplitude", "unit": "nats"},
-    {"name": "locality", "label": "locality", "unit": BOTH_WAYS},
-    {"name": "share", "label": "share of the intact pattern", "unit": ""},
+MEASURES = [
+    {"name": "lead", "label": "first key leads by", "unit": "nats"},
+    {"name": "lead_lost", "label": "lead, lost", "unit": "%"},
+    {"name": "amplitude", "label": "pattern of other keys", "unit": "nats"},
+    {"name": "pattern_lost", "label": "pattern, lost", "unit": "%"},
 ]
 HEADS_BYTES = 4_000_000  # size of all maps in base64
 HEADS_POSITIONS = 256
@@ -45,61 +43,60 @@ Patterns = Float[np.ndarray, "layer head query_pos key_pos"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwitchedMaps:
-    """Patterns in every combination of removed players; the combination 0 is the intact model.
+class RemovedMaps:
+    """Leads and patterns without some components; the first condition is the intact model.
 
     Attributes:
+        conditions: what is removed, by name.
+        labels: the same in words.
         layers: the layers' numbers.
         panels: the names of the heads and their mean, or of runs.
-        maps: nats; bit k of a combination's number says that player k is removed. NaN marks cells
-            without a number, such as those of no earlier key.
-        measures: amplitude, locality and share of the intact pattern, as a value and the ends of
-            its 95% interval.
+        maps: the patterns, nats; NaN marks cells without a number, such as the first key's.
+        leads: the first key's lead in each row, nats.
+        measures: lead (nats), its loss, amplitude (nats) and the pattern's loss, as a value and the
+            ends of its 95% interval; losses are fractions of position's part.
         block: positions per cell and axis; above 1 the maps are pooled.
-        skip_keys: how many first positions the colours leave out.
     """
 
+    conditions: tuple[str, ...]
+    labels: tuple[str, ...]
     layers: tuple[int, ...]
     panels: tuple[str, ...]
     maps: Maps
-    measures: Float[np.ndarray, "combination layer panel 3 3"]
+    leads: Float[np.ndarray, "condition layer panel query_pos"]
+    measures: Float[np.ndarray, "condition layer panel 4 3"]
     block: int = 1
-    skip_keys: int = 0
 
-    def left(self, layer: int, panel: int) -> Float[np.ndarray, " combination"]:
-        """Return the share of the intact pattern that each combination leaves of one map."""
-        return self.measures[:, layer, panel, MEASURES.index("share"), 0]
-
-    def pooled(self, block: int) -> SwitchedMaps:
+    def pooled(self, block: int) -> RemovedMaps:
         """Return the maps with cells that are means over square blocks of cells."""
         *outer, n, _ = self.maps.shape
         flat = pool(self.maps.reshape(-1, n, n), -(-n // block))
         maps = flat.values.reshape(*outer, *flat.values.shape[1:])
-        return replace(self, maps=maps, block=self.block * flat.block)
+        spread = np.repeat(self.leads.reshape(-1, n, 1), n, -1)
+        leads = pool(spread, -(-n // block)).values[..., 0].reshape(*outer, -1)
+        return replace(self, maps=maps, leads=leads, block=self.block * flat.block)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explorer:
-    """A model's maps behind switches; a notebook shows it, and `save` writes it as a page.
+    """A model's maps without what a reader chooses; `save` writes it as a page.
 
     Attributes:
         title: the title.
-        players: the components that each switch removes, by the player's name; bit 0 comes first.
-        view: the patterns of all combinations.
-        removed: the players that are removed at first.
+        view: the leads and patterns in all conditions.
+        removed: the place, in `conditions`, of what is removed at first.
         layer: the place, in `layers`, of the layer that is shown at first.
-        note: a sentence about the run.
-        beside: whether the panels are runs, whose maps stand beside each other.
+        note: sentences about the maps.
+        together: whether all panels are shown at once, as runs are.
         max_bytes: the largest size of the page; larger maps are pooled.
     """
 
     title: str
-    players: Mapping[str, Sequence[str]]
-    view: SwitchedMaps = field(repr=False)  # megabytes in a notebook's file
-    removed: Sequence[str] = ()
+    view: RemovedMaps = field(repr=False)  # megabytes in a notebook's file
+    removed: int = 0
     layer: int = 0
     note: str = ""
-    beside: bool = False
+    together: bool = False
     max_bytes: int = field(default=MAX_BYTES, repr=False)
 
     def html(self) -> str:
@@ -110,18 +107,13 @@ class Explorer:
         view, packed = fitted(self.view, room)
         content = {
             "colours": STOPS,
-            "players": [
-                {
-                    "name": name,
-                    "label": words(name),
-                    "colour": colour(name),
-                    "components": list(parts),
-                }
-                for name, parts in self.players.items()
+            "choices": [
+                {"name": name, "label": label, "colour": colour(name)}
+                for name, label in zip(view.conditions, view.labels, strict=True)
             ],
-            "measures": _SHOWN_MEASURES,
-            "beside": self.beside,
-            "removed": self.combination,
+            "measures": MEASURES,
+            "together": self.together,
+            "removed": self.removed,
             "layer": self.layer,
             "view": _content(view, packed),
         }
@@ -150,34 +142,8 @@ class Explorer:
         path.write_text(self.html(), encoding="utf-8")
         return path
 
-    @property
-    def combination(self) -> int:
-        """The number of the combination that is shown at first."""
-        return sum(1 << list(self.players).index(name) for name in self.removed)
 
-
-def strongest_source(
-    left: Float[np.ndarray, " player"], players: Mapping[str, Sequence[str]]
-) -> list[str]:
-    """Return the source whose removal leaves least of a pattern, in the form of `Explorer.removed`.
-
-    If no player is a source, all players count. Without a pattern, the list is empty.
-
-    Args:
-        left: the share of the intact pattern that is left without each single player.
-        players: the components of each player, by name.
-
-    Example:
-        >>> players = {"mask": ["mask"], "rope": ["rope"], "qk": ["w_q", "w_k"]}
-        >>> strongest_source(np.array([0.9, 0.2, 0.0]), players)
-        ['rope']
-    """
-    known = {name: share for name, share in zip(players, left, strict=True) if share == share}
-    sources = [name for name in known if are_sources(players[name])]
-    return sorted(sources or known, key=known.__getitem__)[:1]
-
-
-def fitted(view: SwitchedMaps, max_bytes: int) -> tuple[SwitchedMaps, dict[str, Any]]:
+def fitted(view: RemovedMaps, max_bytes: int) -> tuple[RemovedMaps, dict[str, Any]]:
     """Return a view and its bytes, pooled until they fit or a map is 8 cells wide."""
     shown, packed, block = view, pack(view.maps), 1
     while _n_bytes(packed) > max_bytes and shown.maps.shape[-1] > SMALLEST:
@@ -191,20 +157,20 @@ def _n_bytes(packed: Mapping[str, Any]) -> int:
     return sum(len(packed[name]) for name in ("cells", "offsets", "scales"))
 
 
-def _content(view: SwitchedMaps, packed: Mapping[str, Any]) -> dict[str, Any]:
+def _content(view: RemovedMaps, packed: Mapping[str, Any]) -> dict[str, Any]:
     """Return a view in the form that the explorer's script reads."""
     return {
         "layers": view.layers,
         "panels": view.panels,
         "n": view.maps.shape[-1],
         "block": view.block,
-        "skip": -(-view.skip_keys // view.block),
         **packed,
+        "leads": encoded(view.leads, "<f4"),
         "measures": encoded(view.measures, "<f4"),
     }
 
 
-def _pooling_note(view: SwitchedMaps) -> str:
+def _pooling_note(view: RemovedMaps) -> str:
     if view.block == 1:
         return ""
     return (

@@ -25,7 +25,7 @@ function values(map) {
   return found;
 }
 
-const draw = (canvas, map) => paint(canvas, values(map), n, [-limit(map), limit(map)], diverging());
+const draw = (canvas, map) => paint(canvas, values(map), n, n, [-limit(map), limit(map)], diverging());
 
 function element(tag, className, text) {
   const made = document.createElement(tag);

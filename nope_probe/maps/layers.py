@@ -198,6 +198,14 @@ class Pattern:
         shown[:, first] = (rows[:, first] - mean[:, None]).where(has_lead[:, None], torch.nan)
         return shown
 
+    def mean_with_lead(self) -> Float[Tensor, "row key_pos"]:
+        """Return the pattern of the mean map, with leads in the first keys' columns, nats."""
+        mean, row, blocks = self.maps.mean(), 0, []
+        for start, stop in self.maps.folds.where.blocks(1):
+            blocks.append(self.with_lead(mean[row : row + stop - start], start))
+            row += stop - start
+        return torch.cat(blocks)
+
     def dense(self) -> Rows:
         """Return the pattern of each fold in memory, NaN outside its cells, in float64."""
         maps, cells = self.maps.folds.maps.double(), self.cells.mask

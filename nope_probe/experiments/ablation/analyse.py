@@ -23,6 +23,7 @@ from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
 from nope_probe.experiments.ablation.settings import Settings
 from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.explorer import PAGE_BYTES, explorer_of
 from nope_probe.experiments.sections import Report, strongest, with_page
 from nope_probe.experiments.tables import (
     WITHOUT_SOURCES,
@@ -38,6 +39,7 @@ from nope_probe.experiments.tables import (
     terms_table,
     weights_table,
 )
+from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, WITH_GAIN, Replacement
 from nope_probe.maps.layers import Question, windows_of
@@ -89,7 +91,7 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
     )
 
     def report_of(run: Run) -> Report:
-        return report(replace(run, arrays={"maps": StoredArrays(maps)}))
+        return report(replace(run, arrays={"maps": StoredArrays(maps)}), analysis.explorer())
 
     return with_page(session, run, report_of)
 
@@ -216,6 +218,24 @@ class Analysis:
             return attribution.from_sources
         loss = attribution.losses.get(condition.name)
         return UNDEFINED if loss is None else loss.from_sources
+
+    def explorer(self) -> Explorer:
+        """Return the explorer of all that is removed, weights by the first replacement."""
+        plan, measured = self.plan, self.measured
+        maps = measured.maps | next(iter(measured.replaced.values()), {})
+        replaced = f" A removed weight's replacement is {plan.replacements[0]}." * bool(
+            measured.replaced
+        )
+        return explorer_of(
+            {key: [[layer] for layer in of_key.values()] for key, of_key in maps.items()},
+            plan.sources,
+            [*plan.of_sources, *plan.removed],
+            layers=plan.layers,
+            title="Remove a part of the model, and see what is lost",
+            note="Maps and numbers are the run's, over all its sequences. What is removed is "
+            f"removed in every layer.{replaced} Brackets: 95% intervals.",
+            max_bytes=PAGE_BYTES,
+        )
 
     def record(self) -> dict[str, Any]:
         """Return the manifest's entries on conditions."""

@@ -45,6 +45,7 @@ CONSTANT = {  # rows of the lead's table, where a weight's output is held consta
     "w_o": "lost where attention writes a constant (W_O)",
 }
 GROUPS = ("pattern", "term")  # of maps
+SMALL_LEAD = 0.5  # of the pattern's amplitude
 
 
 def report(run: Run, explorer: Explorer | None = None) -> Report:
@@ -173,16 +174,19 @@ def lead(findings: Findings) -> Lead:
     row = of_layer(findings.intact_rows(), layer).iloc[0]
     losses = _losses(findings, layer)
     left = _without_sources(findings, layer)
+    # A lead that is small next to the pattern has a row in the table, and no sentence.
+    least = SMALL_LEAD * row["amplitude"]
+    spoken = {name: of for name, of in losses.items() if name != "lead" or row["lead"] > least}
     sentences = [
         sources_sentence(
             layer,
-            losses,
+            spoken,
             findings.manifest["positional_sources"],
-            from_sources={name: interval_of(row, f"{name}_from_sources") for name in losses},
-            left=left.get("lead"),
+            from_sources={name: interval_of(row, f"{name}_from_sources") for name in spoken},
+            left=left.get("lead") if "lead" in spoken else None,
             lead=row["lead"],
         ),
-        weights_sentence(losses),
+        weights_sentence(spoken),
     ]
     return Lead(
         sentence=" ".join(filter(None, sentences)),
