@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from nope_probe.analyses.parameter_free.theory import theory_scores as theory_scores
     from nope_probe.analyses.pattern import measure as measure
     from nope_probe.analyses.pattern import measure_heads as measure_heads
-    from nope_probe.analyses.shapley import player_set as player_set
     from nope_probe.data.sequences import gaussian as gaussian
     from nope_probe.data.sequences import sequences as sequences
     from nope_probe.experiments.ablation.run import run_ablations as run_ablations
@@ -41,7 +40,6 @@ _NAMES = {
     "nope_probe.analyses.parameter_free.spec": "ParameterFreeSpec",
     "nope_probe.analyses.parameter_free.theory": "theory_scores",
     "nope_probe.analyses.pattern": "measure measure_heads",
-    "nope_probe.analyses.shapley": "player_set",
     "nope_probe.data.sequences": "gaussian sequences",
     "nope_probe.experiments.ablation.run": "run_ablations",
     "nope_probe.experiments.attention.run": "run_attention",

@@ -142,11 +142,10 @@ def _of_inputs(facts: Manifest) -> dict[str, Any]:
 
 def _of_removals(facts: Manifest) -> dict[str, Any]:
     """Return the removed components, and how they, the weights and the writers were removed."""
-    sets = chain.from_iterable(facts.get("player_sets", {}).values())
     alone = [name.partition(":")[0] for name in facts.get("conditions", ())[1:]]
     names = list(facts.get("removed", ()))
     if facts["kind"] == "ablate":
-        names = list(dict.fromkeys([*facts["positional_sources"], *sets]))
+        names = list(dict.fromkeys([*facts["positional_sources"], *facts["removed"]]))
     elif facts["kind"] == "behaviour":
         names = list(dict.fromkeys(alone))
     parts = list(dict.fromkeys(part for name in names for part in name.split("+")))
@@ -165,6 +164,7 @@ def _of_removals(facts: Manifest) -> dict[str, Any]:
     return {
         "removals": ". ".join(map(capitalised, sentences)),
         "without": _phrases(names),
+        "sources": _phrases(facts.get("positional_sources", ())),
         "models": listed(["intact", *(f"without {phrase(name)}" for name in names)]),
         "suffix": "mask" in parts,
         "kept": _phrases(facts.get("left_out", ())),

@@ -238,8 +238,8 @@ def term_table(sums: PositionSums) -> pd.DataFrame:
 def writer_table(sums: PositionSums) -> pd.DataFrame:
     """Return what each writer brings to the written terms of every lead and pattern.
 
-    There is a row for each side, keys and queries. All rows of a lead or pattern add up to its three
-    written terms; see `written_terms`.
+    There is a row for each side, keys and queries. All rows of a lead or pattern add up to its
+    three written terms; see `written_terms`.
     """
     return pd.DataFrame(
         [

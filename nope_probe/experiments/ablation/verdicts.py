@@ -31,8 +31,8 @@ DIFFERENT = (
     "order of the other keys ({pattern})."
 )
 LEAD_IS_THE_TOKENS = (
-    "L{layer}'s lead of the first key is mostly the token's own: {left} of {size} nats are left "
-    "without any source."
+    "L{layer}'s lead of the first key is mostly the token's own: {left} nats without any "
+    "source, {size} with them."
 )
 ONLY = {
     "lead": "Without {of_lead} L{layer} loses the first key's lead ({lead}).",
