@@ -15,37 +15,27 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.experiments.ablation.verdicts import sources_sentence, weights_sentence
+from nope_probe.experiments.losses import LayerLosses
 from nope_probe.experiments.sections import (
     Report,
     fold_sizes_of,
     lengths_of,
     no_pattern,
     noisy_layers,
-    of_layer,
     split_sections,
     strongest,
 )
 from nope_probe.figures import measures, shares
 from nope_probe.figures.explorer import Explorer
-from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.maps import score_maps, term_maps
-from nope_probe.figures.names import TABLE, phrase
+from nope_probe.figures.names import TABLE
 from nope_probe.figures.panels import Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, explorer_section, positions
 from nope_probe.runtime.folder import Run
 
-Losses = dict[str, dict[str, ValueAndBounds]]  # of lead and pattern, by what is removed
-CONSTANT = {  # rows of the lead's table, where a weight's output is held constant
-    "w_q": "lost with constant queries (W_Q)",
-    "w_k": "lost with constant keys (W_K)",
-    "w_q+w_k": "lost with both constant",
-    "w_o": "lost where attention writes a constant (W_O)",
-}
 GROUPS = ("pattern", "term")  # of maps
-SMALL_LEAD = 0.5  # of the pattern's amplitude
 
 
 def report(run: Run, explorer: Explorer | None = None) -> Report:
@@ -171,26 +161,10 @@ def lead(findings: Findings) -> Lead:
     if layer is None:
         heads, name = findings.tables.get("heads"), notes.model_name(findings.manifest)
         return no_pattern(name, findings.intact_rows(), heads, findings.fold_sizes)
-    row = of_layer(findings.intact_rows(), layer).iloc[0]
-    losses = _losses(findings, layer)
-    left = _without_sources(findings, layer)
-    # A lead that is small next to the pattern has a row in the table, and no sentence.
-    least = SMALL_LEAD * row["amplitude"]
-    spoken = {name: of for name, of in losses.items() if name != "lead" or row["lead"] > least}
-    sentences = [
-        sources_sentence(
-            layer,
-            spoken,
-            findings.manifest["positional_sources"],
-            from_sources={name: interval_of(row, f"{name}_from_sources") for name in spoken},
-            left=left.get("lead") if "lead" in spoken else None,
-            lead=row["lead"],
-        ),
-        weights_sentence(spoken),
-    ]
+    losses = LayerLosses.of(findings.tables, findings.manifest, layer)
     return Lead(
-        sentence=" ".join(filter(None, sentences)),
-        table=_table(findings, row, losses, left),
+        sentence=" ".join(filter(None, [losses.sources_sentence(), losses.weights_sentence()])),
+        table=losses.table(),
         caption=_scope(findings, layer),
     )
 
@@ -202,73 +176,6 @@ def _scope(findings: Findings, layer: int) -> str:
         f"{chosen if len(findings.layers) > 1 else ''}{notes.texts_of(findings.manifest)} Percent "
         "of position's part, which the sources make; below 0% it grows."
     )
-
-
-def _losses(findings: Findings, layer: int) -> Losses:
-    """Return what lead and pattern lose, weights by the first replacement."""
-    losses: Losses = {}
-    sources = of_layer(findings.tables["sources"], layer).rename(columns={"source": "removed"})
-    weights = findings.tables.get("weights")
-    tables = [sources] if weights is None else [sources, of_layer(weights, layer)]
-    first = findings.replacements[:1]
-    for table in tables:
-        for row in table.dropna(subset=["lost"]).to_dict("records"):
-            if row.get("replacement", "") in ("", *first):
-                of_question = losses.setdefault(str(row["of"]), {})
-                of_question[str(row["removed"])] = interval_of(row, "lost")
-    return losses
-
-
-def _without_sources(findings: Findings, layer: int) -> dict[str, ValueAndBounds]:
-    """Return the size of lead and pattern without any source, nats."""
-    terms = of_layer(findings.tables["terms"], layer)
-    rows = terms[terms["term"] == "without_sources"].to_dict("records")
-    return {str(row["of"]): interval_of(row, "size") for row in rows}
-
-
-def _table(
-    findings: Findings,
-    row: pd.Series,
-    losses: Losses,
-    left: Mapping[str, ValueAndBounds],
-) -> pd.DataFrame:
-    """Return the first table: sizes, and what lead and pattern lose, in words."""
-    seq_len = notes.run_size(findings.manifest)["seq_len"]
-    sizes = {"lead": row["lead"], "pattern": row["amplitude"]}
-    cells: dict[str, dict[str, str]] = {
-        "size": {
-            name: f"leads by {size:z.2g} nats" if name == "lead" else f"{size:z.2g} nats"
-            for name, size in sizes.items()
-            if size == size
-        },
-        "left without any source": {
-            name: f"{size:z.1f} nats" if name == "lead" else f"{size:z.2f} nats"
-            for name, (size, _, _) in left.items()
-        },
-    }
-    for removed in dict.fromkeys(name for some in losses.values() for name in some):
-        label = _row_of(removed, findings)
-        if label:
-            cells[label] = {
-                name: f"{100 * some[removed][0]:z.0f}%"
-                for name, some in losses.items()
-                if removed in some
-            }
-    questions = [name for name in shares.QUESTIONS if any(name in by for by in cells.values())]
-    table: dict[str, list[str]] = {f"L{row['layer']:.0f} at {seq_len:,} tokens": [*cells]}
-    for name in questions:
-        table[shares.QUESTIONS[name]] = [by.get(name, "") for by in cells.values()]
-    return pd.DataFrame(table)
-
-
-def _row_of(removed: str, findings: Findings) -> str:
-    """Return the row of what is removed; empty for a circuit that equals another row."""
-    is_constant = findings.replacements[:1] in (["mean"], ["zero"])
-    if is_constant and removed == "w_o+w_v" and "w_o" in findings.manifest["removed"]:
-        return ""
-    if findings.replacements[:1] == ["mean"] and removed in CONSTANT:
-        return CONSTANT[removed]
-    return f"lost without {phrase(removed)}"
 
 
 def _answer(findings: Findings) -> Iterator[Section]:

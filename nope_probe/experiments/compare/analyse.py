@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from jaxtyping import Int
 
+from nope_probe.analyses.attribution import conditions_of
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, standard_error
 from nope_probe.analyses.pattern import Measures, measure_pattern
 from nope_probe.analyses.pattern_changes import (
@@ -18,19 +19,18 @@ from nope_probe.analyses.pattern_changes import (
     measure_differences,
     pattern_difference,
 )
-from nope_probe.analyses.shapley import player_set
 from nope_probe.components import SOURCES
-from nope_probe.conditions import INTACT, Condition, kept_name
+from nope_probe.conditions import INTACT, Condition
 from nope_probe.errors import UserError, closed_choices
 from nope_probe.experiments.compare.members import Map, Member, StoredMap, share_sequences
-from nope_probe.experiments.explorer import combinations, runs_explorer
+from nope_probe.experiments.explorer import PAGE_BYTES, explorer_of
 from nope_probe.experiments.tables import Row, interval_columns
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import bound_columns, interval_text
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import row_centred
-from nope_probe.maps.layers import shared_patterns, with_skip_keys
-from nope_probe.maps.maps import Layers, ScoreMaps
+from nope_probe.maps.layers import LayerMaps, shared_patterns, with_skip_keys
+from nope_probe.maps.maps import ScoreMaps
 
 PAIRED, UNPAIRED = "paired", "unpaired"
 OF_OTHER = " of other"  # ends the columns of the second run
@@ -41,7 +41,7 @@ LABELS = ("alpha", "seq_len", "layer", "head", "lag", "skip_keys", "step", "posi
 # Profiles hold hundreds of numbers, one per distance, which would hide all other numbers.
 PROFILES = ("offsets", "head_offsets", "queries")
 # Tables in the order of the page; others follow.
-TABLE_ORDER = ("pattern", "stages", "layers", "sources", "players")
+TABLE_ORDER = ("sources", "terms", "weights", "pattern", "stages", "layers")
 RESULTS = ("verdict",)  # words that are results, not names of rows
 
 
@@ -227,10 +227,10 @@ def difference(
     return pd.DataFrame(rows).rename(columns={"value_low": "low", "value_high": "high"})
 
 
-def switched_sources(members: Sequence[Member]) -> Explorer | None:
-    """Return the sources of the runs behind switches, in all layers that the runs share.
+def explorer_of_runs(members: Sequence[Member]) -> Explorer | None:
+    """Return the runs without each source, side by side, in all layers that the runs share.
 
-    The switches are the mask and the position encodings that any run has.
+    A run that lacks a source is shown as it is.
 
     Returns:
         None for other runs than `ablate`'s, and if a run did not keep the folds of a condition.
@@ -239,18 +239,28 @@ def switched_sources(members: Sequence[Member]) -> Explorer | None:
     sources = [source for source in SOURCES if any(source in names for names in have)]
     if not sources:
         return None
-    players = player_set(sources)
-    names = shared_maps(members)
-    runs: dict[str, dict[Condition, Layers]] = {member.label: {} for member in members}
-    for member in members:
-        for condition in combinations(players):
-            kept = kept_name({*member.intact.split("+")} - condition)
-            folds = {name: member.folds(name, kept) for name in names}
-            layers = {int(name[1:]): maps for name, maps in folds.items() if maps is not None}
-            if len(layers) < len(names):
-                return None
-            runs[member.label][condition] = layers
-    return runs_explorer(runs, players)
+    names, conditions = shared_maps(members), conditions_of(sources)
+    panels: dict[Condition, list[list[LayerMaps]]] = {}
+    for condition in conditions:
+        panels[condition] = [[] for _ in names]
+        for member, own in zip(members, have, strict=True):
+            for of_layer, name in zip(panels[condition], names, strict=True):
+                maps = member.folds(name, Condition(condition & {*own}).name)
+                if maps is None:
+                    return None
+                of_layer.append(maps)
+    return explorer_of(
+        panels,
+        sources,
+        conditions,
+        layers=[int(name[1:]) for name in names],
+        title="Remove a source, and see what each run loses",
+        note="Maps and numbers are the runs'. A source is removed in every run that has it. Each "
+        "run has colour scales of its own. Brackets: 95% intervals.",
+        panels=[member.label for member in members],
+        together=True,
+        max_bytes=PAGE_BYTES,
+    )
 
 
 def differences_table(members: Sequence[Member]) -> pd.DataFrame:
@@ -321,7 +331,7 @@ def _item(row: pd.Series, keys: Sequence[str]) -> str:
             parts.append(f"{key[0].upper()}{value:.0f}")
         elif key in LABELS:
             parts.append(f"{key} = {value:g}")
-        elif not (key == "kept" and value == INTACT.name):
+        elif not (key == "removed" and value == INTACT.name) and value:
             parts.append(str(value))
     return ", ".join(parts).replace(", H", "H", 1) if "head" in keys else ", ".join(parts)
 
@@ -335,12 +345,12 @@ def _interval(row: pd.Series, measure: str, suffix: str = "") -> Interval:
 def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str, Interval]:
     """Return the paired differences of a row's pattern measures; empty for other tables."""
     if table == "pattern":
-        name, kept = f"L{row['layer']:.0f}", str(row.get("kept", INTACT.name))
+        name, removed = f"L{row['layer']:.0f}", str(row.get("removed", INTACT.name))
     elif table == "stages" and _shown(base) == _shown(other) == row["model"]:
-        name, kept = f"({row['stage']})", INTACT.name
+        name, removed = f"({row['stage']})", INTACT.name
     else:
         return {}
-    x, y = other.folds(name, kept), base.folds(name, kept)
+    x, y = other.folds(name, removed), base.folds(name, removed)
     if x is None or y is None:
         return {}
     differences = measure_differences(x.pattern, y.pattern, paired=True)

@@ -84,11 +84,6 @@ class Member:
         """The number of sequences in each fold; None if it is not recorded."""
         return self.manifest.get("fold_sizes")
 
-    @property
-    def intact(self) -> str:
-        """The tables' value of `kept` for the intact model."""
-        return str(self.manifest.get("conditions", [INTACT.name])[0])
-
     @cached_property
     def maps(self) -> dict[str, StoredMap]:
         """The score or Gram maps by name: `L0`, `(a)`, `alpha=0, L0`."""
@@ -99,7 +94,7 @@ class Member:
                 for key in sorted(held)
                 if key.startswith("gram/")
             }
-        keys = {"": f"score/{self.intact}" if self.kind == "ablate" else "score"}
+        keys = {"": f"score/{INTACT.name}" if self.kind == "ablate" else "score"}
         if self.kind == "simulate":
             scores = [key for key in held if key.startswith("score/")]
             keys = {f"{key.removeprefix('score/')}, ": key for key in scores}
@@ -119,17 +114,17 @@ class Member:
         queries = self.run.query_positions
         return None if queries is None else torch.from_numpy(queries)
 
-    def folds(self, name: str, kept: str = INTACT.name) -> LayerMaps | None:
+    def folds(self, name: str, removed: str = INTACT.name) -> LayerMaps | None:
         """Return the fold means of a map; None if the run did not keep them.
 
         Args:
             name: the map, as in `maps`.
-            kept: in runs of `ablate`, the condition; `intact` for the intact model.
+            removed: in runs of `ablate`, the condition; `intact` for the intact model.
         """
         path, stored = self.folder / "folds.safetensors", self.maps[name]
         if path.name not in self.manifest.get("checksums", {}):
             return None
-        key = stored.key if kept == INTACT.name else f"score/{kept}"
+        key = stored.key if removed == INTACT.name else f"score/{removed}"
         with safe_open(path, "numpy") as file:
             if key not in file.keys():  # noqa: SIM118
                 return None
@@ -141,11 +136,10 @@ class Member:
         folds = MapRows.of_cells(packed.shape[1], queries).unpack(packed)
         return LayerMaps.of(folds, counts, queries, self.skip_keys)
 
-    @cached_property
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The run's tables, in which the intact model has the name `intact`."""
-        named = {"kept": {self.intact: INTACT.name}}
-        return {name: table.replace(named) for name, table in self.run.tables.items()}
+    @property
+    def tables(self) -> Mapping[str, pd.DataFrame]:
+        """The run's tables."""
+        return self.run.tables
 
 
 def read_members(folders: Sequence[Path], labels: Sequence[str] = ()) -> list[Member]:

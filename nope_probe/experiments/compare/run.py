@@ -12,7 +12,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.compare.analyse import (
     compare_maps,
     differences_table,
-    switched_sources,
+    explorer_of_runs,
 )
 from nope_probe.experiments.compare.members import Member, read_members, share_sequences
 from nope_probe.experiments.compare.sections import headline, report
@@ -94,7 +94,7 @@ def analyse(session: Session[Compared], members: Sequence[Member]) -> Run:
         for label, difference in compared.differences.items()
     }
     run = Run(manifest=manifest, arrays={"maps": differences}, tables={"differences": table})
-    shown = report(run, session.folder, members, maps, switched_sources(members))
+    shown = report(run, session.folder, members, explorer_of_runs(members))
     return replace(run, page=shown.html(manifest))
 
 
@@ -102,5 +102,4 @@ def run_and_show(settings: Settings, image: Path | None, verbose: bool) -> None:
     """Compare the runs, print what differs, and draw the first figure into an image file."""
     members = read_members(settings.runs, settings.labels)
     folder = run_members(settings, members)
-    maps = [] if image is None else compare_maps(members)
-    show(partial(report, folder=folder, members=members, maps=maps), folder, image, verbose)
+    show(partial(report, folder=folder, members=members), folder, image, verbose)

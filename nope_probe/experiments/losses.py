@@ -1,4 +1,4 @@
-"""The two sentences on a layer: which source makes its lead and its pattern, and how weights do.
+"""What a layer's lead and pattern lose, in two sentences and a table.
 
 Sentences are chosen from tables by what intervals settle; numbers alone are filled in.
 """
@@ -6,11 +6,25 @@ Sentences are chosen from tables by what intervals settle; numbers alone are fil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
 
 from nope_probe.experiments.verdicts import MOST, effect_of
-from nope_probe.figures.intervals import ValueAndBounds
+from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.names import phrase
+from nope_probe.figures.shares import QUESTIONS
+from nope_probe.reports.notes import run_size
 
+Losses = Mapping[str, Mapping[str, ValueAndBounds]]  # of lead and pattern, by what is removed
+SMALL_LEAD = 0.5  # of the pattern's amplitude: no sentence is about a smaller lead
+CONSTANT = {  # rows of the table, where a weight's output is held constant
+    "w_q": "lost with constant queries (W_Q)",
+    "w_k": "lost with constant keys (W_K)",
+    "w_q+w_k": "lost with both constant",
+    "w_o": "lost where attention writes a constant (W_O)",
+}
 THINGS = {"lead": "the first key's lead", "pattern": "the order of the other keys"}
 # By how many sources are needed for the lead and for the pattern, which the same source may be.
 ONE_SOURCE: dict[tuple[str, ...], str] = {
@@ -71,6 +85,132 @@ NEEDS: dict[tuple[bool, bool, bool], str] = {
 }
 NEITHER = "{what} needs no queries or keys that vary: RoPE on constant ones makes it ({w_q+w_k})"
 SHORT = {"lead": "the lead", "pattern": "the order of the others"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerLosses:
+    """What one layer of a run of `ablate` has and loses.
+
+    Attributes:
+        layer: the layer.
+        seq_len: tokens in a sequence.
+        sources: the model's sources.
+        replacement: of removed weights; empty where none is removed.
+        sizes: of `lead` and `pattern`, nats.
+        left: the same without any source.
+        from_sources: how much of each the sources make.
+        losses: what each loses, by what is removed; weights by the first replacement.
+    """
+
+    layer: int
+    seq_len: int
+    sources: Sequence[str]
+    replacement: str
+    sizes: Mapping[str, float]
+    left: Mapping[str, ValueAndBounds]
+    from_sources: Mapping[str, ValueAndBounds]
+    losses: Losses
+
+    @classmethod
+    def of(
+        cls, tables: Mapping[str, pd.DataFrame], manifest: Mapping[str, Any], layer: int
+    ) -> LayerLosses:
+        """Return a layer's losses from the tables of a run."""
+        own = {
+            name: tables[name][tables[name]["layer"] == layer]
+            for name in ("sources", "terms", "weights", "pattern")
+            if name in tables
+        }
+        row = own["pattern"].query("removed == 'intact'").iloc[0]
+        replacement = next(iter(manifest["replacements"]), "")
+        losses: dict[str, dict[str, ValueAndBounds]] = {}
+        named = own["sources"].rename(columns={"source": "removed"})
+        for table in (named, own.get("weights", pd.DataFrame())):
+            for of_row in table.to_dict("records"):
+                if (
+                    of_row.get("replacement") in (None, "", replacement)
+                    and of_row["lost"] == of_row["lost"]
+                ):
+                    losses.setdefault(of_row["of"], {})[of_row["removed"]] = interval_of(
+                        of_row, "lost"
+                    )
+        terms = own["terms"].query("term == 'without_sources'").to_dict("records")
+        return cls(
+            layer=layer,
+            seq_len=run_size(manifest)["seq_len"],
+            sources=manifest["positional_sources"],
+            replacement=replacement,
+            sizes={"lead": row["lead"], "pattern": row["amplitude"]},
+            left={str(term["of"]): interval_of(term, "size") for term in terms},
+            from_sources={name: interval_of(row, f"{name}_from_sources") for name in QUESTIONS},
+            losses={name: losses[name] for name in QUESTIONS if name in losses},
+        )
+
+    @property
+    def spoken(self) -> Losses:
+        """The losses of lead and pattern, without those of a lead that is small."""
+        is_small = not self.sizes["lead"] > SMALL_LEAD * self.sizes["pattern"]
+        return {name: of for name, of in self.losses.items() if not (name == "lead" and is_small)}
+
+    def sources_sentence(self) -> str:
+        """Return who makes the lead and the pattern; see the function of this name."""
+        return sources_sentence(
+            self.layer,
+            self.spoken,
+            self.sources,
+            self.from_sources,
+            left=self.left.get("lead") if "lead" in self.spoken else None,
+            lead=self.sizes["lead"],
+        )
+
+    def weights_sentence(self) -> str:
+        """Return what lead and pattern need of the weights; nothing where no output is constant."""
+        return weights_sentence(self.spoken) if self.replacement in ("mean", "zero") else ""
+
+    def table(self, about: str = "") -> pd.DataFrame:
+        """Return sizes and losses, a column for the first key and one for the other keys.
+
+        Args:
+            about: begins the headings of these columns, such as a run's name.
+        """
+        cells: dict[str, dict[str, str]] = {
+            "size": {
+                name: f"leads by {size:z.2g} nats" if name == "lead" else f"{size:z.2g} nats"
+                for name, size in self.sizes.items()
+                if size == size
+            },
+            "left without any source": {
+                name: f"{size:z.1f} nats" if name == "lead" else f"{size:z.2f} nats"
+                for name, (size, _, _) in self.left.items()
+            },
+        }
+        removed = dict.fromkeys(name for some in self.losses.values() for name in some)
+        for name in sorted(removed, key=_place):
+            label = self._row_of(name, [*removed])
+            if label:
+                cells[label] = {
+                    question: percent(some[name])
+                    for question, some in self.losses.items()
+                    if name in some
+                }
+        table = {f"{about or f'L{self.layer}'} at {self.seq_len:,} tokens": [*cells]}
+        for name, heading in QUESTIONS.items():
+            if any(name in of_row for of_row in cells.values()):
+                table[heading] = [of_row.get(name, "") for of_row in cells.values()]
+        return pd.DataFrame(table)
+
+    def _row_of(self, removed: str, others: Sequence[str]) -> str:
+        """Return the row of what is removed; empty for a circuit that equals another row."""
+        if self.replacement in ("mean", "zero") and removed == "w_o+w_v" and "w_o" in others:
+            return ""
+        if self.replacement == "mean" and removed in CONSTANT:
+            return CONSTANT[removed]
+        return f"lost without {phrase(removed)}"
+
+
+def _place(removed: str) -> int:
+    """Return the place of a row: those of `CONSTANT` in their order, after all others."""
+    return [*CONSTANT].index(removed) if removed in CONSTANT else -1
 
 
 def percent(loss: ValueAndBounds) -> str:
