@@ -149,7 +149,7 @@ class LayerLosses:
     @property
     def spoken(self) -> Losses:
         """The losses of lead and pattern, without those of a lead that is small."""
-        is_small = not self.sizes["lead"] > SMALL_LEAD * self.sizes["pattern"]
+        is_small = not abs(self.sizes["lead"]) > SMALL_LEAD * self.sizes["pattern"]
         return {name: of for name, of in self.losses.items() if not (name == "lead" and is_small)}
 
     def sources_sentence(self) -> str:
@@ -175,7 +175,7 @@ class LayerLosses:
         """
         cells: dict[str, dict[str, str]] = {
             "size": {
-                name: f"leads by {size:z.2g} nats" if name == "lead" else f"{size:z.2g} nats"
+                name: f"{_leads(size) if name == 'lead' else ''}{abs(size):.2g} nats"
                 for name, size in self.sizes.items()
                 if size == size
             },
@@ -206,6 +206,10 @@ class LayerLosses:
         if self.replacement == "mean" and removed in CONSTANT:
             return CONSTANT[removed]
         return f"lost without {phrase(removed)}"
+
+
+def _leads(size: float) -> str:
+    return "leads by " if size > 0 else "trails by "
 
 
 def _place(removed: str) -> int:
