@@ -26,13 +26,11 @@ from nope_probe.experiments.verdicts import (
     EIGHT_FOLDS,
     HeadsVerdict,
     exceeds_noise,
-    most_of,
     verdict_on_heads,
 )
 from nope_probe.figures.curves import band_amplitudes, offset_profiles, query_strengths
 from nope_probe.figures.image import export
 from nope_probe.figures.intervals import (
-    ValueAndBounds,
     bound_columns,
     estimate_text,
     excludes_zero,
@@ -41,9 +39,8 @@ from nope_probe.figures.intervals import (
     numbers_as_text,
 )
 from nope_probe.figures.maps import unfold_layers
-from nope_probe.figures.names import phrase, short
 from nope_probe.figures.style import TITLE_HEIGHT
-from nope_probe.figures.words import listed, reader_of
+from nope_probe.figures.words import reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, page
 from nope_probe.runtime.folder import Run, read_run
@@ -423,35 +420,3 @@ def noisy_layers(table: pd.DataFrame, name: str, column: str) -> dict[str, list[
         str(item): [int(layer) for layer in flat[flat[name] == item]["layer"]]
         for item in table[name].unique()
     }
-
-
-def terms_of(sources: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `sources.csv` that add up to the pattern."""
-    return sources[sources["term"] != "position"]
-
-
-def makers(rows: pd.DataFrame, column: str) -> tuple[str, ...]:
-    """Return the term that is most of a layer's pattern, or all with more than a quarter of it.
-
-    Args:
-        rows: the layer's terms.
-        column: the share of the whole pattern, or of a part of it.
-    """
-    total = rows[column].sum()
-    shares: dict[str, ValueAndBounds] = {}
-    for row in rows.to_dict("records"):
-        share, low, high = interval_of(row, column)
-        shares[row["term"]] = share / total, low / total, high / total
-    most = most_of(shares)
-    if most is not None:
-        return (most,)
-    large = [term for term, (share, _, _) in shares.items() if share > 1 / 4]
-    return tuple(large) or (max(shares, key=lambda term: shares[term]),)
-
-
-def together(terms: Sequence[str]) -> str:
-    """Return terms that make a pattern together, in words."""
-    if len(terms) == 1:
-        return phrase(terms[0])
-    parts = dict.fromkeys(part for term in terms for part in term.split("_x_"))
-    return f"{listed([short(part) for part in parts])} together" if parts else "no single source"

@@ -6,11 +6,9 @@ A rule asks both bounds, never the estimate alone. What the bounds leave open is
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
 from typing import Literal
 
 from nope_probe.figures.intervals import ValueAndBounds
-from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
 
 NEEDED = 0.1  # of the pattern: a smaller loss or gain leaves the pattern as it is
 MOST = 0.5  # of the pattern; of the strongest writer's share, too
@@ -18,15 +16,6 @@ LEVEL = 0.95  # of the intervals
 EIGHT_FOLDS = (1,) * 8  # the sizes of the default folds, where a run does not state its own
 
 Effect = Literal["needed", "not needed", "against", "unclear"]
-# By the effect with an identity (or projection) in a weight's place, and with a constant there.
-VERDICTS: dict[tuple[Effect, Effect], str] = {
-    ("needed", "needed"): "needed",
-    ("not needed", "not needed"): "not needed",
-    ("against", "against"): "works against the pattern",
-    ("needed", "not needed"): "needed for its mean direction",
-    ("not needed", "needed"): "needed for what it passes on",
-}
-DEPENDS, UNCLEAR = "depends on what replaces it", "unclear: the interval is too wide"
 
 
 def effect_of(lost: ValueAndBounds) -> Effect:
@@ -47,32 +36,6 @@ def effect_of(lost: ValueAndBounds) -> Effect:
     if high < -NEEDED:
         return "against"
     return "not needed" if low >= -NEEDED and high <= NEEDED else "unclear"
-
-
-def verdict_of(lost: Mapping[Replacement | None, ValueAndBounds]) -> str:
-    """Return the joint verdict of all replacements on a component, in at most 8 words.
-
-    Args:
-        lost: per replacement, the share that is lost without the component; under None that of a
-            component that holds no weight.
-
-    Example:
-        >>> verdict_of({"identity": (0.99, 0.98, 1.0), "mean": (0.03, 0.0, 0.06)})
-        'needed for its mean direction'
-        >>> verdict_of({"identity": (0.99, 0.98, 1.0), "mean": (0.45, 0.02, 0.88)})
-        'unclear: the interval is too wide'
-    """
-    effects = {kind: effect_of(interval) for kind, interval in lost.items()}
-    if "unclear" in effects.values():
-        return UNCLEAR
-    scaled = {effects[kind] for kind in effects if kind in WITH_GAIN}
-    constant = {effects[kind] for kind in effects if kind not in WITH_GAIN}
-    found = {VERDICTS.get(key, DEPENDS) for key in product(scaled or constant, constant or scaled)}
-    # A pattern that does without any output needs no mean direction.
-    is_settled = len(found) == 1 and not (
-        len({*effects.values()}) > 1 and effects.get("zero") == "not needed"
-    )
-    return found.pop() if is_settled else DEPENDS
 
 
 def summed(parts: Iterable[ValueAndBounds]) -> ValueAndBounds:
