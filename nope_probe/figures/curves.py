@@ -46,7 +46,7 @@ from nope_probe.figures.style import (
 )
 
 MOST_COLUMNS = 4
-LABELS = {"score": "scores", "all": "positional pattern"}
+LABELS = {"score": "scores", "pattern": "positional pattern"}
 DASHES = ("dot", "dash", "dashdot", "longdash")
 LINES = ["#7d6be0", "#1d87c9", "#2b9a58"]  # colours between these show on paper and on dark screens
 

@@ -196,7 +196,7 @@ def analyse(
     """
     inputs, layers, first = session.sequences(), measured.layers, measured.first
     tables = {
-        "pattern": measures_table([({"kept": INTACT.name}, measure(layers))], [*layers]),
+        "pattern": measures_table([({"removed": INTACT.name}, measure(layers))], [*layers]),
         "offsets": _offsets_table(layers, choice),
         "queries": queries_table(layers),
     }
@@ -229,7 +229,7 @@ def _offsets_table(layers: Layers, choice: OffsetBins) -> pd.DataFrame:
     first = patterns[0].maps
     n_offsets = first.n - 1 - first.skip_keys
     bins = offset_bins(n_offsets, choice)
-    sums = {"score": score_distance_sums, "all": pattern_distance_sums}
+    sums = {"score": score_distance_sums, "pattern": pattern_distance_sums}
     profiles = {
         name: mean_intervals(bin_means(patterns, of, bins), first.weights)
         for name, of in sums.items()
@@ -242,7 +242,7 @@ def _head_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of heads, of their offset profiles and of attention sinks.
 
-    A row of `heads` has four measures of the head's pattern, measures of its attention, and the
+    A row of `heads` has its lead, three measures of its pattern, measures of its attention, and the
     position and content in its attention weights.
     """
     layers = measured.layers

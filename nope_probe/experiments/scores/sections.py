@@ -51,7 +51,7 @@ def report(run: Run, heads: str = "") -> Report:
             *_map_sections(run),
             *_head_map_sections(heads),
             *split_sections(tables, lengths_of(run)),
-            *_measure_sections(tables, str(run.manifest["conditions"][0])),
+            *_measure_sections(tables),
         ],
         how_to_read=notes.how_to_read("scores"),
     )
@@ -71,7 +71,8 @@ def lead(run: Run) -> Lead:
     rows = above.sort_values("layer").to_dict("records")
     table = {
         "": [f"L{row['layer']}" for row in rows],
-        "strength, nats": [nats(row, "amplitude") for row in rows],
+        "first key leads by, nats": [estimate_text(row, "lead", "z.2f") for row in rows],
+        "pattern, nats": [nats(row, "amplitude") for row in rows],
         "prefers": [f"{preferred_keys(row)} keys" for row in rows],
         "by distance alone": [estimate_text(row, "relative_r2", "z.0f") for row in rows],
     }
@@ -79,12 +80,21 @@ def lead(run: Run) -> Lead:
         top = heads[above_noise(heads, folds)].sort_values("amplitude").groupby("layer").tail(1)
         table["strongest head"] = [_head(top, row["layer"]) for row in rows]
     return Lead(
-        sentence=f"L{best['layer']:.0f} has the strongest positional pattern of {name}: "
-        f"{best['amplitude']:.2g} nats, for {KEYS[preferred_keys(best)]}.",
+        sentence=f"{notes.layers_of(run.manifest)} of {name}: L{best['layer']:.0f} is the strongest, "
+        f"{_first(best)}{best['amplitude']:.2g} nats among the other keys, for "
+        f"{KEYS[preferred_keys(best)]}.",
         table=pd.DataFrame(table),
-        caption="Strength is the pattern's root mean square. By distance alone: the share of the "
-        "pattern that is the same at every distance between query and key.",
+        caption=f"{notes.texts_of(run.manifest)} Pattern: root mean square among the other keys. By "
+        "distance alone: the share of it that depends on the distance of query and key alone.",
     )
+
+
+def _first(row: pd.Series) -> str:
+    """Return the first key's lead in words, where a layer has one."""
+    lead = row["lead"]
+    if lead != lead:
+        return "with "
+    return f"whose first key {'leads' if lead > 0 else 'trails'} by {abs(lead):.2g} nats, with "
 
 
 def _head(heads: pd.DataFrame, layer: int) -> str:
@@ -107,12 +117,13 @@ def _map_sections(run: Run) -> Iterator[Section]:
         "layers": layers,
         "noise": [float(np.sqrt(np.nanmean(errors**2))) for errors in run.maps["se"]],
     }
+    has_lead = " The column on the left is the first key's lead over the others." * bool(skip_keys)
     left_out = " Colours leave out the first key." if skip_keys else ""
     yield Section(
         title="The positional pattern",
         figure=partial(_pattern_maps, score, **drawn),
         caption="Mean scores less each row's mean over the keys before the query: softmax sees "
-        f"nothing else. Red keys get more attention than the row's mean.{left_out}",
+        f"nothing else. Red keys get more attention than the row's mean.{has_lead}",
     )
     yield Section(
         title="Mean scores",
@@ -126,7 +137,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
             term_maps,
             {"less diagonal means": normalised},
             title="Mean scores less the mean of each diagonal",
-            **drawn,
+            **{**drawn, "skip_keys": 0},
         ),
         caption="What depends on distance alone is taken away; the rest depends on the positions "
         f"of query and key. Red is above the diagonal's mean, blue below.{left_out}",
@@ -136,11 +147,15 @@ def _map_sections(run: Run) -> Iterator[Section]:
 def _pattern_maps(score: RowMaps, skip_keys: int, **drawn: Any) -> go.Figure:
     import torch  # a finished run is shown without it; only pages and images draw maps
 
-    from nope_probe.maps.centred import row_centred
+    from nope_probe.maps.layers import LayerMaps
 
     queries = None if score.queries is None else torch.from_numpy(score.queries)
-    pattern = row_centred(torch.from_numpy(score.values).double(), skip_keys, queries)
-    maps = replace(score, values=pattern.float().numpy())
+    layers = [
+        LayerMaps.of(layer[None], None, queries, skip_keys)
+        for layer in torch.from_numpy(score.values).double()
+    ]
+    patterns = torch.stack([layer.pattern.mean_with_lead() for layer in layers])
+    maps = replace(score, values=patterns.float().numpy())
     title = "Positional pattern"
     return term_maps({title.lower(): maps}, title=title, skip_keys=skip_keys, **drawn)
 
@@ -155,10 +170,10 @@ def _head_map_sections(heads: str) -> Iterator[Section]:
         )
 
 
-def _measure_sections(tables: Mapping[str, pd.DataFrame], intact: str) -> Iterator[Section]:
+def _measure_sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
     yield Section(
         title="Measures of the pattern's shape",
-        figure=partial(pattern_measures, tables["pattern"], intact),
+        figure=partial(pattern_measures, tables["pattern"]),
         caption=notes.MEASURES,
         table=tables["pattern"],
     )
