@@ -173,7 +173,7 @@ def _of_removals(facts: Manifest) -> dict[str, Any]:
 
 def _of_command(facts: Manifest) -> dict[str, Any]:
     settings = facts["settings"]
-    given = settings.get("given", {"kind": "text"})["kind"] == "text"
+    given = settings.get("given", {}).get("kind", "text") == "text"
     per_head, writers = settings.get("per_head", False), settings.get("writers", "heads")
     return {
         "control": given

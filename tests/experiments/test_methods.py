@@ -16,6 +16,7 @@ from nope_probe import (
     attention,
     behaviour,
     circuit,
+    load,
     read_run,
     run_ablations,
     scores,
@@ -140,6 +141,8 @@ def test_vectors_and_tokens_in_memory_are_described_by_their_kind(tmp_path: Path
     ):
         run = run_ablations(name, data, layers=1, folds=5, players=["sources"])
         assert f"The inputs were 11 sequences of 17 {kind} (data: " in run.methods
+    made = run_ablations(load("nope-tiny", n_layers=1), n_seqs=11, seq_len=17, players=["sources"])
+    assert "11 sequences of 17 tokens from random places" in made.methods, "of a model in memory"
 
 
 def test_sequences_without_documents_are_described_too(tmp_path: Path) -> None:

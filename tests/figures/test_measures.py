@@ -48,7 +48,7 @@ def test_measures_are_drawn_with_and_without_each_source() -> None:
         "without either",
     ]
     assert [trace.y[0] for trace in first] == [1, 2, 3, 4]
-    assert len(figure.data) == 4 * (len(MEASURES) - 2), "parts of the amplitude have no panel"
+    assert len(figure.data) == 4 * (len(MEASURES) - 4), "no parts of the amplitude, no contrasts"
 
 
 def test_shuffled_tokens_have_open_markers() -> None:
