@@ -192,14 +192,14 @@ def measures_table(
 def mean_covariance_table(
     layers: Sequence[MeanCovariance], terms: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Return the table of the mean and covariance terms: share and RMS (nats).
+    """Return the table of the mean and covariance terms: of, share, size (nats).
 
     Args:
-        layers: the two terms of each layer.
-        terms: the exact terms of the same layers (`term_table`), which replace the two terms:
-            the mean term's row is then the sum of the four before it.
+        layers: the two terms of each layer's pattern.
+        terms: the exact terms of the leads and patterns of the same layers (`term_table`), which
+            replace the two terms: the mean term's row is then the sum of the four before it.
     """
-    columns = ["layer", "term", *interval_names("share", "rms")]
+    columns = ["layer", "of", "term", *interval_names("share", "size")]
     if terms is not None:
         rows = terms[~terms["term"].isin(("all", "alibi"))].reindex(columns=columns)
         return rows.reset_index(drop=True)
@@ -207,11 +207,12 @@ def mean_covariance_table(
         [
             {
                 "layer": layer.layer,
+                "of": "pattern",
                 "term": name,
-                **interval_columns(share=share, rms=rms),
+                **interval_columns(share=share, size=size),
             }
             for layer in layers
-            for name, share, rms in (
+            for name, share, size in (
                 ("mean", layer.mean, layer.mean_rms),
                 ("covariance", layer.covariance, layer.covariance_rms),
             )
@@ -238,7 +239,7 @@ def term_table(sums: PositionSums) -> pd.DataFrame:
 def writer_table(sums: PositionSums) -> pd.DataFrame:
     """Return what each writer brings to the written terms of every lead and pattern.
 
-    There is a row for each side, keys and queries. All rows of a lead or pattern add up to its
+    There is a row for each side, keys and queries. The rows of a lead or pattern add up to its
     three written terms; see `written_terms`.
     """
     return pd.DataFrame(

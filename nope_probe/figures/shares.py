@@ -84,14 +84,13 @@ def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
     """Draw the exact terms' shares and sizes, per layer.
 
     Args:
-        table: `mean_covariance.csv`: layer, term, and share and rms (nats) with their bounds.
+        table: `mean_covariance.csv`: layer, of, term, and share and size (nats) with their bounds.
     """
-    terms = table.assign(term=table["term"].map(term_entry))
-    panels = {
-        "share of the pattern": _by_name(terms, "term", "share"),
-        "RMS, nats": _by_name(terms, "term", "rms"),
-    }
-    return over_layers(panels, title="The exact terms of the scores")
+    panels = {}
+    for question, rows in _by_question(table.assign(term=table["term"].map(term_entry))).items():
+        panels[f"{QUESTIONS[question]}, share"] = _by_name(rows, "term", "share")
+        panels[f"{QUESTIONS[question]}, nats"] = _by_name(rows, "term", "size")
+    return over_layers(panels, title="The exact terms of the scores", columns=2)
 
 
 def term_entry(term: str) -> str:

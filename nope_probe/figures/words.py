@@ -147,21 +147,32 @@ def with_readers(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def strongest_reader(terms: pd.DataFrame) -> str | None:
-    """Return the reader with the strongest pattern among patterns that exceed their noise."""
-    if "rms" not in terms:
-        return None
-    above = with_readers(terms[(terms["term"] == "all") & (terms["rms_low"] > 0)])
-    return None if above.empty else str(above.sort_values("rms").iloc[-1]["reader"])
+    """Return the reader with the strongest lead or pattern of those that exceed their noise."""
+    above = whole_sizes(terms)
+    above = above[above["size_low"] > 0]
+    return None if above.empty else str(above.sort_values("size").iloc[-1]["reader"])
+
+
+def whole_sizes(terms: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `terms.csv` of whole leads and patterns, with their readers.
+
+    A lead below 0, of other keys over the first, has its size without the sign.
+    """
+    whole = with_readers(terms[terms["term"] == "all"])
+    is_below = whole["size"] < 0
+    ends = {"size": "size", "size_low": "size_high", "size_high": "size_low"}
+    return whole.assign(
+        **{name: whole[name].where(~is_below, -whole[other]) for name, other in ends.items()}
+    )
 
 
 def shown_readers(terms: pd.DataFrame, first: str | None = None) -> list[str]:
     """Return the readers to show: all, or if they are many, the first and the strongest."""
-    rows = with_readers(terms)
-    readers = list(dict.fromkeys(rows["reader"]))
+    readers = list(dict.fromkeys(with_readers(terms)["reader"]))
     if len(readers) <= MOST_READERS:
         return readers
-    whole = rows[rows["term"] == "all"].sort_values("rms", ascending=False)
-    kept = {first, *whole["reader"][: MOST_READERS - 1]}
+    sizes = whole_sizes(terms).groupby("reader")["size"].max()
+    kept = {first, *sizes.sort_values(ascending=False).index[: MOST_READERS - 1]}
     return [name for name in readers if name in kept]
 
 

@@ -80,11 +80,11 @@ def lead(run: Run) -> Lead:
         top = heads[above_noise(heads, folds)].sort_values("amplitude").groupby("layer").tail(1)
         table["strongest head"] = [_head(top, row["layer"]) for row in rows]
     return Lead(
-        sentence=f"{notes.layers_of(run.manifest)} of {name}: L{best['layer']:.0f} is the strongest, "
-        f"{_first(best)}{best['amplitude']:.2g} nats among the other keys, for "
+        sentence=f"Of {notes.layers_of(run.manifest)} of {name}, L{best['layer']:.0f} is the "
+        f"strongest, {_first(best)}{best['amplitude']:.2g} nats among the other keys, for "
         f"{KEYS[preferred_keys(best)]}.",
         table=pd.DataFrame(table),
-        caption=f"{notes.texts_of(run.manifest)} Pattern: root mean square among the other keys. By "
+        caption=f"{notes.texts_of(run.manifest)} Pattern: RMS among the other keys. By "
         "distance alone: the share of it that depends on the distance of query and key alone.",
     )
 

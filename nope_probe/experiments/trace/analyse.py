@@ -7,16 +7,15 @@ position, so that the blocks between the writer and the reader respond.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Any, NamedTuple, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.positions import clock, direct_share, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader, Side
@@ -30,14 +29,14 @@ from nope_probe.experiments.tables import (
     term_table,
     writer_table,
 )
-from nope_probe.experiments.trace.sections import lead, report
+from nope_probe.experiments.trace.sections import report
 from nope_probe.figures.position_figure import ALL, CLOCKS
-from nope_probe.figures.words import reader_of, with_readers
+from nope_probe.figures.words import reader_of, strongest_reader
 from nope_probe.hooks.ablation import directly_ablated
-from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.replacements import WrittenPosition
 from nope_probe.maps.folds import folds_of
-from nope_probe.maps.layers import LayerMaps, shared_patterns
+from nope_probe.maps.layers import LayerMaps, Question, shared_patterns
 from nope_probe.maps.positions import PositionSums
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
@@ -45,164 +44,141 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 EFFECTS = ("predicted", "held", "direct", "norm", "total")  # columns of `effects.csv`
-LEAST_TESTED = 0.05  # of a pattern: no smaller share is tested by a removal
-MOST_HEADS = 4  # heads measured per MLP, because the MLP may have passed on their output
-ReaderMaps = dict[tuple[int, int | None], LayerMaps]  # by layer and head
+MATTERS = 0.05  # of a lead or pattern: what a removal takes, or a writer's direct share
 
 
-class Pair(NamedTuple):
-    """A writer, and the layer (or head) that reads it."""
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A layer, or a head of it, whose scores are read."""
 
     layer: int
-    head: int | None
-    writer: Writer
+    head: int | None = None
 
-    @property
-    def reader(self) -> tuple[int, int | None]:
-        """The layer and head of the reader."""
-        return self.layer, self.head
+    @classmethod
+    def parse(cls, name: str) -> Place:
+        """Return the place of a name such as L2 or L2H1."""
+        layer, _, head = name.removeprefix("L").partition("H")
+        return cls(layer=int(layer), head=int(head) if head else None)
+
+    def reader(self, sums: PositionSums) -> Reader:
+        """Return its mean queries and keys."""
+        names = {name: number for name, number in vars(self).items() if number is not None}
+        return next(reader for of_reader, reader in readers(sums) if of_reader == names)
+
+    def rows(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return its rows of a table."""
+        rows = table[table["layer"] == self.layer]
+        return rows if self.head is None else rows[rows["head"] == self.head]
+
+    def maps(self, engine: Engine, key: str, ablation: Ablation | None = None) -> LayerMaps:
+        """Return its scores, of the model without what an ablation removes."""
+        by_head = self.head is not None
+        maps = engine.scores(f"effects-{key}", ablation, layers=[self.layer], per_head=by_head)
+        [of_layer] = maps.by_layer.values()
+        return of_layer if self.head is None else of_layer.heads[self.head]
 
 
 def measure_effects(
     engine: Engine,
     sums: PositionSums,
     writers: pd.DataFrame,
+    reader: str,
     *,
-    n_pairs: int = 6,
-    least: float = 0.0,
+    n_heads: int = 6,
 ) -> pd.DataFrame:
-    """Return the share of a reader's pattern that is lost without a writer's position.
+    """Return what a reader's lead and pattern lose without the position of each writer.
 
-    The strongest pairs of writer and reader are measured. If the writer is an MLP, the heads whose
-    output it reads are measured on the same reader. A run of the model without a writer's position
-    serves all readers; every direct path into a layer needs its own run.
+    The position of every earlier attention and MLP, and of the embeddings, is taken away in turn.
+    The heads of an attention are taken one by one if the attention matters: if the reader loses 5%
+    or more without it, or if the direct share of one of its heads is as large. A run without a
+    writer's position serves lead and pattern, and so does a run without its direct path.
 
     Args:
         engine: the model on the sequences of the run.
         sums: the readers' sums, on the same sequences in the same folds.
-        writers: the `writer_table` of the sums, or its rows of some readers.
-        n_pairs: how many of the strongest pairs to measure.
-        least: the loss of a pattern, without the position of all heads that an MLP reads, below
-            which the heads are not measured one by one.
+        writers: the `writer_table` of the sums.
+        reader: the layer (L2) or head (L2H1).
+        n_heads: how many heads to take one by one, those with the largest direct shares first, then
+            those whose mean output varies most with the position.
 
     Returns:
-        A row for each pair, the strongest first: `layer`, `head` if heads are readers, `writer`,
-        and with their intervals `predicted`, the exact share; `held`, the loss if only the
-        reader's own input loses the writer's position and the scales of its norms stay; `direct`,
-        the loss if the scales follow, as in the model; `norm`, direct less held; and `total`, the
-        loss if all blocks after the writer lose the position.
+        A row for each writer, of the lead and of the pattern: `layer`, `head` if heads are readers,
+        `of`, `writer`, and with their intervals `predicted`, the exact share of queries and keys
+        together; `held`, the loss if only the reader's own input loses the writer's position and
+        the scales of its norms stay; `direct`, the loss if the scales follow, as in the model;
+        `norm`, direct less held; and `total`, the loss if all blocks after the writer lose the
+        position. There are no rows of the lead where the first position keeps what is written
+        there: most of the lead would be kept as well.
     """
-    pairs = strongest_pairs(writers, n_pairs)
-    heads = {pair: heads_read_by(engine, sums, pair) for pair in pairs}
-    together = {pair: Writer(f"ATTN{own[0].block}") for pair, own in heads.items() if own}
-    named = sorted({pair.writer for pair in pairs}.union(*heads.values(), together.values()))
-    removals = {writer: Ablation(remove=[writer.removal]) for writer in named}
-    engine = engine.calibrated("effects-positions", removals.values())
-    per_head, layers = "head" in writers, {pair.layer for pair in pairs}
-    captured = partial(_reader_maps, engine, per_head)
-    # Of the writers' blocks too: later passes start with the input of these blocks.
-    blocks = {*layers, *(writer.block for writer in named)} & {*sums.readers}
-    intact = captured("intact", blocks) if pairs else {}
+    place = Place.parse(reader)
+    read, known = place.reader(sums), place.rows(writers)
+    names = {Writer(name) for name in read.sums.keys if name != "bias"}
+    intact = place.maps(engine, "intact")
 
-    @cache
-    def total(writer: Writer) -> ReaderMaps:
-        read_by = {pair.layer for pair in pairs if writer in (pair.writer, together.get(pair))}
-        return captured(writer, read_by, removals[writer])
+    def measured(engine: Engine, removed: Iterable[Writer]) -> Iterator[Row]:
+        for writer in removed:
+            total = place.maps(engine, writer, Ablation(remove=[writer.removal]))
+            position = written_positions(engine)[writer]
+            with directly_ablated(engine.model, writer, position, place.layer):
+                direct = place.maps(engine, f"{writer}-to-L{place.layer}")
+            for question, lost in losses(intact, direct, total, read, writer).items():
+                yield {**vars(place), "of": question, "writer": writer, **interval_columns(**lost)}
 
-    positions = {} if engine.calibration is None else engine.calibration.positions
-    for pair, candidates in heads.items():
-        if not candidates or could_be(
-            share_lost(intact[pair.reader], total(together[pair])[pair.reader]), least
-        ):
-            by_size = sorted(candidates, key=lambda head: -float(positions[head].vectors.norm()))
-            pairs += [Pair(*pair.reader, writer) for writer in by_size[:MOST_HEADS]]
-    pairs = list(dict.fromkeys(pairs))
-    known = {(name["layer"], name.get("head")): reader for name, reader in readers(sums)}
-    rows: dict[Pair, Row] = {}
-    for writer in dict.fromkeys(pair.writer for pair in pairs):
-        own = [pair for pair in pairs if pair.writer == writer]
-        direct: ReaderMaps = {}
-        for layer in sorted({pair.layer for pair in own}):
-            with directly_ablated(engine.model, writer, positions[writer], layer):
-                direct |= captured(f"{writer}-to-L{layer}", [layer])
-        for pair in own:
-            reader = pair.reader
-            of_maps = intact[reader], direct[reader], total(writer)[reader]
-            rows[pair] = pair._asdict() | interval_columns(
-                predicted=direct_share(known[reader], writer),
-                **shares_lost(*of_maps, known[reader], writer),
-            )
-    columns = [*Pair._fields, *interval_names(*EFFECTS)]
-    table = pd.DataFrame([rows[pair] for pair in pairs], columns=columns)
-    return table if per_head else table.drop(columns="head")
-
-
-def _reader_maps(
-    engine: Engine,
-    per_head: bool,
-    key: str,
-    layers: Collection[int],
-    ablation: Ablation | None = None,
-) -> ReaderMaps:
-    """Return the score maps of readers by layer and head; None is the mean over heads."""
-    captured = engine.scores(f"effects-{key}", ablation, layers=sorted(layers), per_head=per_head)
-    by_layer = captured.by_layer
-    if not per_head:
-        return {(layer, None): maps for layer, maps in by_layer.items()}
-    return {
-        (layer, head): maps
-        for layer, of_layer in by_layer.items()
-        for head, maps in enumerate(of_layer.heads)
+    whole = sorted({writer.whole for writer in names}, key=lambda writer: writer.order)
+    rows = [*measured(with_positions(engine, "blocks", whole), whole)]
+    direct = direct_shares(known)
+    matter = {writer.whole for writer in direct} | {
+        row["writer"] for row in rows if could_matter(row["total_low"], row["total_high"])
     }
+    heads = sorted(name for name in names if name.head is not None and name.whole in matter)
+    if heads and n_heads:
+        of_heads = with_positions(engine, "heads", heads)
+        sizes = {name: of.vectors.norm() for name, of in written_positions(of_heads).items()}
+        heads.sort(key=lambda head: (-direct.get(head, 0.0), -float(sizes[head])))
+        rows += measured(of_heads, heads[:n_heads])
+    rows.sort(key=lambda row: (row["of"], row["writer"].order))
+    columns = ["layer", "head", "of", "writer", *interval_names(*EFFECTS)]
+    table = pd.DataFrame(rows, columns=columns)
+    return table.drop(columns="head") if place.head is None else table
 
 
-def that_could_matter(writers: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the writers whose share, of keys and queries together, could be 5%."""
-    names = [name for name in ("layer", "head", "writer") if name in writers]
-    bounds = writers.groupby(names)[["share_low", "share_high"]].transform("sum")
-    return writers[bounds.abs().max(axis=1) >= LEAST_TESTED]
+def with_positions(engine: Engine, key: str, writers: Sequence[Writer]) -> Engine:
+    """Return the engine with the mean output of some writers at each position."""
+    removals = [Ablation(remove=[writer.removal]) for writer in writers]
+    return engine.calibrated(f"effects-{key}", removals)
 
 
-def strongest_pairs(writers: pd.DataFrame, n_pairs: int) -> list[Pair]:
-    """Return the pairs with the largest shares, of keys and queries together, either sign."""
-    rows = writers[writers["writer"] != "bias"].dropna(subset=["share"])
-    names = [name for name in ("layer", "head", "writer") if name in rows]
-    shares = rows.groupby(names, sort=False)["share"].sum()
-    order = shares.abs().sort_values(ascending=False, kind="stable").index[:n_pairs]
-    pairs = (dict(zip(names, key, strict=True)) for key in order)
-    return [Pair(pair["layer"], pair.get("head"), Writer(pair["writer"])) for pair in pairs]
+def written_positions(engine: Engine) -> Mapping[str, WrittenPosition]:
+    """Return the position of the writers that an engine was calibrated for."""
+    return {} if engine.calibration is None else engine.calibration.positions
 
 
-def heads_read_by(engine: Engine, sums: PositionSums, pair: Pair) -> list[Writer]:
-    """Return the heads (or the attention) whose output an MLP reads directly.
+def could_matter(low: float, high: float) -> bool:
+    """Return whether a share between these bounds could be 5% or more, of either sign."""
+    return max(abs(low), abs(high)) >= MATTERS
 
-    The heads belong to the MLP's block, or to the block before if attention and MLP are parallel.
+
+def direct_shares(writers: pd.DataFrame) -> dict[Writer, float]:
+    """Return the writers whose direct share could matter, with its size.
+
+    The share is that of keys and queries together, of the lead or of the pattern.
+
+    Args:
+        writers: one reader's rows of `writers.csv`.
     """
-    if pair.writer.kind != "MLP":
-        return []
-    block = pair.writer.block
-    if any(layer.index == block and layer.parallel for layer in layers_of(engine.model)):
-        block -= 1
-    writers = map(Writer, sums.readers[pair.layer].keys)
-    return [writer for writer in writers if writer.is_attention and writer.block == block]
+    columns = ["share", "share_low", "share_high"]
+    sums = writers.dropna(subset=columns).groupby(["of", "writer"], sort=False)[columns].sum()
+    shares: dict[Writer, float] = {}
+    for (_, name), (share, low, high) in sums.iterrows():
+        if could_matter(low, high):
+            shares[Writer(name)] = max(abs(share), shares.get(Writer(name), 0.0))
+    return shares
 
 
-def could_be(share: Interval, least: float) -> bool:
-    """Return whether a share of either sign could be so large."""
-    return not max(abs(share.low), abs(share.high)) < least
-
-
-def share_lost(intact: LayerMaps, without: LayerMaps) -> Interval:
-    """Return the lost share of a pattern v that becomes w, <v - w, v> / <v, v>."""
-    v, w = shared_patterns([intact, without])
-    gram = ContrastGram.of({"v": v, "w": w})
-    return gram.share({"v": 1.0, "w": -1.0}, {"v": 1.0})
-
-
-def shares_lost(
+def losses(
     intact: LayerMaps, direct: LayerMaps, total: LayerMaps, reader: Reader, writer: Writer
-) -> dict[str, Interval]:
-    """Return the shares of a reader's pattern that are lost without a writer's position.
+) -> dict[Question, dict[str, Interval]]:
+    """Return the shares of a reader's lead and pattern that are lost without a writer's position.
 
     Args:
         intact: the reader's scores.
@@ -217,16 +193,19 @@ def shares_lost(
     )
     maps = {"intact": intact, "direct": direct, "total": total, "linear": linear, "held": held}
     patterns = shared_patterns([*maps.values()])
-    gram = ContrastGram.of(dict(zip(maps, patterns, strict=True)))
-
-    def lost(**contrast: float) -> Interval:
-        return gram.share(contrast, {"intact": 1.0})
-
+    grams = contrast_grams(dict(zip(maps, patterns, strict=True)))
+    whole = {"intact": 1.0}
     return {
-        "held": lost(linear=1.0, held=-1.0),
-        "direct": lost(intact=1.0, direct=-1.0),
-        "norm": lost(intact=1.0, direct=-1.0, linear=-1.0, held=1.0),
-        "total": lost(intact=1.0, total=-1.0),
+        asked.question: {
+            "predicted": direct_share(asked, writer),
+            "held": gram.share({"linear": 1.0, "held": -1.0}, whole),
+            "direct": gram.share({"intact": 1.0, "direct": -1.0}, whole),
+            "norm": gram.share({"intact": 1.0, "direct": -1.0, "linear": -1.0, "held": 1.0}, whole),
+            "total": gram.share({"intact": 1.0, "total": -1.0}, whole),
+        }
+        for asked in reader.questions()
+        if asked.question == "pattern" or not reader.kept_positions
+        for gram in (grams[asked.question],)
     }
 
 
@@ -235,21 +214,22 @@ class TraceTables:
     """The tables and maps of who writes the position that each layer (or head) of a model reads.
 
     Attributes:
-        terms: a row for each term of a reader's pattern: its RMS in nats, its share, and the share
-            of it that is a function of the distance.
-        writers: a row for each reader, side (key or query) and writer: its share of the pattern.
-        effects: for the strongest writers, the share that is lost without their position; empty
-            unless measured.
+        terms: a row for each term of a reader's lead and pattern: its size in nats, its share, and
+            the share of a pattern's term that is a function of the distance.
+        writers: a row for each reader, lead or pattern, side (key or query) and writer: its share.
         clocks: a reader's mean keys and queries along their two principal axes, by position.
-        maps: the patterns of the terms by name, such as `L1/rotation`, nats; where only some
-            queries have rows, also the `query_positions` of the rows.
+        maps: the patterns of the terms by name, such as `L1/rotation`, nats, with the lead of the
+            first key in the first column; where only some queries have rows, also the
+            `query_positions` of the rows.
+        effects: for the writers before one reader, what its lead and pattern lose without their
+            position; empty unless measured.
     """
 
     terms: pd.DataFrame
     writers: pd.DataFrame
-    effects: pd.DataFrame
     clocks: pd.DataFrame
     maps: dict[str, Float[np.ndarray, "row key_pos"] | Int[np.ndarray, " row"]]
+    effects: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
@@ -260,20 +240,19 @@ class TraceTables:
     def with_effects(
         self, engine: Engine, sums: PositionSums, confirm: int, reader: str | None = None
     ) -> TraceTables:
-        """Return the trace with the measured effects of the strongest writers.
+        """Return the trace with what a reader loses without the position of each writer.
 
         Args:
             engine: the model, on the sequences of the sums.
             sums: the writers' parts of each reader.
-            confirm: how many pairs of writer and reader to measure the effect of, at most: the
-                pairs are left out whose share is surely below 5%.
-            reader: the layer or head whose writers are measured; by default all readers.
+            confirm: how many heads to take one by one, after each attention and MLP; 0 takes
+                nothing away.
+            reader: the layer or head; by default the reader with the strongest lead or pattern.
         """
-        of_reader = with_readers(self.writers)["reader"] == reader
-        own = self.writers if reader is None else self.writers[of_reader]
-        effects = measure_effects(
-            engine, sums, that_could_matter(own), n_pairs=confirm, least=LEAST_TESTED
-        )
+        shown = reader or strongest_reader(self.terms)
+        if shown is None or not confirm:
+            return self
+        effects = measure_effects(engine, sums, self.writers, shown, n_heads=confirm)
         return replace(self, effects=effects)
 
 
@@ -285,7 +264,7 @@ def trace_of(sums: PositionSums) -> TraceTables:
     """
     writers = writer_table(sums)
     writers = writers.sort_values(
-        [name for name in ("layer", "head", "side", "writer") if name in writers],
+        [name for name in ("layer", "head", "of", "side", "writer") if name in writers],
         key=lambda column: (
             column.map(lambda name: Writer(name).order) if column.name == "writer" else column
         ),
@@ -299,7 +278,6 @@ def trace_of(sums: PositionSums) -> TraceTables:
     return TraceTables(
         terms=term_table(sums),
         writers=writers,
-        effects=pd.DataFrame(),
         clocks=clock_table(sums, writers),
         maps=maps | queries_of(sums),
     )
@@ -321,15 +299,16 @@ def analyse(session: Session[RunSettings], trace: TraceTables, reader: str | Non
         session: the run in progress.
         trace: its results.
         reader: the layer or head that the headline is about; by default the reader with the
-            strongest pattern.
+            strongest lead or pattern.
     """
-    inputs, n_folds = session.sequences(), session.settings.folds
-    counts = folds_of(len(inputs), n_folds, inputs.documents).bincount()
+    settings, inputs = session.settings, session.sequences()
+    counts = folds_of(len(inputs), settings.folds, inputs.documents).bincount()
     manifest: dict[str, Any] = {
         **session.provenance(),
-        **input_record(inputs, session.settings.n_skipped(inputs), counts),
-        "reader": reader,
-        "headline": [lead(trace.tables, reader, counts.tolist()).sentence],
+        **input_record(inputs, settings.n_skipped(inputs), counts),
+        "kept_positions": settings.n_kept(inputs),
+        "layers": sorted(int(layer) for layer in trace.terms["layer"].unique()),
+        "reader": reader or strongest_reader(trace.terms),
     }
     arrays = {"maps": trace.maps, "tokens": input_arrays(inputs)}
     run = Run(manifest=manifest, arrays=arrays, tables=trace.tables)
@@ -348,24 +327,25 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
         `explained`: both axes' share of the variance of all writers' sum between positions, and
         `norm_scale`: the norms' mean scale at the position over its mean over positions.
     """
-    tables, skip_keys = [], sums.skip_keys
+    tables, kept = [], sums.kept_positions
     for names, reader in readers(sums):
         scale = reader.sums.norm_scale
         assert scale is not None
-        scale = scale[skip_keys:] / scale[skip_keys:].mean()
-        own = writers[(writers[list(names)] == pd.Series(names)).all(axis=1)]
+        scale = scale[kept:] / scale[kept:].mean()
+        is_own = (writers[list(names)] == pd.Series(names)).all(axis=1)
+        own = writers[is_own & (writers["of"] == "pattern")]
         for side in get_args(Side):
             hands = clock(reader, side)
             rows = own[own["side"] == side]
             order = rows["share"].abs().sort_values(ascending=False).index
             strongest = rows.loc[order, "writer"][: CLOCKS - 1]
             for writer in (ALL, *strongest):
-                points = (hands.whole if writer == ALL else hands.writers[writer])[skip_keys:]
+                points = (hands.whole if writer == ALL else hands.writers[writer])[kept:]
                 columns = {
                     **names,
                     "side": side,
                     "writer": writer,
-                    "position": range(skip_keys, skip_keys + len(points)),
+                    "position": range(kept, kept + len(points)),
                     "axis_1": points[:, 0],
                     "axis_2": points[:, 1],
                     "explained": float(hands.explained.sum()),

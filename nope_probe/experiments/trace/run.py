@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,6 @@ def capture(session: Session[Settings]) -> TraceTables:
                 per_head=settings.traces_heads,
             )
         with status("splitting the patterns", in_logs=True):
-            sums = replace(sums, apart=settings.n_apart(data))
             trace = trace_of(sums)
         with session.checkpoint.progress([]):
             return trace.with_effects(engine, sums, settings.confirm, settings.reader)
@@ -80,7 +79,7 @@ class Trace(Run):
         """Return the readers, and the main writers of the strongest pattern."""
         readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
         _, _, held = super().__repr__().partition(": ")
-        return f"Trace of {readers}: {lead(self.tables).sentence} {held}"
+        return f"Trace of {readers}: {lead(self).sentence} {held}"
 
     @property
     def terms(self) -> pd.DataFrame:

@@ -13,7 +13,6 @@ from nope_probe.models.info import ModelInfo
 from nope_probe.runtime.places import validate_memory
 from nope_probe.runtime.settings import (
     LARGEST,
-    Beginnings,
     Bounds,
     ModelFlag,
     RunSettings,
@@ -25,11 +24,12 @@ MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one o
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(RunSettings):
-    """Trace who writes the position that each layer reads, without removing anything.
+    """Trace who writes the position that each layer reads.
 
-    Splits each layer's positional pattern exactly into rotation (RoPE on vectors that know nothing
-    of position), written position and covariance. Splits the written position into the parts of
-    all embeddings, heads and MLPs before the layer.
+    Splits each layer's lead of the first key, and its pattern among the other keys, exactly into
+    rotation (RoPE on vectors that know nothing of position), written position and covariance.
+    Splits the written position into the parts of all embeddings, heads and MLPs before the layer,
+    and measures what one layer loses without the position of each.
     """
 
     model: ModelFlag = "nope-tiny"
@@ -50,7 +50,10 @@ class Settings(RunSettings):
     confirm: Annotated[
         int,
         Bounds(0, 1000),
-        _arg(help="For how many of the strongest writers to take their position away and measure."),
+        _arg(
+            help="Of how many heads to take the position away, after that of every earlier attention "
+            "and MLP, to measure what is lost; 0 takes nothing away."
+        ),
     ] = 6
     folds: Annotated[
         int,
@@ -100,14 +103,6 @@ class Settings(RunSettings):
             )
         fewer = ", or take --writers layers" if self.writers == "heads" else ""
         validate_memory(self.bytes_of_sums(info), f"--layers or --seq-len{fewer}")
-
-    def n_skipped(self, inputs: Beginnings) -> int:
-        """Return how many first keys terms leave out: those whose position is never taken away."""
-        return self.n_kept(inputs)
-
-    def n_apart(self, inputs: Beginnings) -> int:
-        """Return how many first keys stand apart in shares."""
-        return super().n_skipped(inputs)
 
     @property
     def removes(self) -> bool:
