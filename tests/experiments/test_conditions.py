@@ -11,13 +11,13 @@ import torch
 from nope_probe.conditions import INTACT
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan, measure_conditions
-from nope_probe.experiments.ablation.settings import Settings
+from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan
 from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.passes import execute
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import capture_written
 from nope_probe.hooks.reading.capture import capture_scores
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.models.parameter_free import build, nope_llama
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
@@ -40,7 +40,11 @@ def random_tokens(first: int = 0) -> Sequences:
 
 
 def measured(
-    model: Any, inputs: Sequences, plan: Plan, checkpoint: Any = None, **options: Any
+    model: Any,
+    inputs: Sequences,
+    plan: Plan,
+    checkpoint: Any = None,
+    shuffled: Sequences | None = None,
 ) -> Measured:
     engine = Engine(
         model=model,
@@ -49,7 +53,7 @@ def measured(
         batch_size=7,
         checkpoint=checkpoint,
     )
-    return measure_conditions(engine, plan, **options)
+    return Measured.of(plan, dict(execute(engine, plan.passes(engine, shuffled))))
 
 
 def powerset(names: list[str]) -> list[tuple[str, ...]]:
@@ -57,64 +61,65 @@ def powerset(names: list[str]) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("has", "beside", "n_default"),
+    ("has", "encodings"),
     [
-        (LLAMA, ["rope"], 32 + 8),
-        (NOPE, [], 16 + 4),
-        (GPT2, ["pos_embed"], 32 + 8),
-        ((*LLAMA, "window"), ["rope", "window"], 32 + 8 + 4),
+        (LLAMA, ["rope"]),
+        (NOPE, []),
+        (GPT2, ["pos_embed"]),
+        ((*LLAMA, "window"), ["rope", "window"]),
     ],
 )
-def test_a_plan_runs_the_conditions_of_the_sources_and_of_its_players_once(
-    has: Any, beside: list[str], n_default: int
+def test_a_plan_removes_sources_together_and_weights_with_and_without_them(
+    has: Any, encodings: list[str]
 ):
-    plan = make_plan(has, None)
-    assert [players.name for players in plan.player_sets] == ["players", "circuits"]
-    assert (plan.sources, len(plan.conditions)) == (("mask", *beside), n_default)
-    assert plan.conditions[0] == INTACT
-    sources = make_plan(has, ["sources"])
-    assert sources.player_sets == ()
-    assert set(sources.conditions) == {frozenset(item) for item in powerset(["mask", *beside])}
-    assert set(sources.conditions) < set(make_plan(has, ["w_q", "mlp"]).conditions)
+    plan = make_plan(has)
+    sources = ["mask", *encodings]
+    assert list(plan.sources) == sources
+    assert plan.plain[0] == INTACT
+    assert {*plan.plain} == {frozenset(item) for item in powerset(sources)}
+    weights = [{"w_q"}, {"w_k"}, {"w_o"}, {"w_q", "w_k"}, {"w_o", "w_v"}]
+    assert [set(condition) for condition in plan.removed] == weights
+    assert {*plan.replacing} == {
+        frozenset(one | more) for one in weights for more in (set(), {*sources})
+    }
+    alone = make_plan(has, ["sources"])
+    assert (alone.plain, alone.replacing) == (plan.plain, [])
+
+
+def test_mask_and_rope_take_four_runs_and_two_replacements_of_five_removals_eighteen_more():
+    by = [Substitute(replacement=name) for name in ("mean", "identity")]
+    plan = make_plan(LLAMA, substitutes=by)
+    engine = Engine(model=None, inputs=random_tokens().inputs, n_folds=4)  # no pass is run
+    keys = [one.key for one in plan.passes(engine)]
+    scores = [key for key in keys if key.startswith("score")]
+    # By mean, the OV circuit is W_O's: 4 + 4 x 2 + 5 x 2 models.
+    assert len(scores) == len({*scores}) == 22
+    assert keys.index("gains") < keys.index("score-mean/w_q")
 
 
 @pytest.mark.parametrize(
-    "players",
-    [
-        ["mask", "rope_high"],
-        ["rope_low+w_q", "mask"],
-        ["rope[0:3]", "rope[5:7]"],
-        ["mask", "rope_high+rope_low"],
-    ],
+    "removed", [["rope_high"], ["rope_low+w_q"], ["rope[0:3]", "rope[5:7]"], ["mask+w_q", "mlp"]]
 )
-def test_no_two_conditions_have_one_name(players: list[str]):
-    plan = make_plan(LLAMA, players)
-    names = [plan.name(condition) for condition in plan.conditions]
+def test_conditions_are_named_by_what_they_remove(removed: list[str]):
+    plan = make_plan(LLAMA, removed)
+    names = [condition.name for condition in (*plan.plain, *plan.replacing)]
     assert len({*names}) == len(names)
-    assert frozenset({"rope"}) in plan.conditions, "one of the sources'"
+    assert names[:4] == ["intact", "mask", "rope", "mask+rope"]
+    assert {*removed} <= {*names, "rope_low+w_q"}
+    assert "mask+rope+rope_high" not in names, "RoPE is gone as a whole"
 
 
-def test_what_cannot_be_removed_is_no_default_player_and_no_source() -> None:
+def test_what_cannot_be_removed_is_removed_by_no_default_and_no_source() -> None:
     has, why = (*LLAMA, "window"), {"window": "hides nothing", "w_k": "is no matrix"}
-    plan = make_plan(has, None, left_out={**why, "sink": "the model has none"})
-    members = [[player.name for player in player_set.players] for player_set in plan.player_sets]
-    assert members == [["mask", "rope", "w_q", "w_o"], ["mask", "rope", "ov"]]
+    plan = make_plan(has, left_out={**why, "sink": "the model has none"})
+    assert [condition.name for condition in plan.removed] == ["w_q", "w_o", "w_o+w_v"]
     assert (plan.sources, plan.left_out) == (("mask", "rope"), why)
     assert make_plan(has, ["w_q"], left_out=why).left_out == {"window": "hides nothing"}
-    without = make_plan(has, None, left_out=dict.fromkeys(("w_q", "w_o"), "is no matrix"))
-    assert [player_set.name for player_set in without.player_sets] == ["players"]
-
-
-def test_a_condition_without_any_band_is_the_one_without_rope():
-    plan = make_plan(("mask", "rope", "w_q"), ["mask", "rope_high", "rope_low"])
-    names = [plan.name(condition) for condition in plan.conditions]
-    of_sources = ["mask+rope", "rope", "mask", "none"]
-    assert names == [*of_sources, "mask+rope_low", "mask+rope_high", "rope_low", "rope_high"]
 
 
 def test_an_encoder_without_a_mask_is_refused():
     with pytest.raises(UserError, match="no causal mask"):
-        make_plan(("w_q", "w_k", "w_o", "w_v"), None)
+        make_plan(("w_q", "w_k", "w_o", "w_v"))
 
 
 class Listing(RunCheckpoint):
@@ -129,14 +134,14 @@ class Listing(RunCheckpoint):
         return super().stream(key)
 
 
-@pytest.mark.parametrize(
-    "players", [["mask", "w_k"], ["mask", "w_k", "position[MLP0]", "position[L1H0]"]]
-)
-def test_keys_are_those_of_all_streams_in_the_order_of_the_run(players: list[str], tmp_path: Path):
-    plan = replace(make_plan(LLAMA, players), layers=(0, 1))
+@pytest.mark.parametrize("removed", [["w_k"], ["w_k", "position[MLP0]+position[L1H0]"]])
+def test_keys_are_those_of_all_streams_in_the_order_of_the_run(removed: list[str], tmp_path: Path):
+    plan = replace(make_plan(LLAMA, removed), layers=(0, 1))
     tokens, checkpoint = random_tokens(), Listing(tmp_path)
     measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
-    assert checkpoint.streams == plan.keys(has_shuffled=True)
+    engine = Engine(model=None, inputs=tokens.inputs, n_folds=4)
+    keys = [key for one in plan.passes(engine, tokens) for key in one.keys]
+    assert checkpoint.streams == keys
     assert len(set(checkpoint.streams)) == len(checkpoint.streams)
 
 
@@ -184,16 +189,15 @@ def overflowing_norm(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "players", "message"),
+    ("spoil", "removed", "message"),
     [
-        (nan_embeddings, ["sources"], r"non-finite scores in L0, condition shuffled/mask\+rope$"),
+        (nan_embeddings, ["sources"], r"non-finite scores in L0, condition shuffled/intact$"),
         (infinite_weight, ["sources"], "non-finite scores in L1, the intact model"),
-        (overflowing_norm, ["w_q"], r"non-finite scores in L0, condition score/mask\+rope"),
+        (overflowing_norm, ["w_q"], r"non-finite scores in L0, condition score-identity/"),
     ],
 )
-def test_a_non_finite_score_stops_the_run_and_is_named(spoil: Any, players: Any, message: str):
-    settings = Settings(replacement=("identity",), gain="norm")
-    plan = replace(make_plan(LLAMA, players), layers=(0, 1), settings=settings)
+def test_a_non_finite_score_stops_the_run_and_is_named(spoil: Any, removed: Any, message: str):
+    plan = make_plan(LLAMA, removed, substitutes=[Substitute(gain="norm")], layers=(0, 1))
     model = small_model()
     spoil(model)
     with pytest.raises(UserError, match=message):
