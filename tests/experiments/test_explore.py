@@ -1,34 +1,26 @@
 """The explorer of a model: its arrays against captures of the ablated model, one by one."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from nope_probe.analyses.shapley import player_set
 from support.rounding import MEASURE, assert_same
 
-from nope_probe import figures
+from nope_probe import attribute, figures
 from nope_probe.analyses.pattern import measure
-from nope_probe.analyses.pattern_changes import kept_pattern
-from nope_probe.conditions import INTACT, MASK
 from nope_probe.errors import UserError
-from nope_probe.experiments.engine import Engine
-from nope_probe.experiments.explorer import explorer_of, note_on, pattern_view
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
-from nope_probe.hooks.removing.removals import Ablation, Substitute
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.centred import row_centred
-from nope_probe.maps.layers import patterns_of_others, with_skip_keys
-from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 
 N, SEQS = 13, 11
-REMOVED: list[Sequence[Any]] = [(), ("mask",), ("w_q", "w_k"), ("mask", "w_q", "w_k")]
+REMOVED: dict[str, tuple[str, ...]] = {"intact": (), "mask": ("mask",), "w_q+w_k": ("w_q", "w_k")}
 
 
 @pytest.fixture(scope="module")
@@ -44,100 +36,65 @@ def tokens() -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def maps(model: Any, tokens: torch.Tensor) -> ScoreMaps:
-    return capture_scores(model, tokens, n_folds=4)
-
-
-@pytest.fixture(scope="module")
 def explorer(model: Any, tokens: torch.Tensor) -> Explorer:
-    return figures.explore(model, tokens, players=["mask", "qk"], n_folds=4, batch_size=5)
+    return figures.explore(model, tokens, remove=["qk"], n_folds=4, batch_size=5)
 
 
-def test_patterns_are_those_of_the_ablated_model(
+def test_patterns_and_numbers_are_those_of_the_ablated_model(
     explorer: Explorer, model: Any, tokens: torch.Tensor
 ) -> None:
-    patterns = explorer.view
-    assert patterns.panels == ("mean over heads", "H0", "H1", "H2", "H3")
-    assert patterns.layers == (0, 1)
-    gains = calibrate(model, tokens)
-    for number, removed in enumerate(REMOVED):
-        with ablated(model, Ablation(remove=removed), gains if "w_q" in removed else None):
-            scores = capture_scores(model, tokens, n_folds=4, per_head=True)
-        expected = row_centred(scores.mean, 1).numpy()
-        assert_same(patterns.maps[number, :, 0], expected, MEASURE)
-        per_head = scores.per_head.float()
-        head = row_centred(torch.einsum("f,f...->...", scores.counts / SEQS, per_head), 1)
-        assert_same(patterns.maps[number, :, 1:], head, MEASURE)
-        shown = patterns.measures[number, :, 0, 0, 0]
-        amplitudes = [measures.amplitude_others.value for measures in measure(scores)]
-        assert_same(shown, np.array(amplitudes), MEASURE)
+    view = explorer.view
+    assert view.panels == ("mean over heads", "H0", "H1", "H2", "H3")
+    assert (view.layers, view.conditions) == ((0, 1), tuple(REMOVED))
+    gains, maps = calibrate(model, tokens), {}
+    for removed in (*REMOVED.values(), ("mask", "w_q", "w_k")):
+        ablation = Ablation(remove=removed, replacement="mean")
+        with ablated(model, ablation, gains if "w_q" in removed else None):
+            maps[removed] = capture_scores(model, tokens, n_folds=4, per_head=True)
+    attributed = attribute({name: captured.folds for name, captured in maps.items()}, skip_keys=1)
+    for place, (name, removed) in enumerate(REMOVED.items()):
+        scores = maps[removed]
+        assert_same(view.maps[place, :, 0], row_centred(scores.mean, 1).numpy(), MEASURE)
+        per_head = torch.einsum("f,f...->...", scores.counts / SEQS, scores.per_head.float())
+        assert_same(view.maps[place, :, 1:], row_centred(per_head, 1), MEASURE)
+        lead = scores.mean[:, 12, 0] - scores.mean[:, 12, 1:12].mean(-1)
+        assert_same(view.leads[place, :, 0, 12], lead, MEASURE)
+        for layer, measures in enumerate(measure(scores)):
+            shown = view.measures[place, layer, 0, :, 0]
+            expected = [measures.lead.value, measures.amplitude.value]
+            np.testing.assert_allclose(shown[[0, 2]], expected, rtol=MEASURE, atol=1e-6)
+            if removed:
+                losses = [
+                    of.losses[name].lost.value for of in attributed[layer].by_question.values()
+                ]
+                np.testing.assert_allclose(shown[[1, 3]], losses, rtol=1e-4, atol=1e-4)
 
 
-def test_the_intact_model_keeps_all_of_its_pattern_and_without_mask_nope_has_none() -> None:
+def test_it_opens_without_the_mask_on_the_strongest_layer_where_nope_loses_all() -> None:
     from nope_probe import load, sequences
 
     loaded = load("nope-tiny", n_layers=3)
     text = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
-    explorer = figures.explore(loaded.model, text, players=["sources"])
-    assert explorer.players == {"mask": ["mask"]}
-    assert explorer.removed == ["mask"]
-    [intact, without] = explorer.view.measures[:, 2, 0, 2]
-    assert intact == pytest.approx([1, 1, 1])
-    assert without[1] < 0 < without[2] < 0.5
-    assert explorer.layer == 2, "it opens on the layer with the strongest pattern"
+    explorer = figures.explore(loaded.model, text, remove=["sources"])
+    assert explorer.view.conditions[explorer.removed] == "mask"
+    assert explorer.view.measures[1, 2, 0, 3] == pytest.approx([1, 1, 1])
+    assert explorer.layer == 2
 
 
-@pytest.mark.parametrize(
-    ("players", "message"),
-    [
-        (["rope"], "no rope; it has mask"),
-        ([f"rope[{pair}:{pair + 1}]" for pair in range(11)], "11 players have 2,048 conditions"),
-    ],
-)
-def test_a_users_mistake_is_named_before_anything_is_run(
-    players: list[str], message: str, model: Any, tokens: torch.Tensor
+def test_a_users_mistake_is_named_before_anything_is_run(model: Any, tokens: torch.Tensor) -> None:
+    with pytest.raises(UserError, match="no rope; it has mask"):
+        figures.explore(model, tokens, remove=["rope"])
+
+
+def test_long_maps_are_pooled_and_numbers_are_of_the_whole(
+    explorer: Explorer, model: Any, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=message):
-        figures.explore(model, tokens, players=players)
-
-
-def test_long_maps_are_pooled_and_measures_are_of_the_whole(
-    maps: ScoreMaps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = pattern_view([maps], maps.layers)
     monkeypatch.setattr("nope_probe.experiments.explorer.MAX_POSITIONS", 5)
-    small = pattern_view([maps], maps.layers)
+    small = figures.explore(model, tokens, remove=["sources"], n_folds=4, batch_size=5).view
     assert (small.block, small.maps.shape[-1]) == (3, 5)
+    whole = explorer.view
     pooled = whole.maps[0, 1, 0, 9:12, 3:6].mean()
     assert small.maps[0, 1, 0, 3, 1] == pytest.approx(pooled, rel=MEASURE)
-    np.testing.assert_array_equal(small.measures, whole.measures)
-
-
-def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
-    maps: ScoreMaps, model: Any, tokens: torch.Tensor
-) -> None:
-    intact, mask = INTACT, MASK
-    captured = {intact: maps, mask: capture_scores(model, tokens.flip(1), n_folds=4)}
-    stored = {
-        key: with_skip_keys(stored_layers(packed_tensors(maps_of)), 1)
-        for key, maps_of in captured.items()
-    }
-    kept = {
-        key: [
-            kept_pattern(*patterns_of_others([layer, stored[intact][number]]))
-            for number, layer in layers.items()
-        ]
-        for key, layers in stored.items()
-    }
-    result = explorer_of(stored, player_set(["mask"]), kept)
-    assert result.players == {"mask": ["mask"]}
-    expected = row_centred(captured[mask].mean, 1).numpy()
-    assert_same(result.view.maps[1, :, 0], expected)
-    strengths = np.nanstd(row_centred(captured[intact].mean, 1).numpy(), axis=(1, 2))
-    assert result.layer == np.argmax(strengths)
-
-
-def test_the_note_states_of_which_queries_locality_is(model: Any) -> None:
-    short, long = (Engine(model=model, inputs=torch.zeros(5, n)) for n in (512, 1024))
-    assert "query" not in note_on(short, Substitute())
-    assert "1 query in 4, counted from query 0" in note_on(long, Substitute())
+    lead = whole.leads[0, 1, 0, 9:12].mean()
+    assert small.leads[0, 1, 0, 3] == pytest.approx(lead, rel=1e-4)
+    np.testing.assert_allclose(small.measures[0], whole.measures[0], rtol=1e-6)

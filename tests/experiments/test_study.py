@@ -18,7 +18,7 @@ from nope_probe.experiments.ablation.settings import Settings
 pytestmark = pytest.mark.usefixtures("unenforced")
 
 SMALL = {"n_seqs": 23, "seq_len": 11, "seed": 3}
-PLAYERS = ("rope", "w_q+mlp", "w_k")
+REMOVED = ("mlp", "w_q+mlp", "w_k", "rope_low")
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +35,14 @@ def tokens(loaded: Any) -> torch.Tensor:
 def study(loaded: Any) -> AblationStudy:
     """An attribution with every part that it can have."""
     options = {"folds": 5, "batch_size": 7}
-    return run_ablations(loaded, players=PLAYERS, **options, **SMALL)
+    return run_ablations(loaded, remove=REMOVED, **options, **SMALL)
 
 
 def test_tables_and_maps_are_those_that_the_command_writes(
     tmp_path: Path, study: AblationStudy
 ) -> None:
     chosen = {"folds": 5, "batch_size": 7, "out": tmp_path / "run"}
-    folder = run(Settings(**SMALL, **chosen, model="rope-tiny", layers=2, players=PLAYERS))
+    folder = run(Settings(**SMALL, **chosen, model="rope-tiny", layers=2, remove=REMOVED))
     tables = {path.stem: path.read_text() for path in folder.glob("*.csv")}
     assert tables.keys() == study.tables.keys()
     for name, table in study.tables.items():
@@ -53,23 +53,27 @@ def test_tables_and_maps_are_those_that_the_command_writes(
         np.testing.assert_array_equal(values, maps[name])
 
 
-def test_players_can_be_unions(study: AblationStudy) -> None:
-    assert set(study.sources["term"]) == {"content", "mask", "rope", "mask_x_rope", "position"}
-    assert set(study.tables["controls"]["tokens"]) == {"text", "shuffled"}
+def test_sources_weights_and_all_else_have_a_table_each(study: AblationStudy) -> None:
+    assert list(study.sources.query("layer == 1 and of == 'pattern'")["source"]) == [
+        *("mask", "rope", "rope_low"),
+    ]
+    assert set(study.tables["terms"]["term"]) == {
+        *("mask", "rope", "mask_x_rope", "without_sources"),
+    }
+    assert set(study.tables["controls"]["tokens"]) == {"shuffled"}
     assert study.skip_keys == 1
-    players = study.players.query("layer == 1 and replacement == 'identity'").set_index("player")
-    assert tuple(players.index) == PLAYERS
+    weights = study.weights.query("layer == 1 and of == 'pattern'")
+    assert list(zip(weights["removed"], weights["replacement"], strict=True)) == [
+        ("mlp", ""),
+        *((name, kind) for kind in ("mean", "identity") for name in ("w_q+mlp", "w_k")),
+    ]
 
 
-def test_players_without_a_source_have_a_base_with_which_they_add_up(
-    loaded: Any, tokens: torch.Tensor
-) -> None:
-    study = run_ablations(loaded.model, tokens, players=["w_q", "w_k"], folds=5)
-    added = sum(study.maps[f"shapley/{name}"] for name in ("w_q", "w_k", "base"))
-    assert_same(added, study.maps["pattern/all"], MEASURE)
-    players = study.players.query("layer == 1 and replacement == 'identity'")
-    assert list(players["player"]) == ["w_q", "w_k", "base"]
-    assert players["share"].sum() == pytest.approx(1)
+def test_terms_of_lead_and_pattern_add_up_to_positions_part(study: AblationStudy) -> None:
+    terms = study.tables["terms"].dropna(subset=["share"])
+    added = terms.groupby(["layer", "of"])["share"].sum()
+    assert len(added) >= 2
+    assert added.to_numpy() == pytest.approx(1, abs=1e-9)
 
 
 def test_a_study_does_not_depend_on_the_batch_size_and_leaves_the_model_as_it_was(
@@ -81,7 +85,7 @@ def test_a_study_does_not_depend_on_the_batch_size_and_leaves_the_model_as_it_wa
     monkeypatch.setattr("nope_probe.runtime.processes.LOG_EVERY", 0)  # a line for each batch
     before = loaded.model(tokens)
     three, all_at_once = (
-        run_ablations(loaded.model, tokens, players=["sources"], folds=5, batch_size=size)
+        run_ablations(loaded.model, tokens, remove=["sources"], folds=5, batch_size=size)
         for size in (3, 23)
     )
     for name, values in three.maps.items():
@@ -89,8 +93,8 @@ def test_a_study_does_not_depend_on_the_batch_size_and_leaves_the_model_as_it_wa
     assert torch.equal(loaded.model(tokens), before)
     shown = capsys.readouterr()
     assert shown.out == ""
-    # All, without mask, without RoPE, without either; and two conditions on shuffled tokens.
-    assert f"{6 * 23}/{6 * 23}" in shown.err
+    # All, without mask, without RoPE, without either; positions; two conditions on shuffled tokens.
+    assert f"{7 * 23}/{7 * 23}" in shown.err
 
 
 @pytest.mark.parametrize("spec", ["bridge:gpt2", "hooked:llama"])
@@ -100,20 +104,21 @@ def test_a_model_of_ones_own_is_studied(
     model, _ = model_of(spec)
     tokens = torch.randint(200, (19, 11), generator=torch.Generator().manual_seed(0))
     position = "pos_embed" if spec == "bridge:gpt2" else "rope"
-    study = run_ablations(model, tokens, players=["sources"], layers=1, folds=4)
-    terms = ["content", "mask", position, f"mask_x_{position}", "position"]
-    assert list(study.sources["term"]) == terms
+    study = run_ablations(model, tokens, remove=["sources"], layers=1, folds=4)
+    terms = ["mask", position, f"mask_x_{position}", "without_sources"]
+    assert list(study.tables["terms"].query("of == 'pattern'")["term"]) == terms
     assert study.skip_keys == 1, "whatever tokens the sequences begin with"
     with ablated(model, Ablation(remove=[position])):
         truth = capture_scores(model, tokens, layers=[0]).mean.float().numpy()
-    assert_same(study.maps["score/mask"], truth)
+    assert_same(study.maps[f"score/{position}"], truth)
 
 
 def test_a_parameter_free_model_takes_vectors() -> None:
     vectors = torch.nn.functional.normalize(torch.randn(13, 11, 64), dim=-1)
     study = run_ablations(load("parameter-free", n_layers=2).model, vectors, folds=4)
     assert study.skip_keys == 0
-    assert list(study.players["player"]) == ["mask", "mask"]
+    assert list(study.sources["source"]) == ["mask", "mask"]
+    assert len(study.weights) == 0
 
 
 @pytest.mark.parametrize(
@@ -123,10 +128,9 @@ def test_a_parameter_free_model_takes_vectors() -> None:
         ({"folds": 24}, "expected from 4 to 23 folds for 23 sequences, got 24"),
         ({"layers": 3}, "rope-tiny has 2 layers, 3 were asked for; try --layers all"),
         ({"skip_keys": 9}, "--skip-keys 9 leaves no keys of 11"),
-        ({"players": ["mlp", "w_x"]}, "unknown player 'w_x'"),
-        ({"players": ["pos_embed"]}, "the model has no pos_embed; it has mask, rope"),
-        ({"players": ["sources"], "gain": "norm"}, "gain has no effect"),
-        ({"players": [f"rope[{n}:{n + 1}]" for n in range(11)]}, "11 players have 2,048 cond"),
+        ({"remove": ["mlp", "w_x"]}, "unknown component 'w_x'"),
+        ({"remove": ["pos_embed"]}, "the model has no pos_embed; it has mask, rope"),
+        ({"remove": ["sources"], "gain": "norm"}, "gain has no effect"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_run(
@@ -145,7 +149,7 @@ def test_few_sequences_are_as_many_folds_and_fewer_than_four_have_no_intervals(
     loaded: Any, tokens: torch.Tensor
 ) -> None:
     few, same = (
-        run_ablations(loaded.model, tokens[:5], players=["sources"], layers=1, **folds)
+        run_ablations(loaded.model, tokens[:5], remove=["sources"], layers=1, **folds)
         for folds in ({}, {"folds": 5})
     )
     pd.testing.assert_frame_equal(few.sources, same.sources)
@@ -155,8 +159,8 @@ def test_few_sequences_are_as_many_folds_and_fewer_than_four_have_no_intervals(
 
 def test_shuffled_tokens_have_no_shuffled_control(loaded: Any) -> None:
     tokens = sequences(tokenizer=loaded.tokenizer, shuffle=True, **SMALL)
-    study = run_ablations(loaded.model, tokens, players=["sources"])
-    assert set(study.tables["controls"]["tokens"]) == {"shuffled"}
+    study = run_ablations(loaded.model, tokens, remove=["sources"])
+    assert len(study.tables["controls"]) == 0
 
 
 def test_a_study_is_one_line_and_in_a_notebook_a_row_per_table_and_group_of_maps(
@@ -168,5 +172,5 @@ def test_a_study_is_one_line_and_in_a_notebook_a_row_per_table_and_group_of_maps
     groups = {name.partition("/")[0] for name in study.maps}
     rows = study._repr_html_().split("<tr")[2:]  # after the headings
     assert len(rows) == len(tables) + len(groups)
-    assert sum("source/..." in row for row in rows) == 1
+    assert sum("term/..." in row for row in rows) == 1
     assert not any("_low" in row for row in rows)

@@ -9,25 +9,16 @@ from support.dense_patterns import estimates
 from nope_probe.analyses.jackknife import rms
 from nope_probe.experiments.sections import hidden_heads, no_pattern, strongest
 from nope_probe.experiments.verdicts import (
-    DEPENDS,
-    UNCLEAR,
     effect_of,
     exceeds_noise,
     main_writers,
     most_of,
     summed,
-    verdict_of,
     verdict_on_heads,
 )
 from nope_probe.maps.estimates import cross_products
 
 Estimate = tuple[float, float, float]
-GONE: Estimate = (0.99, 0.98, 1.0)
-KEPT: Estimate = (0.03, -0.02, 0.08)
-GROWN: Estimate = (-2.5, -2.8, -2.2)
-OPEN: Estimate = (0.45, 0.02, 0.88)
-DIRECTION, CONTENT = "needed for its mean direction", "needed for what it passes on"
-AGAINST, REPLACEMENT = "works against the pattern", DEPENDS
 
 
 @pytest.mark.parametrize(
@@ -47,34 +38,6 @@ def test_a_component_is_needed_or_not_only_where_both_bounds_say_so(
     lost: Estimate, effect: str
 ) -> None:
     assert effect_of(lost) == effect
-
-
-@pytest.mark.parametrize(
-    ("lost", "verdict"),
-    [
-        ({None: GONE}, "needed"),
-        ({None: OPEN}, UNCLEAR),
-        ({"identity": GONE, "mean": GONE}, "needed"),
-        ({"identity": KEPT, "mean": KEPT}, "not needed"),
-        ({"identity": GROWN, "mean": GROWN}, AGAINST),
-        ({"identity": GONE, "mean": KEPT}, DIRECTION),
-        ({"identity": GONE, "random": GONE, "mean": KEPT}, DIRECTION),
-        ({"identity": GONE, "mean": OPEN}, UNCLEAR),
-        ({"identity": OPEN, "mean": KEPT}, UNCLEAR),
-        ({"identity": GONE, "mean": GROWN}, REPLACEMENT),
-        ({"identity": GONE, "random": KEPT, "mean": KEPT}, REPLACEMENT),
-        ({"identity": GONE, "zero": KEPT}, REPLACEMENT),
-        ({"identity": GONE, "mean": KEPT, "zero": KEPT}, REPLACEMENT),
-        ({"identity": KEPT, "mean": GONE}, CONTENT),
-        ({"identity": KEPT, "mean": GONE, "zero": GONE}, CONTENT),
-        ({"identity": GROWN, "mean": GONE}, REPLACEMENT),
-    ],
-)
-def test_the_joint_verdict_on_a_weight_is_as_clear_as_its_widest_interval(
-    lost: dict, verdict: str
-) -> None:
-    assert verdict_of(lost) == verdict
-    assert verdict_of(dict(reversed(lost.items()))) == verdict, "whatever the order"
 
 
 def around(value: float, half: float = 0.01) -> Estimate:
@@ -156,6 +119,13 @@ def test_of_24_layers_of_noise_none_is_called_strongest_though_single_bounds_exc
     best = strongest(strong)
     assert best is not None
     assert best["layer"] == 17
+
+
+def test_the_strongest_layer_is_that_of_lead_and_pattern_together() -> None:
+    rows = amplitudes((0, 0, around(1.2)), (1, 0, around(0.9)), (2, 0, around(0.0)))
+    assert strongest(rows.assign(lead=[0.1, 6.2, 9.0]))["layer"] == 1, "L2 has no pattern"
+    assert strongest(rows.assign(lead=[0.1, -6.2, 9.0]))["layer"] == 1, "whichever way it leads"
+    assert strongest(rows.assign(lead=np.nan))["layer"] == 0
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 import re
 import time
 from base64 import b64decode
-from dataclasses import replace
 from html import unescape
 from itertools import product
 from pathlib import Path
@@ -17,30 +16,41 @@ from support.chromium import needs_chromium, open_tab, opened
 from nope_probe.figures.explorer import (
     MEASURES,
     Explorer,
-    SwitchedMaps,
+    RemovedMaps,
     fitted,
-    strongest_source,
 )
 from nope_probe.figures.packed import pack, quantise, script
 from nope_probe.figures.style import STOPS
 
 N, LAYERS, HEADS = 7, 2, 3
-PLAYERS = {"mask": ["mask"], "rope": ["rope"], "ov": ["w_o", "w_v"]}
+CONDITIONS = ("intact", "mask", "rope", "mask+rope", "w_o+w_v")
+LABELS = ("nothing", "causal mask", "RoPE", "mask + RoPE", "OV")
 
 
-def view(n: int = N, layers: int = LAYERS, players: int = 3) -> SwitchedMaps:
-    """Return random patterns below the diagonal."""
+def view(n: int = N, layers: int = LAYERS) -> RemovedMaps:
+    """Return random patterns below the diagonal, without a first key, and random leads."""
     generator = np.random.default_rng(7)
     panels = tuple(f"H{head}" for head in range(HEADS))
-    maps = generator.normal(size=(2**players, layers, len(panels), n, n))
+    maps = generator.normal(size=(len(CONDITIONS), layers, len(panels), n, n))
     maps[..., ~np.tri(n, k=-1, dtype=bool)] = np.nan
+    maps[..., 0] = np.nan
+    leads = 50 * generator.normal(size=maps.shape[:4])
+    leads[..., :2] = np.nan
     measures = generator.normal(size=(*maps.shape[:3], len(MEASURES), 3))
-    measures[0, 0, 0, 2] = np.nan
-    return SwitchedMaps(layers=tuple(range(layers)), panels=panels, maps=maps, measures=measures)
+    measures[0, :, :, [1, 3]] = np.nan  # nothing is lost where nothing is removed
+    return RemovedMaps(
+        conditions=CONDITIONS,
+        labels=LABELS,
+        layers=tuple(range(layers)),
+        panels=panels,
+        maps=maps,
+        leads=leads,
+        measures=measures,
+    )
 
 
 def explorer(**changes: Any) -> Explorer:
-    return Explorer(**{"title": "<title>", "players": PLAYERS, "view": view(), **changes})
+    return Explorer(**{"title": "<title>", "view": view(), **changes})
 
 
 def test_maps_are_stored_once_to_half_a_step_and_only_cells_with_numbers() -> None:
@@ -54,19 +64,22 @@ def test_maps_are_stored_once_to_half_a_step_and_only_cells_with_numbers() -> No
     n_cells = maps[..., 0, 0].size * N * (N - 1) // 2
     assert len(b64decode(pack(maps)["cells"])) == 2 * n_cells
     same = np.broadcast_to(maps[:1], maps.shape)
-    assert len(pack(same)["cells"]) == pytest.approx(len(pack(maps)["cells"]) / 8, rel=0.05)
+    assert len(pack(same)["cells"]) == pytest.approx(len(pack(maps)["cells"]) / 5, rel=0.05)
 
 
 def test_maps_that_are_too_many_are_pooled_and_the_page_says_so() -> None:
-    players, large = {name: [name] for name in ("mask", "rope")}, view(40, 2, 2)
-    html = explorer(players=players, view=large, max_bytes=33_000).html()
-    assert len(html) < 34_000
+    large = view(40, 2)
+    html = explorer(view=large, max_bytes=47_000).html()
+    assert len(html) < 52_000, "leads and measures come on top"
     assert "A cell is a mean over 2 × 2 positions" in unescape(html)
-    shown, packed = fitted(large, 20_000)
+    shown, packed = fitted(large, 25_000)
     assert shown.block == 2
-    assert len(packed["cells"]) < 20_000
+    assert len(packed["cells"]) < 25_000
     expected = large.maps[3, 0, 1, 8:10, 4:6].mean()
     np.testing.assert_allclose(shown.maps[3, 0, 1, 4, 2], expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        shown.leads[3, 0, 1, 4], large.leads[3, 0, 1, 8:10].mean(), rtol=1e-6
+    )
 
 
 def test_a_page_loads_nothing_and_reads_the_same_in_every_encoding_file_and_notebook(
@@ -86,8 +99,7 @@ def test_a_page_loads_nothing_and_reads_the_same_in_every_encoding_file_and_note
     assert not re.search(loaders, html)
 
 
-# Walks through all combinations in Gray code with real presses of switches, and through all layers
-# and maps, and writes down what is shown.
+# Presses each choice in turn, goes through all layers and maps, and writes down what is shown.
 WALK = """<script>
 addEventListener("load", () => setTimeout(() => {
   const find = (selector) => document.querySelector(selector);
@@ -97,15 +109,15 @@ addEventListener("load", () => setTimeout(() => {
     element.value = value;
     element.dispatchEvent(new Event(type));
   };
-  for (let step = 0; step < 8; step++) {
-    if (step) all(".switch")[Math.log2(step & -step)].click();
+  for (const choice of all(".choice")) {
+    choice.click();
     for (const layer of [0, 1]) {
       pick(find("#layers input"), layer, "input");
       for (const option of all("#panels option")) {
         pick(find("#panels"), option.value, "change");
         const { explorer } = document.body;
         const panel = Number(option.value);
-        const canvas = find("canvas[data-of=ablated]");
+        const canvas = find("canvas[data-of=without]");
         explorer.state.cell = null;
         const cells = [];
         for (const key of ["ArrowUp", "ArrowUp", "ArrowRight"]) {
@@ -114,9 +126,9 @@ addEventListener("load", () => setTimeout(() => {
         }
         const map = explorer.values(explorer.state.removed, layer, panel);
         seen.push({
-          removed: Number(document.body.dataset.removed), layer, panel, cells,
-          says: find("#says").textContent,
-          pressed: all(".switch").map((each) => each.getAttribute("aria-pressed")),
+          name: document.body.dataset.removed, removed: explorer.state.removed, layer, panel, cells,
+          says: find("#says").textContent, scale: find(".scale").textContent,
+          checked: all(".choice").map((each) => each.getAttribute("aria-checked")),
           map: [...map].map((each) => (Number.isNaN(each) ? null : each)),
           numbers: all("#numbers td").map(({ dataset, textContent }) =>
             [dataset.measure, dataset.of, textContent]),
@@ -131,10 +143,6 @@ addEventListener("load", () => setTimeout(() => {
   document.body.append(pre);
 }, 100));
 </script></body>"""
-
-
-def truth(seen: dict[str, Any]) -> np.ndarray:
-    return explorer().view.maps[seen["removed"], seen["layer"], seen["panel"]]
 
 
 def as_number(text: str) -> float:
@@ -152,70 +160,68 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @needs_chromium
-def test_every_switch_leads_to_the_maps_of_its_combination(
-    walked: list[dict[str, Any]],
-) -> None:
-    shown = [seen["removed"] for seen in walked]
-    assert list(dict.fromkeys(shown)) == [0, 1, 3, 2, 6, 7, 5, 4]
-    assert len(shown) == 8 * 2 * HEADS
+def test_every_choice_leads_to_its_maps_and_leads(walked: list[dict[str, Any]]) -> None:
+    shown = explorer().view
+    assert list(dict.fromkeys(seen["name"] for seen in walked)) == [*CONDITIONS]
+    assert len(walked) == len(CONDITIONS) * LAYERS * HEADS
     for seen in walked:
-        removed = seen["removed"]
-        ablated, intact = truth(seen), truth({**seen, "removed": 0})
+        place = seen["layer"], seen["panel"]
+        maps, leads = (x[:, *place] for x in (shown.maps, shown.leads))
         drawn = np.array([np.nan if cell is None else cell for cell in seen["map"]])
-        step = np.nanmax(np.abs(ablated)) / 32767
-        np.testing.assert_allclose(drawn.reshape(N, N), ablated, rtol=0, atol=0.51 * step)
-        assert seen["pressed"] == [str(not removed >> k & 1).lower() for k in range(3)]
+        step = np.nanmax(np.abs(maps[seen["removed"]])) / 32767
+        np.testing.assert_allclose(
+            drawn.reshape(N, N), maps[seen["removed"]], rtol=0, atol=0.51 * step
+        )
+        assert seen["checked"] == [
+            str(place == seen["removed"]).lower() for place in range(len(CONDITIONS))
+        ]
         for (query, key), text in zip([(5, 0), (4, 0), (4, 1)], seen["cells"], strict=True):
-            assert text.startswith(f"query {query}, key {key}: intact ")
-            cells = re.findall(r"(?:intact|ablated|difference) (\S+?),? ", text)
-            expected = [intact[query, key], ablated[query, key]]
+            where = "lead of the first key" if key == 0 else f"key {key}"
+            assert text.startswith(f"query {query}, {where}: intact ")
+            cells = re.findall(r"(?:intact|without|difference) (\S+?),? ", text)
+            values = leads[:, query] if key == 0 else maps[:, query, key]
+            expected = [values[0], values[seen["removed"]]]
             expected.append(expected[1] - expected[0])
             np.testing.assert_allclose([*map(as_number, cells)], expected, rtol=6e-3, atol=3e-4)
 
 
 @needs_chromium
-def test_the_numbers_and_the_sentence_are_those_of_the_combination(
-    walked: list[dict[str, Any]],
-) -> None:
+def test_leads_and_patterns_have_scales_of_their_own(walked: list[dict[str, Any]]) -> None:
     for seen in walked:
-        measures = explorer().view.measures[:, seen["layer"], seen["panel"]]
-        names = list(product(MEASURES, ("intact", "ablated")))
-        for (name, of, text), expected in zip(seen["numbers"], names, strict=True):
-            assert (name, of) == expected
-            row = measures[0 if of == "intact" else seen["removed"], MEASURES.index(name)]
-            if np.isnan(row[0]):
-                assert text == "no pattern"
-            elif name == "amplitude" and row[1] <= 0:
-                assert text == "within noise"
-            else:
-                shown = [as_number(member) for member in re.findall(r"[^\s\[\],%]+", text)]
-                assert ("%" in text) == (name == "share")
-                # A share is a whole number of percent.
-                times, rounded = (100, 0.51) if name == "share" else (1, 0.0)
-                np.testing.assert_allclose(shown, times * row, rtol=6e-3, atol=rounded)
-    said = [seen for seen in walked if seen["removed"] == 5]
-    for seen in said:
-        measures = explorer().view.measures
-        share, low, high = measures[5, seen["layer"], seen["panel"], 2]
-        left = "nothing" if low <= 0 <= high else f"{share:.0%}".replace("-", "\N{MINUS SIGN}")
-        assert seen["says"].startswith(f"Without causal mask and OV circuit, {left}")
-    assert {"noise" in seen["says"] for seen in said} == {True, False}
-
-
-def test_the_strongest_source_is_that_without_which_least_is_left_whatever_weights_do() -> None:
-    left = np.array([0.5, 0.25, 0.0])
-    assert strongest_source(left, PLAYERS) == ["rope"]
-    assert strongest_source(left, {"w_q": ["w_q"], "w_k": ["w_k"], "ov": ["w_o", "w_v"]}) == ["ov"]
-    assert strongest_source(left * np.nan, PLAYERS) == [], "there is no pattern"
+        low, rest = seen["scale"].split("nats; first key ±")
+        assert as_number(low) > -9, "leads of 50 nats are not among the patterns' colours"
+        assert rest.startswith(("1", "2", "3", "4", "5", "6", "7", "8", "9"))
 
 
 @needs_chromium
-def test_colours_leave_out_the_first_keys(tmp_path: Path) -> None:
-    shown = replace(view(), skip_keys=2)
-    shown.maps[..., 1] = np.where(np.isnan(shown.maps[..., 1]), np.nan, 500.0)  # a sink
-    with open_tab(explorer(view=shown).save(tmp_path / "page.html")) as tab:
-        scale = tab.evaluate("document.querySelector('.scale').textContent")
-    assert as_number(scale.split("nats")[1]) < 9, "the sink is beyond the colours"
+def test_the_numbers_and_the_sentence_are_those_of_the_choice(
+    walked: list[dict[str, Any]],
+) -> None:
+    names = [measure["name"] for measure in MEASURES]
+    for seen in walked:
+        measures = explorer().view.measures[:, seen["layer"], seen["panel"]]
+        expected_names = list(product(names, ("intact", "without")))
+        for (name, of, text), expected in zip(seen["numbers"], expected_names, strict=True):
+            assert (name, of) == expected
+            row = measures[0 if of == "intact" else seen["removed"], names.index(name)]
+            if np.isnan(row[0]):
+                assert text == "–"
+                continue
+            shown = [as_number(member) for member in re.findall(r"[^\s\[\],%]+", text)]
+            is_loss = name.endswith("lost")
+            assert ("%" in text) == is_loss
+            # A loss is a whole number of percent.
+            times, rounded = (100, 0.51) if is_loss else (1, 0.0)
+            np.testing.assert_allclose(shown, times * row, rtol=6e-3, atol=rounded)
+        if seen["removed"]:
+            lead, pattern = measures[seen["removed"], [1, 3], 0]
+            said = re.findall(r"(\S+)% of the", seen["says"])
+            np.testing.assert_allclose(
+                [*map(as_number, said)], [100 * lead, 100 * pattern], atol=0.51
+            )
+            assert f"without {LABELS[seen['removed']]}" in seen["says"]
+        else:
+            assert seen["says"].endswith("choose what to remove.")
 
 
 @needs_chromium
@@ -225,7 +231,7 @@ def test_an_explorer_is_used_by_keyboard_alone(tmp_path: Path) -> None:
     look = """(() => {
       const at = document.activeElement;
       const { removed, layer, panel } = document.body.explorer.state;
-      return { at: at.dataset.player || at.id || at.tagName, removed, layer, panel };
+      return { at: at.dataset.removed || at.id || at.tagName, removed, layer, panel };
     })()"""
     with open_tab(page) as tab:
 
@@ -233,13 +239,11 @@ def test_an_explorer_is_used_by_keyboard_alone(tmp_path: Path) -> None:
             tab.press(key)
             return tab.evaluate(look)
 
-        assert press("Tab")["at"] == "mask"
-        assert press(" ")["removed"] == 1, "Space flips a switch"
-        assert press("ArrowRight")["at"] == "rope", "arrows move between the switches"
-        assert press("Enter")["removed"] == 3, "Enter flips a switch"
+        assert press("Tab")["at"] == "intact"
+        assert press("ArrowRight") == {"at": "mask", "removed": 1, "layer": 0, "panel": 0}
+        assert press("ArrowDown")["removed"] == 2, "arrows choose"
         assert press("ArrowLeft")["at"] == "mask"
-        assert press("ArrowLeft")["at"] == "reset", "arrows go round"
-        assert press("Enter")["removed"] == 0
+        assert [press("ArrowLeft")["removed"] for _ in range(2)] == [0, 4], "arrows go round"
         assert press("Tab")["at"] == "INPUT"
         assert press("ArrowRight")["layer"] == 1, "arrows move the layer"
         assert press("Tab")["at"] == "panels"
@@ -253,7 +257,7 @@ def test_zero_is_light_on_paper_and_dark_on_a_dark_screen(tmp_path: Path) -> Non
     page = explorer().save(tmp_path / "page.html")
     red = (  # of a cell, in the difference of the intact model to itself
         'document.querySelector("canvas[data-of=difference]").getContext("2d")'
-        ".getImageData(1, 3, 1, 1).data[0]"
+        ".getImageData(4, 5, 1, 1).data[0]"
     )
     with open_tab(page) as tab:
         for scheme, stops in (("light", "diverging"), ("dark", "divergingOnDark")):

@@ -13,7 +13,7 @@ from nope_probe import figures, load
 from nope_probe.analyses.parameter_free.simulation import Estimate
 from nope_probe.figures.curves import Curves, rows_against_theory
 from nope_probe.figures.image import without_controls
-from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
+from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps, unfold_layers
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.maps import ScoreMaps, StageMaps
@@ -93,20 +93,51 @@ def test_positions_count_from_zero_and_pooled_cells_are_at_their_blocks_middle()
     assert np.isnan(pooled.z[np.triu_indices(3, k=1)]).all(), "above the diagonal it stays blank"
 
 
-def test_colours_of_terms_leave_the_skipped_keys_out_and_span_three_standard_errors() -> None:
+def test_leads_are_a_column_of_their_own_on_their_own_scale() -> None:
     maps = triangle(2, 11)
-    maps[:, :, 0] *= 100  # a sink
-    hidden = term_maps({"all": maps}, title="t").layout.meta["scales"]
-    shown = term_maps({"all": maps}, title="t", skip_keys=1).layout.meta["scales"]
-    for layer in range(2):
-        assert hidden[layer][1] > 50
-        assert shown[layer][1] == pytest.approx(np.nanmax(np.abs(maps[layer, :, 1:])), rel=0.1)
-    pooled = term_maps({"all": maps}, title="t", skip_keys=1, max_positions=6)
-    assert pooled.layout.meta["scales"][0][1] < 5, "the block that holds a skipped key is left out"
-    noise = {"skip_keys": 1, "noise": [2.0, 0.02]}
-    noisy, clear = term_maps({"all": maps}, title="t", **noise).layout.meta["scales"]
-    assert noisy == [-6, 6]
-    assert clear == shown[1]
+    maps[:, :, 0] *= 100  # the first column holds leads
+    figure = term_maps({"intact": maps}, title="t", skip_keys=1)
+    for layer, trace in enumerate(figure.data):
+        top = figure.layout.meta["scales"][layer][1]
+        assert top == pytest.approx(np.nanmax(np.abs(maps[layer, :, 1:])), rel=0.1)
+        np.testing.assert_array_equal(trace.customdata[:, 0], maps[layer, :, 0])
+        assert np.isnan(trace.z[:, 1]).all(), "a gap sets the column apart"
+        np.testing.assert_array_equal(trace.z[:, 2:], maps[layer, :, 1:])
+        assert np.nanmax(np.abs(trace.z[:, 0])) == pytest.approx(top)
+        assert len(trace.x) == trace.z.shape[1] + 1
+        assert (trace.x[2], trace.x[-1]) == (0.5, 10.5)
+        assert trace.x[0] < trace.x[1] < trace.x[2]
+        assert "customdata" in trace.hovertemplate
+        divisor = np.nanmax(np.abs(maps[layer, :, 0])) / top
+        unit = figure.layout.sliders[0].steps[layer].args[1]["coloraxis.colorbar.title.text"]
+        assert unit == f"nats; first key ÷ {divisor:.2g}"
+    plain = term_maps({"intact": maps}, title="t").data[0]
+    assert plain.x is None
+    np.testing.assert_array_equal(plain.z, maps[0])
+
+
+def test_pooled_leads_are_means_over_queries_alone() -> None:
+    maps = triangle(1, 12)
+    trace = term_maps({"intact": maps}, title="t", skip_keys=1, max_positions=6).data[0]
+    np.testing.assert_allclose(trace.customdata[3, 0], maps[0, 6:8, 0].mean(), rtol=1e-6)
+    np.testing.assert_allclose(trace.customdata[3, 3], maps[0, 6:8, 2:4].mean(), rtol=1e-6)
+
+
+def test_colours_of_terms_span_three_standard_errors() -> None:
+    maps = triangle(2, 11)
+    options = {"title": "t", "skip_keys": 1}
+    shown = term_maps({"intact": maps}, **options).layout.meta["scales"]
+    scales = term_maps({"intact": maps}, **options, noise=[2.0, 0.02]).layout.meta["scales"]
+    assert scales == [[-6, 6], shown[1]]
+
+
+def test_an_image_of_all_layers_keeps_their_leads() -> None:
+    maps = triangle(3, 11)
+    figure = unfold_layers(term_maps({"intact": maps}, title="t", skip_keys=1))
+    assert len(figure.data) == 3
+    for layer, trace in enumerate(figure.data):
+        np.testing.assert_array_equal(trace.z[:, 2:], maps[layer, :, 1:])
+        assert np.isfinite(trace.z[5, 0])
 
 
 def test_the_papers_colour_scale_is_the_same_in_every_layer_and_others_are_quantiles() -> None:

@@ -20,7 +20,7 @@ from nope_probe.figures.names import TABLE
 from nope_probe.figures.words import MEASURES
 
 
-def pattern_table(kept: list[str]) -> pd.DataFrame:
+def pattern_table(removed: list[str]) -> pd.DataFrame:
     bounds = {
         f"{measure}{end}": value
         for measure in MEASURES
@@ -28,37 +28,41 @@ def pattern_table(kept: list[str]) -> pd.DataFrame:
     }
     return pd.DataFrame(
         [
-            {"layer": layer, "kept": name, "tokens": "text", "skip_keys": index % 2}
-            | bounds
-            | dict.fromkeys(MEASURES, layer + index)
+            {"layer": layer, "removed": name} | bounds | dict.fromkeys(MEASURES, layer + index)
             for layer in (1, 2)
-            for index, name in enumerate(kept)
+            for index, name in enumerate(removed)
         ]
     )
 
 
 def test_measures_are_drawn_with_and_without_each_source() -> None:
-    kept = ["mask+rope+w_q", "rope+w_q", "mask+w_q", "w_q", "mask+rope"]
-    figure = pattern_measures(pattern_table(kept), "mask+rope+w_q")
+    figure = pattern_measures(pattern_table(["intact", "mask", "rope", "mask+rope", "w_q"]))
     first = [trace for trace in figure.data if trace.xaxis == "x"]
     assert [trace.name for trace in first] == [
         "intact model",
         "without causal mask",
         "without RoPE",
-        "without either",
+        "without any source",
     ]
     assert [trace.y[0] for trace in first] == [1, 2, 3, 4]
-    assert len(figure.data) == 4 * (len(MEASURES) - 4), "no parts of the amplitude, no contrasts"
+    assert len(figure.data) == 4 * len(MEASURES)
+
+
+def test_a_measure_that_no_layer_has_is_not_drawn() -> None:
+    table = pattern_table(["intact"]).assign(lead=np.nan)
+    assert len(pattern_measures(table).data) == len(MEASURES) - 1
 
 
 def test_shuffled_tokens_have_open_markers() -> None:
-    table = pattern_table(["mask", "none"])
-    table.loc[table["kept"] == "none", "tokens"] = "shuffled"
-    figure = controls(table, "mask")
-    assert figure.data[0].name == "intact model, text, all keys"
-    assert figure.data[1].name == "without causal mask, shuffled, keys from 1"
-    assert not figure.data[0].marker.symbol.endswith("-open")
-    assert figure.data[1].marker.symbol.endswith("-open")
+    figure = controls(pattern_table(["intact", "mask"]), pattern_table(["intact", "mask", "rope"]))
+    assert [trace.name for trace in figure.data[:4]] == [
+        "intact model, in order",
+        "without causal mask, in order",
+        "intact model, shuffled",
+        "without causal mask, shuffled",
+    ]
+    is_open = [trace.marker.symbol.endswith("-open") for trace in figure.data[:4]]
+    assert is_open == [False, False, True, True]
 
 
 def test_the_masks_effect_is_drawn_with_without_and_paired() -> None:
@@ -93,7 +97,7 @@ def test_a_head_map_has_a_row_per_layer_and_a_column_per_head_and_leaves_out_no_
     signed = head_map(table, "locality").layout.coloraxis
     assert signed.cmin == -signed.cmax, "signed measures are coloured around zero"
     assert signed.colorbar.title.text == MEASURES["locality"].unit
-    with pytest.raises(ValueError, match=r"expected a measure of amplitude, .*, got 'height'"):
+    with pytest.raises(ValueError, match=r"expected a measure of lead, .*, got 'height'"):
         head_map(table, "height")
 
 

@@ -1,4 +1,4 @@
-"""Shares of sources and players, and exact splits: every number of a table, with its interval."""
+"""Losses, terms and exact splits: every number of a table, with its interval."""
 
 import numpy as np
 import pandas as pd
@@ -8,169 +8,79 @@ from support.maps import text_of
 from nope_probe.figures.curves import band_amplitudes, offset_profiles
 from nope_probe.figures.intervals import FLAT
 from nope_probe.figures.names import TABLE
-from nope_probe.figures.shares import interactions, player_shares, source_shares
+from nope_probe.figures.shares import source_losses, source_terms, weight_losses
 
 
-def sources() -> pd.DataFrame:
-    nan = np.nan
-    rows = [
-        (1, "content", 0.1, 0.0, 0.2, nan, nan, nan),
-        (1, "mask", 0.3, 0.2, 0.4, nan, nan, nan),
-        (2, "content", 0.2, 0.1, 0.3, 0.25, 0.15, 0.45),
-        (2, "mask", 0.9, 0.8, 1.1, 0.75, 0.55, 0.85),
-    ]
-    columns = ["layer", "term", "rms", "rms_low", "rms_high", "share", "share_low", "share_high"]
-    return pd.DataFrame(rows, columns=columns)
+def losses(*names: str, **labels: str) -> pd.DataFrame:
+    """Return losses of two layers without each of some names; L1 has no lead."""
+    rows = []
+    for layer in (1, 2):
+        for of in ("lead", "pattern"):
+            for place, name in enumerate(names):
+                lost = np.nan if (layer, of) == (1, "lead") else 0.25 * (place + layer)
+                numbers = {"lost": lost, "lost_low": lost - 0.1, "lost_high": lost + 0.2}
+                rows.append({"layer": layer, "of": of, "source": name, **labels, **numbers})
+    return pd.DataFrame(rows)
 
 
-def test_shares_are_dots_with_their_intervals_and_a_layer_without_pattern_is_marked() -> None:
-    total = sources().query("term == 'mask'").assign(term="position")
-    figure = source_shares(pd.concat([sources(), total]))
-    assert {trace.name for trace in figure.data} == {"content", "causal mask"}, "not their sum"
-    content = figure.data[0]
-    assert (content.name, content.y[1]) == ("content", 0.25)
-    assert content.error_y.array[1] == pytest.approx(0.2)
-    assert content.error_y.arrayminus[1] == pytest.approx(0.1)
-    assert np.round(content.x).tolist() == [1, 2]
-    marks = [note for note in figure.layout.annotations if note.text == "no pattern"]
-    assert [(note.x, note.xref) for note in marks] == [(1, "x")], "the RMS panel has numbers"
-    deep = pd.concat([sources().query("layer == 2").assign(layer=i) for i in range(1, 38)])
-    figure = source_shares(deep)
-    assert figure.layout.xaxis.domain == figure.layout.xaxis2.domain == (0, 1)
-    assert figure.layout.xaxis.dtick == 4
-
-
-def test_where_a_key_stands_apart_a_layer_is_a_bar_and_a_source_has_two_tones() -> None:
-    table = sources()
-    for part, fraction in (("first", 0.25), ("others", 0.75)):
-        for end in ("", "_low", "_high"):
-            table[f"share_{part}{end}"] = fraction * table[f"share{end}"]
-    figure = source_shares(table)
-    assert [trace.name for trace in figure.data] == [
-        "content, first key",
-        "causal mask, first key",
-        "content, other keys",
-        "causal mask, other keys",
-    ]
-    assert figure.layout.barmode == "relative", "parts against the pattern hang below 0"
-    assert sum(trace.y[1] for trace in figure.data) == pytest.approx(1)
-    mask = figure.data[1]
-    assert (mask.y[1], *mask.customdata[1]) == pytest.approx((0.1875, 0.1375, 0.2125))
-    assert mask.marker.color == "rgba(213, 94, 0, 1)"
-    assert figure.data[3].marker.color == "rgba(213, 94, 0, 0.45)"
-    marks = [note for note in figure.layout.annotations if note.text == "no pattern"]
-    assert [note.x for note in marks] == [1]
-
-
-def players(*replacements: str) -> pd.DataFrame:
-    """Weights have no `alone`, and the layer 1 no share."""
-    parts = {"share": 0.5, "lost": 0.9, "alone": 0.1, "amplification": 2.0}
-    return pd.DataFrame(
-        [
-            {"layer": layer, "player": player, "replacement": name}
-            | {
-                f"{part}{end}": np.nan
-                if (part, layer) == ("share", 1) or (part, player) == ("alone", "w_q")
-                else (0.3 if (part, name) == ("lost", "mean") else value) + shift
-                for part, value in parts.items()
-                for end, shift in (("", 0.0), ("_low", -0.05), ("_high", 0.1))
-            }
-            for name in replacements
-            for layer in (0, 1)
-            for player in ("mask", "w_q")
-        ]
-    )
-
-
-def test_players_have_a_panel_per_share_on_one_scale_and_weights_a_marker_per_replacement() -> None:
-    table = players("identity", "mean")
-    table = table[(table["replacement"] == "identity") | (table["player"] == "w_q")]
-    figure = player_shares(table)
-    assert text_of(figure)[:2] == ["lost without it", "Shapley share"]
-    first, second = ([t for t in figure.data if t.yaxis == at] for at in ("y", "y2"))
-    labels = ["causal mask", "W_Q, identity", "W_Q, mean"]
-    assert [trace.name for trace in first] == [trace.name for trace in second] == labels
-    assert [trace.y[0] for trace in first] == [0.9, 0.9, 0.3]
-    assert [trace.error_y.array[0] for trace in first] == pytest.approx([0.1] * 3)
-    entry = TABLE["w_q"]
-    assert [trace.marker.symbol for trace in first[1:]] == [entry.marker, f"{entry.marker}-open"]
-    assert {trace.marker.color for trace in first[1:]} == {entry.colour}
-    marks = [note for note in figure.layout.annotations if note.text == "no pattern"]
-    assert [(note.x, note.xref) for note in marks] == [(1, "x2")]
+def test_losses_are_dots_with_intervals_of_the_first_key_and_of_the_others_on_one_scale() -> None:
+    figure = source_losses(losses("mask", "rope"))
+    assert text_of(figure)[:2] == ["first key, lost", "other keys, lost"]
+    lead, pattern = ([t for t in figure.data if t.yaxis == at] for at in ("y", "y2"))
+    assert [trace.name for trace in lead] == ["without causal mask", "without RoPE"]
+    assert [trace.y[1] for trace in lead] == [0.5, 0.75]
+    assert [trace.y[0] for trace in pattern] == [0.25, 0.5]
+    assert pattern[0].error_y.array[0] == pytest.approx(0.2)
+    assert pattern[0].error_y.arrayminus[0] == pytest.approx(0.1)
     assert figure.layout.yaxis2.matches == "y"
-    assert figure.layout.xaxis.domain == figure.layout.xaxis2.domain == (0, 1)
-    np.testing.assert_allclose(figure.layout.yaxis.range, [0, 1.0 * 1.05])
+    marks = [note for note in figure.layout.annotations if note.text == "no pattern"]
+    assert [(note.x, note.xref) for note in marks] == [(1, "x")]
 
 
-def test_losses_alone_have_no_series_of_shares() -> None:
-    table = players("identity", "mean")
-    table.loc[table["replacement"] == "mean", [n for n in table if n.startswith("share")]] = np.nan
-    figure = player_shares(table)
-    assert [t.name for t in figure.data if t.yaxis == "y2"] == [
-        "causal mask, identity",
-        "W_Q, identity",
+def test_losses_of_models_without_a_first_key_have_one_panel() -> None:
+    figure = source_losses(losses("mask").query("of == 'pattern'"))
+    assert text_of(figure)[0] == "other keys, lost"
+    assert "yaxis2" not in figure.layout
+
+
+def test_a_weight_has_a_marker_per_replacement_and_all_else_one() -> None:
+    tables = [losses("w_q", replacement="mean"), losses("w_q", replacement="identity")]
+    tables.append(losses("mlp", replacement=""))
+    figure = weight_losses(pd.concat(tables).rename(columns={"source": "removed"}))
+    first = [trace for trace in figure.data if trace.yaxis == "y"]
+    assert [trace.name for trace in first] == ["W_Q, mean", "W_Q, identity", "MLP"]
+    entry = TABLE["w_q"]
+    symbols = [trace.marker.symbol for trace in first]
+    assert symbols == [entry.marker, f"{entry.marker}-open", TABLE["mlp"].marker]
+
+
+def test_terms_have_their_shares_and_sizes_and_what_is_left_has_a_size_alone() -> None:
+    rows = [
+        {"layer": 0, "of": of, "term": term}
+        | dict.fromkeys(("share", "share_low", "share_high"), share)
+        | dict.fromkeys(("size", "size_low", "size_high"), 2.0)
+        for of in ("lead", "pattern")
+        for term, share in (("mask", 0.4), ("rope", 0.6), ("without_sources", np.nan))
     ]
-    table["share"] = np.nan
-    assert text_of(player_shares(table))[0] == "lost without it"
-    assert "yaxis2" not in player_shares(table).layout
+    figure = source_terms(pd.DataFrame(rows))
+    panels = text_of(figure)[:4]
+    assert panels == [
+        "first key, share",
+        "first key, nats",
+        "other keys, share",
+        "other keys, nats",
+    ]
+    by_panel = {
+        panel: [trace.name for trace in figure.data if trace.yaxis == at]
+        for panel, at in zip(panels, ("y", "y2", "y3", "y4"), strict=True)
+    }
+    assert by_panel["first key, share"] == ["causal mask", "RoPE"]
+    assert by_panel["other keys, nats"] == ["causal mask", "RoPE", "without any source"]
 
 
 def test_numbers_on_hovering_are_in_percent_where_the_axis_is() -> None:
     percent = "%{y:.1%} (%{customdata[0]:.1%} to %{customdata[1]:.1%})"
-    assert {percent in t.hovertemplate for t in player_shares(players("identity")).data} == {True}
-    share, nats = (
-        [t for t in source_shares(sources()).data if t.yaxis == at] for at in ("y", "y2")
-    )
-    assert all(percent in trace.hovertemplate for trace in share)
-    assert all("%{y:.3g} (%{customdata[0]:.3g}" in trace.hovertemplate for trace in nats)
-    (dots,) = interactions(interaction_rows(0.1, **{"mask+rope": 0.5}).query("layer == 0")).data[:1]
-    assert percent.replace("{y", "{x") in dots.hovertemplate
-
-
-def interaction_rows(half: float, **shares: float) -> pd.DataFrame:
-    return pd.DataFrame(
-        [
-            {"layer": layer, "players": players, "replacement": name, "share": sign * share}
-            | {"share_low": sign * share - half, "share_high": sign * share + half}
-            for layer in (0, 1)
-            for name, sign in (("identity", 1), ("mean", -1))
-            for players, share in shares.items()
-        ]
-    )
-
-
-def test_interactions_have_a_panel_per_replacement_and_the_largest_comes_first() -> None:
-    figure = interactions(interaction_rows(0.05, **{"mask+w_q": 0.1, "mask+rope": 0.5}), layer=1)
-    shown = [trace for trace in figure.data if trace.visible]
-    assert [trace.xaxis for trace in shown] == ["x", "x2"]
-    for trace, sign in zip(shown, (1, -1), strict=True):
-        assert list(trace.y) == ["mask + W_Q", "mask + RoPE"], "plotly's axis points up"
-        assert list(trace.x) == [sign * 0.1, sign * 0.5]
-    assert text_of(figure)[:2] == ["identity", "mean"]
-    assert figure.layout.annotations[2].text == ""
-    assert figure.layout.xaxis2.matches == "x"
-
-
-def test_interactions_within_noise_are_counted_and_not_drawn() -> None:
-    figure = interactions(interaction_rows(0.05, **{"mask+rope": 0.001, "mask+w_q": 0.002}))
-    limits = figure.layout.meta["patches"][0]["xaxis.range"]
-    np.testing.assert_allclose(limits, [-0.156, 0.156])
-    assert not any(len(trace.x) for trace in figure.data)
-    assert figure.layout.annotations[2].text == "2 within noise"
-
-
-def test_a_layer_has_its_twelve_largest_interactions_and_counts_the_others() -> None:
-    shares = {f"mask+w_{i:02}": 0.1 + 0.01 * i for i in range(17)} | {"mask+rope": 0.01}
-    table = interaction_rows(0.05, **shares).query("replacement == 'identity'")
-    table.loc[(table["layer"] == 1) & (table["players"] != "mask+w_03"), "share_low"] = -1.0
-    figure = interactions(table)
-    many, few = figure.data
-    assert list(many.x) == pytest.approx([0.1 + 0.01 * i for i in range(5, 17)])
-    assert list(few.x) == pytest.approx([0.13])
-    notes = [patch["annotations[1].text"] for patch in figure.layout.meta["patches"]]
-    assert notes == ["5 others smaller, 1 within noise", "17 others within noise"]
-    ranges = [patch["yaxis.range"] for patch in figure.layout.meta["patches"]]
-    assert ranges == [[-1.5, 11.5], [-12.5, 0.5]], "a row is as high in every layer"
+    assert {percent in t.hovertemplate for t in source_losses(losses("mask")).data} == {True}
 
 
 def test_each_band_is_a_bar_with_its_interval_in_its_layers_panel_on_one_scale():
@@ -200,7 +110,7 @@ def test_each_term_is_a_line_within_its_bounds_and_is_named_once():
     parts = [
         pd.DataFrame({"layer": layer, "term": term, "offset": offsets, "mean": np.arange(3.0)})
         for layer in (0, 1)
-        for term in ("score", "all", "rope")
+        for term in ("score", "pattern", "rope")
     ]
     table = pd.concat(parts).assign(
         mean_low=lambda t: t["mean"] - 1, mean_high=lambda t: t["mean"] + 2
