@@ -130,18 +130,22 @@ def test_every_measure_has_a_title_and_every_component_a_colour() -> None:
 
 
 def test_a_source_keeps_its_colour_in_a_comparison_and_the_marker_tells_the_run() -> None:
-    bounds = {"share_low": 0.1, "share_high": 0.9}
+    bounds = {"lost_low": 0.1, "lost_high": 0.9}
     rows = [
-        {"layer": layer, "term": term, "share": 0.5, **bounds}
+        {"layer": layer, "of": of, "source": source, "lost": 0.5, **bounds}
         for layer in (0, 1)
-        for term in ("mask", "rope", "position")
+        for of in ("lead", "pattern")
+        for source in ("mask", "rope")
     ]
     table = pd.DataFrame(rows)
-    drawn = compared_sources({"one": table, "two": table[table["term"] == "mask"]}).data
-    assert [trace.name for trace in drawn] == ["causal mask, one", "causal mask, two", "RoPE, one"]
-    colours = [TABLE[name].colour for name in ("mask", "mask", "rope")]
-    assert [trace.marker.color for trace in drawn] == colours
-    assert [trace.marker.symbol for trace in drawn] == ["circle", "circle-open", "circle"]
-    measures = compared_measures({"one": pattern_table(["mask"]), "two": pattern_table(["mask"])})
+    drawn = compared_sources({"one": table, "two": table[table["source"] == "mask"]}).data
+    names = [f"without {name}" for name in ("causal mask, one", "RoPE, one", "causal mask, two")]
+    assert [trace.name for trace in drawn] == names * 2, "of the first key and of the others"
+    colours = [TABLE[name].colour for name in ("mask", "rope", "mask")]
+    assert [trace.marker.color for trace in drawn] == colours * 2
+    assert [trace.marker.symbol for trace in drawn] == ["circle", "circle", "circle-open"] * 2
+    measures = compared_measures(
+        {"one": pattern_table(["intact"]), "two": pattern_table(["intact"])}
+    )
     assert {trace.marker.color for trace in measures.data} == {INK}
     assert {trace.marker.symbol for trace in measures.data} == {"circle", "circle-open"}
