@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from nope_probe.components import are_sources
 from nope_probe.experiments.verdicts import MOST, effect_of
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.names import phrase
@@ -213,8 +214,10 @@ def _leads(size: float) -> str:
 
 
 def _place(removed: str) -> int:
-    """Return the place of a row: those of `CONSTANT` in their order, after all others."""
-    return [*CONSTANT].index(removed) if removed in CONSTANT else -1
+    """Return the place of a row: sources come first, then `CONSTANT` in its order."""
+    if are_sources(removed.split("+")):
+        return -1
+    return [*CONSTANT].index(removed) if removed in CONSTANT else len(CONSTANT)
 
 
 def percent(loss: ValueAndBounds) -> str:

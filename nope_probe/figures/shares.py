@@ -28,7 +28,7 @@ def source_losses(table: pd.DataFrame) -> go.Figure:
         ]
         for question, rows in _by_question(table).items()
     }
-    return over_layers(panels, title="Lost without each source, per layer", same_y=[range(2)])
+    return over_layers(panels, title="Lost without each source, per layer", same_y=[range(len(panels))])
 
 
 def weight_losses(table: pd.DataFrame) -> go.Figure:
@@ -52,7 +52,7 @@ def weight_losses(table: pd.DataFrame) -> go.Figure:
             for (name, replacement), some in rows.groupby(["removed", "replacement"], sort=False)
         ]
     title = "Lost without each weight, per layer"
-    return over_layers(panels, title=title, columns=1, same_y=[range(2)])
+    return over_layers(panels, title=title, columns=1, same_y=[range(len(panels))])
 
 
 def _filling(replacements: list[str], replacement: str) -> str:

@@ -77,7 +77,7 @@ FIRST_ROWS = {
     "terms": {"layer": 0, "of": "lead", "term": "mask", **bounds(share=4, size=3)},
     "weights": {"layer": 0, "of": "lead", "removed": "mlp", "replacement": ""}
     | bounds(lost=9, amplification=13),
-    "mean_covariance": {"layer": 0, "term": "mean", **bounds(share=1, rms=3)},
+    "mean_covariance": {"layer": 0, "of": "pattern", "term": "mean", **bounds(share=1, size=3)},
     "pattern": {"layer": 0, "tokens": "text", "removed": "mask"}
     | bounds(**dict.fromkeys(Measures.__dataclass_fields__, 1)),
 }

@@ -104,7 +104,7 @@ def test_the_fit_of_chosen_rows_is_least_squares_with_equations_no_larger_than_t
     sizes, cholesky = [], torch.linalg.cholesky
     monkeypatch.setattr(torch.linalg, "cholesky", lambda x: sizes.append(len(x)) or cholesky(x))
     maps = folds(window)[:, QUERIES]
-    cells = LayerMaps.of(maps, COUNTS, QUERIES, 1).pattern.apart
+    cells = LayerMaps.of(maps, COUNTS, QUERIES, 1).pattern.cells
     pattern = row_centred(maps, 1, QUERIES)[:, cells.mask]
     row, key = cells.mask.nonzero().T
     # Columns for a(i), then for f(i - j).
@@ -176,7 +176,7 @@ def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
     rows = whole[QUERIES]
     centred = row_centred(rows, 2, QUERIES)
     torch.testing.assert_close(centred, row_centred(whole, 2)[QUERIES], equal_nan=True)
-    assert LayerMaps.of(rows[None], None, QUERIES, 2).pattern.apart.count == int(
+    assert LayerMaps.of(rows[None], None, QUERIES, 2).pattern.cells.count == int(
         centred.isfinite().sum()
     )
     normalised = diagonal_normalised(rows, ROWS)

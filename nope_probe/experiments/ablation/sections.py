@@ -267,7 +267,7 @@ def _details(findings: Findings) -> Iterator[Section]:
 
 def _mean_covariance_maps(findings: Findings) -> Section:
     terms = findings.tables["mean_covariance"]
-    rows = terms[terms["term"].isin(("mean", "covariance"))]
+    rows = terms[terms["term"].isin(("mean", "covariance")) & (terms["of"] == "pattern")]
     named = rows.assign(map=rows["term"] + "_term")
     drawn = {name: maps for name, maps in findings.terms("pattern").items() if name != "intact"}
     return Section(
@@ -275,7 +275,7 @@ def _mean_covariance_maps(findings: Findings) -> Section:
         figure=lambda: findings.drawn(
             drawn,
             title="The mean term and the covariance term",
-            flat=noisy_layers(named, "map", "rms"),
+            flat=noisy_layers(named, "map", "size"),
         ),
         caption="The mean term: each position has a mean query and a mean key of its own. "
         "The covariance term: tokens that share their past are alike. Nothing is ablated.",
