@@ -14,7 +14,7 @@ from nope_probe.errors import UserError, as_tuple
 from nope_probe.experiments.engine import as_sequences, folds_for_intervals, name_of
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, layers_of
-from nope_probe.hooks.removing.block_ablation import ABLATED
+from nope_probe.hooks.removing.block_ablation import is_ablated
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.parity import describe
 from nope_probe.runtime.folder import Run
@@ -140,7 +140,7 @@ def _settings_of(
 
 def _validate_intact(loaded: LoadedModel, settings: RunSettings) -> None:
     """Check that a model is outside `ablated`, where a run cannot remove components itself."""
-    if settings.removes and loaded.model in ABLATED:
+    if settings.removes and is_ablated(loaded.model):
         instead = " or take confirm=0" if "confirm" in vars(settings) else ""
         raise UserError(
             "the model is ablated already, and this run removes components itself: leave "

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from nope_probe.data.sequences import Sequences
 from nope_probe.files import json_checksum
 from nope_probe.hooks.layers.attention import score_tolerance
+from nope_probe.hooks.layers.hook_points import used_alone
 from nope_probe.hooks.layers.model import (
     Inputs,
     hugging_face_config,
@@ -107,12 +108,13 @@ def model_state(loaded: LoadedModel, inputs: Inputs | None, seq_len: int) -> Sta
         else:
             inputs = torch.randint(info.d_vocab, (1, n), generator=generator)
     run = run_blocks if inputs.is_floating_point() else logits_of
-    with torch.inference_mode():
+    with used_alone(model), torch.inference_mode():
         outputs = run(model, inputs[:1, :LONGEST])[0].float().cpu()
-    active, epsilons = ABLATED.get(model), [vars(m).get(e) for m in modules for e in _EPSILONS]
+        active, hooks = ABLATED.get(model), foreign_hooks(model)
+    epsilons = [vars(m).get(e) for m in modules for e in _EPSILONS]
     return {
         "ablation": None if active is None else str(active.ablation),
-        "hooks": foreign_hooks(model),
+        "hooks": hooks,
         "norm epsilons": sorted({value for value in epsilons if isinstance(value, float)}),
         "outputs": _signed_sums(outputs),
         "tolerance": score_tolerance(next(model.parameters()).dtype),

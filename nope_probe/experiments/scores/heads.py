@@ -28,7 +28,14 @@ from nope_probe.experiments.tables import interval_columns
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers, traits_of
+from nope_probe.hooks.layers.model import (
+    Given,
+    HasModel,
+    Inputs,
+    model_of,
+    numbered_layers,
+    traits_of,
+)
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.batch_readings import HeadReading, head_reading, weights_on
 from nope_probe.hooks.reading.streaming import stream
@@ -145,7 +152,7 @@ class HeadMeans:
 
 
 def head_scores(
-    model: HookedModel,
+    model: HookedModel | HasModel,
     tokens: Given,
     *,
     n_layers: int | None = None,
@@ -161,7 +168,7 @@ def head_scores(
     (`_with_bos`), of which 32 are read.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not.
+        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
         tokens: `Sequences`, or any inputs of `capture_scores`, 4 sequences or more.
         n_layers: how many first layers to measure, if they attend; all by default.
         n_folds: parts of the data behind the intervals, 4 or more; by default 8, or the number of
@@ -182,6 +189,7 @@ def head_scores(
         >>> f"L{layer}H{head}"
         'L1H3'
     """
+    model = model_of(model)
     data, layers = as_sequences(model, tokens), first_layers(model, n_layers)
     tokenizer = getattr(model, "tokenizer", None)
     columns, _ = head_columns(model, data, tokenizer, layers, folds_for_intervals(data, n_folds))

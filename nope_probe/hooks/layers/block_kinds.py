@@ -18,7 +18,7 @@ from nope_probe.hooks.layers.attention import Attention, Mask, repeat_heads, unm
 from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, keep_and_write, last
 from nope_probe.hooks.layers.rotation import Rotary
-from nope_probe.hooks.layers.tap import NAME, attend_inline, register
+from nope_probe.hooks.layers.tap import NAME, attend_inline, current, register
 
 # Options of TransformerLens that change the formula of attention beyond that of `_attend`.
 OTHER_FORMULAS = ("use_logn_attn", "clip_qkv", "use_normalization_before_and_after")
@@ -269,9 +269,9 @@ class BridgeLayer(Layer):
         tap, attn = self.tap, self.attn
         # Where attention itself makes angles from positions, pass on the positions.
         name = "position_embeddings" if "position_embeddings" in kwargs else "position_ids"
-        tap.angles = kwargs.get(name)
-        if tap.rope is not None and tap.angles is not None:
-            kwargs[name] = tap.rope.straightened(tap.angles)
+        current.angles = kwargs.get(name)
+        if tap.rope is not None and current.angles is not None:
+            kwargs[name] = tap.rope.straightened(current.angles)
         if "hidden_states" in kwargs:
             kwargs["hidden_states"] = attn.hook_in(kwargs["hidden_states"])
         else:

@@ -228,12 +228,22 @@ def head_reading(
 def weights_on(attention: Attention, keys: Int[Tensor, "which query_pos"]) -> Weights:
     """Return each query's attention to chosen keys, on the CPU.
 
-    Attention is the softmax of the scores: a learned sink outside them (as in gpt-oss) is left out.
+    Attention is the softmax of the scores, or what hooks on `hook_pattern` made of it: a learned
+    sink outside the scores (as in gpt-oss) is left out.
     """
     n_pos = attention.q.shape[1]
     blocks = [slice(start, start + ROWS) for start in range(0, n_pos, ROWS)]
-    weights = [weights_at(attention.masked_scores(rows), keys[:, rows]) for rows in blocks]
+    weights = [_weights_of_rows(attention, rows, keys[:, rows]) for rows in blocks]
     return torch.cat(weights, 2).cpu()
+
+
+def _weights_of_rows(
+    attention: Attention, rows: slice, keys: Int[Tensor, "which query_pos"]
+) -> Weights:
+    hooked = attention.hooked_weights(rows)
+    if hooked is None:
+        return weights_at(attention.masked_scores(rows), keys)
+    return hooked.gather(-1, keys.T.to(hooked.device).expand(*hooked.shape[:3], -1))
 
 
 def weights_at(

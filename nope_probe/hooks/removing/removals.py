@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nope_probe.components import PER_HEAD, WEIGHTS, Gain, Projection, is_rope
-from nope_probe.conditions import Condition, Writer, expanded, validate_disjoint
+from nope_probe.conditions import Condition, Writer, expanded, spelled, validate_disjoint
 from nope_probe.errors import UserError, validate_choices
 from nope_probe.hooks.removing.stand_ins import (
     WITH_GAIN,
@@ -26,12 +26,12 @@ class Ablation:
     """Components to remove, and where.
 
     Attributes:
-        remove: one component or several; the circuits `qk` and `ov`; `norms`, the learned weights
-            of the norms before attention and MLP; bands of RoPE: `rope_high`, the pairs whose
-            wavelength 2 pi / theta is below the length of the sequences, `rope_low`, the rest, and
-            `rope[a:b]`, the pairs a to b - 1, the fastest first; or `position[L1H0]`, the position
-            that a component writes into the residual stream: its mean output at each position,
-            which `calibrate` measures, becomes its mean over positions. See `Writer`.
+        remove: one component or several (`w_q` or `W_Q`); the circuits `qk` and `ov`; `norms`, the
+            learned weights of the norms before attention and MLP; bands of RoPE: `rope_high`, the
+            pairs whose wavelength 2 pi / theta is below the length of the sequences, `rope_low`,
+            the rest, and `rope[a:b]`, the pairs a to b - 1, the fastest first; or `position[L1H0]`,
+            the position that a component writes into the residual stream: its mean output at each
+            position, which `calibrate` measures, becomes its mean over positions. See `Writer`.
         layers: block numbers from 0; None for all. Blocks that do not attend lose their MLP alone.
         heads: per block, the query heads (from 0) that lose the components; other blocks and heads
             keep them. A key head that several query heads share stays for the others.
@@ -72,8 +72,8 @@ class Ablation:
     prefix: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.remove, str):
-            object.__setattr__(self, "remove", [self.remove])
+        given = [self.remove] if isinstance(self.remove, str) else self.remove
+        object.__setattr__(self, "remove", [*map(spelled, given)])
         names = expanded(self.remove)
         validate_disjoint(self.remove)
         for layer in self.layers if self.layers is not None else self.heads or ():
