@@ -178,6 +178,7 @@ def read_config(
             validate_no_remote_code(source, fields)
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     validate_causal_decoder(source, config)
+    validate_windows(source, config)
     if n_layers is not None:
         _keep_first_layers(source, config, n_layers)
     return _without_rope(config) if without_rope else config
@@ -221,6 +222,27 @@ def validate_causal_decoder(source: str, config: PreTrainedConfig) -> None:
     if sees or is_encoded or not is_decoder_class(named) or not known:
         what = kind if named == "CausalLM" else named
         raise UserError(f"{source} is a {what}, not a causal decoder of text")
+
+
+_WINDOWS = ("attention_window_size", "sliding_window", "window_size", "attention_chunk_size")
+
+
+def validate_windows(source: str, config: PreTrainedConfig) -> None:
+    """Check that a window or a chunk of attention, if any layer has one, holds a token.
+
+    Raises:
+        UserError: naming the setting and what to write in its place.
+    """
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    if kinds is not None and {*kinds} <= {"full_attention", "linear_attention", "global"}:
+        return
+    for name in _WINDOWS:
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size < 1:
+            raise UserError(
+                f"{source} has {name} {size} in its configuration, and a window of no tokens hides "
+                "every key: write its size, or null if there is no window"
+            )
 
 
 def is_decoder_class(name: str) -> bool:

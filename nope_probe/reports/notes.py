@@ -12,6 +12,10 @@ from nope_probe.figures.intervals import CLIPPED, PALE
 
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
+WITHOUT_SHARES = (
+    "Positional and symbolic shares of heads are empty: RoPE's pairs of coordinates were not "
+    "recognised."
+)
 REPEATED = 1.25  # times the number of different sequences
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
@@ -59,7 +63,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
             ones), `query_stride` (between queries whose keys are ranked), `windows` (of layers with
             a window: how many keys a query sees at most), `left_out` (components that are not
             removed by default, with reasons), `pilot` (the round that chose the number of
-            sequences), and the `not_attending` layers of its `model`.
+            sequences), `without_shares` (layers whose rotation was not recognised), and the
+            `not_attending` layers of its `model`.
 
     Example:
         >>> run_notes({"documents": 40, "fold_sizes": [64] * 8, "query_stride": 1})
@@ -104,6 +109,7 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         f"A sliding window or chunk leaves a query at most {keys}. Patterns are measured on these "
         "keys, and conditions that show a query more keys are compared on them.": bool(windows),
         f"Not removed by default: {kept}.": bool(left_out),
+        WITHOUT_SHARES: bool(manifest.get("without_shares")),
     }
     pilot = [pilot_note(manifest["pilot"])] if "pilot" in manifest else []
     return [*pilot, *(note for note, is_true in notes.items() if is_true)]

@@ -62,8 +62,8 @@ Given: TypeAlias = Inputs | OneSequence | HasInputs | str | Sequence[Any]
 
 def model_of(given: HookedModel | HasModel) -> HookedModel:
     """Return the model that a caller gave to a public function, alone or as `load` returns it."""
-    either: Any = given
-    return either if isinstance(either, nn.Module) else getattr(either, "model", either)
+    model: Any = given if isinstance(given, nn.Module) else getattr(given, "model", given)
+    return model
 
 
 def layers_of(model: HookedModel) -> list[Layer]:
