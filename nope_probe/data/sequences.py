@@ -99,6 +99,7 @@ def sequences(
     source: str | Sequence[str] = "shipped",
     *,
     tokenizer: PreTrainedTokenizerBase | None,
+    d_vocab: int | None = None,
     n_seqs: int | None = None,
     seq_len: int = 64,
     seed: int = 0,
@@ -114,7 +115,8 @@ def sequences(
             `random` (i.i.d. tokens), a .txt, .jsonl or .parquet file (with a `text` column),
             `fineweb-edu` (a held-out slice, streamed), another Hub data set or a folder of one; or
             a list of texts, which are documents.
-        tokenizer: the model's tokenizer.
+        tokenizer: the model's tokenizer; None if it has none.
+        d_vocab: how many tokens the model has; `random` draws from them without a tokenizer.
         n_seqs: how many sequences; by default 512, or as many as a list of texts gives.
         seq_len: tokens in each, BOS included.
         seed: the seed of all random choices.
@@ -137,8 +139,11 @@ def sequences(
         >>> len(sequences(texts, tokenizer=load("rope-tiny").tokenizer, seq_len=4))
         4
     """
-    if tokenizer is None:
-        raise UserError("a model without tokenizer takes no text: use --data gaussian")
+    if tokenizer is None and (source != "random" or d_vocab is None):
+        raise UserError(
+            "a model without tokenizer takes no text: use --data random, for a parameter-free model "
+            "--data gaussian, or from Python tokens"
+        )
     generator = torch.Generator().manual_seed(seed)
     begins = begins_with_bos(tokenizer, bos)
     length = seq_len - int(begins)
@@ -154,7 +159,8 @@ def sequences(
         validate_packing(source, start)
     from_documents = None
     if source == "random":
-        tokens = _random_tokens(tokenizer, n_seqs, length, generator)
+        ordinary = ordinary_tokens(tokenizer, d_vocab)
+        tokens = ordinary[torch.randint(len(ordinary), (n_seqs, length), generator=generator)]
     else:
         ids = ids or _read(source, tokenizer, n_seqs, length, pack)
         if pack:
@@ -238,14 +244,16 @@ def gaussian(
     return Sequences(inputs=x, name=f"gaussian alpha={alpha:g}", kind="vectors")
 
 
-def begins_with_bos(tokenizer: PreTrainedTokenizerBase, bos: Bos) -> bool:
+def begins_with_bos(tokenizer: PreTrainedTokenizerBase | None, bos: Bos) -> bool:
     """Return whether sequences begin with a BOS token.
 
     Raises:
         UserError: for `always` with a tokenizer that has no BOS token.
     """
-    if bos == "always" and tokenizer.bos_token_id is None:
+    if bos == "always" and getattr(tokenizer, "bos_token_id", None) is None:
         raise UserError("--bos always: the model's tokenizer has no BOS token")
+    if tokenizer is None:
+        return False
     return forces_bos(tokenizer) if bos == "auto" else bos == "always"
 
 
@@ -255,16 +263,23 @@ def forces_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
 
 
-def _random_tokens(
-    tokenizer: PreTrainedTokenizerBase, n_seqs: int, length: int, generator: Generator
-) -> Int[Tensor, "seq pos"]:
+def ordinary_tokens(
+    tokenizer: PreTrainedTokenizerBase | None, d_vocab: int | None
+) -> Int[Tensor, " token"]:
+    """Return the tokens that are not special; without a tokenizer, all d_vocab tokens.
+
+    Raises:
+        UserError: for a tokenizer of special tokens alone.
+    """
+    if tokenizer is None:
+        return torch.arange(d_vocab)
     special = set(tokenizer.all_special_ids)
     ordinary = torch.tensor([t for t in range(len(tokenizer)) if t not in special])
     if len(ordinary) == 0:
         raise UserError(
             "--data random draws tokens, and the model's tokenizer has only special tokens"
         )
-    return ordinary[torch.randint(len(ordinary), (n_seqs, length), generator=generator)]
+    return ordinary
 
 
 @dataclass(frozen=True, kw_only=True)

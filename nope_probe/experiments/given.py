@@ -28,7 +28,7 @@ Model: TypeAlias = str | HookedModel | LoadedModel
 Settings = TypeVar("Settings", bound=RunSettings)
 Result = TypeVar("Result", bound=Run)
 Function = TypeVar("Function", bound=Callable[..., Run])
-OF_MODEL = ("revision", "device", "device_map", "dtype")
+OF_MODEL = ("revision", "allow_unused", "device", "device_map", "dtype")
 OF_INPUTS = (
     *("data", "windows", "pack", "bos", "alpha", "shuffle"),
     *("n_seqs", "seq_len", "beyond_context"),

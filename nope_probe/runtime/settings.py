@@ -267,6 +267,9 @@ RevisionFlag = Annotated[str | None, _arg(help="A branch, tag or commit of a mod
 BeyondContextFlag = Annotated[
     bool, _arg(help="Take a --seq-len beyond the model's context; no table of positions does.")
 ]
+AllowUnusedFlag = Annotated[
+    bool, _arg(help="Load a model whose files hold tensors that it does not use.")
+]
 SeqsFlag = Annotated[int, COUNT, _arg(help="How many sequences.")]
 SeqLenFlag = Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")]
 GainFlag = Annotated[Gain, _arg(help=f"The size of the replacements {' and '.join(WITH_GAIN)}.")]
@@ -294,6 +297,7 @@ class RunSettings(SessionSettings):
 
     model: ModelFlag = "rope-tiny"
     revision: RevisionFlag = None
+    allow_unused: AllowUnusedFlag = False
     data: Annotated[
         str,
         _arg(
@@ -394,7 +398,12 @@ class RunSettings(SessionSettings):
         """Return the settings that identify the run, as its manifest holds them."""
         settings = {"format": FORMAT, **asdict(self), "batch_size": self.seqs_per_batch}
         # Defaults are left out: runs from before these settings existed keep their identity.
-        defaults = {"query_rows": None, "beyond_context": False, "offset_bins": "auto"}
+        defaults = {
+            "query_rows": None,
+            "beyond_context": False,
+            "offset_bins": "auto",
+            "allow_unused": False,
+        }
         unset = [name for name, default in defaults.items() if settings.get(name) == default]
         left_out = {*self.unrecorded, *unset}
         return {key: value for key, value in settings.items() if key not in left_out}
