@@ -22,11 +22,11 @@ from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nope_probe.data.documents import (
+    TextReader,
     documents,
     first_documents,
     is_data_set,
     long_documents,
-    tokenised,
     validate_packing,
 )
 from nope_probe.errors import UserError, closed_choices
@@ -48,6 +48,7 @@ class Sequences:
         kind: the kind of inputs: tokens of texts, shuffled tokens, random tokens or vectors.
         documents: the number of each sequence's document; None if sequences are drawn singly. A
             document's sequences are not independent, so they share a fold.
+        notes: what was done about marks and special tokens in the texts; see `TextReader`.
     """
 
     inputs: Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
@@ -55,6 +56,7 @@ class Sequences:
     bos: bool = False
     kind: Kind = "text"
     documents: Int[Tensor, " seq"] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def sha256(self) -> str:
@@ -76,7 +78,7 @@ class Sequences:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return the sequences as tensors by name, for a checkpoint."""
-        about = json.dumps([self.name, self.bos, self.kind]).encode()
+        about = json.dumps([self.name, self.bos, self.kind, *self.notes]).encode()
         tensors = {"inputs": self.inputs, "about": torch.tensor([*about], dtype=torch.uint8)}
         return tensors if self.documents is None else tensors | {"documents": self.documents}
 
@@ -89,9 +91,9 @@ class Sequences:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Sequences:
         """Return the sequences that `to_tensors` turned into these tensors."""
-        name, bos, kind = json.loads(bytes(tensors["about"].tolist()))
-        documents = tensors.get("documents")
-        return cls(inputs=tensors["inputs"], name=name, bos=bos, kind=kind, documents=documents)
+        name, bos, kind, *notes = json.loads(bytes(tensors["about"].tolist()))
+        about = {"name": name, "bos": bos, "kind": kind, "notes": tuple(notes)}
+        return cls(inputs=tensors["inputs"], documents=tensors.get("documents"), **about)
 
 
 @closed_choices("start", "bos")
@@ -149,7 +151,8 @@ def sequences(
     length = seq_len - int(begins)
     if not source:
         raise UserError("expected a source of text or a list of texts, got nothing")
-    ids = [] if isinstance(source, str) else list(tokenised(source, tokenizer))
+    reader = TextReader(tokenizer, bos=begins)
+    ids = [] if isinstance(source, str) else list(reader.tokens(source))
     if n_seqs is None:
         n_seqs = N_SEQS if isinstance(source, str) else _n_fitting(ids, length, start, pack)
     if n_seqs < 1 or length < 2:
@@ -162,7 +165,7 @@ def sequences(
         ordinary = ordinary_tokens(tokenizer, d_vocab)
         tokens = ordinary[torch.randint(len(ordinary), (n_seqs, length), generator=generator)]
     else:
-        ids = ids or _read(source, tokenizer, n_seqs, length, pack)
+        ids = ids or _read(source, reader, n_seqs, length, pack)
         if pack:
             windows = pack_documents(ids, n_seqs, length, separator_of(tokenizer), generator)
         else:
@@ -174,7 +177,14 @@ def sequences(
         tokens = torch.nn.functional.pad(tokens, (1, 0), value=tokenizer.bos_token_id)
     name = source + (" packed" if pack else "") + (" shuffled" if shuffle else "")
     kind: Kind = "shuffled" if shuffle else "random" if source == "random" else "text"
-    return Sequences(inputs=tokens, name=name, bos=begins, kind=kind, documents=from_documents)
+    return Sequences(
+        inputs=tokens,
+        name=name,
+        bos=begins,
+        kind=kind,
+        documents=from_documents,
+        notes=reader.notes,
+    )
 
 
 def permuted(
@@ -194,14 +204,14 @@ def permuted(
 
 
 def _read(
-    source: str, tokenizer: PreTrainedTokenizerBase, n_seqs: int, length: int, is_packed: bool
+    source: str, reader: TextReader, n_seqs: int, length: int, is_packed: bool
 ) -> list[list[int]]:
     """Return the tokens of a source's documents; a data set is read only as far as needed."""
     if not is_data_set(source):
-        return list(tokenised(documents(source), tokenizer))
+        return list(reader.tokens(documents(source)))
     if is_packed:
-        return first_documents(source, tokenizer, n_seqs * length)
-    return long_documents(source, tokenizer, n_seqs, length)
+        return first_documents(source, reader, n_seqs * length)
+    return long_documents(source, reader, n_seqs, length)
 
 
 def _n_fitting(ids: list[list[int]], length: int, start: WindowStart, is_packed: bool) -> int:

@@ -54,7 +54,7 @@ from nope_probe.hooks.removing.targets import lone_mlps, resolve_targets
 @contextmanager
 def ablated(
     model: HookedModel | HasModel,
-    ablation: Ablation,
+    ablation: Ablation | Sequence[str] | str,
     calibration: Calibration | None = None,
     *,
     tokens: Inputs | None = None,
@@ -69,7 +69,8 @@ def ablated(
     Args:
         model: a HookedTransformer or TransformerBridge, or what `load` returns; its outputs are
             bit-identical afterwards.
-        ablation: the removals and their places.
+        ablation: the removals and their places; the names of components stand for
+            `Ablation(remove=...)`.
         calibration: the result of `calibrate` for this model; needed for the gain `output` and the
             replacement `mean` when a weight is removed, and for the position of a component.
         tokens: instead of a calibration, the tokens (or vectors) on which to `calibrate` first.
@@ -90,7 +91,7 @@ def ablated(
         >>> with ablated(model, Ablation(remove=["mask", "w_k"]), tokens=tokens):
         ...     logits = model(tokens)
     """
-    model = model_of(model)
+    model, ablation = model_of(model), Ablation.of(ablation)
     targets = resolve_targets(model, ablation)
     if is_ablated(model):
         raise RuntimeError("the model is ablated already: name all components in one Ablation")

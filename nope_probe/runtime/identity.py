@@ -142,6 +142,24 @@ def changes_of_state(before: State, now: State) -> list[str]:
     return rest if near else [*rest, "outputs"]
 
 
+def changes_of_model(
+    manifest: Mapping[str, Any], loaded: LoadedModel, inputs: Inputs | None, seq_len: int
+) -> list[str]:
+    """Return what differs between the model of a run and another, by name.
+
+    Args:
+        manifest: the run's.
+        loaded: the other model.
+        inputs: the sequences that a call from Python gave the run, if it gave any.
+        seq_len: tokens of the run's sequences.
+    """
+    if fingerprint(loaded.model) != manifest["model"]["weights"]:
+        return ["weights or configuration"]
+    if "weights" not in manifest["settings"].get("given", {}):
+        return []  # a model by name is loaded as the run loaded it
+    return changes_of_state(manifest.get("state", {}), model_state(loaded, inputs, seq_len))
+
+
 def changes_of_run(before: Any, now: Mapping[str, Any]) -> list[str]:
     """Return what differs between a run, as its JSON file describes it, and another, by name."""
 
@@ -191,8 +209,9 @@ def input_record(inputs: Sequences, skip_keys: int, counts: Int[Tensor, " fold"]
         skip_keys: how many keys count as first in patterns.
         counts: sequences per fold.
     """
+    notes = {"notes": [*inputs.notes]} if inputs.notes else {}
     return {
-        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
+        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256, **notes},
         "documents": None if inputs.documents is None else inputs.n_documents,
         "distinct_sequences": inputs.n_distinct,
         "fold_sizes": counts.tolist(),

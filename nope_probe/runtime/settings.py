@@ -272,6 +272,7 @@ AllowUnusedFlag = Annotated[
 ]
 SeqsFlag = Annotated[int, COUNT, _arg(help="How many sequences.")]
 SeqLenFlag = Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")]
+Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 GainFlag = Annotated[Gain, _arg(help=f"The size of the replacements {' and '.join(WITH_GAIN)}.")]
 OFFSET_BINS = _arg(
     help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
@@ -354,7 +355,7 @@ class RunSettings(SessionSettings):
         _arg(help="Spread a model that is larger than one GPU over all of them."),
     ] = None
     dtype: Annotated[
-        Literal["auto", "float32", "float64", "bfloat16", "float16"],
+        Dtype,
         _arg(help="The type of the weights; auto: bfloat16 on a GPU, else float32."),
     ] = "auto"
     checkpoint_every: Annotated[
@@ -386,6 +387,10 @@ class RunSettings(SessionSettings):
     def longest(self) -> int:
         """The tokens in a sequence; of several lengths, the longest."""
         return max(self.lengths)
+
+    def length_of(self, n: int) -> str:
+        """Return what gives sequences of n tokens: the flag, or a call's inputs."""
+        return f"sequences of {n} tokens" if self.data == GIVEN else f"--seq-len {n}"
 
     @property
     def seqs_per_batch(self) -> int:

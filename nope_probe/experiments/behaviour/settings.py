@@ -294,8 +294,8 @@ class Settings(RunSettings):
         for measure in self.measures:
             if self.seq_len < (least := SHORTEST[measure]):
                 raise UserError(
-                    f"{measure} needs windows of {least} tokens or more, got --seq-len "
-                    f"{self.seq_len}"
+                    f"{measure} needs windows of {least} tokens or more, got "
+                    f"{self.length_of(self.seq_len)}"
                 )
         if not 4 <= self.prefix_len <= self.seq_len - 4:
             raise UserError(

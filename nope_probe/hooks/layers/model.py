@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, validate_layer_numbers
 from nope_probe.hooks.layers.attention import Attention, Heads
 from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
 from nope_probe.hooks.layers.block_kinds import BridgeLayer, HookedLayer
@@ -96,7 +96,11 @@ def numbered_layers(model: HookedModel, numbers: Iterable[int] | None = None) ->
 
     Raises:
         IndexError: for a block that does not exist, or does not attend.
+        UserError: for what are no numbers of layers.
     """
+    if numbers is not None:
+        numbers = [*numbers] if isinstance(numbers, Iterator) else numbers
+        validate_layer_numbers(numbers)
     layers = {layer.index: layer for layer in layers_of(model)}
     chosen = list(layers if numbers is None else numbers)
     unknown = [number for number in chosen if number not in layers]
