@@ -13,8 +13,6 @@ from nope_probe.experiments.ablation.run import AblationStudy
 from nope_probe.experiments.attention.run import AttentionStudy
 from nope_probe.experiments.behaviour.run import BehaviourStudy
 from nope_probe.experiments.compare.members import read_members
-from nope_probe.experiments.paper.settings import RepeatSettings
-from nope_probe.experiments.repeat import run as repeat
 from nope_probe.experiments.trace.run import Trace
 from nope_probe.files import json_checksum
 from nope_probe.runtime.folder import (
@@ -128,7 +126,6 @@ def test_a_run_of_another_format_is_refused_wherever_it_is_read(
         AblationStudy.read,
         lambda folder: check_output_dir(folder, SETTINGS),
         lambda folder: read_members([folder, folder.parent]),
-        lambda folder: repeat(RepeatSettings(run=folder)),
     ):
         with pytest.raises(UserError, match=message):
             use(folder)

@@ -116,20 +116,24 @@ def report(
 
 
 def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> list[str]:
-    """Return the result as a sentence, and how differences were taken."""
+    """Return the result in two sentences, and how differences were taken."""
     base, *others = members
     made = {member.label: _sources(member) for member in members}
     differences = [d for compared in maps for d in compared.differences.values()]
     if maps and all(difference.is_significant is False for difference in differences):
         labels = f"{listed([other.label for other in others])} and {base.label}"
-        sentence = f"The positional patterns of {labels} do not differ beyond noise."
+        where = " among the keys after the first" if base.skip_keys else ""
+        sentences = [f"The positional patterns of {labels} do not differ beyond noise{where}."]
     elif all(made.values()):
         strongest = {label: max(rows.items(), key=_amplitude) for label, rows in made.items()}
         parts = [f"{together(row.who)} in {label} (L{n})" for label, (n, row) in strongest.items()]
-        sentence = f"The strongest pattern comes from {', from '.join(parts)}."
+        sentences = [f"The strongest pattern comes from {', from '.join(parts)}."]
     else:
-        n = int(excludes_zero(table, "difference").sum())
-        sentence = f"{n} of {len(table)} numbers differ beyond their 95% interval."
+        sentences = []
+    n, known = int(excludes_zero(table, "difference").sum()), table["difference_low"].notna().sum()
+    sentences.append(
+        f"{n} of {known} numbers differ beyond their 95% interval; by chance 1 in 20 would."
+    )
     if members[0].kind == "simulate":
         method = "simulations"
     elif not share_sequences(members):
@@ -137,7 +141,7 @@ def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.Data
     else:
         paired = any(d.paired for d in differences) or (table["method"] == PAIRED).any()
         method = "paired" if paired else "foldless"
-    return [sentence, METHODS[method]]
+    return [" ".join(sentences), METHODS[method]]
 
 
 class Makers(NamedTuple):
