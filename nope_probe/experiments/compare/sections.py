@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from html import escape  # figures read tags in their texts, as the page does
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +38,7 @@ from nope_probe.figures.intervals import (
     symmetric,
 )
 from nope_probe.figures.measures import compared_measures, compared_sources
-from nope_probe.figures.names import words
+from nope_probe.figures.names import plain, words
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
@@ -280,10 +279,10 @@ def _panels(compared: Compared, members: Sequence[Member], unit: str) -> list[Pa
     """Return a map of every run on one scale, then the differences."""
     patterns = compared.patterns
     top = symmetric(np.stack(list(patterns.values())), FLOOR)
-    drawn = [(f"{compared.name}, {escape(one)}", patterns[one], top) for one in patterns]
+    drawn = [(f"{compared.name}, {plain(one)}", patterns[one], top) for one in patterns]
     for label, difference in compared.differences.items():
         sign = "no difference" if difference.is_significant is False else "difference"
-        name = f"{sign} of {escape(label)}" if len(members) > 2 else sign
+        name = f"{sign} of {plain(label)}" if len(members) > 2 else sign
         pale = PALE * float(np.nan_to_num(difference.noise))
         drawn.append((name, difference.values, symmetric(difference.values, max(FLOOR, pale))))
     return [
@@ -326,13 +325,13 @@ def _pattern_measures(members: Sequence[Member]) -> go.Figure:
     runs = {}
     for member in members:
         rows = member.tables["pattern"]
-        runs[escape(member.label)] = rows[rows["kept"] == INTACT.name] if "kept" in rows else rows
+        runs[member.label] = rows[rows["kept"] == INTACT.name] if "kept" in rows else rows
     return compared_measures(runs)
 
 
 def _source_shares(members: Sequence[Member]) -> go.Figure:
     """Draw the sources' shares of the runs' patterns, layer by layer."""
-    return compared_sources({escape(member.label): member.tables["sources"] for member in members})
+    return compared_sources({member.label: member.tables["sources"] for member in members})
 
 
 FIGURES = {"pattern": _pattern_measures, "sources": _source_shares}  # by the table beside them
