@@ -26,7 +26,7 @@ from nope_probe.figures.intervals import (
     symmetric,
     widened,
 )
-from nope_probe.figures.names import words
+from nope_probe.figures.names import plain, words
 from nope_probe.figures.panels import (
     AXES,
     BAR_DROP,
@@ -215,10 +215,10 @@ def term_maps(
     limits = flattened(tops, [i for i, number in enumerate(numbers) if number in flat_first])
     note = f"<br><i>{WITHIN}</i>"
     titles = [
-        [words(name) + (note if number in flat.get(name, ()) else "") for name in terms]
+        [plain(words(name)) + (note if number in flat.get(name, ()) else "") for name in terms]
         for number in numbers
     ]
-    names = [words(name) for name in terms]
+    names = [plain(words(name)) for name in terms]
     return _layered(pooled, names, titles, title, DIVERGING, limits, numbers, layer, rows)
 
 
@@ -348,6 +348,7 @@ def sweep_maps(
     """
     figure = score_maps(maps, title=title, layer=first, multiples=0, clipped=SWEEP_CLIPPED)
     slider, labels = figure.layout.sliders[0], [f"{value:g}" for value in values]
+    name = plain(name)
     slider.currentvalue.prefix = f"{name} = "
     for step, trace, label in zip(slider.steps, figure.data, labels, strict=True):
         step.label = label

@@ -278,8 +278,9 @@ OFFSET_BINS = _arg(
     help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
     "all: each distance has its own."
 )
-# Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
-FORMAT = 3
+# Raised when a column, an array or a setting begins to mean something else: runs of another format
+# are neither read nor taken up.
+FORMAT = 4
 NUMBERS = (64, 128, 256, 512)  # of sequences, of which a command takes one if it is to choose
 # A batch of long sequences must not take minutes: a run stops between batches.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32

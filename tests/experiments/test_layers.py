@@ -180,6 +180,67 @@ def test_pairs_that_are_slowed_down_are_counted(bridge: Callable[[str], Any]):
     assert (findings.rope_pairs, findings.rope_pairs_following) == (11, 3)
 
 
+LINEAR = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+PLAIN = {"rope_type": "default", "rope_theta": 1e6}
+LLAMA_3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 5.0}
+LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA_3 |= {"original_max_position_embeddings": 64}
+# Of a model's layers: the first pair's frequency, and how many times slower the last pair turns.
+SCALES: dict[str, tuple[str, dict[str, Any], list[tuple[float, float]]]] = {
+    "Gemma 3": (
+        "gemma3_text",
+        {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": PLAIN}},
+        [(1, 1), (1 / 8, 8), (1, 1)],
+    ),
+    "Gemma 3, unscaled": (
+        "gemma3_text",
+        {"rope_parameters": {"full_attention": PLAIN, "sliding_attention": PLAIN}},
+        [(1, 1)] * 3,
+    ),
+    "linear": ("llama", {"rope_parameters": LINEAR | {"factor": 2.5}}, [(1 / 2.5, 2.5)] * 3),
+    "one pair": ("gpt_neox", {"rope_parameters": LINEAR | {"factor": 4.0}}, [(1 / 4, 4)] * 3),
+    "Llama 3.1": ("llama", {"rope_parameters": LLAMA_3, "head_dim": 22}, [(1, 5)] * 3),
+    "the other way": ("nanochat", {}, [(-1, 1)] * 3),
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_scalings_that_keep_the_ratios_of_frequencies_are_found(
+    name: str, tmp_path: Path, capsys: Any
+) -> None:
+    kind, settings, expected = SCALES[name]
+    folder = write_decoder(kind, tmp_path, **settings).folder
+    capsys.readouterr()
+    first, scale = expected[1]
+    keys = [f"rope_first={first}", f"rope_scale={scale}"]
+    flags = [] if len({*expected}) > 1 else [flag for key in keys for flag in ("--expect", key)]
+    code, out, _ = run_layers(capsys, "--model", folder, "--json", *flags)
+    report = json.loads(out)
+    assert code == 0
+    assert report["configuration_differs"] == []
+    for row, layer in zip(report["layers"], expected, strict=True):
+        assert (row["rope_first"], row["rope_scale"]) == pytest.approx(layer, rel=MEASURE)
+    code, out, err = run_layers(capsys, "--model", folder, "--expect", "rope_scale=7")
+    assert (code, err.splitlines()[0][:27]) == (1, "rope_scale: expected 7, fou")
+    headings = {word for line in out.splitlines() if line[:7] == "layers " for word in line.split()}
+    assert ("first" in headings, "slowed" in headings) == (first != 1, scale != 1)
+    said = f"RoPE's first pair turns by {first:.4g}, not by 1"
+    assert (f"L1: {said}" in out) == (first != 1)
+    slowed = f"(RoPE is scaled, up to {scale:.4g} times slower)"
+    assert (slowed in " ".join(out.split())) == (name == "Llama 3.1")
+
+
+def test_a_wrong_factor_of_the_configuration_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    model = load(str(write_decoder("llama", tmp_path).folder)).model
+    findings = findings_of(model)
+    monkeypatch.setattr(model.original_model.config, "rope_parameters", LINEAR | {"factor": 3.0})
+    config = hugging_face_config(model)
+    [base, scale] = differences(model.cfg, config, findings)
+    assert "but the RoPE base is 1e+04" in base
+    said = "config.rope_parameters has rope_type 'linear' and factor 3, but the RoPE scale is 1"
+    assert scale == f"L0, L1, L2: {said}"
+
+
 def test_a_window_longer_than_the_batch_is_not_claimed(bridge: Callable[[str], Any]):
     model = bridge("mistral")
     findings = findings_of(model, n=5)

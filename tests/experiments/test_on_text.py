@@ -339,7 +339,7 @@ def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key() -> None:
     softmax = np.exp(scores) / np.exp(scores).sum()
     np.testing.assert_allclose(softmax, weights, rtol=1e-4)
     figure = why_bars(table, "t")
-    assert figure.data[-1].y[0] == "<bos> 0"
+    assert figure.data[-1].y[0] == "&lt;bos&gt; 0"
     np.testing.assert_allclose(figure.data[-1].x, scores)
 
 

@@ -180,6 +180,8 @@ class AblationStudy(Run):
     `score/<kept>`, `pattern/all`, `source/<term>`, `shapley/<player>`, ...
     """
 
+    kind = "ablate"
+
     @property
     def sources(self) -> pd.DataFrame:
         """Per layer and term (content, mask, rope, ...), its RMS in nats and its share."""

@@ -59,6 +59,8 @@ class AttentionStudy(Run):
         model: the model that the call gave; None for a run that is read from its folder.
     """
 
+    kind = "attention"
+
     model: Model | None = None
 
     @property
