@@ -29,7 +29,8 @@ REFUSED = ("deepseek_v4", "hrm_text", "zamba2")
 # JetMoE's experts make its queries, the RoPE of the others turns no pairs that are recognised, and
 # Gemma 4's first layers cannot be loaded alone: its embeddings per layer are one matrix.
 NO_PAIRS = ("codegen", "gptj", "hunyuan_v1_dense", "nanochat", "recurrent_gemma")
-NOT_RUN = {("gemma4_text", "circuit"), *((name, "trace") for name in ("jetmoe", *NO_PAIRS))}
+# OLMo's tiny model clips queries and keys, which are then no sum of writers' parts.
+NOT_RUN = {("gemma4_text", "circuit"), *((n, "trace") for n in ("jetmoe", "olmo", *NO_PAIRS))}
 ROOT = Path(__file__).parents[2]
 
 
@@ -116,7 +117,7 @@ def test_every_command_runs_with_its_defaults_or_is_refused_in_one_line(
         return
     with pytest.raises(UserError, match=r"^.+$"):
         run_command(command, decoder, out)
-    assert not out.exists()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_keys_that_are_selected_for_each_query_are_refused(tmp_path: Path) -> None:
