@@ -35,5 +35,9 @@ def run_command(name: str, tiny: Tiny, out: Path) -> None:
     folder, sizes = COMMANDS[name]
     module: Any = import_module(f"nope_probe.experiments.{folder}.run")
     place = {} if name == "layers" else {"out": out}
-    first = {"layer": min(plain_attention(tiny.hf, tiny.tokens))} if name == "circuit" else {}
+    first = (
+        {"layer": min(plain_attention(tiny.hf, tiny.tokens), default=0)}
+        if name == "circuit"
+        else {}
+    )
     module.run(module.Settings(model=str(tiny.folder), **sizes, **first, **place))
