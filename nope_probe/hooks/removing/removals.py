@@ -81,8 +81,8 @@ class Ablation:
     prefix: int | None = None
 
     def __post_init__(self) -> None:
-        given = [self.remove] if isinstance(self.remove, str) else self.remove
-        unnamed = [name for name in as_tuple(given) if not isinstance(name, str)]
+        given = as_tuple(self.remove)
+        unnamed = [name for name in given if not isinstance(name, str)]
         if unnamed:
             raise UserError(f"expected the names of components to remove, got {unnamed[0]!r:.60}")
         object.__setattr__(self, "remove", [*map(spelled, given)])
