@@ -29,7 +29,7 @@ from nope_probe.analyses.contrasts import (
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.components import SOURCES, Component
 from nope_probe.conditions import INTACT, MASK, Condition
-from nope_probe.errors import closed_choices
+from nope_probe.errors import UserError, closed_choices, kind_of
 from nope_probe.maps.layers import Pattern, Question, shared_patterns, with_skip_keys
 from nope_probe.maps.maps import Layers, ScoreMaps, layers_of
 
@@ -225,6 +225,10 @@ def layers_by_condition(
         ValueError: for a name that does not exist, two names of one condition, no maps, or maps on
             other sequences.
     """
+    if not isinstance(maps, Mapping):
+        raise UserError(
+            "expected maps by the removed components, {(): ..., 'mask': ...}, got " + kind_of(maps)
+        )
     conditions = {
         Condition.parse(removed): layers_of(captured) for removed, captured in maps.items()
     }

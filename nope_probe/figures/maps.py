@@ -13,7 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.errors import closed_choices
+from nope_probe.errors import UserError, closed_choices, kind_of
 from nope_probe.figures.intervals import (
     CLIPPED,
     FLAT_WORDS,
@@ -26,7 +26,7 @@ from nope_probe.figures.intervals import (
     symmetric,
     widened,
 )
-from nope_probe.figures.names import words
+from nope_probe.figures.names import plain, words
 from nope_probe.figures.panels import (
     AXES,
     BAR_DROP,
@@ -203,6 +203,8 @@ def term_maps(
         >>> len(figures.term_maps(maps, title="Sources").data)
         6
     """
+    if not isinstance(terms, Mapping) or not terms:
+        raise UserError(f"expected maps by name, such as {{'mask': maps}}, got {kind_of(terms)}")
     pooled = [
         _pooled(maps, max_positions, keys_left_out(maps, skip_keys)) for maps in terms.values()
     ]
@@ -215,10 +217,10 @@ def term_maps(
     limits = flattened(tops, [i for i, number in enumerate(numbers) if number in flat_first])
     note = f"<br><i>{WITHIN}</i>"
     titles = [
-        [words(name) + (note if number in flat.get(name, ()) else "") for name in terms]
+        [plain(words(name)) + (note if number in flat.get(name, ()) else "") for name in terms]
         for number in numbers
     ]
-    names = [words(name) for name in terms]
+    names = [plain(words(name)) for name in terms]
     return _layered(pooled, names, titles, title, DIVERGING, limits, numbers, layer, rows)
 
 
@@ -241,6 +243,11 @@ def _pooled(
         rows = RowMaps(values=np.asarray(maps.mean), queries=queries)
         return pool_with_leads(rows, max_positions, skip_keys)
     cells = np.asarray(maps.mean if hasattr(maps, "folds") else maps)
+    if cells.ndim != 3 or cells.dtype == object:
+        raise UserError(
+            "expected maps of `capture_scores`, or mean scores [layer, row, key_pos], got "
+            f"{kind_of(maps)}"
+        )
     return pool_with_leads(RowMaps(values=cells), max_positions, skip_keys)
 
 
@@ -368,6 +375,7 @@ def sweep_maps(
     """
     figure = score_maps(maps, title=title, layer=first, multiples=0, clipped=SWEEP_CLIPPED)
     slider, labels = figure.layout.sliders[0], [f"{value:g}" for value in values]
+    name = plain(name)
     slider.currentvalue.prefix = f"{name} = "
     for step, trace, label in zip(slider.steps, figure.data, labels, strict=True):
         step.label = label

@@ -28,7 +28,7 @@ def source_losses(table: pd.DataFrame) -> go.Figure:
         ]
         for question, rows in _by_question(table).items()
     }
-    return over_layers(panels, title="Lost without each source, per layer", same_y=[range(len(panels))])
+    return over_layers(panels, title="Lost without each source", same_y=[range(len(panels))])
 
 
 def weight_losses(table: pd.DataFrame) -> go.Figure:

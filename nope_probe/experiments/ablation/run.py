@@ -105,6 +105,8 @@ class AblationStudy(Run):
     `term/<term>`, ... In a pattern the first key's column holds the lead.
     """
 
+    kind = "ablate"
+
     @property
     def sources(self) -> pd.DataFrame:
         """Per layer, question (lead, pattern) and source, what is lost without it."""

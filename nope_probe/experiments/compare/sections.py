@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from html import escape  # figures read tags in their texts, as the page does
 from pathlib import Path
 
 import pandas as pd
@@ -73,19 +72,22 @@ def report(
 
 
 def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> list[str]:
-    """Return the result as a sentence, and how differences were taken."""
+    """Return the result in two sentences, and how differences were taken."""
     base, *others = members
     losses = {member.label: _losses(member) for member in members}
     differences = [d for compared in maps for d in compared.differences.values()]
     n = int(excludes_zero(table, "difference").sum())
     if len(table) and not n and maps and all(d.is_significant is False for d in differences):
         labels = f"{listed([other.label for other in others])} and {base.label}"
-        sentence = f"No pattern and no number of {labels} differs beyond noise."
+        sentences = [f"The patterns of {labels} do not differ beyond noise."]
     elif all(losses.values()):
-        said = [f"{label}: {of.sources_sentence()}" for label, of in losses.items() if of]
-        sentence = " ".join(said)
+        sentences = [f"{label}: {of.sources_sentence()}" for label, of in losses.items() if of]
     else:
-        sentence = f"{n} of {len(table)} numbers differ beyond their 95% interval."
+        sentences = []
+    known = table["difference_low"].notna().sum()
+    sentences.append(
+        f"{n} of {known} numbers differ beyond their 95% interval; by chance 1 in 20 would."
+    )
     if members[0].kind == "simulate":
         method = "simulations"
     elif not share_sequences(members):
@@ -93,7 +95,7 @@ def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.Data
     else:
         paired = any(d.paired for d in differences) or (table["method"] == PAIRED).any()
         method = "paired" if paired else "foldless"
-    return [sentence, METHODS[method]]
+    return [" ".join(sentences), METHODS[method]]
 
 
 def _losses(member: Member) -> LayerLosses | None:
@@ -154,13 +156,13 @@ def _pattern_measures(members: Sequence[Member]) -> go.Figure:
     for member in members:
         rows = member.tables["pattern"]
         is_intact = rows["removed"] == INTACT.name if "removed" in rows else rows["layer"] >= 0
-        runs[escape(member.label)] = rows[is_intact]
+        runs[member.label] = rows[is_intact]
     return compared_measures(runs)
 
 
 def _source_losses(members: Sequence[Member]) -> go.Figure:
     """Draw what the runs lose without each source, layer by layer."""
-    return compared_sources({escape(member.label): member.tables["sources"] for member in members})
+    return compared_sources({member.label: member.tables["sources"] for member in members})
 
 
 FIGURES = {"pattern": _pattern_measures, "sources": _source_losses}  # by the table beside them

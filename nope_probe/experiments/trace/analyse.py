@@ -35,7 +35,7 @@ from nope_probe.figures.words import reader_of, strongest_reader
 from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import WrittenPosition
-from nope_probe.maps.folds import folds_of
+from nope_probe.maps.folds import folds_of, pooled
 from nope_probe.maps.layers import LayerMaps, Question, shared_patterns
 from nope_probe.maps.positions import PositionSums
 from nope_probe.runtime.folder import Run
@@ -329,9 +329,10 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
     """
     tables, kept = [], sums.kept_positions
     for names, reader in readers(sums):
-        scale = reader.sums.norm_scale
-        assert scale is not None
-        scale = scale[kept:] / scale[kept:].mean()
+        scales = reader.sums.norm_scale
+        assert scales is not None
+        scale = pooled(scales, reader.counts)[kept:]
+        scale = scale / scale.mean()
         is_own = (writers[list(names)] == pd.Series(names)).all(axis=1)
         own = writers[is_own & (writers["of"] == "pattern")]
         for side in get_args(Side):

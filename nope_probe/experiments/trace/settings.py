@@ -51,7 +51,7 @@ class Settings(RunSettings):
         int,
         Bounds(0, 1000),
         _arg(
-            help="Of how many heads to take the position away, after that of every earlier attention "
+            help="Of how many heads to take the position away, after each earlier attention "
             "and MLP, to measure what is lost; 0 takes nothing away."
         ),
     ] = 6
