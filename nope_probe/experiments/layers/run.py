@@ -25,11 +25,10 @@ from nope_probe.experiments.layers.settings import Settings
 from nope_probe.experiments.sections import (
     MOST_ROWS,
     PlainConsole,
-    listed,
     print_lead,
     print_table,
 )
-from nope_probe.figures.words import numbered_layers
+from nope_probe.figures.words import listed, numbered_layers
 from nope_probe.hooks.layers.model import Inputs, hugging_face_config
 from nope_probe.models.context import beyond_context, validate_context
 from nope_probe.models.info import LoadedModel
