@@ -24,7 +24,7 @@ from rows import Row, row, show
 # Sources alone, and the default removals of one measure, else passes are all that takes time.
 FLAGS: dict[str, tuple[str, ...]] = {
     "scores": ("--data", "random"),
-    "ablate": ("--data", "random", "--players", "sources"),
+    "ablate": ("--data", "random", "--remove", "sources"),
     "trace": ("--data", "random"),
     "behaviour": ("--data", "stdlib", "--pack", "--measures", "loss", "--remove", "mask"),
 }

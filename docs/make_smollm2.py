@@ -30,8 +30,8 @@ from nope_probe.runtime.folder import Run
 Cells = Float[np.ndarray, "query_pos key_pos"]
 NAME, TITLE = "smollm2-135m", "SmolLM2-135M"
 COMMANDS = {
-    "layers": f"ablate --model {NAME} --players sources --layers all --n-seqs 64 --seq-len 64",
-    "sources": f"ablate --model {NAME} --players sources --layers 4 --n-seqs 96 --seq-len 128",
+    "layers": f"ablate --model {NAME} --remove sources --layers all --n-seqs 64 --seq-len 64",
+    "sources": f"ablate --model {NAME} --remove sources --layers 4 --n-seqs 96 --seq-len 128",
     "figure5": f"reproduce figure5 --model {NAME} --data shipped --n-seqs 48 --seq-len 1024",
     "trace": f"trace --model {NAME} --layers 6 --n-seqs 96 --seq-len 96 --confirm 0",
     "w_o": f"ablate --model {NAME} --players w_o --layers 4 --n-seqs 96 --seq-len 96",

@@ -30,7 +30,7 @@ from nope_probe.runtime.folder import Run
 
 TWINS = {"nope-tiny": "mask", "rope-tiny": "mask+rope"}  # what the intact model keeps
 KINDS = {
-    "sources": "ablate --model {} --players sources --n-seqs 3456",
+    "sources": "ablate --model {} --remove sources --n-seqs 3456",
     "trace": "trace --model {} --seq-len 96 --n-seqs 512 --confirm 6",
 }
 COMMANDS = {f"{kind} {model}": KINDS[kind].format(model) for kind in KINDS for model in TWINS}

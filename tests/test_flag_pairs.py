@@ -74,7 +74,6 @@ GOOD: dict[str, tuple[str, ...]] = {
     "n_samples": ("40",),
     "n_seqs": ("13",),
     "out": ("here",),
-    "players": ("sources", "mask w_q", "rope_low w_o mlp", "qk ov", "position[MLP0] mask"),
     "prefix": ("5",),
     "query": ("1", "-1"),
     "query_rows": ("5",),

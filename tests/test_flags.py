@@ -93,14 +93,14 @@ FOLDERS = {"models/qwen3-8b": "qwen3", "path/to/a/hugging-face-folder": "llama"}
 # One row a line. Together with the documented lines they give every flag of every command.
 TABLE = """
 ablate --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always --shuffle
-    --players mask rope mlp+w_o --device cpu --dtype float64 --batch-size 3 --skip-keys 2 --seed 3
+    --remove mask+rope mlp+w_o --device cpu --dtype float64 --batch-size 3 --skip-keys 2 --seed 3
     --checkpoint-every 1 --beyond-context --query-rows 5 --offset-bins all
     --out runs/a --image a.png --verbose
-ablate --data short.jsonl --pack --players mask qk --replacement random mean --gain norm
-ablate --players rope w_q --no-pack --no-shuffle --skip-keys 0 --no-beyond-context
+ablate --data short.jsonl --pack --remove qk --replacement random mean --gain norm
+ablate --remove rope_low w_q --no-pack --no-shuffle --skip-keys 0 --no-beyond-context
     --no-verbose
-ablate --bands 2 --players mask rope
-ablate --players sources --seq-len 8
+ablate --bands 2 --remove w_q
+ablate --remove sources --seq-len 8
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2
 attention --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
@@ -197,7 +197,7 @@ DEFAULTS = {command: defaults_of(command) for command in COMMANDS}
 def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
     """Return a line made small, on a small text, without defaults, its flags in order.
 
-    All players and measures are of the plain `ablate` and `behaviour`; with flags, they are few.
+    All removals and measures are of the plain `ablate` and `behaviour`; with flags, they are few.
     """
     small = SIZES.get(command, {})
     reads_text = "--folds" in small
@@ -210,14 +210,14 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
         small = {name: size for name, size in small.items() if name != "--layers"}
     elif command == "behaviour" and "--layers" in chosen:
         small = {**small, "--layers": "1"}
-    if command == "ablate" and not {"--players", "--bands", "--alpha"} & {*chosen} and groups:
-        chosen["--players"] = ("mask", "w_q")
+    if command == "ablate" and not {"--remove", "--bands", "--alpha"} & {*chosen} and groups:
+        chosen["--remove"] = ("w_q",)
     if command == "behaviour" and "--measures" not in chosen:
         if not groups or "--trained-len" in chosen:
             small = {**small, "--max-len": "24"}
         else:
             chosen["--measures"] = ("position",)
-    names_a_writer = any("position[L1" in name for name in chosen.get("--players", ()))
+    names_a_writer = any("position[L1" in name for name in chosen.get("--remove", ()))
     if names_a_writer:
         small = {**small, "--layers": "2"}
     if "--target-se" in chosen:
@@ -309,7 +309,7 @@ def desk(
     (folder / "short.jsonl").write_text("\n".join(map(json.dumps, short)))
     (folder / "ab.txt").write_text("ab")
     for name in ("nope-tiny", "rope-tiny"):
-        run = f"ablate --players sources --model {name} --layers 1 --out runs/{name}"
+        run = f"ablate --remove sources --model {name} --layers 1 --out runs/{name}"
         assert ended(parsed(run), folder).code == 0
     runs = folder / "runs"
     copytree(runs / "rope-tiny", runs / "ablate-rope-tiny-4e5f6a7b")

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 
 RUN = ["--n-seqs", 20, "--seq-len", 24, "--folds", 5]
 DEEP = [*RUN, "--layers", "2"]
-NO_WEIGHTS = ["--players", "sources"]
+NO_WEIGHTS = ["--remove", "sources"]
 LINES: dict[str, tuple[ModuleType, list[Any]]] = {
     "ablate": (ablate, ["--model", "rope-tiny", *DEEP]),
     "sources": (ablate, ["--model", "nope-tiny", *DEEP, *NO_WEIGHTS]),

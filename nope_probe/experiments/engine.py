@@ -431,7 +431,7 @@ def validate_removable(model: HookedModel, names: Collection[str]) -> None:
     try:
         resolve_targets(model, Ablation(remove=[name for name in WEIGHTS if name in names]))
     except ValueError as error:
-        raise UserError(f"{error}; name players or removals without it") from error
+        raise UserError(f"{error}; name removals without it") from error
 
 
 def irreplaceable(model: HookedModel) -> dict[str, str]:

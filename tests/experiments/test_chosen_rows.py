@@ -21,7 +21,7 @@ QUERIES = choose_rows(N, ROWS).tolist()
     ("command", "more", "name"),
     [
         (scores, ["--layers", "2", "--per-head"], "score"),
-        (ablate, ["--layers", "2", "--players", "mask", "qk"], "pattern/all"),
+        (ablate, ["--layers", "2", "--remove", "qk"], "pattern/intact"),
         (circuit, ["--layer", "1"], "gram/i"),
         (trace, ["--layers", "2"], "L1/all"),
     ],

@@ -176,8 +176,7 @@ def test_switches_remove_sources_in_both_runs_beside_each_other(tmp_path: Path) 
     folders = [tmp_path / label for label in labels]
     size = ["--n-seqs", 11, "--seq-len", N, "--folds", FOLDS, "--layers", 3, "--data", "random"]
     for label, folder in zip(labels, folders, strict=True):
-        players = ["--players", "sources"]
-        run_command(ablate, "--model", label, *players, *size, "--out", folder)
+        run_command(ablate, "--model", label, "--remove", "sources", *size, "--out", folder)
     run_command(compare, *folders, "--out", tmp_path / "out")
     page = tmp_path / "explorer.html"
     report = (tmp_path / "out" / "report.html").read_text()
@@ -288,7 +287,7 @@ LAYERED = [*SIZES, "--layers", 2]
 SAMPLES = ["--n-samples", 32, "--seq-len", 5, "--d-model", 8]
 # Of each command that writes runs, its flags, and how many maps two of its runs share.
 RUNS: dict[str, tuple[list[Any], int]] = {
-    "ablate": ([*LAYERED, "--players", "sources"], 2),
+    "ablate": ([*LAYERED, "--remove", "sources"], 2),
     "attention": (LAYERED, 0),
     "behaviour": (["--measures", "loss", "in-context", "--seq-len", 20, "--n-seqs", 8], 0),
     "circuit": (SIZES, 9),

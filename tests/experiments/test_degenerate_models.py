@@ -47,9 +47,9 @@ def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
 
 
 EMPTY = {
-    "sources": ["share", "share_low", "share_high"],
-    "players": ["share", "lost", "alone", "amplification"],
-    "interactions": ["share"],
+    "sources": ["lost", "lost_low", "lost_high"],
+    "terms": ["share"],
+    "weights": ["lost", "amplification"],
     "mean_covariance": ["share"],
     "pattern": ["locality", "monotonicity", "relative_r2"],
     "stages": ["locality", "relative_r2"],
@@ -59,7 +59,7 @@ EMPTY = {
 @pytest.mark.parametrize(
     ("command", "flags", "size"),
     [
-        (ablate, ["--layers", "2", "--players", "mask", "w_q"], ("sources", "rms")),
+        (ablate, ["--layers", "2", "--remove", "w_q"], ("terms", "size")),
         (scores, ["--layers", "2", "--per-head"], ("pattern", "amplitude")),
         (circuit, ["--remove", "w_k"], ("stages", "amplitude")),
     ],
@@ -83,9 +83,9 @@ def test_a_model_of_zeros_has_no_pattern_no_shares_and_no_trend(
 
 def test_every_replacement_of_a_dead_weight_is_zero_and_gives_finite_or_empty_cells(tmp_path: Path):
     folder = write(tmp_path / "model", "k_proj", "v_proj")
-    players = ["--players", "mask", "w_k", "w_o", "--replacement", "identity", "random", "mean"]
+    removed = ["--remove", "w_k", "w_o", "--replacement", "identity", "random", "mean"]
     run_command(
-        ablate, "--model", folder, *SMALL, *players, "--layers", 2, "--out", tmp_path / "run"
+        ablate, "--model", folder, *SMALL, *removed, "--layers", 2, "--out", tmp_path / "run"
     )
     for name, table in tables_of(tmp_path / "run").items():
         numbers = table.select_dtypes("number")
@@ -110,10 +110,10 @@ def test_heads_whose_patterns_cancel_in_their_mean_are_named() -> None:
     model.blocks[1].attn.W_K.data[1] *= -1
     tokens = torch.randint(1, 17, (40, 11), generator=torch.Generator().manual_seed(1))
     tokens[:, 0] = 0
-    study = run_ablations(model, tokens, players=["sources"], folds=4)
+    study = run_ablations(model, tokens, remove=["sources"], folds=4)
     assert study.tables["pattern"]["amplitude"].abs().max() < 1e-6
     keys = [5 / (key + 1) / 3**0.5 for key in range(11)]
-    rows = [np.array(keys[:query]) for query in range(1, 11)]
+    rows = [np.array(keys[1:query]) for query in range(2, 11)]
     expected = np.concatenate([row - row.mean() for row in rows])
     heads = study.tables["heads"].set_index(["layer", "head"])["amplitude"]
     np.testing.assert_allclose(heads, [0, 0, *[np.sqrt((expected**2).mean())] * 2], rtol=1e-5)
@@ -121,7 +121,7 @@ def test_heads_whose_patterns_cancel_in_their_mean_are_named() -> None:
     assert "shows no positional pattern in its mean over heads" in result.sentence
     assert result.caption == "Heads of opposite sign cancel in their mean."
     assert sorted(result.table["head"]) == ["L1H0", "L1H1"]
-    one_sign = run_ablations(bos_reader((3.0, 2.0)), tokens, players=["sources"], folds=4)
+    one_sign = run_ablations(bos_reader((3.0, 2.0)), tokens, remove=["sources"], folds=4)
     assert "heads" not in one_sign.tables
 
 

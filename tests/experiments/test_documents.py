@@ -21,7 +21,7 @@ SMALL = ["--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "13", "--folds",
 COMMANDS = {
     scores: ["--layers", "1"],
     circuit: [],
-    ablate: ["--layers", "1", "--players", "sources"],
+    ablate: ["--layers", "1", "--remove", "sources"],
 }
 
 
@@ -82,8 +82,8 @@ def test_in_memory_folds_are_of_documents_too(tmp_path: Path) -> None:
         str(write(tmp_path / "text.jsonl", 6)), tokenizer=loaded.tokenizer, n_seqs=23, seq_len=13
     )
     with pytest.raises(ValueError, match="from 4 to 6 folds for 6 documents, got 8"):
-        run_ablations(loaded.model, data, players=["sources"], folds=8)
-    assert len(run_ablations(loaded.model, data, players=["sources"]).sources) == 3
+        run_ablations(loaded.model, data, remove=["sources"], folds=8)
+    assert len(run_ablations(loaded.model, data, remove=["sources"]).sources) == 2
 
 
 TEXT = "def f(x):\n    return x\n" * 3

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 23, "seed": 3}
 # Of each function: its command, its options, and which tables come from shuffled tokens too.
 RUNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "run_ablations": ("ablation.run", {"players": ["mask", "w_q"]}, ("controls", "non_relative")),
+    "run_ablations": ("ablation.run", {"remove": ["w_q"]}, ("controls", "non_relative")),
     "run_attention": ("attention.run", {"remove": ["w_q"]}, ()),
     "run_behaviour": ("behaviour.run", {"measures": ["loss", "copy"], "remove": ["mask"]}, ()),
     "run_trace": ("trace.run", {"confirm": 2, "writers": "layers"}, ()),
@@ -113,7 +113,7 @@ def test_a_folder_belongs_to_weights_tokens_and_documents(
 ) -> None:
     def run(model: Any, inputs: Any) -> Any:
         out = tmp_path / "run"
-        return nope_probe.run_ablations(model, inputs, out=out, players=["sources"], layers=1)
+        return nope_probe.run_ablations(model, inputs, out=out, remove=["sources"], layers=1)
 
     run(loaded, text)
     model = deepcopy(loaded.model)
@@ -351,7 +351,7 @@ def test_mistakes_are_one_line_before_anything_is_run(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("run_ablations", {"players": 5}, r"players \(5,\): expected a text or None"),
+        ("run_ablations", {"remove": 5}, r"remove \(5,\): expected a text or None"),
         ("run_ablations", {"query_rows": 1.5}, "query_rows 1.5: expected a whole number or None"),
         ("run_ablations", {"seed": None}, "seed None: expected a whole number"),
         ("run_ablations", {"n_seqs": True}, "n_seqs True: expected a whole number or auto"),
@@ -408,7 +408,7 @@ def test_a_model_without_a_tokenizer_has_all_measures_but_those_of_random_tokens
 
 
 def test_a_run_of_a_model_in_memory_is_described(loaded: Any, text: Sequences) -> None:
-    run = nope_probe.run_ablations(loaded, text.inputs, players=["sources"], layers=1)
+    run = nope_probe.run_ablations(loaded, text.inputs, remove=["sources"], layers=1)
     assert run.manifest["lengths"] == {}
     told = run.methods
     assert told.startswith("We ran L0 of rope-tiny as ")

@@ -127,17 +127,18 @@ def test_score_maps_are_plain_transformers_own(scored: Path, hybrid: Tiny) -> No
 
 
 def test_conditions_are_those_of_an_edited_model(run_of: Any, hybrid: Tiny) -> None:
-    out = run_of(ablate, "ablate-mlp", ["--players", "mask", "mlp"])
+    out = run_of(ablate, "ablate-mlp", ["--remove", "mlp"])
     run, tokens = read_run(out), tokens_of(out)
-    assert_plain(run.maps["score/mask+rope+mlp"], hybrid, tokens)
+    assert_plain(run.maps["score/intact"], hybrid, tokens)
+    assert_plain(run.maps["score/mask"], hybrid, tokens, without="mask")
     with zero_mlps(hybrid):  # what a layer's own MLP does comes after its scores
-        assert_plain(run.maps["score/mask+rope"], hybrid, tokens)
-        assert_plain(run.maps["score/rope"], hybrid, tokens, without="mask")
+        assert_plain(run.maps["score/mlp"], hybrid, tokens)
+        assert_plain(run.maps["score/mask+rope+mlp"], hybrid, tokens, without="mask and rope")
     assert run.manifest["layers"] == ATTENDING
     assert_layers_are_numbered(out, ablation_sections.report)
 
 
-def test_default_players_and_head_removals_run_to_their_end(run_of: Any, hybrid: Tiny) -> None:
+def test_default_removals_and_head_removals_run_to_their_end(run_of: Any, hybrid: Tiny) -> None:
     assert_layers_are_numbered(run_of(ablate, "ablate", []), ablation_sections.report)
     measures = ["loss", "position", "pattern"]
     more = ["--measures", *measures, "--remove", "rope", "mlp", "--heads"]
@@ -173,9 +174,9 @@ def test_the_functions_of_notebooks_number_layers_too(hybrid: Tiny) -> None:
     assert [panel.name for panel in figures.score_maps(maps).data] == ["L1", "L3"]
     slider = figures.term_maps({"all": maps}, title="t", layer=3).layout.sliders[0]
     assert (slider.active, [step.label for step in slider.steps]) == (1, ["1", "3"])
-    explorer = figures.explore(model, tokens, players=["mask"], n_folds=4)
+    explorer = figures.explore(model, tokens, remove=["sources"], n_folds=4)
     assert explorer.view.layers == (1, 3)
-    study = run_ablations(model, tokens, players=["mask", "mlp"], layers=2, folds=4)
+    study = run_ablations(model, tokens, remove=["mlp"], layers=2, folds=4)
     assert study.manifest["layers"] == [1]
     with pytest.raises(ValueError, match="do not attend: L1 is the first that does"):
         run_ablations(model, tokens, layers=1)

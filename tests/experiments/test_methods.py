@@ -32,10 +32,11 @@ SMALL = ["--n-seqs", 11, "--seq-len", 17, "--folds", 5, "--seed", 7]
 RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
     "ablate": (
         ablate,
-        ["--layers", 2, "--players", "mask", "w_q", "--replacement", "random", "mean"],
+        ["--layers", 2, "--remove", "w_q", "--replacement", "random", "mean"],
         [
             "We ran L0, L1 of ",
-            "combinations of the causal mask, RoPE and W_Q were removed, in every block.",
+            "conditions that removed the causal mask, RoPE and W_Q in every block, with the sources "
+            "and without them.",
             "To remove the causal mask, every query attended to all keys.",
             "A removed weight was replaced by orthonormal rows drawn from the run's seed (scaled "
             "so that its output keeps the RMS of the weight's own), and again by its mean output",
@@ -139,9 +140,9 @@ def test_vectors_and_tokens_in_memory_are_described_by_their_kind(tmp_path: Path
         ("nope-tiny", tokens, "tokens"),
         ("parameter-free", vectors, "vectors"),
     ):
-        run = run_ablations(name, data, layers=1, folds=5, players=["sources"])
+        run = run_ablations(name, data, layers=1, folds=5, remove=["sources"])
         assert f"The inputs were 11 sequences of 17 {kind} (data: " in run.methods
-    made = run_ablations(load("nope-tiny", n_layers=1), n_seqs=11, seq_len=17, players=["sources"])
+    made = run_ablations(load("nope-tiny", n_layers=1), n_seqs=11, seq_len=17, remove=["sources"])
     assert "11 sequences of 17 tokens from random places" in made.methods, "of a model in memory"
 
 

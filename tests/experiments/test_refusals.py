@@ -70,9 +70,9 @@ def test_weights_that_are_no_matrices_are_named_before_a_pass(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_decoder("deepseek_v3", tmp_path).folder
-    asked = [*SMALL, "--model", folder, "--players", "mask", "w_q"]
+    asked = [*SMALL, "--model", folder, "--remove", "w_q"]
     line = refused(capfd, tmp_path / "here", ablate, *asked)
-    assert re.search(r"w_q of L0 cannot be removed: .*name players or removals without it", line)
+    assert re.search(r"w_q of L0 cannot be removed: .*name removals without it", line)
 
 
 LATENT = (
@@ -94,9 +94,8 @@ def test_defaults_leave_out_weights_that_are_no_matrices_and_say_so(
         manifest = json.loads((tmp_path / name / "manifest.json").read_text())
         assert list(manifest["left_out"]) == ["w_q", "w_k", "w_v"]
         assert note in (tmp_path / name / "report.html").read_text()
-    players = pd.read_csv(tmp_path / "ablate" / "players.csv")
-    assert {*players["player"]} == {"mask", "rope", "w_o"}
-    assert {*players["player_set"]} == {"players"}
+    weights = pd.read_csv(tmp_path / "ablate" / "weights.csv")
+    assert {*weights["removed"]} == {"w_o"}
     losses = pd.read_csv(tmp_path / "behaviour" / "behaviour.csv")
     assert {*losses["condition"]} == {"intact", "rope", "mask", "w_o", "mlp", "mask+rope"}
 

@@ -255,7 +255,7 @@ def test_sequences_without_bos_are_measured_with_one_beside(
     assert "first_key_with_bos" not in alone
 
 
-@pytest.mark.parametrize(("command", "more"), [(scores, ()), (ablate, ("--players", "sources"))])
+@pytest.mark.parametrize(("command", "more"), [(scores, ()), (ablate, ("--remove", "sources"))])
 def test_a_run_on_long_sequences_states_of_which_queries_locality_is(
     command: Any, more: tuple[str, ...], tmp_path: Path
 ):

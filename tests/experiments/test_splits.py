@@ -68,7 +68,7 @@ def test_the_sources_profiles_add_up_to_that_of_the_pattern(
 ):
     out = tmp_path / "run"
     model = ["--model", tiny("llama").folder, "--layers", 2, "--data", "random"]
-    run_command(ablate, *SMALL, *model, "--players", "sources", "--out", out)
+    run_command(ablate, *SMALL, *model, "--remove", "sources", "--out", out)
     table = pd.read_csv(out / "offsets.csv").pivot(
         index=["layer", "offset"], columns="term", values="mean"
     )

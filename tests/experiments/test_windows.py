@@ -18,10 +18,10 @@ from nope_probe import ablate, behaviour, compare, run_ablations, scores
 
 SMALL = ["--n-seqs", "16", "--seq-len", "23", "--folds", "4"]
 TERMS = (
-    *("content", "mask", "rope", "window"),
+    *("without_sources", "mask", "rope", "window"),
     *("mask_x_rope", "mask_x_window", "rope_x_window", "mask_x_rope_x_window"),
 )
-KINDS = ("pattern", "source", "shapley")  # of maps that are patterns
+KINDS = ("pattern", "term")  # of maps that are patterns
 
 
 def powerset(names: Sequence[str]) -> list[tuple[str, ...]]:
@@ -36,8 +36,7 @@ def runs(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -
     pd.DataFrame({"text": texts}).to_json(out / "text.jsonl", orient="records", lines=True)
     data = [*SMALL, "--data", str(out / "text.jsonl"), "--bos", "never", "--skip-keys", "0"]
     given = {name: ["--model", str(tiny(name).folder), *data] for name in ("mistral", "gemma2")}
-    players = ["--layers", "all"]
-    run_command(ablate, *given["mistral"], *players, "--out", str(out / "ablate"))
+    run_command(ablate, *given["mistral"], "--layers", "all", "--out", str(out / "ablate"))
     for name, model in given.items():
         run_command(scores, *model, "--layers", "all", "--out", str(out / f"scores-{name}"))
     removed = ["--measures", "pattern", "--remove", "mask", "window"]
@@ -59,8 +58,8 @@ def test_offsets_and_maps_end_with_the_window(runs: Path) -> None:
     maps = load_file(runs / "ablate" / "maps.safetensors")
     patterns = [captured for name, captured in maps.items() if name.split("/")[0] in KINDS]
     assert all(pattern.isfinite().equal(seen.expand(2, -1, -1)) for pattern in patterns)
-    whole = maps["pattern/all"].double()
-    terms = sum(maps[f"source/{term}"].double() for term in TERMS)
+    whole = maps["pattern/intact"].double()
+    terms = sum(maps[f"term/{term}"].double() for term in TERMS)
     assert_same(terms, whole)
 
 
@@ -68,8 +67,8 @@ def test_the_window_is_a_source_and_its_terms_are_differences_of_plain_models(
     tiny: Callable[[str], Any], bridge: Callable[[str], Any]
 ) -> None:
     tokens = torch.randint(200, (16, 23), generator=torch.Generator().manual_seed(0))
-    study = run_ablations(bridge("mistral"), tokens, players=["sources"], folds=4, skip_keys=0)
-    assert list(study.sources.query("layer == 1")["term"]) == [*TERMS, "position"]
+    study = run_ablations(bridge("mistral"), tokens, remove=["sources"], folds=4, skip_keys=0)
+    assert sorted(study.tables["terms"].query("layer == 1")["term"]) == sorted(TERMS)
     row, key = torch.arange(23)[:, None], torch.arange(23)
     kept = (key < row) & (row - key < 5)
     patterns = {}
@@ -80,17 +79,17 @@ def test_the_window_is_a_source_and_its_terms_are_differences_of_plain_models(
         patterns[removed] = seen - seen.nanmean(-1, keepdim=True)
     scale, added = patterns[()].nan_to_num().abs().max(), 0
     for term in TERMS:
-        parts = [] if term == "content" else term.split("_x_")
+        parts = [] if term == "without_sources" else term.split("_x_")
         expected = sum(
             (-1) ** (len(parts) - len(present)) * patterns[_without(present)]
             for present in powerset(parts)
         )
-        result = torch.from_numpy(study.maps[f"source/{term}"]).double()
+        result = torch.from_numpy(study.maps[f"term/{term}"]).double()
         assert (result - expected).nan_to_num().abs().max() <= NETWORK * scale, term
         assert result.isfinite().equal(kept.expand(2, -1, -1))
         added += expected
     assert (added - patterns[()]).nan_to_num().abs().max() <= 1e-9 * scale
-    window = torch.from_numpy(study.maps["source/window"]).nan_to_num().abs()
+    window = torch.from_numpy(study.maps["term/window"]).nan_to_num().abs()
     assert window[0].max() < NETWORK * scale, "nothing before L0 attends"
     assert window[1].max() > 0.1 * scale
 
@@ -102,11 +101,11 @@ def _without(present: tuple[str, ...]) -> tuple[str, ...]:
 def test_a_window_that_hides_nothing_is_no_source_and_the_manifest_says_so(
     tiny: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    short = ["--n-seqs", "8", "--seq-len", "5", "--folds", "4", "--players", "sources"]
+    short = ["--n-seqs", "8", "--seq-len", "5", "--folds", "4", "--remove", "sources"]
     model = ["--model", str(tiny("mistral").folder), "--data", "random", "--bos", "never"]
     run_command(ablate, *model, *short, "--layers", "2", "--out", str(tmp_path / "short"))
     sources = pd.read_csv(tmp_path / "short" / "sources.csv")
-    assert {*sources["term"]} == {"content", "mask", "rope", "mask_x_rope", "position"}
+    assert {*sources["source"]} == {"mask", "rope"}
     assert "sliding window (it hides no key in sequences of 5 tokens)" in " ".join(
         capsys.readouterr().out.split()
     )
@@ -120,8 +119,8 @@ def test_tables_have_measures_and_the_page_says_what_is_measured(runs: Path) -> 
     manifest = json.loads((runs / "ablate" / "manifest.json").read_text())
     assert manifest["windows"] == {"L0": 5, "L1": 5}
     assert "at most 5 keys in L0, 5 keys in L1" in (runs / "ablate" / "report.html").read_text()
-    players = pd.read_csv(runs / "ablate" / "players.csv")
-    assert {*players["player"]} == {"mask", "rope", "w_q", "w_k", "w_o", "qk", "ov"}
+    weights = pd.read_csv(runs / "ablate" / "weights.csv")
+    assert {*weights["removed"]} == {"w_q", "w_k", "w_o", "w_q+w_k", "w_o+w_v"}
     bridge = pd.read_csv(runs / "behaviour" / "bridge.csv")
     assert {*bridge["condition"]} == {"mask", "window"}
     assert (runs / "compare" / "report.html").exists()

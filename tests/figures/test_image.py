@@ -108,8 +108,6 @@ COLUMNS: dict[str, Callable[[], go.Figure]] = {
     "maps": lambda: figures.score_maps(MAPS),
     "terms": lambda: figures.term_maps({"mask": MAPS, "rope": MAPS}, title="Sources"),
     "sources": lambda: figures.source_shares(of_layers(term="mask")),
-    "players": lambda: figures.player_shares(of_layers(player="mask")),
-    "interactions": lambda: figures.interactions(of_layers(players="mask+rope")),
     "trace": lambda: figures.position_circuit(terms_table(), writers_table()),
     "losses": lambda: figures.loss_by_position(
         of_layers(condition="intact", position=1), title="Loss"

@@ -55,9 +55,9 @@ def test_the_maps_of_the_scores_command_are_the_mean_of_transformers_softmax_inp
 
 @pytest.fixture(scope="module")
 def gpt2(tiny: ByName, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """The maps of GPT-2's sources and players that the `ablate` command writes."""
+    """The maps of GPT-2's sources and weights that the `ablate` command writes."""
     out = tmp_path_factory.mktemp("runs") / "gpt2"
-    arguments = ["--seq-len", 13, "--gain", "norm", "--players", "mask", "pos_embed", "qk"]
+    arguments = ["--seq-len", 13, "--gain", "norm", "--remove", "qk"]
     return maps_of(ablate, tiny("gpt2").folder, out, *arguments)
 
 
@@ -80,12 +80,11 @@ def flattened(hf: Any, n_pos: int) -> Any:
 def test_gpt2s_sources_are_mask_and_learned_positions_and_add_up_to_the_pattern(
     gpt2: dict[str, torch.Tensor], tiny: ByName
 ) -> None:
-    terms = {name.removeprefix("source/") for name in gpt2 if name.startswith("source/")}
-    assert {"content", "mask", "pos_embed", "mask_x_pos_embed"} <= terms
+    terms = {name.removeprefix("term/") for name in gpt2 if name.startswith("term/")}
+    assert terms == {"without_sources", "mask", "pos_embed", "mask_x_pos_embed"}
     whole = pattern(plain_scores(tiny("gpt2").hf, gpt2["tokens"]).mean((1, 2)))
-    parts = ("content", "mask", "pos_embed", "mask_x_pos_embed")
-    added = torch.stack([gpt2[f"source/{name}"].double() for name in parts]).sum(0)
-    assert agree(added, whole)
+    added = torch.stack([gpt2[f"term/{name}"].double() for name in terms]).sum(0)
+    assert agree(added[..., 1:], whole[..., 1:])
 
 
 def test_each_of_gpt2s_sources_is_a_difference_of_edited_models(
@@ -99,13 +98,13 @@ def test_each_of_gpt2s_sources_is_a_difference_of_edited_models(
         patterns[remove] = pattern(plain_scores(model, inputs).mean((1, 2)))
     neither = patterns["mask", "pos_embed"]
     true = {
-        "content": neither,
+        "without_sources": neither,
         "mask": patterns[("pos_embed",)] - neither,
         "pos_embed": patterns[("mask",)] - neither,
         "mask_x_pos_embed": patterns[()] - patterns[("mask",)] - patterns[("pos_embed",)] + neither,
     }
     scale = patterns[()].nan_to_num().abs().max()
     for name, term in true.items():
-        error = (gpt2[f"source/{name}"].double() - term).nan_to_num().abs().max()
+        error = (gpt2[f"term/{name}"].double() - term).nan_to_num().abs().max()
         assert error <= NETWORK * scale, name
     assert true["pos_embed"].nan_to_num().abs().max() > 0.1 * scale

@@ -56,28 +56,31 @@ def test_maps_of_the_first_layers_are_plain_transformers_own(
     assert map_error(real.model, plain, removal) <= 1e-5
 
 
-def test_what_the_mask_brings_sits_at_the_first_key_and_what_rope_brings_among_the_others(
-    real: LoadedModel,
-) -> None:
-    """The shares, in %, were computed by plain transformers on the same 96 sequences."""
-    data = sequences("shipped", tokenizer=real.tokenizer, n_seqs=96, seq_len=128)
-    sources = run_ablations(real.model, data, players=["sources"]).sources
-    rows = sources.set_index(["layer", "term"])
-    columns = ["share", "share_first", "share_others"]
+def test_losses_of_lead_and_pattern_are_those_of_plain_transformers(real: LoadedModel) -> None:
+    """In %, computed by plain transformers on the same 96 sequences of 64 tokens."""
+    data = sequences("shipped", tokenizer=real.tokenizer, n_seqs=96, seq_len=64)
+    study = run_ablations(
+        real.model, data, remove=["w_q", "w_k", "qk", "w_o"], replacement="mean", layers=4
+    )
+    losses = pd.concat(
+        [study.sources.rename(columns={"source": "removed"}), study.weights.drop(columns="replacement")]
+    ).query("layer == 3")
+    lost = 100 * losses.pivot(index="removed", columns="of", values="lost")
     known = {
-        (2, "mask"): (13.3, 12.5, 0.8),
-        (2, "rope"): (83.4, -4.2, 87.7),
-        (2, "mask_x_rope"): (1.9, 6.9, -4.9),
-        (3, "mask"): (21.4, 21.6, -0.2),
-        (3, "rope"): (61.0, -5.0, 66.0),
-        (3, "mask_x_rope"): (17.1, 19.8, -2.6),
+        "mask": (114, -8),
+        "rope": (35, 102),
+        "w_q": (9, 4),
+        "w_k": (109, 49),
+        "w_q+w_k": (118, -3),
+        "w_o": (117, -4),
     }
-    for place, shares in known.items():
-        assert 100 * rows.loc[place, columns].to_numpy(float) == pytest.approx(shares, abs=2)
-    parts = rows["share_first"] + rows["share_others"]
-    assert parts.to_numpy() == pytest.approx(rows["share"].to_numpy(), abs=1e-7), "8 digits"
-    of_terms = sources[sources["term"] != "position"].groupby("layer")["share_first"].sum()
-    assert 100 * of_terms.to_numpy() == pytest.approx([2.1, 0.5, 14.7, 36.2], abs=2)
+    for removed, expected in known.items():
+        assert lost.loc[removed, ["lead", "pattern"]].to_numpy() == pytest.approx(expected, abs=4)
+    intact = study.tables["pattern"].query("layer == 3 and removed == 'intact'").iloc[0]
+    assert intact["lead"] == pytest.approx(6.2, abs=0.1)
+    assert intact["amplitude"] == pytest.approx(0.96, abs=0.05)
+    left = study.tables["terms"].query("layer == 3 and term == 'without_sources' and of == 'lead'")
+    assert abs(left["size"].item()) < 0.3
 
 
 # Positional share of each head among the other keys, in %, from eager weights of transformers.

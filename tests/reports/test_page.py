@@ -15,28 +15,21 @@ import pytest
 from support.chromium import needs_chromium, opened
 
 from nope_probe.experiments.ablation import sections
-from nope_probe.figures.explorer import Explorer, SwitchedMaps
+from nope_probe.figures.explorer import Explorer, RemovedMaps
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Lead, Listing, Section, page, positions
 from nope_probe.runtime.folder import Run
 
-INTACT = "mask+rope+w_q+w_k+w_o+w_v"
-SOURCES = ("content", "mask", "rope", "mask_x_rope")
-PLAYER_SETS = {
-    "players": ("mask", "rope", "w_q", "w_k", "w_o"),
-    "circuits": ("mask", "rope", "qk", "ov"),
-}
+TERMS = ("mask", "rope", "mask_x_rope")
 
 
 def maps(layers: int, n: int) -> dict[str, np.ndarray]:
     """Return a map of every name, the same in all layers."""
     below = np.arange(n) - np.arange(n)[:, None]
     one = np.where(below < 0, np.cos(3.0 * below), np.nan).astype(np.float32)
-    names = [f"score/{INTACT}", *(f"source/{name}" for name in SOURCES)]
-    names += ["pattern/all", "pattern/mean_term", "pattern/covariance_term"]
-    names += [f"shapley/{name}" for name in PLAYER_SETS["players"]]
-    names += [f"shapley_circuits/{name}" for name in PLAYER_SETS["circuits"]]
+    names = ["score/intact", *(f"term/{name}" for name in (*TERMS, "without_sources"))]
+    names += ["pattern/intact", "pattern/mean_term", "pattern/covariance_term"]
     return {name: np.broadcast_to(i * one, (layers, n, n)) for i, name in enumerate(names, 1)}
 
 
@@ -50,32 +43,31 @@ def tables(layers: int) -> dict[str, pd.DataFrame]:
             row |= {name: value, f"{name}_low": 0.8 * value, f"{name}_high": 1.2 * value}
         return pd.DataFrame([{"layer": i, **key, **row} for i in range(layers) for key in keys])
 
-    players = [
-        {"player_set": name, "player": player, "replacement": "identity"}
-        for name, players in PLAYER_SETS.items()
-        for player in players
-    ]
-    control = {"tokens": "shuffled", "skip_keys": 1, "kept": INTACT}
-    terms = [{"term": "mean"}, {"term": "covariance"}]
+    both = ({"of": "lead"}, {"of": "pattern"})
+    made = ("lead_from_sources", "pattern_from_sources")
+    weight = {"removed": "w_q", "replacement": "mean"}
+    terms = [{**of, "term": term} for of in both for term in (*TERMS, "without_sources")]
+    exact = [{"of": "pattern", "term": "mean"}, {"of": "pattern", "term": "covariance"}]
     return {
-        "sources": table(["rms", "share"], *({"term": term} for term in SOURCES)),
-        "players": table(["share", "alone", "lost", "amplification"], *players),
-        "interactions": table(["share"], {"player_set": "players", "players": "mask+rope"}),
-        "pattern": table(MEASURES, {"kept": INTACT}),
+        "sources": table(["lost"], *({**of, "source": name} for of in both for name in TERMS[:2])),
+        "terms": table(["share", "size"], *terms),
+        "weights": table(["lost", "amplification"], *({**of, **weight} for of in both)),
+        "pattern": table([*MEASURES, *made], {"removed": "intact", "replacement": ""}),
         "non_relative": table(["with_mask", "without_mask", "difference"], {"tokens": "text"}),
-        "controls": table(MEASURES, control),
-        "mean_covariance": table(["rms", "share"], *terms),
+        "controls": table(MEASURES, {"tokens": "shuffled", "removed": "intact"}),
+        "mean_covariance": table(["size", "share"], *exact),
     }
 
 
 MANIFEST = {
     "command": "python -m nope_probe.ablate --model <tiny>",
-    "model": {"name": "tiny & small"},
+    "model": {"name": "tiny & small", "depth": 2},
+    "layers": [0, 1],
     "data": {"name": "shipped"},
-    "settings": {"n_seqs": 17, "seq_len": 11, "folds": 4},
-    "conditions": [INTACT],
-    "player_sets": PLAYER_SETS,
-    "conjunctions": {"circuits": [1], "players": []},
+    "settings": {"n_seqs": 17, "seq_len": 11, "folds": 4, "data": "shipped"},
+    "positional_sources": ["mask", "rope"],
+    "replacements": ["mean"],
+    "removed": ["w_q"],
     "skip_keys": 1,
 }
 LEAD = Lead(

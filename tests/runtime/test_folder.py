@@ -25,7 +25,7 @@ from nope_probe.runtime.folder import (
 from nope_probe.runtime.places import default_output_dir
 from nope_probe.runtime.settings import FORMAT
 
-SETTINGS = {"model": "rope-tiny", "layers": 3, "players": ["mask", "w_q"]}
+SETTINGS = {"model": "rope-tiny", "layers": 3, "remove": ["w_q"]}
 
 
 def a_run() -> Run:

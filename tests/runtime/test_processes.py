@@ -31,7 +31,7 @@ SCORES = ["scores", *SMALL, "--per-head", "--batch-size", "7"]
 BEHAVIOUR = ["behaviour", "--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "29"]
 BEHAVIOUR += ["--measures", "loss", "position", "--remove", "mask", "--batch-size", "5"]
 EVERY = pytest.mark.every_combination
-ABLATE = ["ablate", *SMALL, "--batch-size", "5", "--players", "mask", "w_q"]
+ABLATE = ["ablate", *SMALL, "--batch-size", "5", "--remove", "w_q"]
 
 
 @pytest.mark.parametrize(
