@@ -15,13 +15,6 @@ from dataclasses import dataclass, replace
 import torch
 import tyro
 from jaxtyping import Float, Int
-from torch import Tensor
-from tqdm import tqdm
-
-from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
-from nope_probe.analyses.jackknife import Interval, jackknife, rms_difference
-from nope_probe.analyses.pattern import order_estimates
-from nope_probe.analyses.pattern_rows import ContrastGram, relative_part
 from nope_probe.analyses.shapley import (
     Contrast,
     PlayerSet,
@@ -30,6 +23,13 @@ from nope_probe.analyses.shapley import (
     shapley,
     source_terms,
 )
+from torch import Tensor
+from tqdm import tqdm
+
+from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
+from nope_probe.analyses.jackknife import Interval, jackknife, rms_difference
+from nope_probe.analyses.pattern import order_estimates
+from nope_probe.analyses.pattern_rows import ContrastGram, relative_part
 from nope_probe.components import POSITION_ENCODINGS, Component
 from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.data.sequences import Sequences

@@ -15,7 +15,7 @@ import pytest
 from support.chromium import needs_chromium, opened
 
 from nope_probe.experiments.ablation import sections
-from nope_probe.figures.explorer import Explorer, RemovedMaps
+from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Lead, Listing, Section, page, positions
