@@ -13,7 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.errors import closed_choices
+from nope_probe.errors import UserError, closed_choices, kind_of
 from nope_probe.figures.intervals import (
     CLIPPED,
     FLAT_WORDS,
@@ -201,6 +201,8 @@ def term_maps(
         >>> len(figures.term_maps(maps, title="Sources").data)
         6
     """
+    if not isinstance(terms, Mapping) or not terms:
+        raise UserError(f"expected maps by name, such as {{'mask': maps}}, got {kind_of(terms)}")
     pooled = [_pooled(maps, max_positions) for maps in terms.values()]
     by_layer = np.stack([maps.values for maps in pooled], axis=1)
     first = max(keys_left_out(maps, skip_keys) for maps in terms.values())
@@ -235,7 +237,13 @@ def _pooled(maps: Layers | ScoreMaps | RowMaps | Pooled, max_positions: int) -> 
     if hasattr(maps, "query_positions"):
         queries = maps.query_positions.numpy()
         return pool(RowMaps(values=np.asarray(maps.mean), queries=queries), max_positions)
-    return pool(np.asarray(maps.mean if hasattr(maps, "folds") else maps), max_positions)
+    values = np.asarray(maps.mean if hasattr(maps, "folds") else maps)
+    if values.ndim != 3 or values.dtype == object:
+        raise UserError(
+            "expected maps of `capture_scores`, or mean scores [layer, row, key_pos], got "
+            f"{kind_of(maps)}"
+        )
+    return pool(values, max_positions)
 
 
 def _layered(

@@ -12,6 +12,10 @@ from nope_probe.figures.intervals import CLIPPED, PALE
 
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
+WITHOUT_SHARES = (
+    "Positional and symbolic shares of heads are empty: RoPE's pairs of coordinates were not "
+    "recognised."
+)
 REPEATED = 1.25  # times the number of different sequences
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
@@ -59,7 +63,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
             ones), `query_stride` (between queries whose keys are ranked), `windows` (of layers with
             a window: how many keys a query sees at most), `left_out` (components that are not
             removed by default, with reasons), `pilot` (the round that chose the number of
-            sequences), and the `not_attending` layers of its `model`.
+            sequences), `without_shares` (layers whose rotation was not recognised), the
+            `not_attending` layers of its `model`, and the `notes` of its `data` and of its `text`.
 
     Example:
         >>> run_notes({"documents": 40, "fold_sizes": [64] * 8, "query_stride": 1})
@@ -72,6 +77,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         'Locality and monotonicity use 1 query in 4, from query 0'
         >>> run_notes({"model": {"not_attending": [0, 2]}})
         ['L0, L2 do not attend: no scores, no rows.']
+        >>> run_notes({"data": {"notes": ["The text begins with a byte order mark, left out."]}})
+        ['The text begins with a byte order mark, left out.']
         >>> run_notes({"windows": {"L0": 512, "L2": 512}})[0].split(". ")[0]
         'A sliding window or chunk leaves a query at most 512 keys in L0, 512 keys in L2'
         >>> run_notes({"left_out": {"window": "it hides no key in sequences of 64 tokens"}})
@@ -104,9 +111,15 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         f"A sliding window or chunk leaves a query at most {keys}. Patterns are measured on these "
         "keys, and conditions that show a query more keys are compared on them.": bool(windows),
         f"Not removed by default: {kept}.": bool(left_out),
+        WITHOUT_SHARES: bool(manifest.get("without_shares")),
     }
     pilot = [pilot_note(manifest["pilot"])] if "pilot" in manifest else []
-    return [*pilot, *(note for note, is_true in notes.items() if is_true)]
+    of_texts = [*_notes_in(manifest.get("data")), *_notes_in(manifest.get("text"))]
+    return [*pilot, *(note for note, is_true in notes.items() if is_true), *of_texts]
+
+
+def _notes_in(record: object) -> list[str]:
+    return list(record.get("notes", ())) if isinstance(record, Mapping) else []
 
 
 def model_name(manifest: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
+from support.plain_states import plain_states
 from support.rounding import MEASURE
 from support.tiny_models import tokens
 
@@ -88,6 +90,41 @@ def test_every_row_is_right_and_a_wrong_configuration_is_told(
         assert any(line.startswith(layers_said) and field in line for line in told), told
     elif name != "cohere":
         assert told == []
+
+
+def test_ropes_change_of_a_score_is_that_in_plain_transformers(
+    tiny: Callable[[str], Any], bridge: Callable[[str], Any]
+) -> None:
+    """Each layer reads what the intact model writes, and its queries and keys are not turned."""
+    hf, causal = tiny("llama").hf, torch.ones(48, 48).tril().bool()
+    turned, unturned = (
+        plain_states(hf, tokens(2, 48, seed=5), rope=rope) for rope in (True, False)
+    )
+    for layer, one, other in zip(findings_of(bridge("llama")), turned, unturned, strict=True):
+        change = (one.scores() - other.scores())[..., causal].abs().max()
+        assert layer.rope_change == pytest.approx(float(change), rel=MEASURE)
+
+
+def test_learned_positions_change_of_a_score_is_that_in_plain_transformers(
+    tiny: Callable[[str], Any], bridge: Callable[[str], Any]
+) -> None:
+    """In L0 alone, where scores depend on the embeddings directly."""
+    inputs, scores = tokens(2, 48, seed=5), []
+    intact = tiny("gpt2").hf
+    edited = deepcopy(intact)
+    edited.transformer.wpe.weight[:48] = edited.transformer.wpe.weight[:48].mean(0)
+    for hf in (intact, edited):
+        kept: list[torch.Tensor] = []
+        attention = hf.transformer.h[0].attn.c_attn
+        handle = attention.register_forward_hook(lambda m, i, o, kept=kept: kept.append(o))
+        hf(inputs)
+        handle.remove()
+        q, k, _ = (x.unflatten(-1, (5, 7)) for x in kept[0].chunk(3, -1))
+        scores.append(torch.einsum("bqhd,bkhd->bhqk", q, k) / 7**0.5)
+    causal = torch.ones(48, 48).tril().bool()
+    change = (scores[0] - scores[1])[..., causal].abs().max()
+    [first, *_] = findings_of(bridge("gpt2"))
+    assert first.learned_positions_change == pytest.approx(float(change), rel=MEASURE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,7 +144,8 @@ def _mean_step(
     folds = steps_in_j(estimate.folds[:, layer])[:, cells]
     if len(folds) < MIN_FOLDS or not cells.any():
         return UNDEFINED
-    return jackknife(Estimates.of_means(folds.mean(-1)))
+    weights = fold_weights(len(folds), estimate.counts)
+    return jackknife(Estimates.of_means(folds.mean(-1), weights))
 
 
 def _share(estimate: Estimate, layer: int, lag: int) -> Interval:
@@ -153,7 +154,8 @@ def _share(estimate: Estimate, layer: int, lag: int) -> Interval:
         return UNDEFINED
     n = folds.shape[-1]
     pairs = torch.ones(n, max(n - lag, 0), dtype=torch.bool).tril(-1 - lag)
-    means = leave_one_out(folds)
+    weights = fold_weights(len(folds), estimate.counts)
+    means = leave_one_out(folds, weights)
     steps = (means[..., lag:] - means[..., :-lag])[..., pairs]
     rises = (steps.sign() + 1).mean(-1) / 2  # a tie counts as half
-    return jackknife(Estimates(values=rises, weights=fold_weights(len(folds))))
+    return jackknife(Estimates(values=rises, weights=weights))

@@ -155,6 +155,7 @@ def load_model(settings: Settings) -> LoadedModel:
             device=own_device(settings.device),
             dtype=torch.float32,
             revision=settings.revision,
+            allow_unused=settings.allow_unused,
             n_ctx=None if settings.seq_len == "auto" else settings.seq_len,
         )
 

@@ -22,6 +22,7 @@ from nope_probe.hooks.layers.hook_points import (
     HookPoint,
     hooks_attached,
     methods_replaced,
+    used_alone,
 )
 from nope_probe.hooks.layers.model import (
     Inputs,
@@ -104,9 +105,10 @@ def stream(
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
     restore(accumulators, checkpoint.restore())
     residuals = residuals or ResidualCache(max_bytes=0)
-    runner = BatchRunner(model, accumulators, checkpoint, batch_size, residuals)
     done, restored = 0, accumulators[0].n_seen
-    with torch.inference_mode(), _reading(model, accumulators):
+    with used_alone(model), torch.inference_mode(), ExitStack() as stack:
+        runner = BatchRunner(model, accumulators, checkpoint, batch_size, residuals)
+        stack.enter_context(_reading(model, accumulators))
         for start, stop in batches:
             if done >= restored:
                 runner.run(inputs[start:stop], fold_of[start:stop], done)

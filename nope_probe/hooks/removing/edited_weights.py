@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from nope_probe.components import WEIGHTS, Projection
 from nope_probe.hooks.layers.base_layer import Layer
-from nope_probe.hooks.layers.hook_points import Model
+from nope_probe.hooks.layers.hook_points import Model, used_alone
 from nope_probe.hooks.layers.model import layers_of, traits_of
 from nope_probe.hooks.layers.rotation import Rotary
 
@@ -39,7 +39,8 @@ def reparametrised(model: Model, generator: Generator) -> Iterator[Model]:
         ...     logits = model(torch.tensor([[0, 5, 9]]))
     """
     layers, traits = layers_of(model), traits_of(model)
-    with _restored(view for layer in layers for view in _rewritten(layer)):
+    views = (view for layer in layers for view in _rewritten(layer))
+    with used_alone(model), _restored(views):
         with torch.no_grad():
             for layer in layers:
                 _reparametrise(layer, traits[layer.index].rotary, generator)
@@ -144,7 +145,7 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Model]:
         seed: the seed of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
-    with _restored(model.parameters()):
+    with used_alone(model), _restored(model.parameters()):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(_drawn(name, parameter, generator))
