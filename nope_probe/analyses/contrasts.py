@@ -187,13 +187,13 @@ def contrast_grams(
                 leads_of_block.append(lead.rows(scores, start))
         sums.add(rows)
         leads.append(leads_of_block)
-    shared = {
-        "row": {condition: row for row, condition in enumerate(patterns)},
-        "weights": maps.weights,
-    }
+    row: dict[Name, int] = {condition: index for index, condition in enumerate(patterns)}
     grams: dict[Question, ContrastGram[Name]] = {
         "pattern": ContrastGram(
-            products=sums.cross_products(cells.count, maps.weights), score_squares=squares, **shared
+            row=row,
+            products=sums.cross_products(cells.count, maps.weights),
+            score_squares=squares,
+            weights=maps.weights,
         )
     }
     if of_leads[0] is not None:
@@ -201,9 +201,10 @@ def contrast_grams(
         sums = ProductSums()
         sums.add(folds)
         grams["lead"] = ContrastGram(
+            row=row,
             products=sums.cross_products(folds.shape[-1], maps.weights),
             score_squares=squares + folds.square().mean((1, 2)),
+            weights=maps.weights,
             means=leave_one_out(folds.mean(-1).T, maps.weights),
-            **shared,
         )
     return grams
