@@ -332,7 +332,7 @@ def strongest(
     if above.empty:
         return None
     sizes = above[amplitude] + (above["lead"].abs().fillna(0.0) if "lead" in above else 0.0)
-    return above.loc[sizes.idxmax()]
+    return above.iloc[int(sizes.argmax())]
 
 
 def no_pattern(

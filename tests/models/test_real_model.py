@@ -63,7 +63,10 @@ def test_losses_of_lead_and_pattern_are_those_of_plain_transformers(real: Loaded
         real.model, data, remove=["w_q", "w_k", "qk", "w_o"], replacement="mean", layers=4
     )
     losses = pd.concat(
-        [study.sources.rename(columns={"source": "removed"}), study.weights.drop(columns="replacement")]
+        [
+            study.sources.rename(columns={"source": "removed"}),
+            study.weights.drop(columns="replacement"),
+        ]
     ).query("layer == 3")
     lost = 100 * losses.pivot(index="removed", columns="of", values="lost")
     known = {

@@ -19,7 +19,7 @@ from nope_probe.analyses.splits import split_mean_covariance
 from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_maps
-from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
+from nope_probe.experiments.ablation.plan import Measured, Plan
 from nope_probe.experiments.ablation.sections import report
 from nope_probe.experiments.ablation.settings import Settings
 from nope_probe.experiments.engine import Engine
@@ -41,7 +41,7 @@ from nope_probe.experiments.tables import (
 )
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, WITH_GAIN, Replacement
+from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, WITH_GAIN
 from nope_probe.maps.layers import Question, windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.runtime.folder import Run, StoredArrays
@@ -118,7 +118,7 @@ class Analysis:
         return list(attribute_layers(self.measured.maps, self.plan.sources))
 
     @cached_property
-    def by_replacement(self) -> dict[Replacement, list[LayerAttribution]]:
+    def by_replacement(self) -> dict[str, list[LayerAttribution]]:
         """The attribution of each layer, with the losses without weights, by replacement."""
         of_sources = {one: self.measured.maps[one] for one in self.plan.of_sources}
         return {
@@ -129,8 +129,7 @@ class Analysis:
     @cached_property
     def conditions(self) -> list[tuple[Condition, str, Layers]]:
         """Each condition with its replacement, if it replaces weights, and its maps."""
-        by_replacement: dict[str, ConditionMaps] = {"": self.measured.maps}
-        by_replacement |= self.measured.replaced
+        by_replacement = {"": self.measured.maps, **self.measured.replaced}
         return [
             (condition, replacement, maps)
             for replacement, of_replacement in by_replacement.items()

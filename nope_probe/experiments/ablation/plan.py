@@ -220,7 +220,7 @@ class Measured:
     """
 
     maps: ConditionMaps
-    replaced: dict[Replacement, ConditionMaps] = field(default_factory=dict)
+    replaced: dict[str, ConditionMaps] = field(default_factory=dict)
     gains: Calibration | None = None
     shuffled: ConditionMaps = field(default_factory=dict)
     positions: PositionSums | None = None
@@ -233,7 +233,7 @@ class Measured:
             keys = {condition: f"{prefix}/{condition.name}" for condition in conditions}
             return {condition: results[key] for condition, key in keys.items() if key in results}
 
-        replaced: dict[Replacement, ConditionMaps] = {}
+        replaced: dict[str, ConditionMaps] = {}
         for by in plan.substitutes if plan.replacing else ():
             run = maps(f"score-{by.replacement}", {equivalent(one, by) for one in plan.replacing})
             replaced[by.replacement] = {one: run[equivalent(one, by)] for one in plan.replacing}

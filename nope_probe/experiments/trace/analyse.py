@@ -169,7 +169,9 @@ def direct_shares(writers: pd.DataFrame) -> dict[Writer, float]:
     columns = ["share", "share_low", "share_high"]
     sums = writers.dropna(subset=columns).groupby(["of", "writer"], sort=False)[columns].sum()
     shares: dict[Writer, float] = {}
-    for (_, name), (share, low, high) in sums.iterrows():
+    for name, (share, low, high) in zip(
+        sums.index.get_level_values("writer"), sums.to_numpy(), strict=True
+    ):
         if could_matter(low, high):
             shares[Writer(name)] = max(abs(share), shares.get(Writer(name), 0.0))
     return shares
