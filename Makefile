@@ -39,7 +39,7 @@ MODEL ?= smollm2-135m
 TEXT ?= "Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."
 HEAD ?= L18H6
 
-.PHONY: ablate real test test-real check kernels shapes lint types docs package bench install versions models notebooks clean
+.PHONY: ablate real test test-real check campaigns kernels shapes lint types docs package bench install versions models notebooks clean
 
 # The two models that ship, with RoPE and without a position encoding, and both side by side.
 TWINS := rope-tiny nope-tiny
@@ -70,6 +70,9 @@ shapes:  ## Tests of every analysis and command that check shapes and types; SHA
 
 test-real: install  ## The tests on the model of `make real`, which has to be there (1 minute)
 	$(BIN)/pytest -m real tests/models/test_real_model.py
+
+campaigns: install  ## Every command on every decoder, and 500 pairs of flags (MINUTES minutes)
+	$(BIN)/pytest -n auto --dist worksteal -m campaign tests/models/test_every_decoder.py tests/test_flag_pairs.py
 
 kernels: install  ## The numerical tests with the kernels of other processors (a minute each)
 	for kernel in $(KERNELS); do \

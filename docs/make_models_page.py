@@ -97,7 +97,7 @@ def _failure(command: str, tiny: Any) -> str | None:
 
     try:
         with redirect_stderr(io.StringIO()):
-            run_command(command, tiny)
+            run_command(command, tiny, tiny.folder.with_name(f"{tiny.name}-{command}"))
     except Exception as error:  # noqa: BLE001
         return _reason(error).replace(str(tiny.folder), "the folder")
     return None

@@ -13,7 +13,7 @@ from sphinx.util.docutils import SphinxDirective
 
 
 class PublicNames(SphinxDirective):
-    """List the public names of a package, and document each, in the order of its `__all__`."""
+    """List the public names of a package, functions first, and document each."""
 
     required_arguments = 1
 
@@ -21,6 +21,7 @@ class PublicNames(SphinxDirective):
         package = importlib.import_module(self.arguments[0])
         public = [f"{package.__name__}.{name}" for name in package.__all__]
         public = [path for path in public if not isinstance(named(path), ModuleType)]
+        public.sort(key=lambda path: inspect.isclass(named(path)))  # functions first
         overview = ["| name | what it does |", "|---|---|", *map(overview_row, public), ""]
         return self.parse_text_to_nodes("\n".join([*overview, *map(autodoc, public)]))
 

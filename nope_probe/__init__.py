@@ -5,22 +5,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nope_probe import figures as figures
+    from nope_probe.analyses.attention import AttentionSplit as AttentionSplit
     from nope_probe.analyses.attention import split_attention as split_attention
+    from nope_probe.analyses.attribution import LayerAttribution as LayerAttribution
     from nope_probe.analyses.attribution import attribute as attribute
+    from nope_probe.analyses.parameter_free.simulation import Simulation as Simulation
     from nope_probe.analyses.parameter_free.simulation import simulate_scores as simulate_scores
     from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec as ParameterFreeSpec
     from nope_probe.analyses.parameter_free.theory import theory_scores as theory_scores
+    from nope_probe.analyses.pattern import Measures as Measures
     from nope_probe.analyses.pattern import measure as measure
     from nope_probe.analyses.pattern import measure_heads as measure_heads
+    from nope_probe.analyses.shapley import PlayerSet as PlayerSet
     from nope_probe.analyses.shapley import player_set as player_set
+    from nope_probe.data.sequences import Sequences as Sequences
     from nope_probe.data.sequences import gaussian as gaussian
     from nope_probe.data.sequences import sequences as sequences
+    from nope_probe.experiments.ablation.run import AblationStudy as AblationStudy
     from nope_probe.experiments.ablation.run import run_ablations as run_ablations
+    from nope_probe.experiments.attention.run import AttentionStudy as AttentionStudy
     from nope_probe.experiments.attention.run import run_attention as run_attention
+    from nope_probe.experiments.behaviour.run import BehaviourStudy as BehaviourStudy
     from nope_probe.experiments.behaviour.run import run_behaviour as run_behaviour
     from nope_probe.experiments.compare.analyse import difference as difference
     from nope_probe.experiments.scores.heads import head_scores as head_scores
+    from nope_probe.experiments.trace.run import Trace as Trace
     from nope_probe.experiments.trace.run import run_trace as run_trace
+    from nope_probe.figures.attention import Why as Why
+    from nope_probe.figures.text_view import TextView as TextView
     from nope_probe.hooks.ablation import ablated as ablated
     from nope_probe.hooks.reading.attention import capture_attention as capture_attention
     from nope_probe.hooks.reading.calibration import calibrate as calibrate
@@ -28,36 +40,47 @@ if TYPE_CHECKING:
     from nope_probe.hooks.reading.capture import capture_scores as capture_scores
     from nope_probe.hooks.reading.capture import capture_stages as capture_stages
     from nope_probe.hooks.removing.removals import Ablation as Ablation
+    from nope_probe.hooks.removing.replacements import Calibration as Calibration
     from nope_probe.maps.centred import row_centred as row_centred
+    from nope_probe.maps.maps import AttentionMaps as AttentionMaps
+    from nope_probe.maps.maps import ScoreMaps as ScoreMaps
+    from nope_probe.maps.maps import StageMaps as StageMaps
+    from nope_probe.models.info import LoadedModel as LoadedModel
     from nope_probe.models.load import load as load
     from nope_probe.models.parameter_free import build as build
     from nope_probe.models.parameter_free import parameter_free as parameter_free
+    from nope_probe.runtime.folder import Run as Run
     from nope_probe.runtime.folder import read_run as read_run
 
 _NAMES = {
-    "nope_probe.analyses.attention": "split_attention",
-    "nope_probe.analyses.attribution": "attribute",
-    "nope_probe.analyses.parameter_free.simulation": "simulate_scores",
+    "nope_probe.analyses.attention": "AttentionSplit split_attention",
+    "nope_probe.analyses.attribution": "LayerAttribution attribute",
+    "nope_probe.analyses.parameter_free.simulation": "Simulation simulate_scores",
     "nope_probe.analyses.parameter_free.spec": "ParameterFreeSpec",
     "nope_probe.analyses.parameter_free.theory": "theory_scores",
-    "nope_probe.analyses.pattern": "measure measure_heads",
-    "nope_probe.analyses.shapley": "player_set",
-    "nope_probe.data.sequences": "gaussian sequences",
-    "nope_probe.experiments.ablation.run": "run_ablations",
-    "nope_probe.experiments.attention.run": "run_attention",
-    "nope_probe.experiments.behaviour.run": "run_behaviour",
+    "nope_probe.analyses.pattern": "Measures measure measure_heads",
+    "nope_probe.analyses.shapley": "PlayerSet player_set",
+    "nope_probe.data.sequences": "Sequences gaussian sequences",
+    "nope_probe.experiments.ablation.run": "AblationStudy run_ablations",
+    "nope_probe.experiments.attention.run": "AttentionStudy run_attention",
+    "nope_probe.experiments.behaviour.run": "BehaviourStudy run_behaviour",
     "nope_probe.experiments.compare.analyse": "difference",
     "nope_probe.experiments.scores.heads": "head_scores",
-    "nope_probe.experiments.trace.run": "run_trace",
+    "nope_probe.experiments.trace.run": "Trace run_trace",
+    "nope_probe.figures.attention": "Why",
+    "nope_probe.figures.text_view": "TextView",
     "nope_probe.hooks.ablation": "ablated",
     "nope_probe.hooks.reading.attention": "capture_attention",
     "nope_probe.hooks.reading.calibration": "calibrate",
     "nope_probe.hooks.reading.capture": "capture_losses capture_scores capture_stages",
     "nope_probe.hooks.removing.removals": "Ablation",
+    "nope_probe.hooks.removing.replacements": "Calibration",
     "nope_probe.maps.centred": "row_centred",
+    "nope_probe.maps.maps": "AttentionMaps ScoreMaps StageMaps",
+    "nope_probe.models.info": "LoadedModel",
     "nope_probe.models.load": "load",
     "nope_probe.models.parameter_free": "build parameter_free",
-    "nope_probe.runtime.folder": "read_run",
+    "nope_probe.runtime.folder": "Run read_run",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -75,4 +98,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({name for name in globals() if name.startswith("__")} | {*__all__})

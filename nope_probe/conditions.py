@@ -187,7 +187,7 @@ class Condition(frozenset[str]):
             >>> Condition.parse(["mask", "qk"]).name, Condition.parse("rope+mlp").name
             ('mask+w_q+w_k', 'rope+mlp')
         """
-        names = [removed] if isinstance(removed, str) else [*removed]
+        names = [*map(spelled, [removed] if isinstance(removed, str) else removed)]
         parts = [part for name in names for part in name.split("+")]
         for part in parts:
             known = part in COMPONENTS or part in CIRCUITS or is_rope(part)
@@ -232,6 +232,18 @@ def removal_order(name: str) -> tuple[int, str]:
     return [*COMPONENTS, "norms", "position"].index(component), name
 
 
+def spelled(name: str) -> str:
+    """Return a component, circuit, band or union as it is spelled here; other names as they are.
+
+    Example:
+        >>> spelled("W_Q"), spelled("RoPE+MLP"), spelled("position[L1H0]")
+        ('w_q', 'rope+mlp', 'position[L1H0]')
+    """
+    parts = [(part, part.lower()) for part in name.split("+")]
+    known = (*COMPONENTS, *CIRCUITS, "norms")
+    return "+".join(low if low in known or is_rope(low) else part for part, low in parts)
+
+
 def expanded(names: Iterable[str]) -> tuple[str, ...]:
     """Return components, `norms`, bands of RoPE and positions, with circuits taken apart.
 
@@ -243,7 +255,7 @@ def expanded(names: Iterable[str]) -> tuple[str, ...]:
         ('mask', 'w_q', 'w_k', 'rope_high')
     """
     components: list[str] = []
-    for name in names:
+    for name in map(spelled, names):
         is_listed = name in (*COMPONENTS, *CIRCUITS, "norms")
         if not (is_listed or is_rope(name) or Writer.removed_by(name)):
             known = [*COMPONENTS, "norms", *CIRCUITS, *ROPE_HALVES, "rope[a:b]", "position[L1H0]"]

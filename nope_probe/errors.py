@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache, wraps
 from inspect import signature, unwrap
+from numbers import Integral
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import (
@@ -175,6 +176,51 @@ def _is_of(value: object, hint: object) -> bool:
     wider: dict[object, tuple[type, ...]] = {float: (int, float), Path: (str, Path)}
     types = wider.get(hint, (hint,) if isinstance(hint, type) else (object,))
     return isinstance(value, types) and (hint is bool or not isinstance(value, bool))
+
+
+def kind_of(value: object) -> str:
+    """Return what a value is, in the words of an error: its type, and the shape of an array.
+
+    Example:
+        >>> kind_of({"mask": 1}), kind_of(None)
+        ('dict', 'None')
+    """
+    shape = getattr(value, "shape", None)
+    name = "None" if value is None else type(value).__name__
+    return name if shape is None else f"{name} {[*shape]}"
+
+
+def validate_layer_numbers(layers: object) -> None:
+    """Check that layers are given by their numbers, several or none.
+
+    Raises:
+        UserError: for a single number, a text, or what is no whole number.
+
+    Example:
+        >>> validate_layer_numbers(1)
+        Traceback (most recent call last):
+        nope_probe.errors.UserError: expected the numbers of layers, such as [0, 1], got 1
+    """
+    if not is_of_numbers(layers):
+        raise UserError(f"expected the numbers of layers, such as [0, 1], got {layers!r:.60}")
+
+
+def is_of_numbers(given: object) -> bool:
+    """Return whether something holds whole numbers only, several or none."""
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        return False
+    return all(isinstance(one, Integral) and not isinstance(one, bool) for one in given)
+
+
+def takes_arguments(function: Callable[..., object], n: int) -> bool:
+    """Return whether a function takes n positional arguments; True where Python cannot say."""
+    try:
+        signature(function).bind(*[None] * n)
+    except TypeError:
+        return False
+    except ValueError:  # a function of a library in C, without a signature
+        return True
+    return True
 
 
 def as_tuple(value: object) -> tuple[object, ...]:

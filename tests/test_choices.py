@@ -27,6 +27,7 @@ SETTINGS = [
         "trace",
     )
 ]
+MADE = ("Ablation", "ParameterFreeSpec", "RowMaps")  # by users; functions return the other classes
 MISSING = object()  # for arguments that have no default: they are not looked at before the choices
 
 
@@ -62,7 +63,8 @@ def choices_of(made: Any) -> Iterator[tuple[str, list[Any], bool]]:
 def public() -> Iterator[tuple[str, Any]]:
     for module in (nope_probe, figures):
         for name in module.__all__:
-            yield name, getattr(module, name)
+            if isfunction(getattr(module, name)) or name in MADE:
+                yield name, getattr(module, name)
     for settings in SETTINGS:
         yield settings.__module__.removeprefix("nope_probe.experiments."), settings
 

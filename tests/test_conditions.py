@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from nope_probe.conditions import INTACT, MASK, Condition, Writer, validate_disjoint
+from nope_probe import Ablation
+from nope_probe.conditions import INTACT, MASK, Condition, Writer, expanded, validate_disjoint
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,17 @@ def test_a_writer_knows_its_place_and_its_removal_names_it(
     assert removed is not None
     assert (removed, removed.kind) == (writer, kind)
     assert writer.is_attention == (kind in {"HEAD", "ATTN"})
+
+
+@pytest.mark.parametrize("name", ["W_Q", "RoPE", "Pos_Embed", "QK", "ROPE[0:4]", "Norms"])
+def test_components_are_spelled_in_any_case(name: str) -> None:
+    assert expanded([name]) == expanded([name.lower()])
+    assert Ablation(remove=name).remove == [name.lower()]
+    if name != "Norms":
+        union = Condition.parse(f"{name}+MLP")
+        assert union == Condition.parse([name.lower(), "mlp"])
+    with pytest.raises(ValueError, match=r"share|named twice"):
+        Ablation(remove=[name, name.lower()])
 
 
 @pytest.mark.parametrize("name", ["L2", "H1", "L1H", "MLP", "MLP١", "MLP1 ", "W_O", ""])

@@ -1,4 +1,4 @@
-"""Every documented command line, every flag and drawn combinations of flags, run to their ends.
+"""Every documented command line and every flag, run to their ends.
 
 A line is run in a copy of the desk: a folder in which all that the documentation names is there,
 tiny. Models with a name on the Hub come from a cache of random ones, the network is off, and of an
@@ -7,14 +7,12 @@ image everything is made but Chrome's drawing.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import shlex
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir
 from dataclasses import dataclass
 from glob import glob
 from importlib import import_module
@@ -23,13 +21,11 @@ from shutil import copytree
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 from command_reference import flags_of, settings_of
 from huggingface_hub import constants
-from hypothesis import event, given, settings
-from hypothesis import strategies as st
-from support.command_line import run_command
+from support import command_line
+from support.command_line import Ended, draw_without_chrome
 from support.fake_hub import put_into_cache
 from support.gguf_files import tiny_llama, write_gguf
 from support.short_training import shorten_training
@@ -282,16 +278,12 @@ DRAWN = {*map(parsed, [*ROWS, *PLAIN])} | {line for line in LINES if "--image" i
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache of the Hub with tiny models, training that takes seconds, images without Chrome."""
 
-    def draw(figure: go.Figure, path: Path, **_: Any) -> None:
-        Path(path).write_text(figure.to_json())
-
     cache = tmp_path_factory.mktemp("hub")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CONFIGS, "smollm3-deep", lambda: smollm3_config([1, 1, 1, 0] * 3))
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
         patch.delitem(FETCHED, "smollm2-135m")  # the tiny model stands for it
-        patch.setattr(go.Figure, "write_image", draw)
-        patch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
+        draw_without_chrome(patch)
         patch.setattr(paper, "N_SEQS", 8)  # of `reproduce all`, which has no flag for it
         shorten_training(patch.setattr, patch.setitem)
         made = {name: write_tiny(name, tmp_path_factory.mktemp("made")) for name in {*HUB.values()}}
@@ -330,29 +322,11 @@ def desk(
     return folder
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-
 def ended(line: Line, folder: Path) -> Ended:
     """Run a line in a folder."""
-    code = 0
-    with (
-        chdir(folder),
-        redirect_stdout(io.StringIO()) as out,
-        redirect_stderr(io.StringIO()) as err,
-    ):
+    with chdir(folder):
         arguments = [name for word in line.arguments for name in sorted(glob(word)) or [word]]
-        try:
-            run_command(import_module(f"nope_probe.{line.command}"), *arguments)
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-    return Ended(code, out.getvalue(), err.getvalue())
+    return command_line.ended(line.command, arguments, folder)
 
 
 def copy_of(desk: Path, above: Path) -> Path:
@@ -408,53 +382,3 @@ def test_every_flag_is_in_a_line(command: str) -> None:
     words = {word for flag in flags for word in flag.split() if word.startswith("--")}
     assert words - used == set()
     assert used - {""} <= words
-
-
-@st.composite
-def combinations(draw: st.DrawFn) -> Line:
-    """Draw a line of some command, and give it values of flags from other lines of it."""
-    command = draw(st.sampled_from(COMMANDS))
-    lines = [line for line in LINES if line.command == command and not str(line).startswith(LONG)]
-    groups = dict(draw(st.sampled_from(lines)).groups)
-    pool = sorted({group for line in lines for group in line.groups if group[0]})
-    drawn = draw(
-        st.lists(st.sampled_from(pool), max_size=5, unique_by=lambda group: switch(group[0]))
-    )
-    for name, values in drawn:
-        groups = {other: given for other, given in groups.items() if switch(other) != switch(name)}
-        groups[name] = values
-    return line_of(command, groups)
-
-
-def switch(flag: str) -> str:
-    """Return a flag's name without the `no-` that turns it off."""
-    return flag.replace("--no-", "--")
-
-
-def check_combination(line: Line, desk: Path) -> None:
-    """Check that a line finishes, or is refused in one line with nothing left behind."""
-    with tempfile.TemporaryDirectory() as above:
-        folder = copy_of(desk, Path(above))
-        before = sorted(folder.rglob("*"))
-        end = ended(line, folder)
-        event(f"exit {end.code}")
-        if end.code == 0:
-            assert_finished(line, end, folder)
-            return
-        assert end.code == 2, end.err
-        assert re.fullmatch(r"error: .*\n", end.err), end.err
-        assert end.out == ""
-        assert sorted(folder.rglob("*")) == before
-
-
-@given(line=combinations())
-@settings(max_examples=2)
-def test_a_combination_of_flags_finishes_or_is_refused_in_one_line(line: Line, desk: Path) -> None:
-    check_combination(line, desk)
-
-
-@pytest.mark.every_combination
-@given(line=combinations())
-@settings(max_examples=300)
-def test_hundreds_of_combinations_finish_or_are_refused_in_one_line(line: Line, desk: Path) -> None:
-    check_combination(line, desk)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval, share
 from nope_probe.analyses.pattern import MIN_KEYS
+from nope_probe.errors import UserError, kind_of
 from nope_probe.maps.estimates import Estimates, fold_weights, weights_of_means
 from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import BLOCK_BYTES
@@ -128,7 +129,7 @@ def split_attention(maps: AttentionMaps) -> dict[tuple[int, int], AttentionSplit
     """Return the four parts of each head's attention by layer and head.
 
     Raises:
-        ValueError: for fewer than 3 folds.
+        ValueError: for fewer than 3 folds, or what are no maps of `capture_attention`.
 
     Example:
         >>> from nope_probe import capture_attention, load, sequences
@@ -138,6 +139,8 @@ def split_attention(maps: AttentionMaps) -> dict[tuple[int, int], AttentionSplit
         >>> heads[1, 3].positional_share.value > 0.9
         True
     """
+    if not isinstance(maps, AttentionMaps):
+        raise UserError(f"expected maps of `capture_attention`, got {kind_of(maps)}")
     return {
         (layer, head): split_head(maps, place, head)
         for place, layer in enumerate(maps.layers)

@@ -39,7 +39,7 @@ from nope_probe.analyses.shapley import (
 )
 from nope_probe.components import SOURCES, Component
 from nope_probe.conditions import INTACT, MASK, Condition
-from nope_probe.errors import closed_choices
+from nope_probe.errors import UserError, closed_choices, kind_of
 from nope_probe.maps.layers import Part, Pattern, set_apart, shared_patterns
 from nope_probe.maps.maps import Layers, ScoreMaps, layers_of
 
@@ -333,6 +333,10 @@ def layers_by_condition(
         ValueError: for a name that does not exist, two names of one condition, no maps, or maps on
             other sequences.
     """
+    if not isinstance(maps, Mapping):
+        raise UserError(
+            "expected maps by the removed components, {(): ..., 'mask': ...}, got " + kind_of(maps)
+        )
     conditions = {
         Condition.parse(removed): layers_of(captured) for removed, captured in maps.items()
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -85,7 +86,8 @@ class Rotation:
 
     Attributes:
         pairs: the two coordinates of each pair that turns, in the order of the first coordinate.
-        frequencies: the angle of each pair per position, radians.
+        frequencies: the angle of each pair per position, radians; negative where the second
+            coordinate turns to the first.
         size: the length of a turned unit vector at position 0 (1, unless RoPE also scales).
     """
 
@@ -112,11 +114,14 @@ class PowerLaw:
 
     Attributes:
         base: RoPE's base; None without a law: for a single pair, or if the third pair is off.
+        scale: how many times slower the last pair turns than base^(-f/n), without theta_0: the
+            factor of linear scaling, of Llama 3.1's and of YaRN; None if the base is not known.
         n_following: how many of the first pairs follow the law; later pairs are slowed down in
             Llama 3.1 and YaRN.
     """
 
     base: float | None
+    scale: float | None
     n_following: int
 
 
@@ -186,16 +191,17 @@ def power_law(frequencies: Float[Tensor, " pair"]) -> PowerLaw:
     """
     logs = frequencies.abs().double().log()
     n = len(logs)
-    if n < 2:
-        return PowerLaw(base=None, n_following=n)
+    if n < 2:  # theta_0 alone, which no base changes
+        return PowerLaw(base=None, scale=float((-logs[0]).exp()), n_following=n)
     f = torch.arange(n, dtype=torch.float64)
     follows = (logs - (logs[0] + f * (logs[1] - logs[0]))).abs() < FOLLOWS
     m = int(follows.long().cumprod(0).sum())
     centred = f[:m] - f[:m].mean()
     slope = float((centred * logs[:m]).sum() / centred.square().sum())
     shows = m >= min(3, n)  # any two points lie on a line
-    base = float(torch.tensor(-slope * n, dtype=torch.float64).exp()) if shows else None
-    return PowerLaw(base=base, n_following=m)
+    base = math.exp(-slope * n) if shows else None
+    scale = math.exp(slope * (n - 1) - float(logs[-1])) if shows else None
+    return PowerLaw(base=base, scale=scale, n_following=m)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,11 @@ from torch import Generator, Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nope_probe.data.documents import (
+    TextReader,
     documents,
     first_documents,
     is_data_set,
     long_documents,
-    tokenised,
     validate_packing,
 )
 from nope_probe.errors import UserError, closed_choices
@@ -48,6 +48,7 @@ class Sequences:
         kind: the kind of inputs: tokens of texts, shuffled tokens, random tokens or vectors.
         documents: the number of each sequence's document; None if sequences are drawn singly. A
             document's sequences are not independent, so they share a fold.
+        notes: what was done about marks and special tokens in the texts; see `TextReader`.
     """
 
     inputs: Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
@@ -55,6 +56,7 @@ class Sequences:
     bos: bool = False
     kind: Kind = "text"
     documents: Int[Tensor, " seq"] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def sha256(self) -> str:
@@ -76,7 +78,7 @@ class Sequences:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return the sequences as tensors by name, for a checkpoint."""
-        about = json.dumps([self.name, self.bos, self.kind]).encode()
+        about = json.dumps([self.name, self.bos, self.kind, *self.notes]).encode()
         tensors = {"inputs": self.inputs, "about": torch.tensor([*about], dtype=torch.uint8)}
         return tensors if self.documents is None else tensors | {"documents": self.documents}
 
@@ -89,9 +91,9 @@ class Sequences:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Sequences:
         """Return the sequences that `to_tensors` turned into these tensors."""
-        name, bos, kind = json.loads(bytes(tensors["about"].tolist()))
-        documents = tensors.get("documents")
-        return cls(inputs=tensors["inputs"], name=name, bos=bos, kind=kind, documents=documents)
+        name, bos, kind, *notes = json.loads(bytes(tensors["about"].tolist()))
+        about = {"name": name, "bos": bos, "kind": kind, "notes": tuple(notes)}
+        return cls(inputs=tensors["inputs"], documents=tensors.get("documents"), **about)
 
 
 @closed_choices("start", "bos")
@@ -99,6 +101,7 @@ def sequences(
     source: str | Sequence[str] = "shipped",
     *,
     tokenizer: PreTrainedTokenizerBase | None,
+    d_vocab: int | None = None,
     n_seqs: int | None = None,
     seq_len: int = 64,
     seed: int = 0,
@@ -114,7 +117,8 @@ def sequences(
             `random` (i.i.d. tokens), a .txt, .jsonl or .parquet file (with a `text` column),
             `fineweb-edu` (a held-out slice, streamed), another Hub data set or a folder of one; or
             a list of texts, which are documents.
-        tokenizer: the model's tokenizer.
+        tokenizer: the model's tokenizer; None if it has none.
+        d_vocab: how many tokens the model has; `random` draws from them without a tokenizer.
         n_seqs: how many sequences; by default 512, or as many as a list of texts gives.
         seq_len: tokens in each, BOS included.
         seed: the seed of all random choices.
@@ -137,14 +141,18 @@ def sequences(
         >>> len(sequences(texts, tokenizer=load("rope-tiny").tokenizer, seq_len=4))
         4
     """
-    if tokenizer is None:
-        raise UserError("a model without tokenizer takes no text: use --data gaussian")
+    if tokenizer is None and (source != "random" or d_vocab is None):
+        raise UserError(
+            "a model without tokenizer takes no text: use --data random, for a parameter-free model "
+            "--data gaussian, or from Python tokens"
+        )
     generator = torch.Generator().manual_seed(seed)
     begins = begins_with_bos(tokenizer, bos)
     length = seq_len - int(begins)
     if not source:
         raise UserError("expected a source of text or a list of texts, got nothing")
-    ids = [] if isinstance(source, str) else list(tokenised(source, tokenizer))
+    reader = TextReader(tokenizer, bos=begins)
+    ids = [] if isinstance(source, str) else list(reader.tokens(source))
     if n_seqs is None:
         n_seqs = N_SEQS if isinstance(source, str) else _n_fitting(ids, length, start, pack)
     if n_seqs < 1 or length < 2:
@@ -154,9 +162,10 @@ def sequences(
         validate_packing(source, start)
     from_documents = None
     if source == "random":
-        tokens = _random_tokens(tokenizer, n_seqs, length, generator)
+        ordinary = ordinary_tokens(tokenizer, d_vocab)
+        tokens = ordinary[torch.randint(len(ordinary), (n_seqs, length), generator=generator)]
     else:
-        ids = ids or _read(source, tokenizer, n_seqs, length, pack)
+        ids = ids or _read(source, reader, n_seqs, length, pack)
         if pack:
             windows = pack_documents(ids, n_seqs, length, separator_of(tokenizer), generator)
         else:
@@ -168,7 +177,14 @@ def sequences(
         tokens = torch.nn.functional.pad(tokens, (1, 0), value=tokenizer.bos_token_id)
     name = source + (" packed" if pack else "") + (" shuffled" if shuffle else "")
     kind: Kind = "shuffled" if shuffle else "random" if source == "random" else "text"
-    return Sequences(inputs=tokens, name=name, bos=begins, kind=kind, documents=from_documents)
+    return Sequences(
+        inputs=tokens,
+        name=name,
+        bos=begins,
+        kind=kind,
+        documents=from_documents,
+        notes=reader.notes,
+    )
 
 
 def permuted(
@@ -188,14 +204,14 @@ def permuted(
 
 
 def _read(
-    source: str, tokenizer: PreTrainedTokenizerBase, n_seqs: int, length: int, is_packed: bool
+    source: str, reader: TextReader, n_seqs: int, length: int, is_packed: bool
 ) -> list[list[int]]:
     """Return the tokens of a source's documents; a data set is read only as far as needed."""
     if not is_data_set(source):
-        return list(tokenised(documents(source), tokenizer))
+        return list(reader.tokens(documents(source)))
     if is_packed:
-        return first_documents(source, tokenizer, n_seqs * length)
-    return long_documents(source, tokenizer, n_seqs, length)
+        return first_documents(source, reader, n_seqs * length)
+    return long_documents(source, reader, n_seqs, length)
 
 
 def _n_fitting(ids: list[list[int]], length: int, start: WindowStart, is_packed: bool) -> int:
@@ -238,14 +254,16 @@ def gaussian(
     return Sequences(inputs=x, name=f"gaussian alpha={alpha:g}", kind="vectors")
 
 
-def begins_with_bos(tokenizer: PreTrainedTokenizerBase, bos: Bos) -> bool:
+def begins_with_bos(tokenizer: PreTrainedTokenizerBase | None, bos: Bos) -> bool:
     """Return whether sequences begin with a BOS token.
 
     Raises:
         UserError: for `always` with a tokenizer that has no BOS token.
     """
-    if bos == "always" and tokenizer.bos_token_id is None:
+    if bos == "always" and getattr(tokenizer, "bos_token_id", None) is None:
         raise UserError("--bos always: the model's tokenizer has no BOS token")
+    if tokenizer is None:
+        return False
     return forces_bos(tokenizer) if bos == "auto" else bos == "always"
 
 
@@ -255,16 +273,23 @@ def forces_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
 
 
-def _random_tokens(
-    tokenizer: PreTrainedTokenizerBase, n_seqs: int, length: int, generator: Generator
-) -> Int[Tensor, "seq pos"]:
+def ordinary_tokens(
+    tokenizer: PreTrainedTokenizerBase | None, d_vocab: int | None
+) -> Int[Tensor, " token"]:
+    """Return the tokens that are not special; without a tokenizer, all d_vocab tokens.
+
+    Raises:
+        UserError: for a tokenizer of special tokens alone.
+    """
+    if tokenizer is None:
+        return torch.arange(d_vocab)
     special = set(tokenizer.all_special_ids)
     ordinary = torch.tensor([t for t in range(len(tokenizer)) if t not in special])
     if len(ordinary) == 0:
         raise UserError(
             "--data random draws tokens, and the model's tokenizer has only special tokens"
         )
-    return ordinary[torch.randint(len(ordinary), (n_seqs, length), generator=generator)]
+    return ordinary
 
 
 @dataclass(frozen=True, kw_only=True)

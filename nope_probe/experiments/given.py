@@ -14,21 +14,22 @@ from nope_probe.errors import UserError, as_tuple
 from nope_probe.experiments.engine import as_sequences, folds_for_intervals, name_of
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, layers_of
-from nope_probe.hooks.removing.block_ablation import ABLATED
+from nope_probe.hooks.removing.block_ablation import is_ablated
 from nope_probe.models.info import LoadedModel
+from nope_probe.models.names import validate_reachable
 from nope_probe.models.parity import describe
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.peers import own_device
 from nope_probe.runtime.processes import process_count
 from nope_probe.runtime.session import Call
 from nope_probe.runtime.settings import GIVEN, RunSettings, options_of, settings_from
-from nope_probe.runtime.sources import load_layers, validate_reach
+from nope_probe.runtime.sources import load_layers
 
 Model: TypeAlias = str | HookedModel | LoadedModel
 Settings = TypeVar("Settings", bound=RunSettings)
 Result = TypeVar("Result", bound=Run)
 Function = TypeVar("Function", bound=Callable[..., Run])
-OF_MODEL = ("revision", "device", "device_map", "dtype")
+OF_MODEL = ("revision", "allow_unused", "device", "device_map", "dtype")
 OF_INPUTS = (
     *("data", "windows", "pack", "bos", "alpha", "shuffle"),
     *("n_seqs", "seq_len", "beyond_context"),
@@ -135,12 +136,12 @@ def _settings_of(
     n_seqs, seq_len = data.inputs.shape[:2]
     n_folds = folds_for_intervals(data, settings.folds if "folds" in options else None)
     settings = replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=n_folds)
-    return settings, Call(loaded=loaded, inputs=data)
+    return settings, Call(loaded=loaded, is_named=isinstance(model, str), inputs=data)
 
 
 def _validate_intact(loaded: LoadedModel, settings: RunSettings) -> None:
     """Check that a model is outside `ablated`, where a run cannot remove components itself."""
-    if settings.removes and loaded.model in ABLATED:
+    if settings.removes and is_ablated(loaded.model):
         instead = " or take confirm=0" if "confirm" in vars(settings) else ""
         raise UserError(
             "the model is ablated already, and this run removes components itself: leave "
@@ -156,7 +157,7 @@ def _refuse(options: Mapping[str, object], names: Collection[str], given: str) -
 
 def _load(settings: RunSettings) -> LoadedModel:
     """Load the model that the settings name, before the run: inputs become its tokens."""
-    validate_reach(settings)
+    validate_reachable(settings.model, settings.revision)
     return load_layers(settings, own_device(settings.device), settings.depth)
 
 

@@ -21,6 +21,7 @@ _NAMES = {
     "pattern_and_behaviour",
     "nope_probe.figures.circuit_figure": "circuit",
     "nope_probe.figures.curves": "band_amplitudes offset_profiles query_strengths",
+    "nope_probe.figures.explorer": "Explorer",
     "nope_probe.figures.image": "save",
     "nope_probe.figures.maps": "fixed_scale_maps score_maps sweep_maps term_maps",
     "nope_probe.figures.measures": "controls head_map mask_effect pattern_measures stage_measures",
@@ -41,4 +42,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({name for name in globals() if name.startswith("__")} | {*__all__})

@@ -12,7 +12,7 @@ from plotly.colors import qualitative
 
 from nope_probe.components import INK
 from nope_probe.figures.intervals import FLOOR, estimates_of
-from nope_probe.figures.names import colour, words
+from nope_probe.figures.names import colour, plain, words
 from nope_probe.figures.style import SEQUENTIAL, Grid, colour_bar, place
 
 CELL = 32  # px a layer
@@ -133,7 +133,7 @@ def why_bars(table: pd.DataFrame, title: str) -> go.Figure:
         title: the figure's title.
     """
     keys = table.drop_duplicates("key").nlargest(KEYS, "weight").sort_values("key")
-    names = [f"{token} {key}" for token, key in zip(keys["token"], keys["key"], strict=True)]
+    names = [f"{plain(token)} {key}" for token, key in zip(keys["token"], keys["key"], strict=True)]
     shown = table[table["key"].isin(keys["key"])]
     least = LEAST_TERM * float(shown["nats"].abs().max())
     styles, traces = term_styles(table), []

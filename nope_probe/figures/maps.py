@@ -13,7 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.errors import closed_choices
+from nope_probe.errors import UserError, closed_choices, kind_of
 from nope_probe.figures.intervals import (
     CLIPPED,
     FLAT_WORDS,
@@ -26,7 +26,7 @@ from nope_probe.figures.intervals import (
     symmetric,
     widened,
 )
-from nope_probe.figures.names import words
+from nope_probe.figures.names import plain, words
 from nope_probe.figures.panels import (
     AXES,
     BAR_DROP,
@@ -201,6 +201,8 @@ def term_maps(
         >>> len(figures.term_maps(maps, title="Sources").data)
         6
     """
+    if not isinstance(terms, Mapping) or not terms:
+        raise UserError(f"expected maps by name, such as {{'mask': maps}}, got {kind_of(terms)}")
     pooled = [_pooled(maps, max_positions) for maps in terms.values()]
     by_layer = np.stack([maps.values for maps in pooled], axis=1)
     first = max(keys_left_out(maps, skip_keys) for maps in terms.values())
@@ -213,10 +215,10 @@ def term_maps(
     limits = flattened(tops, [i for i, number in enumerate(numbers) if number in flat_first])
     note = f"<br><i>{WITHIN}</i>"
     titles = [
-        [words(name) + (note if number in flat.get(name, ()) else "") for name in terms]
+        [plain(words(name)) + (note if number in flat.get(name, ()) else "") for name in terms]
         for number in numbers
     ]
-    names = [words(name) for name in terms]
+    names = [plain(words(name)) for name in terms]
     return _layered(pooled, names, titles, title, DIVERGING, limits, numbers, layer, rows)
 
 
@@ -235,7 +237,13 @@ def _pooled(maps: Layers | ScoreMaps | RowMaps | Pooled, max_positions: int) -> 
     if hasattr(maps, "query_positions"):
         queries = maps.query_positions.numpy()
         return pool(RowMaps(values=np.asarray(maps.mean), queries=queries), max_positions)
-    return pool(np.asarray(maps.mean if hasattr(maps, "folds") else maps), max_positions)
+    values = np.asarray(maps.mean if hasattr(maps, "folds") else maps)
+    if values.ndim != 3 or values.dtype == object:
+        raise UserError(
+            "expected maps of `capture_scores`, or mean scores [layer, row, key_pos], got "
+            f"{kind_of(maps)}"
+        )
+    return pool(values, max_positions)
 
 
 def _layered(
@@ -340,6 +348,7 @@ def sweep_maps(
     """
     figure = score_maps(maps, title=title, layer=first, multiples=0, clipped=SWEEP_CLIPPED)
     slider, labels = figure.layout.sliders[0], [f"{value:g}" for value in values]
+    name = plain(name)
     slider.currentvalue.prefix = f"{name} = "
     for step, trace, label in zip(slider.steps, figure.data, labels, strict=True):
         step.label = label

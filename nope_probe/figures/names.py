@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html import escape
 
 from nope_probe.components import REMOVABLE, Entry
 from nope_probe.conditions import Writer
@@ -47,6 +48,18 @@ TABLE: dict[str, Entry] = {
     "intact": Entry(label="intact model", phrase="the intact model"),
 }
 _WRITERS = {"embed": "the token embeddings", "pos_embed": "the learned embeddings"}
+
+
+def plain(text: str) -> str:
+    """Return a text of others (a token, a run's label, a user's name) as a figure shows it.
+
+    Figures read tags, entities, `%{...}` and formulas between dollars in their texts.
+
+    Example:
+        >>> plain("<b>"), plain("%{x}")
+        ('&lt;b&gt;', '&#37;{x}')
+    """
+    return escape(text, quote=False).replace("%{", "&#37;{").replace("$", "&#36;")
 
 
 def words(name: str) -> str:

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from plotly.colors import hex_to_rgb, sample_colorscale, sequential
 
 from nope_probe.components import INK
+from nope_probe.figures.names import plain
 
 Extent = tuple[float, float]
 Layout: TypeAlias = dict[str, Any]  # nested, or flat with keys such as `xaxis2.domain`
@@ -217,13 +218,14 @@ def on(panel: int) -> dict[str, str]:
 
 def scatter(panel: int, label: str, hover: str, **keys: object) -> Trace:
     """Return a named trace of dots or lines on a panel; the legend shows only the first panel's."""
+    name = plain(label)
     return {
         "type": "scatter",
         **on(panel),
-        "name": label,
+        "name": name,
         "legendgroup": label,
         "showlegend": panel == 0,
-        "hovertemplate": f"{hover}<extra>{label}</extra>",
+        "hovertemplate": f"{hover}<extra>{name}</extra>",
         **keys,
     }
 

@@ -19,14 +19,16 @@ from nope_probe.conditions import Writer, depends_on_length
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     HookGroup,
-    Model,
     first,
     hooks_in_place,
     methods_replaced,
+    used_alone,
 )
 from nope_probe.hooks.layers.model import (
+    HasModel,
     Inputs,
     blocks_of,
+    model_of,
     position_module,
     position_point,
     tapped,
@@ -36,6 +38,7 @@ from nope_probe.hooks.removing.block_ablation import (
     ABLATED,
     ActiveAblation,
     BlockAblation,
+    is_ablated,
     mean_over_positions,
     zeros,
 )
@@ -50,22 +53,24 @@ from nope_probe.hooks.removing.targets import lone_mlps, resolve_targets
 
 @contextmanager
 def ablated(
-    model: Model,
-    ablation: Ablation,
+    model: HookedModel | HasModel,
+    ablation: Ablation | Sequence[str] | str,
     calibration: Calibration | None = None,
     *,
     tokens: Inputs | None = None,
-) -> Iterator[Model]:
+) -> Iterator[Any]:
     """Run a model without some of its components for as long as the context lasts.
 
     Other hooks, added before or inside the context, see the ablation's outputs and may change
     them; the ablation reads their outputs too. Padding stays hidden without the mask. Text is
     generated without a cache, with a warning, where a new token changes the keys and values of
-    earlier positions.
+    earlier positions. Other threads wait with this model for as long as the context lasts.
 
     Args:
-        model: a HookedTransformer or TransformerBridge; its outputs are bit-identical afterwards.
-        ablation: the removals and their places.
+        model: a HookedTransformer or TransformerBridge, or what `load` returns; its outputs are
+            bit-identical afterwards.
+        ablation: the removals and their places; the names of components stand for
+            `Ablation(remove=...)`.
         calibration: the result of `calibrate` for this model; needed for the gain `output` and the
             replacement `mean` when a weight is removed, and for the position of a component.
         tokens: instead of a calibration, the tokens (or vectors) on which to `calibrate` first.
@@ -86,13 +91,15 @@ def ablated(
         >>> with ablated(model, Ablation(remove=["mask", "w_k"]), tokens=tokens):
         ...     logits = model(tokens)
     """
+    model, ablation = model_of(model), Ablation.of(ablation)
     targets = resolve_targets(model, ablation)
-    if model in ABLATED:
+    if is_ablated(model):
         raise RuntimeError("the model is ablated already: name all components in one Ablation")
-    calibration = _calibration(model, ablation, calibration, tokens)
-    blocks = [BlockAblation(target, ablation, calibration) for target in targets]
-    active = _active(model, ablation, calibration, blocks)
-    with _in_place(model, active), ExitStack() as stack, _whole_sequences(model, ablation):
+    with used_alone(model), ExitStack() as stack:
+        calibration = _calibration(model, ablation, calibration, tokens)
+        blocks = [BlockAblation(target, ablation, calibration) for target in targets]
+        stack.enter_context(_in_place(model, _active(model, ablation, calibration, blocks)))
+        stack.enter_context(_whole_sequences(model, ablation))
         for block in blocks:
             rope = block.rope if block.heads is None else None
             stack.enter_context(block.layer.tap.edited(rope, block.edit))
@@ -154,12 +161,12 @@ def _active(
 @contextmanager
 def _in_place(model: HookedModel, active: ActiveAblation) -> Iterator[None]:
     """Run a model with the hooks of an ablation, which `ABLATED` names meanwhile."""
-    ABLATED[model] = active
-    try:
-        with tapped(model), hooks_in_place(active.groups):
+    with tapped(model), hooks_in_place(active.groups):
+        ABLATED[model] = active
+        try:
             yield
-    finally:
-        ABLATED.pop(model, None)
+        finally:
+            ABLATED.pop(model, None)
 
 
 def _calibration(

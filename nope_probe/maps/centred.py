@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nope_probe.errors import UserError, kind_of
 from nope_probe.maps.rows import MapRows, QueryPositions
 
 Rows: TypeAlias = Float[Tensor, "*map row key_pos"]
@@ -184,7 +185,7 @@ def row_centred(
         query_positions: the queries of the rows; all by default.
 
     Raises:
-        ValueError: for a non-finite cell among j < i that no window hides.
+        ValueError: for a non-finite cell among j < i that no window hides, or what is no tensor.
 
     Example:
         >>> row_centred(torch.tensor([[0., 0, 0], [5, 0, 0], [1, 3, 0]]))
@@ -192,6 +193,10 @@ def row_centred(
                 [ 0., nan, nan],
                 [-1.,  1., nan]])
     """
+    if not isinstance(maps, Tensor):
+        raise UserError(
+            f"expected a tensor [..., row, key_pos], such as maps.mean, got {kind_of(maps)}"
+        )
     where = MapRows.of(maps, query_positions)
     visible = torch.arange(where.n) >= first_visible_keys(maps, where)[..., None]
     cells = visible & KeptCells.of(torch.zeros_like(where.queries), skip_keys, where).mask

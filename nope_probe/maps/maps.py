@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nope_probe.errors import UserError, kind_of
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms
 from nope_probe.maps.fold_rows import PackedFolds, Stored
 from nope_probe.maps.folds import State, pooled, tensors_of, under
@@ -129,13 +130,21 @@ def layers_of(
         maps: captured maps, the maps of layers, or fold means of scores, in nats.
         counts: for fold means, the sequences per fold; all the same by default.
         query_positions: for fold means, the queries of the rows; all by default.
+
+    Raises:
+        UserError: for anything else.
     """
     if isinstance(maps, ScoreMaps):
         return maps.by_layer
-    if isinstance(maps, Tensor):
+    if isinstance(maps, Tensor) and maps.dim() == 4:
         layers = enumerate(maps.unbind(1))
         return {layer: LayerMaps.of(folds, counts, query_positions) for layer, folds in layers}
-    return maps
+    if isinstance(maps, dict) and all(isinstance(layer, LayerMaps) for layer in maps.values()):
+        return maps
+    raise UserError(
+        "expected maps of `capture_scores`, or fold means [fold, layer, row, key_pos], got "
+        f"{kind_of(maps)}"
+    )
 
 
 def packed_tensors(maps: ScoreMaps) -> State:

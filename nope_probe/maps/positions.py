@@ -88,7 +88,7 @@ class ReaderSums:
     first_keys: Mapping[str, Keys] = field(default_factory=dict)
     norm_queries: Queries | None = None
     norm_keys: Keys | None = None
-    norm_scale: Float[Tensor, " pos"] | None = None
+    norm_scale: Float[Tensor, "fold pos"] | None = None
     scores: Float[Tensor, "fold *head row key_pos"]
     bias: Float[Tensor, "*head row key_pos"] | None = None
     scale: float

@@ -54,10 +54,11 @@ def configured_context(name: str, revision: str | None = None) -> int | None:
     """
     if name.lower() in PARAMETER_FREE:
         return PARAMETER_FREE_CONTEXT
-    return _context_in(_config_of(name, revision).get_text_config())
+    return context_in(_config_of(name, revision).get_text_config())
 
 
-def _context_in(text: PreTrainedConfig) -> int | None:
+def context_in(text: PreTrainedConfig) -> int | None:
+    """Return how many positions a model of this configuration takes; None if it does not say."""
     names = ("max_position_embeddings", "max_seq_len")  # the second is MPT's
     return next((getattr(text, name) for name in names if getattr(text, name, None)), None)
 
@@ -79,7 +80,7 @@ def stated_lengths(name: str, revision: str | None = None) -> dict[str, int]:
     original = getattr(text, "original_max_position_embeddings", None)
     if isinstance(scaling, dict):
         original = scaling.get("original_max_position_embeddings", original)
-    lengths = {"context": _context_in(text), "original context": original}
+    lengths = {"context": context_in(text), "original context": original}
     folder = Path(CHECKPOINTS.get(name.lower(), name))
     if (folder / "training.json").is_file():
         recipe = read_json(folder / "training.json").get("recipe", {})
@@ -177,7 +178,11 @@ def read_config(
         if not without_rope:
             validate_no_remote_code(source, fields)
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+    if config.architectures is None:  # of a GGUF file, or left out of a config.json
+        named = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+        config.architectures = None if named is None else [named]
     validate_causal_decoder(source, config)
+    validate_windows(source, config)
     if n_layers is not None:
         _keep_first_layers(source, config, n_layers)
     return _without_rope(config) if without_rope else config
@@ -212,15 +217,35 @@ def validate_causal_decoder(source: str, config: PreTrainedConfig) -> None:
         UserError: naming the class of the model.
     """
     kind = config.model_type
-    (named, *_) = config.architectures or ["CausalLM"]
+    (named, *_) = config.architectures or [kind]
     is_encoded = getattr(config, "is_encoder_decoder", False)
     sees = kind in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES or hasattr(
         config, "vision_config"
     )
     known = kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if sees or is_encoded or not is_decoder_class(named) or not known:
-        what = kind if named == "CausalLM" else named
-        raise UserError(f"{source} is a {what}, not a causal decoder of text")
+        raise UserError(f"{source} is a {named}, not a causal decoder of text")
+
+
+_WINDOWS = ("attention_window_size", "sliding_window", "window_size", "attention_chunk_size")
+
+
+def validate_windows(source: str, config: PreTrainedConfig) -> None:
+    """Check that a window or a chunk of attention, if any layer has one, holds a token.
+
+    Raises:
+        UserError: naming the setting and what to write in its place.
+    """
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)
+    if kinds is not None and {*kinds} <= {"full_attention", "linear_attention", "global"}:
+        return
+    for name in _WINDOWS:
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size < 1:
+            raise UserError(
+                f"{source} has {name} {size} in its configuration, and a window of no tokens hides "
+                "every key: write its size, or null if there is no window"
+            )
 
 
 def is_decoder_class(name: str) -> bool:

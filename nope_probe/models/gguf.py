@@ -21,13 +21,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import hf_hub_download
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, __version__
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, __version__, integrations
 from transformers import modeling_gguf_pytorch_utils as reader
 from transformers.utils import quantization_config
 from transformers.utils.hub import extract_commit_hash
 
 from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
+from nope_probe.models.gguf_keys import complete_fields
 from nope_probe.models.info import GGUFInfo
 from nope_probe.models.names import file_on_hub
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 MAGIC = b"GGUF"
 _BLOCK = re.compile(r"blk\.(\d+)\.")
+# Architectures of which transformers reports the tensors that it leaves out.
+WITH_REPORT = getattr(getattr(integrations, "gguf", None), "GGUF_CONFIG_ARCHS", ())
 # Tensors with RoPE's factors for each pair of a head's coordinates.
 _ROPE_TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
@@ -52,43 +55,56 @@ def load_gguf(
         revision: a Hub revision.
         options: further arguments of `from_pretrained`.
 
-    Raises:
-        UserError: for biases that transformers would leave out.
     """
     if hasattr(quantization_config, "GgufConfig"):  # where transformers can keep weights packed
         plain = quantization_config.GgufConfig(dequantize=True)
         options = {**options, "quantization_config": plain}
     path = gguf_path(source, revision)
-    with _reading(_header(path), options["config"].num_hidden_layers):
-        # A bare file name would be looked for in the working directory.
-        model, report = kind.from_pretrained(path.parent, gguf_file=str(path), **options)
+    header, (folder, link) = _header(path), _alone(path)
+    with _reading(header, options["config"].num_hidden_layers):
+        model, report = kind.from_pretrained(folder, gguf_file=link, **options)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # it holds the path, and the weights are plain now
-    validate_biases(source, model, revision)
+    unused = unused_tensors(header, model)
+    report["unexpected_keys"] = {*report["unexpected_keys"], *unused}
     _header_unchanged.cache_clear()  # a parsed vocabulary takes 100 MB, and the model is loaded
     return model, report
 
 
-def load_gguf_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+def load_gguf_tokenizer(source: str, revision: str | None = None) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer of a GGUF file, without tokens that transformers adds to the file's.
+
+    Return None for a file without tokens.
 
     The tokenizer is saved in a folder of its own, which stays while the process lives, because
     TransformerLens loads it a second time by its folder.
     """
     path = gguf_path(source, revision)
-    folder = _folder_of(path, path.stat().st_mtime_ns).name
+    n_tokens = _read(source, revision).n_tokens
+    if not n_tokens:
+        return None
+    folder, link = _alone(path)
     file = Path(folder, "tokenizer.json")
     if not file.is_file():
-        # Beside a tokenizer.json, transformers would read that in place of the file's own.
-        link = Path(folder, path.name)
-        link.symlink_to(path.absolute())
         with _reading(_header(path)):
-            made = AutoTokenizer.from_pretrained(folder, gguf_file=str(link))
+            made = AutoTokenizer.from_pretrained(folder, gguf_file=link)
         made.save_pretrained(folder)
-        state, n_tokens = read_json(file), _read(source, revision).n_tokens
+        state = read_json(file)
         state["added_tokens"] = [t for t in state["added_tokens"] if t["id"] < n_tokens]
         file.write_text(json.dumps(state), encoding="utf-8")
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def _alone(path: Path) -> tuple[str, str]:
+    """Return a folder that holds a link to a GGUF file alone, and the link.
+
+    transformers would read a tokenizer and an adapter next to the file in place of the file's.
+    """
+    folder = _folder_of(path, path.stat().st_mtime_ns).name
+    link = Path(folder, path.name)
+    if not link.is_symlink():
+        link.symlink_to(path.absolute())
+    return folder, str(link)
 
 
 @cache
@@ -122,29 +138,20 @@ def describe_gguf(source: str, revision: str | None = None) -> GGUFInfo:
     return _read(source, revision).info
 
 
-def validate_biases(source: str, model: PreTrainedModel, revision: str | None = None) -> None:
-    """Check that a model has all biases of its GGUF file: transformers drops those of some Llamas.
+def unused_tensors(header: GGUFReader, model: PreTrainedModel) -> set[str]:
+    """Return the tensors of a GGUF file that transformers leaves out of a model without a word.
 
     Args:
-        source: the file.
+        header: the file's.
         model: the model, or its first layers.
-        revision: a Hub revision.
-
-    Raises:
-        UserError: naming a bias of the file.
     """
-    n_layers = model.config.num_hidden_layers
-    in_file = {
-        name: size
-        for name, size in _read(source, revision).biases.items()
-        if _is_wanted(name, n_layers)
-    }
-    in_model = sum(t.numel() for name, t in model.state_dict().items() if name.endswith("bias"))
-    if sum(in_file.values()) > in_model:
-        raise UserError(
-            f"{source} has biases, such as {min(in_file)}, which transformers does not read from "
-            "GGUF: take the model's folder or Hub id with safetensors"
-        )
+    architecture = header.fields["general.architecture"].contents()
+    if architecture in WITH_REPORT:
+        return set()
+    kind = reader.TENSOR_PROCESSORS.get(architecture, reader.TensorProcessor)
+    used = reader.get_gguf_hf_weights_map(model, kind(config={}))
+    tensors = {t.name for t in header.tensors if _is_wanted(t.name, model.config.num_hidden_layers)}
+    return {name for name in tensors if not {name, name.removesuffix(".weight")} & used.keys()}
 
 
 @dataclass(frozen=True)
@@ -153,7 +160,6 @@ class _Contents:
 
     fields: dict[str, Any]
     info: GGUFInfo
-    biases: dict[str, int]
     n_tokens: int
 
 
@@ -177,13 +183,17 @@ def _read_unchanged(path: Path, modified: int) -> _Contents:
     try:
         with _reading(header):
             fields, _ = PreTrainedConfig.get_config_dict(str(path.parent), gguf_file=str(path))
-    except ValueError as error:
+    except (KeyError, TypeError, ValueError) as error:
         named = None if architecture is None else architecture.contents()
         raise UserError(
             f"{path}: transformers {__version__} does not read the architecture {named} from GGUF, "
             "take the model's folder or Hub id with safetensors"
         ) from error
-    validate_rope(path, header, fields)
+    validate_rope(path, header)
+    if architecture.contents() == "llama":  # a file named mistral too
+        fields["model_type"] = "llama"
+    fields.setdefault("pad_token_id", None)  # a class of transformers may have another model's
+    fields = complete_fields(str(path), _keys_of(header), fields)
     with path.open("rb") as file:
         sha256 = file_digest(file, "sha256").hexdigest()
     info = GGUFInfo(
@@ -192,28 +202,29 @@ def _read_unchanged(path: Path, modified: int) -> _Contents:
         file_type=None if stated is None else LlamaFileType(stated.contents()).name,
         tensor_types=dict(Counter(tensor.tensor_type.name for tensor in header.tensors)),
     )
-    biases = {t.name: int(t.n_elements) for t in header.tensors if t.name.endswith("bias")}
     tokens = header.get_field("tokenizer.ggml.tokens")
-    return _Contents(fields, info, biases, 0 if tokens is None else len(tokens.data))
+    return _Contents(fields, info, 0 if tokens is None else len(tokens.data))
 
 
-def validate_rope(path: Path, header: GGUFReader, fields: dict[str, Any]) -> None:
-    """Check that transformers reads the scaling of RoPE that a GGUF file holds.
+def validate_rope(path: Path, header: GGUFReader) -> None:
+    """Check that a GGUF file scales RoPE by no table, which transformers does not read.
 
     Raises:
-        UserError: naming the scaling that would be left out.
+        UserError: naming the table.
     """
-    if fields.get("rope_scaling") or fields.get("rope_parameters"):
-        return
-    scaled = [key for key in header.fields if key.endswith(".rope.scaling.type")]
-    kinds = [header.fields[key].contents() for key in scaled]
     tables = [tensor.name for tensor in header.tensors if tensor.name in _ROPE_TABLES]
-    left_out = [kind for kind in kinds if kind != "none"] + tables
-    if left_out:
+    if tables:
         raise UserError(
-            f"{path} scales RoPE ({left_out[0]}), which transformers does not read from GGUF: take "
+            f"{path} scales RoPE ({tables[0]}), which transformers does not read from GGUF: take "
             "the model's folder or Hub id with safetensors"
         )
+
+
+def _keys_of(header: GGUFReader) -> dict[str, Any]:
+    """Return a file's keys on its model, without the name of the architecture."""
+    start = f"{header.fields['general.architecture'].contents()}."
+    fields = header.fields.items()
+    return {key[len(start) :]: field.contents() for key, field in fields if key.startswith(start)}
 
 
 def _header(path: Path) -> GGUFReader:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from torch import Tensor
+from huggingface_hub.errors import LocalEntryNotFoundError
 from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
 from transformer_lens.model_bridge.sources.transformers import determine_architecture_from_hf_config
 from transformers import (
@@ -28,15 +24,37 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNO
 from transformers.utils import logging
 
 from nope_probe.errors import UserError
-from nope_probe.files import read_json, reading
 from nope_probe.models.context import is_decoder_class, read_config
 from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
-from nope_probe.models.names import is_gguf, offline_if_unreachable, reading_model
+from nope_probe.models.names import ADAPTER, is_gguf, offline_if_unreachable, reading_model
 from nope_probe.models.parity import Reference, probe_tokens
+from nope_probe.models.weights import find_file, is_wanted, merge_adapter, read_weights
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-_BLOCK = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+# Causal masks, which older versions of transformers stored.
+_MASKS = re.compile(r"(^|\.)(attn|attention|self_attention)\.(masked_)?bias$")
+# A tokenizer has one of these files; nearly all have the first.
+_TOKENIZERS = (
+    *("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"),
+    *("spiece.model", "sentencepiece.bpe.model", "tiktoken.model", "tekken.json"),
+)
 DeviceMap = str | dict[str, Any]  # a strategy, or the device of each part by name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoder:
+    """A causal decoder in plain transformers, as its files hold it.
+
+    Attributes:
+        model: the model, frozen, with eager attention.
+        tokenizer: its tokenizer; None if its folder has none.
+        adapter: the kind of the adapter that is merged into its weights; None without an adapter.
+        unused: the tensors of its files that it does not use.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    adapter: str | None
+    unused: tuple[str, ...]
 
 
 def load_hugging_face(
@@ -46,11 +64,12 @@ def load_hugging_face(
     dtype: torch.dtype,
     revision: str | None = None,
     device_map: DeviceMap | None = None,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    allow_unused: bool = False,
+) -> Decoder:
     """Load a causal decoder with eager attention, and its tokenizer.
 
     A Llama that was trained without RoPE is loaded as a SmolLM3 without RoPE, which has the same
-    weights.
+    weights. An adapter in the model's folder is merged into its weights.
 
     Args:
         source: a Hub id, a local folder, or a GGUF file here or on the Hub.
@@ -59,10 +78,11 @@ def load_hugging_face(
         revision: a Hub revision.
         device_map: how Hugging Face places the parts: `auto`, `balanced`, `sequential`, or a device
             per part.
+        allow_unused: load a model whose files hold tensors that it does not use.
 
     Raises:
-        UserError: for a model that cannot be loaded (offline, gated, missing, broken), or that is
-            no causal decoder.
+        UserError: for a model that cannot be loaded (offline, gated, missing, broken), that is no
+            causal decoder, or whose files hold more than it uses.
     """
     with _quiet(), offline_if_unreachable(source):
         with reading_model(source, "config.json"):
@@ -71,7 +91,6 @@ def load_hugging_face(
         with reading_model(source, "tokenizer"):
             tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
         with reading_model(source, "weights"):
-            kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
             options: dict[str, Any] = {
                 "config": config,
                 "dtype": dtype,
@@ -80,17 +99,37 @@ def load_hugging_face(
                 "output_loading_info": True,
                 "device_map": device_map,
             }
-            if is_gguf(source):
-                model, report = load_gguf(kind, source, revision, options)
-            elif getattr(config, "quantization_config", None):
-                model, report = load_quantised(kind, source, revision, options)
-            else:
-                weights = read_weights(source, n_layers=n_layers, revision=revision)
-                model, report = kind.from_pretrained(None, state_dict=weights, **options)
+            model, report = _load_model(source, n_layers, revision, options)
         model.name_or_path = model.config.name_or_path = source
         validate_all_loaded(source, report)
         validate_not_offloaded(source, model)
-    return model.eval().requires_grad_(False), tokenizer
+        with reading_model(source, "adapter"):
+            model, adapter, unused = merge_adapter(source, model, n_layers, revision)
+    for name in report["unexpected_keys"]:
+        if is_wanted(name, n_layers) and not _MASKS.search(name):
+            unused.add(name)
+    if not allow_unused:
+        validate_all_used(source, model, unused)
+    return Decoder(
+        model=model.eval().requires_grad_(False),
+        tokenizer=tokenizer,
+        adapter=adapter,
+        unused=tuple(sorted(unused)),
+    )
+
+
+def _load_model(
+    source: str, n_layers: int | None, revision: str | None, options: dict[str, Any]
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load a model without its adapter, and return transformers' report on the weights too."""
+    config = options["config"]
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if is_gguf(source):
+        return load_gguf(kind, source, revision, options)
+    if getattr(config, "quantization_config", None):
+        return load_quantised(kind, source, revision, options)
+    weights = read_weights(source, n_layers=n_layers, revision=revision)
+    return kind.from_pretrained(None, state_dict=weights, **options)
 
 
 def validate_architecture(source: str, config: PreTrainedConfig) -> None:
@@ -136,6 +175,20 @@ def validate_all_loaded(source: str, report: dict[str, Any]) -> None:
         )
 
 
+def validate_all_used(source: str, model: PreTrainedModel, unused: Collection[str]) -> None:
+    """Check that a model uses all tensors of its files.
+
+    Raises:
+        UserError: naming a tensor that the model does not use.
+    """
+    if unused:
+        raise UserError(
+            f"{source} has tensors that a {type(model).__name__} does not use, such as "
+            f"{min(unused)} ({len(unused)} in all): another class may be the model's; "
+            "--allow-unused (allow_unused=True) loads the model without them"
+        )
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Turn off transformers' messages and progress bars while a model loads."""
@@ -167,21 +220,29 @@ def validate_not_offloaded(source: str, hf: PreTrainedModel) -> None:
 
 def load_tokenizer(
     source: str, *, d_vocab: int, revision: str | None = None
-) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model that embeds d_vocab tokens.
+) -> PreTrainedTokenizerBase | None:
+    """Load the tokenizer of a model that embeds d_vocab tokens; None if it has none.
 
-    The model may embed more tokens than the tokenizer has, because vocabularies are padded.
+    The model may embed more tokens than the tokenizer has, because vocabularies are padded. Special
+    tokens that were added to the tokenizer, such as a padding token, may be beyond the embedding.
 
     Raises:
         UserError: for ids that the model does not embed.
     """
     if is_gguf(source):
         tokenizer = load_gguf_tokenizer(source, revision)
-    else:
+    elif has_tokenizer(source, revision):
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=False
         )
-    largest = max(tokenizer.get_vocab().values(), default=-1)
+    else:
+        tokenizer = None
+    if tokenizer is None:
+        return None
+    added = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    begins_and_ends = {tokenizer.bos_token_id, tokenizer.eos_token_id}
+    used = {*tokenizer.get_vocab().values()} - (added - begins_and_ends)
+    largest = max(used, default=-1)
     if largest >= d_vocab:
         raise UserError(
             f"the tokenizer of {source} has ids up to {largest}, but the model embeds only "
@@ -191,87 +252,15 @@ def load_tokenizer(
     return tokenizer
 
 
-def read_weights(
-    source: str, *, n_layers: int | None = None, revision: str | None = None
-) -> dict[str, Tensor]:
-    """Read the tensors of a model, or of its first blocks.
+def has_tokenizer(source: str, revision: str | None = None) -> bool:
+    """Return whether a model on the Hub or in a folder has files of a tokenizer.
 
-    In a sharded checkpoint, only the files that hold these tensors are opened, or downloaded from
-    the Hub.
-
-    Args:
-        source: a Hub id or a local folder.
-        n_layers: how many first blocks; all by default.
-        revision: a Hub revision.
-
-    Raises:
-        UserError: for pickled weights, or for a missing or broken file, which it names.
+    Offline, a model on the Hub of which the cache has none counts as one with a tokenizer.
     """
-    weights: dict[str, Tensor] = {}
-    index = _find(source, INDEX, revision)
-    if index is not None:
-        for name, keys in shards_of(index, n_layers).items():
-            shard = _find(source, name, revision)
-            if shard is None:
-                raise UserError(f"{source} lacks {name}, which its {INDEX} lists")
-            weights |= _read(shard, keys)
-        return weights
-    single = _find(source, SINGLE, revision)
-    if single is None:
-        raise UserError(f"{source} has no safetensors weights; pickled ones are refused")
-    return _read(single, None, n_layers)
-
-
-def shards_of(index: Path, n_layers: int | None) -> dict[str, list[str]]:
-    """Return the tensors to read from each file that is needed.
-
-    Raises:
-        UserError: for a broken index.
-    """
-    files: dict[str, list[str]] = {}
-    with reading(f"{index} is no valid index of safetensors files"):
-        for key, file in read_json(index)["weight_map"].items():
-            if is_wanted(key, n_layers):
-                files.setdefault(file, []).append(key)
-    return files
-
-
-def is_wanted(key: str, n_layers: int | None) -> bool:
-    """Return whether a tensor belongs to no block or to one of the first n_layers.
-
-    Example:
-        >>> is_wanted("model.layers.2.mlp.up_proj.weight", 2), is_wanted("model.norm.weight", 2)
-        (False, True)
-    """
-    block = _BLOCK.search(key)
-    return n_layers is None or block is None or int(block[1]) < n_layers
-
-
-def _find(source: str, name: str, revision: str | None) -> Path | None:
-    """Return a file's path in a local folder, or in the cache after downloading it from the Hub."""
-    if Path(source).is_dir():
-        file = Path(source, name)
-        return file if os.path.isfile(file) else None
     try:
-        return Path(hf_hub_download(source, name, revision=revision))
+        return any(find_file(source, name, revision) is not None for name in _TOKENIZERS)
     except LocalEntryNotFoundError:
-        if name == INDEX:  # offline, the cache of a single-file model has no index
-            return None
-        raise
-    except EntryNotFoundError:
-        return None
-
-
-def _read(
-    file: Path, keys: list[str] | None = None, n_layers: int | None = None
-) -> dict[str, Tensor]:
-    """Read some tensors of a file, by default the tensors of the first blocks."""
-    with (
-        reading(f"{file} is a broken safetensors file"),
-        safetensors.safe_open(file, framework="pt") as opened,
-    ):
-        wanted = [k for k in opened.keys() if is_wanted(k, n_layers)] if keys is None else keys  # noqa: SIM118
-        return {key: opened.get_tensor(key) for key in wanted}
+        return True
 
 
 # Loaders of these methods can return plain weights; other methods are undone afterwards.
@@ -295,6 +284,11 @@ def load_quantised(
     Raises:
         UserError: for a method that transformers does not know, or cannot undo on this machine.
     """
+    if find_file(source, ADAPTER, revision) is not None:
+        raise UserError(
+            f"{source} has quantised weights and an adapter ({ADAPTER}), which is not read: put it "
+            "into the folder of the unquantised model"
+        )
     fields = options["config"].quantization_config
     fields = fields if isinstance(fields, dict) else fields.to_dict()
     method = str(fields.get("quant_method"))

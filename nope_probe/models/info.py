@@ -47,6 +47,9 @@ class ModelInfo:
             `positions`, of a bridge without position encoding, is the change of scores under
             permuted position ids.
         gguf: the hash and the quantisation of a GGUF file; None for other models.
+        adapter: the kind of the adapter that was merged into the weights, such as `LORA`; None
+            without an adapter.
+        unused: the tensors of the files that the model does not use.
     """
 
     name: str
@@ -65,6 +68,8 @@ class ModelInfo:
     not_attending: tuple[int, ...] = ()
     parity: dict[str, float] = field(default_factory=dict)
     gguf: GGUFInfo | None = None
+    adapter: str | None = None
+    unused: tuple[str, ...] = ()
 
     @property
     def attending(self) -> tuple[int, ...]:
@@ -98,7 +103,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LoadedModel:
-    """A hooked model, its tokenizer (None for parameter-free models) and its info.
+    """A hooked model, its tokenizer (None if it has none) and its info.
 
     The tokenizer is as on disk. `model.tokenizer` is a copy in which TransformerLens has set
     missing special tokens, for example BOS to EOS.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from transformer_lens.model_bridge.generalized_components import (
     RotaryEmbeddingBridge,
 )
 from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformer_lens.model_bridge.sources.transformers import determine_architecture_from_hf_config
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.layers.model import blocks_of, layers_of
-from nope_probe.models.context import validate_context
+from nope_probe.models.context import context_in, validate_context
 from nope_probe.models.gguf import describe_gguf
 from nope_probe.models.huggingface import DeviceMap, load_hugging_face, reference_of
 from nope_probe.models.info import LoadedModel
@@ -75,6 +78,7 @@ def load(
     revision: str | None = None,
     device_map: DeviceMap | None = None,
     n_ctx: int | None = None,
+    allow_unused: bool = False,
 ) -> LoadedModel:
     """Load a model by name and check its parity.
 
@@ -92,10 +96,13 @@ def load(
             `sequential`, or a device per part); `device` is then only their kind.
         n_ctx: how many positions the model is to take beyond its configured context; impossible
             for a model with a table of positions, such as learned embeddings.
+        allow_unused: load a model whose files hold tensors that it does not use; `info.unused`
+            names them.
 
     Raises:
         UserError: for an unknown model, a revision of a model that is not on the Hub, a table of
-            positions shorter than n_ctx, or a model that fails parity.
+            positions shorter than n_ctx, files with tensors that the model does not use, or a model
+            that fails parity.
 
     Example:
         >>> from nope_probe import load
@@ -122,20 +129,24 @@ def load(
     on_gpu = torch.device(device).type == "cuda"
     by_default = torch.bfloat16 if on_gpu else torch.float32
     read_as = torch.float32 if is_shipped else dtype or by_default
-    hf, tokenizer = load_hugging_face(
-        source, n_layers=n_layers, dtype=read_as, revision=revision, device_map=device_map
+    decoder = load_hugging_face(
+        source,
+        n_layers=n_layers,
+        dtype=read_as,
+        revision=revision,
+        device_map=device_map,
+        allow_unused=allow_unused,
     )
-    if device_map is None:
-        hf = hf.to(device)
+    hf = decoder.model if device_map is not None else decoder.model.to(device)
     with reading_model(source, "forward pass"):
         reference = reference_of(hf)  # before a bridge rewires the model in place
     if is_shipped:
         hf.config.max_position_embeddings = max(n_ctx or 0, hf.config.max_position_embeddings)
-        model = _placed(to_hooked(hf, tokenizer), device, dtype)
+        model = _placed(to_hooked(hf, decoder.tokenizer), device, dtype)
         model.cfg.model_name = name = key
     else:
         on_one = device if device_map is None else None
-        model = boot_bridge(source, hf, deepcopy(tokenizer), read_as, on_one)
+        model = boot_bridge(source, hf, deepcopy(decoder.tokenizer), read_as, on_one)
     gguf = describe_gguf(source, revision) if is_gguf(source) else None
     info = describe(
         model,
@@ -145,9 +156,10 @@ def load(
         revision=getattr(hf.config, "_commit_hash", None) or revision,
         gguf=gguf,
     )
+    info = replace(info, adapter=decoder.adapter, unused=decoder.unused)
     info = check_parity(model, info, reference)
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
-    return LoadedModel(model=model, tokenizer=tokenizer, info=info)
+    return LoadedModel(model=model, tokenizer=decoder.tokenizer, info=info)
 
 
 def _placed(model: Hooked, device: str, dtype: torch.dtype | None) -> Hooked:
@@ -158,7 +170,7 @@ def _placed(model: Hooked, device: str, dtype: torch.dtype | None) -> Hooked:
 def boot_bridge(
     source: str,
     hf: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: PreTrainedTokenizerBase | None,
     dtype: torch.dtype,
     device: str | None,
 ) -> TransformerBridge:
@@ -167,7 +179,7 @@ def boot_bridge(
     Args:
         source: the Hub id or folder of the model.
         hf: the model, which is rewired in place.
-        tokenizer: its tokenizer.
+        tokenizer: its tokenizer; None if it has none.
         dtype: its dtype.
         device: its device; None if its parts are on several devices.
 
@@ -176,9 +188,16 @@ def boot_bridge(
             attention that can be read.
     """
     with reading(f"TransformerLens cannot read {source}, a {type(hf).__name__}"):
-        model = TransformerBridge.boot_transformers(
-            source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
-        )
+        if tokenizer is None:  # TransformerLens would look for one
+            named = determine_architecture_from_hf_config(hf.config)
+            model = build_bridge_from_module(
+                hf, named, hf_config=hf.config, dtype=dtype, device=device, model_name=source
+            )
+        else:
+            model = TransformerBridge.boot_transformers(
+                source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
+            )
+    model.cfg.n_ctx = context_in(hf.config.get_text_config()) or model.cfg.n_ctx
     if getattr(hf.config, "is_decoder", False):
         model.cfg.attention_dir = "causal"  # TransformerLens calls any BERT an encoder
     _add_attention(model)

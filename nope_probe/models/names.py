@@ -60,6 +60,7 @@ FRIENDLY = {
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nope_probe"
 FETCHED = {"smollm2-135m": _CACHE / "SmolLM2-135M-Instruct.Q4_1.gguf"}
 NAMES = (*PARAMETER_FREE, *CHECKPOINTS, *FRIENDLY)
+ADAPTER = "adapter_config.json"  # describes an adapter, whose weights are added to a model's
 _LENS = Path(getattr(find_spec("transformer_lens"), "origin", "")).parent
 
 
@@ -142,6 +143,12 @@ def resolve(name: str) -> str:
                 raise UserError(
                     f"the folder {name} holds {len(files)} GGUF files: name one of them, such as "
                     f"{files[0]}"
+                )
+            if (path / ADAPTER).is_file():
+                base = read_json(path / ADAPTER).get("base_model_name_or_path")
+                raise UserError(
+                    f"the folder {name} holds an adapter alone: copy the files of its base model, "
+                    f"{base}, into it"
                 )
             raise UserError(f"the folder {name} has no config.json: it holds no Hugging Face model")
         return str(path)

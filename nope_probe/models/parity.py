@@ -124,7 +124,7 @@ def _errors(model: HookedModel, info: ModelInfo, reference: Reference) -> dict[s
     """Return the errors of logits and attention weights against plain transformers."""
 
     def pattern(layer: Layer, attention: Attention) -> Tensor:
-        return attention.pattern(attention.masked_scores()).float()
+        return attention.pattern().float()
 
     with torch.inference_mode(), attention_read(model, pattern) as patterns:
         logits = logits_of(model, probe_tokens(info.d_vocab)).float()

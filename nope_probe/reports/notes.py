@@ -14,6 +14,10 @@ from nope_probe.figures.intervals import CLIPPED, PALE
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
 NARROW = 0.02  # half the width of a share's interval, up to which no more sequences are needed
+WITHOUT_SHARES = (
+    "Positional and symbolic shares of heads are empty: RoPE's pairs of coordinates were not "
+    "recognised."
+)
 REPEATED = 1.25  # times the number of different sequences
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
@@ -61,7 +65,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
             ones), `query_stride` (between queries whose keys are ranked), `windows` (of layers with
             a window: how many keys a query sees at most), `left_out` (components that are not
             removed by default, with reasons), `half_width` (of the widest interval of the
-            headline's shares), and the `not_attending` layers of its `model`.
+            headline's shares), `without_shares` (layers whose rotation was not recognised), the
+            `not_attending` layers of its `model`, and the `notes` of its `data` and of its `text`.
 
     Example:
         >>> run_notes({"documents": 40, "fold_sizes": [64] * 8, "query_stride": 1})
@@ -74,6 +79,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         'Locality and monotonicity use 1 query in 4, from query 0'
         >>> run_notes({"model": {"not_attending": [0, 2]}})
         ['L0, L2 do not attend: no scores, no rows.']
+        >>> run_notes({"data": {"notes": ["The text begins with a byte order mark, left out."]}})
+        ['The text begins with a byte order mark, left out.']
         >>> run_notes({"windows": {"L0": 512, "L2": 512}})[0].split(". ")[0]
         'A sliding window or chunk leaves a query at most 512 keys in L0, 512 keys in L2'
         >>> run_notes({"left_out": {"window": "it hides no key in sequences of 64 tokens"}})
@@ -106,9 +113,16 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         f"A sliding window or chunk leaves a query at most {keys}. Patterns are measured on these "
         "keys, and conditions that show a query more keys are compared on them.": bool(windows),
         f"Not removed by default: {kept}.": bool(left_out),
+        WITHOUT_SHARES: bool(manifest.get("without_shares")),
     }
     wide = width_note(n, manifest.get("half_width") or 0.0)
-    return [*filter(None, [wide]), *(note for note, is_true in notes.items() if is_true)]
+    of_texts = [*_notes_in(manifest.get("data")), *_notes_in(manifest.get("text"))]
+    shown = (note for note, is_true in notes.items() if is_true)
+    return [*filter(None, [wide]), *shown, *of_texts]
+
+
+def _notes_in(record: object) -> list[str]:
+    return list(record.get("notes", ())) if isinstance(record, Mapping) else []
 
 
 def width_note(n_seqs: int, half_width: float) -> str:

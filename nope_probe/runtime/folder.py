@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ from safetensors.numpy import load_file, save_file
 from nope_probe.errors import StorageError, UserError
 from nope_probe.files import file_checksum, json_checksum, local_path, read_json
 from nope_probe.runtime.places import checkpoint_dir, reason, remove, validate_folder_place
+from nope_probe.runtime.settings import FORMAT
 
 PAGE = "report.html"
 Read = TypeVar("Read", bound="Run")
@@ -40,6 +41,7 @@ class Run:
         files: files that are moved into the run's folder under these names.
     """
 
+    kind: ClassVar[str] = ""  # the command whose runs a subclass reads; empty: any
     manifest: dict[str, Any]
     arrays: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
@@ -76,8 +78,19 @@ class Run:
 
     @classmethod
     def read(cls: type[Read], folder: Path | str) -> Read:
-        """Return a finished run as this class; see `read_run`."""
-        return cls(**vars(read_run(folder)))
+        """Return a finished run as this class; see `read_run`.
+
+        Raises:
+            UserError: for a run of another command.
+        """
+        run = read_run(folder)
+        kind = run.manifest.get("kind")
+        if cls.kind and kind != cls.kind:
+            raise UserError(
+                f"{folder} holds a run of {kind}, and {cls.__name__} reads runs of {cls.kind}: "
+                "read_run reads a run of any command"
+            )
+        return cls(**vars(run))
 
     @property
     def methods(self) -> str:
@@ -144,7 +157,8 @@ def _write_files(folder: Path, run: Run) -> None:
     for path in folder.glob("*.safetensors"):  # safetensors lets only their owner read them
         shutil.copymode(folder / PAGE, path)
     checksums = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
-    manifest = json.loads(json.dumps({**run.manifest, "checksums": checksums, "complete": True}))
+    about = {**run.manifest, "format": FORMAT, "checksums": checksums, "complete": True}
+    manifest = json.loads(json.dumps(about))
     manifest["checksum"] = json_checksum(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
@@ -171,7 +185,7 @@ def read_manifest(out: Path) -> dict[str, Any]:
     """Read a run's manifest, and check that it is as the run wrote it.
 
     Raises:
-        UserError: if no manifest can be read, or it was changed.
+        UserError: if no manifest can be read, it was changed, or the run has another format.
     """
     try:
         manifest = read_json(out / "manifest.json")
@@ -190,6 +204,12 @@ def read_manifest(out: Path) -> dict[str, Any]:
         )
     if manifest["checksum"] != json_checksum(rest):
         raise _not_as_written(out, "manifest.json")
+    if manifest.get("format") != FORMAT:
+        of = f"format {manifest['format']}" if "format" in manifest else "an earlier format"
+        raise UserError(
+            f"{out} holds a run of {of}, and this version of nope_probe reads format {FORMAT}: "
+            "numbers of the same name may mean other things; remove it and run its command again"
+        )
     return manifest
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from nope_probe.data.sequences import Sequences
 from nope_probe.files import json_checksum
 from nope_probe.hooks.layers.attention import score_tolerance
+from nope_probe.hooks.layers.hook_points import used_alone
 from nope_probe.hooks.layers.model import (
     Inputs,
     hugging_face_config,
@@ -107,12 +108,13 @@ def model_state(loaded: LoadedModel, inputs: Inputs | None, seq_len: int) -> Sta
         else:
             inputs = torch.randint(info.d_vocab, (1, n), generator=generator)
     run = run_blocks if inputs.is_floating_point() else logits_of
-    with torch.inference_mode():
+    with used_alone(model), torch.inference_mode():
         outputs = run(model, inputs[:1, :LONGEST])[0].float().cpu()
-    active, epsilons = ABLATED.get(model), [vars(m).get(e) for m in modules for e in _EPSILONS]
+        active, hooks = ABLATED.get(model), foreign_hooks(model)
+    epsilons = [vars(m).get(e) for m in modules for e in _EPSILONS]
     return {
         "ablation": None if active is None else str(active.ablation),
-        "hooks": foreign_hooks(model),
+        "hooks": hooks,
         "norm epsilons": sorted({value for value in epsilons if isinstance(value, float)}),
         "outputs": _signed_sums(outputs),
         "tolerance": score_tolerance(next(model.parameters()).dtype),
@@ -138,6 +140,24 @@ def changes_of_state(before: State, now: State) -> list[str]:
         abs(value - other) <= bound for value, other in zip(sums, expected, strict=True)
     )
     return rest if near else [*rest, "outputs"]
+
+
+def changes_of_model(
+    manifest: Mapping[str, Any], loaded: LoadedModel, inputs: Inputs | None, seq_len: int
+) -> list[str]:
+    """Return what differs between the model of a run and another, by name.
+
+    Args:
+        manifest: the run's.
+        loaded: the other model.
+        inputs: the sequences that a call from Python gave the run, if it gave any.
+        seq_len: tokens of the run's sequences.
+    """
+    if fingerprint(loaded.model) != manifest["model"]["weights"]:
+        return ["weights or configuration"]
+    if "weights" not in manifest["settings"].get("given", {}):
+        return []  # a model by name is loaded as the run loaded it
+    return changes_of_state(manifest.get("state", {}), model_state(loaded, inputs, seq_len))
 
 
 def changes_of_run(before: Any, now: Mapping[str, Any]) -> list[str]:
@@ -189,8 +209,9 @@ def input_record(inputs: Sequences, skip_keys: int, counts: Int[Tensor, " fold"]
         skip_keys: how many keys count as first in patterns.
         counts: sequences per fold.
     """
+    notes = {"notes": [*inputs.notes]} if inputs.notes else {}
     return {
-        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256},
+        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256, **notes},
         "documents": None if inputs.documents is None else inputs.n_documents,
         "distinct_sequences": inputs.n_distinct,
         "fold_sizes": counts.tolist(),

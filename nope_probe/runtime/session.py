@@ -64,28 +64,35 @@ class Call:
     """The model and sequences that a call from Python gives a run.
 
     Attributes:
-        loaded: the model in memory; None where the settings name the model.
+        loaded: the model; None where the session loads what the settings name.
+        is_named: whether `loaded` is the model that the settings name, loaded for its inputs.
         inputs: the sequences; None where the settings describe the sequences.
         is_kept: whether the run's folder outlives the call, so that its page can be opened.
     """
 
     loaded: LoadedModel | None = None
+    is_named: bool = False
     inputs: Sequences | None = None
     is_kept: bool = True
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether the call gave the model itself, which no name leads back to."""
+        return self.loaded is not None and not self.is_named
+
     @cached_property
     def weights(self) -> str:
-        """The fingerprint of the model in memory; empty without one."""
+        """The fingerprint of the model; empty without one."""
         return "" if self.loaded is None else fingerprint(self.loaded.model)
 
     @property
     def device(self) -> str:
-        """The device of the model in memory; empty without one."""
+        """The device of the model; empty without one."""
         return "" if self.loaded is None else str(next(self.loaded.model.parameters()).device)
 
     def recorded(self) -> dict[str, Any]:
-        """Return the identity of the model's weights and sequences, which have no path."""
-        record = {"weights": self.weights} if self.weights else {}
+        """Return the identity of the model's weights and sequences that have no path."""
+        record = {"weights": self.weights} if self.in_memory else {}
         if self.inputs is not None:
             tensors = self.inputs.to_tensors()
             checksums = [tensor_checksum(name, tensor) for name, tensor in tensors.items()]
@@ -94,8 +101,8 @@ class Call:
 
     def sources(self, named: Mapping[str, Path | None]) -> dict[str, Path | None]:
         """Return the files of a run's settings that the run reads."""
-        given = {"model": self.loaded, "data": self.inputs}
-        return {name: path for name, path in named.items() if given.get(name) is None}
+        given = {"model": self.in_memory, "data": self.inputs is not None}
+        return {name: path for name, path in named.items() if not given.get(name)}
 
 
 class Session(Generic[Settings_co]):
@@ -144,9 +151,9 @@ class Session(Generic[Settings_co]):
 
     @cached_property
     def state(self) -> State | None:
-        """The state of a model in memory; None for a model by name, or where nothing is kept."""
+        """The state of a model in memory; None for a model by name."""
         call, settings = self.call, self.settings
-        if call.loaded is None or not call.is_kept or not isinstance(settings, RunSettings):
+        if call.loaded is None or call.is_named or not isinstance(settings, RunSettings):
             return None
         inputs = None if call.inputs is None else call.inputs.inputs
         return model_state(call.loaded, inputs, settings.seq_len)
@@ -307,7 +314,7 @@ class Session(Generic[Settings_co]):
     def lengths(self: Session[RunSettings]) -> dict[str, int]:
         """The lengths that the model's files state, in tokens; empty for a model in memory."""
         model, revision = self.settings.model, self.settings.revision
-        return {} if self.call.loaded else stated_lengths(model, revision)
+        return {} if self.call.in_memory else stated_lengths(model, revision)
 
     def provenance(self) -> dict[str, Any]:
         """Return what a manifest records of any run: command, model, versions, device, duration."""

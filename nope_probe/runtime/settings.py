@@ -267,15 +267,20 @@ RevisionFlag = Annotated[str | None, _arg(help="A branch, tag or commit of a mod
 BeyondContextFlag = Annotated[
     bool, _arg(help="Take a --seq-len beyond the model's context; no table of positions does.")
 ]
+AllowUnusedFlag = Annotated[
+    bool, _arg(help="Load a model whose files hold tensors that it does not use.")
+]
 SeqsFlag = Annotated[int, COUNT, _arg(help="How many sequences.")]
 SeqLenFlag = Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")]
+Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 GainFlag = Annotated[Gain, _arg(help=f"The size of the replacements {' and '.join(WITH_GAIN)}.")]
 OFFSET_BINS = _arg(
     help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
     "all: each distance has its own."
 )
-# Raised when the same settings begin to mean other numbers or tables: older runs are not taken up.
-FORMAT = 3
+# Raised when a column, an array or a setting begins to mean something else: runs of another format
+# are neither read nor taken up.
+FORMAT = 4
 # A batch of long sequences must not take minutes: a run stops between batches.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 # The `data` of a run on sequences that a call from Python gives.
@@ -293,6 +298,7 @@ class RunSettings(SessionSettings):
 
     model: ModelFlag = "rope-tiny"
     revision: RevisionFlag = None
+    allow_unused: AllowUnusedFlag = False
     data: Annotated[
         str,
         _arg(
@@ -349,7 +355,7 @@ class RunSettings(SessionSettings):
         _arg(help="Spread a model that is larger than one GPU over all of them."),
     ] = None
     dtype: Annotated[
-        Literal["auto", "float32", "float64", "bfloat16", "float16"],
+        Dtype,
         _arg(help="The type of the weights; auto: bfloat16 on a GPU, else float32."),
     ] = "auto"
     checkpoint_every: Annotated[
@@ -367,6 +373,10 @@ class RunSettings(SessionSettings):
         """What the default folder is named after."""
         return self.model
 
+    def length_of(self, n: int) -> str:
+        """Return what gives sequences of n tokens: the flag, or a call's inputs."""
+        return f"sequences of {n} tokens" if self.data == GIVEN else f"--seq-len {n}"
+
     @property
     def seqs_per_batch(self) -> int:
         """Sequences per forward pass."""
@@ -378,7 +388,12 @@ class RunSettings(SessionSettings):
         """Return the settings that identify the run, as its manifest holds them."""
         settings = {"format": FORMAT, **asdict(self), "batch_size": self.seqs_per_batch}
         # Defaults are left out: runs from before these settings existed keep their identity.
-        defaults = {"query_rows": None, "beyond_context": False, "offset_bins": "auto"}
+        defaults = {
+            "query_rows": None,
+            "beyond_context": False,
+            "offset_bins": "auto",
+            "allow_unused": False,
+        }
         unset = [name for name, default in defaults.items() if settings.get(name) == default]
         left_out = {*self.unrecorded, *unset}
         return {key: value for key, value in settings.items() if key not in left_out}

@@ -7,6 +7,7 @@ import torch
 from nope_probe.data.documents import file_of, is_data_set, validate_folds, validate_readable
 from nope_probe.data.sequences import Sequences, gaussian, sequences
 from nope_probe.errors import UserError
+from nope_probe.hooks.layers.model import validate_inputs
 from nope_probe.models.context import beyond_context, validate_context
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, validate_hub_answers, validate_reachable
@@ -61,6 +62,7 @@ def load_layers(settings: RunSettings, device: str, depth: int | None) -> Loaded
             revision=settings.revision,
             device_map=settings.device_map,
             n_ctx=settings.positions,
+            allow_unused=settings.allow_unused,
         )
     settings.validate_layers(loaded.info)
     return loaded
@@ -91,6 +93,7 @@ def make_sequences(
     made = sequences(
         settings.data,
         tokenizer=loaded.tokenizer,
+        d_vocab=info.d_vocab,
         n_seqs=n_seqs,
         seq_len=seq_len,
         seed=seed,
@@ -99,5 +102,6 @@ def make_sequences(
         pack=settings.pack,
         shuffle=settings.shuffle if shuffle is None else shuffle,
     )
+    validate_inputs(loaded.model, made.inputs)
     validate_folds(settings.data, made.n_documents, settings.folds)
     return made

@@ -1,7 +1,7 @@
 """Masks, rotations and scores that are written down by hand get their names and numbers back."""
 
 from dataclasses import astuple
-from math import cos, pi, sin
+from math import cos, sin
 
 import pytest
 import torch
@@ -73,18 +73,22 @@ SLOWED = 2_000.0 ** (-torch.arange(7).double() / 7) / torch.tensor([1, 1, 1, 1, 
 
 
 @pytest.mark.parametrize(
-    ("frequencies", "base", "n_following"),
+    ("frequencies", "base", "scale", "n_following"),
     [
-        (0.5 * 2_000.0 ** (-torch.arange(5).double() / 5), 2_000, 5),
-        (SLOWED, 2_000, 4),
-        (torch.tensor([1.0, 0.5]), 4, 2),
-        (torch.tensor([1.0, 0.5, 0.1, 0.02]), None, 2),  # two pairs on a line are no law
-        (torch.tensor([pi / 4]), None, 1),
+        (0.5 * 2_000.0 ** (-torch.arange(5).double() / 5), 2_000, 2, 5),
+        (SLOWED, 2_000, 8, 4),
+        (SLOWED / 3, 2_000, 24, 4),
+        (torch.tensor([1.0, 0.5]), 4, 1, 2),
+        (torch.tensor([1.0, 0.5, 0.1, 0.02]), None, None, 2),  # two pairs on a line are no law
+        (torch.tensor([1 / 4]), None, 4, 1),
     ],
 )
-def test_the_base_is_that_of_the_pairs_that_follow_a_power_law(frequencies, base, n_following):
+def test_base_and_scale_are_those_of_the_pairs_that_follow_a_power_law(
+    frequencies, base, scale, n_following
+):
     law = power_law(frequencies)
     assert (law.base, law.n_following) == (base and pytest.approx(base, rel=1e-4), n_following)
+    assert law.scale == (scale and pytest.approx(scale, rel=1e-4))
 
 
 PRODUCTS = torch.linspace(-90, 110, 211, dtype=torch.float64)

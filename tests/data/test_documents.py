@@ -9,6 +9,7 @@ from support.tiny_models import tokenizer
 
 import nope_probe.data.documents as data_sets
 from nope_probe.data.documents import (
+    TextReader,
     documents,
     is_data_set,
     is_held_out,
@@ -31,6 +32,53 @@ def test_text_files_of_every_kind_give_the_same_documents(tmp_path: Path) -> Non
     assert documents(str(tmp_path / "a.jsonl")) == ["one: é", "two"]
     assert documents(str(tmp_path / "a.parquet")) == ["one: é", "two"]
     assert documents(str(tmp_path / "a.txt")) == ["one: é"]
+
+
+MARK = "\ufeff"
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text_wherever_the_text_comes_from(
+    tmp_path: Path,
+) -> None:
+    expected = [PLAIN(text, add_special_tokens=False)["input_ids"] for text in ("one: é", "two")]
+    rows = pd.DataFrame({"text": [MARK + "one: é", "two"]})
+    rows.to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    rows.to_parquet(tmp_path / "a.parquet")
+    (tmp_path / "a.txt").write_text(MARK + "one: é", encoding="utf-8")
+    for name in ("a.jsonl", "a.parquet", "a.txt"):
+        reader = TextReader(PLAIN)
+        texts = documents(str(tmp_path / name))
+        assert list(reader.tokens(texts)) == expected[: len(texts)]
+        which = "The text begins" if len(texts) == 1 else "1 of 2 texts begins"
+        assert reader.notes == (f"{which} with a byte order mark, left out.",)
+    lines = (tmp_path / "a.jsonl").read_text()
+    (tmp_path / "a.jsonl").write_text(MARK + lines.replace(r"\ufeff", ""), encoding="utf-8")
+    reader = TextReader(PLAIN)
+    assert list(reader.tokens(documents(str(tmp_path / "a.jsonl")))) == expected
+    assert reader.notes == (), "a mark of the file is none of a text"
+    (tmp_path / "a.txt").write_text(MARK, encoding="utf-8")
+    with pytest.raises(UserError, match=r"a.txt is empty"):
+        documents(str(tmp_path / "a.txt"))
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_text_that_spells_bos_begins_with_one_and_other_special_tokens_are_named(
+    bos: bool,
+) -> None:
+    chat = tokenizer()
+    chat.add_special_tokens({"unk_token": "<unk>", "additional_special_tokens": ["<end>"]})
+    reader = TextReader(chat, bos=bos)
+    texts = ["<bos>the quick<end>", "the quick", "<unk>", "the<bos>"]
+    found = list(reader.tokens(texts))
+    end, words = chat.convert_tokens_to_ids("<end>"), chat("the quick")["input_ids"]
+    assert found[0] == [*[0] * (not bos), *words, end]
+    assert found[1] == words
+    assert found[3] == [*chat("the")["input_ids"], 0]
+    assert reader.notes == (
+        "1 of 4 texts begins with the BOS token <bos> already: "
+        + ("no second was added." if bos else "it was kept."),
+        "2 of 4 texts spell special tokens (<bos>, <end>), which are read as these tokens.",
+    )
 
 
 @pytest.fixture
@@ -68,7 +116,7 @@ def test_a_data_set_is_read_no_further_than_is_needed(
             yield text
 
     monkeypatch.setattr(data_sets, "stream_texts", counted)
-    result = long_documents("any/set", PLAIN, 11, 60)
+    result = long_documents("any/set", TextReader(PLAIN), 11, 60)
     whole = [ids for ids in PLAIN(TEXTS, add_special_tokens=False)["input_ids"] if len(ids) >= 60]
     assert result == whole[:11]
     assert len(read) == 64  # one batch
@@ -79,7 +127,7 @@ def test_too_few_long_documents_are_counted(folder: Path) -> None:
     assert 0 < n_long < 211
     message = rf"{n_long} of the 211 documents read from .* have 60 tokens or more, 211 were asked"
     with pytest.raises(UserError, match=message):
-        long_documents(str(folder), PLAIN, 211, 60)
+        long_documents(str(folder), TextReader(PLAIN), 211, 60)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from support.tiny_models import D_VOCAB, tokenizer
 import nope_probe.data.documents as data_sets
 from nope_probe.data.documents import documents
 from nope_probe.data.sequences import (
+    Sequences,
     cut,
     cut_at_start,
     gaussian,
@@ -293,3 +294,24 @@ def test_packing_without_an_eos_token_is_an_error() -> None:
     without.eos_token = None
     with pytest.raises(UserError, match="after each document, and the model's tokenizer has none"):
         separator_of(without)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_texts_that_begin_with_bos_give_the_sequences_of_texts_that_do_not(pack: bool) -> None:
+    plain = [f"{i} the quick brown fox jumps over it" * 3 for i in range(11)]
+    for start in ("random", "start")[: 1 + (not pack)]:
+        options: dict[str, Any] = {"n_seqs": 7, "seq_len": 13, "pack": pack, "start": start}
+        expected = sequences(plain, tokenizer=WITH_BOS, **options)
+        spelled = ["\ufeff<bos>" + text for text in plain]
+        found = sequences(spelled, tokenizer=WITH_BOS, **options)
+        assert torch.equal(found.inputs, expected.inputs)
+        assert pack or (found.inputs == 0).sum(1).tolist() == [1] * 7
+        assert found.notes == (
+            "11 of 11 texts begin with a byte order mark, left out.",
+            "11 of 11 texts begin with the BOS token <bos> already: no second was added.",
+        )
+        assert Sequences.from_tensors(found.to_tensors()).notes == found.notes
+        assert expected.notes == ()
+    kept = sequences(spelled, tokenizer=PLAIN, n_seqs=7, seq_len=13, bos="never", start="start")
+    assert (kept.inputs[:, 0] == 0).all()
+    assert kept.notes[1].endswith("already: it was kept.")

@@ -1,13 +1,17 @@
 """The `attention` command: its table, groups of layers, ablations, sentences and page."""
 
+import math
 import re
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
+from support.rounding import MEASURE
+from support.tiny_models import plain
 
 from nope_probe import (
     Ablation,
@@ -24,6 +28,7 @@ from nope_probe.analyses.jackknife import Interval, jackknife
 from nope_probe.experiments.attention import sections, settings
 from nope_probe.figures.attention import attention_heads
 from nope_probe.figures.intervals import bound_columns
+from nope_probe.models.names import CHECKPOINTS
 
 SIZES = {"n_seqs": 23, "seq_len": 19, "folds": 5, "layers": 2}
 SMALL = [text for name, value in SIZES.items() for text in (f"--{name.replace('_', '-')}", value)]
@@ -49,6 +54,27 @@ def test_the_table_has_the_split_of_every_head(table: pd.DataFrame) -> None:
             assert found == pytest.approx(expected, nan_ok=True)
     added = table[list(PARTS)].sum(axis=1)
     np.testing.assert_allclose(added, table["information"], rtol=0, atol=3e-7)  # 8 digits
+
+
+def test_information_is_that_of_plain_transformers_weights(table: pd.DataFrame) -> None:
+    """The mean over texts and queries of 8 keys or more: log n + sum a log a, of two choices."""
+    loaded = load("rope-tiny", n_layers=2)
+    tokens = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=19).inputs
+    with torch.inference_mode():
+        layers = plain(CHECKPOINTS["rope-tiny"])(tokens, output_attentions=True).attentions
+    for row in table.itertuples():
+        whole, at_first, first = [], [], []
+        for weights in layers[row.layer][:, row.head].double():
+            for query in range(7, 19):
+                keys, n = weights[query, : query + 1], query + 1
+                a = float(keys[0])
+                whole.append(math.log(n) + float(torch.special.xlogy(keys, keys).sum()))
+                at_first.append(a * math.log(a * n) + (1 - a) * math.log((1 - a) * n / (n - 1)))
+                first.append(a)
+        assert row.information == pytest.approx(np.mean(whole), rel=MEASURE)
+        assert row.first_weight == pytest.approx(np.mean(first), rel=MEASURE)
+        found = row.first_position + row.first_content
+        assert found == pytest.approx(np.mean(at_first), rel=MEASURE)
 
 
 def test_layers_read_one_at_a_time_give_the_same_table(

@@ -18,12 +18,14 @@ from support.chromium import needs_chromium, opened
 from support.command_line import refused, run_command
 from support.edited_model import edited, norm_sizes, plain_run
 from support.rounding import MEASURE, NETWORK, assert_same
+from support.tiny_models import plain as plain_model
 
 from nope_probe import Ablation, behaviour, read_run
 from nope_probe.conditions import MASK
 from nope_probe.experiments.behaviour import sections
 from nope_probe.experiments.behaviour.analyse import position_table
 from nope_probe.experiments.behaviour.plan import MeasuredBehaviour, Plan, Probe
+from nope_probe.models.names import CHECKPOINTS
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
@@ -93,6 +95,9 @@ def per_document(
         return plain(condition, "tokens").mean(1)
     if measure == "loss_suffix":
         return plain(condition, "tokens")[:, PREFIX - 1 :].mean(1)
+    if measure == "in_context":
+        losses = plain(condition, "tokens")
+        return losses[:, 1:3].mean(1) - losses[:, 26:].mean(1)
     if measure == "copy_text_second":
         return plain(condition, "copy_text", 15)[:, 15:].mean(1)
     if measure == "extrapolation":
@@ -115,6 +120,7 @@ def per_document(
         *(("loss_suffix", condition) for condition in ("mask", "mask+rope")),
         *(("order", condition) for condition in ("", "mask", "w_q")),
         *((bos, each) for bos in ("without_bos", "other_first") for each in ("", "mask", "rope")),
+        *(("in_context", condition) for condition in ("", "rope")),
         ("copy_text_second", "mask"),
         ("extrapolation", "rope"),
     ],
@@ -196,6 +202,43 @@ def test_a_model_that_does_not_copy_says_so_and_shows_no_number(done: Path) -> N
     assert (second.loc[above, "note"] != "").all()
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_model_that_copies_has_the_losses_of_both_copies_in_plain_transformers(
+    tmp_path: Path,
+) -> None:
+    """Windows of BOS and a segment of 24 tokens twice; neither copy's first token is scored."""
+    chosen = ["--measures", "copy", "--n-seqs", 16, "--seq-len", 49, "--folds", 4]
+    removed = ["--model", "rope-tiny", "--remove", "mlp"]
+    run_command(behaviour, *removed, *chosen, "--out", tmp_path / "run")
+    run, hf = read_run(tmp_path / "run"), plain_model(CHECKPOINTS["rope-tiny"])
+    documents = {
+        "copy_text": run.arrays["tokens"]["documents"],
+        "copy_random": np.arange(16),
+    }
+    for measure, of in documents.items():
+        ids = torch.from_numpy(run.arrays["tokens"][measure])
+        losses = [losses_of(model, ids) for model in (hf, edited(hf, ["mlp"]))]
+        losses = [pd.DataFrame(rows).groupby(of).mean().to_numpy() for rows in losses]
+        first, second = ([rows[:, at : at + 23].mean(1) for rows in losses] for at in (1, 25))
+        values = {measure: [b - a for a, b in zip(first, second, strict=True)]}
+        for name, (intact, without) in (values | {f"{measure}_second": second}).items():
+            rows = rows_of(tmp_path / "run", name)
+            assert_interval(rows.loc["mlp"], "difference", without - intact)
+            if name != "copy_random_second":  # its losses are above a uniform guess
+                assert_interval(rows.loc["mlp"], "value", without)
+                assert_interval(rows.loc["intact"], "value", intact)
+
+
+def test_losses_beyond_the_context_are_those_of_plain_transformers(
+    done: Path, plain: Callable[..., np.ndarray]
+) -> None:
+    table = pd.read_csv(done / "extrapolation.csv").set_index(["condition", "position"])
+    for condition, name in (("", "intact"), ("rope", "rope")):
+        losses = plain(condition, "long")
+        for position in (1, TRAINED, 4 * TRAINED - 1):
+            assert_interval(table.loc[name, position], "loss", losses[:, position - 1])
+
+
 def test_losses_by_position_are_means_over_documents(
     done: Path, plain: Callable[..., np.ndarray]
 ) -> None:
@@ -238,20 +281,33 @@ def test_position_is_regressed_on_half_of_the_documents_and_read_on_the_other(
     assert set(table.index.get_level_values("condition")) == {"intact", *REMOVED}
     hf, tokens = tiny("llama").hf, load_file(done / "tokens.safetensors")["tokens"]
     with torch.inference_mode():
-        output = hf(tokens, output_hidden_states=True).hidden_states[1]  # of block 0
+        streams = hf(tokens, output_hidden_states=True).hidden_states
     run = read_run(done)
     place = torch.from_numpy(run.arrays["tokens"]["documents"]).unique(return_inverse=True)[1]
-    x, index = output[:, 1:].double(), torch.arange(1.0, N_POS).double()
-    fit, held_out = x[place % 2 == 0], x[place % 2 == 1]
-    rows = fit.flatten(0, 1)
+    index = torch.arange(1.0, N_POS).double()
+    n_fit = int((place % 2 == 0).sum())
+    draws = torch.rand(n_fit, N_POS - 1, generator=torch.Generator().manual_seed(0))
+    targets = {"distance": index.expand(n_fit, -1), "null": index[draws.argsort(-1)]}
+    x = streams[1][:, 1:].double()  # of block 0
+    for column, y in targets.items():
+        distances = regressed(x[place % 2 == 0], y, x[place % 2 == 1], index)
+        assert_interval(table.loc["intact", 0], column, distances)
+    assert table["chance"].to_numpy() == pytest.approx(float((index - index.mean()).abs().mean()))
+    changed = table.loc[("w_q", 0), "distance"] - table.loc[("intact", 0), "distance"]
+    assert table.loc[("w_q", 0), "difference"] == pytest.approx(changed, abs=1e-6)
+
+
+def regressed(
+    fit: torch.Tensor, y: torch.Tensor, held_out: torch.Tensor, index: torch.Tensor
+) -> np.ndarray:
+    """Return how far ridge regression is off in held-out sequences, [seq]."""
+    rows, numbers = fit.flatten(0, 1), y.flatten()
     mean, spread = rows.mean(0), rows.std(0, correction=0)
     standard = (rows - mean) / spread
-    y = index.repeat(len(fit)) - index.mean()
     gram = standard.T @ standard + 1e-3 * len(rows) * torch.eye(standard.shape[1])
-    w = torch.linalg.solve(gram, standard.T @ y)
-    predicted = (held_out - mean) / spread @ w + index.mean()
-    distances = (predicted - index).abs().mean(1).numpy()
-    assert_interval(table.loc["intact", 0], "distance", distances)
+    w = torch.linalg.solve(gram, standard.T @ (numbers - numbers.mean()))
+    predicted = (held_out - mean) / spread @ w + numbers.mean()
+    return (predicted - index).abs().mean(1).numpy()
 
 
 def test_the_bridge_has_a_row_per_condition_and_layer(done: Path) -> None:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
+from scipy import stats
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
 from support.plain_attention import plain_attention
@@ -77,6 +78,18 @@ def test_a_run_holds_the_stages_of_both_models_as_a_table(without_mlp: Path) -> 
     assert list(table["stage"]) == list("abcdefghi") * 2
     assert list(table["layer"]) == [0, 0, 0, 0, 0, 0, 0, 1, 1] * 2
     assert list(table["model"].unique()) == ["intact", "ablated"]
+
+
+def test_orders_of_stages_are_those_of_their_maps(without_mlp: Path) -> None:
+    """Among the keys after BOS: rows of 8 keys or more, and pairs of keys 8 apart."""
+    maps, table = maps_of(without_mlp), pd.read_csv(without_mlp / "stages.csv")
+    for row in table.itertuples():
+        kind = {"intact": "reference", "ablated": "gram"}[row.model]
+        rows = [maps[f"{kind}/{row.stage}"][i, 1:i].astype(float) for i in range(9, N)]
+        ranks = [stats.spearmanr(values, range(len(values))).statistic for values in rows]
+        assert row.locality == pytest.approx(np.mean(ranks), abs=1e-3)
+        signs = np.concatenate([np.sign(values[8:] - values[:-8]) for values in rows])
+        assert row.monotonicity == pytest.approx((signs.mean() + 1) / 2, abs=1e-3)
 
 
 def test_a_layers_h_and_i_are_the_next_layers_a_and_b_and_the_last_has_none(

@@ -5,9 +5,12 @@ import re
 import shutil
 from collections.abc import Callable
 from html import unescape
+from importlib import import_module
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -15,10 +18,12 @@ from support.chromium import needs_chromium, open_tab, opened
 from support.command_line import refused, run_command
 from support.rounding import NETWORK
 
-from nope_probe import ablate, circuit, compare, scores
+from nope_probe import ablate, attention, compare, scores
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import pattern_difference
+from nope_probe.cli import find_commands
+from nope_probe.errors import UserError
 from nope_probe.experiments.compare.members import read_members
 from nope_probe.experiments.compare.run import Compared
 from nope_probe.experiments.tables import measures_table
@@ -61,9 +66,8 @@ def write(
         "kind": "scores",
         **manifest,
     }
-    tables = {
-        "pattern": measures_table([({"kept": "intact"}, measure(folds))], range(folds.shape[1]))
-    }
+    measured = measure(folds, manifest.get("skip_keys", 0))
+    tables = {"pattern": measures_table([({"kept": "intact"}, measured)], range(folds.shape[1]))}
     write_run(folder, Run(manifest=about, arrays=arrays, tables=tables, page="a page"))
     return folder
 
@@ -279,17 +283,108 @@ def test_a_model_that_begins_with_bos_is_compared_with_one_that_does_not(
     assert {"amplitude", "amplitude_first", "amplitude_others"} <= {*differences["measure"]}
 
 
-def test_runs_of_scores_and_circuit_keep_what_pairing_needs(
-    tiny: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+SIZES = ["--data", "random", "--seq-len", 11, "--n-seqs", 8, "--folds", 4, "--bos", "never"]
+LAYERED = [*SIZES, "--layers", 2]
+SAMPLES = ["--n-samples", 32, "--seq-len", 5, "--d-model", 8]
+# Of each command that writes runs, its flags, and how many maps two of its runs share.
+RUNS: dict[str, tuple[list[Any], int]] = {
+    "ablate": ([*LAYERED, "--players", "sources"], 2),
+    "attention": (LAYERED, 0),
+    "behaviour": (["--measures", "loss", "in-context", "--seq-len", 20, "--n-seqs", 8], 0),
+    "circuit": (SIZES, 9),
+    "scores": (LAYERED, 2),
+    "simulate": (SAMPLES, 8),
+    "trace": ([*LAYERED, "--n-seqs", 10, "--folds", 5, "--confirm", 0], 0),
+}
+PAGES = ("compare", "reproduce")
+
+
+@pytest.fixture(scope="module")
+def pairs(
+    tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Path]]:
+    """Two small runs of every command, of two models (or of two seeds)."""
+    root = tmp_path_factory.mktemp("pairs")
+    text = root / "text.jsonl"
+    text.write_text("".join(f'{{"text": "{letter * 40}"}}\n' for letter in "abcdefghij"))
+    folders = {name: [root / f"{name}-{i}" for i in range(2)] for name in RUNS}
+    for name, (flags, _) in RUNS.items():
+        for i, model in enumerate(("llama", "smollm3")):
+            subject = ["--seed", i] if name == "simulate" else ["--model", tiny(model).folder]
+            subject += ["--data", text] if name == "behaviour" else []
+            module = import_module(f"nope_probe.{name}")
+            run_command(module, *subject, *flags, "--out", folders[name][i])
+    for name in PAGES:
+        folders[name] = [root / name] * 2
+        write_run(root / name, Run(manifest={"kind": name}))
+    return folders
+
+
+def test_every_command_that_writes_runs_is_compared() -> None:
+    without = {"layers", "theory", "train"}  # print, draw a page, write a model
+    assert {*RUNS, *PAGES} == {*find_commands()} - without
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_runs_of_any_command_are_compared(
+    name: str, pairs: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = ["--data", "random", "--seq-len", 11, "--n-seqs", 8, "--folds", 4, "--bos", "never"]
-    for command, name, more in ((scores, "scores", ["--layers", 2]), (circuit, "circuit", [])):
-        runs = [tmp_path / f"{name}-{model}" for model in ("llama", "smollm3")]
-        for model, out in zip(("llama", "smollm3"), runs, strict=True):
-            run_command(command, "--model", tiny(model).folder, *flags, *more, "--out", out)
-        run_command(compare, *runs, "--out", tmp_path / name)
-        compared = read_run(tmp_path / name)
-        assert set(compared.tables["differences"]["method"]) == {"paired"}
-        assert compared.manifest["compared"] == name
-        assert len(compared.maps) == (2 if command is scores else 9)
-    assert "smollm3" in capsys.readouterr().out
+    run_command(compare, *pairs[name], "--labels", "x", "y", "--out", tmp_path / "out")
+    base, other = map(read_run, pairs[name])
+    compared = read_run(tmp_path / "out")
+    assert compared.manifest["compared"] == name
+    assert len(compared.maps) == RUNS[name][1]
+    rows = compared.tables["differences"]
+    assert len(rows) > 4
+    change = rows["value"] - rows["base_value"]
+    pd.testing.assert_series_equal(rows["difference"], change, check_names=False, atol=1e-5)
+    for (table, column), part in rows.groupby(["table", "measure"]):
+        for side, run in (("base_value", base), ("value", other)):
+            stored = run.tables[table][column].to_numpy()
+            known = part[side].dropna().to_numpy()
+            assert np.isclose(known[:, None], stored, rtol=1e-6).any(1).all()
+    n = ((rows["difference_low"] > 0) | (rows["difference_high"] < 0)).sum()
+    said = f"{n} of {rows['difference_low'].notna().sum()} numbers differ beyond their 95% interval"
+    assert said in compared.manifest["headline"][0]
+    assert said in " ".join(capsys.readouterr().out.split())
+    paired = name in ("ablate", "circuit", "scores")
+    assert ("paired" in {*rows["method"]}) == paired
+
+
+def test_two_runs_of_unlike_commands_are_refused(pairs: dict[str, list[Path]]) -> None:
+    for (one, (first, _)), (other, (second, _)) in combinations(pairs.items(), 2):
+        message = f"are of different commands, {one} and {other}"
+        for page in (other, one):
+            if page in PAGES:
+                message = f"is a page of {page}, not an experiment"
+        with pytest.raises(UserError, match=message):
+            read_members([first, second])
+
+
+def test_runs_without_maps_are_compared_at_one_length(
+    pairs: dict[str, list[Path]], tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    flags = [*RUNS["attention"][0], "--seq-len", 13, "--out", tmp_path / "longer"]
+    run_command(attention, "--model", tiny("llama").folder, *flags)
+    with pytest.raises(UserError, match="sequences of different lengths, 11 and 13"):
+        read_members([pairs["attention"][0], tmp_path / "longer"])
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_the_headline_tells_what_differs_at_the_first_key_alone(
+    skipped: int, tmp_path: Path
+) -> None:
+    folds = maps(0)
+    for name, lift in (("a", 0.0), ("b", 2.0)):
+        moved = folds.clone()
+        moved[:, :, 1:, 0] += lift
+        write(tmp_path / name, moved, model=name, skip_keys=skipped)
+    run_command(compare, tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out")
+    compared = read_run(tmp_path / "out")
+    [sentence, _], rows = compared.manifest["headline"], compared.tables["differences"]
+    is_clear = (rows["difference_low"] > 0) | (rows["difference_high"] < 0)
+    of_others = "do not differ beyond noise among the keys after the first."
+    assert (of_others in sentence) == bool(skipped)
+    assert not sentence.endswith(of_others)
+    assert f"{is_clear.sum()} of {len(rows)} numbers differ" in sentence
+    assert is_clear[rows["measure"] == ("amplitude_first" if skipped else "amplitude")].any()

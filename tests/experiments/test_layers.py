@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
+from support.plain_states import plain_states
 from support.rounding import MEASURE
 from support.tiny_models import tokens
 
@@ -88,6 +90,41 @@ def test_every_row_is_right_and_a_wrong_configuration_is_told(
         assert any(line.startswith(layers_said) and field in line for line in told), told
     elif name != "cohere":
         assert told == []
+
+
+def test_ropes_change_of_a_score_is_that_in_plain_transformers(
+    tiny: Callable[[str], Any], bridge: Callable[[str], Any]
+) -> None:
+    """Each layer reads what the intact model writes, and its queries and keys are not turned."""
+    hf, causal = tiny("llama").hf, torch.ones(48, 48).tril().bool()
+    turned, unturned = (
+        plain_states(hf, tokens(2, 48, seed=5), rope=rope) for rope in (True, False)
+    )
+    for layer, one, other in zip(findings_of(bridge("llama")), turned, unturned, strict=True):
+        change = (one.scores() - other.scores())[..., causal].abs().max()
+        assert layer.rope_change == pytest.approx(float(change), rel=MEASURE)
+
+
+def test_learned_positions_change_of_a_score_is_that_in_plain_transformers(
+    tiny: Callable[[str], Any], bridge: Callable[[str], Any]
+) -> None:
+    """In L0 alone, where scores depend on the embeddings directly."""
+    inputs, scores = tokens(2, 48, seed=5), []
+    intact = tiny("gpt2").hf
+    edited = deepcopy(intact)
+    edited.transformer.wpe.weight[:48] = edited.transformer.wpe.weight[:48].mean(0)
+    for hf in (intact, edited):
+        kept: list[torch.Tensor] = []
+        attention = hf.transformer.h[0].attn.c_attn
+        handle = attention.register_forward_hook(lambda m, i, o, kept=kept: kept.append(o))
+        hf(inputs)
+        handle.remove()
+        q, k, _ = (x.unflatten(-1, (5, 7)) for x in kept[0].chunk(3, -1))
+        scores.append(torch.einsum("bqhd,bkhd->bhqk", q, k) / 7**0.5)
+    causal = torch.ones(48, 48).tril().bool()
+    change = (scores[0] - scores[1])[..., causal].abs().max()
+    [first, *_] = findings_of(bridge("gpt2"))
+    assert first.learned_positions_change == pytest.approx(float(change), rel=MEASURE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +215,67 @@ def test_pairs_that_are_slowed_down_are_counted(bridge: Callable[[str], Any]):
     assert findings.rope_base == pytest.approx(100, rel=MEASURE)
     # Pairs whose wavelength is above 64 / 4 positions are slowed down: 2 pi 100^(f/11) > 16.
     assert (findings.rope_pairs, findings.rope_pairs_following) == (11, 3)
+
+
+LINEAR = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+PLAIN = {"rope_type": "default", "rope_theta": 1e6}
+LLAMA_3 = {"rope_type": "llama3", "rope_theta": 100.0, "factor": 5.0}
+LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA_3 |= {"original_max_position_embeddings": 64}
+# Of a model's layers: the first pair's frequency, and how many times slower the last pair turns.
+SCALES: dict[str, tuple[str, dict[str, Any], list[tuple[float, float]]]] = {
+    "Gemma 3": (
+        "gemma3_text",
+        {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": PLAIN}},
+        [(1, 1), (1 / 8, 8), (1, 1)],
+    ),
+    "Gemma 3, unscaled": (
+        "gemma3_text",
+        {"rope_parameters": {"full_attention": PLAIN, "sliding_attention": PLAIN}},
+        [(1, 1)] * 3,
+    ),
+    "linear": ("llama", {"rope_parameters": LINEAR | {"factor": 2.5}}, [(1 / 2.5, 2.5)] * 3),
+    "one pair": ("gpt_neox", {"rope_parameters": LINEAR | {"factor": 4.0}}, [(1 / 4, 4)] * 3),
+    "Llama 3.1": ("llama", {"rope_parameters": LLAMA_3, "head_dim": 22}, [(1, 5)] * 3),
+    "the other way": ("nanochat", {}, [(-1, 1)] * 3),
+}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_scalings_that_keep_the_ratios_of_frequencies_are_found(
+    name: str, tmp_path: Path, capsys: Any
+) -> None:
+    kind, settings, expected = SCALES[name]
+    folder = write_decoder(kind, tmp_path, **settings).folder
+    capsys.readouterr()
+    first, scale = expected[1]
+    keys = [f"rope_first={first}", f"rope_scale={scale}"]
+    flags = [] if len({*expected}) > 1 else [flag for key in keys for flag in ("--expect", key)]
+    code, out, _ = run_layers(capsys, "--model", folder, "--json", *flags)
+    report = json.loads(out)
+    assert code == 0
+    assert report["configuration_differs"] == []
+    for row, layer in zip(report["layers"], expected, strict=True):
+        assert (row["rope_first"], row["rope_scale"]) == pytest.approx(layer, rel=MEASURE)
+    code, out, err = run_layers(capsys, "--model", folder, "--expect", "rope_scale=7")
+    assert (code, err.splitlines()[0][:27]) == (1, "rope_scale: expected 7, fou")
+    headings = {word for line in out.splitlines() if line[:7] == "layers " for word in line.split()}
+    assert ("first" in headings, "slowed" in headings) == (first != 1, scale != 1)
+    said = f"RoPE's first pair turns by {first:.4g}, not by 1"
+    assert (f"L1: {said}" in out) == (first != 1)
+    slowed = f"(RoPE is scaled, up to {scale:.4g} times slower)"
+    assert (slowed in " ".join(out.split())) == (name == "Llama 3.1")
+
+
+def test_a_wrong_factor_of_the_configuration_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    model = load(str(write_decoder("llama", tmp_path).folder)).model
+    findings = findings_of(model)
+    monkeypatch.setattr(model.original_model.config, "rope_parameters", LINEAR | {"factor": 3.0})
+    config = hugging_face_config(model)
+    [base, scale] = differences(model.cfg, config, findings)
+    assert "but the RoPE base is 1e+04" in base
+    said = "config.rope_parameters has rope_type 'linear' and factor 3, but the RoPE scale is 1"
+    assert scale == f"L0, L1, L2: {said}"
 
 
 def test_a_window_longer_than_the_batch_is_not_claimed(bridge: Callable[[str], Any]):

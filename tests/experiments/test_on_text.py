@@ -4,6 +4,8 @@ import json
 import re
 import zlib
 from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html import unescape
 from math import log
 from pathlib import Path
@@ -20,12 +22,22 @@ from support.plain_attention import plain_attention
 from support.tiny_models import ByName, tokenizer
 from transformers import AutoModelForCausalLM
 
-from nope_probe import Ablation, ablated, attention, load, read_run, run_attention
+from nope_probe import (
+    Ablation,
+    ablated,
+    attention,
+    capture_attention,
+    load,
+    read_run,
+    run_attention,
+)
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.on_text import pieces_of
 from nope_probe.experiments.attention.run import AttentionStudy
 from nope_probe.experiments.attention.settings import Settings
 from nope_probe.figures.attention import why_bars
+from nope_probe.hooks.layers.hook_points import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.models.names import path_of
 
 SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 61, "folds": 5, "layers": 2}
@@ -260,8 +272,52 @@ def test_the_asked_head_is_on_the_page_even_where_few_heads_are() -> None:
 
 def test_a_file_and_a_text_are_the_same_run(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
-    file.write_bytes(TEXT.encode())
-    assert Settings(text_file=file).recorded() == Settings(text=TEXT).recorded()
+    for text in (TEXT, "\ufeff" + TEXT):
+        file.write_bytes(text.encode())
+        assert Settings(text_file=file).recorded() == Settings(text=text).recorded()
+
+
+def test_a_mark_and_a_bos_token_of_a_text_are_read_as_in_data_and_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, plain = tmp_path / "text.txt", "word other word"
+    file.write_bytes(f"\ufeff<bos>{plain}".encode())
+    run_command(attention, *SMALL, "--text-file", file, "--out", tmp_path / "file")
+    told = " ".join(capfd.readouterr().out.split())
+    notes = [
+        "The text begins with a byte order mark, left out.",
+        "The text begins with the BOS token <bos> already: no second was added.",
+    ]
+    run = read_run(tmp_path / "file")
+    assert run.manifest["text"]["notes"] == notes
+    page = unescape((tmp_path / "file" / "report.html").read_text(encoding="utf-8"))
+    assert all(note in told and note in page for note in notes)
+    expected = run_attention("rope-tiny", text=plain, **SIZES)
+    assert "notes" not in expected.manifest["text"]
+    np.testing.assert_array_equal(run.maps["text_weights"], expected.maps["text_weights"])
+    rows = [{"text": f"\ufeff<bos>{i} {plain * 90}"} for i in range(6)]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_command(attention, *SMALL, "--data", data, "--out", tmp_path / "data")
+    told = " ".join(capfd.readouterr().out.split())
+    assert "6 of 6 texts begin with a byte order mark, left out." in told
+    assert "6 of 6 texts begin with the BOS token <bos> already: no second was added." in told
+    assert (read_run(tmp_path / "data").arrays["tokens"]["tokens"][:, 1:] != 0).all()
+
+
+@pytest.mark.parametrize("text", ["\ufeff", "<bos>", "\ufeff<bos>"])
+def test_a_text_of_no_tokens_is_a_line_and_leaves_no_folder(
+    text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--n-seqs", 8, "--folds", 4, "--layers", 1, "--text", text]
+    for more in ([], ["--why", "L0H1"]):
+        line = refused(capfd, tmp_path / "here", attention, *sizes, *more)
+        assert line.endswith("the text has no tokens: the model's tokenizer leaves nothing of it")
+    file = tmp_path / "text.txt"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match="the text has no tokens"):
+        run_attention("rope-tiny", text_file=file, out=tmp_path / "out", **SIZES)
+    assert [*tmp_path.glob("out*")] == []
 
 
 def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key() -> None:
@@ -283,7 +339,7 @@ def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key() -> None:
     softmax = np.exp(scores) / np.exp(scores).sum()
     np.testing.assert_allclose(softmax, weights, rtol=1e-4)
     figure = why_bars(table, "t")
-    assert figure.data[-1].y[0] == "<bos> 0"
+    assert figure.data[-1].y[0] == "&lt;bos&gt; 0"
     np.testing.assert_allclose(figure.data[-1].x, scores)
 
 
@@ -338,7 +394,9 @@ def test_why_is_refused_where_the_model_is_not_that_of_the_run(tmp_path: Path) -
     with ablated(loaded.model, Ablation(remove=["rope"])):
         run = run_attention(loaded, out=tmp_path / "kept", **ASKED)
         assert run.why("L1H3").head == "L1H3"
-    with pytest.raises(UserError, match="the model attends otherwise than in the run: L1H3 has"):
+    with pytest.raises(
+        UserError, match=r"^ablation and outputs of the model differ from those of "
+    ):
         run.why("L1H3")
     with pytest.raises(UserError, match="was given in memory and is not kept in its folder"):
         AttentionStudy.read(tmp_path / "kept").why("L1H3")
@@ -346,9 +404,80 @@ def test_why_is_refused_where_the_model_is_not_that_of_the_run(tmp_path: Path) -
         ("MLP1", -1, "--why MLP1: expected a head"),
         ("L2H0", -1, "--why L2H0: there are L0 to L1"),
         ("L1H0", 99, "--query 99: the text has "),
+        ("L1H0", "4", "query '4': expected a whole number"),
+        (3, -1, "why 3: expected a text or None"),
     ):
         with pytest.raises(UserError, match=said):
             run.why(head, query=query)
+
+
+def shifted(model: Any) -> None:
+    """Change a weight by so little that attention weights differ by less than 0.001."""
+    next(
+        p for name, p in model.named_parameters() if "W_Q" in name or "q_proj" in name
+    ).data += 1e-6
+
+
+@contextmanager
+def with_a_hook(model: Any) -> Iterator[None]:
+    point = layers_of(model)[0].point("hook_mlp_out")
+    with hooks_attached([(point, lambda tensor, hook: 1.01 * tensor)]):
+        yield
+
+
+@pytest.mark.parametrize("without", [(), ("mask",)])
+def test_why_is_refused_after_any_edit_of_the_models_weights(without: tuple[str, ...]) -> None:
+    model = load("rope-tiny", n_layers=2).model
+    with ablated(model, without):
+        run = run_attention(model, **ASKED)
+        shown = run.why("L1H3", query=2).table
+    shifted(model)
+    tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
+    with ablated(model, without):
+        maps = capture_attention(model, tokens, layers=[1])
+        assert np.abs(maps.mean[0].numpy() - run.maps["weights"][1]).max() < 1e-3
+        refused = "^weights or configuration of the model differ from those of the run: give the"
+        with pytest.raises(UserError, match=refused):
+            run.why("L1H3", query=2)
+    next(p for n, p in model.named_parameters() if "W_Q" in n or "q_proj" in n).data -= 1e-6
+    assert shown["nats"].abs().max() > 0.01
+
+
+def test_why_is_refused_where_hooks_or_removals_differ_from_the_runs() -> None:
+    model = load("rope-tiny", n_layers=2).model
+    run = run_attention(model, **ASKED)
+    expected = run.why("L1H3", query=2).table
+    without = ablated(model, Ablation(remove="w_v", gain="norm"))
+    for inside, said in ((with_a_hook(model), "hooks and outputs"), (without, "ablation and out")):
+        with inside, pytest.raises(UserError, match=f"^{said}.* differ from those of the run"):
+            run.why("L1H3", query=2)
+    pd.testing.assert_frame_equal(run.why("L1H3", query=2).table, expected)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_why_loads_a_model_that_was_named_whose_sequences_were_given(
+    dtype: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = str(write_decoder("llama", tmp_path / "model", max_position_embeddings=19).folder)
+    tokenizer().save_pretrained(model)
+    tokens = torch.randint(1, 60, (11, 17), generator=torch.Generator().manual_seed(0))
+    options = {"text": "ab cd", "layers": 2, "folds": 4, "dtype": dtype}
+    run = run_attention(model, tokens, out=tmp_path / "run", **options)
+    whole = run_attention(model, tokens, why="L1H0", **options).tables["why"]
+    assert "model" in run.manifest["sources"]
+    assert run.manifest["settings"]["given"].keys() == {"inputs", "kind"}
+    for asked in (run, AttentionStudy.read(tmp_path / "run")):
+        pd.testing.assert_frame_equal(asked.why("L1H0").table, whole, rtol=1e-4, atol=1e-5)
+    run_attention(model, tokens, out=tmp_path / "run", **options)
+    assert "finished before" in capfd.readouterr().err
+    weights = next(Path(model).glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(UserError, match="the model has changed since the run in"):
+        run_attention(model, tokens, out=tmp_path / "run", **options)
+    with pytest.raises(
+        UserError, match=r"^weights or configuration of the model differ from those"
+    ):
+        AttentionStudy.read(tmp_path / "run").why("L1H0")
 
 
 @pytest.mark.parametrize(
@@ -383,6 +512,9 @@ def test_two_texts_and_broken_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"cannot read --text-file .*utf-8"):
+        Settings(text_file=file).validate()
+    file.write_bytes(b"a\0b")
+    with pytest.raises(UserError, match=r"text.txt is not text: it holds NUL bytes"):
         Settings(text_file=file).validate()
     file.write_text("a")
     with pytest.raises(UserError, match="two texts: take one"):

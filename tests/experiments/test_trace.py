@@ -15,6 +15,7 @@ from support import traced
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
 from support.rounding import NETWORK, assert_same, assert_same_table
+from support.tiny_models import plain
 
 from nope_probe import load, read_run, run_trace, trace
 from nope_probe.analyses.positions import readers, term_maps
@@ -26,6 +27,7 @@ from nope_probe.experiments.trace.analyse import that_could_matter
 from nope_probe.experiments.trace.settings import Settings
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.rows import choose_rows
+from nope_probe.models.names import CHECKPOINTS
 from nope_probe.runtime.folder import Run
 
 N = 23
@@ -114,6 +116,20 @@ def test_clocks_are_coordinates_of_mean_keys_and_queries_along_their_axes(done: 
             found = points[["axis_1", "axis_2"]].to_numpy()
             assert list(points["position"]) == list(range(1, N))
             np.testing.assert_allclose(found, expected, atol=1e-4 * float(axes.abs().max()) + 1e-4)
+
+
+def test_the_norms_scale_by_position_is_that_of_plain_transformers(done: Path) -> None:
+    """Documents make folds of unequal size; the mean is over all sequences."""
+    tokens = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
+    hf = plain(CHECKPOINTS["nope-tiny"])
+    with torch.inference_mode():
+        x = hf(tokens, output_hidden_states=True).hidden_states[2]
+    epsilon = hf.model.layers[2].input_layernorm.variance_epsilon
+    scale = (x.square().mean(-1) + epsilon).rsqrt().mean(0)[1:]
+    clocks = read_run(done).tables["clocks"].query("layer == 2")
+    for (_, _), rows in clocks.groupby(["side", "writer"]):
+        assert_same(rows["norm_scale"], scale / scale.mean())
+    assert clocks["norm_scale"].max() > 1.1 * clocks["norm_scale"].min()
 
 
 def test_maps_of_chosen_rows_name_their_queries() -> None:

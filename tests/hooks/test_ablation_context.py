@@ -103,7 +103,7 @@ def test_two_models_may_be_ablated_at_once(bridge: ByName) -> None:
         ({"remove": ["rope[0:9]", "rope[7:16]"]}, r"rope\[0:9\] and rope\[7:16\] share rotary"),
         (
             {"remove": ["mask"], "layers": [True]},
-            r"the numbers of layers, such as \[0, 1\], got Tr",
+            r"the numbers of layers, such as \[0, 1\], got \[Tr",
         ),
         ({"remove": ["mask"], "heads": {True: [0]}}, "expected the numbers of layers"),
         ({"replacement": "median"}, "replacement 'median'; there are identity, random, mean, zero"),

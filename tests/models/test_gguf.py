@@ -229,19 +229,34 @@ def test_a_file_without_the_package_gguf_is_an_error(
         load(str(file))
 
 
-@pytest.mark.parametrize(
-    ("more", "scaling"),
-    [({"rope_freqs.weight": torch.full((5,), 3.0)}, None), ({}, "yarn")],
-)
-def test_scaled_rope_that_transformers_would_leave_out_is_an_error(
-    hf: LlamaForCausalLM, tmp_path: Path, more: dict[str, torch.Tensor], scaling: str | None
-) -> None:
-    file = write_gguf(tmp_path / "tiny.gguf", hf, more=more, rope_scaling=scaling)
+def test_a_table_that_scales_rope_is_an_error(hf: LlamaForCausalLM, tmp_path: Path) -> None:
+    more = {"rope_freqs.weight": torch.full((5,), 3.0)}
+    file = write_gguf(tmp_path / "tiny.gguf", hf, more=more)
     with pytest.raises(UserError, match=r"scales RoPE \(.*\), which transformers does not read"):
         load(str(file))
 
 
 def test_biases_that_transformers_would_leave_out_are_an_error(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf", tiny_llama(biases=True))
-    with pytest.raises(UserError, match=r"has biases, such as blk.0.attn_k.bias, which transfor"):
+    with pytest.raises(UserError, match=r"does not use, such as blk.0.attn_k.bias \(8 in all\)"):
         load(str(file))
+
+
+def test_a_file_without_tokenizer_is_a_model_without_one(
+    hf: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", hf, has_tokenizer=False)
+    loaded, inputs = load(str(file)), tokens(5)
+    assert loaded.tokenizer is None
+    assert distance(loaded.model(inputs), hf(inputs).logits) <= 1e-5
+
+
+def test_an_adapter_next_to_a_file_is_none_of_the_files(
+    hf: LlamaForCausalLM, file: Path, tmp_path: Path
+) -> None:
+    """With peft, transformers would look for the adapter's base model in place of the file."""
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "none")}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    loaded, inputs = load(str(copy(file, tmp_path))), tokens(5)
+    assert loaded.info.adapter is None
+    assert distance(loaded.model(inputs), hf(inputs).logits) <= 1e-5

@@ -14,8 +14,8 @@ from support.fake_hub import HubHandler, online, serving
 from support.tiny_models import CONFIGS, randomised, tokenizer
 
 from nope_probe.errors import UserError
-from nope_probe.models.huggingface import INDEX
 from nope_probe.models.load import load
+from nope_probe.models.weights import INDEX
 
 N_LAYERS = 12
 
@@ -113,7 +113,7 @@ def hub(sharded: Path) -> Iterator[str]:
 def test_only_the_files_that_are_needed_are_downloaded_from_the_hub(
     hub: str, sharded: Path, tmp_path: Path
 ) -> None:
-    code = "from nope_probe.models.huggingface import read_weights\n"
+    code = "from nope_probe.models.weights import read_weights\n"
     code += "print(len(read_weights('owner/model', n_layers=2)))"
     command = [sys.executable, "-W", "ignore", "-c", code]
     environment = online(hub, tmp_path)

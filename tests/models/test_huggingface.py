@@ -31,15 +31,15 @@ def folder(tiny: ByName, tmp_path: Path) -> Path:
 
 
 def test_a_loaded_model_equals_that_of_plain_transformers(folder: Path) -> None:
-    model, tokenizer = load(folder)
-    inputs = torch.arange(13)[None]
+    read = load(folder)
+    model, inputs = read.model, torch.arange(13)[None]
     assert torch.equal(model(inputs).logits, plain(folder)(inputs).logits)
     assert model.config._attn_implementation == "eager"
-    assert tokenizer("a")["input_ids"]
+    assert read.tokenizer("a")["input_ids"]
 
 
 def test_the_first_layers_keep_their_own_rope_switches(folder: Path) -> None:
-    model, _ = load(folder, n_layers=2)
+    model = load(folder, n_layers=2).model
     assert len(model.model.layers) == 2
     assert model.config.no_rope_layers == [1, 0]
 

@@ -1,6 +1,7 @@
 """A run on disk is complete or absent."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,13 +9,21 @@ import pandas as pd
 import pytest
 
 from nope_probe.errors import UserError
+from nope_probe.experiments.ablation.run import AblationStudy
+from nope_probe.experiments.attention.run import AttentionStudy
+from nope_probe.experiments.behaviour.run import BehaviourStudy
+from nope_probe.experiments.compare.members import read_members
+from nope_probe.experiments.trace.run import Trace
+from nope_probe.files import json_checksum
 from nope_probe.runtime.folder import (
     Run,
     check_output_dir,
+    read_manifest,
     read_run,
     write_run,
 )
 from nope_probe.runtime.places import default_output_dir
+from nope_probe.runtime.settings import FORMAT
 
 SETTINGS = {"model": "rope-tiny", "layers": 3, "players": ["mask", "w_q"]}
 
@@ -72,6 +81,51 @@ def test_one_flipped_bit_of_any_file_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(older))
     with pytest.raises(UserError, match="holds a run of an older version, or an edited one"):
         check_output_dir(tmp_path / "run", SETTINGS)
+
+
+@pytest.mark.parametrize("written", [None, FORMAT - 1, FORMAT + 1])
+def test_a_run_of_another_format_is_refused_wherever_it_is_read(
+    written: int | None, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    write_run(folder, a_run())
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["format"] == FORMAT
+    other = {k: v for k, v in manifest.items() if k not in ("checksum", "format")}
+    other |= {} if written is None else {"format": written}
+    other["checksum"] = json_checksum(other)
+    (folder / "manifest.json").write_text(json.dumps(other))
+    said = "an earlier format" if written is None else f"format {written}"
+    message = f"holds a run of {said}, and .* reads format {FORMAT}: .* run its command again"
+    for use in (
+        read_run,
+        read_manifest,
+        Run.read,
+        AblationStudy.read,
+        lambda folder: check_output_dir(folder, SETTINGS),
+        lambda folder: read_members([folder, folder.parent]),
+    ):
+        with pytest.raises(UserError, match=message):
+            use(folder)
+
+
+STUDIES = (AblationStudy, AttentionStudy, BehaviourStudy, Trace)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_is_read_from_a_run_of_its_own_command_alone(
+    study: type[Run], tmp_path: Path
+) -> None:
+    for kind in (*(other.kind for other in STUDIES), "scores", "circuit", "compare"):
+        folder = tmp_path / kind
+        write_run(folder, replace(a_run(), manifest={"settings": SETTINGS, "kind": kind}))
+        assert Run.read(folder).manifest["kind"] == kind
+        if kind == study.kind:
+            assert set(study.read(folder).tables) == {"sources", "empty"}
+            continue
+        message = f"holds a run of {kind}, and {study.__name__} reads runs of {study.kind}"
+        with pytest.raises(UserError, match=message):
+            study.read(folder)
 
 
 @pytest.mark.parametrize("text", ["[]", "[" * 100_000])

@@ -1,10 +1,16 @@
 """Commands as a user types them, in this process."""
 
+import io
 import sys
-from contextlib import chdir
+from collections.abc import Iterable
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 
 
@@ -13,6 +19,40 @@ def run_command(command: ModuleType, *arguments: object) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sys, "argv", [command.__name__, *map(str, arguments)])
         command.main()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def ended(command: str, arguments: Iterable[str], folder: Path) -> Ended:
+    """Run a command by its name in a folder."""
+    code = 0
+    with (
+        chdir(folder),
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        try:
+            run_command(import_module(f"nope_probe.{command}"), *arguments)
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+    return Ended(code, out.getvalue(), err.getvalue())
+
+
+def draw_without_chrome(patch: pytest.MonkeyPatch) -> None:
+    """Make everything of an image but Chrome's drawing."""
+
+    def draw(figure: go.Figure, path: Path, **_: Any) -> None:
+        Path(path).write_text(figure.to_json())
+
+    patch.setattr(go.Figure, "write_image", draw)
+    patch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
 
 
 def refused(

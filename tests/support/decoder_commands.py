@@ -1,6 +1,7 @@
 """Every command on a tiny decoder, with its default players, readers and removals."""
 
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from support.plain_attention import plain_attention
@@ -12,6 +13,7 @@ RANDOM = {**TEXT, "seq_len": 12, "data": "random"}
 COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "layers": ("layers", {"seq_len": 12}),
     "scores": ("scores", {**RANDOM, "layers": "all"}),
+    "scores --per-head": ("scores", {**RANDOM, "layers": "all", "per_head": True}),
     "attention": ("attention", {**RANDOM, "layers": "all"}),
     "circuit": ("circuit", RANDOM),
     "ablate": ("ablation", {**RANDOM, "layers": "all"}),
@@ -28,10 +30,14 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def run_command(name: str, tiny: Tiny) -> None:
-    """Run a command into a folder beside a decoder's; `circuit` on the first layer that attends."""
+def run_command(name: str, tiny: Tiny, out: Path) -> None:
+    """Run a command on a decoder into a folder; `circuit` on the first layer that attends."""
     folder, sizes = COMMANDS[name]
     module: Any = import_module(f"nope_probe.experiments.{folder}.run")
-    out = {} if name == "layers" else {"out": tiny.folder.with_name(f"{tiny.name}-{name}")}
-    first = {"layer": min(plain_attention(tiny.hf, tiny.tokens))} if name == "circuit" else {}
-    module.run(module.Settings(model=str(tiny.folder), **sizes, **first, **out))
+    place = {} if name == "layers" else {"out": out}
+    first = (
+        {"layer": min(plain_attention(tiny.hf, tiny.tokens), default=0)}
+        if name == "circuit"
+        else {}
+    )
+    module.run(module.Settings(model=str(tiny.folder), **sizes, **first, **place))

@@ -109,6 +109,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
         "layer_types": _WINDOWED,
     },
     "nemotron_h": {"n_groups": 2, "mamba_head_dim": 24},
+    "olmo": {"clip_qkv": 0.5},
     "olmo_hybrid": _HYBRID,
     "gpt_neox": {"num_key_value_heads": None},
     "qwen3_next": _HYBRID,

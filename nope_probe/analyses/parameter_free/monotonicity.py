@@ -142,7 +142,8 @@ def _mean_step(
     folds = steps_in_j(estimate.folds[:, layer])[:, cells]
     if len(folds) < MIN_FOLDS or not cells.any():
         return UNDEFINED
-    return jackknife(Estimates.of_means(folds.mean(-1)))
+    weights = fold_weights(len(folds), estimate.counts)
+    return jackknife(Estimates.of_means(folds.mean(-1), weights))
 
 
 def _share(estimate: Estimate, layer: int) -> Interval:
@@ -151,7 +152,8 @@ def _share(estimate: Estimate, layer: int) -> Interval:
         return UNDEFINED
     n = folds.shape[-1]
     pairs = torch.ones(n, max(n - LAG, 0), dtype=torch.bool).tril(-1 - LAG)
-    means = leave_one_out(folds)
+    weights = fold_weights(len(folds), estimate.counts)
+    means = leave_one_out(folds, weights)
     steps = (means[..., LAG:] - means[..., :-LAG])[..., pairs]
     rises = (steps.sign() + 1).mean(-1) / 2  # a tie counts as half
-    return jackknife(Estimates(values=rises, weights=fold_weights(len(folds))))
+    return jackknife(Estimates(values=rises, weights=weights))

@@ -113,6 +113,8 @@ class AblationStudy(Run):
     `shapley/<player>`, ...
     """
 
+    kind = "ablate"
+
     @property
     def sources(self) -> pd.DataFrame:
         """Per layer and term (content, mask, rope, ...), its RMS in nats and its share."""

@@ -11,9 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit, relative_entropy, split_attention
-from nope_probe.data.sequences import begins_with_bos
 from nope_probe.errors import UserError
-from nope_probe.experiments.attention.on_text import shown_pieces, text_record, tokens_of_text
+from nope_probe.experiments.attention.on_text import RunText, shown_pieces, text_of, text_record
 from nope_probe.experiments.attention.sections import report
 from nope_probe.experiments.attention.settings import Settings
 from nope_probe.experiments.attention.why import (
@@ -45,7 +44,7 @@ class Heads:
         splits: by layer and head.
         weights: the mean attention weights, 0 where the model masks.
         counts: sequences per fold.
-        text: the tokens of the run's text, if it has one.
+        text: the run's text, if it has one.
         on_text: its attention weights; empty without a text.
         why: the terms of the scores that the run asks about, nats; empty if it asks nothing.
     """
@@ -53,7 +52,7 @@ class Heads:
     splits: dict[tuple[int, int], AttentionSplit]
     weights: Float[Tensor, "layer head row key_pos"]
     counts: Int[Tensor, " fold"]
-    text: Int[Tensor, "1 text_pos"] | None
+    text: RunText | None
     on_text: Float[Tensor, "layer head text_pos text_pos"]
     why: State
 
@@ -69,10 +68,11 @@ def capture(session: Session[Settings]) -> Heads:
     size = settings.layers_at_a_time(session.loaded.info)
     groups = [layers[first : first + size] for first in range(0, len(layers), size)]
     ablation = settings.substitute.without(removed_components(settings, session.loaded))
-    engine, text = (
+    engine, of_run = (
         replace(Engine.of(session), query_rows=settings.rows),
-        tokens_of_text(settings, session.loaded),
+        text_of(settings, session.loaded),
     )
+    text = None if of_run is None else of_run.tokens
     query = None if text is None else query_of(settings, text)
     keys = [f"attention-L{group[0]}" for group in groups]
     if keys[0] not in session.checkpoint:
@@ -100,7 +100,7 @@ def capture(session: Session[Settings]) -> Heads:
         },
         weights=torch.cat([part["weights"] for part in parts]),
         counts=counts,
-        text=text,
+        text=of_run,
         on_text=torch.cat([part["on_text"] for part in parts]),
         why=why,
     )
@@ -168,15 +168,14 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
     if settings.rows < n:
         maps["query_positions"] = choose_rows(n, settings.rows).float()
     if heads.text is not None:
-        tokenizer, n_pos = session.loaded.tokenizer, heads.text.shape[1]
+        tokenizer, n_pos = session.loaded.tokenizer, heads.text.tokens.shape[1]
         assert tokenizer is not None
-        bos = begins_with_bos(tokenizer, settings.bos)
-        manifest["text"] = text_record(heads.text[0], tokenizer, bos)
+        manifest["text"] = text_record(heads.text, tokenizer)
         expected = heads.weights[..., :n_pos, :n_pos]
         maps["text_weights"] = heads.on_text
         maps["text_content"] = relative_entropy(heads.on_text, expected).float()
         if settings.asked is not None:
-            query, (layer, head) = query_of(settings, heads.text), settings.asked
+            query, (layer, head) = query_of(settings, heads.text.tokens), settings.asked
             weights = heads.on_text[layers.index(layer), head, query]
             pieces = shown_pieces(manifest["text"])
             manifest["why"] = {"head": settings.why, "query": query}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from nope_probe.data.documents import tokenised
+from nope_probe.data.documents import TextReader
 from nope_probe.data.sequences import begins_with_bos
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.settings import Settings
@@ -22,29 +23,49 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.runtime.folder import Run
 
 
-def tokens_of_text(settings: Settings, loaded: LoadedModel) -> Int[Tensor, "1 pos"] | None:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunText:
+    """The text of a run.
+
+    Attributes:
+        tokens: its tokens, BOS included.
+        bos: whether they begin with a BOS token that is no part of the text.
+        notes: what was done about marks and special tokens in the text; see `TextReader`.
+    """
+
+    tokens: Int[Tensor, "1 pos"]
+    bos: bool
+    notes: tuple[str, ...] = ()
+
+
+def text_of(settings: Settings, loaded: LoadedModel) -> RunText | None:
     """Return the tokens of the run's text, with BOS as in the sequences; None without a text.
 
     Raises:
-        UserError: for a model without tokenizer, or a text that is longer than the sequences, or
-            without the mask shorter.
+        UserError: for a model without tokenizer, or a text that has no tokens, is longer than the
+            sequences, or without the mask shorter.
     """
     text, tokenizer = settings.shown_text, loaded.tokenizer
     if text is None:
         return None
     if tokenizer is None:
         raise UserError("the model has no tokenizer, so it takes no --text")
-    [ids] = tokenised([text], tokenizer)
-    if begins_with_bos(tokenizer, settings.bos):
+    bos = begins_with_bos(tokenizer, settings.bos)
+    reader = TextReader(tokenizer, bos=bos)
+    [ids] = reader.tokens([text])
+    if not ids:
+        raise UserError("the text has no tokens: the model's tokenizer leaves nothing of it")
+    if bos:
         ids = [tokenizer.bos_token_id, *ids]
     lengths = f"the text has {len(ids)} tokens and the sequences have {settings.seq_len}"
     if len(ids) > settings.seq_len:
-        raise UserError(f"{lengths}: take --seq-len {len(ids)} or a shorter text")
+        raise UserError(f"{lengths}: take {settings.length_of(len(ids))} or a shorter text")
     if "mask" in settings.removed and len(ids) < settings.seq_len:
-        raise UserError(f"{lengths}, all seen without the mask: take --seq-len {len(ids)}")
+        take = settings.length_of(len(ids))
+        raise UserError(f"{lengths}, all seen without the mask: take {take}")
     tokens = torch.tensor([ids])
     validate_inputs(loaded.model, tokens)
-    return tokens
+    return RunText(tokens=tokens, bos=bos, notes=reader.notes)
 
 
 def pieces_of(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -61,19 +82,19 @@ def pieces_of(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list
     return [whole[start:stop] for start, stop in pairwise([0, *accumulate(ends, max)])]
 
 
-def text_record(
-    tokens: Int[Tensor, " pos"], tokenizer: PreTrainedTokenizerBase, bos: bool
-) -> dict[str, object]:
+def text_record(text: RunText, tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
     """Return the pieces of a text for the manifest, and the name of its BOS token, if it has one.
 
     Args:
-        tokens: of the text, BOS included.
+        text: the text.
         tokenizer: the model's.
-        bos: whether the text begins with a BOS token that is none of its own.
     """
-    ids = tokens.tolist()
-    own = pieces_of(ids[bos:], tokenizer)
-    return {"pieces": [""] * bos + own, "bos": tokenizer.decode(ids[:1]) if bos else ""}
+    ids, bos = text.tokens[0].tolist(), text.bos
+    record = {
+        "pieces": [""] * bos + pieces_of(ids[bos:], tokenizer),
+        "bos": tokenizer.decode(ids[:1]) if bos else "",
+    }
+    return record | ({"notes": [*text.notes]} if text.notes else {})
 
 
 def shown_pieces(record: Mapping[str, Any]) -> list[str]:

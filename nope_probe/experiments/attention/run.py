@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 
@@ -18,12 +18,13 @@ from nope_probe.figures.attention import Why
 from nope_probe.figures.text_view import TextView
 from nope_probe.hooks.layers.model import Given
 from nope_probe.models.info import LoadedModel
+from nope_probe.models.names import validate_reachable
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.peers import own_device
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
-from nope_probe.runtime.settings import settings_from
-from nope_probe.runtime.sources import load_layers, validate_reach
+from nope_probe.runtime.settings import Dtype, settings_from
+from nope_probe.runtime.sources import load_layers
 
 UNNAMED = ("format", "given")  # of a manifest's settings: no flags
 
@@ -58,6 +59,8 @@ class AttentionStudy(Run):
         model: the model that the call gave; None for a run that is read from its folder.
     """
 
+    kind = "attention"
+
     model: Model | None = None
 
     @property
@@ -89,8 +92,8 @@ class AttentionStudy(Run):
 
         Raises:
             UserError: for a run without a text, a head or token that does not exist, a model that
-                cannot be split into writers, cannot be loaded, or attends otherwise than in the
-                run.
+                cannot be split into writers, cannot be loaded, or has other weights or another
+                ablation than the run's.
 
         Example:
             >>> from nope_probe import run_attention
@@ -100,11 +103,11 @@ class AttentionStudy(Run):
             'rotation'
         """
         n = len(self.on_text.pieces)
+        recorded = {k: v for k, v in self.manifest["settings"].items() if k not in UNNAMED}
+        settings = replace(settings_from(Settings, recorded), why=head, query=query)
         kept = stored_why(self)
         if kept is not None and (kept.head, kept.query) == (head, query % n) and -n <= query < n:
             return kept
-        recorded = {k: v for k, v in self.manifest["settings"].items() if k not in UNNAMED}
-        settings = replace(settings_from(Settings, recorded), why=head, query=query)
         settings.validate()
         return explained(self, settings, self._loaded(settings))
 
@@ -116,7 +119,9 @@ class AttentionStudy(Run):
                 "the run's model was given in memory and is not kept in its folder: call "
                 "run_attention again with the model, then ask why"
             )
-        validate_reach(settings)
+        validate_reachable(settings.model, settings.revision)
+        if settings.dtype == "auto" and self.manifest["dtype"] in get_args(Dtype):
+            settings = replace(settings, dtype=self.manifest["dtype"])  # as the run's device chose
         return load_layers(settings, own_device(settings.device), settings.depth)
 
 

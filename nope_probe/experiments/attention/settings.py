@@ -10,6 +10,7 @@ import tyro
 
 from nope_probe.components import WEIGHTS
 from nope_probe.conditions import Condition, Writer
+from nope_probe.data.documents import read_text, validate_text
 from nope_probe.errors import UserError
 from nope_probe.files import reading, validate_regular
 from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
@@ -87,8 +88,8 @@ class Settings(RunSettings):
         super().validate()
         if self.seq_len < MIN_KEYS:
             raise UserError(
-                f"attention is measured at queries of {MIN_KEYS} keys or more: take --seq-len "
-                f"{MIN_KEYS} or more"
+                f"attention is measured at queries of {MIN_KEYS} keys or more: take "
+                f"{self.length_of(MIN_KEYS)} or more"
             )
         validate_replacements((self.replacement,), self.gain)
         if not self.removed & {*WEIGHTS}:
@@ -106,11 +107,12 @@ class Settings(RunSettings):
         if not text or len(text) > TEXT_BYTES:
             size = f"has {len(text):,} characters" if text else "is empty"
             raise UserError(f"the text {size}: expected one of up to {TEXT_TOKENS} tokens")
+        validate_text(self.text_file or "--text", text)
         beside = "the text is read beside the mean of every query"
         if self.query_rows is not None:
             raise UserError(f"{beside}: leave out --query-rows")
         if self.seq_len > TEXT_TOKENS:
-            raise UserError(f"{beside}: take --seq-len {TEXT_TOKENS} or less")
+            raise UserError(f"{beside}: take {self.length_of(TEXT_TOKENS)} or less")
 
     def _validate_why(self, why: str) -> None:
         if self.text is None and self.text_file is None:
@@ -154,8 +156,8 @@ class Settings(RunSettings):
             return self.text
         validate_regular(self.text_file)
         failure = f"cannot read --text-file {self.text_file}"
-        with reading(failure), self.text_file.open(encoding="utf-8", newline="") as file:
-            return file.read(TEXT_BYTES + 1)
+        with reading(failure):
+            return read_text(self.text_file, TEXT_BYTES + 1)
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run: the text itself, wherever it comes from."""

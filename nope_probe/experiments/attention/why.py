@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,10 @@ from nope_probe.analyses.one_text import query_terms
 from nope_probe.conditions import validate_components
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.attention.on_text import shown_pieces, tokens_of_text
+from nope_probe.experiments.attention.on_text import shown_pieces, text_of
 from nope_probe.experiments.attention.settings import Settings
 from nope_probe.experiments.engine import Engine, validate_removable
 from nope_probe.figures.attention import Why
-from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.targets import components
@@ -28,10 +28,11 @@ from nope_probe.maps.folds import State
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.models.info import LoadedModel
 from nope_probe.runtime.folder import Run
+from nope_probe.runtime.identity import changes_of_model
+from nope_probe.runtime.settings import GIVEN
 
 MOST_WRITERS = 10  # with rows of their own: those whose terms differ most between keys
 OTHERS = "other writers"
-SAME = 0.01  # by which weights of the same model differ at most, in half precision
 
 
 def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
@@ -43,16 +44,24 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
         loaded: its model.
 
     Raises:
-        UserError: for a head or token that does not exist, a model that attends otherwise than in
-            the run, or a model whose queries and keys are no sums over writers.
+        UserError: for a head or token that does not exist, another model or another ablation than
+            the run's, or a model whose queries and keys are no sums over writers.
     """
     settings.validate_layers(loaded.info)
-    asked, text = settings.asked, tokens_of_text(settings, loaded)
+    asked, of_run = settings.asked, text_of(settings, loaded)
     assert asked is not None
-    assert text is not None
-    (layer, head), query, about = asked, query_of(settings, text), run.manifest["data"]
+    assert of_run is not None
+    text, about = of_run.tokens, run.manifest["data"]
+    (layer, head), query = asked, query_of(settings, text)
     tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
     inputs = Sequences(inputs=tokens, name=about["name"], bos=about["bos"])
+    given = tokens if settings.data == GIVEN else None
+    changes = changes_of_model(run.manifest, loaded, given, settings.seq_len)
+    if changes:
+        raise UserError(
+            f"{' and '.join(changes)} of the model differ from those of the run: give the model, "
+            "or the ablation, of the run"
+        )
     engine = Engine(
         model=loaded.model,
         inputs=tokens,
@@ -64,15 +73,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     engine = engine.calibrated(None, [ablation])
     kept_weights = run.maps["text_weights"][run.manifest["layers"].index(layer), head, query]
 
-    def capture(stream: StreamCheckpoint | None) -> State:
-        maps = capture_attention(engine.model, text, layers=[layer], query_rows=text.shape[1])
-        if not np.allclose(maps.mean[0, head, query].float(), kept_weights, rtol=0, atol=SAME):
-            raise UserError(
-                f"the model attends otherwise than in the run: {settings.why} has other weights at "
-                f"token {query}. Give the model, or the ablation, of the run"
-            )
-        return captured_terms(engine, asked, text, query, settings.n_kept(inputs), stream)
-
+    capture = partial(captured_terms, engine, asked, text, query, settings.n_kept(inputs))
     terms = engine.once(None, capture, ablation if settings.remove else None)
     table = why_table(terms, torch.from_numpy(kept_weights), shown_pieces(run.manifest["text"]))
     return Why(head=str(settings.why), query=query, table=table)

@@ -248,6 +248,8 @@ class BehaviourStudy(Run):
     `decodability`, `bridge`, `heads`, `correlations`.
     """
 
+    kind = "behaviour"
+
     @property
     def behaviour(self) -> pd.DataFrame:
         """Per measure and condition, its value and its difference to the intact model."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 import tyro
 
 from nope_probe.components import COMPONENTS, POSITION_ENCODINGS, Component
-from nope_probe.conditions import INTACT, Condition, validate_components
+from nope_probe.conditions import INTACT, Condition, spelled, validate_components
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import (
     Ablation,
@@ -270,7 +270,7 @@ class Settings(RunSettings):
     def removals(self) -> tuple[str, ...]:
         """The names of what is removed, groups too."""
         if self.remove is not None:
-            return self.remove
+            return tuple(map(spelled, self.remove))
         return tuple(GROUPS) if self.model.lower() in CHECKPOINTS else ("sources",)
 
     @property
@@ -294,8 +294,8 @@ class Settings(RunSettings):
         for measure in self.measures:
             if self.seq_len < (least := SHORTEST[measure]):
                 raise UserError(
-                    f"{measure} needs windows of {least} tokens or more, got --seq-len "
-                    f"{self.seq_len}"
+                    f"{measure} needs windows of {least} tokens or more, got "
+                    f"{self.length_of(self.seq_len)}"
                 )
         if not 4 <= self.prefix_len <= self.seq_len - 4:
             raise UserError(
@@ -303,9 +303,9 @@ class Settings(RunSettings):
                 f"{self.prefix_len}"
             )
         if self.remove is not None:
-            if len({*self.remove}) < len(self.remove):
+            if len({*self.removals}) < len(self.remove):
                 raise UserError(f"--remove names something twice: {' '.join(self.remove)}")
-            self.validate_removals(make_conditions(COMPONENTS, self.remove, self.substitutes))
+            self.validate_removals(make_conditions(COMPONENTS, self.removals, self.substitutes))
 
     def validate_removals(self, conditions: Mapping[str, Ablation]) -> None:
         """Check that flags of weights and of the mask have a condition to act on.

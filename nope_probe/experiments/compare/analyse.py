@@ -21,7 +21,7 @@ from nope_probe.analyses.pattern_changes import (
 from nope_probe.analyses.shapley import player_set
 from nope_probe.components import SOURCES
 from nope_probe.conditions import INTACT, Condition, kept_name
-from nope_probe.errors import UserError, closed_choices
+from nope_probe.errors import UserError, closed_choices, kind_of
 from nope_probe.experiments.compare.members import Map, Member, StoredMap, share_sequences
 from nope_probe.experiments.explorer import combinations, runs_explorer
 from nope_probe.experiments.tables import Row, interval_columns
@@ -203,7 +203,7 @@ def difference(
     """
     for maps in (base, other):
         if not isinstance(maps, ScoreMaps):
-            raise TypeError(f"expected maps of `capture_scores`, got {maps!r:.60}")
+            raise TypeError(f"expected maps of `capture_scores`, got {kind_of(maps)}")
     layers = [layer for layer in base.layers if layer in other.layers]
     if not layers:
         raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")

@@ -80,6 +80,12 @@ class Member:
         return checksum, self.manifest.get("settings", {}).get("folds"), self.fold_sizes
 
     @property
+    def lengths(self) -> list[int]:
+        """The lengths of its sequences, in tokens: those of its maps, or of its settings."""
+        of_maps = {stored.mean.shape[-1] for stored in self.maps.values()}
+        return sorted(of_maps or {self.manifest["settings"]["seq_len"]})
+
+    @property
     def fold_sizes(self) -> list[int] | None:
         """The number of sequences in each fold; None if it is not recorded."""
         return self.manifest.get("fold_sizes")
@@ -105,7 +111,9 @@ class Member:
             keys = {f"{key.removeprefix('score/')}, ": key for key in scores}
         maps = {}
         for about, key in keys.items():
-            errors, means = held.get(key.replace("score", "se", 1)), held.get(key, ())
+            errors, means = held.get(key.replace("score", "se", 1)), held.get(key)
+            if means is None:  # of another command, which keeps no score maps
+                continue
             layers = self.manifest.get("layers", range(len(means)))
             for place, (layer, mean) in enumerate(zip(layers, means, strict=True)):
                 error = None if errors is None else errors[place]
@@ -200,11 +208,9 @@ def _validate(base: Member, other: Member) -> None:
             f"{pair} skip different numbers of keys, {base.skip_keys} and {other.skip_keys}; "
             "run one again with the --skip-keys of the other"
         )
-    lengths = [
-        {stored.mean.shape[-1] for stored in member.maps.values()} for member in (base, other)
-    ]
-    if lengths[0] != lengths[1]:
-        said = " and ".join(", ".join(map(str, sorted(some))) or "none" for some in lengths)
+    if base.lengths != other.lengths:
+        lengths = (base.lengths, other.lengths)
+        said = " and ".join(", ".join(map(str, some)) for some in lengths)
         raise UserError(f"{pair} have sequences of different lengths, {said}")
     if not np.array_equal(_rows(base), _rows(other)):
         raise UserError(f"{pair} have maps of different rows; run one again with --query-rows")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from html import escape  # figures read tags in their texts, as the page does
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +38,7 @@ from nope_probe.figures.intervals import (
     symmetric,
 )
 from nope_probe.figures.measures import compared_measures, compared_sources
-from nope_probe.figures.names import words
+from nope_probe.figures.names import plain, words
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports import notes
@@ -116,20 +115,24 @@ def report(
 
 
 def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> list[str]:
-    """Return the result as a sentence, and how differences were taken."""
+    """Return the result in two sentences, and how differences were taken."""
     base, *others = members
     made = {member.label: _sources(member) for member in members}
     differences = [d for compared in maps for d in compared.differences.values()]
     if maps and all(difference.is_significant is False for difference in differences):
         labels = f"{listed([other.label for other in others])} and {base.label}"
-        sentence = f"The positional patterns of {labels} do not differ beyond noise."
+        where = " among the keys after the first" if base.skip_keys else ""
+        sentences = [f"The positional patterns of {labels} do not differ beyond noise{where}."]
     elif all(made.values()):
         strongest = {label: max(rows.items(), key=_amplitude) for label, rows in made.items()}
         parts = [f"{together(row.who)} in {label} (L{n})" for label, (n, row) in strongest.items()]
-        sentence = f"The strongest pattern comes from {', from '.join(parts)}."
+        sentences = [f"The strongest pattern comes from {', from '.join(parts)}."]
     else:
-        n = int(excludes_zero(table, "difference").sum())
-        sentence = f"{n} of {len(table)} numbers differ beyond their 95% interval."
+        sentences = []
+    n, known = int(excludes_zero(table, "difference").sum()), table["difference_low"].notna().sum()
+    sentences.append(
+        f"{n} of {known} numbers differ beyond their 95% interval; by chance 1 in 20 would."
+    )
     if members[0].kind == "simulate":
         method = "simulations"
     elif not share_sequences(members):
@@ -137,7 +140,7 @@ def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.Data
     else:
         paired = any(d.paired for d in differences) or (table["method"] == PAIRED).any()
         method = "paired" if paired else "foldless"
-    return [sentence, METHODS[method]]
+    return [" ".join(sentences), METHODS[method]]
 
 
 class Makers(NamedTuple):
@@ -276,10 +279,10 @@ def _panels(compared: Compared, members: Sequence[Member], unit: str) -> list[Pa
     """Return a map of every run on one scale, then the differences."""
     patterns = compared.patterns
     top = symmetric(np.stack(list(patterns.values())), FLOOR)
-    drawn = [(f"{compared.name}, {escape(one)}", patterns[one], top) for one in patterns]
+    drawn = [(f"{compared.name}, {plain(one)}", patterns[one], top) for one in patterns]
     for label, difference in compared.differences.items():
         sign = "no difference" if difference.is_significant is False else "difference"
-        name = f"{sign} of {escape(label)}" if len(members) > 2 else sign
+        name = f"{sign} of {plain(label)}" if len(members) > 2 else sign
         pale = PALE * float(np.nan_to_num(difference.noise))
         drawn.append((name, difference.values, symmetric(difference.values, max(FLOOR, pale))))
     return [
@@ -322,13 +325,13 @@ def _pattern_measures(members: Sequence[Member]) -> go.Figure:
     runs = {}
     for member in members:
         rows = member.tables["pattern"]
-        runs[escape(member.label)] = rows[rows["kept"] == INTACT.name] if "kept" in rows else rows
+        runs[member.label] = rows[rows["kept"] == INTACT.name] if "kept" in rows else rows
     return compared_measures(runs)
 
 
 def _source_shares(members: Sequence[Member]) -> go.Figure:
     """Draw the sources' shares of the runs' patterns, layer by layer."""
-    return compared_sources({escape(member.label): member.tables["sources"] for member in members})
+    return compared_sources({member.label: member.tables["sources"] for member in members})
 
 
 FIGURES = {"pattern": _pattern_measures, "sources": _source_shares}  # by the table beside them

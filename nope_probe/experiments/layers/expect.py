@@ -33,6 +33,8 @@ NUMBERS: dict[str, Callable[[LayerFindings], float | None]] = {
     "chunk": lambda layer: layer.mask.size if layer.mask.kind == "chunks" else None,
     "prefix": lambda layer: layer.mask.size if layer.mask.kind == "prefix" else None,
     "rope_base": lambda layer: layer.rope_base if layer.rope else None,
+    "rope_first": lambda layer: layer.rope_first if layer.rope else None,
+    "rope_scale": lambda layer: layer.rope_scale if layer.rope else None,
     "rotary_fraction": lambda layer: layer.rotary_fraction if layer.rope else None,
     "rope_factor": lambda layer: layer.rope_factor if layer.rope else None,
     "soft_cap": lambda layer: layer.soft_cap,
@@ -42,6 +44,7 @@ NUMBERS: dict[str, Callable[[LayerFindings], float | None]] = {
 MEASURED: dict[str, Callable[[LayerFindings], Value]] = {
     "RoPE": LAYER_LISTS["rope_layers"],
     "RoPE base": NUMBERS["rope_base"],
+    "RoPE scale": NUMBERS["rope_scale"],
     "rotary fraction": NUMBERS["rotary_fraction"],
     "learned positions": lambda layer: layer.learned_positions_change > 0,
     "window": NUMBERS["sliding_window"],
@@ -51,6 +54,7 @@ MEASURED: dict[str, Callable[[LayerFindings], Value]] = {
 }
 BOS = "bos"  # `forced` or `none`
 LENGTHS = ("sliding_window", "chunk", "prefix")  # these need a longer batch
+SIGNED = ("rope_first",)
 KEYS = (*LAYER_LISTS, *NUMBERS, BOS)
 TOLERANCE = 1e-3  # relative, of numbers
 
@@ -131,7 +135,7 @@ def _number(text: str, key: str, value: str) -> float | None:
         number = math.nan
     if not math.isfinite(number):
         raise UserError(f"--expect {text}: expected a number or none, got {value!r}")
-    if number <= 0 or (key in LENGTHS and not number.is_integer()):
+    if (number <= 0 and key not in SIGNED) or (key in LENGTHS and not number.is_integer()):
         kind = "whole number of 1 or more" if key in LENGTHS else "number above 0"
         raise UserError(f"--expect {text}: expected a {kind}, or none")
     return number
@@ -215,8 +219,8 @@ def _is_visible(claim: Claim, findings: LayerFindings) -> bool:
     """Return whether the batch can show that a claim is true."""
     if claim.about == "window":
         return (claim.value or 0) < findings.mask.n_positions
-    if claim.about == "RoPE base":
-        return findings.rope and findings.rope_base is not None
+    if claim.about in ("RoPE base", "RoPE scale"):
+        return findings.rope and MEASURED[claim.about](findings) is not None
     return findings.rope_pairs > 0 or claim.about != "rotary fraction"
 
 
@@ -260,6 +264,12 @@ def _rope_claims(rope: Mapping[str, Any]) -> Iterator[Claim]:
     if base := rope.get("rope_theta"):
         field = f"config.rope_parameters has rope_theta {base:g}"
         yield Claim(field=field, about="RoPE base", value=float(base))
+    kind = rope.get("rope_type")
+    if kind in ("default", "linear"):  # other kinds scale pairs by their wavelength
+        scale = float(rope["factor"]) if kind == "linear" else 1.0
+        field = f"config.rope_parameters has rope_type {kind!r}"
+        field += f" and factor {scale:g}" if kind == "linear" else ""
+        yield Claim(field=field, about="RoPE scale", value=scale)
     if fraction := rope.get("partial_rotary_factor"):
         field = f"config.rope_parameters has partial_rotary_factor {fraction:.4g}"
         yield Claim(field=field, about="rotary fraction", value=fraction)

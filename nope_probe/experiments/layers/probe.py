@@ -63,6 +63,10 @@ class LayerFindings:
         rope_pairs_acting: how many pairs change some score when a single pair is not turned.
         rope_base: the base, recovered from the angles; None if they follow no base.
         rope_pairs_following: how many of the first pairs follow the base; others are slowed down.
+        rope_first: the first pair's frequency, radians per position, 1 as a rule; negative where
+            pairs turn the other way; None without recognised pairs.
+        rope_scale: how many times slower the last pair turns than by the base, 1 without scaling
+            (a configuration's `factor`); None if the frequencies follow no base.
         rotary_fraction: the share of each head's coordinates that turns.
         rope_layout: the coordinates that turn together: `halves` or `adjacent`.
         rope_factor: RoPE's factor on queries and keys, 1 as a rule (not in YaRN).
@@ -97,6 +101,8 @@ class LayerFindings:
     rope_pairs_acting: int
     rope_base: float | None
     rope_pairs_following: int
+    rope_first: float | None
+    rope_scale: float | None
     rotary_fraction: float
     rope_layout: str | None
     rope_factor: float
@@ -291,6 +297,8 @@ def _findings(
         rope_pairs_acting=acting,
         rope_base=law.base if law else None,
         rope_pairs_following=law.n_following if law else 0,
+        rope_first=float(rotation.frequencies[0]) if law else None,
+        rope_scale=law.scale if law else None,
         rotary_fraction=2 * len(rotation.pairs) / intact.q.shape[-1],
         rope_layout=rotation.layout,
         rope_factor=rotation.size,

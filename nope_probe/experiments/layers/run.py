@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -42,6 +43,8 @@ from nope_probe.runtime.processes import status
 COLUMNS = ("layer", "RoPE", "pairs", "base", "turned", "mask", "q/k-norm", "cap", "scale")
 # Columns that only some models need, and their sentences in the legend.
 RARE = {
+    "first": "First: the first pair's frequency, radians a token.",
+    "slowed": "Slowed: how many times slower the last pair turns than by the base.",
     "learned": "Learned: the same of learned position embeddings.",
     "bias": "Bias: how many nats it gives a key more than another of the same query, at most.",
     "sink": "Sink: whether a learned sink takes part of each row's attention.",
@@ -152,6 +155,7 @@ def load_model(settings: Settings) -> LoadedModel:
             device=own_device(settings.device),
             dtype=torch.float32,
             revision=settings.revision,
+            allow_unused=settings.allow_unused,
             n_ctx=None if settings.seq_len == "auto" else settings.seq_len,
         )
 
@@ -269,7 +273,8 @@ def as_text(findings: ModelFindings) -> pd.DataFrame:
     for layer in findings.not_attending:
         cells[layer] = {"layer": f"L{layer}", "mask": "no attention"}
     table = pd.DataFrame([cells[layer] for layer in sorted(cells)], columns=[*COLUMNS, *RARE])
-    absent = [name for name in RARE if table[name].dropna().eq(NONE).all()]
+    usual = {name: [NONE, "1"] if name in ("first", "slowed") else [NONE] for name in RARE}
+    absent = [name for name in RARE if table[name].dropna().isin(usual[name]).all()]
     return table.drop(columns=absent).fillna(NONE)
 
 
@@ -288,6 +293,8 @@ def _cells(layer: LayerFindings) -> dict[str, str]:
         "q/k-norm": norms.get((layer.q_norm, layer.k_norm), over),
         "cap": _number(layer.soft_cap, ".4g"),
         "scale": f"1/√{layer.scale**-2:.4g}" if layer.scale > 0 else f"{layer.scale:.4g}",
+        "first": _number(layer.rope_first if layer.rope else None, ".4g"),
+        "slowed": _number(layer.rope_scale if layer.rope else None, ".4g"),
         "learned": _number(layer.learned_positions_change or None, ".3g"),
         "bias": _number(layer.score_bias or None, ".3g"),
         "sink": YES if layer.sinks else NONE,
@@ -305,7 +312,7 @@ def _number(value: float | None, style: str) -> str:
 
 
 def _notes(findings: ModelFindings) -> list[str]:
-    """Return lines on findings without a column in the table."""
+    """Return lines on findings that are unusual, or without a column in the table."""
     lines = []
     for layer in findings.layers:
         name = f"L{layer.layer}"
@@ -313,23 +320,32 @@ def _notes(findings: ModelFindings) -> list[str]:
             lines.append(f"{name}: heads have different masks; the table shows H0's")
         if layer.product_error > 1e-3:
             lines.append(f"{name}: scores are not q.k alone: off by {layer.product_error:.2g}")
-        if layer.rope and not layer.rope_pairs:
-            lines.append(f"{name}: RoPE's pairs of coordinates were not recognised")
-        if abs(layer.rope_factor - 1) > TOLERANCE:
-            lines.append(f"{name}: RoPE multiplies queries and keys by {layer.rope_factor:.4g}")
-        if layer.rope and layer.rope_pairs_following < layer.rope_pairs:
-            lines.append(
-                f"{name}: pairs from {layer.rope_pairs_following} on do not follow the power "
-                "law of the first ones (RoPE is scaled)"
-            )
-        if layer.rope_rescaled_from is not None:
-            lines.append(
-                f"{name}: RoPE changes from sequences of {layer.rope_rescaled_from:,} tokens on "
-                f"(the pair that changes most turns {layer.rope_rescaled_by:.3g} times as fast)"
-            )
+        if layer.rope:
+            lines += [f"{name}: {line}" for line in _rope_notes(layer)]
         if layer.queries_grow_from is not None:
             lines.append(
                 f"{name}: queries are scaled from position {layer.queries_grow_from:,} on "
                 f"({layer.queries_grow_by:.4g} times at the last)"
             )
     return lines
+
+
+def _rope_notes(layer: LayerFindings) -> Iterator[str]:
+    """Yield what is unusual of the RoPE of a layer."""
+    if not layer.rope_pairs:
+        yield "RoPE's pairs of coordinates were not recognised"
+    if abs(layer.rope_factor - 1) > TOLERANCE:
+        yield f"RoPE multiplies queries and keys by {layer.rope_factor:.4g}"
+    if layer.rope_first is not None and abs(layer.rope_first - 1) > TOLERANCE:
+        yield f"RoPE's first pair turns by {layer.rope_first:.4g}, not by 1"
+    if layer.rope_pairs_following < layer.rope_pairs:
+        slowed = "" if layer.rope_scale is None else f", up to {layer.rope_scale:.4g} times slower"
+        yield (
+            f"pairs from {layer.rope_pairs_following} on do not follow the power law of the first "
+            f"ones (RoPE is scaled{slowed})"
+        )
+    if layer.rope_rescaled_from is not None:
+        yield (
+            f"RoPE changes from sequences of {layer.rope_rescaled_from:,} tokens on (the pair that "
+            f"changes most turns {layer.rope_rescaled_by:.3g} times as fast)"
+        )

@@ -15,6 +15,7 @@ from nope_probe.runtime.settings import (
     LAYERS,
     SEED,
     SEQ_LEN,
+    AllowUnusedFlag,
     BeyondContextFlag,
     BoundedSettings,
     ModelFlag,
@@ -36,6 +37,7 @@ class Settings(BoundedSettings):
 
     model: ModelFlag = "rope-tiny"
     revision: RevisionFlag = None
+    allow_unused: AllowUnusedFlag = False
     layers: Annotated[int | Literal["all"], LAYERS, _arg(help="How many first layers to read.")] = (
         "all"
     )

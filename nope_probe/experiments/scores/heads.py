@@ -28,9 +28,21 @@ from nope_probe.experiments.tables import interval_columns
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers, traits_of
+from nope_probe.hooks.layers.model import (
+    Given,
+    HasModel,
+    Inputs,
+    model_of,
+    numbered_layers,
+    traits_of,
+)
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.reading.batch_readings import HeadReading, head_reading, weights_on
+from nope_probe.hooks.reading.batch_readings import (
+    HeadReading,
+    head_reading,
+    is_recognised,
+    weights_on,
+)
 from nope_probe.hooks.reading.streaming import stream
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 from nope_probe.maps.folds import folds_of, pooled, sum_parts
@@ -47,8 +59,9 @@ class HeadScores(Accumulator):
     """Sums one layer's measures of heads over sequences, per fold.
 
     The measures are `first_key` and `previous_token`, and the variances `positional`, `symbolic`
-    and `total` of the last query's scores, in squared nats. Attention is the softmax of the scores,
-    so a learned sink outside them (as in gpt-oss) is left out.
+    and `total` of the last query's scores, in squared nats, or NaN where the rotation was not
+    recognised. Attention is the softmax of the scores, so a learned sink outside them (as in
+    gpt-oss) is left out.
 
     Args:
         model: the model.
@@ -82,9 +95,12 @@ class HeadScores(Accumulator):
         keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), _keys_before(n_pos, 1)))
         reading = head_reading(attention, keys, self.rotary)
         size = max(1, N_CELLS // n_pos**2)
+        first_key = first_key_attention(reading.weights[..., 0])
         parts = [position_and_content(moved) for moved in _moved(reading, self.skip_keys, size)]
+        if not parts:  # keys cannot be moved by a rotation that is not known
+            parts = [(first_key * torch.nan,) * 3]
         return {
-            "first_key": first_key_attention(reading.weights[..., 0]),
+            "first_key": first_key,
             "previous_token": previous_token_attention(reading.weights[..., 1]),
             **dict(zip((*SHARES, "total"), map(torch.cat, zip(*parts, strict=True)), strict=True)),
         }
@@ -145,7 +161,7 @@ class HeadMeans:
 
 
 def head_scores(
-    model: HookedModel,
+    model: HookedModel | HasModel,
     tokens: Given,
     *,
     n_layers: int | None = None,
@@ -155,13 +171,14 @@ def head_scores(
 
     Three columns are shares of attention: `first_key` (an attention sink), `previous_token` and
     `induction` (on repeated random tokens). Two are shares of the variance of the last query's
-    scores: `positional` stays in place when keys are moved, `symbolic` moves with the keys. Bounds
+    scores: `positional` stays in place when keys are moved, `symbolic` moves with the keys; they
+    are empty where RoPE's pairs of coordinates were not recognised (GPT-J, CodeGen). Bounds
     of 95% intervals end in `_low` and `_high`. If the tokenizer has a BOS token, further columns
     repeat the measures on the sequences without BOS (`_without_bos`), or with BOS added
     (`_with_bos`), of which 32 are read.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not.
+        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
         tokens: `Sequences`, or any inputs of `capture_scores`, 4 sequences or more.
         n_layers: how many first layers to measure, if they attend; all by default.
         n_folds: parts of the data behind the intervals, 4 or more; by default 8, or the number of
@@ -182,6 +199,7 @@ def head_scores(
         >>> f"L{layer}H{head}"
         'L1H3'
     """
+    model = model_of(model)
     data, layers = as_sequences(model, tokens), first_layers(model, n_layers)
     tokenizer = getattr(model, "tokenizer", None)
     columns, _ = head_columns(model, data, tokenizer, layers, folds_for_intervals(data, n_folds))
@@ -248,6 +266,12 @@ def head_sums(
     return [HeadScores(model, block, n_folds, int(inputs.bos)) for block in blocks]
 
 
+def layers_without_shares(model: HookedModel, layers: Sequence[int]) -> list[int]:
+    """Return the layers whose rotation was not recognised, so that no key can be moved."""
+    traits = traits_of(model)
+    return [layer for layer in layers if not is_recognised(traits[layer].rotary)]
+
+
 def _other_bos(inputs: Sequences, bos_token_id: int) -> Sequences:
     """Return sequences without their BOS token, or with BOS added before them."""
     if inputs.bos:
@@ -281,7 +305,12 @@ def _keys_before(n_pos: int, distance: int) -> Int[Tensor, " query_pos"]:
 def _moved(
     reading: HeadReading, skip_keys: int, size: int
 ) -> Iterator[Float[Tensor, "batch head place key"]]:
-    """Yield the last query's scores with every key moved to every place, nats, in small batches."""
+    """Yield the last query's scores with every key moved to every place, nats, in small batches.
+
+    There are none if the rotation was not recognised.
+    """
+    if reading.rotation is None:
+        return
     kept = slice(skip_keys, -1)
     rotation = reading.rotation[kept].double()
     for q, k in zip(reading.q.split(size), reading.k[:, kept].split(size), strict=True):

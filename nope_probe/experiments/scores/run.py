@@ -24,7 +24,13 @@ from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
 from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
-from nope_probe.experiments.scores.heads import HeadMeans, HeadScores, head_columns, head_sums
+from nope_probe.experiments.scores.heads import (
+    HeadMeans,
+    HeadScores,
+    head_columns,
+    head_sums,
+    layers_without_shares,
+)
 from nope_probe.experiments.scores.sections import report
 from nope_probe.experiments.scores.settings import Settings
 from nope_probe.experiments.sections import with_page
@@ -54,10 +60,11 @@ from nope_probe.maps.folds import folds_of, pooled
 from nope_probe.maps.layers import LayerMaps, windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import choose_rows
+from nope_probe.reports.notes import WITHOUT_SHARES
 from nope_probe.runtime.checkpoint import ITEM
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
-from nope_probe.runtime.processes import status
+from nope_probe.runtime.processes import status, tell
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
@@ -130,6 +137,8 @@ def capture(
         fold_of = folds_of(len(inputs), engine.n_folds, engine.documents)
         sums, attention = list[HeadScores](), list[AttentionAccumulator]()
         if per_head:
+            if layers_without_shares(model, layers):
+                tell(WITHOUT_SHARES)
             sums = head_sums(model, layers, session.sequences(), engine.n_folds)
             attention = attention_sums(engine, layers, fold_of)
         maps = engine.stored_scores(
@@ -177,10 +186,10 @@ def bands_of(
     capped = [f"L{layer.index}" for layer in blocks if layer.soft_cap is not None]
     if capped:
         raise UserError(f"--bands: the scores of {capped[0]} are soft-capped, so they are no sum")
-    rotations = list(map(recover_rotation, read_rotations(model, inputs[:1], len(blocks))))
     try:
+        rotations = list(map(recover_rotation, read_rotations(model, inputs[:1], len(blocks))))
         return make_bands(rotations, blocks[0].d_head, choice, layers)
-    except ValueError as error:
+    except (NotImplementedError, ValueError) as error:
         raise UserError(f"--bands: {error}") from error
 
 
@@ -215,12 +224,20 @@ def analyse(
         "query_stride": query_stride(len(first.queries)),
         "layers": [*layers],
         "windows": windows_of(layers),
+        **_without_shares(session, layers),
         "lengths": session.lengths,
         "conditions": [INTACT.name],
     }
     arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(measured)}
     run = Run(manifest=manifest, arrays=arrays, tables=tables)
     return with_page(session, run, partial(report, heads=patterns))
+
+
+def _without_shares(session: Session[RunSettings], layers: Layers) -> dict[str, list[int]]:
+    """Return for the manifest the layers whose heads have no positional and symbolic shares."""
+    has_heads = bool(next(iter(layers.values())).heads)
+    without = layers_without_shares(session.loaded.model, [*layers]) if has_heads else []
+    return {"without_shares": without} if without else {}
 
 
 def _offsets_table(layers: Layers, choice: OffsetBins) -> pd.DataFrame:

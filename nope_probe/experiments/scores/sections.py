@@ -163,7 +163,8 @@ def _measure_sections(tables: Mapping[str, pd.DataFrame], intact: str) -> Iterat
         table=tables["pattern"],
     )
     if "heads" in tables:
-        measures = [name for name in ABOUT if name in tables["heads"]]
+        heads = tables["heads"].dropna(axis=1, how="all")
+        measures = [name for name in ABOUT if name in heads]
         for index, measure in enumerate(measures):
             yield Section(
                 title=f"Heads: {ABOUT[measure].label}",

@@ -36,7 +36,7 @@ from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.maps.folds import folds_of
+from nope_probe.maps.folds import folds_of, pooled
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
 from nope_probe.maps.positions import PositionSums
 from nope_probe.runtime.folder import Run
@@ -350,9 +350,10 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
     """
     tables, skip_keys = [], sums.skip_keys
     for names, reader in readers(sums):
-        scale = reader.sums.norm_scale
-        assert scale is not None
-        scale = scale[skip_keys:] / scale[skip_keys:].mean()
+        scales = reader.sums.norm_scale
+        assert scales is not None
+        scale = pooled(scales, reader.counts)[skip_keys:]
+        scale = scale / scale.mean()
         own = writers[(writers[list(names)] == pd.Series(names)).all(axis=1)]
         for side in get_args(Side):
             hands = clock(reader, side)

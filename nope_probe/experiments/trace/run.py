@@ -76,6 +76,8 @@ class Trace(Run):
     some queries have rows, also the `query_positions` of the rows.
     """
 
+    kind = "trace"
+
     def __repr__(self) -> str:
         """Return the readers, and the main writers of the strongest pattern."""
         readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())

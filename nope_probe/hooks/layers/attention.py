@@ -188,6 +188,7 @@ class Attention:
             (gpt-oss), or None.
         angles: the angles by which RoPE turned q and k, or None.
         hooked: the scores after the hooks on `hook_attn_scores`; None without such hooks.
+        hooked_pattern: the pattern after the hooks on `hook_pattern`; None without such hooks.
     """
 
     q: Heads
@@ -200,6 +201,7 @@ class Attention:
     sinks: Float[Tensor, " head"] | None = None
     angles: Angles | None = None
     hooked: Scores | None = None
+    hooked_pattern: Scores | None = None
 
     @property
     def n_heads(self) -> int:
@@ -248,8 +250,17 @@ class Attention:
         masked = torch.finfo(scores.dtype).min if masked is None else masked
         return scores.masked_fill(~self.mask.rows(rows), masked)
 
-    def pattern(self, scores: Scores) -> Scores:
-        """Return the attention weights of masked scores, less a sink's share."""
+    def pattern(
+        self, rows: slice | Positions = slice(None), masked: float | None = -torch.inf
+    ) -> Scores:
+        """Return what some queries' values are weighted by: attention, less a sink's share.
+
+        It is as hooks left it; `masked` is that of `masked_scores`.
+        """
+        if self.hooked_pattern is not None:
+            return self.hooked_pattern[:, :, rows]
+        is_hooked = self.hooked is not None
+        scores = self.scores(rows) if is_hooked else self.masked_scores(rows, masked)
         dtype = torch.promote_types(scores.dtype, torch.float32)
         if self.sinks is None:
             pattern = scores.softmax(-1, dtype=dtype)
@@ -257,6 +268,19 @@ class Attention:
             sink = self.sinks[:, None, None].to(scores).expand(*scores.shape[:3], 1)
             pattern = torch.cat((scores, sink), -1).softmax(-1, dtype=dtype)[..., :-1]
         return pattern.nan_to_num().to(self.v.dtype)  # NaN: the rows of padding
+
+    def hooked_weights(self, rows: slice | Positions = slice(None)) -> Scores | None:
+        """Return the pattern that hooks left, without a sink's share; None without such hooks.
+
+        A sink's share of a row is that before the hooks.
+        """
+        if self.hooked_pattern is None:
+            return None
+        weights = wide(self.hooked_pattern[:, :, rows])
+        if self.sinks is None:
+            return weights
+        of_keys = wide(replace(self, hooked_pattern=None).pattern(rows)).sum(-1, keepdim=True)
+        return weights / of_keys.clamp_min(torch.finfo(weights.dtype).tiny)
 
     def weighted_values(self) -> Float[Tensor, "batch pos head d_value"]:
         """Return softmax(scores) v without a tensor of scores, or of all masked cells."""

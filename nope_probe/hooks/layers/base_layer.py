@@ -86,7 +86,7 @@ class Layer(ABC):
         own = vars(self.attending)  # past a bridge's own __setattr__
         if "tap" not in own:
             points = self.point("attn.hook_attn_scores"), self.point("attn.hook_pattern")
-            own["tap"] = Tap(*points, masked=self.masked)
+            own.setdefault("tap", Tap(*points, masked=self.masked))
         return own["tap"]
 
     @property

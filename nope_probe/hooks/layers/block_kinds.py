@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from copy import copy
 from functools import partial
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from nope_probe.hooks.layers.attention import Attention, Mask, repeat_heads, unm
 from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, keep_and_write, last
 from nope_probe.hooks.layers.rotation import Rotary
-from nope_probe.hooks.layers.tap import NAME, attend_inline, register
+from nope_probe.hooks.layers.tap import NAME, attend_inline, current, register
 
 # Options of TransformerLens that change the formula of attention beyond that of `_attend`.
 OTHER_FORMULAS = ("use_logn_attn", "clip_qkv", "use_normalization_before_and_after")
@@ -255,6 +255,9 @@ class BridgeLayer(Layer):
         joint = self.attn._modules.get("qkv")
         if joint is not None:
             vars(joint)["forward"] = partial(self._project, self._rows_of_joint(joint))
+        norm = self._key_norm
+        if norm is not None and self.n_kv_heads == 1 < self.n_heads:
+            vars(norm)["forward"] = partial(self._norm_keys, norm.forward)
 
     def detach_tap(self) -> None:
         super().detach_tap()
@@ -263,15 +266,17 @@ class BridgeLayer(Layer):
         joint = self.attn._modules.get("qkv")
         if joint is not None:
             del vars(joint)["forward"]
+        if self._key_norm is not None:
+            vars(self._key_norm).pop("forward", None)
 
     def _attend(self, *args: Any, **kwargs: Any) -> Any:
         """Run transformers' own attention, in which q, k, v and o have their hook points."""
         tap, attn = self.tap, self.attn
         # Where attention itself makes angles from positions, pass on the positions.
         name = "position_embeddings" if "position_embeddings" in kwargs else "position_ids"
-        tap.angles = kwargs.get(name)
-        if tap.rope is not None and tap.angles is not None:
-            kwargs[name] = tap.rope.straightened(tap.angles)
+        current.angles = kwargs.get(name)
+        if tap.rope is not None and current.angles is not None:
+            kwargs[name] = tap.rope.straightened(current.angles)
         if "hidden_states" in kwargs:
             kwargs["hidden_states"] = attn.hook_in(kwargs["hidden_states"])
         else:
@@ -340,10 +345,23 @@ class BridgeLayer(Layer):
         return None
 
     @property
+    def _key_norm(self) -> Any:
+        """The norm of keys with a learned weight, if there is one."""
+        named = (getattr(self.hf_attn, name, None) for name in ("k_norm", "k_layernorm"))
+        return next((norm for norm in named if getattr(norm, "weight", None) is not None), None)
+
+    @property
     def _norms_all_keys(self) -> bool:
-        norm = getattr(self.hf_attn, "k_norm", None) or getattr(self.hf_attn, "k_layernorm", None)
-        weight = getattr(norm, "weight", None)
-        return weight is not None and weight.shape == (self.n_kv_heads * self.d_head,)
+        """Whether a norm is over several key heads at once, by the shape of its weight."""
+        norm = self._key_norm
+        width = self.n_kv_heads * self.d_head
+        return norm is not None and self.n_kv_heads > 1 and norm.weight.shape == (width,)
+
+    def _norm_keys(self, norm: Callable[[Tensor], Tensor], keys: Tensor) -> Tensor:
+        """Return normed keys; without W_K a norm over the only key head is over each of several."""
+        if keys.shape[-1] == self.d_head:
+            return norm(keys)
+        return norm(keys.unflatten(-1, (-1, self.d_head))).flatten(-2)
 
     def norm_point(self, norm: NormName) -> str:
         # The projections' own input, whichever norms come before it.

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, validate_layer_numbers
 from nope_probe.hooks.layers.attention import Attention, Heads
 from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
 from nope_probe.hooks.layers.block_kinds import BridgeLayer, HookedLayer
@@ -30,6 +30,8 @@ from nope_probe.hooks.layers.hook_points import (
     hooks_attached,
     hooks_detached,
     hooks_in_place,
+    methods_replaced,
+    used_alone,
 )
 from nope_probe.hooks.layers.rotation import Angles, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read
@@ -46,9 +48,22 @@ class HasInputs(Protocol):
     documents: Int[Tensor, " seq"] | None
 
 
+class HasModel(Protocol):
+    """A model with its tokenizer and info, as `nope_probe.load` returns them."""
+
+    @property
+    def model(self) -> Any: ...
+
+
 OneSequence: TypeAlias = Int[Tensor, " pos"] | Float[Tensor, "pos d_model"]
 # A text, texts of equally many tokens, lists of token ids, or tensors.
 Given: TypeAlias = Inputs | OneSequence | HasInputs | str | Sequence[Any]
+
+
+def model_of(given: HookedModel | HasModel) -> HookedModel:
+    """Return the model that a caller gave to a public function, alone or as `load` returns it."""
+    model: Any = given if isinstance(given, nn.Module) else getattr(given, "model", given)
+    return model
 
 
 def layers_of(model: HookedModel) -> list[Layer]:
@@ -59,11 +74,9 @@ def layers_of(model: HookedModel) -> list[Layer]:
     """
     blocks = getattr(model, "blocks", None)
     if blocks is None or not hasattr(model, "cfg"):
-        hint = {"str": "; load it first: load(name).model", "LoadedModel": "; pass its .model"}
+        hint = "; load it first: load(name)" if isinstance(model, str) else ""
         given = type(model).__name__
-        raise TypeError(
-            f"expected a HookedTransformer or TransformerBridge, got {given}{hint.get(given, '')}"
-        )
+        raise TypeError(f"expected a HookedTransformer or TransformerBridge, got {given}{hint}")
     kind = BridgeLayer if is_bridge(model) else HookedLayer
     return [
         kind(block, index, model.cfg)
@@ -83,7 +96,11 @@ def numbered_layers(model: HookedModel, numbers: Iterable[int] | None = None) ->
 
     Raises:
         IndexError: for a block that does not exist, or does not attend.
+        UserError: for what are no numbers of layers.
     """
+    if numbers is not None:
+        numbers = [*numbers] if isinstance(numbers, Iterator) else numbers
+        validate_layer_numbers(numbers)
     layers = {layer.index: layer for layer in layers_of(model)}
     chosen = list(layers if numbers is None else numbers)
     unknown = [number for number in chosen if number not in layers]
@@ -96,9 +113,9 @@ def numbered_layers(model: HookedModel, numbers: Iterable[int] | None = None) ->
 
 @contextmanager
 def tapped(model: HookedModel) -> Iterator[list[Layer]]:
-    """Let all blocks attend through their taps, and yield the blocks."""
+    """Let all blocks attend through their taps, for this thread alone, and yield the blocks."""
     layers = layers_of(model)
-    with ExitStack() as stack:
+    with used_alone(model), ExitStack() as stack:
         for layer in layers:
             if not layer.is_tapped:
                 layer.attach_tap()
@@ -302,12 +319,42 @@ def logits_of(
 
 @contextmanager
 def as_evaluated(model: HookedModel) -> Iterator[None]:
-    """Run a model without dropout, and with the RoPE that sequences of their length get.
+    """Run a model on whole sequences: without dropout, with the mask and RoPE that they get.
 
     Modules in training mode are in evaluation mode for as long as the context lasts. Dynamic RoPE
     keeps the frequencies of the longest sequence that it has met, so they are reset before and
-    after.
+    after. Nothing is padded, whatever a HookedTransformer's tokenizer pads with, and where.
     """
+    with used_alone(model), _evaluated(model), _unpadded(model):
+        yield
+
+
+@contextmanager
+def _unpadded(model: HookedModel) -> Iterator[None]:
+    """Run a HookedTransformer on whole sequences, though its tokenizer pads on the left.
+
+    TransformerLens takes every leading pad token for padding then, BOS too where both are the same.
+    """
+    hooked: Any = model
+    tokenizer = None if is_bridge(model) else getattr(hooked, "tokenizer", None)
+    if tokenizer is None or tokenizer.padding_side != "left":
+        yield
+        return
+    embed = hooked.input_to_embed
+
+    def embed_all(
+        tokens: Int[Tensor, "batch pos"], attention_mask: Tensor | None = None, **options: object
+    ) -> tuple[Any, ...]:
+        seen = torch.ones_like(tokens) if attention_mask is None else attention_mask
+        *embedded, _ = embed(tokens, attention_mask=seen, **options)
+        return *embedded, attention_mask
+
+    with methods_replaced(model, input_to_embed=embed_all):
+        yield
+
+
+@contextmanager
+def _evaluated(model: HookedModel) -> Iterator[None]:
     modules = modules_of(model).values()
     training = [module for module in modules if module.training]
     rotating = [module for module in modules if "original_max_seq_len" in vars(module)]
@@ -430,7 +477,8 @@ def traits_of(model: HookedModel) -> dict[int, Traits]:
     the two positions lay further apart than any window.
     """
     if model not in TRAITS:
-        TRAITS[model] = _traits(model)
+        with used_alone(model):
+            TRAITS[model] = _traits(model)
     return TRAITS[model]
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from threading import local
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -31,7 +32,7 @@ from nope_probe.hooks.layers.attention import (
     repeat_heads,
     unmasked,
 )
-from nope_probe.hooks.layers.hook_points import HookPoint
+from nope_probe.hooks.layers.hook_points import HookPoint, in_this_thread
 from nope_probe.hooks.layers.rotation import Angles
 
 NAME = "nope_probe"  # of our functions among transformers' own
@@ -50,6 +51,21 @@ class Straightens(Protocol):
     def turned_back(self, x: Heads, angles: Angles) -> Heads: ...
 
 
+class Pass(local):
+    """What a pass leaves for its masks and taps; every thread has its own.
+
+    Attributes:
+        angles: the angles of RoPE in the block that attends.
+        far_apart: whether masks are made as if neighbours were beyond any window or chunk.
+    """
+
+    angles: Angles | None = None
+    far_apart = False
+
+
+current = Pass()
+
+
 class Tap:
     """Computes one block's attention, fires its hook points, and shows it to readers.
 
@@ -57,9 +73,7 @@ class Tap:
         masked: the value of masked scores: -inf on HookedTransformers, finfo.min on bridges.
         edit: an ablation's change of attention before it is computed.
         rope: the rotary pairs that stay as at position 0; None for no pairs.
-        readers: called with the attention of each pass, after `hook_attn_scores`.
-        stops: whether a pass ends once the readers have read.
-        angles: the angles of RoPE in the current pass.
+        readers: called with the attention of each pass, after all hooks.
         scale: the factor between q.k and a score, of families that compute attention in line.
     """
 
@@ -68,8 +82,6 @@ class Tap:
         self.edit: Callable[[Attention], Attention] | None = None
         self.rope: Straightens | None = None
         self.readers: list[Callable[[Attention], None]] = []
-        self.stops = False
-        self.angles: Angles | None = None
         self.scale: float | None = None
 
     def __call__(self, attention: Attention) -> Float[Tensor, "batch pos head d_value"]:
@@ -83,24 +95,23 @@ class Tap:
         if has_hooks(self.scores_point):
             scores = attention.masked_scores(masked=self.masked)
             attention = replace(attention, hooked=self.scores_point(scores))
+        if has_hooks(self.pattern_point):
+            pattern = self.pattern_point(attention.pattern(masked=self.masked))
+            attention = replace(attention, hooked_pattern=pattern)
         for read in self.readers:
             read(attention)
-        if self.stops:
-            raise StopForward
-        is_hooked = attention.hooked is not None or has_hooks(self.pattern_point)
+        is_hooked = attention.hooked is not None or attention.hooked_pattern is not None
         if not is_hooked and attention.soft_cap is None and attention.sinks is None:
             return attention.weighted_values()
         v = repeat_heads(attention.v, attention.n_heads)
         cells = len(v) * attention.n_heads * attention.mask.n_keys
-        # A hook point needs the scores of all queries at once.
+        # Hooks had the scores of all queries at once.
         whole = [slice(None)]
         blocks = whole if is_hooked else query_blocks(attention.mask.n_queries, cells)
-        values = []
-        for rows in blocks:
-            hooked = attention.hooked
-            scores = attention.masked_scores(rows, self.masked) if hooked is None else hooked
-            pattern = self.pattern_point(attention.pattern(scores))
-            values.append(torch.einsum("bhqk,bkhd->bqhd", pattern.to(v.dtype), v))
+        values = [
+            torch.einsum("bhqk,bkhd->bqhd", attention.pattern(rows, self.masked).to(v.dtype), v)
+            for rows in blocks
+        ]
         return values[0] if len(values) == 1 else torch.cat(values, 1)
 
     @contextmanager
@@ -122,14 +133,16 @@ class Tap:
 def taps_read(
     readers: Iterable[tuple[Tap, Callable[[Attention], None]]], stopping: Collection[Tap] = ()
 ) -> Iterator[None]:
-    """Show the attention of each pass to readers; a pass ends at the taps that stop it."""
+    """Show the attention of this thread's passes to readers, and end a pass at some taps."""
+
+    def stop(attention: Attention) -> None:
+        raise StopForward
+
     with ExitStack() as stack:
-        for tap, read in readers:
-            tap.readers.append(read)
-            stack.callback(tap.readers.remove, read)
-        for tap in stopping:
-            tap.stops = True
-            stack.callback(setattr, tap, "stops", False)
+        for tap, read in [*readers, *((tap, stop) for tap in stopping)]:
+            reader = in_this_thread(read)
+            tap.readers.append(reader)
+            stack.callback(tap.readers.remove, reader)
         yield
 
 
@@ -172,7 +185,7 @@ def attention_forward(
         soft_cap=softcap,
         bias=bias,
         sinks=s_aux,
-        angles=tap.angles,
+        angles=current.angles,
     )
     return tap(attention), None
 
@@ -195,9 +208,6 @@ def _mask(
     return Mask.of(visible), bias if bool(bias.any()) else None
 
 
-_far_apart = False
-
-
 def attention_mask(
     *, mask_function: Callable[..., Tensor], config: Any = None, **options: Any
 ) -> Mask | Bool[Tensor, "batch one query_pos key_pos"]:
@@ -207,7 +217,7 @@ def attention_mask(
     def at_a_distance(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return mask_function(batch, head, query << 40, key << 40)
 
-    allowed = at_a_distance if _far_apart else mask_function
+    allowed = at_a_distance if current.far_apart else mask_function
     if options.get("use_vmap") or hasattr(config, "index_topk"):
         # transformers' first function takes no indices; DeepSeek's selection of keys reads cells.
         whole = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
@@ -219,7 +229,7 @@ def attention_mask(
     if padding is not None:
         padding = padding.bool()[:, kv_offset : kv_offset + n_keys]
         padding = None if bool(padding.all()) else padding
-    is_local = _far_apart or (local is not None and n_keys >= local)
+    is_local = current.far_apart or (local is not None and n_keys >= local)
     if options["allow_is_causal_skip"] and n_queries == n_keys and padding is None and not is_local:
         return Mask.causal(n_queries, n_keys, device)
     batch = torch.arange(options["batch_size"], device=device)[:, None, None, None]
@@ -237,12 +247,11 @@ def attention_mask(
 @contextmanager
 def positions_far_apart() -> Iterator[None]:
     """Make masks as if neighbours were 2**40 positions apart: beyond any window or chunk."""
-    global _far_apart
-    _far_apart = True
+    current.far_apart = True
     try:
         yield
     finally:
-        _far_apart = False
+        current.far_apart = False
 
 
 def register() -> None:
@@ -324,7 +333,7 @@ class InlineAttention(TorchFunctionMode):
             mask=Mask.of(visible[:, :1]),
             scale=self.tap.scale,
             bias=bias if bool(bias.any()) else None,
-            angles=self.tap.angles,
+            angles=current.angles,
         )
         z = self.tap(attention).transpose(1, 2).to(v.dtype)
         return z.flatten(0, 1) if weights.ndim == 3 else z.contiguous()

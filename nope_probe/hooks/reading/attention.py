@@ -15,9 +15,11 @@ from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
     Given,
+    HasModel,
     as_inputs,
     documents_of,
     first_keys_of,
+    model_of,
     numbered_layers,
 )
 from nope_probe.hooks.reading.accumulators import Cut, MapAccumulator
@@ -30,7 +32,7 @@ LOWEST = -800  # nats below a row's largest score: its weight is 0 in float64
 
 
 def capture_attention(
-    model: HookedModel,
+    model: HookedModel | HasModel,
     inputs: Given,
     *,
     layers: Sequence[int] | None = None,
@@ -43,11 +45,12 @@ def capture_attention(
 ) -> AttentionMaps:
     """Average the attention weights of each head over sequences, and their information.
 
-    Weights are the softmax of the scores: a learned sink outside the scores (as in gpt-oss) takes
-    no part. `analyses.attention.split_attention` splits the information into position and content.
+    Weights are the softmax of the scores, or what hooks on `hook_pattern` made of it: a learned
+    sink outside the scores (as in gpt-oss) takes no part. `analyses.attention.split_attention`
+    splits the information into position and content.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not.
+        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
         inputs: any inputs of `capture_scores`.
         layers: block numbers from 0; all that attend by default. The fold means of all their heads
             are held: 8 bytes a cell.
@@ -72,6 +75,7 @@ def capture_attention(
         >>> capture_attention(model, torch.randn(16, 5, 64), n_folds=4).mean.shape
         torch.Size([4, 1, 5, 5])
     """
+    model = model_of(model)
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     blocks = numbered_layers(model, layers)
     fold_of = folds_of(len(inputs), n_folds, documents)
@@ -147,7 +151,12 @@ class AttentionAccumulator(MapAccumulator):
             scores, visible = _scores(attention, group)
             if self.keeps_scores:
                 parts[f"scores{group.name}"] = sum_parts(scores, *folds)
-            weights, *information = self._measured(scores, visible)
+            hooked = attention.hooked_weights(group.queries)
+            if hooked is None:
+                weights, *information = self._measured(scores, visible)
+            else:
+                weights = hooked[..., : group.stop]
+                information = self._information(weights, visible)
             parts[f"weights{group.name}"] = sum_parts(weights, *folds)
             for name, rows in zip(("information", "others"), information, strict=True):
                 parts[name + group.name] = sum_parts(rows.double(), *folds)
@@ -173,6 +182,19 @@ class AttentionAccumulator(MapAccumulator):
         information = of_first + of_others - log_total + n_keys.log()
         others = of_others - rest * log_total - torch.special.xlogy(rest, rest)
         return weights, information, others + rest * n_others.log()
+
+    def _information(self, weights: Scores, visible: Visible) -> list[Tensor]:
+        """Return KL(A, U) and (1 - a) KL(A', U') of weights that hooks left, nats.
+
+        A row that does not add up to 1 counts as its sum times a row that does.
+        """
+        information = []
+        for skipped in (0, self.cut.skip_keys):
+            among, n_keys = weights[..., skipped:], visible[..., skipped:].sum(-1).clamp_min(1)
+            total = among.sum(-1)
+            terms = torch.special.xlogy(among, among).sum(-1)
+            information.append(terms - torch.special.xlogy(total, total / n_keys))
+        return information
 
     def all_means(self) -> dict[str, Float[Tensor, "fold head *map"]]:
         """Return the fold means of weights, information and any scores, and forget the sums."""

@@ -80,7 +80,6 @@ def read_layers(
     def read(layer: Layer, attention: Attention) -> LayerReading:
         q, k = attention.q, repeat_heads(attention.k, attention.n_heads)
         rotary, bias = traits[layer.index].rotary, attention.bias
-        recognised = rotary is None or rotary.pairs is not None
         return LayerReading(
             residual=entering[0],
             scores=attention.scores().cpu(),
@@ -88,7 +87,7 @@ def read_layers(
             products=torch.einsum("bqhd,bkhd->bhqk", q, k).cpu(),
             q=q.cpu(),
             k=k.cpu(),
-            rotation=rotation_of(attention, rotary).cpu() if recognised else None,
+            rotation=rotation_of(attention, rotary).cpu() if is_recognised(rotary) else None,
             bias=None if bias is None else bias.cpu(),
             sinks=attention.sinks is not None,
         )
@@ -101,6 +100,11 @@ def read_layers(
     keepers = [(point, keep_residual) for point in points]
     with hooks_attached([*writers, *changes, *keepers]):
         return read_attention(model, inputs, read)
+
+
+def is_recognised(rotary: Rotary | None) -> bool:
+    """Return whether `rotation_of` has a block's matrices; not where attention makes its angles."""
+    return rotary is None or rotary.pairs is not None
 
 
 def rotation_of(attention: Attention, rotary: Rotary | None) -> Float[Tensor, "pos d_head d_head"]:
@@ -192,7 +196,8 @@ class HeadReading:
         weights: each query's attention to the chosen keys.
         q: the last query, as it is multiplied.
         k: keys, repeated for each query head, as they are multiplied.
-        rotation: the matrix that the block applies to a query at each position.
+        rotation: the matrix that the block applies to a query at each position; None if RoPE's
+            pairs of coordinates were not recognised.
         scale: the factor between q.k and a score.
         soft_cap: the soft cap of the scores, or None.
     """
@@ -200,7 +205,7 @@ class HeadReading:
     weights: Weights
     q: Float[Tensor, "batch head d_head"]
     k: Float[Tensor, "batch pos head d_head"]
-    rotation: Float[Tensor, "pos d_head d_head"]
+    rotation: Float[Tensor, "pos d_head d_head"] | None
     scale: float
     soft_cap: float | None
 
@@ -219,7 +224,7 @@ def head_reading(
         weights=weights_on(attention, keys),
         q=attention.q[:, -1].cpu(),
         k=repeat_heads(attention.k, attention.n_heads).cpu(),
-        rotation=rotation_of(attention, rotary).cpu(),
+        rotation=rotation_of(attention, rotary).cpu() if is_recognised(rotary) else None,
         scale=attention.scale,
         soft_cap=attention.soft_cap,
     )
@@ -228,12 +233,22 @@ def head_reading(
 def weights_on(attention: Attention, keys: Int[Tensor, "which query_pos"]) -> Weights:
     """Return each query's attention to chosen keys, on the CPU.
 
-    Attention is the softmax of the scores: a learned sink outside them (as in gpt-oss) is left out.
+    Attention is the softmax of the scores, or what hooks on `hook_pattern` made of it: a learned
+    sink outside the scores (as in gpt-oss) is left out.
     """
     n_pos = attention.q.shape[1]
     blocks = [slice(start, start + ROWS) for start in range(0, n_pos, ROWS)]
-    weights = [weights_at(attention.masked_scores(rows), keys[:, rows]) for rows in blocks]
+    weights = [_weights_of_rows(attention, rows, keys[:, rows]) for rows in blocks]
     return torch.cat(weights, 2).cpu()
+
+
+def _weights_of_rows(
+    attention: Attention, rows: slice, keys: Int[Tensor, "which query_pos"]
+) -> Weights:
+    hooked = attention.hooked_weights(rows)
+    if hooked is None:
+        return weights_at(attention.masked_scores(rows), keys)
+    return hooked.gather(-1, keys.T.to(hooked.device).expand(*hooked.shape[:3], -1))
 
 
 def weights_at(

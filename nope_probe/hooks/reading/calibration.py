@@ -15,15 +15,17 @@ from torch.nn.utils.rnn import pad_sequence
 from nope_probe.components import WEIGHTS, Projection
 from nope_probe.conditions import Writer
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
-from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
+from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, used_alone
 from nope_probe.hooks.layers.model import (
     Given,
+    HasModel,
     Inputs,
     as_inputs,
     begins_alike,
     block_point,
     blocks_of,
     layers_of,
+    model_of,
 )
 from nope_probe.hooks.reading.accumulators import Accumulator, Cut
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
@@ -33,7 +35,7 @@ from nope_probe.hooks.reading.writers import (
     learned_positions,
     written_by_blocks,
 )
-from nope_probe.hooks.removing.block_ablation import ABLATED
+from nope_probe.hooks.removing.block_ablation import is_ablated
 from nope_probe.hooks.removing.replacements import (
     MEANS,
     Calibration,
@@ -48,7 +50,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 
 
 def calibrate(
-    model: HookedModel,
+    model: HookedModel | HasModel,
     inputs: Given,
     *,
     batch_size: int = 32,
@@ -62,7 +64,7 @@ def calibrate(
     For the named writers, the pass also measures their mean output at each position.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, intact.
+        model: a HookedTransformer or TransformerBridge, intact, or what `load` returns.
         inputs: the run's tokens (or vectors), in any form that `capture_scores` takes. On them, a
             replacement has the RMS of its weight's output.
         batch_size: sequences per forward pass.
@@ -83,8 +85,9 @@ def calibrate(
         >>> with ablated(model, Ablation(remove=["w_q"], replacement="mean"), calibration):
         ...     logits = model(tokens)
     """
+    model = model_of(model)
     inputs = as_inputs(model, inputs)
-    if model in ABLATED:
+    if is_ablated(model):
         raise RuntimeError(
             "the model is ablated: calibrate it before `ablated`, while it is intact"
         )
@@ -92,7 +95,9 @@ def calibrate(
     cut = _one_fold(inputs, skip_keys)
     written = _position_accumulators(model, inputs, writers, cut)
     one_fold = torch.zeros(len(inputs), dtype=torch.long)
-    stream(model, inputs, [*accumulators, *written], one_fold, batch_size, checkpoint)
+    with used_alone(model):
+        stream(model, inputs, [*accumulators, *written], one_fold, batch_size, checkpoint)
+        checksum = weights_checksum(model)
     measured = {accumulator.layer.index: accumulator for accumulator in accumulators}
     blocks = [measured.get(number) for number in range(len(blocks_of(model)))]
     means = {
@@ -100,7 +105,7 @@ def calibrate(
         for name in MEANS
     }
     return Calibration(
-        checksum=weights_checksum(model),
+        checksum=checksum,
         gains={
             kind: {
                 name: tuple(nan if block is None else block.gain(name, kind) for block in blocks)

@@ -18,12 +18,14 @@ from nope_probe.errors import UserError, closed_choices
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
     Given,
+    HasModel,
     Inputs,
     as_inputs,
     begins_alike,
     documents_of,
     first_keys_of,
     layers_of,
+    model_of,
     numbered_layers,
 )
 from nope_probe.hooks.reading.accumulators import (
@@ -50,7 +52,7 @@ from nope_probe.stages import Letter
 
 
 def capture_scores(
-    model: HookedModel,
+    model: HookedModel | HasModel,
     inputs: Given,
     *,
     layers: Sequence[int] | None = None,
@@ -66,7 +68,7 @@ def capture_scores(
     """Average the attention scores of some layers over sequences and heads.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not.
+        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
         inputs: token sequences of equal length, input vectors, `Sequences`, a text, or texts of
             equally many tokens.
         layers: block numbers from 0; all that attend by default.
@@ -97,6 +99,7 @@ def capture_scores(
         >>> capture_scores(model, torch.randn(16, 5, 64), n_folds=4).mean.shape
         torch.Size([4, 5, 5])
     """
+    model = model_of(model)
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     blocks = numbered_layers(model, layers)
     fold_of = folds_of(len(inputs), n_folds, documents)
@@ -123,7 +126,7 @@ def capture_scores(
 
 @closed_choices("stages")
 def capture_stages(
-    model: HookedModel,
+    model: HookedModel | HasModel,
     inputs: Given,
     *,
     layer: int = 0,
@@ -137,7 +140,7 @@ def capture_stages(
     """Average the Gram maps of stages (a) to (i) around one block (the paper's Figure 3).
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not.
+        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
         inputs: token sequences of equal length, input vectors, `Sequences`, a text, or texts of
             equally many tokens.
         layer: the block under study, from 0.
@@ -160,6 +163,7 @@ def capture_stages(
         >>> maps.mean("a").shape
         torch.Size([5, 5])
     """
+    model = model_of(model)
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     blocks = {block.index: block for block in layers_of(model)}
     names = available(blocks, layer)
@@ -269,7 +273,7 @@ def token_losses(
 
 
 def capture_losses(
-    model: HookedModel,
+    model: HookedModel | HasModel,
     tokens: Given,
     *,
     batch_size: int = 32,
@@ -278,7 +282,7 @@ def capture_losses(
     """Return the loss of every token but the first of each sequence, in nats, float64 on the CPU.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not.
+        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
         tokens: sequences of equal length, `Sequences`, a text, or texts of equally many tokens.
         batch_size: sequences per forward pass; the logits of one batch are held.
         checkpoint: deals out batches to processes and saves finished losses; see `stream`.
@@ -290,6 +294,7 @@ def capture_losses(
         >>> capture_losses(loaded.model, tokens).shape
         torch.Size([3, 15])
     """
+    model = model_of(model)
     tokens = as_inputs(model, tokens)
     if tokens.is_floating_point():
         raise UserError("losses need tokens: vectors have none")

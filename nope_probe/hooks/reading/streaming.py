@@ -19,6 +19,7 @@ from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     HookPoint,
     hooks_attached,
+    used_alone,
 )
 from nope_probe.hooks.layers.model import (
     Inputs,
@@ -97,7 +98,7 @@ def stream(
     restore(accumulators, checkpoint.restore())
     runner = BatchRunner(model, accumulators, checkpoint, batch_size)
     done, restored = 0, accumulators[0].n_seen
-    with torch.inference_mode(), _reading(model, accumulators):
+    with used_alone(model), torch.inference_mode(), _reading(model, accumulators):
         for start, stop in batches:
             if done >= restored:
                 runner.run(inputs[start:stop], fold_of[start:stop], done)

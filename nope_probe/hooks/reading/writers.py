@@ -300,9 +300,9 @@ class FirstKeyAccumulator(Accumulator):
         """Keep the first key's share of z: its weight times its value."""
         weights = []
         for start in range(0, attention.q.shape[1], BLOCK_ROWS):
-            scores = attention.masked_scores(slice(start, start + BLOCK_ROWS), masked=None)
+            pattern = attention.pattern(slice(start, start + BLOCK_ROWS), masked=None)
             # A copy: a view would keep the attention of all blocks in memory.
-            weights.append(attention.pattern(scores)[..., 0].clone())
+            weights.append(pattern[..., 0].clone())
         first = repeat_heads(wide(attention.v[:, :1]), attention.n_heads)
         weight = rearrange(torch.cat(weights, -1), "batch head pos -> batch pos head 1")
         self.residual.first[self.layer.index] = weight * first

@@ -29,6 +29,7 @@ from nope_probe.hooks.layers.hook_points import (
     first,
     last,
     restores_places,
+    used_alone,
 )
 from nope_probe.hooks.layers.model import modules_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
@@ -236,6 +237,15 @@ class ActiveAblation:
 
 
 ABLATED: WeakKeyDictionary[HookedModel, ActiveAblation] = WeakKeyDictionary()
+
+
+def is_ablated(model: HookedModel) -> bool:
+    """Return whether a model is ablated in this thread; ablations of other threads are waited for.
+
+    Nobody else ablates the model while this thread uses it alone.
+    """
+    with used_alone(model):
+        return model in ABLATED
 
 
 def foreign_hooks(model: HookedModel) -> list[str]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from nope_probe.hooks.layers.hook_points import Model
+from nope_probe.hooks.layers.hook_points import Model, used_alone
 
 STD = 0.02  # initializer_range of transformers' Llama, GPT-2, Qwen, Phi and most others
 
@@ -26,7 +26,7 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Model]:
         seed: the seed of the draws.
     """
     generator = torch.Generator().manual_seed(seed)
-    with _restored(model.parameters()):
+    with used_alone(model), _restored(model.parameters()):
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 parameter.copy_(_drawn(name, parameter, generator))

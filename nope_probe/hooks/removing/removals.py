@@ -10,9 +10,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nope_probe.components import PER_HEAD, WEIGHTS, Gain, Projection, is_rope
-from nope_probe.conditions import Condition, Writer, expanded, validate_disjoint
-from nope_probe.errors import UserError, validate_choices
+from nope_probe.conditions import Condition, Writer, expanded, spelled, validate_disjoint
+from nope_probe.errors import (
+    UserError,
+    as_tuple,
+    is_of_numbers,
+    kind_of,
+    takes_arguments,
+    validate_choices,
+    validate_layer_numbers,
+)
 from nope_probe.hooks.removing.stand_ins import (
+    REPLACEMENTS,
     WITH_GAIN,
     OwnReplacement,
     Replacement,
@@ -26,12 +35,12 @@ class Ablation:
     """Components to remove, and where.
 
     Attributes:
-        remove: one component or several; the circuits `qk` and `ov`; `norms`, the learned weights
-            of the norms before attention and MLP; bands of RoPE: `rope_high`, the pairs whose
-            wavelength 2 pi / theta is below the length of the sequences, `rope_low`, the rest, and
-            `rope[a:b]`, the pairs a to b - 1, the fastest first; or `position[L1H0]`, the position
-            that a component writes into the residual stream: its mean output at each position,
-            which `calibrate` measures, becomes its mean over positions. See `Writer`.
+        remove: one component or several (`w_q` or `W_Q`); the circuits `qk` and `ov`; `norms`, the
+            learned weights of the norms before attention and MLP; bands of RoPE: `rope_high`, the
+            pairs whose wavelength 2 pi / theta is below the length of the sequences, `rope_low`,
+            the rest, and `rope[a:b]`, the pairs a to b - 1, the fastest first; or `position[L1H0]`,
+            the position that a component writes into the residual stream: its mean output at each
+            position, which `calibrate` measures, becomes its mean over positions. See `Writer`.
         layers: block numbers from 0; None for all. Blocks that do not attend lose their MLP alone.
         heads: per block, the query heads (from 0) that lose the components; other blocks and heads
             keep them. A key head that several query heads share stays for the others.
@@ -72,21 +81,24 @@ class Ablation:
     prefix: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.remove, str):
-            object.__setattr__(self, "remove", [self.remove])
+        given = as_tuple(self.remove)
+        unnamed = [name for name in given if not isinstance(name, str)]
+        if unnamed:
+            raise UserError(f"expected the names of components to remove, got {unnamed[0]!r:.60}")
+        object.__setattr__(self, "remove", [*map(spelled, given)])
         names = expanded(self.remove)
         validate_disjoint(self.remove)
-        for layer in self.layers if self.layers is not None else self.heads or ():
-            if isinstance(layer, bool):
-                raise ValueError(f"expected the numbers of layers, such as [0, 1], got {layer}")
+        if self.layers is not None:
+            validate_layer_numbers(self.layers)
+        for name in ("seed", "prefix"):
+            number = vars(self)[name]
+            if number is not None and not is_of_numbers([number]):
+                raise UserError(f"{name} {number!r:.60}: expected a whole number")
         validate_choices({"gain": Gain | None}, {"gain": self.gain})
         if isinstance(self.replacement, str):
             validate_choices({"replacement": Replacement}, {"replacement": self.replacement})
-        elif self.gain == "output":
-            raise ValueError(
-                "the gain 'output' is measured for replacements by name; a weight of your own "
-                "takes 'norm' or 'identity'"
-            )
+        else:
+            self._validate_own(self.replacement)
         if self.layers is not None and self.writers:
             raise ValueError(f"{self.writers[0].removal} is of one place: it takes no layers")
         if self.heads is not None:
@@ -94,7 +106,34 @@ class Ablation:
         if self.prefix is not None:
             self._validate_prefix(self.prefix)
 
+    def _validate_own(self, replacement: object) -> None:
+        if self.gain == "output":
+            raise ValueError(
+                "the gain 'output' is measured for replacements by name; a weight of your own "
+                "takes 'norm' or 'identity'"
+            )
+        if not callable(replacement) and not hasattr(replacement, "shape"):
+            raise UserError(
+                f"a replacement is {', '.join(REPLACEMENTS)}, a tensor, or a function of a weight "
+                f"and its place, not {kind_of(replacement)}"
+            )
+        if callable(replacement) and not takes_arguments(replacement, 2):
+            raise UserError(
+                "a replacement is called with a weight and its place: write it as "
+                "`lambda weight, place: ...`"
+            )
+
     def _validate_heads(self, names: Sequence[str]) -> None:
+        if not isinstance(self.heads, Mapping):
+            raise UserError(
+                f"expected heads by layer, such as {{0: [1, 3]}}, got {self.heads!r:.60}"
+            )
+        validate_layer_numbers([*self.heads])
+        for layer, heads in self.heads.items():
+            if not is_of_numbers(heads):
+                raise UserError(
+                    f"heads of L{layer}: expected their numbers, such as [1, 3], got {heads!r:.60}"
+                )
         if self.layers is not None:
             raise ValueError("expected layers or heads, not both: heads are named per layer")
         without = [name for name in names if name not in PER_HEAD and not is_rope(name)]
@@ -107,6 +146,26 @@ class Ablation:
         if "mask" not in self.components:
             removed = ", ".join(self.remove) or "nothing"
             raise ValueError(f"a prefix is for removing the mask; this removes {removed}")
+
+    @classmethod
+    def of(cls, given: object) -> Ablation:
+        """Return an ablation; the names of components stand for `Ablation(remove=...)`.
+
+        Raises:
+            UserError: for anything else.
+
+        Example:
+            >>> Ablation.of(["mask", "w_q"]).remove
+            ['mask', 'w_q']
+        """
+        if isinstance(given, Ablation):
+            return given
+        if isinstance(given, Mapping) or not all(isinstance(x, str) for x in as_tuple(given)):
+            raise UserError(
+                "expected an Ablation, or the components to remove, such as ['mask', 'w_q'], got "
+                f"{kind_of(given)}"
+            )
+        return cls(remove=[str(name) for name in as_tuple(given)])
 
     @property
     def components(self) -> tuple[str, ...]:

@@ -243,11 +243,12 @@ class _ConstantWeight(ReplacedWeight):
 
     def outputs(self, y: Vectors) -> Heads:
         self.output = self.output.to(y)
-        return self.output.expand(*y.shape[:2], -1, -1)
+        # A copy: OLMo clips queries in place.
+        return self.output.expand(*y.shape[:2], -1, -1).clone()
 
     def summed(self, z: Heads, heads: Sequence[int]) -> Vectors:
         self.output = self.output.to(z)
-        return self.output[heads].sum(0).expand(*z.shape[:2], -1)
+        return self.output[heads].sum(0).expand(*z.shape[:2], -1).clone()
 
 
 def project_identity(

@@ -1,7 +1,9 @@
 """Captured attention against plain transformers: weights, scores and information of every head."""
 
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from support.decoders import write_decoder
@@ -10,7 +12,17 @@ from support.rounding import NETWORK, assert_same
 from support.tiny_models import ByName, ModelOf, Tiny
 from transformers import AutoModelForCausalLM
 
-from nope_probe import Ablation, ablated, capture_attention, load, sequences, split_attention
+from nope_probe import (
+    Ablation,
+    ablated,
+    capture_attention,
+    head_scores,
+    load,
+    sequences,
+    split_attention,
+)
+from nope_probe.hooks.layers.hook_points import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.maps import AttentionMaps
 from nope_probe.models.info import LoadedModel
@@ -60,6 +72,69 @@ def test_weights_and_information_are_plain_transformers_own(
     loaded = load(str(model.folder))
     maps = capture_attention(loaded.model, inputs, n_folds=N_FOLDS, batch_size=5)
     assert_plain(maps, model, inputs)
+
+
+@pytest.mark.parametrize("spec", ["hooked:smollm3-rope", "bridge:llama"])
+def test_weights_and_their_information_are_those_that_hooks_on_the_pattern_left(
+    model_of: ModelOf, spec: str
+) -> None:
+    model, _ = model_of(spec)
+    inputs = torch.randint(3, 60, (N_SEQS, 13), generator=torch.Generator().manual_seed(0))
+    intact = capture_attention(model, inputs)
+
+    def write(pattern: torch.Tensor, hook: object) -> torch.Tensor:
+        written = pattern.clone()
+        written[:, 1] = torch.eye(13)
+        written[:, 2] = torch.ones(13, 13).tril() / torch.arange(1, 14)[:, None]
+        written[:, 3] = 0
+        return written
+
+    with hooks_attached([(layers_of(model)[1].point("attn.hook_pattern"), write)]):
+        maps = capture_attention(model, inputs, n_folds=N_FOLDS, query_rows=11)
+        used = model.run_with_cache(inputs)[1]["blocks.1.attn.hook_pattern"]
+    rows, mean = maps.query_positions, pooled(maps.weights, maps.counts).double()
+    assert_same(mean[1], used.double().mean(0)[:, rows], NETWORK)
+    assert_same(mean[0], intact.mean[0][:, rows], NETWORK)
+    information, others = (pooled(x, maps.counts)[1] for x in (maps.information, maps.others))
+    n_keys = (rows + 1.0).double()
+    assert_same(information[1], n_keys.log(), NETWORK)  # the query's own key alone
+    others_of_1 = torch.where(rows > 0, (n_keys - 1).clamp_min(1).log(), 0)
+    assert_same(others[1], others_of_1, NETWORK)
+    for head in (2, 3):  # equal weights, and none
+        assert information[head].abs().max() < 1e-6
+        assert others[head].abs().max() < 1e-6
+    assert_same(information[0], pooled(intact.information, intact.counts)[1, 0, rows], NETWORK)
+
+
+def test_a_hook_that_changes_no_pattern_changes_no_weight_beside_a_sink(tmp_path: Path) -> None:
+    tiny = write_decoder("gpt_oss", tmp_path)
+    model, inputs = load(str(tiny.folder)).model, tokens_of(tiny)
+    intact, heads = capture_attention(model, inputs), head_scores(model, inputs)
+    points = [layer.point("attn.hook_pattern") for layer in layers_of(model)]
+    with hooks_attached([(point, lambda pattern, hook: pattern.clone()) for point in points]):
+        hooked, hooked_heads = capture_attention(model, inputs), head_scores(model, inputs)
+    for name in ("weights", "information", "others", "scores"):
+        assert_same(getattr(hooked, name), getattr(intact, name), NETWORK)
+    pd.testing.assert_frame_equal(hooked_heads, heads, rtol=NETWORK)
+
+
+def test_head_scores_are_of_the_pattern_that_hooks_left(bridge: ByName) -> None:
+    model: Any = bridge("llama")
+    inputs = torch.randint(3, 60, (N_SEQS, 13), generator=torch.Generator().manual_seed(0))
+    point = layers_of(model)[0].point("attn.hook_pattern")
+    before = torch.zeros(13, 13)
+    before[range(1, 13), range(12)] = 0.75
+    before[:, 0] += 0.25
+
+    def write(pattern: torch.Tensor, hook: object) -> torch.Tensor:
+        n = pattern.shape[-1]
+        return before[:n, :n].expand_as(pattern) if n <= 13 else pattern
+
+    with hooks_attached([(point, write)]):
+        heads = head_scores(model, inputs)
+    of_first = heads[heads["layer"] == 0]
+    assert_same(of_first["previous_token"], torch.full((6,), 0.75), NETWORK)
+    assert_same(of_first["first_key"], torch.full((6,), 0.25 + 0.75 / 12), NETWORK)
 
 
 @pytest.mark.hooked_transformer

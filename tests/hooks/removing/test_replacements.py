@@ -2,11 +2,13 @@
 
 import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from einops import rearrange
+from support.decoders import write_decoder
 from support.edited_model import SEVEN, WEIGHTS, edited, output_means, subsets
 from support.hooked_runs import (
     errors_above,
@@ -21,12 +23,14 @@ from support.tiny_models import ByName, ModelOf, tokens
 from nope_probe.errors import UserError
 from nope_probe.experiments.ablation.run import run_ablations
 from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Place, random_rows
 from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, STAND_INS
 from nope_probe.hooks.removing.targets import components
+from nope_probe.models.load import load
 
 MODELS = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope")
 OTHERS = ("random", "mean", "zero")
@@ -46,6 +50,31 @@ def test_each_replacement_equals_an_edited_model(
 ) -> None:
     model, name = model_of(spec)
     assert not errors(model, tiny(name), replacement, covering(components(model)))
+
+
+@pytest.mark.parametrize("name", ["olmo", "olmoe"])
+def test_outputs_that_a_model_clips_in_place_are_clipped_alike(name: str, tmp_path: Path) -> None:
+    tiny = write_decoder(name, tmp_path, clip_qkv=0.5, num_key_value_heads=6)
+    model = load(str(tiny.folder)).model
+    for replacement in ("identity", "mean"):
+        assert not errors(model, tiny, replacement, [(weight,) for weight in WEIGHTS])
+
+
+def test_one_token_that_is_clipped_leaves_the_constant_as_it_is(tmp_path: Path) -> None:
+    tiny = write_decoder("olmo", tmp_path, clip_qkv=0.5)
+    model: Any = load(str(tiny.folder)).model
+    point = layers_of(model)[0].point("attn.q.hook_out")
+    written: list[torch.Tensor] = []
+
+    def keep(q: torch.Tensor, hook: object) -> None:
+        written.append(q.clone())
+
+    removal = Ablation(remove="w_q", replacement="mean")
+    with ablated(model, removal, tokens=tiny.tokens), hooks_attached([(point, keep)]):
+        model(tiny.tokens[:1, :1])
+        model(tiny.tokens[:1, :1])
+    assert written[0].abs().max() > 0.5
+    assert written[1].equal(written[0])
 
 
 @pytest.mark.every_combination

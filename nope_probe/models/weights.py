@@ -1,0 +1,175 @@
+"""The files of a model's weights: safetensors, in one file or several, and an adapter beside them.
+
+Only the tensors of the wanted layers are read, and only the files that hold them are opened, or
+downloaded from the Hub. Pickled weights are refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from nope_probe.errors import UserError
+from nope_probe.files import read_json, reading
+from nope_probe.models.names import ADAPTER, is_gguf
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_BLOCK = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+
+
+def read_weights(
+    source: str, *, n_layers: int | None = None, revision: str | None = None
+) -> dict[str, Tensor]:
+    """Read the tensors of a model, or of its first blocks.
+
+    In a sharded checkpoint, only the files that hold these tensors are opened, or downloaded from
+    the Hub.
+
+    Args:
+        source: a Hub id or a local folder.
+        n_layers: how many first blocks; all by default.
+        revision: a Hub revision.
+
+    Raises:
+        UserError: for pickled weights, or for a missing or broken file, which it names.
+    """
+    weights: dict[str, Tensor] = {}
+    index = find_file(source, INDEX, revision)
+    if index is not None:
+        for name, keys in shards_of(index, n_layers).items():
+            shard = find_file(source, name, revision)
+            if shard is None:
+                raise UserError(f"{source} lacks {name}, which its {INDEX} lists")
+            weights |= _read(shard, keys)
+        return weights
+    single = find_file(source, SINGLE, revision)
+    if single is None:
+        raise UserError(
+            f"{source} has no safetensors weights, and pickled ones (.bin) are refused; convert "
+            f'those that you trust: python -c "{_conversion(source)}"'
+        )
+    return _read(single, None, n_layers)
+
+
+def _conversion(source: str) -> str:
+    """Return the code that converts pickled weights; of the Hub's, into a folder of their name."""
+    folder, kinds = source, ["AutoModelForCausalLM"]
+    if not Path(source).is_dir():
+        folder, kinds = Path(source).name, ["AutoModelForCausalLM", "AutoTokenizer"]
+    saved = [f"{kind}.from_pretrained({source!r}).save_pretrained({folder!r})" for kind in kinds]
+    return "; ".join([f"from transformers import {', '.join(kinds)}", *saved])
+
+
+def shards_of(index: Path, n_layers: int | None) -> dict[str, list[str]]:
+    """Return the tensors to read from each file that is needed.
+
+    Raises:
+        UserError: for a broken index.
+    """
+    files: dict[str, list[str]] = {}
+    with reading(f"{index} is no valid index of safetensors files"):
+        for key, file in read_json(index)["weight_map"].items():
+            if is_wanted(key, n_layers):
+                files.setdefault(file, []).append(key)
+    return files
+
+
+def is_wanted(key: str, n_layers: int | None) -> bool:
+    """Return whether a tensor belongs to no block or to one of the first n_layers.
+
+    Example:
+        >>> is_wanted("model.layers.2.mlp.up_proj.weight", 2), is_wanted("model.norm.weight", 2)
+        (False, True)
+    """
+    block = _BLOCK.search(key)
+    return n_layers is None or block is None or int(block[1]) < n_layers
+
+
+def find_file(source: str, name: str, revision: str | None) -> Path | None:
+    """Return a file's path in a local folder, or in the cache after downloading it from the Hub.
+
+    Return None if there is no such file.
+    """
+    if Path(source).is_dir():
+        file = Path(source, name)
+        return file if os.path.isfile(file) else None
+    try:
+        return Path(hf_hub_download(source, name, revision=revision))
+    except LocalEntryNotFoundError:
+        if name in (INDEX, ADAPTER):  # offline, the cache of most models has neither
+            return None
+        raise
+    except EntryNotFoundError:
+        return None
+
+
+def _read(
+    file: Path, keys: list[str] | None = None, n_layers: int | None = None
+) -> dict[str, Tensor]:
+    """Read some tensors of a file, by default the tensors of the first blocks."""
+    with (
+        reading(f"{file} is a broken safetensors file"),
+        safetensors.safe_open(file, framework="pt") as opened,
+    ):
+        wanted = [k for k in opened.keys() if is_wanted(k, n_layers)] if keys is None else keys  # noqa: SIM118
+        return {key: opened.get_tensor(key) for key in wanted}
+
+
+def merge_adapter(
+    source: str, model: PreTrainedModel, n_layers: int | None = None, revision: str | None = None
+) -> tuple[PreTrainedModel, str | None, set[str]]:
+    """Add the adapter in a model's folder to the model's weights, as transformers does.
+
+    Return the model, the adapter's kind (such as `LORA`; None without an adapter) and the adapter's
+    tensors that the model does not use.
+
+    Args:
+        source: a Hub id or a local folder.
+        model: its model, or the model's first layers; changed in place.
+        n_layers: how many first layers the model has; all by default.
+        revision: a Hub revision.
+
+    Raises:
+        UserError: without the package peft, or for an adapter that does not fit the model or whose
+            effect is not one on weights.
+    """
+    described = None if is_gguf(source) else find_file(source, ADAPTER, revision)
+    if described is None:
+        return model, None, set()
+    if find_spec("peft") is None:
+        raise UserError(
+            f"{source} has an adapter ({ADAPTER}), which needs the package peft: "
+            "pip install 'nope-probe[adapters]'"
+        )
+    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict
+    from peft import set_peft_model_state_dict as set_weights
+
+    config = PeftConfig.from_pretrained(str(described.parent), inference_mode=True)
+    kind = str(getattr(config.peft_type, "value", config.peft_type))
+    file = find_file(source, _ADAPTER_WEIGHTS, revision)
+    if file is None:
+        raise UserError(f"{source} has an adapter ({ADAPTER}) without {_ADAPTER_WEIGHTS}")
+    weights = _read(file, None, n_layers)
+    if not weights:  # the adapter changes later layers alone
+        return model, kind, set()
+    adapted: Any = None if config.is_prompt_learning else get_peft_model(model, config)
+    if not hasattr(adapted, "merge_and_unload"):
+        raise UserError(
+            f"{source} has an adapter of the kind {kind}, which adds no numbers to weights: only "
+            "adapters that do, such as LORA, are read"
+        )
+    lacking = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - weights
+    if lacking:
+        raise UserError(f"the adapter of {source} lacks weights, such as {min(lacking)}")
+    loaded = set_weights(adapted, weights)
+    return adapted.merge_and_unload(safe_merge=True), kind, set(loaded.unexpected_keys)

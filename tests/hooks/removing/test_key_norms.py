@@ -1,0 +1,79 @@
+"""W_K is replaced where keys are normed, if a key head per query head has a norm of its own."""
+
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from support.decoders import write_decoder
+from support.edited_model import projections
+from support.plain_attention import plain_attention
+from support.rounding import NETWORK, assert_same
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from nope_probe import Ablation, ablated, capture_scores, load
+from nope_probe.hooks.removing.replacements import Place
+
+
+def with_a_key_head_per_query_head(hf: PreTrainedModel, w_k: dict[int, Tensor]) -> PreTrainedModel:
+    """Return plain transformers' model of as many key heads, with weights of keys set by hand."""
+    config, group = deepcopy(hf.config), 6 // hf.config.num_key_value_heads
+    config.num_key_value_heads = 6
+    copied = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    theirs = hf.state_dict()
+    with torch.no_grad():
+        for name, parameter in copied.named_parameters():
+            given = theirs[name]
+            if parameter.shape != given.shape:  # key and value heads, and their norms
+                per_head = given.unflatten(0, (hf.config.num_key_value_heads, -1))
+                given = per_head.repeat_interleave(group, 0).flatten(0, 1)
+            parameter.copy_(given)
+        for layer, weight in w_k.items():
+            projections(copied, layer)["w_k"].weight.copy_(weight)
+            attn = copied.model.layers[layer].self_attn
+            if len(attn.k_norm.weight) > attn.head_dim:
+                attn.k_norm = OfEachHead(hf.model.layers[layer].self_attn.k_norm)
+    return copied
+
+
+class OfEachHead(nn.Module):
+    """Norms every key head as the model norms its only one."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, keys: Tensor) -> Tensor:
+        return torch.cat([self.norm(head) for head in keys.chunk(6, -1)], -1)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_kv_heads"),
+    [
+        ("gemma3_text", 1),  # Gemma 3 of 270M and 1B
+        ("qwen3", 1),
+        ("qwen3", 2),
+        ("qwen3", 3),
+        ("olmo2", 1),  # normed before heads are told apart
+    ],
+)
+def test_removing_w_k_behind_a_norm_equals_an_edited_model(
+    name: str, n_kv_heads: int, tmp_path: Path
+) -> None:
+    tiny = write_decoder(name, tmp_path, num_key_value_heads=n_kv_heads)
+    model, drawn = load(str(tiny.folder)).model, dict[int, Tensor]()
+
+    def draw(weight: Tensor, place: Place) -> Tensor:
+        rows = torch.randn(6, *weight.shape[1:], generator=place.generator) / 7
+        drawn[place.layer.index] = rows.mT.flatten(0, 1)
+        return rows
+
+    with ablated(model, Ablation(remove="w_k", replacement=draw)):
+        maps, logits = capture_scores(model, tiny.tokens).mean, model(tiny.tokens)
+    plain = with_a_key_head_per_query_head(tiny.hf, drawn)
+    expected = [layer.map for layer in plain_attention(plain, tiny.tokens).values()]
+    assert_same(maps, torch.stack(expected), NETWORK)
+    assert_same(logits, plain(tiny.tokens).logits.detach(), NETWORK)
+    intact = [layer.map for layer in plain_attention(tiny.hf, tiny.tokens).values()]
+    assert_same(capture_scores(model, tiny.tokens).mean, torch.stack(intact), NETWORK)

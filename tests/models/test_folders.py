@@ -1,0 +1,215 @@
+"""All of a model's folder is read, or what is not read is refused in a line that says what to do."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.command_line import refused, run_command
+from support.decoders import write_decoder
+from support.rounding import NETWORK
+from support.tiny_models import CONFIGS, ByName, distance, plain, randomised, tokenizer, tokens
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from nope_probe import capture_scores, scores, sequences
+from nope_probe.errors import UserError
+from nope_probe.files import read_json
+from nope_probe.models.load import load
+
+WEIGHTS = "model.safetensors"
+RUN = ("--data", "random", "--n-seqs", 8, "--seq-len", 16, "--layers", 1)
+
+
+@pytest.fixture
+def folder(tiny: ByName, tmp_path: Path) -> Path:
+    """A copy of a valid model's folder, to be changed."""
+    return Path(copytree(tiny("qwen3").folder, tmp_path / "model"))
+
+
+ADAPTERS = {
+    "LORA": peft.LoraConfig(
+        r=3, lora_alpha=17, target_modules=["q_proj", "k_proj"], init_lora_weights=False
+    ),
+    "LORA-with-embedding-and-head": peft.LoraConfig(
+        r=2,
+        target_modules=["v_proj", "embed_tokens"],
+        modules_to_save=["lm_head"],
+        init_lora_weights=False,
+        use_dora=True,
+    ),
+    "IA3": peft.IA3Config(
+        target_modules=["k_proj", "down_proj"],
+        feedforward_modules=["down_proj"],
+        init_ia3_weights=False,
+    ),
+}
+
+
+def add_adapter(folder: Path, config: Any) -> PreTrainedModel:
+    """Put an adapter of random numbers into a model's folder, and return transformers' model."""
+    torch.manual_seed(3)
+    adapted = peft.get_peft_model(plain(folder), config)
+    for name, parameter in adapted.named_parameters():
+        if "modules_to_save" in name or "ia3" in name:
+            parameter.requires_grad_(False).add_(0.3 * torch.randn(parameter.shape))
+    adapted.save_pretrained(str(folder))
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_an_adapter_in_the_folder_is_applied_as_transformers_applies_it(
+    kind: str, folder: Path
+) -> None:
+    base, inputs = plain(folder)(tokens(5)).logits, tokens(5)
+    expected = add_adapter(folder, ADAPTERS[kind])(inputs).logits
+    loaded = load(str(folder))
+    assert loaded.info.adapter == kind.partition("-")[0]
+    assert distance(loaded.model(inputs), expected) <= NETWORK
+    assert distance(base, expected) > 0.01
+
+
+def test_the_first_layers_have_their_part_of_the_adapter(folder: Path) -> None:
+    expected = add_adapter(folder, ADAPTERS["LORA"])
+    hidden = expected.model(tokens(5), output_hidden_states=True).hidden_states[1]
+    loaded = load(str(folder), n_layers=1)
+    _, cache = loaded.model.run_with_cache(tokens(5), names_filter="blocks.0.hook_resid_post")
+    assert distance(cache["blocks.0.hook_resid_post"], hidden) <= NETWORK
+
+
+def test_an_adapter_without_peft_is_refused_with_what_to_install(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_adapter(folder, ADAPTERS["LORA"])
+    monkeypatch.setattr("nope_probe.models.weights.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs the package peft: pip install 'nope-probe\[adap"):
+        load(str(folder))
+
+
+def test_an_adapter_alone_is_refused_with_the_name_of_its_base(
+    folder: Path, tmp_path: Path
+) -> None:
+    add_adapter(folder, ADAPTERS["LORA"])
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match=r"holds an adapter alone: copy the files of its base mod"):
+        load(str(folder))
+
+
+def test_an_adapter_that_is_not_of_the_model_or_adds_no_numbers_to_weights_is_refused(
+    folder: Path,
+) -> None:
+    add_adapter(folder, ADAPTERS["LORA"])
+    file = folder / "adapter_model.safetensors"
+    stored = load_file(file)
+    name = min(stored)
+    save_file({key: value for key, value in stored.items() if key != name}, file)
+    with pytest.raises(UserError, match=rf"the adapter of {folder} lacks weights, such as {name}"):
+        load(str(folder))
+    other = name.replace("q_proj", "g_proj").replace("k_proj", "g_proj")
+    save_file(stored | {other: stored[name].clone()}, file)
+    with pytest.raises(UserError, match=r"tensors that a Qwen3ForCausalLM does not use, such as"):
+        load(str(folder))
+    assert load(str(folder), allow_unused=True).info.unused == (other,)
+    add_adapter(folder, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5))
+    with pytest.raises(UserError, match="an adapter of the kind PROMPT_TUNING, which adds no"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.0.self_attn.sinks", "model.layers.1.pre_norm.weight", "score.weight"]
+)
+def test_a_tensor_that_the_model_does_not_use_is_refused_or_named_in_the_manifest(
+    name: str, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stored = load_file(folder / WEIGHTS)
+    save_file(stored | {name: torch.ones(6)}, folder / WEIGHTS, metadata={"format": "pt"})
+    line = refused(capfd, tmp_path / "runs", scores, "--model", folder, *RUN, "--layers", 2)
+    assert line.startswith(f"{folder} has tensors that a Qwen3ForCausalLM does not use, such as")
+    run_command(
+        scores, "--model", folder, *RUN, "--layers", 2, "--allow-unused", "--out", tmp_path / "run"
+    )
+    manifest = read_json(tmp_path / "run" / "manifest.json")
+    assert manifest["model"]["unused"] == [name]
+    assert manifest["settings"]["allow_unused"] is True
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [("gpt2", "transformer.h.0.attn.bias"), ("gptj", "transformer.h.1.attn.masked_bias")],
+)
+def test_stored_causal_masks_and_frequencies_are_no_tensors_that_are_left_out(
+    model_type: str, name: str, tmp_path: Path
+) -> None:
+    file = write_decoder(model_type, tmp_path).folder / WEIGHTS
+    save_file(load_file(file) | {name: torch.ones(7)}, file, metadata={"format": "pt"})
+    assert load(str(file.parent)).info.unused == ()
+
+
+def test_the_context_of_mpt_is_its_configurations(tmp_path: Path) -> None:
+    loaded = load(str(write_decoder("mpt", tmp_path, max_seq_len=37).folder))
+    assert (loaded.info.n_ctx, loaded.model.cfg.n_ctx) == (37, 37)
+
+
+def test_a_model_without_tokenizer_runs_on_random_tokens_and_on_given_ones(
+    tiny: ByName, folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    loaded, inputs = load(str(folder)), tokens(7)
+    assert loaded.tokenizer is None
+    expected = capture_scores(load(str(tiny("qwen3").folder)).model, inputs, n_folds=1).mean
+    actual = capture_scores(loaded.model, inputs, n_folds=1).mean
+    assert torch.equal(actual.nan_to_num(), expected.nan_to_num())
+    run_command(scores, "--model", folder, *RUN, "--out", tmp_path / "run")
+    assert read_json(tmp_path / "run" / "manifest.json")["data"]["name"] == "random"
+    drawn = sequences("random", tokenizer=None, d_vocab=loaded.info.d_vocab, n_seqs=101).inputs
+    assert drawn.unique().tolist() == list(range(loaded.info.d_vocab))
+    line = refused(capfd, tmp_path / "runs", scores, "--model", folder)
+    assert line.startswith("a model without tokenizer takes no text: use --data random")
+
+
+def test_added_special_tokens_beyond_the_embedding_are_never_drawn(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = tokenizer()
+    made.add_special_tokens({"pad_token": "<pad>", "extra_special_tokens": ["<turn>"]})
+    made.save_pretrained(folder)
+    loaded = load(str(folder))
+    assert len(loaded.tokenizer) == loaded.info.d_vocab + 2
+    drawn = sequences("random", tokenizer=loaded.tokenizer, n_seqs=101).inputs
+    assert int(drawn.max()) == loaded.info.d_vocab - 1
+    (tmp_path / "text.txt").write_text("a<turn>b" * 999)
+    flags = ("--data", tmp_path / "text.txt", "--n-seqs", 8, "--seq-len", 16, "--layers", 1)
+    line = refused(capfd, tmp_path / "runs", scores, "--model", folder, *flags)
+    assert line == "token 264: the model's tokens are from 0 to 262"
+
+
+def test_a_bos_token_beyond_the_embedding_is_refused(folder: Path) -> None:
+    made = tokenizer()
+    made.add_special_tokens({"bos_token": "<first>"})
+    made.save_pretrained(folder)
+    with pytest.raises(UserError, match="has ids up to 263, but the model embeds only 263 tokens"):
+        load(str(folder))
+
+
+def test_pickled_weights_are_refused_with_the_command_that_converts_them(folder: Path) -> None:
+    expected = plain(folder)(tokens(5)).logits
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(UserError, match=r"pickled ones \(.bin\) are refused") as error:
+        load(str(folder))
+    python, *arguments = shlex.split(str(error.value).partition("you trust: ")[2])
+    assert python == "python"
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+    assert distance(load(str(folder)).model(tokens(5)), expected) <= NETWORK
+
+
+def test_a_configuration_that_names_no_class_is_that_of_its_type(tmp_path: Path) -> None:
+    folder = write_decoder("gemma3_text", tmp_path, architectures=None).folder
+    assert load(str(folder)).info.architecture == "Gemma3ForCausalLM"
+    assert randomised(CONFIGS["llama"]()).config.architectures is None

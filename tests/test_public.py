@@ -1,0 +1,182 @@
+"""What is public: its names, and a line for what its functions cannot take."""
+
+from collections.abc import Callable, Iterator
+from inspect import isclass, isfunction, unwrap
+from types import ModuleType
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from test_choices import Names
+
+import nope_probe
+from nope_probe import (
+    Ablation,
+    ablated,
+    attribute,
+    capture_attention,
+    capture_scores,
+    difference,
+    figures,
+    load,
+    measure,
+    measure_heads,
+    row_centred,
+    split_attention,
+)
+from nope_probe.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("unenforced")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return load("rope-tiny", n_layers=2).model
+
+
+@pytest.fixture(scope="module")
+def tokens() -> torch.Tensor:
+    return torch.randint(5, 90, (7, 13), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def maps(model: Any, tokens: torch.Tensor) -> Any:
+    return capture_scores(model, tokens, per_head=True)
+
+
+def classes_in(hint: Any) -> Iterator[type]:
+    if isclass(hint) and hint.__module__.startswith("nope_probe."):
+        yield hint
+    for part in get_args(hint):
+        yield from classes_in(part)
+
+
+@pytest.mark.parametrize("package", [nope_probe, figures])
+def test_the_classes_that_public_functions_return_are_public_too(package: ModuleType) -> None:
+    returned = set()
+    for name in package.__all__:
+        function = getattr(package, name)
+        if isfunction(function):
+            hints = get_type_hints(unwrap(function), localns=Names(unwrap(function).__globals__))
+            returned |= {*classes_in(hints["return"])}
+    assert len(returned) >= {"nope_probe": 15, "nope_probe.figures": 1}[package.__name__]
+    for found in returned:
+        assert getattr(package, found.__name__) is found
+
+
+@pytest.mark.parametrize("package", [nope_probe, figures])
+def test_a_package_shows_its_public_names_and_nothing_that_it_imports(package: ModuleType) -> None:
+    shown = {name for name in dir(package) if not name.startswith("__")}
+    assert shown == {*package.__all__}
+
+
+@pytest.mark.parametrize("given", ["mask", ["mask"], ("mask", "mlp")])
+def test_names_of_components_are_ablated_as_an_ablation_that_removes_them(
+    given: Any, model: Any, tokens: torch.Tensor
+) -> None:
+    with ablated(model, given) as without:
+        found = without(tokens)
+    with ablated(model, Ablation(remove=given)):
+        assert torch.equal(model(tokens), found)
+    assert not torch.equal(model(tokens), found)
+
+
+def scaled(weight: torch.Tensor, place: Any, factor: float = 2.0) -> torch.Tensor:
+    return factor * weight
+
+
+def test_numbers_of_any_kind_and_functions_of_two_arguments_are_taken() -> None:
+    for layers in ([0, 1], range(2), np.arange(2), {0: None}.keys()):
+        assert Ablation(remove="w_q", layers=layers).layers is layers  # type: ignore[arg-type]
+    for heads in ({0: [1]}, {np.int64(0): np.arange(2)}):
+        assert Ablation(remove="w_q", heads=heads).heads is heads  # type: ignore[arg-type]
+    for replacement in (scaled, lambda *both: both[0], torch.ones(3), torch.nn.Bilinear(1, 1, 1)):
+        assert Ablation(remove="w_q", replacement=replacement).replacement is replacement
+
+
+LAYERS = r"expected the numbers of layers, such as \[0, 1\], got "
+FOLDS = r"expected maps of `capture_scores`, or fold means \[fold, layer, row, key_pos\], got "
+MEANS = r"expected maps of `capture_scores`, or mean scores \[layer, row, key_pos\], got "
+PLACE = "a replacement is called with a weight and its place: write it as `lambda weight, place: "
+HEADS = r"expected heads by layer, such as {0: \[1, 3\]}, got "
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": 1}, LAYERS + "1"),
+        ({"layers": "01"}, LAYERS + "'01'"),
+        ({"layers": [0.0]}, LAYERS),
+        ({"heads": [(0, 1)]}, HEADS + r"\[\(0, 1\)\]"),
+        ({"heads": {"0": [1]}}, LAYERS + r"\['0'\]"),
+        ({"heads": {0: 1}}, r"heads of L0: expected their numbers, such as \[1, 3\], got 1"),
+        ({"heads": {0: ["1"]}}, "heads of L0: expected their numbers"),
+        ({"replacement": lambda weight: weight}, PLACE),
+        ({"replacement": lambda weight, place, more: weight}, PLACE),
+        (
+            {"replacement": 5},
+            "a replacement is identity, random, mean, zero, a tensor, or a .* int",
+        ),
+        ({"seed": "3"}, "seed '3': expected a whole number"),
+        ({"remove": ["mask"], "prefix": "3"}, "prefix '3': expected a whole number"),
+        ({"remove": 5}, "expected the names of components to remove, got 5"),
+        ({"remove": ["mask", 5]}, "expected the names of components to remove, got 5"),
+    ],
+)
+def test_an_ablation_of_other_kinds_is_refused_in_a_line(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=f"^{message}") as error:
+        Ablation(**{"remove": "w_q", **options})
+    assert "\n" not in str(error.value)
+
+
+CALLS: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
+    "capture_scores": (lambda m, t, _: capture_scores(m, t, layers=1), LAYERS + "1"),  # type: ignore[arg-type]
+    "capture_attention": (lambda m, t, _: capture_attention(m, t, layers="1"), LAYERS + "'1'"),  # type: ignore[arg-type]
+    "ablated": (
+        lambda m, t, _: ablated(m, 5).__enter__(),
+        r"expected an Ablation, or the components to remove, such as \['mask', 'w_q'\], got int",
+    ),
+    "measure mean": (lambda m, t, maps: measure(maps.mean), FOLDS + r"Tensor \[2, 13, 13\]"),
+    "measure heads": (lambda m, t, maps: measure(maps.per_head), FOLDS + "Tensor"),
+    "measure array": (lambda m, t, maps: measure(maps.folds.numpy()), FOLDS + "ndarray"),
+    "measure_heads": (lambda m, t, maps: measure_heads(maps.mean), FOLDS + "Tensor"),
+    "split_attention": (
+        lambda m, t, maps: split_attention(maps),
+        "expected maps of `capture_attention`, got ScoreMaps",
+    ),
+    "attribute": (
+        lambda m, t, maps: attribute([maps]),  # type: ignore[arg-type]
+        "expected maps by the removed components, .* got list",
+    ),
+    "attribute means": (lambda m, t, maps: attribute({(): maps.mean}), FOLDS),
+    "row_centred": (lambda m, t, maps: row_centred(maps), "expected a tensor .* got ScoreMaps"),
+    "difference": (lambda m, t, maps: difference(maps.mean, maps), "expected maps of `capture_s"),
+    "score_maps": (lambda m, t, maps: figures.score_maps(maps.per_head), MEANS + "Tensor"),
+    "score_maps of one": (lambda m, t, maps: figures.score_maps(maps.mean[0]), MEANS + "Tensor"),
+    "score_maps of None": (lambda m, t, maps: figures.score_maps(None), MEANS + "None"),
+    "fixed_scale_maps": (
+        lambda m, t, maps: figures.fixed_scale_maps(maps.folds, title="t"),
+        MEANS + "Tensor",
+    ),
+    "term_maps": (
+        lambda m, t, maps: figures.term_maps({"mask": maps.per_head}, title="t"),
+        MEANS + "Tensor",
+    ),
+    "term_maps without names": (
+        lambda m, t, maps: figures.term_maps(maps, title="t"),
+        "expected maps by name, such as {'mask': maps}, got ScoreMaps",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_argument_of_another_kind_is_refused_in_a_line(
+    call: str, model: Any, tokens: torch.Tensor, maps: Any
+) -> None:
+    function, message = CALLS[call]
+    with pytest.raises((UserError, TypeError), match=f"^{message}") as error:
+        function(model, tokens, maps)
+    assert "\n" not in str(error.value)
