@@ -43,14 +43,15 @@ from nope_probe import figures, gaussian, load, simulate_scores, theory_scores
 # exchangeable, and no mask has acted on them yet. Every later layer has a pattern.
 
 # %%
-theory = theory_scores(torch.tensor([0.2]).double(), 50, 4)[0]
+n_pos = 50
+theory = theory_scores(torch.tensor([0.2]).double(), n_pos, 4)[0]
 figures.score_maps(theory, title="Theory, alpha = 0.2")
 
 # %% [markdown]
 # The last query's scores for keys 0, 10, ... 40, per layer: they rise towards the query.
 
 # %%
-theory[:, -1, 0:50:10]
+theory[:, -1, 0:n_pos:10]
 
 # %% [markdown]
 # **Exercise.** Why is L0 flat? What would have to be true of the inputs for it not to be?
@@ -71,7 +72,7 @@ theory[:, -1, 0:50:10]
 
 # %%
 alphas = torch.arange(10).double() / 10
-by_alpha = theory_scores(alphas, 50, 2)[:, 1]
+by_alpha = theory_scores(alphas, n_pos, 2)[:, 1]
 figures.sweep_maps(by_alpha, alphas.tolist(), name="alpha", title="Theory: L1", first=2)
 
 # %% [markdown]
@@ -82,7 +83,7 @@ figures.sweep_maps(by_alpha, alphas.tolist(), name="alpha", title="Theory: L1", 
 
 # %%
 model = load("parameter-free").model
-simulation = simulate_scores(model, alpha=0.2, seq_len=50, n_samples=256, seed=0)
+simulation = simulate_scores(model, alpha=0.2, seq_len=n_pos, n_samples=256, seed=0)
 display(simulation.best)
 figures.score_maps(simulation.best, title="256 samples, alpha = 0.2")
 

@@ -143,11 +143,12 @@ pd.DataFrame(
 # positional pattern, which is a score map less each row's mean.
 
 # %%
-even = torch.ones(40, 40).tril()
+n_pos = tokens.shape[1]
+even = torch.ones(n_pos, n_pos).tril()
 even /= even.sum(-1, keepdim=True)
 patch = (
     "blocks.0.attn.hook_pattern",
-    lambda t, hook: t.index_copy(1, torch.tensor([0]), even.expand(len(t), 1, 40, 40)),
+    lambda t, hook: t.index_copy(1, torch.tensor([0]), even.expand(len(t), 1, n_pos, n_pos)),
 )
 with model.hooks(fwd_hooks=[patch]):
     patched = capture_scores(model, tokens, documents=data.documents)

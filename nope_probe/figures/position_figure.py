@@ -138,7 +138,7 @@ def position_circuit(
     traces: Traces = [(trace, {ALL, *readers}) for trace in (*_legend(edges), nodes)]
     limits: dict[str, float] = {}
     traces += _edge_traces(
-        edges, paths, views, Labels(places, nodes, paths, edges["width"].to_dict(), views)
+        edges, paths, views, Labels(places, nodes, paths, edges["width"].to_dict(), views), first
     )
     for name in readers:
         chosen = {name, ALL} if name == first else {name}
@@ -279,16 +279,19 @@ def _edge_traces(
     paths: Mapping[Hashable, Sequence[Point]],
     views: Mapping[Hashable, Sequence[str]],
     labels: Labels,
+    first: str,
 ) -> Traces:
     """Return the edges of all readers, and above them the labels of each view.
 
-    A stronger edge gets its label first. Without a free place, the share shows on hovering.
+    The edges of the reader that is shown at first get their labels first, then stronger edges.
+    Without a free place, the share shows on hovering.
     """
     traces = Traces()
-    for at in edges["share"].abs().sort_values(ascending=False, kind="stable").index:
+    ranked = edges["share"].abs() + edges["share"].abs().max() * (edges["reader"] == first)
+    for at in ranked.sort_values(ascending=False, kind="stable").index:
         edge = edges.loc[at]
         text = f"{100 * edge['share']:+.0f}%"
-        text = text if edge["into"] else f"{edge['writer']} {text}"
+        text = text if edge["into"] else f"{edge['writer']}<br>{text}"
         placed = [view for view in views[at] if labels.place(view, at, text)]
         is_above = edge["into"] == "" and placed == views[at]
         labels.write([] if is_above else placed, text)

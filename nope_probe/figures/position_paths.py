@@ -76,7 +76,7 @@ def edge_paths(
     for at, edge in edges.iterrows():
         x, y = places[edge["reader"]]
         if not edge["into"]:
-            paths[at] = [(x - LEFT, 1.22), (x - LEFT, BOX[1])]
+            paths[at] = [(x - LEFT, 1.18), (x - LEFT, BOX[1])]
             continue
         if "H" not in edge["reader"]:
             y = BOX[0] + 0.08 + 0.6 * share[at]
@@ -196,8 +196,9 @@ class Labels:
 
     def _box(self, point: Point, text: str) -> Box:
         """Return the left, right, lower and upper end of a label above a point."""
-        half, (x, y) = self.width * len(text) / 2, point
-        return x - half, x + half, y, y + self.height
+        lines, (x, y) = text.split("<br>"), point
+        half = self.width * max(map(len, lines)) / 2
+        return x - half, x + half, y, y + self.height * len(lines)
 
     def place(self, view: str, at: Hashable, text: str) -> bool:
         """Return whether a label has a place at an edge, near its middle; it is taken then.

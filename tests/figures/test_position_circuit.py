@@ -110,10 +110,37 @@ def test_rope_has_an_edge_of_its_own_into_each_reader() -> None:
     writers[numbers] *= 0.05
     figure = position_circuit(traced.terms_table("rope"), writers, maps=traced.maps("rope"))
     rope = edges(figure, "all")["RoPE to L2"]
-    assert "RoPE +103%" in rope.text
+    assert "RoPE<br>+103%" in rope.text
     assert list(rope.x) == [2, 2]
     assert rope.y[-1] == figure.layout.shapes[2].y1
     assert not {name for name in edges(figure, "all") if "keys" in name}
+
+
+@pytest.mark.parametrize("of_first", [1.0, 0.5])
+@pytest.mark.parametrize("n_layers", [4, 30])
+def test_the_reader_of_the_headline_has_its_label_beside_all_readers(
+    n_layers: int, of_first: float
+) -> None:
+    """Layers near the strongest reader have larger shares, whose labels would stand in its way."""
+    rows = traced.terms_table("rope").query("layer == 1 and term in ['rotation', 'all']")
+    strongest, tables = n_layers // 2, []
+    numbers = ["share", "share_low", "share_high"]
+    for layer in range(n_layers):
+        table = rows.assign(layer=layer, rms=2.0 if layer == strongest else 1.0)
+        table.loc[table["term"] == "rotation", numbers] = of_first if layer == strongest else 1.04
+        tables.append(table)
+    figure = position_circuit(pd.concat(tables), traced.writers_table().iloc[:0])
+    labels = {
+        (x, text)
+        for trace in shown(figure, "all")
+        if isinstance(trace, go.Scatter) and trace.text is not None
+        for x, text in zip(trace.x, trace.text, strict=True)
+        if "RoPE" in text
+    }
+    assert (strongest, f"RoPE<br>{100 * of_first:+.0f}%") in labels
+    if n_layers == 4:
+        others = {(layer, "RoPE<br>+104%") for layer in range(4) if layer != strongest}
+        assert others < labels
 
 
 def test_an_edge_that_is_not_told_from_zero_is_not_drawn() -> None:
@@ -190,7 +217,11 @@ def test_no_label_of_30_layers_lies_over_another_in_any_view(
     n_labels = []
     for view in views:
         boxes = [
-            (x * across / (right - left), y * down / (high - low), 6 * len(text))
+            (
+                x * across / (right - left),
+                y * down / (high - low),
+                6 * max(map(len, text.split("<br>"))),
+            )
             for trace in shown(figure, view)
             if isinstance(trace, go.Scatter) and trace.text is not None and "%" in str(trace.text)
             for x, y, text in zip(trace.x, trace.y, trace.text, strict=True)

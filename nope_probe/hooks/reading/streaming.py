@@ -19,7 +19,6 @@ from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     HookPoint,
     hooks_attached,
-    used_alone,
 )
 from nope_probe.hooks.layers.model import (
     Inputs,
@@ -29,6 +28,7 @@ from nope_probe.hooks.layers.model import (
     tapped,
 )
 from nope_probe.hooks.layers.tap import StopForward, taps_read
+from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.maps.folds import State, under
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from nope_probe.hooks.layers.hook_points import Model, used_alone
+from nope_probe.hooks.layers.hook_points import Model
+from nope_probe.hooks.layers.threads import used_alone
 
 STD = 0.02  # initializer_range of transformers' Llama, GPT-2, Qwen, Phi and most others
 
