@@ -354,7 +354,7 @@ def test_mistakes_are_one_line_before_anything_is_run(
         ("run_ablations", {"remove": 5}, r"remove \(5,\): expected a text or None"),
         ("run_ablations", {"query_rows": 1.5}, "query_rows 1.5: expected a whole number or None"),
         ("run_ablations", {"seed": None}, "seed None: expected a whole number"),
-        ("run_ablations", {"n_seqs": True}, "n_seqs True: expected a whole number or auto"),
+        ("run_ablations", {"n_seqs": True}, "n_seqs True: expected a whole number"),
         ("run_behaviour", {"alpha": "0"}, "alpha '0': expected a number"),
         ("run_behaviour", {"data": Path("x")}, r"data .*Path\('x'\): expected a text"),
         ("run_trace", {"out": 5}, "out 5: expected a path or None"),
