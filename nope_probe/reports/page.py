@@ -157,7 +157,7 @@ def explorer_section(explorer: Explorer | None) -> Iterator[Section]:
     """Yield a page's section with the explorer, if there is one."""
     if explorer is not None:
         yield Section(
-            title="Try it: switch components off",
+            title="Try it: choose what is removed",
             html=explorer.frame(),
             caption="All maps and numbers were computed by the run and are in this page.",
         )

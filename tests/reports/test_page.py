@@ -15,7 +15,7 @@ import pytest
 from support.chromium import needs_chromium, opened
 
 from nope_probe.experiments.ablation import sections
-from nope_probe.figures.explorer import Explorer
+from nope_probe.figures.explorer import Explorer, RemovedMaps
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Lead, Listing, Section, page, positions
@@ -130,19 +130,26 @@ def test_sections_go_from_sources_over_weights_to_controls_and_only_the_first_ar
     reader = Reader(html)
     title, *headings = reader.headings
     assert "tiny & small" in title
-    about = ("Shares of the sources", "Circuits", "Players", "Measures", "Controls", "How to read")
+    about = (
+        "Lost without each source",
+        "What each source makes",
+        "Lost without each weight",
+        "Measures",
+        "Control",
+        "How to read",
+    )
     places = [next(i for i, h in enumerate(headings) if h.startswith(start)) for start in about]
     assert places == sorted(places)
     where = [html.index(part) for part in ("RoPE brings 97%", "<figure>", 'id="manifest"')]
     assert where == sorted(where)
     folded = re.findall(r'<section id="section-(\d+)"[^>]*><details class="fold">', html)
-    assert [int(number) for number in folded] == list(range(3, 13))
+    assert [int(number) for number in folded] == list(range(4, 10))
     contents = [link["href"] for link in reader.all("a")]
     assert contents == ["#main"]
 
 
 def test_maps_are_drawn_as_they_are_given(html: str) -> None:
-    given = maps(2, 11)["source/mask"]
+    given = maps(2, 11)["term/mask"]
     specs = re.findall(r'<script type="application/json">(.*?)</script>', html, re.S)
     traces = [trace for spec in specs for trace in json.loads(spec)["data"]]
     drawn = [t["z"] for t in traces if t["type"] == "heatmap" and t["name"] == "causal mask"]
@@ -154,7 +161,7 @@ def test_maps_are_drawn_as_they_are_given(html: str) -> None:
 def test_every_figure_has_a_text_alternative(html: str) -> None:
     reader = Reader(html)
     plots = [item for item in reader.all("div") if item.get("class") == "plot"]
-    assert len(plots) == len(reader.all("figure")) == 13
+    assert len(plots) == len(reader.all("figure")) == 10
     assert all(len(str(plot["aria-label"])) > 40 for plot in plots)
     assert reader.all("html")[0]["lang"] == "en"
     assert len(reader.all("main")) == len(reader.all("h1")) == 1
@@ -203,25 +210,28 @@ def test_a_browser_draws_every_figure_and_the_explorer_first_in_a_frame_as_high_
     tmp_path: Path,
 ) -> None:
     below = np.where(np.tri(11, k=-1) > 0, np.arange(11.0), np.nan)
-    view = SwitchedMaps(
+    view = RemovedMaps(
+        conditions=("intact", "mask"),
+        labels=("nothing", "causal mask"),
         layers=(0, 1),
         panels=("mean",),
         maps=np.stack([below, 0 * below])[:, None, None].repeat(2, axis=1),
-        measures=np.ones((2, 2, 1, 3, 3)),
+        leads=np.ones((2, 2, 1, 11)),
+        measures=np.ones((2, 2, 1, 4, 3)),
     )
-    explorer = Explorer(title="t", players={"mask": ["mask"]}, view=view)
+    explorer = Explorer(title="t", view=view)
     html = report(layers=5, explorer=explorer)
-    assert Reader(html).headings[1] == "Try it: switch components off"
+    assert Reader(html).headings[1] == "Try it: choose what is removed"
     script = """<script>setTimeout(() => {
       const frame = document.querySelector("iframe.explorer");
       const inside = frame.contentDocument;
-      inside.querySelector("[data-player=mask]").click();
+      inside.querySelector("[data-removed=mask]").click();
       document.body.dataset.removed = inside.body.dataset.removed;
       document.body.dataset.missing = inside.documentElement.scrollHeight - frame.clientHeight;
     }, 500)</script></body>"""
     elements = opened(html.replace("</body>", script), tmp_path, height=12000)
-    assert 'data-removed="1"' in elements
+    assert 'data-removed="mask"' in elements
     assert int(re.findall(r'data-missing="(-?\d+)"', elements)[0]) <= 0
-    assert elements.count('class="plot js-plotly-plot"') == elements.count("<figure>") == 13
+    assert elements.count('class="plot js-plotly-plot"') == elements.count("<figure>") == 10
     ranges = [item for item in Reader(elements).all("input") if item.get("type") == "range"]
     assert {slider["max"] for slider in ranges} == {"4"}
