@@ -143,8 +143,8 @@ def sequences(
     """
     if tokenizer is None and (source != "random" or d_vocab is None):
         raise UserError(
-            "a model without tokenizer takes no text: use --data random, for a parameter-free model "
-            "--data gaussian, or from Python tokens"
+            "a model without tokenizer takes no text: use --data random (in Python, "
+            "sequences('random', d_vocab=...) or tokens); for a parameter-free model --data gaussian"
         )
     generator = torch.Generator().manual_seed(seed)
     begins = begins_with_bos(tokenizer, bos)
@@ -173,7 +173,7 @@ def sequences(
         tokens, from_documents = windows.tokens, windows.documents
     if shuffle:
         tokens = permuted(tokens, generator)
-    if begins:
+    if begins and tokenizer is not None:
         tokens = torch.nn.functional.pad(tokens, (1, 0), value=tokenizer.bos_token_id)
     name = source + (" packed" if pack else "") + (" shuffled" if shuffle else "")
     kind: Kind = "shuffled" if shuffle else "random" if source == "random" else "text"
@@ -282,7 +282,7 @@ def ordinary_tokens(
         UserError: for a tokenizer of special tokens alone.
     """
     if tokenizer is None:
-        return torch.arange(d_vocab)
+        return torch.arange(d_vocab or 0)
     special = set(tokenizer.all_special_ids)
     ordinary = torch.tensor([t for t in range(len(tokenizer)) if t not in special])
     if len(ordinary) == 0:

@@ -23,7 +23,7 @@ from nope_probe.runtime.peers import own_device
 from nope_probe.runtime.processes import process_count
 from nope_probe.runtime.session import Call
 from nope_probe.runtime.settings import GIVEN, RunSettings, options_of, settings_from
-from nope_probe.runtime.sources import load_layers
+from nope_probe.runtime.sources import load_first_layers
 
 Model: TypeAlias = str | HookedModel | LoadedModel
 Settings = TypeVar("Settings", bound=RunSettings)
@@ -158,7 +158,7 @@ def _refuse(options: Mapping[str, object], names: Collection[str], given: str) -
 def _load(settings: RunSettings) -> LoadedModel:
     """Load the model that the settings name, before the run: inputs become its tokens."""
     validate_reachable(settings.model, settings.revision)
-    return load_layers(settings, own_device(settings.device), settings.depth)
+    return load_first_layers(settings, own_device(settings.device))
 
 
 def as_loaded(model: HookedModel | LoadedModel) -> LoadedModel:

@@ -17,7 +17,7 @@ from nope_probe.figures.names import phrase
 from nope_probe.figures.words import numbered_layers
 from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, STAND_INS
 from nope_probe.reports.notes import chapters, run_size
-from nope_probe.runtime.settings import GIVEN
+from nope_probe.runtime.settings import FIRST_LAYERS, GIVEN
 
 Manifest = Mapping[str, Any]
 GAINS = {
@@ -119,8 +119,8 @@ def _of_model(facts: Manifest) -> dict[str, Any]:
     model, settings = facts["model"], facts["settings"]
     asked, in_memory = settings.get("layers"), "given" in settings
     n_layers = model["n_layers"]
-    if in_memory and asked != "all" and facts["kind"] != "behaviour":  # which runs all layers
-        n_layers = asked
+    if in_memory and facts["kind"] != "behaviour":  # which runs all layers
+        n_layers = {"all": n_layers, "auto": min(FIRST_LAYERS, n_layers)}.get(asked, asked)
     # A model in memory may be the first layers of a larger one.
     every = " (all layers)" if asked == "all" and not in_memory else ""
     n_rope = sum(model["rope_layers"][:n_layers])

@@ -22,7 +22,6 @@ from nope_probe.hooks.layers.hook_points import (
     first,
     hooks_in_place,
     methods_replaced,
-    used_alone,
 )
 from nope_probe.hooks.layers.model import (
     HasModel,
@@ -33,6 +32,7 @@ from nope_probe.hooks.layers.model import (
     position_point,
     tapped,
 )
+from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.removing.block_ablation import (
     ABLATED,

@@ -145,7 +145,7 @@ def unused_tensors(header: GGUFReader, model: PreTrainedModel) -> set[str]:
         header: the file's.
         model: the model, or its first layers.
     """
-    architecture = header.fields["general.architecture"].contents()
+    architecture = _architecture_of(header)
     if architecture in WITH_REPORT:
         return set()
     kind = reader.TENSOR_PROCESSORS.get(architecture, reader.TensorProcessor)
@@ -179,18 +179,18 @@ def _read_unchanged(path: Path, modified: int) -> _Contents:
     from gguf import LlamaFileType
 
     header = _header(path)
-    architecture, stated = map(header.get_field, ("general.architecture", "general.file_type"))
+    stated = header.get_field("general.file_type")
     try:
         with _reading(header):
             fields, _ = PreTrainedConfig.get_config_dict(str(path.parent), gguf_file=str(path))
     except (KeyError, TypeError, ValueError) as error:
-        named = None if architecture is None else architecture.contents()
         raise UserError(
-            f"{path}: transformers {__version__} does not read the architecture {named} from GGUF, "
-            "take the model's folder or Hub id with safetensors"
+            f"{path}: transformers {__version__} does not read the architecture "
+            f"{_architecture_of(header)} from GGUF, take the model's folder or Hub id with "
+            "safetensors"
         ) from error
     validate_rope(path, header)
-    if architecture.contents() == "llama":  # a file named mistral too
+    if _architecture_of(header) == "llama":  # a file named mistral too
         fields["model_type"] = "llama"
     fields.setdefault("pad_token_id", None)  # a class of transformers may have another model's
     fields = complete_fields(str(path), _keys_of(header), fields)
@@ -222,9 +222,14 @@ def validate_rope(path: Path, header: GGUFReader) -> None:
 
 def _keys_of(header: GGUFReader) -> dict[str, Any]:
     """Return a file's keys on its model, without the name of the architecture."""
-    start = f"{header.fields['general.architecture'].contents()}."
+    start = f"{_architecture_of(header)}."
     fields = header.fields.items()
     return {key[len(start) :]: field.contents() for key, field in fields if key.startswith(start)}
+
+
+def _architecture_of(header: GGUFReader) -> str | None:
+    field = header.get_field("general.architecture")
+    return None if field is None else field.contents()
 
 
 def _header(path: Path) -> GGUFReader:

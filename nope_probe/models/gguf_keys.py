@@ -2,7 +2,7 @@
 
 transformers sets some fields of a configuration from a file's keys, and leaves the other keys out
 without a word, such as the base of RoPE or a window. Here all keys are compared with the
-configuration that transformers builds: a field that differs is set, and a key that the configuration
+configuration that transformers builds. A field that differs is set. A key that the configuration
 cannot hold is refused by name.
 """
 

@@ -171,5 +171,5 @@ def merge_adapter(
     lacking = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - weights
     if lacking:
         raise UserError(f"the adapter of {source} lacks weights, such as {min(lacking)}")
-    loaded = set_weights(adapted, weights)
+    loaded: Any = set_weights(adapted, weights)
     return adapted.merge_and_unload(safe_merge=True), kind, set(loaded.unexpected_keys)

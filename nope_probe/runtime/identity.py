@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from nope_probe.data.sequences import Sequences
 from nope_probe.files import json_checksum
 from nope_probe.hooks.layers.attention import score_tolerance
-from nope_probe.hooks.layers.hook_points import used_alone
 from nope_probe.hooks.layers.model import (
     Inputs,
     hugging_face_config,
@@ -31,6 +30,7 @@ from nope_probe.hooks.layers.model import (
     modules_of,
     run_blocks,
 )
+from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.removing.block_ablation import ABLATED, foreign_hooks
 from nope_probe.models.info import LoadedModel
 from nope_probe.runtime.finished import UNUSED_IN_FILE

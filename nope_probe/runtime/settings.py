@@ -282,6 +282,7 @@ OFFSET_BINS = _arg(
 # are neither read nor taken up.
 FORMAT = 4
 NUMBERS = (64, 128, 256, 512)  # of sequences, of which a command takes one if it is to choose
+FIRST_LAYERS = 4  # that are studied by default
 # A batch of long sequences must not take minutes: a run stops between batches.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 # The `data` of a run on sequences that a call from Python gives.
@@ -322,8 +323,10 @@ class RunSettings(SessionSettings):
     alpha: Annotated[float, ALPHA, _arg(help="With --data gaussian: expected inner product.")] = 0.0
     shuffle: Annotated[bool, _arg(help="Permute the tokens in each sequence.")] = False
     layers: Annotated[
-        int | Literal["all"], LAYERS, _arg(help="How many first layers to study, or all.")
-    ] = 4
+        int | Literal["auto", "all"],
+        LAYERS,
+        _arg(help="How many first layers to study, or all; auto: 4, or all of fewer."),
+    ] = "auto"
     n_seqs: Annotated[int | Literal["auto"], COUNT, _arg(help="How many sequences.")] = 512
     seq_len: Annotated[int | tuple[int, ...], SEQ_LEN, _arg(help="Tokens in a sequence.")] = 64
     beyond_context: BeyondContextFlag = False
@@ -439,7 +442,7 @@ class RunSettings(SessionSettings):
     @property
     def least_memory(self) -> int:
         """The bytes of the sequences and of the layers' fold maps, before the model is known."""
-        return memory_of(self, n_maps=1 if self.layers == "all" else self.layers)
+        return memory_of(self, n_maps=self.layers if isinstance(self.layers, int) else 1)
 
     def n_maps(self, info: ModelInfo) -> int:
         """Return how many maps (of float64, in every fold) the run holds at a time."""
@@ -482,8 +485,16 @@ class RunSettings(SessionSettings):
 
     @property
     def depth(self) -> int | None:
-        """How many first layers of the model to load; None for all."""
+        """How many first layers of the model to load, if it has as many; None for all."""
+        if self.layers == "auto":
+            return FIRST_LAYERS
         return None if self.layers == "all" else self.layers
+
+    def depth_in(self, info: ModelInfo) -> int:
+        """Return how many first layers of a model to study."""
+        if self.layers == "auto":
+            return min(FIRST_LAYERS, info.n_layers)
+        return info.n_layers if self.layers == "all" else self.layers
 
     @property
     def positions(self) -> int | None:
@@ -496,12 +507,13 @@ class RunSettings(SessionSettings):
         Raises:
             UserError: for a missing layer, or no attention.
         """
-        if self.layers != "all" and self.layers > info.n_layers:
-            raise TooFewLayersError(info.name, depth=info.n_layers, requested=self.layers)
+        depth = self.depth_in(info)
+        if depth > info.n_layers:
+            raise TooFewLayersError(info.name, depth=info.n_layers, requested=depth)
         if not self.layers_of(info):
             first = info.attending[0]
             raise UserError(
-                f"the first {self.layers} layers of {info.name} do not attend: L{first} is the "
+                f"the first {depth} layers of {info.name} do not attend: L{first} is the "
                 f"first that does, try --layers {first + 1}"
             )
 
@@ -520,8 +532,7 @@ class RunSettings(SessionSettings):
 
     def layers_of(self, info: ModelInfo) -> tuple[int, ...]:
         """Return the numbers of the layers that have maps: the first layers that attend."""
-        n_layers = info.n_layers if self.layers == "all" else self.layers
-        return tuple(layer for layer in info.attending if layer < n_layers)
+        return tuple(layer for layer in info.attending if layer < self.depth_in(info))
 
 
 # Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.

@@ -6,7 +6,7 @@ import torch
 
 from nope_probe.data.documents import file_of, is_data_set, validate_folds, validate_readable
 from nope_probe.data.sequences import Sequences, gaussian, sequences
-from nope_probe.errors import UserError
+from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.hooks.layers.model import validate_inputs
 from nope_probe.models.context import beyond_context, validate_context
 from nope_probe.models.info import LoadedModel
@@ -40,7 +40,21 @@ def load_model(settings: SessionSettings, device: str) -> LoadedModel | None:
     """
     if not isinstance(settings, RunSettings):
         return None
-    return load_layers(settings, device, settings.depth)
+    return load_first_layers(settings, device)
+
+
+def load_first_layers(settings: RunSettings, device: str) -> LoadedModel:
+    """Load the first layers that settings study: by default 4, or all of a model that has fewer.
+
+    Raises:
+        UserError: as `load_layers` does.
+    """
+    try:
+        return load_layers(settings, device, settings.depth)
+    except TooFewLayersError:
+        if settings.layers != "auto":
+            raise
+        return load_layers(settings, device, None)
 
 
 def load_layers(settings: RunSettings, device: str, depth: int | None) -> LoadedModel:

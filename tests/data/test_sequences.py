@@ -180,7 +180,7 @@ def test_gaussian_inputs_are_unit_vectors_with_the_expected_inner_product(alpha:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokenizer": None}, "takes no text: use --data gaussian"),
+        ({"tokenizer": None}, "takes no text: use --data random"),
         ({"n_seqs": 0}, "at least 1 sequence of 3 tokens, got 0 of 17"),
         ({"seq_len": 2, "tokenizer": WITH_BOS}, "got 29 of 2"),
         ({"seq_len": 1000}, "every document is too short: the longest has .* 1000 are needed"),

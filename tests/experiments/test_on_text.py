@@ -354,8 +354,32 @@ def test_why_is_refused_with_the_reason_where_trace_is_and_the_text_still_shown(
     capfd.readouterr()
     with pytest.raises(SystemExit):
         run_command(attention, *asked, "--text", "ab", "--why", "L0H1", "--out", tmp_path / "why")
-    assert "error: --why L0H1: RoPE's pairs of coordinates in L0" in capfd.readouterr().err
-    assert not (tmp_path / "why" / "report.html").exists()
+    told = capfd.readouterr().err
+    assert "error: --why L0H1: RoPE's pairs of coordinates in L0" in told
+    assert "running" not in told, "refused before the captures"
+    assert not (tmp_path / "why").exists()
+
+
+@pytest.mark.parametrize("remove", [["w_k"], ["w_q"], ["qk"], ["mask", "w_k"]])
+def test_why_without_the_weights_of_queries_or_keys_is_refused_before_the_model_is_loaded(
+    remove: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nope_probe.models.load.load", None)
+    names = "w_q and w_k" if remove == ["qk"] else remove[-1]
+    for model in ("rope-tiny", "nope-tiny"):
+        with pytest.raises(UserError, match=f"^--why splits .* it has no terms without {names}$"):
+            run_attention(model, why="L1H3", remove=remove, **ASKED)
+
+
+def test_why_adds_up_where_a_removal_copies_shared_key_heads(tmp_path: Path) -> None:
+    """From Phi-3's fused projection, each query head gets its value, and a copy of its key."""
+    model = str(write_decoder("phi3", tmp_path).folder)
+    asked = {"text": "ab cd", "n_seqs": 11, "seq_len": 13, "folds": 4, "data": "random"}
+    table = run_attention(model, why="L1H4", remove="w_v", **asked).tables["why"]
+    added, scores = table.groupby("key")["nats"].sum(), table.groupby("key")["score"].first()
+    np.testing.assert_allclose(added, scores, rtol=0, atol=1e-5 * scores.abs().max())
+    weights = table.groupby("key")["weight"].first()
+    np.testing.assert_allclose(np.exp(scores) / np.exp(scores).sum(), weights, rtol=1e-4)
 
 
 def test_a_run_without_a_text_says_how_to_give_one() -> None:

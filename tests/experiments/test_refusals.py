@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 from support import refused_models
 from support.command_line import refused, run_command
 from support.decoders import write_decoder
@@ -14,8 +15,9 @@ from support.refused_models import change, write, write_llama
 from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import CONFIGS, plain, randomised, tokens
 
-from nope_probe import ablate, behaviour, circuit, scores
+from nope_probe import ablate, behaviour, circuit, read_run, run_trace, scores
 from nope_probe.errors import TooFewLayersError
+from nope_probe.experiments.methods import methods_paragraph
 from nope_probe.models.load import load
 
 pytestmark = pytest.mark.usefixtures("unenforced")
@@ -99,6 +101,25 @@ def test_defaults_leave_out_weights_that_are_no_matrices_and_say_so(
     assert {*players["player_set"]} == {"players"}
     losses = pd.read_csv(tmp_path / "behaviour" / "behaviour.csv")
     assert {*losses["condition"]} == {"intact", "rope", "mask", "w_o", "mlp", "mask+rope"}
+
+
+def test_a_model_of_fewer_layers_than_are_studied_by_default_is_studied_whole(
+    tmp_path: Path,
+) -> None:
+    folder, out = write_llama(tmp_path / "model"), tmp_path / "run"
+    sizes = ["--n-seqs", 8, "--seq-len", 13, "--folds", 4]
+    run_command(scores, "--model", folder, "--data", "random", *sizes, "--out", out)
+    assert json.loads((out / "manifest.json").read_text())["layers"] == [0, 1]
+    assert methods_paragraph(read_run(out).manifest).startswith("We ran L0, L1 of ")
+    inputs = torch.randint(1, 60, (9, 11), generator=torch.Generator().manual_seed(0))
+    run = run_trace(str(folder), inputs, confirm=0, out=tmp_path / "trace")
+    assert run.manifest["model"]["n_layers"] == 2
+    assert methods_paragraph(run.manifest).startswith("We ran L0, L1 of ")
+    whole = run_trace(str(folder), inputs, confirm=0, layers="all").terms
+    pd.testing.assert_frame_equal(run.terms, whole)
+    assert load("rope-tiny").info.n_layers == 4
+    six = write_decoder("llama", tmp_path / "six", num_hidden_layers=6).folder
+    assert run_trace(str(six), inputs, confirm=0).manifest["model"]["n_layers"] == 4
 
 
 def test_more_layers_than_there_are_is_refused_with_the_depth(

@@ -409,7 +409,7 @@ def test_a_report_has_the_effects_that_were_measured_and_four_writers_of_each_re
     [
         (["--reader", "2"], "--reader 2: expected a layer or head, such as L2 or L2H1"),
         (["--reader", "L2", "--per-head"], "--reader L2: with --per-head, readers are heads"),
-        (["--reader", "L4"], "--reader L4 is not among the first --layers 4"),
+        (["--reader", "L4"], "--reader L4 is not among the first 4 layers: take --layers 5"),
         (
             ["--reader", "L5", "--layers", "all"],
             "--reader L5: there are L0, L1, L2, L3, with the heads H0 to H3",

@@ -193,8 +193,8 @@ def test_a_key_that_the_configuration_cannot_hold_is_refused_by_name(
     with pytest.raises(UserError) as refused:
         load(str(path))
     assert str(refused.value) == (
-        f"{path} states {key} = {as_float32(value)}, which transformers does not read from GGUF: take "
-        "the model's folder or Hub id with safetensors"
+        f"{path} states {key} = {as_float32(value)}, which transformers does not read from GGUF: "
+        "take the model's folder or Hub id with safetensors"
     )
 
 

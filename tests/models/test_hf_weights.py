@@ -14,8 +14,8 @@ from support.fake_hub import HubHandler, online, serving
 from support.tiny_models import CONFIGS, randomised, tokenizer
 
 from nope_probe.errors import UserError
-from nope_probe.models.weights import INDEX
 from nope_probe.models.load import load
+from nope_probe.models.weights import INDEX
 
 N_LAYERS = 12
 

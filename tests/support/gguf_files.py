@@ -152,7 +152,9 @@ def _add_tokenizer(writer: GGUFWriter, adds_bos: bool) -> None:
     writer.add_add_bos_token(adds_bos)
 
 
-def _stored(name: str, tensor: torch.Tensor, architecture: str, config: PreTrainedConfig) -> Tensors:
+def _stored(
+    name: str, tensor: torch.Tensor, architecture: str, config: PreTrainedConfig
+) -> Tensors:
     """Yield the tensors that a parameter becomes in a file, by their names there."""
     if name == "lm_head.weight" and config.tie_word_embeddings:
         return

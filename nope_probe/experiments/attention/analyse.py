@@ -77,6 +77,10 @@ def capture(session: Session[Settings]) -> Heads:
     keys = [f"attention-L{group[0]}" for group in groups]
     if keys[0] not in session.checkpoint:
         validate_first_sequence(model, engine.inputs, layers)
+        if settings.asked is not None and text is not None and query is not None:
+            kept = settings.n_kept(session.sequences())
+            alone = replace(engine, inputs=text, documents=None, query_rows=text.shape[1])
+            captured_terms(alone, settings.asked, text, query, kept, None)  # or why not
     gains, asked = ["gains"] * ablation.needs_calibration, settings.asked
     steps, condition = [*gains, *keys, *["why"] * (asked is not None)], None
     session.announce(1, steps, n_seqs=len(engine.inputs))

@@ -24,7 +24,7 @@ from nope_probe.runtime.peers import own_device
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
 from nope_probe.runtime.settings import Dtype, settings_from
-from nope_probe.runtime.sources import load_layers
+from nope_probe.runtime.sources import load_first_layers
 
 UNNAMED = ("format", "given")  # of a manifest's settings: no flags
 
@@ -122,7 +122,7 @@ class AttentionStudy(Run):
         validate_reachable(settings.model, settings.revision)
         if settings.dtype == "auto" and self.manifest["dtype"] in get_args(Dtype):
             settings = replace(settings, dtype=self.manifest["dtype"])  # as the run's device chose
-        return load_layers(settings, own_device(settings.device), settings.depth)
+        return load_first_layers(settings, own_device(settings.device))
 
 
 @takes(Settings)

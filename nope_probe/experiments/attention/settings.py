@@ -120,6 +120,12 @@ class Settings(RunSettings):
         writer = Writer.parse(why)
         if writer is None or writer.head is None:
             raise UserError(f"--why {why}: expected a head, such as L1H3")
+        replaced = [name for name in self.removed.ordered if name in ("w_q", "w_k")]
+        if replaced:
+            raise UserError(
+                "--why splits the queries and keys that W_Q and W_K make: it has no terms without "
+                f"{' and '.join(replaced)}"
+            )
 
     @property
     def asked(self) -> tuple[int, int] | None:

@@ -49,7 +49,7 @@ class Figure:
     shows: str
     simulations: Mapping[str, Simulation] = field(default_factory=dict)
     models: tuple[str, ...] = ()
-    layers: int | Literal["all"] = "all"
+    layers: int | Literal["auto", "all"] = "all"
     maps: tuple[str, ...] = ()
 
     @property
@@ -83,7 +83,7 @@ FIGURES: dict[str, Figure] = {
     "figure5": Figure(
         shows="three language models, less diagonal means, first four layers",
         models=LANGUAGE_MODELS,
-        layers=4,
+        layers="auto",
         maps=("score", "normalised"),
     ),
     "figure6": Figure(

@@ -75,8 +75,12 @@ class Settings(RunSettings):
             raise UserError(f"--reader {self.reader}: expected a layer or head, such as L2 or L2H1")
         if self.per_head and len(self.reader_numbers) == 1:
             raise UserError(f"--reader {self.reader}: with --per-head, readers are heads, as L2H1")
-        if self.layers != "all" and self.reader_numbers[0] >= self.layers:
-            raise UserError(f"--reader {self.reader} is not among the first --layers {self.layers}")
+        layer = self.reader_numbers[0]
+        if self.depth is not None and layer >= self.depth:
+            raise UserError(
+                f"--reader {self.reader} is not among the first {self.depth} layers: take --layers "
+                f"{layer + 1}"
+            )
 
     @property
     def reader_numbers(self) -> list[int]:
@@ -125,7 +129,7 @@ class Settings(RunSettings):
 
     def bytes_of_sums(self, info: ModelInfo) -> int:
         """Return the bytes of the writers' parts of queries and keys, by fold and position."""
-        n_layers = info.n_layers if self.layers == "all" else self.layers
+        n_layers = self.depth_in(info)
         n_heads = info.n_heads if self.writers == "heads" else 1
         n_writers = (n_heads + 1) * n_layers * (n_layers - 1) // 2  # before all readers
         n_queries = info.n_heads if self.traces_heads else info.n_kv_heads

@@ -133,6 +133,11 @@ class ProjectionMap:
     n_heads: int
     parts: tuple[slice | Tensor, ...] = ()
 
+    @property
+    def n_kv_heads(self) -> int:
+        """How many of the heads are key heads."""
+        return self.weight.shape[1] - self.n_heads
+
     def with_grouped_queries(self, n_kv_heads: int) -> ProjectionMap:
         """Return the map to the sums of the queries that share a key head, and to keys.
 

@@ -2,7 +2,7 @@
 
 This file holds the differences between HookedTransformer and TransformerBridge as models.
 `block_kinds.py` holds the differences between their blocks, `linear_maps.py` those of the modules
-in a block. No other file asks for a model's kind.
+in a block, `threads.py` their forward passes. No other file asks for a model's kind.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from nope_probe.hooks.layers.hook_points import (
     hooks_detached,
     hooks_in_place,
     methods_replaced,
-    used_alone,
 )
 from nope_probe.hooks.layers.rotation import Angles, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read
+from nope_probe.hooks.layers.threads import used_alone
 
 Reading = TypeVar("Reading")
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]

@@ -32,8 +32,9 @@ from nope_probe.hooks.layers.attention import (
     repeat_heads,
     unmasked,
 )
-from nope_probe.hooks.layers.hook_points import HookPoint, in_this_thread
+from nope_probe.hooks.layers.hook_points import HookPoint
 from nope_probe.hooks.layers.rotation import Angles
+from nope_probe.hooks.layers.threads import in_this_thread
 
 NAME = "nope_probe"  # of our functions among transformers' own
 

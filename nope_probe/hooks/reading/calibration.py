@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from nope_probe.components import WEIGHTS, Projection
 from nope_probe.conditions import Writer
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
-from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, used_alone
+from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
     Given,
     HasModel,
@@ -27,6 +27,7 @@ from nope_probe.hooks.layers.model import (
     layers_of,
     model_of,
 )
+from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.reading.accumulators import Accumulator, Cut
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.reading.writers import (

@@ -319,12 +319,27 @@ class ReaderAccumulator(MeansAccumulator):
             NotImplementedError: if the writers' parts do not add up to queries and keys.
         """
         is_first = not self.totals
-        super().read(attention)
+        super().read(self._with_shared_keys(attention))
         if is_first:
             fold = int(self.fold_of[0])
             n_seqs = (self.fold_of == fold).sum().cpu()[None]
             own = slice(fold, fold + 1)
             self._sums(((name, total[own]) for name, total in self.totals.items()), n_seqs)
+
+    def _with_shared_keys(self, attention: Attention) -> Attention:
+        """Return attention with the key heads of W_K, of which an ablation may have made copies.
+
+        Raises:
+            NotImplementedError: if the heads that share a key head have different keys.
+        """
+        n_kv, n = self.projection.n_kv_heads, attention.k.shape[2]
+        shared = attention.k[:, :, :: n // n_kv]
+        if n > n_kv and not torch.equal(repeat_heads(shared, n), attention.k):
+            raise NotImplementedError(
+                f"the keys of L{self.layer.index} are not those of its W_K: query heads that share "
+                "a key head have different keys"
+            )
+        return replace(attention, k=shared)
 
     def parts(self, attention: Attention) -> dict[str, list[Part]]:
         index, kept = self.layer.index, self.residual.kept

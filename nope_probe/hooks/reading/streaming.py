@@ -22,7 +22,6 @@ from nope_probe.hooks.layers.hook_points import (
     HookPoint,
     hooks_attached,
     methods_replaced,
-    used_alone,
 )
 from nope_probe.hooks.layers.model import (
     Inputs,
@@ -33,6 +32,7 @@ from nope_probe.hooks.layers.model import (
     tapped,
 )
 from nope_probe.hooks.layers.tap import StopForward, taps_read
+from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.removing.block_ablation import foreign_hooks, removed_before
 from nope_probe.maps.folds import State, under

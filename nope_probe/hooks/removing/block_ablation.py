@@ -29,10 +29,10 @@ from nope_probe.hooks.layers.hook_points import (
     first,
     last,
     restores_places,
-    used_alone,
 )
 from nope_probe.hooks.layers.model import modules_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
+from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import (
     Calibration,

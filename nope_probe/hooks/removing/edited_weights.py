@@ -16,9 +16,10 @@ from torch import Generator, Tensor
 
 from nope_probe.components import WEIGHTS, Projection
 from nope_probe.hooks.layers.base_layer import Layer
-from nope_probe.hooks.layers.hook_points import Model, used_alone
+from nope_probe.hooks.layers.hook_points import Model
 from nope_probe.hooks.layers.model import layers_of, traits_of
 from nope_probe.hooks.layers.rotation import Rotary
+from nope_probe.hooks.layers.threads import used_alone
 
 SPREAD = 0.5  # standard deviation of the logarithm of the factors
 

@@ -85,7 +85,7 @@ class Ablation:
         unnamed = [name for name in given if not isinstance(name, str)]
         if unnamed:
             raise UserError(f"expected the names of components to remove, got {unnamed[0]!r:.60}")
-        object.__setattr__(self, "remove", [*map(spelled, given)])
+        object.__setattr__(self, "remove", [spelled(str(name)) for name in given])
         names = expanded(self.remove)
         validate_disjoint(self.remove)
         if self.layers is not None:

@@ -87,7 +87,7 @@ def test_documents_and_maps_of_another_type_are_errors_that_say_what_to_pass(
     with pytest.raises(TypeError, match=r"expected documents as a tensor, got \[0, 0, 1, 1\]"):
         capture_scores(shipped.model, tokens, documents=documents)
     maps, other = capture_scores(shipped.model, tokens), documents
-    with pytest.raises(TypeError, match=r"expected maps of `capture_scores`, got \[0, 0, 1, 1\]"):
+    with pytest.raises(TypeError, match=r"expected maps of `capture_scores`, got list"):
         difference(maps, other)
 
 

@@ -17,9 +17,9 @@ from support.tiny_models import D_VOCAB, ByName
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from nope_probe import Ablation, ablated, capture_attention, capture_losses, capture_scores
-from nope_probe.hooks.layers import hook_points
-from nope_probe.hooks.layers.hook_points import used_alone
+from nope_probe.hooks.layers import threads
 from nope_probe.hooks.layers.tap import positions_far_apart
+from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.names import CHECKPOINTS
 
@@ -161,7 +161,7 @@ def test_a_thread_that_waits_long_says_for_what(
     tiny: ByName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model: Any = to_hooked(tiny("llama").hf)
-    monkeypatch.setattr(hook_points, "PATIENCE", 0.01)
+    monkeypatch.setattr(threads, "PATIENCE", 0.01)
 
     def wait() -> None:
         with ThreadPoolExecutor(1) as pool:

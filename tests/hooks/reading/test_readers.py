@@ -14,7 +14,7 @@ from support.rounding import NETWORK
 from support.tiny_models import N_POS, distance, tokens
 from support.traced import bos_reader
 
-from nope_probe import load
+from nope_probe import Ablation, ablated, load
 from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
@@ -105,6 +105,16 @@ def test_parts_that_do_not_add_up_are_refused_in_the_first_batch(
 
 
 @pytest.mark.parametrize("name", ["llama", "smollm3"])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_shared_key_heads_that_are_replaced_one_by_one_have_no_parts(
+    per_head: bool, bridge: BridgeOf, inputs: torch.Tensor
+) -> None:
+    model = bridge("llama")
+    error = pytest.raises(NotImplementedError, match=r"the keys of L1 are not those of its W_K: q")
+    with ablated(model, Ablation(remove="w_k", gain="norm")), error:
+        capture_positions(model, inputs, layers=[1], per_head=per_head)
+
+
 def test_mean_queries_and_keys_are_those_before_rope(
     name: str, tiny: TinyOf, bridge: BridgeOf, inputs: torch.Tensor
 ) -> None:
