@@ -144,7 +144,8 @@ def sequences(
     if tokenizer is None and (source != "random" or d_vocab is None):
         raise UserError(
             "a model without tokenizer takes no text: use --data random (in Python, "
-            "sequences('random', d_vocab=...) or tokens); for a parameter-free model --data gaussian"
+            "sequences('random', d_vocab=...) or tokens); for a parameter-free model --data "
+            "gaussian"
         )
     generator = torch.Generator().manual_seed(seed)
     begins = begins_with_bos(tokenizer, bos)
