@@ -15,7 +15,6 @@ from PIL import Image
 
 from nope_probe import figures
 from nope_probe.experiments.attention.on_text import text_view
-from nope_probe.figures.attention import CELL
 from nope_probe.figures.text_view import TextView
 
 HEIGHT = 224  # px of the picture of the text
@@ -47,16 +46,8 @@ def main(folder: str) -> None:
 
 
 def draw_heads(table: pd.DataFrame) -> None:
-    """Draw all heads, layers from left to right: on a page, 30 layers are wider than 9 heads."""
-    figure = figures.attention_heads(table)
-    for trace in figure.data:
-        trace.x, trace.y = trace.y, trace.x
-    x, y = figure.layout.xaxis, figure.layout.yaxis
-    first, last = x.range
-    x.update(range=y.range[::-1], title_text="layer", nticks=y.nticks)
-    y.update(range=(last, first), title_text="head", dtick=1)
-    figure.layout.height += CELL * (table["head"].nunique() - table["layer"].nunique())
-    image = figures.save(figure, IMAGES / "heads_smollm2.png")
+    """Draw all heads as the page of a run does, layers downwards."""
+    image = figures.save(figures.attention_heads(table), IMAGES / "heads_smollm2.png")
     with Image.open(image) as picture:  # few colours, for a file of a fifth
         picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
             image, optimize=True

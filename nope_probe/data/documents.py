@@ -373,6 +373,8 @@ class TextReader:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was done about marks and special tokens, a sentence each."""
+        if not self.n_texts:
+            return ()
         bos, names = self.tokenizer.bos_token, sorted(map(self.tokenizer.decode, self.special))
         named = ", ".join([*names[:MOST_NAMED], *["..."] * (len(names) > MOST_NAMED)])
         kept = "no second was added" if self.bos else "it was kept"

@@ -144,15 +144,16 @@ def sequences(
     if tokenizer is None and (source != "random" or d_vocab is None):
         raise UserError(
             "a model without tokenizer takes no text: use --data random (in Python, "
-            "sequences('random', d_vocab=...) or tokens); for a parameter-free model --data gaussian"
+            "sequences('random', d_vocab=...) or tokens); for a parameter-free model --data "
+            "gaussian"
         )
     generator = torch.Generator().manual_seed(seed)
     begins = begins_with_bos(tokenizer, bos)
     length = seq_len - int(begins)
     if not source:
         raise UserError("expected a source of text or a list of texts, got nothing")
-    reader = TextReader(tokenizer, bos=begins)
-    ids = [] if isinstance(source, str) else list(reader.tokens(source))
+    reader = None if tokenizer is None else TextReader(tokenizer, bos=begins)
+    ids = [] if reader is None or isinstance(source, str) else list(reader.tokens(source))
     if n_seqs is None:
         n_seqs = N_SEQS if isinstance(source, str) else _n_fitting(ids, length, start, pack)
     if n_seqs < 1 or length < 2:
@@ -165,6 +166,7 @@ def sequences(
         ordinary = ordinary_tokens(tokenizer, d_vocab)
         tokens = ordinary[torch.randint(len(ordinary), (n_seqs, length), generator=generator)]
     else:
+        assert reader is not None
         ids = ids or _read(source, reader, n_seqs, length, pack)
         if pack:
             windows = pack_documents(ids, n_seqs, length, separator_of(tokenizer), generator)
@@ -183,7 +185,7 @@ def sequences(
         bos=begins,
         kind=kind,
         documents=from_documents,
-        notes=reader.notes,
+        notes=() if reader is None else reader.notes,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from nope_probe.errors import UserError, as_tuple
 from nope_probe.experiments.engine import as_sequences, folds_for_intervals, name_of
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, layers_of
+from nope_probe.hooks.layers.model import Given, layers_of, model_of
 from nope_probe.hooks.removing.block_ablation import is_ablated
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
@@ -165,7 +165,7 @@ def as_loaded(model: HookedModel | LoadedModel) -> LoadedModel:
     """Return a model in memory with its tokenizer and its description."""
     if isinstance(model, LoadedModel):
         return model
-    layers_of(model)  # raises for what is no model
+    layers_of(model_of(model))  # raises for what is no model
     hooked: Any = model
     info = describe(model, name_of(model))
     return LoadedModel(model=hooked, tokenizer=getattr(model, "tokenizer", None), info=info)

@@ -13,7 +13,7 @@ from support.rounding import NETWORK
 from support.tiny_models import ByName, tokens
 from support.virtual_devices import device_per_block, place_of
 
-from nope_probe import scores
+from nope_probe import capture_attention, run_ablations, scores
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.calibration import calibrate
@@ -118,6 +118,22 @@ def test_offloaded_weights_are_refused(
     with pytest.raises(UserError, match=message) as error:
         load(str(tiny("qwen3").folder), device_map=device_map)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("place", ["mlp", "o_proj"])
+def test_a_model_in_memory_whose_weights_are_offloaded_is_refused_in_a_line(
+    place: str, tiny: ByName
+) -> None:
+    loaded = load(str(tiny("qwen3").folder))
+    for name, module in loaded.model.original_model.named_modules():
+        if name.endswith(place):
+            module.to("meta")
+    for measure in (capture_scores, calibrate, capture_attention, run_ablations):
+        with pytest.raises(UserError, match=rf"such as .*{place}.*, are offloaded") as error:
+            measure(loaded.model, WINDOWS)
+        assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="are offloaded"), ablated(loaded.model, "mask"):
+        pass
 
 
 SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]

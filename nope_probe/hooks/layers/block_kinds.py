@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from copy import copy
 from functools import partial
 from typing import Any, Literal
@@ -255,9 +255,6 @@ class BridgeLayer(Layer):
         joint = self.attn._modules.get("qkv")
         if joint is not None:
             vars(joint)["forward"] = partial(self._project, self._rows_of_joint(joint))
-        norm = self._key_norm
-        if norm is not None and self.n_kv_heads == 1 < self.n_heads:
-            vars(norm)["forward"] = partial(self._norm_keys, norm.forward)
 
     def detach_tap(self) -> None:
         super().detach_tap()
@@ -266,8 +263,6 @@ class BridgeLayer(Layer):
         joint = self.attn._modules.get("qkv")
         if joint is not None:
             del vars(joint)["forward"]
-        if self._key_norm is not None:
-            vars(self._key_norm).pop("forward", None)
 
     def _attend(self, *args: Any, **kwargs: Any) -> Any:
         """Run transformers' own attention, in which q, k, v and o have their hook points."""
@@ -345,23 +340,11 @@ class BridgeLayer(Layer):
         return None
 
     @property
-    def _key_norm(self) -> Any:
-        """The norm of keys with a learned weight, if there is one."""
-        named = (getattr(self.hf_attn, name, None) for name in ("k_norm", "k_layernorm"))
-        return next((norm for norm in named if getattr(norm, "weight", None) is not None), None)
-
-    @property
     def _norms_all_keys(self) -> bool:
         """Whether a norm is over several key heads at once, by the shape of its weight."""
-        norm = self._key_norm
-        width = self.n_kv_heads * self.d_head
-        return norm is not None and self.n_kv_heads > 1 and norm.weight.shape == (width,)
-
-    def _norm_keys(self, norm: Callable[[Tensor], Tensor], keys: Tensor) -> Tensor:
-        """Return normed keys; without W_K a norm over the only key head is over each of several."""
-        if keys.shape[-1] == self.d_head:
-            return norm(keys)
-        return norm(keys.unflatten(-1, (-1, self.d_head))).flatten(-2)
+        norm = getattr(self.hf_attn, "k_norm", None) or getattr(self.hf_attn, "k_layernorm", None)
+        shape = getattr(getattr(norm, "weight", None), "shape", None)
+        return self.n_kv_heads > 1 and shape == (self.n_kv_heads * self.d_head,)
 
     def norm_point(self, norm: NormName) -> str:
         # The projections' own input, whichever norms come before it.

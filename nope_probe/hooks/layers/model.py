@@ -61,8 +61,19 @@ Given: TypeAlias = Inputs | OneSequence | HasInputs | str | Sequence[Any]
 
 
 def model_of(given: HookedModel | HasModel) -> HookedModel:
-    """Return the model that a caller gave to a public function, alone or as `load` returns it."""
+    """Return the model that a caller gave to a public function, alone or as `load` returns it.
+
+    Raises:
+        UserError: for a model whose weights are on disk or in another memory until they are used.
+    """
     model: Any = given if isinstance(given, nn.Module) else getattr(given, "model", given)
+    weights = model.named_parameters() if isinstance(model, nn.Module) else ()
+    away = next((name for name, weight in weights if weight.is_meta), None)
+    if away is not None:
+        raise UserError(
+            f"weights of the model, such as {away}, are offloaded (on the device meta) and cannot "
+            "be read: load fewer layers, or a smaller dtype, so that all of them are on devices"
+        )
     return model
 
 

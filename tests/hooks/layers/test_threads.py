@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from time import sleep
 from typing import Any
 
@@ -20,6 +20,7 @@ from nope_probe import Ablation, ablated, capture_attention, capture_losses, cap
 from nope_probe.hooks.layers import threads
 from nope_probe.hooks.layers.tap import positions_far_apart
 from nope_probe.hooks.layers.threads import used_alone
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.names import CHECKPOINTS
 
@@ -90,6 +91,31 @@ def test_passes_beside_captures_are_intact_and_leave_the_captures_alone(
     assert_same(maps[0], expected, NETWORK)
     for output in (outputs[0], outputs[-1]):
         assert_same(output, logits, NETWORK)
+
+
+def test_a_pass_that_runs_already_is_not_read(plain_of: PlainOf) -> None:
+    """It began before the model had a lock, and goes on in the middle of a capture."""
+    model, hf = plain_of("shipped")
+    begun, goes_on, outputs = Event(), Event(), list[torch.Tensor]()
+
+    def wait(tensor: torch.Tensor, hook: object) -> None:
+        if current_thread() is passes:
+            begun.set()
+            goes_on.wait(60)
+
+    class Between(StreamCheckpoint):
+        def advance(self, n_seqs: int) -> None:
+            goes_on.set()
+            passes.join(60)
+
+    passes = Thread(target=lambda: outputs.append(model(batch(1)).detach()))
+    model.blocks[0].hook_resid_pre.add_hook(wait)
+    passes.start()
+    assert begun.wait(60)
+    maps = capture_scores(model, batch(0), batch_size=5, checkpoint=Between()).mean
+    expected = [layer.map for layer in plain_attention(hf, batch(0)).values()]
+    assert_same(maps, torch.stack(expected), NETWORK)
+    assert_same(outputs[0], hf(batch(1)).logits.detach(), NETWORK)
 
 
 def test_other_threads_wait_outside_of_ablated(tiny: ByName) -> None:

@@ -104,7 +104,6 @@ def test_parts_that_do_not_add_up_are_refused_in_the_first_batch(
     assert batches.count(3) == 1
 
 
-@pytest.mark.parametrize("name", ["llama", "smollm3"])
 @pytest.mark.parametrize("per_head", [False, True])
 def test_shared_key_heads_that_are_replaced_one_by_one_have_no_parts(
     per_head: bool, bridge: BridgeOf, inputs: torch.Tensor
@@ -115,6 +114,7 @@ def test_shared_key_heads_that_are_replaced_one_by_one_have_no_parts(
         capture_positions(model, inputs, layers=[1], per_head=per_head)
 
 
+@pytest.mark.parametrize("name", ["llama", "smollm3"])
 def test_mean_queries_and_keys_are_those_before_rope(
     name: str, tiny: TinyOf, bridge: BridgeOf, inputs: torch.Tensor
 ) -> None:
