@@ -97,55 +97,56 @@ FOLDERS = {"models/qwen3-8b": "qwen3", "path/to/a/hugging-face-folder": "llama"}
 TABLE = """
 ablate --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always --shuffle
     --players mask rope mlp+w_o --device cpu --dtype float64 --batch-size 3 --skip-keys 2 --seed 3
-    --checkpoint-every 1 --beyond-context --query-rows 5 --offset-bins all
-    --out runs/a --image a.png --verbose
+    --checkpoint-every 1 --beyond-context --allow-unused --query-rows 5 --offset-bins all --out
+    runs/a --image a.png --verbose
 ablate --data short.jsonl --pack --players mask qk --replacement random mean --gain norm
     --scope upstream --reparametrise 1 --residuals-gb 0.5
 ablate --players rope w_q --scope own --no-pack --no-shuffle --skip-keys 0 --no-beyond-context
-    --no-verbose
+    --no-allow-unused --no-verbose
 ablate --bands 2 --players mask rope
 ablate --players sources --seq-len 5 8
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2
-attention --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
-    --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
-    --remove qk --replacement mean --beyond-context --query-rows 5
-    --out runs/h --image h.svg --verbose
+attention --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never
+    --shuffle --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3
+    --checkpoint-every 1 --remove qk --replacement mean --beyond-context --allow-unused
+    --query-rows 5 --out runs/h --image h.svg --verbose
 attention --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --remove w_q
     --gain identity --text ab
 attention --text-file ab.txt
-attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle
-    --remove rope --no-beyond-context --no-verbose
+attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --remove
+    rope --no-beyond-context --no-allow-unused --no-verbose
 scores --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
-    --bands 3 --no-per-head --beyond-context --query-rows 5 --offset-bins all
-    --out runs/s --image s.svg --verbose
+    --bands 3 --no-per-head --beyond-context --allow-unused --query-rows 5 --offset-bins all --out
+    runs/s --image s.svg --verbose
 scores --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --per-head
-scores --model parameter-free --data gaussian --alpha 0.3 --no-pack --no-shuffle --no-beyond-context
-    --no-verbose
+scores --model parameter-free --data gaussian --alpha 0.3 --no-pack --no-shuffle
+    --no-beyond-context --no-allow-unused --no-verbose
 circuit --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype float16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
-    --layer 1 --remove qk --replacement mean --explore 0 --beyond-context --query-rows 5
-    --out runs/c --image c.svg --verbose
+    --layer 1 --remove qk --replacement mean --explore 0 --beyond-context --allow-unused
+    --query-rows 5 --out runs/c --image c.svg --verbose
 circuit --model models/qwen3-8b --device-map balanced --data short.jsonl --pack --remove ov norms
     --gain identity --explore 3
-circuit --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --remove rope
-    --no-beyond-context --no-verbose
+circuit --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --remove
+    rope --no-beyond-context --no-allow-unused --no-verbose
 behaviour --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always
     --shuffle --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3 --layers 1
     --checkpoint-every 1 --remove mask+w_v --prefix 5 --replacement zero random --gain identity
-    --max-len 24 --trained-len 16 --heads --beyond-context --query-rows 11
-    --out runs/b --image b.svg --verbose
+    --max-len 24 --trained-len 16 --heads --beyond-context --allow-unused --query-rows 11 --out
+    runs/b --image b.svg --verbose
 behaviour --model models/qwen3-8b --device-map auto --data short.jsonl --pack --measures pattern
     --remove rope qk
 behaviour --measures pattern bos --no-pack --no-shuffle --no-heads --alpha 0 --remove mask mlp
-    --no-beyond-context --no-verbose
+    --no-beyond-context --no-allow-unused --no-verbose
 compare runs/one runs/two --out runs/compared --image compared.svg --verbose
 compare runs/one runs/two --no-verbose
 layers --model llama-3.1-8b --revision main --layers 1 --seq-len 19 --seed 3 --device cpu --no-json
     --verbose
-layers --model rope-tiny --layers 1 --seq-len 300 --beyond-context
-layers --model rope-tiny --layers 1 --seq-len 30 --no-beyond-context --no-verbose
+layers --model rope-tiny --layers 1 --seq-len 300 --beyond-context --allow-unused
+layers --model rope-tiny --layers 1 --seq-len 30 --no-beyond-context --no-allow-unused
+    --no-verbose
 simulate --alpha 0.1 --norm layernorm-d --no-rope --no-causal --no-control-variate --n-layers 2
     --seed 3 --checkpoint-every 1 --out runs/m --image m.svg --verbose
 simulate --rope --causal --control-variate --norm layernorm-sqrt-d --no-verbose
@@ -153,11 +154,11 @@ theory --d-model 8 --norm layernorm-d --rope --n-layers 2
 theory --d-model 7 --norm l2 --no-rope --alpha 0 0.9
 trace --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
-    --reader L1H1 --writers layers --beyond-context --query-rows 5 --out runs/w --image w.svg
-    --verbose
+    --reader L1H1 --writers layers --beyond-context --allow-unused --query-rows 5 --out runs/w
+    --image w.svg --verbose
 trace --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-per-head
 trace --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --per-head
-    --no-beyond-context --no-verbose
+    --no-beyond-context --no-allow-unused --no-verbose
 train --preset rope-tiny --seed 3 --no-resume --out runs/t
 train --preset nope-tiny --resume --out runs/trained
 reproduce figure9 --seed 3 --out runs/figure9 --image figure9.svg --verbose
