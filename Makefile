@@ -71,7 +71,7 @@ shapes:  ## Tests of every analysis and command that check shapes and types; SHA
 test-real: install  ## The tests on the model of `make real`, which has to be there (1 minute)
 	$(BIN)/pytest -m real tests/models/test_real_model.py
 
-campaigns: install  ## Every command on every decoder, and 500 pairs of flags (MINUTES minutes)
+campaigns: install  ## Every command on every decoder, and 500 pairs of flags (10 minutes)
 	$(BIN)/pytest -n auto --dist worksteal -m campaign tests/models/test_every_decoder.py tests/test_flag_pairs.py
 
 kernels: install  ## The numerical tests with the kernels of other processors (a minute each)
