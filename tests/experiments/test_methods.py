@@ -35,8 +35,8 @@ RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
         ["--layers", 2, "--remove", "w_q", "--replacement", "random", "mean"],
         [
             "We ran L0, L1 of ",
-            "conditions that removed the causal mask, RoPE and W_Q in every block, with the sources "
-            "and without them.",
+            "conditions that removed the causal mask, RoPE and W_Q in every block, with the "
+            "sources and without them.",
             "To remove the causal mask, every query attended to all keys.",
             "A removed weight was replaced by orthonormal rows drawn from the run's seed (scaled "
             "so that its output keeps the RMS of the weight's own), and again by its mean output",
