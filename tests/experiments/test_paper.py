@@ -112,7 +112,6 @@ def claims(
     for name, values in {
         "non_relative": [first, later, later],
         "edge_contrast": [-9.0, contrast, contrast],
-        "edge_contrast_visible": [0.0, 0.25, 0.25],
     }.items():
         rows[name] = values
         rows[f"{name}_low"], rows[f"{name}_high"] = rows[name] - 0.05, rows[name] + 0.05
@@ -130,7 +129,6 @@ def test_evidence_names_the_layers_with_their_numbers_and_intervals() -> None:
     assert "between 0.5 (L0) and 9 nats (L1), with a standard error of 0.005" in result[0]
     assert "+0.2 [+0.15, +0.25] (L1), +0.2 [+0.15, +0.25] (L2)" in result[2]
     assert "+0.5 [+0.45, +0.55] (L1)" in result[4]
-    assert "+0.25 [+0.2, +0.3] (L1)" in result[5]
     rows = pd.DataFrame({"layer": range(2, 33), "rms": [(i * 7) % 31 / 10 for i in range(31)]})
     rows["rms_low"], rows["rms_high"] = rows["rms"] - 1, rows["rms"] + 1
     assert listed(rows, "rms") == "+0 [-1, +1] (L2) to +3 [+2, +4] (L24)"  # smallest and largest

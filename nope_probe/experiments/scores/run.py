@@ -17,7 +17,7 @@ from torch import Tensor
 from nope_probe.analyses.attention import AttentionSplit, split_attention
 from nope_probe.analyses.jackknife import mean_intervals, standard_error
 from nope_probe.analyses.offsets import OffsetBins, bin_means, offset_bins
-from nope_probe.analyses.pattern import measure, measure_heads, query_stride
+from nope_probe.analyses.pattern import edge_contrast, measure, measure_heads, query_stride
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
 from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
@@ -39,6 +39,7 @@ from nope_probe.experiments.tables import (
     attention_table,
     bands_table,
     columns_of,
+    interval_columns,
     interval_names,
     measures_table,
     offsets_table,
@@ -56,6 +57,7 @@ from nope_probe.hooks.reading.attention import AttentionAccumulator, attention_m
 from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.hooks.reading.capture import capture_bands
 from nope_probe.maps.centred import diagonal_normalised, row_centred
+from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import folds_of, pooled
 from nope_probe.maps.layers import LayerMaps, windows_of
 from nope_probe.maps.maps import Layers
@@ -205,7 +207,7 @@ def analyse(
     """
     inputs, layers, first = session.sequences(), measured.layers, measured.first
     tables = {
-        "pattern": measures_table([({"removed": INTACT.name}, measure(layers))], [*layers]),
+        "pattern": _pattern_table(layers),
         "offsets": _offsets_table(layers, choice),
         "queries": queries_table(layers),
     }
@@ -238,6 +240,17 @@ def _without_shares(session: Session[RunSettings], layers: Layers) -> dict[str, 
     has_heads = bool(next(iter(layers.values())).heads)
     without = layers_without_shares(session.loaded.model, [*layers]) if has_heads else []
     return {"without_shares": without} if without else {}
+
+
+def _pattern_table(layers: Mapping[int, LayerMaps]) -> pd.DataFrame:
+    """Return the measures of each layer's pattern, and the contrast of the paper's Figure 5."""
+    contrasts = pd.DataFrame(
+        interval_columns(
+            edge_contrast=Estimates.of_means(edge_contrast(x.pattern), x.weights).interval
+        )
+        for x in layers.values()
+    )
+    return measures_table([({"removed": INTACT.name}, measure(layers))], [*layers]).join(contrasts)
 
 
 def _offsets_table(layers: Layers, choice: OffsetBins) -> pd.DataFrame:
