@@ -199,7 +199,7 @@ def deep_tables() -> tuple[Any, Any]:
     written = traced.writers_table().query("layer == 2").iloc[:3]
     terms, writers = [], []
     for layer in range(1, 30):
-        terms += [rows.assign(layer=layer, rms=1 + layer) for rows in (rotation, whole)]
+        terms += [rows.assign(layer=layer, size=1 + layer) for rows in (rotation, whole)]
         names = [f"MLP{before}" for before in (0, layer // 2, layer - 1)]
         writers.append(written.assign(layer=layer, writer=names))
     return pd.concat(terms), pd.concat(writers).drop_duplicates(["layer", "writer"])
