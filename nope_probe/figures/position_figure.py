@@ -145,7 +145,8 @@ def position_circuit(
     edges["width"] = (widest * edges["share"].abs()).clip(1.0, widest)
     questions, shown = _questions(terms, first), [ALL, *readers]
     view = partial(_view, several=len(questions) > 1)
-    edges["view"] = [view(*of) for of in zip(edges["reader"], edges["of"], strict=True)]
+    own_views = [view(*of) for of in zip(edges["reader"], edges["of"], strict=True)]
+    edges["view"] = pd.Series(own_views, edges.index, dtype=str)
     views = _views(edges, {question: view(ALL, question) for question in questions})
     paths, nodes = edge_paths(edges, places, views), _nodes(places)
     everywhere = {view(name, question) for question in questions for name in shown}

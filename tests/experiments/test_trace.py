@@ -320,7 +320,7 @@ def test_the_lead_of_the_first_key_has_an_answer_of_its_own() -> None:
     in_all = sum(float(text[:-1]) for text in table["first key"][1:])
     assert in_all == pytest.approx(100, abs=3)
     assert found.caption == (
-        "L2 is the strongest of L1 to L3 of 4. Read on 64 sequences of 48 tokens of shipped Python "
+        "L2 is the strongest of L1 to L3. Read on 64 sequences of 48 tokens of shipped Python "
         "source. Lost: on all paths, without its position."
     )
 
@@ -331,9 +331,12 @@ def test_a_writer_that_acts_through_others_alone_is_in_the_first_table() -> None
     indirect = effects.iloc[:1].assign(writer="ATTN0", **traced.interval("total", 0.9))
     whole = effects.iloc[:1].assign(writer="ATTN1", **traced.interval("total", 0.8))
     faint = effects.iloc[:1].assign(writer="MLP9", **traced.interval("total", 0.02))
-    found = sections.lead(
-        run_of(traced.terms_table(), None, pd.concat([effects, indirect, whole, faint]))
+    writers = traced.writers_table()
+    little = (
+        writers.query("layer == 2").iloc[:1].assign(writer="L0H0", **traced.interval("share", 0))
     )
+    tables = traced.terms_table(), pd.concat([writers, little])
+    found = sections.lead(run_of(*tables, pd.concat([effects, indirect, whole, faint])))
     table = found.table.set_index("L2 at 48 tokens")
     assert table.loc["ATTN0"].to_list() == ["0%", "90%"]
     assert table.loc["ATTN1"].to_list() == ["159%", "80%"]
@@ -341,7 +344,7 @@ def test_a_writer_that_acts_through_others_alone_is_in_the_first_table() -> None
         *("size", "ATTN1", "L1H0", "ATTN0", "MLP1", "L1H1", "other writers", "covariance")
     ]
     assert table.loc["other writers", "other keys"] == "13%", "MLP0: written 99.9 less 159 and -72"
-    assert found.caption.endswith("Left out: 2 weaker writers.")
+    assert found.caption.endswith("Left out: 3 weaker writers.")
 
 
 def test_a_writer_whose_interval_holds_zero_is_no_main_writer() -> None:
