@@ -321,9 +321,10 @@ def _views(edges: pd.DataFrame, of_all: Mapping[str, str]) -> dict[Hashable, lis
     sizes = edges["share"].abs().where(together)
     rank = sizes.groupby(edges["of"]).rank(method="first", ascending=False)
     together &= (rank <= MOST_TOGETHER) | (edges["into"] == "")
+    both = zip(edges.index, edges["view"], edges["of"], together, strict=True)
     return {
-        at: [edge["view"], of_all[edge["of"]]] if together[at] else [edge["view"]]
-        for at, edge in edges.iterrows()
+        at: [view, of_all[question]] if is_together else [view]
+        for at, view, question, is_together in both
     }
 
 
@@ -393,8 +394,16 @@ def _terms_in(maps: Mapping[str, np.ndarray], readers: Sequence[str]) -> list[st
 def _map(cells: Pooled, panel: int, name: str, divisor: float) -> Trace:
     """Return the map of a term, with its lead divided to have the colours of the map."""
     span, leads = float(cells.block), None if cells.leads is None else cells.leads[0]
-    look = {"name": name, "coloraxis": "coloraxis", "value": "%{z:.3g} nat"}
-    return heat_map(cells.values[0], span, panel, **look, leads=leads, divisor=divisor)
+    return heat_map(
+        cells.values[0],
+        span,
+        panel,
+        name=name,
+        coloraxis="coloraxis",
+        value="%{z:.3g} nat",
+        leads=leads,
+        divisor=divisor,
+    )
 
 
 def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFrame]:
