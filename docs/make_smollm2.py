@@ -33,7 +33,7 @@ COMMANDS = {
     "layers": f"ablate --model {NAME} --remove sources --layers all --n-seqs 64 --seq-len 64",
     "sources": f"ablate --model {NAME} --remove sources --layers 4 --n-seqs 96 --seq-len 128",
     "figure5": f"reproduce figure5 --model {NAME} --data shipped --n-seqs 48 --seq-len 1024",
-    "trace": f"trace --model {NAME} --layers 6 --n-seqs 96 --seq-len 96",
+    "trace": f"trace --model {NAME} --layers 6",
     "w_o": f"ablate --model {NAME} --players w_o --layers 4 --n-seqs 96 --seq-len 96",
     "bands": f"scores --model {NAME} --bands octaves --layers 4 --n-seqs 96 --seq-len 96",
     "behaviour": f"behaviour --model {NAME} --measures loss copy --remove mask rope --n-seqs 32 "

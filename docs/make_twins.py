@@ -129,7 +129,7 @@ def signature() -> str:
 
 def tables(stored: pd.DataFrame) -> list[str]:
     """Return the pages' tables in Markdown."""
-    return [strengths(stored), terms(stored, "pattern"), terms(stored, "lead"), writers(stored)]
+    return [strengths(stored), terms(stored, "pattern"), writers(stored)]
 
 
 def strengths(stored: pd.DataFrame) -> str:
