@@ -164,9 +164,9 @@ def term_rows(sums: PositionSums) -> Iterator[Row]:
     """Yield the terms of every layer."""
     for where, reader in readers(sums):
         for name, term in position_terms(reader).items():
-            for measure in ("rms", "share"):
+            for measure, of_term in {"rms": term.size, "share": term.share}.items():
                 place = {"first": 0, "last": reader.cells.n - 1}
-                estimate = asdict(getattr(term, measure))
+                estimate = asdict(of_term)
                 yield {"measure": measure, **where, "name": name, **place, **estimate}
 
 
@@ -181,7 +181,7 @@ def group_rows(sums: PositionSums, terms: Sequence[str]) -> Iterator[Row]:
                 estimates = {"all": rms(reader.square)}
                 if terms:
                     split = position_terms(reader)
-                    estimates |= {name: split[name].rms for name in terms}
+                    estimates |= {name: split[name].size for name in terms}
                 for name, rms_of in estimates.items():
                     place = {"name": name, "first": first, "last": stop - 1, "keys": keys}
                     yield {"measure": "rms", **where, **place, **asdict(rms_of)}
@@ -234,7 +234,7 @@ def profile_rows(sums: PositionSums, layer: int) -> Iterator[Row]:
 
 def writer_rows(sums: PositionSums) -> Iterator[Row]:
     """Yield each writer's share of a layer's pattern, into its keys."""
-    for row in writer_table(sums).query("side == 'key'").to_dict("records"):
+    for row in writer_table(sums).query("of == 'pattern' and side == 'key'").to_dict("records"):
         interval = Interval(value=row["share"], low=row["share_low"], high=row["share_high"])
         yield {
             "measure": "writer",

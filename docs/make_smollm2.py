@@ -33,7 +33,7 @@ COMMANDS = {
     "layers": f"ablate --model {NAME} --remove sources --layers all --n-seqs 64 --seq-len 64",
     "sources": f"ablate --model {NAME} --remove sources --layers 4 --n-seqs 96 --seq-len 128",
     "figure5": f"reproduce figure5 --model {NAME} --data shipped --n-seqs 48 --seq-len 1024",
-    "trace": f"trace --model {NAME} --layers 6 --n-seqs 96 --seq-len 96 --confirm 0",
+    "trace": f"trace --model {NAME} --layers 6",
     "w_o": f"ablate --model {NAME} --players w_o --layers 4 --n-seqs 96 --seq-len 96",
     "bands": f"scores --model {NAME} --bands octaves --layers 4 --n-seqs 96 --seq-len 96",
     "behaviour": f"behaviour --model {NAME} --measures loss copy --remove mask rope --n-seqs 32 "
@@ -53,7 +53,11 @@ TOLD: dict[str, list[Told]] = {
         ("non_relative", ("tokens",), ("with_mask", "without_mask", "difference")),
     ],
     "figure5": [("pattern", (), ("non_relative", "edge_contrast_visible"))],
-    "trace": [("terms", ("term",), SHARES), ("writers", ("side", "writer"), SHARES)],
+    "trace": [
+        ("terms", ("of", "term"), ("size", "share")),
+        ("writers", ("of", "side", "writer"), ("share",)),
+        ("effects", ("of", "writer"), ("predicted", "held", "direct", "total")),
+    ],
     "w_o": [("players", ("player", "replacement"), LOST)],
     "bands": [("bands", ("band",), ("share",)), ("pattern", (), ("amplitude",))],
     "behaviour": [("behaviour", ("measure", "condition"), ("value", "difference"))],
@@ -65,6 +69,7 @@ SOURCES = ("mask", "rope", "mask_x_rope")
 PAPERS = dict(zip(LANGUAGE_MODELS, ("Llama-3.1", "Phi-4", "Qwen3"), strict=True))
 LAYERS = (1, 5, 11, 17, 24)  # of the first table
 WRITERS = {2: "MLP1", 3: "MLP2", 4: "MLP2", 5: "MLP2"}  # the strongest into each layer's keys
+LOST_WITHOUT = ("MLP2", "MLP0", "ATTN0", "MLP1")  # writers whose position is taken away before L5
 LATER = (1, 2, 3)  # the layers whose pattern the paper's Figure 5 shows
 EDGE = 0.05  # the share of the keys that are the first, as in `edge_contrast`
 PIXELS = 104  # of a published panel
@@ -89,7 +94,8 @@ def measure(folder: Path) -> pd.DataFrame:
     draw(runs["layers"].tables["sources"], runs["figure5"].maps["normalised"])
     others = drawn_rows(runs["figure5"]), text_rows(runs["attention"])
     stored = pd.concat([told_rows(runs, TOLD), *map(pd.DataFrame, others)])
-    read = {"written_key", *(f"key {writer}" for writer in WRITERS.values())}
+    names = ("all", "rotation", *(f"key {writer}" for writer in WRITERS.values()), *LOST_WITHOUT)
+    read = {f"{question} {name}" for question in ("lead", "pattern") for name in names}
     stored = stored[(stored["run"] != "trace") | stored["name"].isin(read)]
     return stored[[*WHERE, "value", "low", "high"]].astype({"layer": "Int64"})
 
@@ -210,7 +216,8 @@ def tables(stored: pd.DataFrame) -> list[str]:
         source_shares(of(stored, run="layers"), LAYERS),
         claims(of(stored, run="figure5"), of(stored, run="sources")),
         source_shares(of(stored, run="sources"), (2, 3)),
-        writers(of(stored, run="trace"), of(stored, run="w_o")),
+        writers(of(stored, run="trace")),
+        removed_writers(of(stored, run="trace", layer=5)),
         bands(of(stored, run="bands")),
         losses(of(stored, run="behaviour")),
     ]
@@ -240,7 +247,7 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
         "README.md": [
             counts,
             f"In L3 the mask brings {mask} of the pattern, all at the first key, and RoPE {rope}.",
-            f"{percent('trace', 5, 'key MLP2', 'share')} of L5's pattern is what MLP2 writes",
+            f"{percent('trace', 5, 'lead key MLP2', 'share')} of L5's lead is what MLP2 writes",
             f"L3 loses {percent('w_o', 3, 'w_o mean', 'lost')}",
             f"costs {intact} nats less than the first; {gone} of them are gone.",
         ],
@@ -324,21 +331,40 @@ def claims(rows: pd.DataFrame, ablated: pd.DataFrame) -> str:
     return markdown("claim of section 5, nats", ["paper, 8B models", TITLE], lines)
 
 
-def writers(rows: pd.DataFrame, w_o: pd.DataFrame) -> str:
-    """Return the table of what was written into keys, by whom, and of what is lost without W_O."""
+def writers(rows: pd.DataFrame) -> str:
+    """Return the table of each layer's lead and pattern: RoPE's part, and the main writer's."""
+    lines = {}
+    for layer, writer in WRITERS.items():
+        own, cells = of(rows, layer=layer), list[str]()
+        for question in ("lead", "pattern"):
+            cells.append(estimate(of(own, name=f"{question} all", measure="size"), ".2f"))
+            of_rope = of(own, name=f"{question} rotation", measure="share")
+            written = of(own, name=f"{question} key {writer}", measure="share")
+            cells += [estimate(share, "z.0f", 100) for share in (of_rope, written)]
+        lines[f"L{layer}, {writer}"] = cells
+    columns = [
+        f"{of_key}, {what}"
+        for of_key in ("first key", "other keys")
+        for what in ("nats", "rotation %", "written into keys %")
+    ]
+    return markdown("reader, writer", columns, lines)
+
+
+def removed_writers(rows: pd.DataFrame) -> str:
+    """Return the table of what L5 loses without the position of a writer."""
+
+    def lost(writer: str, question: str, measure: str) -> str:
+        return estimate(of(rows, name=f"{question} {writer}", measure=measure), "z.0f", 100)
+
     lines = {
-        f"L{layer}": [
-            split(of(rows, layer=layer, name="written_key")),
-            f"{writer}: {split(of(rows, layer=layer, name=f'key {writer}'))}",
-            *(
-                split(of(w_o, layer=layer, name=f"w_o {replacement}"), LOST) if layer < 4 else ""
-                for replacement in ("mean", "identity")
-            ),
+        writer: [
+            *(lost(writer, "lead", measure) for measure in ("held", "direct", "total")),
+            lost(writer, "pattern", "total"),
         ]
-        for layer, writer in WRITERS.items()
+        for writer in LOST_WITHOUT
     }
-    columns = ["written into keys", "most by", "lost without W_O, its mean output kept"]
-    return markdown("% of the pattern", [*columns, "with an identity in its place"], lines)
+    columns = ["scale held: the share", "in the model", "on all paths", "other keys, on all paths"]
+    return markdown("% of L5's lead lost without", columns, lines)
 
 
 def bands(rows: pd.DataFrame) -> str:

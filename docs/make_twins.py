@@ -31,9 +31,11 @@ from nope_probe.runtime.folder import Run
 TWINS = {"nope-tiny": "mask", "rope-tiny": "mask+rope"}  # what the intact model keeps
 KINDS = {
     "sources": "ablate --model {} --remove sources --n-seqs 3456",
-    "trace": "trace --model {} --seq-len 96 --n-seqs 512 --confirm 6",
+    "trace": "trace --model {} --seq-len 96 --n-seqs 512",
 }
 COMMANDS = {f"{kind} {model}": KINDS[kind].format(model) for kind in KINDS for model in TWINS}
+COMMANDS["effects"] = f"{COMMANDS['trace nope-tiny']} --reader L1"
+EFFECTS_TOLD = ("effects", ("of", "writer"), ("predicted", "held", "direct", "total"))
 # What is told of a run, as in `make_smollm2`.
 TOLD: dict[str, list[Told]] = {
     "sources": [
@@ -44,13 +46,14 @@ TOLD: dict[str, list[Told]] = {
         ("mean_covariance", ("term",), ("share",)),
     ],
     "trace": [
-        ("terms", ("term",), ("rms", "share", "non_relative")),
-        ("writers", ("side", "writer"), ("share",)),
-        ("effects", ("writer",), ("predicted", "held", "direct", "total")),
+        ("terms", ("of", "term"), ("size", "share", "non_relative")),
+        ("writers", ("of", "side", "writer"), ("share",)),
+        EFFECTS_TOLD,
     ],
+    "effects": [EFFECTS_TOLD],
 }
 STORED = Path(__file__).parent / "twins.csv"
-CLOCK = "trace nope-tiny"  # the run whose first figure is `clock.png`
+CLOCK = "effects"  # the run whose first figure is `clock.png`
 PICTURES = {"twins": IMAGES / "twins.png", "clock": IMAGES / "gallery" / "clock.png"}
 CHECKPOINTS = Path(__file__).parent.parent / "nope_probe" / "checkpoints"
 LAYER = 2  # of the picture of both twins
@@ -126,7 +129,7 @@ def signature() -> str:
 
 def tables(stored: pd.DataFrame) -> list[str]:
     """Return the pages' tables in Markdown."""
-    return [strengths(stored), terms(stored), writers(of(stored, run=CLOCK))]
+    return [strengths(stored), terms(stored, "pattern"), writers(stored)]
 
 
 def strengths(stored: pd.DataFrame) -> str:
@@ -147,28 +150,30 @@ def strengths(stored: pd.DataFrame) -> str:
     return "\n".join([header, *lines])
 
 
-def terms(stored: pd.DataFrame) -> str:
-    """Return the table of the terms of both models' patterns."""
+def terms(stored: pd.DataFrame, question: str) -> str:
+    """Return the table of the terms of both models' leads or patterns."""
     readers = [(model, layer) for model in TWINS for layer in (1, 2, 3)]
     columns = [f"{model} L{layer}" if layer == 1 else f"L{layer}" for model, layer in readers]
 
     def row(name: str, measure: str) -> list[pd.Series]:
-        own = of(stored, name=name, measure=measure)
+        own = of(stored, name=f"{question} {name}", measure=measure)
         return [of(own, run=f"trace {model}", layer=layer).iloc[0] for model, layer in readers]
 
-    lines = {"RMS, nats": [f"{estimate['value']:.2f}" for estimate in row("all", "rms")]}
+    size = {"pattern": "RMS, nats", "lead": "mean, nats"}[question]
+    lines = {size: [f"{estimate['value']:.2f}" for estimate in row("all", "size")]}
     for name, label in TERMS.items():
         lines[label] = [percent(estimate, "z.1f", "") for estimate in row(name, "share")]
-    return markdown("share of the pattern, %", columns, lines)
+    return markdown(f"share of the {question}, %", columns, lines)
 
 
 def writers(stored: pd.DataFrame) -> str:
     """Return the table of the shares of writers, and of what is lost without their position."""
     lines = {}
     for layer, writer in WRITERS:
-        own = of(stored, layer=layer)
-        shares = [of(own, name=f"key {writer}", measure="share")]
-        shares += [of(own, name=writer, measure=measure) for measure in EFFECTS]
+        own, traced = of(stored, layer=layer), "trace nope-tiny"
+        shares = [of(own, run=traced, name=f"pattern key {writer}", measure="share")]
+        own = of(own, run="effects" if layer == 1 else traced, name=f"pattern {writer}")
+        shares += [of(own, measure=measure) for measure in EFFECTS]
         lines[f"L{layer}, {writer}"] = [percent(share.iloc[0], ".0f", "%") for share in shares]
     return markdown("reader, writer", ["into keys, as drawn", *EFFECTS.values()], lines)
 
@@ -219,9 +224,11 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
         run: [f"{100 * row['value']:.{digits}f}%" for row in rows(run, "mean", "share", layers)]
         for run, digits, layers in ((nope, 1, (1, 2, 3)), (rope, 0, (0, 1, 2, 3)))
     }
-    rotated = max(row["value"] for row in rows(traced, "rotation", "non_relative", range(4)))
+    rotated = rows(traced, "pattern rotation", "non_relative", range(4))
+    of_rotation = max(row["value"] for row in rotated)
     head, gone = (
-        f"{100 * value(CLOCK, 'L0H0', measure, 1):.0f}%" for measure in ("predicted", "total")
+        f"{100 * value('effects', 'pattern L0H0', measure, 1):.0f}%"
+        for measure in ("predicted", "total")
     )
     return {
         "docs/findings.md": [
@@ -237,8 +244,8 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
         ],
         "docs/trace.md": [
             f"L0H0 writes {head} of L1's pattern, and its removal takes {gone}.",
-            f"rotation has a non-relative part of {rotated:.3f} nats in every layer of "
-            f"`rope-tiny`; the {value(traced, 'all', 'non_relative', 3):.3f} nats of L3",
+            f"rotation has a non-relative part of {of_rotation:.3f} nats in every layer of "
+            f"`rope-tiny`; the {value(traced, 'pattern all', 'non_relative', 3):.3f} nats of L3",
         ],
     }
 

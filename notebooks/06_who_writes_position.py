@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Who writes position
 #
-# Nothing is removed here to find out: a pattern splits exactly into what RoPE does by itself and
-# what components wrote into the residual stream. Then hooks move what they wrote, and attention
-# follows.
+# Nothing is removed here to find out: the first key's lead and the pattern among the other keys
+# split exactly into what RoPE does by itself and what components wrote into the residual stream.
+# Then hooks move what they wrote, and attention follows.
 
 # %%
 # Installs nope_probe where it is missing, as on Colab; elsewhere it does nothing.
@@ -51,25 +51,26 @@ data = sequences(tokenizer=twins["nope-tiny"].tokenizer, n_seqs=128, seq_len=48)
 # ## Rotation, or written
 #
 # `rotation` is RoPE on mean vectors that know nothing of position. The three `written` terms are
-# position that keys, queries or both carry. Shares of the pattern of L1, with 95% intervals in the
-# columns that are left out here.
+# position that keys, queries or both carry. Shares of the lead and the pattern of L1, with 95%
+# intervals in the columns that are left out here.
 
 # %%
 traces = {name: run_trace(twin.model, data, confirm=0) for name, twin in twins.items()}
 pd.DataFrame(
     {
-        name: trace.terms[trace.terms["layer"] == 1].set_index("term")["share"]
+        name: trace.terms[trace.terms["layer"] == 1].set_index(["of", "term"])["share"]
         for name, trace in traces.items()
     }
 ).round(3)
 
 # %% [markdown]
 # RoPE's pattern is rotation alone. Without position encoding all of it was written, and the table
-# of writers says by whom: MLP0 into the keys of L1, two heads of L1 into those of L2 and L3.
+# of writers says by whom: MLP0 into the keys of L1, two heads of L1 into those of L2 and L3. Leads
+# are left out here.
 
 # %%
 writers = traces["nope-tiny"].writers
-strong = writers[writers["share"].abs() > 0.1]
+strong = writers[(writers["of"] == "pattern") & (writers["share"].abs() > 0.1)]
 strong[["layer", "side", "writer", "share", "share_low", "share_high"]].round(3)
 
 # %%

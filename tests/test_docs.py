@@ -106,7 +106,10 @@ def unsigned(estimate: tuple[str, ...]) -> tuple[float, ...]:
 
 @pytest.mark.parametrize(
     ("made", "pages"),
-    [(make_smollm2, ["docs/findings.md"]), (make_twins, ["docs/findings.md", "docs/trace.md"])],
+    [
+        (make_smollm2, ["docs/findings.md", "docs/trace.md"]),
+        (make_twins, ["docs/findings.md", "docs/trace.md"]),
+    ],
 )
 def test_what_is_told_of_a_model_is_what_is_stored_with_the_commands_that_measured_it(
     made: ModuleType, pages: list[str]

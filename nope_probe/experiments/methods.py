@@ -53,8 +53,8 @@ DETAILS = {  # of the inputs, by setting
 }
 FIRST_KEYS = {  # by command; without first keys, and with them
     "trace": (
-        "shares are sums of two orthogonal parts, at the first key and among the other keys",
-        "patterns leave {keys} out",
+        "no key counted as first",
+        "the lead of {keys} over the other keys and the pattern among these were split separately",
     ),
     "attention": ("no key counted as first", "{keys} stood apart from the other keys"),
     "others": (

@@ -267,7 +267,7 @@ def _layered(
     The maps stand side by side, on a phone two in a row; every layer has its own titles.
     """
     n, first = len(pooled), 0 if layer is None else layers.index(layer)
-    divisors = [_divisor(pooled, place, limits[place]) for place in range(len(layers))]
+    divisors = [lead_divisor(pooled, place, limits[place][1]) for place in range(len(layers))]
     traces = [
         heat_map(
             maps.values[place],
@@ -307,11 +307,17 @@ def _layered(
     return go.Figure(traces, layout)
 
 
-def _divisor(pooled: Sequence[Pooled], place: int, limits: Float[np.ndarray, " 2"]) -> float:
-    """Return what a layer's leads are divided by: the largest gets the strongest colour."""
+def lead_divisor(pooled: Sequence[Pooled], place: int, limit: float) -> float:
+    """Return what a layer's leads are divided by: the largest gets the strongest colour.
+
+    Args:
+        pooled: the layer's maps.
+        place: of the layer in the maps.
+        limit: the cell that has the strongest colour, nats.
+    """
     leads = [np.abs(maps.leads[place]) for maps in pooled if maps.leads is not None]
     largest = max((float(np.nanmax(x)) for x in leads if np.isfinite(x).any()), default=0.0)
-    return max(largest / float(limits[1]), 1.0)
+    return max(largest / float(limit), 1.0)
 
 
 def unfold_layers(figure: go.Figure) -> go.Figure:

@@ -1,13 +1,15 @@
 """Writers and readers of position: an edge for each writer, maps of a reader's terms, clocks.
 
 The circuit on top has a column for each layer: a box of its heads, which stands for the layer as a
-reader, its MLP below and RoPE above. A switch chooses a reader; maps and clocks below the circuit
-belong to it.
+reader, its MLP below and RoPE above. A switch chooses a reader's lead or pattern; maps and clocks
+below the circuit belong to the reader.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,9 @@ from nope_probe.figures.intervals import (
     percent,
     symmetric,
 )
-from nope_probe.figures.maps import MAX_POSITIONS
+from nope_probe.figures.maps import MAX_POSITIONS, lead_divisor
 from nope_probe.figures.names import short
-from nope_probe.figures.panels import Pooled, RowMaps, heat_map, pool
+from nope_probe.figures.panels import Pooled, RowMaps, heat_map, pool_with_leads
 from nope_probe.figures.position_paths import (
     ALL_PATHS,
     BOX,
@@ -69,6 +71,7 @@ WITH, AGAINST = "rgba(217, 115, 13, 0.8)", "rgba(43, 123, 186, 0.8)"
 MOST_EDGES = 12  # edges of a reader
 MOST_TOGETHER = 24  # edges of all readers together
 LEAST, LEAST_BESIDE = 0.01, 0.1  # smallest share with an edge, alone and beside other readers
+MOSTLY = 0.5  # of a pattern: if more of it was written, patterns come first
 WIDEST = 14.0  # px of an edge that stands for the whole pattern
 MARGIN = 0.05  # below the lowest edge
 FEW = 8  # up to this number of heads, nodes have labels
@@ -89,24 +92,29 @@ def position_circuit(
     clocks: pd.DataFrame | None = None,
     reader: str | None = None,
     max_positions: int = MAX_POSITIONS,
+    skip_keys: int = 1,
 ) -> go.Figure:
     """Draw the writers of the position that each layer or head reads.
 
-    An edge is as wide as the writer's share of the reader's pattern: orange with the pattern, blue
+    An edge is as wide as the writer's share of the reader's lead or pattern: orange with it, blue
     against it. A dashed edge is a total effect that differs from the direct share by more than both
-    intervals allow. A switch chooses a reader: its edges, the maps of its terms, and its keys' mean
-    vectors along their two principal axes.
+    intervals allow; that of an attention is drawn by heads. A switch chooses a reader's lead or
+    pattern: its edges, the maps of its terms, and its keys' mean vectors along their two principal
+    axes. Leads come first where position that was written makes less than half of the pattern.
 
     Args:
-        terms: `terms.csv`: layer, head where heads are traced, term, rms and share with bounds.
-        writers: `writers.csv`: layer, head, side, writer, and share with its bounds.
-        effects: `effects.csv`: layer, head, writer, direct and total with their bounds.
-        maps: the terms' patterns by name, such as `L1/rotation`, nats; and `query_positions`, the
-            queries of their rows, if some queries have none.
+        terms: `terms.csv`: layer, head where heads are traced, of, term, size and share with
+            bounds.
+        writers: `writers.csv`: layer, head, of, side, writer, and share with its bounds.
+        effects: `effects.csv`: layer, head, of, writer, direct and total with their bounds.
+        maps: the terms' patterns by name, such as `L1/rotation`, nats, with the lead in the columns
+            of the first keys; and `query_positions`, the queries of their rows, if some queries
+            have none.
         clocks: `clocks.csv`: layer, head, side, writer, position, axis_1, axis_2.
         reader: the reader whose maps and clocks are shown at first, below the edges of all readers;
-            by default the reader with the strongest pattern.
+            by default the reader with the strongest lead or pattern.
         max_positions: larger maps are pooled to this many positions.
+        skip_keys: how many keys count as first, where the terms have a lead.
 
     Raises:
         ValueError: for a reader that the terms do not have.
@@ -114,11 +122,13 @@ def position_circuit(
     Example:
         >>> import pandas as pd
         >>> from nope_probe import figures
-        >>> share = {"share": [1.0], "share_low": [0.9], "share_high": [1.1]}
-        >>> terms = pd.DataFrame({"layer": [1], "term": ["written_key"], **share})
-        >>> writers = pd.DataFrame({"layer": [1], "side": ["key"], "writer": ["MLP0"], **share})
+        >>> share = {"share": 1.0, "share_low": 0.9, "share_high": 1.1}
+        >>> of = {"layer": [1, 1], "of": ["lead", "pattern"]}
+        >>> size = {"size": [6.0, 1.0], "size_low": [5.0, 0.9], "size_high": [7.0, 1.1]}
+        >>> terms = pd.DataFrame({**of, "term": "all", **size, **share})
+        >>> writers = pd.DataFrame({**of, "side": "key", "writer": "MLP0", **share})
         >>> list(figures.position_circuit(terms, writers).layout.meta["switches"]["Reader"])
-        ['all', 'L1']
+        ['all leads', 'L1 lead', 'all patterns', 'L1 pattern']
     """
     terms, writers, maps = with_readers(terms), with_readers(writers), maps or {}
     first = reader or strongest_reader(terms) or terms["reader"].iloc[-1]
@@ -133,22 +143,38 @@ def position_circuit(
     n_dials = max(map(len, dials.values()))
     widest = WIDEST * min(1.0, 2 * FEW / len(boxes_of(places)))
     edges["width"] = (widest * edges["share"].abs()).clip(1.0, widest)
-    views = _views(edges)
+    questions, shown = _questions(terms, first), [ALL, *readers]
+    view = partial(_view, several=len(questions) > 1)
+    own_views = [view(*of) for of in zip(edges["reader"], edges["of"], strict=True)]
+    edges["view"] = pd.Series(own_views, edges.index, dtype=str)
+    views = _views(edges, {question: view(ALL, question) for question in questions})
     paths, nodes = edge_paths(edges, places, views), _nodes(places)
-    traces: Traces = [(trace, {ALL, *readers}) for trace in (*_legend(edges), nodes)]
-    limits: dict[str, float] = {}
+    everywhere = {view(name, question) for question in questions for name in shown}
+    traces: Traces = [(trace, everywhere) for trace in (*_legend(edges), nodes)]
+    limits, divisors = dict[str, float](), dict[str, float]()
     traces += _edge_traces(
         edges, paths, views, Labels(places, nodes, paths, edges["width"].to_dict(), views), first
     )
     for name in readers:
-        chosen = {name, ALL} if name == first else {name}
-        for panel, term in enumerate(names, start=1):
-            if f"{name}/{term}" in maps:
-                values = np.asarray(maps[f"{name}/{term}"])
-                drawn = RowMaps(values=values.astype(float)[None], queries=queries)
-                cells = pool(drawn, max_positions)
-                traces.append((_map(cells, panel, short(term)), chosen))
-                limits[name] = max(limits.get(name, FLOOR), symmetric(values, FLOOR))
+        chosen = {
+            view(of, q) for of in ([name, ALL] if name == first else [name]) for q in questions
+        }
+        drawn = {
+            panel: pool_with_leads(
+                RowMaps(values=np.asarray(maps[f"{name}/{term}"], float)[None], queries=queries),
+                max_positions,
+                skip_keys if "lead" in questions else 0,
+            )
+            for panel, term in enumerate(names, start=1)
+            if f"{name}/{term}" in maps
+        }
+        limits[name] = max(
+            (symmetric(cells.values, FLOOR) for cells in drawn.values()), default=FLOOR
+        )
+        divisors[name] = lead_divisor([*drawn.values()], 0, limits[name])
+        for panel, cells in drawn.items():
+            trace = _map(cells, panel, short(names[panel - 1]), divisors[name])
+            traces.append((trace, chosen))
         for panel, rows in enumerate(dials[name].values(), start=1 + len(names)):
             traces.append((_dial(rows, panel), chosen))
     layout = _place(places, len(names), n_dials)
@@ -159,10 +185,12 @@ def position_circuit(
     n_panels = len(names) + n_dials
     layout["annotations"] = [{**inside(1 + panel), **above} for panel in range(n_panels)]
     choices: dict[str, Choice] = {}
-    for choice in (ALL, *readers):
-        below = first if choice == ALL else choice
-        top = limits.get(below, FLOOR)
+    for question, name in product(questions, shown):
+        below, choice = first if name == ALL else name, view(name, question)
+        top = limits[below]
         keys: dict[str, Any] = colour_limits((-top, top), "coloraxis.")
+        if "lead" in questions:
+            keys["coloraxis.colorbar.title.text"] = f"nats; first key ÷ {divisors[below]:.2g}"
         titles = [*map(short, names), *dials[below], *[""] * (n_dials - len(dials[below]))]
         keys |= {f"annotations[{i}].text": text for i, text in enumerate(titles)}
         if names:
@@ -174,8 +202,24 @@ def position_circuit(
         choices[choice] = [{"visible": [choice in shown_in for _, shown_in in traces]}, keys]
     add_switches(layout, {"Reader": choices})
     layout["updatemenus"][0] |= {"x": 1, "xanchor": "right", "pad": {"b": LEGEND}}  # above it
-    patch(layout, choices[ALL][1])
-    return go.Figure([{**trace, "visible": ALL in of} for trace, of in traces], layout)
+    at_first = view(ALL, questions[0])
+    patch(layout, choices[at_first][1])
+    return go.Figure([{**trace, "visible": at_first in of} for trace, of in traces], layout)
+
+
+def _questions(terms: pd.DataFrame, reader: str) -> list[str]:
+    """Return the questions that terms answer; leads first if a pattern is mostly not written."""
+    own = terms[(terms["reader"] == reader) & terms["term"].isin(WRITTEN)]
+    written = own[own["of"] == "pattern"]["share"].sum()
+    order = ("pattern", "lead") if written >= MOSTLY else ("lead", "pattern")
+    return [question for question in order if question in {*terms["of"]}]
+
+
+def _view(reader: str, question: str, *, several: bool) -> str:
+    """Return the name of the choice of a reader, or of all readers, and a question."""
+    if not several:
+        return reader
+    return f"{reader} {question}s" if reader == ALL else f"{reader} {question}"
 
 
 def _edges(
@@ -184,21 +228,24 @@ def _edges(
     """Return the paths by which position reaches readers, if their shares differ from zero.
 
     Returns:
-        reader, writer (a component or a position encoding), share with its bounds, and into:
-        `keys` or `queries`; `all paths` for a total effect; empty for an encoding.
+        reader, of (lead or pattern), writer (a component or a position encoding), share with its
+        bounds, and into: `keys` or `queries`; `all paths` for a total effect; empty for an
+        encoding.
     """
     encodings = terms[terms["term"].isin(ENCODINGS)]
     encodings = encodings.assign(writer=encodings["term"].map(ENCODINGS), into="")
     written = writers.assign(into=writers["side"].map(SIDES))
     if effects is not None and len(effects):
         of_effects = with_readers(effects)
+        whole = {Writer(name).whole for name in writers["writer"] if Writer(name).head is not None}
+        of_effects = of_effects[~of_effects["writer"].isin(whole)]
         differs = (of_effects["total_low"] > of_effects["direct_high"]) | (
             of_effects["total_high"] < of_effects["direct_low"]
         )
         totals = of_effects[differs].rename(columns=lambda name: name.replace("total", "share"))
         written = pd.concat([written, totals.assign(into=ALL_PATHS)])
     strongest = written.iloc[(-written["share"].abs()).argsort(kind="stable")]
-    edges = pd.concat([encodings, strongest.groupby("reader", sort=False).head(MOST_EDGES)])
+    edges = pd.concat([encodings, strongest.groupby(["reader", "of"], sort=False).head(MOST_EDGES)])
     drawn = excludes_zero(edges, "share") & (edges["share"].abs() >= LEAST)
     return edges[drawn].reset_index(drop=True)
 
@@ -227,7 +274,7 @@ def _places(edges: pd.DataFrame, readers: Sequence[str]) -> dict[str, Point]:
 def _legend(edges: pd.DataFrame) -> Iterator[Trace]:
     """Yield the legend's entries for the colours and dashes in use."""
     kinds = {
-        "with the pattern": (WITH, "solid", edges["share"] > 0),
+        "with the lead or pattern": (WITH, "solid", edges["share"] > 0),
         "against it": (AGAINST, "solid", edges["share"] < 0),
         "on all paths, where that differs": (ZERO, "dash", edges["into"] == ALL_PATHS),
     }
@@ -259,19 +306,26 @@ def _nodes(places: Mapping[str, Point]) -> Trace:
     }
 
 
-def _views(edges: pd.DataFrame) -> dict[Hashable, list[str]]:
-    """Return the views that show each edge: its reader's own, and the view of all readers.
+def _views(edges: pd.DataFrame, of_all: Mapping[str, str]) -> dict[Hashable, list[str]]:
+    """Return the views that show each edge: its reader's, and the view of all readers.
 
-    Beside other readers, an edge shows only if it is strong, and among the strongest.
+    Among other readers, an edge shows only if it is strong, and one of the strongest.
+
+    Args:
+        edges: their views, of their readers.
+        of_all: the view of all readers' leads, and of all patterns.
     """
     strong, total = edges["share"].abs() >= LEAST_BESIDE, edges["into"] == ALL_PATHS
-    pairs = edges["writer"] + edges["reader"]
+    pairs = edges["writer"] + edges["view"]
     together = strong & ~(total & pairs.isin(pairs[strong & ~total]))
-    strongest = edges["share"].abs().where(together).nlargest(MOST_TOGETHER).index
-    together &= edges.index.isin(strongest) | (edges["into"] == "")
-    both = zip(edges["reader"], together, strict=True)
-    names = [[reader, ALL] if is_together else [reader] for reader, is_together in both]
-    return dict(zip(edges.index, names, strict=True))
+    sizes = edges["share"].abs().where(together)
+    rank = sizes.groupby(edges["of"]).rank(method="first", ascending=False)
+    together &= (rank <= MOST_TOGETHER) | (edges["into"] == "")
+    both = zip(edges.index, edges["view"], edges["of"], together, strict=True)
+    return {
+        at: [view, of_all[question]] if is_together else [view]
+        for at, view, question, is_together in both
+    }
 
 
 def _edge_traces(
@@ -319,7 +373,7 @@ def _edge_trace(edge: pd.Series, path: Sequence[Point], text: str) -> Trace:
         "textfont": LABEL_FONT,
         "cliponaxis": not text,
         "name": about,
-        "hovertemplate": f"{about}<br>{share} of its pattern<extra></extra>",
+        "hovertemplate": f"{about}<br>{share} of its {edge['of']}<extra></extra>",
         "showlegend": False,
     }
 
@@ -337,10 +391,19 @@ def _terms_in(maps: Mapping[str, np.ndarray], readers: Sequence[str]) -> list[st
     ]
 
 
-def _map(cells: Pooled, panel: int, name: str) -> Trace:
-    """Return the map of a term."""
-    value, span = "%{z:.3g} nat", float(cells.block)
-    return heat_map(cells.values[0], span, panel, name=name, coloraxis="coloraxis", value=value)
+def _map(cells: Pooled, panel: int, name: str, divisor: float) -> Trace:
+    """Return the map of a term, with its lead divided to have the colours of the map."""
+    span, leads = float(cells.block), None if cells.leads is None else cells.leads[0]
+    return heat_map(
+        cells.values[0],
+        span,
+        panel,
+        name=name,
+        coloraxis="coloraxis",
+        value="%{z:.3g} nat",
+        leads=leads,
+        divisor=divisor,
+    )
 
 
 def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFrame]:

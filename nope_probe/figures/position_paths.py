@@ -57,7 +57,7 @@ def edge_paths(
     """Return the points of each edge; a reader's edges into its box end side by side.
 
     Args:
-        edges: reader, writer, share, width in px, and into, which is empty for an encoding.
+        edges: reader, view, writer, share, width in px, and into, which is empty for an encoding.
         places: the place of each node, and of each layer's left side.
         views: the views that show each edge.
     """
@@ -69,7 +69,7 @@ def edge_paths(
     }
     lanes = _lanes(spans, edges, views)
     heights = pd.Series({at: lanes.get(at, start[1]) for at, start in starts.items()}, dtype=float)
-    of_reader = heights.groupby(written["reader"])
+    of_reader = heights.groupby(written["view"])
     rank = of_reader.rank(method="first")
     share = ((rank - 0.5) / of_reader.transform("size")).to_dict()  # of the box's height
     paths = dict[Hashable, list[Point]]()

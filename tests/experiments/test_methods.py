@@ -68,8 +68,8 @@ RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
         ["--layers", 2, "--confirm", 1, "--writers", "layers"],
         [
             "the attention of each block",
-            "the strongest pairs of a writer and a reader (1) were confirmed",
-            "Shares are sums of two orthogonal parts, at the first key and among the other keys.",
+            "for every earlier attention and MLP and up to 1 heads: the writer's mean output",
+            "The lead of the first key over the other keys and the pattern among these were split",
         ],
     ),
     "attention": (

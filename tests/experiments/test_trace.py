@@ -23,8 +23,8 @@ from nope_probe.conditions import Writer
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.experiments.trace import sections
-from nope_probe.experiments.trace.analyse import that_could_matter
 from nope_probe.experiments.trace.settings import Settings
+from nope_probe.figures.words import strongest_reader
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.names import CHECKPOINTS
@@ -32,7 +32,6 @@ from nope_probe.runtime.folder import Run
 
 N = 23
 SMALL = ["--n-seqs", 43, "--seq-len", N, "--folds", 5, "--batch-size", 7]
-TEXT = {"effects": pd.DataFrame()}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +53,7 @@ def test_tables_and_maps_are_those_of_the_captured_sums(done: Path) -> None:
         documents=documents,
     )
     run = read_run(done)
-    names = {"terms": ["layer", "term"], "writers": ["layer", "side", "writer"]}
+    names = {"terms": ["layer", "of", "term"], "writers": ["layer", "of", "side", "writer"]}
     for name, truth in (("terms", term_table(sums)), ("writers", writer_table(sums))):
         found = run.tables[name].set_index(names[name])
         expected = truth.set_index(found.index.names).loc[found.index]
@@ -69,9 +68,11 @@ def test_writers_stand_in_the_order_in_which_they_write(done: Path) -> None:
     writers = read_run(done).tables["writers"]
     heads = [[f"L{layer}H{head}" for head in range(4)] for layer in range(2)]
     order = ["embed", *heads[0], "MLP0", *heads[1], "MLP1", "bias"]
-    of_readers = writers.groupby(["layer", "side"], sort=False)["writer"].agg(list)
-    assert list(of_readers.index) == [(n, side) for n in range(3) for side in ("key", "query")]
-    assert of_readers[2, "key"] == of_readers[2, "query"] == order
+    of_readers = writers.groupby(["layer", "of", "side"], sort=False)["writer"].agg(list)
+    assert list(of_readers.index) == [
+        (n, of, side) for n in range(3) for of in ("lead", "pattern") for side in ("key", "query")
+    ]
+    assert all(of_readers[2, of, side] == order for _, of, side in of_readers.index)
     assert list(writers.index) == list(range(len(writers)))
     names = ["bias", "MLP0", "L1H0", "ATTN1", "L0H10", "L0H2", "MLP10", "pos_embed", "BLOCK2"]
     assert sorted(names, key=lambda name: Writer(name).order) == [
@@ -97,7 +98,8 @@ def test_clocks_are_coordinates_of_mean_keys_and_queries_along_their_axes(done: 
         ("query", sums.readers[2].q, sums.readers[2].queries),
     ):
         own = clocks[clocks["side"] == side]
-        ranked = writers.query("layer == 2 and side == @side").set_index("writer")["share"]
+        ranked = writers.query("layer == 2 and of == 'pattern' and side == @side")
+        ranked = ranked.set_index("writer")["share"]
         ranked = ranked.abs().sort_values(ascending=False)
         n_writers = own["writer"].nunique()
         assert list(own["writer"].unique()) == ["all", *ranked.index[: n_writers - 1]]
@@ -170,7 +172,7 @@ def test_the_bytes_of_a_run_are_those_of_what_heads_and_mlps_write(
     assert replace(settings, reader="L2").traces_heads == per_head
 
 
-def test_by_default_six_pairs_of_readers_and_writers_are_confirmed_in_eight_folds() -> None:
+def test_by_default_six_heads_are_taken_in_eight_folds() -> None:
     settings = Settings()
     assert (settings.confirm, settings.folds, settings.traces_heads) == (6, 8, False)
 
@@ -191,12 +193,12 @@ def test_a_finished_run_is_shown_again_with_its_answer(
     before = (done / "manifest.json").read_bytes()
     run_command(trace, *SMALL, "--layers", 3, "--out", done, "--confirm", 0, "--verbose")
     shown = " ".join(capsys.readouterr().out.split())
-    assert "L2's position is written by L1H1 and L1H0: " in shown
+    assert "write the order of L2's other keys" in shown
     assert "first_key" in shown
-    assert "The exact terms of each pattern" in shown
+    assert "The exact terms of lead and pattern" in shown
     assert (done / "manifest.json").read_bytes() == before
     page = (done / "report.html").read_text()
-    assert page.count("L2&#x27;s position is written by L1H1 and L1H0") >= 1
+    assert "write the order of L2&#x27;s other keys" in page
     assert '"Reader"' in page
 
 
@@ -214,7 +216,7 @@ def test_heads_read_and_whole_attentions_write(
     names = {"embed", "bias", "ATTN0", "MLP0"}
     assert set(writers[writers["layer"] == 1]["writer"]) == names
     assert "L1H3/rotation" in run.maps
-    assert "L1H3" in " ".join(run.manifest["headline"])
+    assert "L1H3" in sections.lead(run).sentence
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["reader"] == "L1H3"
     assert "error" not in capsys.readouterr().err
 
@@ -245,49 +247,122 @@ def test_in_memory_it_gives_what_the_command_writes(done: Path) -> None:
         if name != "effects":
             assert_same_table(run.tables[name], table)
     assert set(found.maps) == set(run.maps)
-    assert repr(found).startswith("Trace of L0, L1, L2: L2's position is written by L1H1 and L1H0")
+    assert repr(found).startswith(f"Trace of L0, L1, L2: At {N} tokens, L1H")
     with pytest.raises(ValueError, match="--folds 4: expected 5 <= folds"):
         run_trace(load("nope-tiny").model, data, folds=4)
 
 
+def run_of(
+    terms: pd.DataFrame,
+    writers: pd.DataFrame | None = None,
+    effects: pd.DataFrame | None = None,
+    reader: str | None = None,
+) -> Run:
+    """Return a finished run with some tables."""
+    tables = {
+        "terms": terms,
+        "writers": traced.writers_table() if writers is None else writers,
+        "effects": pd.DataFrame() if effects is None else effects,
+        "clocks": traced.clocks_table(),
+    }
+    settings = {"data": "shipped", "n_seqs": 64, "seq_len": 48, "folds": 8, "reader": reader}
+    manifest = {
+        "model": {"name": "mine", "depth": 4, "rope_layers": [False] * 4},
+        "settings": settings,
+        "layers": [1, 2, 3],
+        "reader": reader or strongest_reader(terms),
+        "skip_keys": 1,
+    }
+    return Run(manifest=manifest, arrays={"maps": traced.maps()}, tables=tables)
+
+
+def sentence(*tables: Any, **options: Any) -> str:
+    return sections.lead(run_of(*tables, **options)).sentence
+
+
 def test_the_answer_names_the_main_writers_and_nothing_of_another_reader() -> None:
-    tables = {"terms": traced.terms_table(), "writers": traced.writers_table(), **TEXT}
-    assert sections.lead(tables).sentence == (
-        "L2's position is written by L1H0 and L1H1: 92% and 67% of its pattern."
+    terms, writers = traced.terms_table(), traced.writers_table()
+    assert sentence(terms) == (
+        "At 48 tokens, L1H0 (92%) and L1H1 (67%) write the order of L2's other keys."
     )
     assert (
-        sections.lead(tables, "L1").sentence
-        == "L1's position is written by MLP0: 97% of its pattern."
+        sentence(terms, reader="L1")
+        == "At 48 tokens, MLP0 (97%) writes the order of L1's other keys."
     )
-    learned = tables["writers"].replace({"writer": {"MLP0": "pos_embed"}})
-    assert sections.lead(tables | {"writers": learned}, "L1").sentence == (
-        "L1's position is written by pos_embed: 97% of its pattern."
+    learned = writers.replace({"writer": {"MLP0": "pos_embed"}})
+    assert sentence(terms, learned, reader="L1").startswith("At 48 tokens, pos_embed (97%) writes")
+    third = writers.query("layer == 2 and writer == 'L1H0'").assign(writer="L0H3", share=0.6)
+    assert "L1H1 (67%) and others write the order" in sentence(terms, pd.concat([writers, third]))
+
+
+def test_the_lead_of_the_first_key_has_an_answer_of_its_own() -> None:
+    """The layer is the one with the strongest lead or pattern of either sign."""
+    rotation = traced.terms_table("rope")
+    lead = traced.terms_table().assign(of="lead")
+    lead.loc[lead["term"] == "all", ["size", "size_low", "size_high"]] *= -1
+    written = pd.concat([traced.writers_table(), traced.writers_table().assign(of="lead")])
+    terms = pd.concat([lead, rotation])
+    assert sentence(terms, written) == (
+        "At 48 tokens, RoPE's rotation makes the order of L2's other keys (103%); L1H0 (92%) and "
+        "L1H1 (67%) write the first key's lead."
     )
+    assert sentence(lead, written).endswith("write L2's lead of the first key.")
+    found = sections.lead(run_of(terms, written, traced.effects_table()))
+    assert [*found.table] == ["L2 at 48 tokens", "first key", "other keys", "other keys, lost"]
+    table = found.table.set_index("L2 at 48 tokens")
+    assert [*table.index] == [
+        *("size", "RoPE's rotation", "L1H0", "MLP1", "L1H1", "MLP0", "other writers", "covariance")
+    ]
+    assert table.loc["size"].to_list() == ["-7.6 nats", "1.9 nats", ""]
+    assert table.loc["RoPE's rotation"].to_list() == ["0%", "103%", ""]
+    assert table.loc["MLP1"].to_list() == ["-72%", "-72%", "-63%"]
+    assert table.loc["L1H1", "other keys, lost"] == "", "it was not measured"
+    in_all = sum(float(text[:-1]) for text in table["first key"][1:])
+    assert in_all == pytest.approx(100, abs=3)
+    assert found.caption == (
+        "L2 is the strongest of L1 to L3. Read on 64 sequences of 48 tokens of shipped Python "
+        "source. Lost: on all paths, without its position."
+    )
+
+
+def test_a_writer_that_acts_through_others_alone_is_in_the_first_table() -> None:
+    """An attention counts with its heads, of which the table names some."""
+    effects = traced.effects_table().query("layer == 2")
+    indirect = effects.iloc[:1].assign(writer="ATTN0", **traced.interval("total", 0.9))
+    whole = effects.iloc[:1].assign(writer="ATTN1", **traced.interval("total", 0.8))
+    faint = effects.iloc[:1].assign(writer="MLP9", **traced.interval("total", 0.02))
+    writers = traced.writers_table()
+    little = (
+        writers.query("layer == 2").iloc[:1].assign(writer="L0H0", **traced.interval("share", 0))
+    )
+    tables = traced.terms_table(), pd.concat([writers, little])
+    found = sections.lead(run_of(*tables, pd.concat([effects, indirect, whole, faint])))
+    table = found.table.set_index("L2 at 48 tokens")
+    assert table.loc["ATTN0"].to_list() == ["0%", "90%"]
+    assert table.loc["ATTN1"].to_list() == ["159%", "80%"]
+    assert [*table.index] == [
+        *("size", "ATTN1", "L1H0", "ATTN0", "MLP1", "L1H1", "other writers", "covariance")
+    ]
+    assert table.loc["other writers", "other keys"] == "13%", "MLP0: written 99.9 less 159 and -72"
+    assert found.caption.endswith("Left out: 3 weaker writers.")
 
 
 def test_a_writer_whose_interval_holds_zero_is_no_main_writer() -> None:
     writers = traced.writers_table()
     strongest = (writers["layer"] == 2) & (writers["writer"] == "L1H0")
     writers.loc[strongest, ["share", "share_low", "share_high"]] = (1.9, -0.1, 3.9)
-    tables = {"terms": traced.terms_table(), "writers": writers, **TEXT}
-    main, _, _ = sections.lead(tables, "L2").sentence.partition(":")
-    assert main == "L2's position is written by L1H1"
-
-
-def test_the_answer_with_rope_is_rotation_and_without_a_pattern_that_there_is_none() -> None:
-    tables = {"terms": traced.terms_table("rope"), "writers": traced.writers_table(), **TEXT}
-    assert sections.lead(tables, "L1").sentence == (
-        "RoPE's rotation of constant vectors makes L1's pattern: 100% [99, 100] of it."
+    assert sentence(traced.terms_table(), writers, reader="L2") == (
+        "At 48 tokens, L1H1 (67%) writes the order of L2's other keys."
     )
-    noise = tables["terms"].assign(rms_low=-1.0)
-    tables |= {"terms": noise}
-    assert sections.lead(tables).sentence == sections.NO_PATTERN
-    of_l1 = "L1 shows no positional pattern that exceeds the noise."
-    assert sections.lead(tables, "L1").sentence == of_l1
-    assert sections.lead(tables).table.empty
+
+
+def test_without_a_lead_or_pattern_above_the_noise_the_answer_is_that_there_is_none() -> None:
+    noise = traced.terms_table("rope").assign(size_low=-1.0)
+    assert sentence(noise) == sections.NO_PATTERN
+    assert sections.lead(run_of(noise)).table.empty
     undefined = noise.assign(share=np.nan)
-    lead = sections.lead(tables | {"terms": undefined}, "L1")
-    assert lead.sentence == of_l1
+    lead = sections.lead(run_of(undefined, reader="L1"))
+    assert lead.sentence == "L1 shows no lead or pattern that exceeds the noise."
     assert lead.table.empty
 
 
@@ -301,78 +376,46 @@ def with_shares(terms: pd.DataFrame, reader: int, half: float, **shares: float) 
 
 
 def test_a_term_is_the_answer_only_where_the_intervals_say_so_of_all_terms() -> None:
-    writers = {"writers": traced.writers_table(), **TEXT}
     shares = {"rotation": 0.55, "written_key": 0.95, "written_both": 0.0, "covariance": -0.5}
-    tables = {"terms": with_shares(traced.terms_table(), 1, 0.01, **shares), **writers}
-    assert sections.lead(tables, "L1").sentence.startswith("L1's position is written by MLP0")
+    terms = with_shares(traced.terms_table(), 1, 0.01, **shares)
+    assert sentence(terms, reader="L1").startswith("At 48 tokens, MLP0 (97%) writes")
     shares |= {"rotation": 0.6, "written_key": 0.4, "written_query": 0.0, "covariance": 0.0}
-    tables["terms"] = with_shares(traced.terms_table(), 1, 2.6, **shares)
-    tables["terms"] = with_shares(tables["terms"], 1, 0.0, written_both=0.0, written_query=0.0)
-    lead = sections.lead(tables, "L1")
-    assert lead.sentence == "No single term is surely most of L1's pattern."
-    assert lead.table.to_numpy().tolist() == [
-        ["rotation", "60% [-200, 320]"],
-        ["written", "40% [-220, 300]"],
-        ["covariance", "0% [-260, 260]"],
-    ]
+    terms = with_shares(traced.terms_table(), 1, 2.6, **shares)
+    terms = with_shares(terms, 1, 0.0, written_both=0.0, written_query=0.0)
+    unclear = "At 48 tokens, no single term makes the order of L1's other keys."
+    assert sentence(terms, reader="L1") == unclear
 
 
 def test_a_writer_that_takes_from_queries_what_it_gives_to_keys_is_no_main_writer() -> None:
-    writers = traced.writers_table()
+    terms, writers = traced.terms_table(), traced.writers_table()
+    labels = {"layer": 2, "of": "pattern", "writer": "L0H1"}
     both = [
-        {"layer": 2, "side": side, "writer": "L0H1", **traced.interval("share", share)}
+        {**labels, "side": side, **traced.interval("share", share)}
         for side, share in (("key", 0.90), ("query", -0.95))
     ]
-    tables = {"terms": traced.terms_table(), "writers": pd.concat([writers, pd.DataFrame(both)])}
-    assert sections.lead(tables).sentence.startswith("L2's position is written by L1H0 and L1H1")
+    main = "At 48 tokens, L1H0 (92%) and L1H1 (67%) write the order of L2's other keys."
+    assert sentence(terms, pd.concat([writers, pd.DataFrame(both)])) == main
     halves = writers.assign(share=writers["share"] / 2, share_low=writers["share_low"] / 2)
-    halves = pd.concat([halves.assign(side=side) for side in ("key", "query")])
-    assert sections.lead(tables | {"writers": halves}).sentence == sections.lead(tables).sentence
+    assert (
+        sentence(terms, pd.concat([halves.assign(side=side) for side in ("key", "query")])) == main
+    )
     wide = writers.assign(share_low=writers["share"] - 1.0)
-    assert sections.lead(tables | {"writers": wide}).sentence.startswith(
-        "Position written by no single writer makes L2's pattern: "
+    assert sentence(terms, wide).endswith(
+        "no single writer makes the order of L2's other keys, which was written (100%)."
     )
 
 
 def test_the_strongest_of_many_readers_clears_the_noise_of_all_of_them() -> None:
-    faint = {"rms": 0.01, "rms_low": 0.002, "rms_high": 0.0142}
+    faint = {"size": 0.01, "size_low": 0.002, "size_high": 0.0142}
     one = traced.terms_table().query("layer == 2").assign(**faint)
-    writers = {"writers": traced.writers_table()}
-    assert sections.lead({"terms": one, **writers}).sentence.startswith(
-        "L2's position is written by"
-    )
-    others = [one.assign(layer=layer, rms=0.0, rms_low=-0.01) for layer in range(3, 26)]
-    terms = pd.concat([one, *others])
-    assert sections.lead({"terms": terms, **writers}).sentence == sections.NO_PATTERN
-
-
-def test_the_first_table_has_each_writers_share_and_what_is_lost_without_it() -> None:
-    tables = {"terms": traced.terms_table(), "writers": traced.writers_table()}
-    tables["effects"] = traced.effects_table()
-    rows = {row[0]: row[1:] for row in sections.lead(tables, "L2").table.to_numpy().tolist()}
-    assert next(iter(rows)) == "L1H0"
-    assert rows["L1H0"][1] == "60% [58, 62]"
-    assert rows["MLP1"][1] == "-63% [-65, -61]"
-    shares = [abs(float(share.partition("%")[0])) for share, _ in rows.values()]
-    assert shares == sorted(shares, reverse=True)
-
-
-def test_removals_are_tested_of_writers_whose_share_could_be_5_percent() -> None:
-    rows = [
-        (1, "key", "MLP0", 0.03, 0.04),
-        (1, "query", "MLP0", 0.0, 0.011),
-        (1, "key", "L0H0", 0.02, 0.049),
-        (2, "key", "L0H0", -0.051, 0.02),
-        (2, "key", "embed", float("nan"), float("nan")),
-    ]
-    writers = pd.DataFrame(rows, columns=["layer", "side", "writer", "share_low", "share_high"])
-    kept = that_could_matter(writers)
-    assert kept.index.to_list() == [0, 1, 3]
+    assert sentence(one).startswith("At 48 tokens, L1H0")
+    others = [one.assign(layer=layer, size=0.0, size_low=-0.01) for layer in range(3, 26)]
+    assert sentence(pd.concat([one, *others])) == sections.NO_PATTERN
 
 
 def test_of_many_heads_the_strongest_are_shown() -> None:
     whole = traced.terms_table().query("layer == 2")
-    terms = [whole.assign(head=head, rms=whole["rms"] * (head + 1)) for head in range(40)]
+    terms = [whole.assign(head=head, size=whole["size"] * (head + 1)) for head in range(40)]
     tables = {"terms": pd.concat(terms), "writers": traced.writers_table().assign(head=39)}
     shown = sections.shown_readers(tables["terms"], "L2H0")
     assert shown == ["L2H0", *(f"L2H{head}" for head in range(9, 40))]
@@ -380,27 +423,19 @@ def test_of_many_heads_the_strongest_are_shown() -> None:
     assert list(writers["writer"]) == ["L1H0", "MLP1"]
 
 
-def test_a_report_has_the_effects_that_were_measured_and_four_writers_of_each_reader() -> None:
-    writers = traced.writers_table()
+def test_a_report_has_the_losses_that_were_measured_and_four_writers_of_each_reader() -> None:
+    writers, effects = traced.writers_table(), traced.effects_table()
     weakest = writers.query("layer == 2 and writer == 'MLP0'").assign(
         writer="embed", share=0.05, share_low=0.04, share_high=0.06
     )
-    tables = {
-        "terms": traced.terms_table(),
-        "writers": pd.concat([weakest, writers], ignore_index=True),
-        "effects": traced.effects_table(),
-        "clocks": traced.clocks_table(),
-    }
-    model = {"name": "mine", "rope_layers": [False] * 4}
-    manifest = {"model": model, "reader": None, "settings": {"folds": 8}, "skip_keys": 1}
-    run = Run(manifest=manifest, arrays={"maps": traced.maps()}, tables=tables)
-    whole = sections.report(run)
-    without = sections.report(replace(run, tables=tables | {"effects": tables["effects"].iloc[:0]}))
+    both = pd.concat([weakest, writers], ignore_index=True)
+    whole = sections.report(run_of(traced.terms_table(), both, effects))
+    without = sections.report(run_of(traced.terms_table(), both))
     assert (len(whole.sections), len(without.sections)) == (3, 2)
     assert (len([*whole.lead.table]), len([*without.lead.table])) == (3, 2)
-    shown = tables["effects"].drop(columns=["predicted", "predicted_low", "predicted_high"])
+    shown = effects.drop(columns=["predicted", "predicted_low", "predicted_high"])
     pd.testing.assert_frame_equal(whole.sections[2].table, shown)
-    pd.testing.assert_frame_equal(whole.sections[1].table, tables["terms"])
+    pd.testing.assert_frame_equal(whole.sections[1].table, traced.terms_table())
     assert "embed" in set(whole.sections[0].table["writer"])
     assert "Who writes position in mine" in whole.title
 

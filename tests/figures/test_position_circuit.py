@@ -126,7 +126,7 @@ def test_the_reader_of_the_headline_has_its_label_beside_all_readers(
     strongest, tables = n_layers // 2, []
     numbers = ["share", "share_low", "share_high"]
     for layer in range(n_layers):
-        table = rows.assign(layer=layer, rms=2.0 if layer == strongest else 1.0)
+        table = rows.assign(layer=layer, size=2.0 if layer == strongest else 1.0)
         table.loc[table["term"] == "rotation", numbers] = of_first if layer == strongest else 1.04
         tables.append(table)
     figure = position_circuit(pd.concat(tables), traced.writers_table().iloc[:0])
@@ -199,7 +199,7 @@ def deep_tables() -> tuple[Any, Any]:
     written = traced.writers_table().query("layer == 2").iloc[:3]
     terms, writers = [], []
     for layer in range(1, 30):
-        terms += [rows.assign(layer=layer, rms=1 + layer) for rows in (rotation, whole)]
+        terms += [rows.assign(layer=layer, size=1 + layer) for rows in (rotation, whole)]
         names = [f"MLP{before}" for before in (0, layer // 2, layer - 1)]
         writers.append(written.assign(layer=layer, writer=names))
     return pd.concat(terms), pd.concat(writers).drop_duplicates(["layer", "writer"])

@@ -8,7 +8,7 @@ import torch
 from support.tiny_models import N_POS
 
 N = 48
-TERMS = {  # rms of the whole pattern, nats; shares of rotation and of the three written terms
+TERMS = {  # size of the whole pattern, nats; shares of rotation and of the three written terms
     "nope": {
         "L1": (0.30, 0.0, 0.986, 0.0, 0.007),
         "L2": (7.6, 0.0, 0.845, 0.0, 0.154),
@@ -47,19 +47,20 @@ def layer_of(reader: str) -> dict[str, int]:
 
 def terms_table(model: str = "nope") -> pd.DataFrame:
     rows = []
-    for reader, (rms, *shares) in TERMS[model].items():
+    for reader, (size, *shares) in TERMS[model].items():
         left = 1 - sum(shares)
         parts = {"all": 1.0, **dict(zip(NAMES, shares, strict=True)), "covariance": left}
         parts["mean"] = 1 - left
         for term, share in parts.items():
             width = 0.0 if share == 0 else 0.004
             numbers = {
-                **interval("rms", rms * abs(share) ** 0.5),
+                **interval("size", size * abs(share) ** 0.5),
                 **interval("share", share, width),
             }
             relative = interval("relative_r2", 1.0 if term == "rotation" else 0.4)
             other = interval("non_relative", 0.0 if term == "rotation" else 0.1)
-            rows.append({**layer_of(reader), "term": term, **numbers, **relative, **other})
+            labels = {**layer_of(reader), "of": "pattern", "term": term}
+            rows.append({**labels, **numbers, **relative, **other})
     return pd.DataFrame(rows)
 
 
@@ -67,10 +68,11 @@ def writers_table() -> pd.DataFrame:
     rows = [
         {
             **layer_of(reader),
+            "of": "pattern",
             "side": "key",
             "writer": writer,
             **interval("share", share),
-            **interval("rms", abs(share)),
+            **interval("size", abs(share)),
             **interval("first_key", share * FIRST_KEY.get(writer, np.nan), abs(share) / 20),
         }
         for reader, shares in WRITERS.items()
@@ -83,6 +85,7 @@ def effects_table() -> pd.DataFrame:
     return pd.DataFrame(
         {
             **layer_of(reader),
+            "of": "pattern",
             "writer": writer,
             **interval("predicted", predicted),
             **interval("held", predicted),

@@ -32,7 +32,7 @@ MADE_BY = {  # by the term that surely is most of a lead or pattern
     "none": "no single term makes {what}",
 }
 ENCODINGS = {"rotation": "RoPE's rotation", "alibi": "ALiBi"}  # rows of the first table
-OF_TABLE = "Percent of each. Lost: on all paths, without its position."
+LOST = "Lost: on all paths, without its position{kept}."
 
 
 def report(run: Run) -> Report:
@@ -62,10 +62,11 @@ def _sections(run: Run) -> Iterator[Section]:
             clocks=_without_rope(tables["clocks"], run.manifest["model"]),
             reader=reader,
             max_positions=positions(len(TERMS), len(shown_readers(tables["terms"]))),
+            skip_keys=run.manifest["skip_keys"],
         ),
-        caption="An edge is as wide as the writer's share of the reader's pattern; choose a reader "
-        "to see weaker edges. Below: the terms of its pattern; without RoPE also its mean keys "
-        "along two axes.",
+        caption="An edge is as wide as the writer's share of the reader's lead or pattern; choose "
+        "a reader to see weaker edges. Below: its terms, and without RoPE its mean keys along two "
+        "axes.",
         table=strongest_writers(tables, MOST_EDGES).drop(columns="reader"),
     )
     yield Section(
@@ -168,15 +169,14 @@ def lead(run: Run) -> Lead:
     }
     if not shares:
         return Lead(sentence=f"{reader} shows no lead or pattern that exceeds the noise.")
+    kept = ", which the first token keeps" if manifest.get("kept_positions") else ""
     length = f"{notes.run_size(manifest)['seq_len']:,} tokens"
     clauses = [_clause(name, shares, reader) for name in ("pattern", "lead") if name in shares]
     table, n_left_out = _table(f"{reader} at {length}", shares)
     parts = [
-        ""
-        if chosen
-        else f"{reader} has the strongest lead or pattern of {notes.layers_of(manifest)}.",
+        "" if chosen else f"{reader} is the strongest of {notes.layers_of(manifest)}.",
         notes.texts_of(manifest),
-        OF_TABLE,
+        LOST.format(kept=kept) if any(own.lost for own in shares.values()) else "",
         f"Left out: {n_left_out} weaker writers." if n_left_out else "",
     ]
     return Lead(
