@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit, split_attention
-from nope_probe.analyses.jackknife import mean_intervals, standard_error
+from nope_probe.analyses.jackknife import jackknife, mean_intervals, standard_error
 from nope_probe.analyses.offsets import OffsetBins, bin_means, offset_bins
 from nope_probe.analyses.pattern import edge_contrast, measure, measure_heads, query_stride
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
@@ -246,7 +246,7 @@ def _pattern_table(layers: Mapping[int, LayerMaps]) -> pd.DataFrame:
     """Return the measures of each layer's pattern, and the contrast of the paper's Figure 5."""
     contrasts = pd.DataFrame(
         interval_columns(
-            edge_contrast=Estimates.of_means(edge_contrast(x.pattern), x.weights).interval
+            edge_contrast=jackknife(Estimates.of_means(edge_contrast(x.pattern), x.weights))
         )
         for x in layers.values()
     )
