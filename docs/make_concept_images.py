@@ -29,7 +29,7 @@ def main() -> None:
     pictures = {
         "pattern": {
             "score map": lower(near + rows),
-            "positional pattern": row_centred(near + rows),
+            "pattern among the other keys": row_centred(near + rows, 1),
         },
         "amplitude": amplitudes(near),
         "locality": orders(i, j),
@@ -44,7 +44,7 @@ def main() -> None:
             "non-relative part": bent - relative_part(bent),
         },
         "sources": sources(i, j),
-        "players": removals(near),
+        "removed": removals(near),
         "attention": attention(i, j),
         "mean_term": mean_and_covariance(i, j),
     }
@@ -84,7 +84,6 @@ def orders(i: Tensor, j: Tensor) -> dict[str, Tensor]:
 def sources(i: Tensor, j: Tensor) -> dict[str, Tensor]:
     """Return terms and the pattern that they add up to."""
     terms = {
-        "content": row_centred(torch.exp(-(i - j) / 1.5)),
         "mask": row_centred(j / 12),
         "RoPE": row_centred(torch.cos((i - j) / 1.5)),
         "mask x RoPE": row_centred(-j / 30 * torch.cos((i - j) / 1.5)),
