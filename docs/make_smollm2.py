@@ -23,7 +23,6 @@ from nope_probe import figures, read_run
 from nope_probe.experiments.paper.panels import published, resampled
 from nope_probe.experiments.paper.settings import LANGUAGE_MODELS
 from nope_probe.figures.intervals import interval_text
-from nope_probe.figures.names import words
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.runtime.folder import Run
 
@@ -31,47 +30,47 @@ Cells = Float[np.ndarray, "query_pos key_pos"]
 NAME, TITLE = "smollm2-135m", "SmolLM2-135M"
 COMMANDS = {
     "layers": f"ablate --model {NAME} --remove sources --layers all --n-seqs 64 --seq-len 64",
-    "sources": f"ablate --model {NAME} --remove sources --layers 4 --n-seqs 96 --seq-len 128",
     "figure5": f"reproduce figure5 --model {NAME} --data shipped --n-seqs 48 --seq-len 1024",
     "trace": f"trace --model {NAME} --layers 6",
-    "w_o": f"ablate --model {NAME} --players w_o --layers 4 --n-seqs 96 --seq-len 96",
+    "w_o": f"ablate --model {NAME} --remove w_o --layers 4 --n-seqs 96",
     "bands": f"scores --model {NAME} --bands octaves --layers 4 --n-seqs 96 --seq-len 96",
     "behaviour": f"behaviour --model {NAME} --measures loss copy --remove mask rope --n-seqs 32 "
     "--seq-len 128",
     "attention": f"attention --model {NAME} --n-seqs 384 --seq-len 64 --text "
     '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."',
 }
-SHARES = ("share", "share_first", "share_others")
-LOST = ("lost", "lost_first", "lost_others")
 # What is told of a run: a table, the columns that name a row of it, and the estimates.
 Told = tuple[str, tuple[str, ...], tuple[str, ...]]
+LOSSES: list[Told] = [
+    ("sources", ("of", "source"), ("lost",)),
+    ("pattern", ("removed",), ("lead", "amplitude")),
+]
 TOLD: dict[str, list[Told]] = {
-    "layers": [("sources", ("term",), SHARES)],
-    "sources": [
-        ("sources", ("term",), SHARES),
-        ("pattern", (), ("amplitude",)),
+    "layers": LOSSES,
+    "w_o": [
+        *LOSSES,
+        ("weights", ("of", "removed", "replacement"), ("lost",)),
         ("non_relative", ("tokens",), ("with_mask", "without_mask", "difference")),
     ],
-    "figure5": [("pattern", (), ("non_relative", "edge_contrast_visible"))],
     "trace": [
         ("terms", ("of", "term"), ("size", "share")),
         ("writers", ("of", "side", "writer"), ("share",)),
         ("effects", ("of", "writer"), ("predicted", "held", "direct", "total")),
     ],
-    "w_o": [("players", ("player", "replacement"), LOST)],
-    "bands": [("bands", ("band",), ("share",)), ("pattern", (), ("amplitude",))],
+    "bands": [("bands", ("band",), ("share",))],
     "behaviour": [("behaviour", ("measure", "condition"), ("value", "difference"))],
     "attention": [("attention", ("head",), ("positional_share", "first_weight"))],
 }
 STORED, IMAGES = Path(__file__).parent / "smollm2.csv", Path(__file__).parent / "images"
 WHERE = ["run", "layer", "name", "measure"]
-SOURCES = ("mask", "rope", "mask_x_rope")
+ASKED = {"lead": "lead", "pattern": "amplitude"}  # each with the measure of its size
+SOURCES = {"mask": "the mask", "rope": "RoPE"}
 PAPERS = dict(zip(LANGUAGE_MODELS, ("Llama-3.1", "Phi-4", "Qwen3"), strict=True))
 LAYERS = (1, 5, 11, 17, 24)  # of the first table
 WRITERS = {2: "MLP1", 3: "MLP2", 4: "MLP2", 5: "MLP2"}  # the strongest into each layer's keys
 LOST_WITHOUT = ("MLP2", "MLP0", "ATTN0", "MLP1")  # writers whose position is taken away before L5
 LATER = (1, 2, 3)  # the layers whose pattern the paper's Figure 5 shows
-EDGE = 0.05  # the share of the keys that are the first, as in `edge_contrast`
+EDGE = 0.05  # the share of the keys that are the first
 PIXELS = 104  # of a published panel
 POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
 LITTLE, MOST = 0.2, 0.8  # positional shares
@@ -97,6 +96,8 @@ def measure(folder: Path) -> pd.DataFrame:
     names = ("all", "rotation", *(f"key {writer}" for writer in WRITERS.values()), *LOST_WITHOUT)
     read = {f"{question} {name}" for question in ("lead", "pattern") for name in names}
     stored = stored[(stored["run"] != "trace") | stored["name"].isin(read)]
+    is_size = stored["run"].isin(["layers", "w_o"]) & stored["measure"].isin(ASKED.values())
+    stored = stored[~is_size | (stored["name"] == "intact")]
     return stored[[*WHERE, "value", "low", "high"]].astype({"layer": "Int64"})
 
 
@@ -105,7 +106,7 @@ def told_rows(runs: Mapping[str, Run], told: Mapping[str, Sequence[Told]]) -> pd
     return pd.concat(
         estimates(name, run.tables[table], label, columns)
         for name, run in runs.items()
-        for table, label, columns in told[name]
+        for table, label, columns in told.get(name, ())
         if len(run.tables[table])
     )
 
@@ -175,7 +176,7 @@ def first_keys(cells: Cells) -> float:
 
 def draw(sources: pd.DataFrame, normalised: Float[np.ndarray, "layer query_pos key_pos"]) -> None:
     """Draw the sources of all layers, and the paper's Figure 5 with the model's maps beside it."""
-    figures.save(figures.source_shares(sources), IMAGES / "sources_smollm2.png")
+    figures.save(figures.source_losses(sources), IMAGES / "sources_smollm2.png")
     groups = []
     for layer in LATER:
         panel, own = published("figure5")[f"llama-3.1-8b/layer{layer + 1}"], normalised[layer]
@@ -213,11 +214,12 @@ def text_rows(run: Run) -> Iterator[Row]:
 def tables(stored: pd.DataFrame) -> list[str]:
     """Return the page's tables in Markdown."""
     return [
-        source_shares(of(stored, run="layers"), LAYERS),
-        claims(of(stored, run="figure5"), of(stored, run="sources")),
-        source_shares(of(stored, run="sources"), (2, 3)),
+        source_losses(of(stored, run="layers"), LAYERS),
+        claims(of(stored, run="figure5"), of(stored, run="w_o")),
+        source_losses(of(stored, run="w_o"), (2, 3)),
         writers(of(stored, run="trace")),
         removed_writers(of(stored, run="trace", layer=5)),
+        without_w_o(of(stored, run="w_o")),
         bands(of(stored, run="bands")),
         losses(of(stored, run="behaviour")),
     ]
@@ -233,7 +235,11 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
     def nats(name: str, measure: str) -> str:
         return f"{abs(of(stored, run='behaviour', name=name, measure=measure)['value'].item()):.2f}"
 
-    mask, rope = (percent("sources", 3, name, "share") for name in ("mask", "rope"))
+    lead = of(stored, run="w_o", layer=3, name="intact", measure="lead")["value"].item()
+    mask, rope = (
+        [percent("w_o", 3, f"{question} {source}", "lost") for question in ASKED]
+        for source in SOURCES
+    )
     intact, gone = nats("copy_random intact", "value"), nats("copy_random rope", "difference")
     shares = of(stored, run="attention", measure="positional_share")["value"]
     few, most = (shares < LITTLE).sum(), (shares >= MOST).sum()
@@ -246,9 +252,11 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
     return {
         "README.md": [
             counts,
-            f"In L3 the mask brings {mask} of the pattern, all at the first key, and RoPE {rope}.",
+            f"In L3, the first key leads by {lead:.2f} nats: without the mask {mask[0]} of that "
+            f"are lost, and {mask[1]} of the pattern among the other keys; without RoPE {rope[0]} "
+            f"and {rope[1]}.",
             f"{percent('trace', 5, 'lead key MLP2', 'share')} of L5's lead is what MLP2 writes",
-            f"L3 loses {percent('w_o', 3, 'w_o mean', 'lost')}",
+            f"L3 loses {percent('w_o', 3, 'lead w_o mean', 'lost')} of its lead",
             f"costs {intact} nats less than the first; {gone} of them are gone.",
         ],
         "docs/findings.md": [
@@ -271,13 +279,26 @@ def looks(stored: pd.DataFrame, head: tuple[int, int]) -> str:
     return f"{rows['weight']:.0%} (in other texts {rows['position']:.0%})"
 
 
-def source_shares(rows: pd.DataFrame, layers: Sequence[int]) -> str:
-    """Return the table of the sources' shares of some layers' patterns."""
+def source_losses(rows: pd.DataFrame, layers: Sequence[int]) -> str:
+    """Return the table of what the leads and the patterns of layers lose without each source."""
     lines = {
-        f"L{layer}": [split(of(rows, layer=layer, name=term)) for term in SOURCES]
+        f"L{layer}": [
+            cell
+            for question, size in ASKED.items()
+            for cell in (
+                estimate(of(rows, layer=layer, name="intact", measure=size), ".2f"),
+                *(lost(of(rows, layer=layer), f"{question} {source}") for source in SOURCES),
+            )
+        ]
         for layer in layers
     }
-    return markdown("% of the pattern", [words(term) for term in SOURCES], lines)
+    without = [f"lost without {source}, %" for source in SOURCES.values()]
+    return markdown("", ["first key's lead, nats", *without, "pattern, nats", *without], lines)
+
+
+def lost(rows: pd.DataFrame, name: str) -> str:
+    """Return what is lost in percent, with its interval."""
+    return estimate(of(rows, name=name, measure="lost"), "z.0f", 100)
 
 
 def claims(rows: pd.DataFrame, ablated: pd.DataFrame) -> str:
@@ -295,18 +316,19 @@ def claims(rows: pd.DataFrame, ablated: pd.DataFrame) -> str:
     def line(text: Callable[[str], str]) -> list[str]:
         return ["; ".join(f"{title} {text(model)}" for model, title in PAPERS.items()), text(NAME)]
 
-    def later(measure: str, style: str) -> str:
-        own = of(rows, name="all", measure=measure).set_index("layer")
-        return ", ".join(estimate(own.loc[[layer]], style) for layer in LATER)
+    def with_mask(layer: int) -> str:
+        own = of(ablated, layer=layer, name="text", measure="with_mask")
+        return estimate(own, ".2f")
 
-    def of_l3(name: str, measure: str, style: str, factor: float = 1) -> str:
-        return estimate(of(ablated, layer=3, name=name, measure=measure), style, factor)
-
+    of_l3 = of(ablated, layer=3)
     mask = "{} with the mask, {} without, {} the mask's".format(
-        *(of_l3("text", name, ".2f") for name in ("with_mask", "without_mask", "difference"))
+        *(
+            estimate(of(of_l3, name="text", measure=name), ".2f")
+            for name in ("with_mask", "without_mask", "difference")
+        )
     )
-    both = "mask {}%, RoPE {}%".format(
-        *(of_l3(name, "share", "z.0f", 100) for name in ("mask", "rope"))
+    both = "lost without the mask: {}% of the lead; without RoPE: {}% of the pattern".format(
+        lost(of_l3, "lead mask"), lost(of_l3, "pattern rope")
     )
     lines = {
         "scores are within ±10": ["±10, from plots", span(NAME, "score", range(4))],
@@ -317,13 +339,9 @@ def claims(rows: pd.DataFrame, ablated: pd.DataFrame) -> str:
             lambda model: span(model, "normalised", (0,))
         ),
         "the first keys stand out (first 5% less the others, as drawn; L1, L2, L3)": line(contrast),
-        "... among the keys after the first, in what softmax sees": [
-            "not measured",
-            later("edge_contrast_visible", "+.2f"),
-        ],
         "L1 to L3 have a part that is no function of distance": [
             "from plots",
-            later("non_relative", ".2f"),
+            ", ".join(map(with_mask, LATER)),
         ],
         "the mask makes that part (L3)": ["simulated: none without the mask", mask],
         "models rely on both (L3)": ["not measured", both],
@@ -353,18 +371,33 @@ def writers(rows: pd.DataFrame) -> str:
 def removed_writers(rows: pd.DataFrame) -> str:
     """Return the table of what L5 loses without the position of a writer."""
 
-    def lost(writer: str, question: str, measure: str) -> str:
+    def cell(writer: str, question: str, measure: str) -> str:
         return estimate(of(rows, name=f"{question} {writer}", measure=measure), "z.0f", 100)
 
     lines = {
         writer: [
-            *(lost(writer, "lead", measure) for measure in ("held", "direct", "total")),
-            lost(writer, "pattern", "total"),
+            *(cell(writer, "lead", measure) for measure in ("held", "direct", "total")),
+            cell(writer, "pattern", "total"),
         ]
         for writer in LOST_WITHOUT
     }
     columns = ["scale held: the share", "in the model", "on all paths", "other keys, on all paths"]
     return markdown("% of L5's lead lost without", columns, lines)
+
+
+def without_w_o(rows: pd.DataFrame) -> str:
+    """Return the table of what layers lose without W_O: its mean output, or an identity."""
+    lines = {
+        f"L{layer}": [
+            lost(of(rows, layer=layer), f"{question} w_o {replacement}")
+            for question in ASKED
+            for replacement in ("mean", "identity")
+        ]
+        for layer in (2, 3)
+    }
+    kept = ["mean output kept", "identity in its place"]
+    columns = [f"{of_key}, {what}" for of_key in ("first key", "other keys") for what in kept]
+    return markdown("% lost without W_O", columns, lines)
 
 
 def bands(rows: pd.DataFrame) -> str:
@@ -404,14 +437,6 @@ def estimate(row: pd.DataFrame, style: str, factor: float = 1) -> str:
     """Return the estimate of a row with its interval."""
     value, low, high = (float(row[name].item()) * factor for name in ("value", "low", "high"))
     return interval_text((value, low, high), style)
-
-
-def split(rows: pd.DataFrame, measures: Sequence[str] = SHARES) -> str:
-    """Return a share in percent, with its parts at the first key and among the other keys."""
-    whole, *parts = measures
-    first, others = (round(100 * of(rows, measure=name)["value"].item()) for name in parts)
-    share = estimate(of(rows, measure=whole), "z.0f", 100)
-    return f"{share} = {first} {'-' if others < 0 else '+'} {abs(others)}"
 
 
 def main(*arguments: str) -> None:

@@ -28,9 +28,9 @@ from nope_probe import row_centred
 from nope_probe.figures.intervals import interval_text
 from nope_probe.runtime.folder import Run
 
-TWINS = {"nope-tiny": "mask", "rope-tiny": "mask+rope"}  # what the intact model keeps
+TWINS = ("nope-tiny", "rope-tiny")
 KINDS = {
-    "sources": "ablate --model {} --remove sources --n-seqs 3456",
+    "sources": "ablate --model {} --remove sources --n-seqs 512",
     "trace": "trace --model {} --seq-len 96 --n-seqs 512",
 }
 COMMANDS = {f"{kind} {model}": KINDS[kind].format(model) for kind in KINDS for model in TWINS}
@@ -39,11 +39,11 @@ EFFECTS_TOLD = ("effects", ("of", "writer"), ("predicted", "held", "direct", "to
 # What is told of a run, as in `make_smollm2`.
 TOLD: dict[str, list[Told]] = {
     "sources": [
-        ("pattern", ("kept",), ("amplitude_others", "locality")),
-        ("sources", ("term",), ("rms_others", "share_others")),
+        ("pattern", ("removed",), ("lead", "amplitude", "locality")),
+        ("sources", ("of", "source"), ("lost",)),
         ("non_relative", ("tokens",), ("without_mask", "difference")),
-        ("controls", ("tokens", "kept"), ("amplitude_others",)),
-        ("mean_covariance", ("term",), ("share",)),
+        ("controls", ("tokens", "removed"), ("amplitude",)),
+        ("mean_covariance", ("of", "term"), ("share",)),
     ],
     "trace": [
         ("terms", ("of", "term"), ("size", "share", "non_relative")),
@@ -94,9 +94,8 @@ def draw_twins(runs: Iterable[Run]) -> None:
         f"{model}, L{LAYER}, {what}" for model in TWINS for what in ("intact", "without mask")
     ]
     figure = make_subplots(1, 4, subplot_titles=titles, horizontal_spacing=0.04)
-    for index, (run, intact) in enumerate(zip(runs, TWINS.values(), strict=True)):
-        without = intact.removeprefix("mask").removeprefix("+") or "none"
-        patterns = [pattern(run.maps[f"score/{kept}"]) for kept in (intact, without)]
+    for index, run in enumerate(runs):
+        patterns = [pattern(run.maps[f"score/{removed}"]) for removed in ("intact", "mask")]
         limit = np.nanquantile(np.abs(patterns[0]), 0.99)
         for column, values in enumerate(patterns):
             bar = {"title": "nats", "x": 0.475 + 0.53 * index, "thickness": 10}
@@ -135,17 +134,14 @@ def tables(stored: pd.DataFrame) -> list[str]:
 def strengths(stored: pd.DataFrame) -> str:
     """Return the table of losses, amplitudes and localities of the intact models."""
     lines = []
-    for model, intact in TWINS.items():
+    for model in TWINS:
         record = json.loads((CHECKPOINTS / model / "training.json").read_text(encoding="utf-8"))
-        own = of(stored, run=f"sources {model}", name=intact).sort_values("layer")
-        for measure, label, style in (
-            ("amplitude_others", "amplitude", ".3f"),
-            ("locality", "locality", "+.2f"),
-        ):
-            first = label == "amplitude"
+        own = of(stored, run=f"sources {model}", name="intact").sort_values("layer")
+        for measure, style in (("amplitude", ".3f"), ("locality", "+.2f")):
+            first = measure == "amplitude"
             head = f"| `{model}` | {record['held_out_loss']:.3f} |" if first else "| | |"
             cells = [f"{value:{style}}" for value in of(own, measure=measure)["value"]]
-            lines.append(f"{head} {label} | {' | '.join(cells)} |")
+            lines.append(f"{head} {measure} | {' | '.join(cells)} |")
     header = "| model | held-out loss, nats | | L0 | L1 | L2 | L3 |\n|---|---|---|---|---|---|---|"
     return "\n".join([header, *lines])
 
@@ -200,28 +196,21 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
             for row in rows(run, name, measure, layers)
         ]
 
-    def bent(layer: int) -> str:
-        own = of(stored, run=rope, measure="share_others", layer=layer).set_index("name")["value"]
-        masks = own["mask"] + own["mask_x_rope"]
-        return f"{100 * masks / (masks + own['rope'] + own['content']):.0f}%"
+    def lost(run: str, name: str) -> str:
+        own = rows(run, name, "lost", (1, 2, 3))
+        return listed([f"{100 * row['value']:z.0f}%" for row in own])
 
     nope, rope, traced = "sources nope-tiny", "sources rope-tiny", "trace rope-tiny"
-    (mask,) = nats(nope, "mask", "rms_others", ".2f", (2,))
-    of_l2, of_l3, of_l1 = (
-        f"{value(nope, 'mask', 'amplitude_others', layer):{style}}"
-        for layer, style in ((2, ".2f"), (3, ".2f"), (1, ".3f"))
-    )
-    in_l3, in_l1 = (
-        f"{value(nope, 'mask', 'rms_others', layer):{style}}"
-        for layer, style in ((3, ".2f"), (1, ".3f"))
-    )
     shuffled, alone = (
-        nats(nope, f"shuffled {kept}", "amplitude_others", style, (2,))[0]
-        for kept, style in (("mask", ".2f"), ("none", ".3f"))
+        nats(nope, f"shuffled {removed}", "amplitude", style, (2,))[0]
+        for removed, style in (("intact", ".2f"), ("mask", ".3f"))
     )
     added = nats(rope, "text", "difference", "+z.3f", (1, 2, 3))
     means = {
-        run: [f"{100 * row['value']:.{digits}f}%" for row in rows(run, "mean", "share", layers)]
+        run: [
+            f"{100 * row['value']:.{digits}f}%"
+            for row in rows(run, "pattern mean", "share", layers)
+        ]
         for run, digits, layers in ((nope, 1, (1, 2, 3)), (rope, 0, (0, 1, 2, 3)))
     }
     rotated = rows(traced, "pattern rotation", "non_relative", range(4))
@@ -232,11 +221,11 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
     )
     return {
         "docs/findings.md": [
-            f"In L2 of `nope-tiny` the mask brings {mask} of {of_l2} nats, "
-            f"in L3 {in_l3} of {of_l3}, and in L1 {in_l1} of {of_l1}.",
+            f"Without the mask L1, L2 and L3 of `nope-tiny` lose {lost(nope, 'pattern mask')} of "
+            "their patterns.",
             f"On shuffled tokens L2 has {shuffled} nats, and without the mask {alone}, no pattern.",
-            f"its interaction with RoPE bring {listed([bent(layer) for layer in (1, 2, 3)])} of "
-            "the patterns of L1, L2 and L3.",
+            f"Without the mask L1, L2 and L3 of `rope-tiny` lose {lost(rope, 'pattern mask')} of "
+            f"their patterns, without RoPE {lost(rope, 'pattern rope')}.",
             f"as the paper's section 5 says: {listed(added)} nats.",
             f"without the mask, though ({value(rope, 'text', 'without_mask', 3):.3f} nats in L3)",
             f"is {listed(means[nope])} of the patterns of `nope-tiny`'s L1 to L3,",
