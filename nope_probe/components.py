@@ -7,7 +7,7 @@ hooks.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
@@ -201,13 +201,3 @@ def equal_bands(n_pairs: int, n_bands: int) -> tuple[str, ...]:
         raise ValueError(f"expected from 1 to {n_pairs} bands for {n_pairs} pairs, got {n_bands}")
     ends = [n_pairs * band // n_bands for band in range(n_bands + 1)]
     return tuple(f"rope[{a}:{b}]" for a, b in pairwise(ends))
-
-
-def with_bands(players: Sequence[str], bands: Sequence[str]) -> list[str]:
-    """Return players with bands in place of RoPE.
-
-    Example:
-        >>> with_bands(["mask", "rope"], ["rope[0:2]", "rope[2:4]"])
-        ['mask', 'rope[0:2]', 'rope[2:4]']
-    """
-    return [member for name in players for member in (bands if name == "rope" else [name])]

@@ -161,7 +161,7 @@ class Condition(frozenset[str]):
         """Return the condition that removes some components; all bands of RoPE are `rope`.
 
         `position[pos_embed]` is dropped beside `pos_embed`, because removed embeddings write
-        nothing. Player sets, plans and explorers make all their conditions here, so that a map is
+        nothing. Plans and explorers make all their conditions here, so that a map is
         looked up under the name under which it was captured.
 
         Args:

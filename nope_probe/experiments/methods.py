@@ -52,15 +52,11 @@ DETAILS = {  # of the inputs, by setting
     "beyond_context": "longer than the model's context",
 }
 FIRST_KEYS = {  # by command; without first keys, and with them
-    "trace": (
-        "no key counted as first",
-        "the lead of {keys} over the other keys and the pattern among these were split separately",
-    ),
     "attention": ("no key counted as first", "{keys} stood apart from the other keys"),
     "others": (
         "no key counted as first",
-        "amplitudes and shares are sums of two orthogonal parts of the pattern, at {keys} and "
-        "among the other keys; measures of its shape are of the other keys alone",
+        "the lead of {keys} over the other keys and the pattern among these were measured "
+        "separately",
     ),
 }
 PLACES = {"start": "from the start", "random": "from random places"}

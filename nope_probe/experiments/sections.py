@@ -203,7 +203,7 @@ def rows_by_name(table: pd.DataFrame) -> pd.DataFrame:
 
     Example:
         >>> lost = {"lost": [0.5], "lost_low": [0.4], "lost_high": [0.6]}
-        >>> rows_by_name(pd.DataFrame({"layer": [1], "player": ["mask"], **lost})).iloc[0].tolist()
+        >>> rows_by_name(pd.DataFrame({"layer": [1], "removed": ["mask"], **lost})).iloc[0].tolist()
         ['1, mask', '50.0% [40.0, 60.0]']
     """
     texts = numbers_as_text(table)

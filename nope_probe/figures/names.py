@@ -1,4 +1,4 @@
-"""How sentences and figures name components, terms and players, and how figures draw them."""
+"""How sentences and figures name components and terms, and how figures draw them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def plain(text: str) -> str:
 
 
 def words(name: str) -> str:
-    """Return the label of a component, term or player; of a union or interaction, its parts'.
+    """Return the label of a component or term; of a union or interaction, its parts'.
 
     Example:
         >>> words("mask"), words("mask+w_q"), words("mask_x_rope")
@@ -87,7 +87,7 @@ def short(name: str) -> str:
 
 
 def phrase(name: str) -> str:
-    """Return a component, term or player as a sentence names it.
+    """Return a component or term as a sentence names it.
 
     Example:
         >>> phrase("mask"), phrase("w_q+mlp"), phrase("mask_x_rope")
