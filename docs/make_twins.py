@@ -30,21 +30,14 @@ from nope_probe.runtime.folder import Run
 
 TWINS = ("nope-tiny", "rope-tiny")
 KINDS = {
-    "sources": "ablate --model {} --remove sources --n-seqs 512",
+    "sources": "ablate --model {} --remove sources --n-seqs 3456",
     "trace": "trace --model {} --seq-len 96 --n-seqs 512",
 }
 COMMANDS = {f"{kind} {model}": KINDS[kind].format(model) for kind in KINDS for model in TWINS}
 COMMANDS["effects"] = f"{COMMANDS['trace nope-tiny']} --reader L1"
 EFFECTS_TOLD = ("effects", ("of", "writer"), ("predicted", "held", "direct", "total"))
-# What is told of a run, as in `make_smollm2`.
+# What is told of a run, as in `make_smollm2`; `sources` are drawn alone.
 TOLD: dict[str, list[Told]] = {
-    "sources": [
-        ("pattern", ("removed",), ("lead", "amplitude", "locality")),
-        ("sources", ("of", "source"), ("lost",)),
-        ("non_relative", ("tokens",), ("without_mask", "difference")),
-        ("controls", ("tokens", "removed"), ("amplitude",)),
-        ("mean_covariance", ("of", "term"), ("share",)),
-    ],
     "trace": [
         ("terms", ("of", "term"), ("size", "share", "non_relative")),
         ("writers", ("of", "side", "writer"), ("share",)),
@@ -79,7 +72,7 @@ def measure(folder: Path) -> None:
         name: finished(folder / name.replace(" ", "-"), command)
         for name, command in COMMANDS.items()
     }
-    told = {name: TOLD[name.split()[0]] for name in runs}
+    told = {name: TOLD.get(name.split()[0], ()) for name in runs}
     stored = told_rows(runs, told)[[*WHERE, "value", "low", "high"]]
     stored.to_csv(STORED, index=False, float_format="%.5g")
     draw_twins([runs[f"sources {model}"] for model in TWINS])
@@ -132,18 +125,15 @@ def tables(stored: pd.DataFrame) -> list[str]:
 
 
 def strengths(stored: pd.DataFrame) -> str:
-    """Return the table of losses, amplitudes and localities of the intact models."""
-    lines = []
+    """Return the table of the losses of the intact models, and the sizes of their patterns."""
+    lines = {}
     for model in TWINS:
         record = json.loads((CHECKPOINTS / model / "training.json").read_text(encoding="utf-8"))
-        own = of(stored, run=f"sources {model}", name="intact").sort_values("layer")
-        for measure, style in (("amplitude", ".3f"), ("locality", "+.2f")):
-            first = measure == "amplitude"
-            head = f"| `{model}` | {record['held_out_loss']:.3f} |" if first else "| | |"
-            cells = [f"{value:{style}}" for value in of(own, measure=measure)["value"]]
-            lines.append(f"{head} {measure} | {' | '.join(cells)} |")
-    header = "| model | held-out loss, nats | | L0 | L1 | L2 | L3 |\n|---|---|---|---|---|---|---|"
-    return "\n".join([header, *lines])
+        own = of(stored, run=f"trace {model}", name="pattern all", measure="size")
+        sizes = [f"{value:.2f}" for value in own.sort_values("layer")["value"]]
+        lines[f"`{model}`"] = [f"{record['held_out_loss']:.3f}", *sizes]
+    columns = ["held-out loss, nats", *(f"pattern of L{layer}, nats" for layer in range(4))]
+    return markdown("model", columns, lines)
 
 
 def terms(stored: pd.DataFrame, question: str) -> str:
@@ -190,22 +180,7 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
     def value(run: str, name: str, measure: str, layer: int) -> float:
         return float(rows(run, name, measure, (layer,))[0]["value"])
 
-    def nats(run: str, name: str, measure: str, style: str, layers: Sequence[int]) -> list[str]:
-        return [
-            interval_text((row["value"], row["low"], row["high"]), style)
-            for row in rows(run, name, measure, layers)
-        ]
-
-    def lost(run: str, name: str) -> str:
-        own = rows(run, name, "lost", (1, 2, 3))
-        return listed([f"{100 * row['value']:z.0f}%" for row in own])
-
-    nope, rope, traced = "sources nope-tiny", "sources rope-tiny", "trace rope-tiny"
-    shuffled, alone = (
-        nats(nope, f"shuffled {removed}", "amplitude", style, (2,))[0]
-        for removed, style in (("intact", ".2f"), ("mask", ".3f"))
-    )
-    added = nats(rope, "text", "difference", "+z.3f", (1, 2, 3))
+    nope, rope = (f"trace {model}" for model in TWINS)
     means = {
         run: [
             f"{100 * row['value']:.{digits}f}%"
@@ -213,7 +188,7 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
         ]
         for run, digits, layers in ((nope, 1, (1, 2, 3)), (rope, 0, (0, 1, 2, 3)))
     }
-    rotated = rows(traced, "pattern rotation", "non_relative", range(4))
+    rotated = rows(rope, "pattern rotation", "non_relative", range(4))
     of_rotation = max(row["value"] for row in rotated)
     head, gone = (
         f"{100 * value('effects', 'pattern L0H0', measure, 1):.0f}%"
@@ -221,20 +196,13 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
     )
     return {
         "docs/findings.md": [
-            f"Without the mask L1, L2 and L3 of `nope-tiny` lose {lost(nope, 'pattern mask')} of "
-            "their patterns.",
-            f"On shuffled tokens L2 has {shuffled} nats, and without the mask {alone}, no pattern.",
-            f"Without the mask L1, L2 and L3 of `rope-tiny` lose {lost(rope, 'pattern mask')} of "
-            f"their patterns, without RoPE {lost(rope, 'pattern rope')}.",
-            f"as the paper's section 5 says: {listed(added)} nats.",
-            f"without the mask, though ({value(rope, 'text', 'without_mask', 3):.3f} nats in L3)",
             f"is {listed(means[nope])} of the patterns of `nope-tiny`'s L1 to L3,",
             f"and {listed(means[rope])} of those of `rope-tiny`'s L0 to L3",
         ],
         "docs/trace.md": [
             f"L0H0 writes {head} of L1's pattern, and its removal takes {gone}.",
             f"rotation has a non-relative part of {of_rotation:.3f} nats in every layer of "
-            f"`rope-tiny`; the {value(traced, 'pattern all', 'non_relative', 3):.3f} nats of L3",
+            f"`rope-tiny`; the {value(rope, 'pattern all', 'non_relative', 3):.3f} nats of L3",
         ],
     }
 
