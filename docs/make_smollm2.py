@@ -1,7 +1,7 @@
 """Measure SmolLM2-135M for README and findings.md: python docs/make_smollm2.py FOLDER.
 
 Each command of `COMMANDS` runs into a folder of its own in FOLDER, unless it is finished there.
-Writes docs/smollm2.csv (half an hour on two cores, after `make real`) and two pictures, and prints
+Writes docs/smollm2.csv (half an hour on two cores, after `make real`) and a picture, and prints
 the tables of the page. `draw_attention.py` draws the pictures of attention from the same FOLDER.
 Without FOLDER it prints the tables of what is stored.
 """
@@ -29,11 +29,9 @@ from nope_probe.runtime.folder import Run
 Cells = Float[np.ndarray, "query_pos key_pos"]
 NAME, TITLE = "smollm2-135m", "SmolLM2-135M"
 COMMANDS = {
-    "layers": f"ablate --model {NAME} --remove sources --layers all --n-seqs 64 --seq-len 64",
+    "ablate": f"ablate --model {NAME} --n-seqs 96",
     "figure5": f"reproduce figure5 --model {NAME} --data shipped --n-seqs 48 --seq-len 1024",
     "trace": f"trace --model {NAME} --layers 6",
-    "w_o": f"ablate --model {NAME} --remove w_o --layers 4 --n-seqs 96",
-    "bands": f"scores --model {NAME} --bands octaves --layers 4 --n-seqs 96 --seq-len 96",
     "behaviour": f"behaviour --model {NAME} --measures loss copy --remove mask rope --n-seqs 32 "
     "--seq-len 128",
     "attention": f"attention --model {NAME} --n-seqs 384 --seq-len 64 --text "
@@ -41,14 +39,10 @@ COMMANDS = {
 }
 # What is told of a run: a table, the columns that name a row of it, and the estimates.
 Told = tuple[str, tuple[str, ...], tuple[str, ...]]
-LOSSES: list[Told] = [
-    ("sources", ("of", "source"), ("lost",)),
-    ("pattern", ("removed",), ("lead", "amplitude")),
-]
 TOLD: dict[str, list[Told]] = {
-    "layers": LOSSES,
-    "w_o": [
-        *LOSSES,
+    "ablate": [
+        ("sources", ("of", "source"), ("lost",)),
+        ("pattern", ("removed",), ("lead", "amplitude")),
         ("weights", ("of", "removed", "replacement"), ("lost",)),
         ("non_relative", ("tokens",), ("with_mask", "without_mask", "difference")),
     ],
@@ -57,7 +51,6 @@ TOLD: dict[str, list[Told]] = {
         ("writers", ("of", "side", "writer"), ("share",)),
         ("effects", ("of", "writer"), ("predicted", "held", "direct", "total")),
     ],
-    "bands": [("bands", ("band",), ("share",))],
     "behaviour": [("behaviour", ("measure", "condition"), ("value", "difference"))],
     "attention": [("attention", ("head",), ("positional_share", "first_weight"))],
 }
@@ -65,11 +58,12 @@ STORED, IMAGES = Path(__file__).parent / "smollm2.csv", Path(__file__).parent / 
 WHERE = ["run", "layer", "name", "measure"]
 ASKED = {"lead": "lead", "pattern": "amplitude"}  # each with the measure of its size
 SOURCES = {"mask": "the mask", "rope": "RoPE"}
+W_O = {"w_o mean": "mean output kept", "w_o identity": "identity in its place"}
+LOST = {f"{question} {removed}" for question in ASKED for removed in (*SOURCES, *W_O)}
 PAPERS = dict(zip(LANGUAGE_MODELS, ("Llama-3.1", "Phi-4", "Qwen3"), strict=True))
-LAYERS = (1, 5, 11, 17, 24)  # of the first table
+LAYERS = (1, 2, 3)  # of the tables of losses, and whose pattern the paper's Figure 5 shows
 WRITERS = {2: "MLP1", 3: "MLP2", 4: "MLP2", 5: "MLP2"}  # the strongest into each layer's keys
 LOST_WITHOUT = ("MLP2", "MLP0", "ATTN0", "MLP1")  # writers whose position is taken away before L5
-LATER = (1, 2, 3)  # the layers whose pattern the paper's Figure 5 shows
 EDGE = 0.05  # the share of the keys that are the first
 PIXELS = 104  # of a published panel
 POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
@@ -90,14 +84,15 @@ def measure(folder: Path) -> pd.DataFrame:
     runs = {name: finished(folder / name, command) for name, command in COMMANDS.items()}
     scores = runs["figure5"].manifest["experiments"][NAME]
     runs["figure5"] = read_run(folder / "figure5" / scores)
-    draw(runs["layers"].tables["sources"], runs["figure5"].maps["normalised"])
+    draw(runs["figure5"].maps["normalised"])
     others = drawn_rows(runs["figure5"]), text_rows(runs["attention"])
     stored = pd.concat([told_rows(runs, TOLD), *map(pd.DataFrame, others)])
     names = ("all", "rotation", *(f"key {writer}" for writer in WRITERS.values()), *LOST_WITHOUT)
     read = {f"{question} {name}" for question in ("lead", "pattern") for name in names}
     stored = stored[(stored["run"] != "trace") | stored["name"].isin(read)]
-    is_size = stored["run"].isin(["layers", "w_o"]) & stored["measure"].isin(ASKED.values())
-    stored = stored[~is_size | (stored["name"] == "intact")]
+    is_removed = stored["measure"].isin(ASKED.values()) & (stored["name"] != "intact")
+    is_other = (stored["measure"] == "lost") & ~stored["name"].isin(LOST)
+    stored = stored[~is_removed & ~is_other]
     return stored[[*WHERE, "value", "low", "high"]].astype({"layer": "Int64"})
 
 
@@ -174,11 +169,10 @@ def first_keys(cells: Cells) -> float:
     return float(cells[below & first].mean() - cells[below & ~first].mean())
 
 
-def draw(sources: pd.DataFrame, normalised: Float[np.ndarray, "layer query_pos key_pos"]) -> None:
-    """Draw the sources of all layers, and the paper's Figure 5 with the model's maps beside it."""
-    figures.save(figures.source_losses(sources), IMAGES / "sources_smollm2.png")
+def draw(normalised: Float[np.ndarray, "layer query_pos key_pos"]) -> None:
+    """Draw the paper's Figure 5 with the model's maps beside it."""
     groups = []
-    for layer in LATER:
+    for layer in LAYERS:
         panel, own = published("figure5")[f"llama-3.1-8b/layer{layer + 1}"], normalised[layer]
         maps = {"Llama-3.1-8B (paper)": panel.values, "SmolLM2-135M": resampled(own, PIXELS)}
         scales = (panel.low, panel.high), percentiles(own)
@@ -214,13 +208,11 @@ def text_rows(run: Run) -> Iterator[Row]:
 def tables(stored: pd.DataFrame) -> list[str]:
     """Return the page's tables in Markdown."""
     return [
-        source_losses(of(stored, run="layers"), LAYERS),
-        claims(of(stored, run="figure5"), of(stored, run="w_o")),
-        source_losses(of(stored, run="w_o"), (2, 3)),
+        claims(of(stored, run="figure5"), of(stored, run="ablate")),
+        source_losses(of(stored, run="ablate")),
         writers(of(stored, run="trace")),
         removed_writers(of(stored, run="trace", layer=5)),
-        without_w_o(of(stored, run="w_o")),
-        bands(of(stored, run="bands")),
+        without_w_o(of(stored, run="ablate")),
         losses(of(stored, run="behaviour")),
     ]
 
@@ -235,9 +227,9 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
     def nats(name: str, measure: str) -> str:
         return f"{abs(of(stored, run='behaviour', name=name, measure=measure)['value'].item()):.2f}"
 
-    lead = of(stored, run="w_o", layer=3, name="intact", measure="lead")["value"].item()
+    lead = of(stored, run="ablate", layer=3, name="intact", measure="lead")["value"].item()
     mask, rope = (
-        [percent("w_o", 3, f"{question} {source}", "lost") for question in ASKED]
+        [percent("ablate", 3, f"{question} {source}", "lost") for question in ASKED]
         for source in SOURCES
     )
     intact, gone = nats("copy_random intact", "value"), nats("copy_random rope", "difference")
@@ -256,7 +248,7 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
             f"are lost, and {mask[1]} of the pattern among the other keys; without RoPE {rope[0]} "
             f"and {rope[1]}.",
             f"{percent('trace', 5, 'lead key MLP2', 'share')} of L5's lead is what MLP2 writes",
-            f"L3 loses {percent('w_o', 3, 'lead w_o mean', 'lost')} of its lead",
+            f"L3 loses {percent('ablate', 3, 'lead w_o mean', 'lost')} of its lead",
             f"costs {intact} nats less than the first; {gone} of them are gone.",
         ],
         "docs/findings.md": [
@@ -279,7 +271,7 @@ def looks(stored: pd.DataFrame, head: tuple[int, int]) -> str:
     return f"{rows['weight']:.0%} (in other texts {rows['position']:.0%})"
 
 
-def source_losses(rows: pd.DataFrame, layers: Sequence[int]) -> str:
+def source_losses(rows: pd.DataFrame) -> str:
     """Return the table of what the leads and the patterns of layers lose without each source."""
     lines = {
         f"L{layer}": [
@@ -290,7 +282,7 @@ def source_losses(rows: pd.DataFrame, layers: Sequence[int]) -> str:
                 *(lost(of(rows, layer=layer), f"{question} {source}") for source in SOURCES),
             )
         ]
-        for layer in layers
+        for layer in LAYERS
     }
     without = [f"lost without {source}, %" for source in SOURCES.values()]
     return markdown("", ["first key's lead, nats", *without, "pattern, nats", *without], lines)
@@ -311,7 +303,7 @@ def claims(rows: pd.DataFrame, ablated: pd.DataFrame) -> str:
 
     def contrast(model: str) -> str:
         own = of(rows, name=model, measure="first_keys").set_index("layer")["value"]
-        return ", ".join(f"{own[layer]:+.2f}" for layer in LATER)
+        return ", ".join(f"{own[layer]:+.2f}" for layer in LAYERS)
 
     def line(text: Callable[[str], str]) -> list[str]:
         return ["; ".join(f"{title} {text(model)}" for model, title in PAPERS.items()), text(NAME)]
@@ -333,7 +325,7 @@ def claims(rows: pd.DataFrame, ablated: pd.DataFrame) -> str:
     lines = {
         "scores are within ±10": ["±10, from plots", span(NAME, "score", range(4))],
         "less the diagonals' means, within ±1 (98% of the cells of L1 to L3)": line(
-            lambda model: span(model, "normalised", LATER)
+            lambda model: span(model, "normalised", LAYERS)
         ),
         "L0 has no such pattern (98% of its cells)": line(
             lambda model: span(model, "normalised", (0,))
@@ -341,7 +333,7 @@ def claims(rows: pd.DataFrame, ablated: pd.DataFrame) -> str:
         "the first keys stand out (first 5% less the others, as drawn; L1, L2, L3)": line(contrast),
         "L1 to L3 have a part that is no function of distance": [
             "from plots",
-            ", ".join(map(with_mask, LATER)),
+            ", ".join(map(with_mask, LAYERS)),
         ],
         "the mask makes that part (L3)": ["simulated: none without the mask", mask],
         "models rely on both (L3)": ["not measured", both],
@@ -389,26 +381,15 @@ def without_w_o(rows: pd.DataFrame) -> str:
     """Return the table of what layers lose without W_O: its mean output, or an identity."""
     lines = {
         f"L{layer}": [
-            lost(of(rows, layer=layer), f"{question} w_o {replacement}")
+            lost(of(rows, layer=layer), f"{question} {removed}")
             for question in ASKED
-            for replacement in ("mean", "identity")
+            for removed in W_O
         ]
         for layer in (2, 3)
     }
-    kept = ["mean output kept", "identity in its place"]
-    columns = [f"{of_key}, {what}" for of_key in ("first key", "other keys") for what in kept]
+    of_keys = ("first key", "other keys")
+    columns = [f"{of_key}, {what}" for of_key in of_keys for what in W_O.values()]
     return markdown("% lost without W_O", columns, lines)
-
-
-def bands(rows: pd.DataFrame) -> str:
-    """Return the table of the shares of RoPE's bands, where one of a layer is 10% or more."""
-    shares = of(rows, measure="share")
-    large = shares[shares["value"] >= 0.1]["name"].drop_duplicates()
-    lines = {
-        name: [estimate(of(shares, layer=layer, name=name), "z.0f", 100) for layer in range(4)]
-        for name in sorted(large, key=lambda name: int(name.split("-")[0]))
-    }
-    return markdown("% of the pattern, wavelength", [f"L{layer}" for layer in range(4)], lines)
 
 
 def losses(rows: pd.DataFrame) -> str:
