@@ -94,23 +94,24 @@ figures.score_maps(simulation.best, title="256 samples, alpha = 0.2")
 (simulation.best.mean - theory).nan_to_num().abs().amax((-1, -2))
 
 # %% [markdown]
-# ## Switch the mask off
+# ## Remove the mask
 #
-# The same simulation behind a switch. Press *causal mask*: L0 does not
-# change, and every later layer loses its pattern. Everything is in the page; no kernel is needed.
+# The same simulation with and without the mask, for every layer. Choose *causal mask*: L0 does not
+# change, and every later layer loses its whole pattern. The page holds all maps, so it needs no
+# kernel.
 
 # %%
 vectors = gaussian(n_seqs=256, seq_len=32, d_model=64, alpha=0.2)
-figures.explore(model, vectors, players=["mask"])
+figures.explore(model, vectors, remove=["sources"])
 
 # %% [markdown]
-# **Exercise.** With RoPE (`load("parameter-free-rope")`), which layers change when RoPE is switched
-# off, and which when the mask is?
+# **Exercise.** With RoPE (`load("parameter-free-rope")`), which layers change when RoPE is removed,
+# and which when the mask is removed?
 #
 # <details><summary>Answer</summary>
 #
-# RoPE acts in every layer's own scores, so that L0 changes too; the mask acts on what the layers
-# before have mixed, so that L0 does not. `figures.explore(load("parameter-free-rope").model,
-# vectors, players=["mask", "rope"])` shows both.
+# RoPE rotates queries and keys in every layer, so L0 changes too. The mask acts through what
+# earlier layers have mixed, so L0 does not change. Both are in
+# `figures.explore(load("parameter-free-rope").model, vectors, remove=["sources"])`.
 #
 # </details>

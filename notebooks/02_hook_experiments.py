@@ -51,23 +51,23 @@ display(loaded)
 # %% [markdown]
 # ## The explorer
 #
-# Press a switch: its component is removed in every layer, and the patterns of all heads change at
-# once. All combinations were run before; the page holds them as bytes.
+# Choose what is removed from every layer: the patterns of all heads change. The mask is the source
+# of this model's pattern; weights are removed by their mean, so that queries or keys are constant,
+# or attention writes a constant. All models were run before; the page holds their maps.
 
 # %%
 figures.explore(model, tokens[:64, :24])
 
 # %% [markdown]
-# **Exercise.** In L2, remove one component after the other, and watch share and amplitude. What
-# tells the mask from the weights?
+# **Exercise.** In L2, remove one component after the other, and watch the pattern and what is lost
+# of it. Which weights does the mask need to make the pattern, and does that make them sources?
 #
 # <details><summary>Answer</summary>
 #
-# Without any one of the four, next to nothing of the intact pattern is left: all are needed.
-# Without the mask, W_K or W_O the amplitude cannot be told from 0; without W_Q there is another
-# pattern, the reverse of the intact one, which its replacement makes of the same mask. So shares
-# alone do not tell them apart: that a weight is needed does not make it a source. Only the mask
-# breaks the symmetry between positions.
+# With constant keys, or with attention that writes a constant, all of the pattern is lost, as
+# without the mask: keys carry what attention wrote. With constant queries the pattern is even
+# larger: every query wants the same of the keys. That the mask needs W_K and W_O does not make them
+# sources: only the mask breaks the symmetry between positions, and they shape what it makes.
 #
 # </details>
 
@@ -111,26 +111,25 @@ figures.circuit(without, layer=0, removed=["mask"], reference=intact)
 # %% [markdown]
 # The strength of each layer's positional pattern, in nats, with its 95% interval. `documents` says
 # which sequences are of one document, so that intervals are over documents.
-# The first key stands apart, as in the commands: its part of the pattern is `amplitude_first`, and
-# here it is BOS, an attention sink. An interval that holds 0 cannot be told from no pattern at all.
+# Amplitude is of the pattern among the other keys; how far the first key's score is from theirs is
+# `lead`. An interval that holds 0 cannot be told from no pattern at all.
 
 # %%
 scores = capture_scores(model, tokens, documents=data.documents)
 conditions = {"intact": scores, "without the mask": scores_without}
 pd.DataFrame(
-    {name: [each.amplitude_others for each in measure(maps)] for name, maps in conditions.items()},
+    {name: [each.amplitude for each in measure(maps)] for name, maps in conditions.items()},
     index=["L0", "L1", "L2", "L3"],
 )
 
 # %% [markdown]
-# **Exercise.** The `amplitude` of `measure(scores_without)` finds a pattern in L3. Where does it
-# come from?
+# **Exercise.** `measure(scores_without)[3].lead` is about -4 nats, without the mask. Where does
+# this lead come from?
 #
 # <details><summary>Answer</summary>
 #
-# From the first key. BOS is the same token in every sequence and is scored unlike all others; its
-# column alone makes rows uneven. It marks a token, not positions: among the other keys nothing is
-# left.
+# From the first token. BOS is the same token in every sequence and is scored unlike all others. Its
+# lead marks a token, not a position: among the other keys nothing is left.
 #
 # </details>
 
@@ -140,7 +139,7 @@ pd.DataFrame(
 # L0H0 attends evenly to all keys up to the query, whatever it has learned. The other heads stay;
 # the positional patterns of the later layers change (move the slider; L0 itself reads its scores
 # before the patch). TransformerLens calls the attention weights `hook_pattern`: they are not the
-# positional pattern, which is a score map less each row's mean.
+# positional pattern, which is a score map less each row's mean, here over the keys after the first.
 
 # %%
 n_pos = tokens.shape[1]

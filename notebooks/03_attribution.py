@@ -13,10 +13,12 @@
 # %% [markdown]
 # # Attribution: where does the positional pattern come from?
 #
-# The positional pattern is a layer's mean score map less each row's mean: what softmax sees of
-# position. Two small models were trained alike, one without position encoding and one with RoPE.
-# Causal mask and RoPE are the *sources* of their patterns, since only these two tell positions
-# apart. Weights shape what the sources bring; they are never a source.
+# A mean score map holds two answers. The *lead* of the first key is its score less the mean of the
+# other keys' scores, in nats. The *pattern* among the other keys is their scores less each row's
+# mean: which of them are preferred for their place alone. Two small models were trained alike, one
+# with RoPE and one without position encoding. Causal mask and RoPE are the *sources* of lead and
+# pattern, because only these two break the symmetry between positions. Weights shape what the
+# sources make; they are never a source.
 
 # %%
 # Installs nope_probe where it is missing, as on Colab; elsewhere it does nothing.
@@ -46,58 +48,67 @@ from nope_probe import (
 # ## With RoPE, RoPE is the main source
 #
 # `run_ablations` runs the intact model, the model without the mask, without RoPE, and without
-# both. The differences of the four are terms that add up to the pattern: content (what is left
-# without either), mask, RoPE, and mask × RoPE (what the two bring only together). `players` asks
-# for more: which parts the pattern needs, from all combinations of them.
+# both. *Position's part* is what the model without any source does not have. A source's loss is
+# how much of position's part goes when this source is removed. `remove` names weights to remove as
+# well, here the query-key circuit (W_Q and W_K together).
 
 # %%
 loaded = load("rope-tiny")
 data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
-study = run_ablations(loaded.model, data, players=["mask", "rope", "qk"])
+study = run_ablations(loaded.model, data, remove=["qk"])
 display(study)
-figures.source_shares(study.sources)
+figures.source_losses(study.sources)
 
 # %% [markdown]
-# A term's share is its inner product with the pattern, relative to the pattern's own. The shares
-# of a layer add up to 1, and a negative one works against the pattern: mask × RoPE in L2. A share
-# has two parts, at the first key (full colour) and among the other keys. The first key is BOS here,
-# whose own score is content: it is most of the pattern of L0 and L3. Among the other keys alone,
-# the mask brings nothing to L0, whose scores are made before any masked attention.
-
-# %%
-shares = study.sources[study.sources.term != "position"]  # position: all but content
-others = shares.pivot(index="layer", columns="term", values="share_others")
-others.div(others.sum(axis=1), axis=0).round(3)
-
-# %% [markdown]
-# The terms are maps, in nats, and their sum is the pattern. Move the slider: in L3, where the
-# pattern is weakest, mask and RoPE share it.
-
-# %%
-names = ["content", "mask", "rope", "mask_x_rope", "all"]
-maps = {name: study.maps["pattern/all" if name == "all" else f"source/{name}"] for name in names}
-figures.term_maps(maps, title="Terms of the positional pattern, and their sum", layer=1)
-
-# %% [markdown]
-# ## Without its query-key circuit, most of the pattern is lost
+# Losses of two sources need not add up to 100%. A loss below 0 means that position's part is larger
+# without the source: the pattern of L2 grows without the mask. The mask does nothing in L0, whose
+# scores are made before any masked attention. L3's pattern needs both sources.
 #
-# A *player* is kept or removed as a whole: here the mask, RoPE and the query-key circuit (W_Q and
-# W_K together). *Lost without it* says how much goes when it alone is removed, *there alone* what a
-# source brings when all others are. The *Shapley share* is a mean over all orders of removal.
-# That the pattern needs the circuit does not make it a source: alone, it brings no position.
+# How much of the lead and of the pattern do the sources make at all? `from_sources` says so, with
+# 95% intervals in the columns that are left out here.
 
 # %%
-figures.player_shares(study.players)
+intact = study.pattern.query("removed == 'intact'").set_index("layer")
+columns = ["lead", "lead_from_sources", "amplitude", "pattern_from_sources"]
+intact[columns].round(2)
 
 # %% [markdown]
-# The same players as switches, for every layer and head; the numbers below the maps change too.
+# The sources make the pattern. They do not make the lead: the first key is BOS here, and its
+# lead is there without mask and RoPE too. From L1 on the sources even lower it, so that their share
+# is negative.
+#
+# The four runs also split position's part exactly, into mask, RoPE and mask × RoPE (what the two
+# make only together). These terms are maps, in nats, and add up to the pattern with what is left
+# without sources. The first key's lead is a column of its own. Move the slider: in L3, where the
+# pattern is weak, mask and RoPE share it.
 
 # %%
-figures.explore(loaded.model, data.inputs[:64], players=["mask", "rope", "qk"])
+terms = ["without_sources", "mask", "rope", "mask_x_rope"]
+maps = {name: study.maps[f"term/{name}"] for name in terms} | {"all": study.maps["pattern/intact"]}
+figures.term_maps(maps, title="Terms of lead and pattern, and their sum", layer=1)
+
+# %% [markdown]
+# ## What a weight shapes
+#
+# A weight is removed with and without the sources, and its loss is of position's part, by the same
+# rule. By *mean* queries and keys are constant, so that no layer can read what earlier layers
+# wrote: RoPE on constant vectors is still L1's whole pattern. By *identity* queries and keys are
+# the layer's input itself, and most of the pattern is lost. So the pattern needs what W_Q and W_K
+# bring to constant queries and keys, and not what they read of each token, except in L3.
+
+# %%
+figures.weight_losses(study.weights)
+
+# %% [markdown]
+# The same removals for every layer and head. The first key's lead is a column of its own, divided
+# as the scale below each map says. The numbers below the maps change too.
+
+# %%
+figures.explore(loaded.model, data.inputs[:64], remove=["qk"])
 
 # %% [markdown]
 # **Exercise.** Is there a head whose pattern does not need RoPE? Look through L1 to L3 with RoPE
-# switched off.
+# removed.
 #
 # <details><summary>Answer</summary>
 #
@@ -110,9 +121,9 @@ figures.explore(loaded.model, data.inputs[:64], players=["mask", "rope", "qk"])
 # ## Without RoPE, the mask is the source
 #
 # The NoPE twin, from captures of your own. Conditions are named by what is removed; `attribute`
-# finds the sources from the names. Sequences begin with BOS, an attention sink, whose own score is
-# content and most of the pattern of L0 and L1: `share_others` is what a term brings among the other
-# keys, as a share of the whole pattern.
+# finds the sources from the names. A single source loses 100% by definition, so look at
+# `from_sources` and at the sizes: how large lead and pattern are, and what is left without the
+# mask, in nats.
 
 # %%
 loaded = load("nope-tiny")
@@ -122,19 +133,32 @@ with ablated(loaded.model, Ablation(remove=["mask"])):
     without = capture_scores(loaded.model, data.inputs, documents=data.documents)
 layers = attribute({(): intact, "mask": without})
 pd.DataFrame(
-    [{each.term: each.share_others for each in layer.sources} for layer in layers],
+    {
+        (question, column): [getattr(layer.by_question[question], field) for layer in layers]
+        for question in ("lead", "pattern")
+        for column, field in {
+            "nats": "size",
+            "without the mask": "without_sources",
+            "from the mask": "from_sources",
+        }.items()
+    },
     index=[f"L{layer.layer}" for layer in layers],
 )
 
 # %% [markdown]
-# **Exercise.** Without position encoding, what is the content term of L1, and how would you find
-# out whether it comes from the text?
+# The mask makes the pattern, from L1 on. The lead has a part of its own without the mask: BOS is
+# the same token in every sequence, and is scored unlike the others. In L3 that part is -4.3 nats
+# and the mask's is +3.3, so that the share of the mask is negative.
+
+# %% [markdown]
+# **Exercise.** Without position encoding, what is left of L1's pattern without the mask, and
+# how would you find out whether it comes from the text?
 #
 # <details><summary>Answer</summary>
 #
-# What the model without its mask still has: at most a few percent of the pattern. It cannot come
-# from position, since nothing tells positions apart any more. Neighbouring tokens of a text
-# resemble each other, and so the mean score depends on the distance. Run it again on shuffled
+# Next to nothing: an interval that holds 0 cannot be told from no pattern at all. What there is
+# cannot come from position, since nothing tells positions apart any more. Neighbouring tokens of a
+# text resemble each other, so a mean score can depend on the distance. Run it again on shuffled
 # tokens, `sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40, shuffle=True)`: what is
 # left then is not the text's.
 #

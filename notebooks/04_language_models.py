@@ -82,8 +82,9 @@ for name, each in scores.items():
 # %% [markdown]
 # ## With RoPE the pattern is striped, without it nearer keys win
 #
-# A constant per row changes nothing after softmax. Less each row's mean, a score map is the
-# *positional pattern*: red keys are preferred for their place alone. Move the slider from L0 to L3.
+# A constant per row changes nothing after softmax. Less each row's mean over the keys after the
+# first, a score map is the *positional pattern*: red keys are preferred for their place alone. The
+# first key's *lead*, its score less that mean, is another matter. Move the slider from L0 to L3.
 
 # %%
 patterns = {name: row_centred(each.mean, skip_keys=each.skip_keys) for name, each in scores.items()}
@@ -133,18 +134,15 @@ with ablated(model, Ablation(remove=["rope"])):
 figures.circuit(without, layer=0, removed=["rope"], reference=intact)
 
 # %% [markdown]
-# The amplitude of each layer's pattern (its RMS in nats) at the first key and among the other keys,
+# The first key's lead and the amplitude of the pattern among the other keys (its RMS), in nats,
 # with 95% intervals over documents. An interval that reaches 0 cannot be told from no pattern.
 
 # %%
 ran = {"intact": measure(scores[first]), "without RoPE": measure(scores_without)}
 pd.DataFrame(
     {
-        (keys, name): [getattr(layer, field) for layer in layers]
-        for keys, field in {
-            "first key": "amplitude_first",
-            "other keys": "amplitude_others",
-        }.items()
+        (field, name): [getattr(layer, field) for layer in layers]
+        for field in ("lead", "amplitude")
         for name, layers in ran.items()
     }
 ).rename_axis("layer")
