@@ -221,10 +221,10 @@ class Analysis:
     def explorer(self) -> Explorer:
         """Return the explorer of all that is removed, weights by the first replacement."""
         plan, measured = self.plan, self.measured
-        maps = measured.maps | next(iter(measured.replaced.values()), {})
-        replaced = f" A removed weight's replacement is {plan.replacements[0]}." * bool(
-            measured.replaced
-        )
+        maps, replaced = measured.maps, ""
+        for replacement, of_replacement in [*measured.replaced.items()][:1]:
+            maps = maps | of_replacement
+            replaced = f" A removed weight's replacement is {replacement}."
         return explorer_of(
             {key: [[layer] for layer in of_key.values()] for key, of_key in maps.items()},
             plan.sources,
