@@ -12,6 +12,7 @@ from typing import Any
 from nope_probe.components import CIRCUITS, REMOVABLE, WEIGHTS, is_rope
 from nope_probe.conditions import Writer
 from nope_probe.errors import UserError
+from nope_probe.experiments.attention.settings import ALONE
 from nope_probe.experiments.sections import capitalised, listed
 from nope_probe.figures.names import phrase
 from nope_probe.figures.words import numbered_layers
@@ -153,6 +154,8 @@ def _of_inputs(facts: Manifest) -> dict[str, Any]:
     pilot = facts.get("pilot") or {"layer": None, "half_width": None}
     points = 100 * (pilot["half_width"] or 0.0)
     return {
+        "corpus": settings["data"] != ALONE,
+        "alone": settings["data"] == ALONE,
         "inputs": ", ".join(filter(None, [what, *details, seed, checksum])),
         "first_keys": first.format(keys=KEYS.get(n_keys, f"the first {n_keys} keys")),
         "n_documents": n_documents,
@@ -198,6 +201,7 @@ def _of_command(facts: Manifest) -> dict[str, Any]:
     per_head, writers = settings.get("per_head", False), settings.get("writers", "heads")
     lengths = settings.get("seq_len")
     shorter = lengths[:-1] if isinstance(lengths, list) else []
+    n_text = len((facts.get("text") or {"pieces": ()})["pieces"])
     return {
         "control": given
         and settings["data"] not in ("random", "gaussian")
@@ -208,7 +212,8 @@ def _of_command(facts: Manifest) -> dict[str, Any]:
         "writing": WRITERS[writers],
         "where": SCOPES.get(settings.get("scope", ""), ""),
         "n_conditions": len(facts.get("conditions", ())),
-        "n_text": len((facts.get("text") or {"pieces": ()})["pieces"]),
+        "beside": n_text > 0 and settings["data"] != ALONE,
+        "n_text": n_text,
         "measured": listed([MEASURED[name] for name in facts.get("measures", ())] or [""]),
     }
 

@@ -48,10 +48,13 @@ def intervals_note(manifest: Mapping[str, Any]) -> list[str]:
     Example:
         >>> intervals_note({"settings": {"folds": 8}, "documents": 40})
         ['Its intervals come from 8 folds of 40 documents.']
+        >>> intervals_note({"settings": {"folds": 8}, "fold_sizes": [1]})  # a text alone
+        []
     """
     folds, documents = manifest.get("settings", {}).get("folds"), manifest.get("documents")
     of_documents = "" if documents is None else f" of {documents} documents"
-    return [f"Its intervals come from {folds} folds{of_documents}."] if folds else []
+    has_folds = folds and manifest.get("fold_sizes") != [1]
+    return [f"Its intervals come from {folds} folds{of_documents}."] if has_folds else []
 
 
 def run_notes(manifest: Mapping[str, Any]) -> list[str]:
@@ -59,11 +62,12 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
 
     Args:
         manifest: the run's manifest: `documents` (their number; None if sequences are drawn
-            singly), `fold_sizes` (sequences per fold), `distinct_sequences` (how many different
-            ones), `query_stride` (between queries whose keys are ranked), `windows` (of layers with
-            a window: how many keys a query sees at most), `left_out` (components that are not
-            removed by default, with reasons), `pilot` (the round that chose the number of
-            sequences), `without_shares` (layers whose rotation was not recognised), the
+            singly), `fold_sizes` (sequences per fold; a text alone is one), `distinct_sequences`
+            (how many different ones), `query_stride` (between queries whose keys are ranked),
+            `windows` (of layers with a window: how many keys a query sees at most), `left_out`
+            (components that are not removed by default, with reasons), `too_few` (heads without a
+            positional share, and how many sequences would do), `pilot` (the round that chose the
+            number of sequences), `without_shares` (layers whose rotation was not recognised), the
             `not_attending` layers of its `model`, and the `notes` of its `data` and of its `text`.
 
     Example:
@@ -113,6 +117,12 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         f"Not removed by default: {kept}.": bool(left_out),
         WITHOUT_SHARES: bool(manifest.get("without_shares")),
     }
+    if "too_few" in manifest:
+        few = manifest["too_few"]
+        notes[
+            f"No positional share is given of {few['n_heads']} heads: their bounds from {n:,} "
+            f"sequences are more than 50 points apart. Take --n-seqs {few['n_seqs']} or more."
+        ] = True
     pilot = [pilot_note(manifest["pilot"])] if "pilot" in manifest else []
     of_texts = [*_notes_in(manifest.get("data")), *_notes_in(manifest.get("text"))]
     return [*pilot, *(note for note, is_true in notes.items() if is_true), *of_texts]
@@ -138,6 +148,8 @@ def model_name(manifest: Mapping[str, Any]) -> str:
 def run_size(manifest: Mapping[str, Any]) -> dict[str, int]:
     """Return `n_seqs` and `seq_len` of a run that has them, `n_seqs` as a pilot round chose it.
 
+    A run of a text alone has neither.
+
     Example:
         >>> run_size({"settings": {"n_seqs": "auto", "seq_len": 64}, "pilot": {"n_seqs": 128}})
         {'n_seqs': 128, 'seq_len': 64}
@@ -147,7 +159,8 @@ def run_size(manifest: Mapping[str, Any]) -> dict[str, int]:
     numbers = {**manifest.get("settings", {}), **manifest.get("pilot", {})}
     if isinstance(numbers.get("seq_len"), list | tuple):
         numbers["seq_len"] = max(numbers["seq_len"])
-    return {name: numbers[name] for name in ("n_seqs", "seq_len") if name in numbers}
+    sizes = () if manifest.get("fold_sizes") == [1] else ("n_seqs", "seq_len")
+    return {name: numbers[name] for name in sizes if name in numbers}
 
 
 def pilot_note(pilot: Mapping[str, Any]) -> str:
