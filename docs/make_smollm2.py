@@ -37,6 +37,10 @@ COMMANDS = {
     "attention": f"attention --model {NAME} --n-seqs 384 --seq-len 64 --text "
     '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."',
 }
+PARTS_OF_HEADS = (
+    *("information", "first_position", "others_position"),
+    *("positional_share", "others_share", "first_weight"),
+)
 # What is told of a run: a table, the columns that name a row of it, and the estimates.
 Told = tuple[str, tuple[str, ...], tuple[str, ...]]
 TOLD: dict[str, list[Told]] = {
@@ -52,7 +56,7 @@ TOLD: dict[str, list[Told]] = {
         ("effects", ("of", "writer"), ("predicted", "held", "direct", "total")),
     ],
     "behaviour": [("behaviour", ("measure", "condition"), ("value", "difference"))],
-    "attention": [("attention", ("head",), ("positional_share", "first_weight"))],
+    "attention": [("attention", ("head",), PARTS_OF_HEADS)],
 }
 STORED, IMAGES = Path(__file__).parent / "smollm2.csv", Path(__file__).parent / "images"
 WHERE = ["run", "layer", "name", "measure"]
@@ -67,7 +71,7 @@ LOST_WITHOUT = ("MLP2", "MLP0", "ATTN0", "MLP1")  # writers whose position is ta
 EDGE = 0.05  # the share of the keys that are the first
 PIXELS = 104  # of a published panel
 POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
-LITTLE, MOST = 0.2, 0.8  # positional shares
+LITTLE, MOST = 0.2, 0.8  # positional shares among the keys after the first
 REMOVED = {"intact": "intact", "without the mask": "mask", "without RoPE": "rope"}
 QUANTITIES = {
     "loss": "loss",
@@ -233,7 +237,7 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
         for source in SOURCES
     )
     intact, gone = nats("copy_random intact", "value"), nats("copy_random rope", "difference")
-    shares = of(stored, run="attention", measure="positional_share")["value"]
+    shares = of(stored, run="attention", measure="others_share")["value"]
     few, most = (shares < LITTLE).sum(), (shares >= MOST).sum()
     counts = f"{few} of {len(shares)} heads are below {LITTLE:.0%}, {most} at {MOST:.0%} or more"
     previous, induction = (looks(stored, head) for head in (POSITIONAL, CONTENT))
