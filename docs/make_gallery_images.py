@@ -12,7 +12,6 @@ OUT = Path(__file__).parent / "images" / "gallery"
 COMMANDS = {
     "figure2": "reproduce figure2",
     "figure4": "reproduce figure4",
-    "sources": "ablate --model rope-tiny --remove sources",
 }
 
 
