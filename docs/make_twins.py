@@ -41,7 +41,7 @@ TOLD: dict[str, list[Told]] = {
         ("sources", ("term",), ("rms_others", "share_others")),
         ("non_relative", ("tokens",), ("without_mask", "difference")),
         ("controls", ("tokens", "kept"), ("amplitude_others",)),
-        ("mean_covariance", ("term",), ("share", "dimensions")),
+        ("mean_covariance", ("term",), ("share",)),
     ],
     "trace": [
         ("terms", ("term",), ("rms", "share", "non_relative")),
@@ -219,7 +219,6 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
         run: [f"{100 * row['value']:.{digits}f}%" for row in rows(run, "mean", "share", layers)]
         for run, digits, layers in ((nope, 1, (1, 2, 3)), (rope, 0, (0, 1, 2, 3)))
     }
-    dimensions = {f"{row['value']:.1f}" for row in rows(nope, "mean", "dimensions", (1, 2, 3))}
     rotated = max(row["value"] for row in rows(traced, "rotation", "non_relative", range(4)))
     head, gone = (
         f"{100 * value(CLOCK, 'L0H0', measure, 1):.0f}%" for measure in ("predicted", "total")
@@ -233,8 +232,8 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
             "the patterns of L1, L2 and L3.",
             f"as the paper's section 5 says: {listed(added)} nats.",
             f"without the mask, though ({value(rope, 'text', 'without_mask', 3):.3f} nats in L3)",
-            f"is {listed(means[nope])} of the patterns of `nope-tiny`'s L1 to L3",
-            f"(participation ratio {'/'.join(dimensions)}), and {listed(means[rope])} of those",
+            f"is {listed(means[nope])} of the patterns of `nope-tiny`'s L1 to L3,",
+            f"and {listed(means[rope])} of those of `rope-tiny`'s L0 to L3",
         ],
         "docs/trace.md": [
             f"L0H0 writes {head} of L1's pattern, and its removal takes {gone}.",

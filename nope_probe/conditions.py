@@ -15,9 +15,7 @@ from nope_probe.components import (
     COMPONENTS,
     OF_LENGTH,
     ROPE_HALVES,
-    WEIGHTS,
     Component,
-    Projection,
     is_rope,
 )
 from nope_probe.errors import UserError
@@ -294,17 +292,6 @@ def share_pairs(one: str, other: str) -> bool:
     if first is None or second is None:
         return True
     return max(int(first[1]), int(second[1])) < min(int(first[2]), int(second[2]))
-
-
-def weights_of(name: str) -> list[Projection]:
-    """Return the projections of a component, circuit or union.
-
-    Example:
-        >>> weights_of("qk"), weights_of("mlp+w_o"), weights_of("mask")
-        (['w_q', 'w_k'], ['w_o'], [])
-    """
-    components = expanded(name.split("+"))
-    return [weight for weight in WEIGHTS if weight in components]
 
 
 def validate_components(wanted: Collection[str], has: Sequence[Component]) -> None:

@@ -96,7 +96,7 @@ figures.score_maps(simulation.best, title="256 samples, alpha = 0.2")
 # %% [markdown]
 # ## Switch the mask off
 #
-# The same simulation behind a switch. Press *causal mask*, here or on its arrow below: L0 does not
+# The same simulation behind a switch. Press *causal mask*: L0 does not
 # change, and every later layer loses its pattern. Everything is in the page; no kernel is needed.
 
 # %%

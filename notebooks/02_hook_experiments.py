@@ -51,8 +51,8 @@ display(loaded)
 # %% [markdown]
 # ## The explorer
 #
-# Press a switch, or an operation on an arrow: it is removed in every layer, and every stage from
-# (a) to (i) changes at once. All combinations were run before; the page holds them as bytes.
+# Press a switch: its component is removed in every layer, and the patterns of all heads change at
+# once. All combinations were run before; the page holds them as bytes.
 
 # %%
 figures.explore(model, tokens[:64, :24])

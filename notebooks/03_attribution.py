@@ -93,7 +93,7 @@ figures.player_shares(study.players)
 # The same players as switches, for every layer and head; the numbers below the maps change too.
 
 # %%
-figures.explore(loaded.model, data.inputs[:64], players=["mask", "rope", "qk"], circuit=False)
+figures.explore(loaded.model, data.inputs[:64], players=["mask", "rope", "qk"])
 
 # %% [markdown]
 # **Exercise.** Is there a head whose pattern does not need RoPE? Look through L1 to L3 with RoPE

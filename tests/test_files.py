@@ -23,7 +23,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "circuit": {},
     "compare": {"runs": ("~/a", Path("b"))},
     "paper": {"figure": "figure2"},
-    "repeat": {"run": "~/a"},
     "scores": {},
     "simulation": {},
     "trace": {},
@@ -43,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("unenforced")
 @pytest.mark.parametrize("command", SETTINGS)
 def test_the_paths_of_every_command_are_absolute(command: str, home: Path) -> None:
-    module = {"paper": "paper.settings", "repeat": "repeat"}.get(command, f"{command}.run")
+    module = "paper.settings" if command == "paper" else f"{command}.run"
     make = import_module(f"nope_probe.experiments.{module}").Settings
     for out in ("~/x", Path("../home/x")):
         settings = make(out=out, **SETTINGS[command])

@@ -31,10 +31,8 @@ from support.gguf_files import tiny_llama, write_gguf
 from support.short_training import shorten_training
 from support.tiny_models import CONFIGS, smollm3_config, write_tiny
 
-from nope_probe import reproduce
 from nope_probe.cli import find_commands, overview
 from nope_probe.experiments.paper import settings as paper
-from nope_probe.experiments.paper.settings import RepeatSettings
 from nope_probe.models.names import FETCHED
 
 pytestmark = pytest.mark.usefixtures("unenforced")
@@ -55,7 +53,6 @@ SIZES: dict[str, dict[str, str]] = {
     "trace": {**RUN_SIZES, "--n-seqs": "10", "--folds": "5", "--layers": "2", "--confirm": "1"},
     "train": {"--steps": "2"},
 }
-OF_LENGTHS = {"--query-rows": ("5",), "--seq-len": ("5", "8")}  # of 8 tokens
 OF_WHY = {"--layers": "4", "--query": "1"}  # L3H3, in a text of two tokens
 FIGURE_SIZES: dict[str, dict[str, str]] = {
     "all": {"--n-samples": "32"},
@@ -100,11 +97,10 @@ ablate --model llama-3.1-8b --revision main --data my.jsonl --windows start --bo
     --checkpoint-every 1 --beyond-context --allow-unused --query-rows 5 --offset-bins all
     --out runs/a --image a.png --verbose
 ablate --data short.jsonl --pack --players mask qk --replacement random mean --gain norm
-    --scope upstream --reparametrise 1 --residuals-gb 0.5
-ablate --players rope w_q --scope own --no-pack --no-shuffle --skip-keys 0 --no-beyond-context
+ablate --players rope w_q --no-pack --no-shuffle --skip-keys 0 --no-beyond-context
     --no-allow-unused --no-verbose
 ablate --bands 2 --players mask rope
-ablate --players sources --seq-len 5 8
+ablate --players sources --seq-len 8
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2
 attention --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
@@ -125,10 +121,10 @@ scores --model parameter-free --data gaussian --alpha 0.3 --no-pack --no-shuffle
     --no-allow-unused --no-verbose
 circuit --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype float16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
-    --layer 1 --remove qk --replacement mean --explore 0 --beyond-context --allow-unused
-    --query-rows 5 --out runs/c --image c.svg --verbose
+    --layer 1 --remove qk --replacement mean --beyond-context --allow-unused --query-rows 5
+    --out runs/c --image c.svg --verbose
 circuit --model models/qwen3-8b --device-map balanced --data short.jsonl --pack --remove ov norms
-    --gain identity --explore 3
+    --gain identity
 circuit --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --remove rope
     --no-beyond-context --no-allow-unused --no-verbose
 behaviour --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always
@@ -164,8 +160,6 @@ train --preset nope-tiny --resume --out runs/trained
 reproduce figure9 --seed 3 --out runs/figure9 --image figure9.svg --verbose
 reproduce figure8 --model path/to/a/hugging-face-folder --data my.jsonl --windows random
     --no-verbose
-reproduce runs/ablate-rope-tiny-8d5ee2a4 --out runs/again
-reproduce runs/ablate-rope-tiny-8d5ee2a4 --no-methods
 """
 
 
@@ -187,15 +181,14 @@ class Line:
         return shlex.join([self.command, *self.arguments])
 
 
-def settings_kinds(command: str) -> list[type]:
-    """Return the settings that a command parses; `reproduce` has others for a run's folder."""
-    kinds = [settings_of(import_module(f"nope_probe.{command}"))]
-    return [*kinds, RepeatSettings] if command == "reproduce" else kinds
+def settings_kind(command: str) -> type:
+    """Return the settings that a command parses."""
+    return settings_of(import_module(f"nope_probe.{command}"))
 
 
 def defaults_of(command: str) -> dict[str, tuple[str, ...]]:
     """Return the values that each flag of a command has where it is not given."""
-    flags = flags_of(settings_kinds(command)[0])
+    flags = flags_of(settings_kind(command))
     return {name.split()[0]: tuple(default.split()) for name, default, _ in flags}
 
 
@@ -226,7 +219,7 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
         else:
             chosen["--measures"] = ("position",)
     names_a_writer = any("position[L1" in name for name in chosen.get("--players", ()))
-    if chosen.get("--scope") == ("upstream",) or names_a_writer:
+    if names_a_writer:
         small = {**small, "--layers": "2"}
     if "--target-se" in chosen:
         small = {name: size for name, size in small.items() if name != "--n-samples"}
@@ -235,11 +228,7 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
         chosen = {"--data": (PACKED if "--pack" in chosen else TEXT,), **chosen}
     small = {**small, **(OF_WHY if "--why" in chosen else {})}
     sizes = {name: (size,) for name, size in small.items()}
-    sizes |= {
-        name: OF_LENGTHS[name]
-        for name, given in chosen.items()
-        if name == "--query-rows" or (name == "--seq-len" and len(given) > 1)
-    }
+    sizes |= {"--query-rows": ("5",)} if "--query-rows" in chosen else {}  # of 8 tokens
     return Line(command, tuple(sorted((chosen | sizes).items())))
 
 
@@ -271,8 +260,6 @@ def documented_text() -> Iterator[str]:
     for command in COMMANDS:
         for words in import_module(f"nope_probe.{command}").EXAMPLES:
             yield f"{command} {words}"
-    for words in reproduce.RUN_EXAMPLES:
-        yield f"reproduce {words}"
 
 
 # Run with -m every_combination alone: ten figures take half a minute.
@@ -333,8 +320,6 @@ def desk(
     (runs / "rope-tiny").rename(runs / "ablate-rope-tiny-8d5ee2a4")
     trained = "train --preset nope-tiny --out runs/trained"
     assert ended(parsed(trained), folder).code == 0
-    report = ended(parsed("layers --model rope-tiny --json"), folder)
-    (folder / "layers.json").write_text(report.out)
     return folder
 
 
@@ -363,8 +348,6 @@ def assert_finished(line: Line, end: Ended, folder: Path) -> None:
     if line.command == "train":
         (out,) = groups.get("--out", (f"runs/train-{groups['--preset'][0]}",))
         assert (folder / out / "training.json").is_file()
-    elif line.command == "reproduce" and reproduce.is_path([*groups[""]]):
-        assert ("Intervals are" if "--methods" in groups else "the same") in end.out
     elif line.command not in ("layers", "theory"):
         page = re.findall(r"(?:open|report:) (.*report\.html)$", end.out, re.MULTILINE)[-1]
         assert (folder / page).is_file()
@@ -396,7 +379,7 @@ def test_a_line_runs_to_a_finished_folder(
 def test_every_flag_is_in_a_line(command: str) -> None:
     lines = [line for line in LINES if line.command == command]
     used = {name for line in lines for name, _ in line.groups}
-    flags = [flag for kind in settings_kinds(command) for flag, _, _ in flags_of(kind)]
+    flags = [flag for flag, _, _ in flags_of(settings_kind(command))]
     words = {word for flag in flags for word in flag.split() if word.startswith("--")}
     assert words - used == set()
     assert used - {""} <= words

@@ -30,11 +30,10 @@ NO_WEIGHTS = ["--players", "sources"]
 LINES: dict[str, tuple[ModuleType, list[Any]]] = {
     "ablate": (ablate, ["--model", "rope-tiny", *DEEP]),
     "sources": (ablate, ["--model", "nope-tiny", *DEEP, *NO_WEIGHTS]),
-    "lengths": (ablate, ["--model", "rope-tiny", *DEEP, *NO_WEIGHTS, "--seq-len", 16, 24]),
     "noise": (ablate, ["--data", "random", *DEEP, *NO_WEIGHTS]),
     "scores": (scores, ["--model", "rope-tiny", *DEEP, "--per-head", "--bands", 2]),
-    "circuit": (circuit, [*RUN, "--explore", 0]),
-    "ablated circuit": (circuit, [*RUN, "--remove", "mask", "mlp", "--explore", 0]),
+    "circuit": (circuit, [*RUN]),
+    "ablated circuit": (circuit, [*RUN, "--remove", "mask", "mlp"]),
     "attention": (attention, ["--model", "rope-tiny", *DEEP]),
     "text": (
         attention,

@@ -37,7 +37,7 @@ from nope_probe.maps.layers import Pattern, set_apart
 from nope_probe.maps.maps import Layers, ScoreMaps, layers_of
 from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions
 
-ORDERS = ("locality", "monotonicity", "monotonicity_lag1")
+ORDERS = ("locality", "monotonicity")
 LAG = 8
 MIN_KEYS = 8
 EXACT_ROWS = 512  # up to this number of rows, the keys of all queries are ordered
@@ -56,9 +56,8 @@ class Measures:
         amplitude_first, amplitude_others: RMS of its part at the first keys, and of its part among
             the other keys, nats; their squares add up to that of `amplitude`.
         locality: mean over rows of 8 keys or more of Spearman(P[i, j], j), -1 to 1. Noise biases
-            locality towards 0, and both monotonicities towards 1/2.
+            locality towards 0, and monotonicity towards 1/2.
         monotonicity: share of pairs with P[i, j+8] > P[i, j]; 1/2 is no trend.
-        monotonicity_lag1: monotonicity at lag 1; below 1,000 sequences it is mostly noise.
         relative_r2: share of <P, P> that has the form a(i) + f(i-j); 1 for ALiBi.
         non_relative: RMS of the rest, nats.
         edge_contrast: mean of the diagonal-normalised map over the first 5% of kept keys, less its
@@ -71,7 +70,6 @@ class Measures:
     amplitude_others: Interval
     locality: Interval
     monotonicity: Interval
-    monotonicity_lag1: Interval
     relative_r2: Interval
     non_relative: Interval
     edge_contrast: Interval
@@ -289,7 +287,7 @@ def edge_contrast(pattern: Pattern) -> Float[Tensor, " fold"]:
 
 
 def order_estimates(pattern: Pattern) -> dict[str, Estimates]:
-    """Return the estimates of locality and both monotonicities, by their names in `Measures`."""
+    """Return the estimates of locality and monotonicity, by their names in `Measures`."""
     pattern = pattern.among_others
     trends = TrendSums(pattern)
     for block in pattern.blocks():
@@ -317,9 +315,9 @@ class TrendSums:
         queries, n_maps = pattern.maps.queries, 1 + pattern.n_folds
         self.pattern = pattern
         self.queries = queries[:: query_stride(len(queries))].contiguous()
-        self.n_rows, self.n_pairs = 0, {1: 0, LAG: 0}
+        self.n_rows = self.n_pairs = 0
         self.correlations = torch.zeros(n_maps, dtype=torch.float64)
-        self.signs = {lag: torch.zeros(n_maps, dtype=torch.float64) for lag in self.n_pairs}
+        self.signs = torch.zeros(n_maps, dtype=torch.float64)
 
     def add_block(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
         """Add the rows of a block whose keys are ordered."""
@@ -336,28 +334,23 @@ class TrendSums:
         if n_keys >= MIN_KEYS:
             self.correlations += spearman_with_order(row)
             self.n_rows += 1
-        for lag in self.signs:
-            if n_keys > lag:
-                self.signs[lag] += (row[:, lag:] - row[:, :-lag]).sign().sum(-1)
-                self.n_pairs[lag] += n_keys - lag
+        if n_keys > LAG:
+            self.signs += (row[:, LAG:] - row[:, :-LAG]).sign().sum(-1)
+            self.n_pairs += n_keys - LAG
 
     @property
     def locality(self) -> Float[Tensor, " map"]:
         """The mean Spearman correlation of P[i, j] with j; NaN without rows of 8 keys."""
         return self.correlations / self.n_rows if self.n_rows else self.correlations * torch.nan
 
-    def monotonicity(self, lag: int) -> Float[Tensor, " map"]:
-        """Return the share of pairs of keys with P[i, j+lag] > P[i, j]; NaN without pairs."""
-        n_pairs = self.n_pairs[lag]
-        return (self.signs[lag] / n_pairs + 1) / 2 if n_pairs else self.signs[lag] * torch.nan
+    @property
+    def monotonicity(self) -> Float[Tensor, " map"]:
+        """The share of pairs of keys with P[i, j+8] > P[i, j]; NaN without pairs."""
+        return (self.signs / self.n_pairs + 1) / 2 if self.n_pairs else self.signs * torch.nan
 
     def estimates(self) -> dict[str, Estimates]:
         """Return the estimates of the measures by their names in `Measures`."""
-        values = {
-            "locality": self.locality,
-            "monotonicity": self.monotonicity(LAG),
-            "monotonicity_lag1": self.monotonicity(1),
-        }
+        values = {"locality": self.locality, "monotonicity": self.monotonicity}
         weights = self.pattern.maps.weights
         return {name: Estimates(values=x, weights=weights) for name, x in values.items()}
 

@@ -15,9 +15,7 @@ has four blocks, with mean_t = global mean + pos_t and rest = ctx_c + residual:
                    resemble each other
 
 The cross terms vanish cell by cell for any model, so the score map is the first block plus the
-last. Within the last block, `split_covariance` separates ctx_c from the residual. Its four parts
-need not be 0, but ctx.ctx is a single number and residual.ctx a number per query, and softmax
-ignores both. No block depends on the basis.
+last. No block depends on the basis.
 """
 
 from __future__ import annotations
@@ -27,18 +25,14 @@ from dataclasses import dataclass, replace
 from math import floor, log2, pi
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import (
-    UNDEFINED,
     Interval,
-    jackknife,
 )
-from nope_probe.analyses.pattern_rows import ContrastGram, exceeds_rounding
+from nope_probe.analyses.pattern_rows import ContrastGram
 from nope_probe.analyses.recover import Rotation
-from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.layers import LayerMaps, Pattern
 
 UNROTATED = "unrotated"
@@ -186,7 +180,6 @@ class MeanCovariance:
         layer: the layer, from 0.
         mean, covariance: shares <term, v(all)> / <v(all), v(all)>; they add to 1.
         mean_rms, covariance_rms: RMS of each term's pattern, nats.
-        dimensions: how many dimensions the positions' mean keys span (participation ratio).
 
     A pattern or term within the rounding of the scores is 0, and shares of it are undefined.
     """
@@ -196,7 +189,6 @@ class MeanCovariance:
     covariance: Interval
     mean_rms: Interval
     covariance_rms: Interval
-    dimensions: Interval
 
 
 def split_mean_covariance(layer: int, pattern: Pattern) -> MeanCovariance:
@@ -210,93 +202,16 @@ def split_mean_covariance(layer: int, pattern: Pattern) -> MeanCovariance:
         ValueError: for scores without their mean term.
     """
     scores = pattern.maps
-    if scores.mean_term is None or scores.key_means is None:
+    if scores.mean_term is None:
         raise ValueError("the scores lack a mean term; capture_scores(mean_term=True) keeps it")
     mean_pattern = replace(pattern, maps=scores.mean_term)
     gram = ContrastGram.of({"scores": pattern, "mean": mean_pattern})
     gram.score_squares[:] = gram.score_squares[0]  # the mean term has the scores' rounding
     whole, mean, covariance = {"scores": 1.0}, {"mean": 1.0}, {"scores": 1.0, "mean": -1.0}
-    key_means = scores.key_means[...][:, pattern.cells.skip_keys :].double()
     return MeanCovariance(
         layer=layer,
         mean=gram.share(mean, whole),
         covariance=gram.share(covariance, whole),
         mean_rms=gram.rms(mean),
         covariance_rms=gram.rms(covariance),
-        dimensions=participation_ratio(key_means, scores.weights),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CovarianceParts:
-    """The parts of a covariance term; their sum is the term, in its unit.
-
-    Attributes:
-        context: ctx.ctx, the same in every cell.
-        query_residual: residual.ctx, the same for all keys of a query.
-        key_residual: ctx.residual, the same for all queries of a key.
-        residual: residual.residual.
-    """
-
-    context: Float[Tensor, ""]
-    query_residual: Float[Tensor, " query_pos"]
-    key_residual: Float[Tensor, " key_pos"]
-    residual: Float[Tensor, "query_pos key_pos"]
-
-
-def split_covariance(covariance: Float[Tensor, "query_pos key_pos"]) -> CovarianceParts:
-    """Return the parts of the covariance term from context and residual.
-
-    ctx_c is the mean of the rest over positions. The parts are therefore means of the covariance
-    term over queries and keys, and need no further sums over sequences.
-
-    Args:
-        covariance: the covariance term over all queries and keys (j > i too), nats.
-
-    Raises:
-        ValueError: for a masked cell.
-
-    Example:
-        >>> parts = split_covariance(torch.tensor([[3.0, 1.0], [1.0, 3.0]]))
-        >>> float(parts.context), parts.residual.tolist()
-        (2.0, [[1.0, -1.0], [-1.0, 1.0]])
-    """
-    if not covariance.isfinite().all():
-        raise ValueError("context is a mean over all positions: expected no masked cell")
-    by_query, by_key, context = covariance.mean(1), covariance.mean(0), covariance.mean()
-    return CovarianceParts(
-        context=context,
-        query_residual=by_query - context,
-        key_residual=by_key - context,
-        residual=covariance - by_query[:, None] - by_key[None] + context,
-    )
-
-
-def participation_ratio(
-    means: Float[Tensor, "fold pos width"], weights: Float[Tensor, " fold"] | None = None
-) -> Interval:
-    """Return (tr C)^2 / tr C^2 of the covariance C of the positions' means, with its interval.
-
-    C is taken between different folds, so that noise adds no dimensions. The ratio is undefined
-    where the trace does not exceed its noise or the means' rounding, since all positions then have
-    the same mean.
-    """
-    centred, folds = means - means.mean(1, keepdim=True), list(range(len(means)))
-    weights = fold_weights(len(means)) if weights is None else weights
-    rests = [[f for f in folds if f != out] for out in (None, *folds)]
-    grams = [_gram(centred[rest], weights[rest]) for rest in rests]
-    traces = Estimates(values=torch.stack([gram.trace() for gram in grams]), weights=weights)
-    square = means.square().sum((1, 2)).mean()
-    if not (jackknife(traces).low > 0 and exceeds_rounding(traces, square)):
-        return UNDEFINED
-    squares = torch.stack([gram.square().sum() for gram in grams])
-    return jackknife(traces.with_values(traces.values.square() / squares))
-
-
-def _gram(
-    folds: Float[Tensor, "fold pos width"], weights: Float[Tensor, " fold"]
-) -> Float[Tensor, "pos pos2"]:
-    """Return the mean inner products of positions over pairs of different folds, by weight."""
-    weighted = weights[:, None, None] * folds
-    total, same = weighted.sum(0), torch.einsum("fpw,fqw->pq", weighted, weighted)
-    return (total @ total.T - same) / (weights.sum().square() - weights.square().sum())

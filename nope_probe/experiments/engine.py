@@ -41,7 +41,6 @@ from nope_probe.hooks.reading.calibration import (
 from nope_probe.hooks.reading.capture import capture_losses, capture_scores, capture_stages
 from nope_probe.hooks.reading.readers import WriterKind, capture_positions
 from nope_probe.hooks.reading.streaming import (
-    ResidualCache,
     StreamCheckpoint,
     restore,
     state_of,
@@ -85,7 +84,6 @@ class Engine:
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from.
         calibration: gains, means and positions of removals, from `calibrated`.
-        residuals: residual streams that captures of score maps or losses share.
         skip_keys: how many first keys stand apart in patterns; by default as captures set it.
         kept_positions: how many first positions keep what writers write there (see `calibrate`);
             by default as many as `skip_keys`.
@@ -102,7 +100,6 @@ class Engine:
     batch_size: int = 32
     n_folds: int = 8
     calibration: Calibration | None = None
-    residuals: ResidualCache | None = None
     skip_keys: int | None = None
     kept_positions: int | None = None
     query_rows: int | None = None
@@ -221,7 +218,7 @@ class Engine:
         per_head: bool = False,
     ) -> ScoreMaps:
         """Return the score maps of some layers (all by default); see `capture_scores`."""
-        options = {"layers": layers, "per_head": per_head, "residuals": self.residuals}
+        options = {"layers": layers, "per_head": per_head}
         tensors = self._captured(key, capture_scores, ablation, **options)
         return self._set_apart(ScoreMaps.from_tensors(tensors))
 
@@ -246,7 +243,7 @@ class Engine:
 
         def capture(stream: StreamCheckpoint | None) -> State:
             kept = {"mean_term": mean_term, "per_head": per_head}
-            options = {"layers": layers, "residuals": self.residuals, **kept}
+            options = {"layers": layers, **kept}
             maps = self.by_fold(capture_scores, stream, beside=beside, **options)
             validate_finite(maps, name)
             sums = state_of(beside) if beside else {}
@@ -322,7 +319,6 @@ class Engine:
                     self.inputs,
                     batch_size=self.batch_size,
                     checkpoint=stream,
-                    residuals=self.residuals,
                 )
             },
             ablation,

@@ -28,19 +28,17 @@ from nope_probe.experiments.engine import (
 from nope_probe.figures.explorer import MEASURES, Explorer, SwitchedMaps, strongest_source
 from nope_probe.figures.panels import Pooled, RowMaps, pool
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, blocks_of, first_keys_of, layers_of
-from nope_probe.hooks.reading.accumulators import absent_stages
-from nope_probe.hooks.removing.removals import Ablation, Substitute
+from nope_probe.hooks.layers.model import Given, first_keys_of, layers_of
+from nope_probe.hooks.removing.removals import Substitute
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, shared_patterns
-from nope_probe.maps.maps import Layers, ScoreMaps, StageMaps
+from nope_probe.maps.maps import Layers, ScoreMaps
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.parity import describe
 from nope_probe.runtime.processes import Progress
-from nope_probe.stages import LETTERS, Letter
 
 PAGE_BYTES = 900_000  # beside all other maps of a report
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are
@@ -48,7 +46,7 @@ HEADS = "mean over heads"
 Folds = Float[Tensor, "fold layer panel row key_pos"]
 Mean = Float[Tensor, "layer panel row key_pos"]
 # The folds that panels are measured from, the panels as they are shown, and their maps.
-Combination = tuple[Folds, Mean, ScoreMaps | StageMaps]
+Combination = tuple[Folds, Mean, ScoreMaps]
 
 
 @closed_choices("replacement", "gain", "skip_keys")
@@ -57,7 +55,6 @@ def explore(
     tokens: Given,
     *,
     players: Sequence[str] | None = None,
-    circuit: bool = True,
     batch_size: int = 32,
     n_folds: int | None = None,
     replacement: Replacement = "identity",
@@ -66,9 +63,8 @@ def explore(
 ) -> Explorer:
     """Run a model in every combination of removed components, and return switches for a notebook.
 
-    The model runs 2^k times for k players, once per combination for the patterns of all heads and
-    once per layer for its stages. A progress bar goes to stderr. The explorer opens on the layer
-    with the strongest pattern, without the source that this pattern needs most.
+    The model runs 2^k times for k players. A progress bar goes to stderr. The explorer opens on the
+    layer with the strongest pattern, without the source that this pattern needs most.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
@@ -77,7 +73,6 @@ def explore(
         players: what each switch removes: components, the circuits `qk` and `ov`, unions such as
             `w_q+mlp`; `["sources"]` for the mask and the position encoding. At most 10. By default
             mask, rope, w_q, w_k and w_o, as far as the model has them.
-        circuit: whether to show the stages (a) to (i) of every block too.
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from, 4 or more; by default 8, or as many
             as there are sequences (documents) if these are fewer.
@@ -96,7 +91,7 @@ def explore(
         >>> loaded = load("nope-tiny", n_layers=2)
         >>> data = sequences("random", tokenizer=loaded.tokenizer, n_seqs=8, seq_len=12)
         >>> explorer = figures.explore(loaded.model, data, players=["mask", "qk"], n_folds=4)
-        >>> explorer.views[0].maps.shape  # combination, layer, head and their mean, query, key
+        >>> explorer.view.maps.shape  # combination, layer, head and their mean, query, key
         (4, 2, 5, 12, 12)
     """
     data, has, name = as_sequences(model, tokens), components(model), name_of(model)
@@ -114,39 +109,15 @@ def explore(
         n_folds=folds_for_intervals(data, n_folds),
         skip_keys=skipped,
     ).calibrated(None, ablations)
-    scores = (
-        engine.scores(None, ablation, per_head=True) for ablation in progress(ablations, "patterns")
-    )
-    layers = [layer.index for layer in layers_of(model)]
-    views = [pattern_view(scores, layers)]
-    if circuit:
-        views.append(circuit_view(engine, ablations, layers))
+    done = Progress(ablations, desc="patterns", leave=False)
+    scores = (engine.scores(None, ablation, per_head=True) for ablation in done)
+    view = pattern_view(scores, [layer.index for layer in layers_of(model)])
     return Explorer(
         title=f"The positional pattern of {name or 'a model'}, component by component",
-        views=tuple(views),
-        components=has,
-        **opening(views[0], plan.switches),
+        view=view,
+        **opening(view, plan.switches),
         note=note_on(engine, substitute),
     )
-
-
-def circuit_view(
-    engine: Engine, ablations: Sequence[Ablation], layers: Sequence[int]
-) -> SwitchedMaps:
-    """Return the stages of some blocks without each combination of components."""
-    n_layers = len(blocks_of(engine.model))
-    blocks = {block.index: block for block in layers_of(engine.model)}
-    stages = (
-        [engine.stages(None, ablation, layer=layer) for layer in layers]
-        for ablation in progress(ablations, "stages")
-    )
-    absent = [absent_stages(blocks, layer, n_layers) for layer in layers]
-    return stage_view(stages, layers, absent)
-
-
-def progress(ablations: Sequence[Ablation], what: str) -> Iterable[Ablation]:
-    """Yield ablations, and show on stderr how many are done."""
-    return Progress(ablations, desc=what, leave=False)
 
 
 def note_on(engine: Engine, substitute: Substitute) -> str:
@@ -222,7 +193,6 @@ def pattern_view(maps: Iterable[ScoreMaps], layers: Sequence[int]) -> SwitchedMa
     arrays = _arrays(map(_heads, maps))
     n_panels = arrays["maps"].shape[2]
     return SwitchedMaps(
-        kind="pattern",
         layers=tuple(layers),
         panels=(HEADS, *(f"H{head}" for head in range(n_panels - 1))),
         **arrays,
@@ -256,36 +226,6 @@ def _components_of(players: PlayerSet) -> dict[str, list[str]]:
     return {player.name: sorted(player.components) for player in players.players}
 
 
-def stage_view(
-    stages: Iterable[Sequence[StageMaps]],
-    layers: Sequence[int],
-    absent: Sequence[Mapping[Letter, str]],
-) -> SwitchedMaps:
-    """Return the stages of some blocks in all combinations.
-
-    Args:
-        stages: per combination, in the order of `combinations`, the stages of each block.
-        layers: the blocks' numbers.
-        absent: per block, the stages that it lacks, and why.
-    """
-    why = tuple({str(letter): reason for letter, reason in missing.items()} for missing in absent)
-    return SwitchedMaps(
-        kind="circuit",
-        layers=tuple(layers),
-        panels=LETTERS,
-        absent=why,
-        **_arrays(map(_letters, stages)),
-    )
-
-
-def _letters(blocks: Sequence[StageMaps]) -> Combination:
-    """Return the stages of some blocks, from (a) to (i); stages that a block lacks are NaN."""
-    blank = torch.full_like(next(iter(blocks[0].folds.values())), torch.nan)
-    panels = [[block.folds.get(letter, blank) for letter in LETTERS] for block in blocks]
-    folds = torch.stack([torch.stack(of_block, 1) for of_block in panels], 1)
-    return folds, pooled(folds, blocks[0].counts), blocks[0]
-
-
 def explorer_of(
     maps: Mapping[Condition, Layers],
     players: PlayerSet,
@@ -306,7 +246,6 @@ def explorer_of(
         [_pooled_pattern(layer) for layer in maps[condition].values()] for condition in conditions
     ]
     view = SwitchedMaps(
-        kind="pattern",
         skip_keys=next(iter(maps[conditions[0]].values())).skip_keys,
         layers=tuple(maps[conditions[0]]),
         panels=(HEADS,),
@@ -316,8 +255,7 @@ def explorer_of(
     )
     return Explorer(
         title="Remove components, and see what is left of the positional pattern",
-        views=(view,),
-        components=[],
+        view=view,
         **opening(view, players),
         note="Maps and numbers are the run's own, over all its sequences. A switch removes its "
         f"component as the run did{replaced}. Brackets: 95% intervals.",
@@ -343,7 +281,6 @@ def runs_explorer(runs: Mapping[str, Mapping[Condition, Layers]], players: Playe
     small = [[[*map(_pooled_pattern, row)] for row in rows] for rows in panels]
     kept = [[[*map(_kept, *rows)] for rows in zip(some, panels[0], strict=True)] for some in panels]
     view = SwitchedMaps(
-        kind="pattern",
         skip_keys=panels[0][0][0].skip_keys,
         layers=layers,
         panels=tuple(runs),
@@ -353,8 +290,7 @@ def runs_explorer(runs: Mapping[str, Mapping[Condition, Layers]], players: Playe
     )
     return Explorer(
         title="The sources of the pattern, run beside run",
-        views=(view,),
-        components=[],
+        view=view,
         players=_components_of(players),
         layer=int(view.measures[0, :, :, MEASURES.index("amplitude"), 0].min(-1).argmax()),
         beside=True,

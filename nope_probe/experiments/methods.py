@@ -11,10 +11,8 @@ from typing import Any
 
 from nope_probe.components import CIRCUITS, REMOVABLE, WEIGHTS, is_rope
 from nope_probe.conditions import Writer
-from nope_probe.errors import UserError
-from nope_probe.experiments.sections import capitalised, listed
 from nope_probe.figures.names import phrase
-from nope_probe.figures.words import numbered_layers
+from nope_probe.figures.words import capitalised, listed, numbered_layers
 from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, STAND_INS
 from nope_probe.reports.notes import chapters, run_size
 from nope_probe.runtime.settings import FIRST_LAYERS, GIVEN
@@ -24,11 +22,6 @@ GAINS = {
     "output": "scaled so that its output keeps the RMS of the weight's own",
     "norm": "scaled to the weight's Frobenius norm",
     "identity": "not scaled",
-}
-SCOPES = {
-    "both": "in every block",
-    "upstream": "in the blocks before the measured layer",
-    "own": "in the measured layer alone",
 }
 MEASURED = {
     "loss": "losses",
@@ -73,11 +66,6 @@ FIRST_KEYS = {  # by command; without first keys, and with them
 PLACES = {"start": "from the start", "random": "from random places"}
 KEYS = {1: "the first key"}
 SHARED = "; the sequences of a document share a fold"
-WHY = (  # the number of sequences; without a pattern, and with one
-    "they showed no positional pattern",
-    "the 95% intervals of the shares of L{layer}'s sources were expected to extend {points:.1f} "
-    "points each way",
-)
 HEADS = (" and heads", ", for each head and over heads")  # of a map, by --per-head
 READERS = ("each layer's", "each head's")
 WRITERS = {"heads": "each head", "layers": "the attention of each block"}
@@ -91,14 +79,8 @@ def methods_paragraph(manifest: Manifest) -> str:
 
     Args:
         manifest: of a run of one of the commands in `reports/methods.txt`.
-
-    Raises:
-        UserError: for a run of another command.
     """
-    texts, kind = chapters("methods.txt"), str(manifest.get("kind"))
-    if kind not in texts:
-        commands = ", ".join(name for name in texts if name.islower())
-        raise UserError(f"--methods describes runs of {commands}, and this is a run of {kind}")
+    texts, kind = chapters("methods.txt"), str(manifest["kind"])
     intervals = "Jackknife" if kind == "behaviour" else "Folds"
     facts, names = _facts(manifest), ("Before", kind, intervals, "After")
     sentences = []
@@ -150,14 +132,11 @@ def _of_inputs(facts: Manifest) -> dict[str, Any]:
     checksum = f"SHA-256 of the inputs {data['sha256'][:16]}"
     first = FIRST_KEYS.get(facts["kind"], FIRST_KEYS["others"])[n_keys > 0]
     n_documents = facts["documents"] or facts["n_seqs"]  # None: each sequence drawn by itself
-    pilot = facts.get("pilot") or {"layer": None, "half_width": None}
-    points = 100 * (pilot["half_width"] or 0.0)
     return {
         "inputs": ", ".join(filter(None, [what, *details, seed, checksum])),
         "first_keys": first.format(keys=KEYS.get(n_keys, f"the first {n_keys} keys")),
         "n_documents": n_documents,
         "shared": SHARED if n_documents < facts["n_seqs"] else "",
-        "why": WHY[pilot["layer"] is not None].format(layer=pilot["layer"], points=points),
     }
 
 
@@ -194,19 +173,15 @@ def _of_removals(facts: Manifest) -> dict[str, Any]:
 
 def _of_command(facts: Manifest) -> dict[str, Any]:
     settings = facts["settings"]
-    given = settings.get("given", {"kind": "text"})["kind"] == "text"
+    given = settings.get("given", {}).get("kind", "text") == "text"
     per_head, writers = settings.get("per_head", False), settings.get("writers", "heads")
-    lengths = settings.get("seq_len")
-    shorter = lengths[:-1] if isinstance(lengths, list) else []
     return {
         "control": given
         and settings["data"] not in ("random", "gaussian")
         and not settings["shuffle"],
         "heads": HEADS[per_head],
-        "shorter": listed([f"{length:,}" for length in shorter] or [""]),
         "readers": READERS[per_head],
         "writing": WRITERS[writers],
-        "where": SCOPES.get(settings.get("scope", ""), ""),
         "n_conditions": len(facts.get("conditions", ())),
         "n_text": len((facts.get("text") or {"pieces": ()})["pieces"]),
         "measured": listed([MEASURED[name] for name in facts.get("measures", ())] or [""]),

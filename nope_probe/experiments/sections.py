@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nope_probe.errors import UserError, printable
+from nope_probe.experiments.methods import methods_paragraph
 from nope_probe.experiments.verdicts import (
     EIGHT_FOLDS,
     HeadsVerdict,
@@ -42,7 +43,7 @@ from nope_probe.figures.intervals import (
 from nope_probe.figures.maps import unfold_layers
 from nope_probe.figures.names import phrase, short
 from nope_probe.figures.style import TITLE_HEIGHT
-from nope_probe.figures.words import reader_of
+from nope_probe.figures.words import listed, reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, page
 from nope_probe.runtime.folder import Run, read_run
@@ -52,10 +53,6 @@ if TYPE_CHECKING:
 
 WIDTH, GAP, NAMES = 80, 2, 44  # of a terminal, between columns, and of a line in the first
 MOST_ROWS = 8  # of a lead's table
-RELOAD = (  # the end of a first page's first words
-    "Reload this page when the command has ended. If it was interrupted, run it again: it goes on "
-    "from here."
-)
 HIDDEN: Mapping[HeadsVerdict, str] = {
     "opposite": "Heads of opposite sign cancel in their mean.",
     "unclear": "Single heads have a pattern that their mean does not show.",
@@ -96,7 +93,11 @@ class Report:
 
 
 def with_page(session: Session[Any], run: Run, report_of: Callable[[Run], Report]) -> Run:
-    """Return a run with its page, unless its folder is removed at the end of a Python call."""
+    """Return a run with its methods paragraph and its page.
+
+    There is no page where the run's folder is removed at the end of a Python call.
+    """
+    run = replace(run, manifest={**run.manifest, "methods": methods_paragraph(run.manifest)})
     if not session.call.is_kept:
         return run
     return replace(run, page=report_of(run).html(run.manifest))
@@ -301,26 +302,6 @@ def split_sections(
             "intervals.",
             table=tables["queries"],
         )
-
-
-def capitalised(text: str) -> str:
-    """Return a text with its first letter large, and all others unchanged.
-
-    Example:
-        >>> capitalised("the causal mask"), capitalised("RoPE")
-        ('The causal mask', 'RoPE')
-    """
-    return text[:1].upper() + text[1:]
-
-
-def listed(parts: Sequence[str]) -> str:
-    """Return parts as a list in a sentence.
-
-    Example:
-        >>> listed(["mask"]), listed(["mask", "RoPE", "W_Q"])
-        ('mask', 'mask, RoPE and W_Q')
-    """
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def fold_sizes_of(manifest: Mapping[str, Any]) -> Sequence[int]:

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit
-from nope_probe.analyses.attribution import LayerAttribution, LayerPlayers, PlayerAttribution
+from nope_probe.analyses.attribution import LayerAttribution, LayerPlayers
 from nope_probe.analyses.jackknife import Interval, Intervals, jackknife, rms
 from nope_probe.analyses.offsets import (
     OffsetBins,
@@ -127,46 +127,26 @@ def non_relative_table(
     return pd.DataFrame(rows, columns=["layer", "tokens", *interval_names(*names)])
 
 
-def players_table(
-    layers: Sequence[LayerPlayers],
-    reparametrisations: Sequence[Sequence[LayerAttribution]] = (),
-) -> pd.DataFrame:
+def players_table(layers: Sequence[LayerPlayers]) -> pd.DataFrame:
     """Return the table of players: layer, player_set, player, and each of its parts.
 
     Shares have two parts of their own, at the first keys and among the other keys.
 
     Args:
         layers: the players' parts in each layer.
-        reparametrisations: the parts in random reparametrisations, whose range adds columns.
     """
     columns = ["layer", "player_set", "player", *interval_names(*PLAYER)]
-    rows = []
-    for index, layer in enumerate(layers):
-        others = [reparametrisation[index] for reparametrisation in reparametrisations]
-        for player in layer.players:
-            row: Row = {
-                "layer": layer.layer,
-                "player_set": player.player_set,
-                "player": player.player,
-            }
-            row |= columns_of(player, PLAYER)
-            rows.append(row | (_reparametrised_range(player, others) if others else {}))
-    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
-
-
-def _reparametrised_range(player: PlayerAttribution, others: Sequence[LayerAttribution]) -> Row:
-    same = [
-        alike
-        for other in others
-        for alike in other.players
-        if (alike.player_set, alike.player) == (player.player_set, player.player)
+    rows = [
+        {
+            "layer": layer.layer,
+            "player_set": player.player_set,
+            "player": player.player,
+            **columns_of(player, PLAYER),
+        }
+        for layer in layers
+        for player in layer.players
     ]
-    row: Row = {}
-    for part in PARTS:
-        values = [getattr(variant, part).value for variant in (player, *same)] if same else []
-        row[f"{part}_reparametrised_min"] = pd.Series(values).min()
-        row[f"{part}_reparametrised_max"] = pd.Series(values).max()
-    return row
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=columns)
 
 
 def interactions_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
@@ -209,27 +189,23 @@ def measures_table(
 def mean_covariance_table(
     layers: Sequence[MeanCovariance], terms: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Return the table of the mean and covariance terms: share, RMS (nats), dimensions.
+    """Return the table of the mean and covariance terms: share and RMS (nats).
 
     Args:
         layers: the two terms of each layer.
         terms: the exact terms of the same layers (`term_table`), which replace the two terms:
             the mean term's row is then the sum of the four before it.
     """
-    columns = ["layer", "term", *interval_names("share", "rms", "dimensions")]
+    columns = ["layer", "term", *interval_names("share", "rms")]
     if terms is not None:
         rows = terms[~terms["term"].isin(("all", "alibi"))].reindex(columns=columns)
-        for layer in layers:
-            of_mean = (rows["layer"] == layer.layer) & (rows["term"] == "mean")
-            dimensions = interval_columns(dimensions=layer.dimensions)
-            rows.loc[of_mean, list(dimensions)] = list(dimensions.values())
         return rows.reset_index(drop=True)
     return pd.DataFrame(
         [
             {
                 "layer": layer.layer,
                 "term": name,
-                **interval_columns(share=share, rms=rms, dimensions=layer.dimensions),
+                **interval_columns(share=share, rms=rms),
             }
             for layer in layers
             for name, share, rms in (

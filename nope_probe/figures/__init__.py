@@ -20,12 +20,11 @@ _NAMES = {
     "nope_probe.figures.behaviour": "decodability differences heads_and_behaviour loss_by_position "
     "pattern_and_behaviour",
     "nope_probe.figures.circuit_figure": "circuit",
-    "nope_probe.figures.curves": "band_amplitudes offset_profiles query_strengths shares_by_length",
+    "nope_probe.figures.curves": "band_amplitudes offset_profiles query_strengths",
     "nope_probe.figures.explorer": "Explorer",
     "nope_probe.figures.image": "save",
     "nope_probe.figures.maps": "fixed_scale_maps score_maps sweep_maps term_maps",
-    "nope_probe.figures.measures": "controls head_map mask_effect pattern_measures "
-    "stage_measures training_dynamics",
+    "nope_probe.figures.measures": "controls head_map mask_effect pattern_measures stage_measures",
     "nope_probe.figures.panels": "RowMaps",
     "nope_probe.figures.position_figure": "position_circuit",
     "nope_probe.figures.shares": "interactions mean_covariance_shares player_shares source_shares",

@@ -18,10 +18,7 @@ from plotly.colors import sample_colorscale
 
 from nope_probe.components import INK
 from nope_probe.figures.dots import (
-    LEGEND_ROW,
     curve_in_band,
-    interval_dots,
-    marker,
     note_flat,
 )
 from nope_probe.figures.intervals import (
@@ -143,53 +140,6 @@ def query_strengths(table: pd.DataFrame, lengths: Mapping[str, int]) -> go.Figur
     return go.Figure(traces, _place_layers(table, title, "query position", "x"))
 
 
-def shares_by_length(table: pd.DataFrame) -> go.Figure:
-    """Draw each source's share of the pattern in sequences of each length, a panel per layer.
-
-    Where a first key stands apart, a source has two lines: its part among the other keys, and,
-    dotted, its part at the first key.
-
-    Args:
-        table: `lengths.csv`: seq_len (tokens), layer, term, and share with its bounds; the term
-            `position`, the sum of all terms but content, is not drawn.
-    """
-    terms = table[table["term"] != "position"]
-    names = dict.fromkeys(terms["term"])
-    parts = {"share": ("", False)}
-    if "share_first" in terms and terms["share_first"].fillna(0).any():
-        parts = {"share_others": (", other keys", False), "share_first": (", first key", True)}
-    traces = [
-        interval_dots(
-            rows["seq_len"].tolist(),
-            estimates_of(rows, column),
-            panel,
-            label=words(name) + where,
-            hover="%{x} tokens: %{y:.1%} (%{customdata[0]:.1%} to %{customdata[1]:.1%})",
-            marker=marker(name, 8, hollow=is_first),
-            mode="lines+markers",
-            line={"color": colour(name), "width": 1, "dash": "dot" if is_first else "solid"},
-        )
-        for panel, (_, of_layer) in enumerate(terms.groupby("layer"))
-        for name in names
-        for rows in [of_layer[of_layer["term"] == name]]
-        for column, (where, is_first) in parts.items()
-    ]
-    title, x_title = "The sources' shares by sequence length", "tokens in a sequence"
-    n_lines = len(names) * len(parts)
-    layout = _place_layers(
-        table,
-        title,
-        x_title,
-        "xy",
-        bottom=60 + LEGEND_ROW * -(-n_lines // 6),
-        y_title="",
-        on_phone={"bottom": 60 + LEGEND_ROW * n_lines},  # which shows one name in a row
-    )
-    set_axes(layout, "x", type="log", tickvals=sorted({*table["seq_len"]}))
-    set_axes(layout, "y", tickformat=".0%", zerolinewidth=2)
-    return go.Figure(traces, layout)
-
-
 def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
     """Return the middle of each row's distances or queries."""
     last = f"last_{name}"
@@ -204,8 +154,6 @@ def _place_layers(
     zoom: str,
     bottom: int = 84,
     ticks: int = 0,
-    y_title: str = "nats",
-    on_phone: Mapping[str, int] | None = None,
 ) -> Layout:
     """Place a panel per layer; tick labels of x may stand on end, `ticks` px high."""
     names = [f"L{layer}" for layer in sorted({*table["layer"]})]
@@ -215,9 +163,9 @@ def _place_layers(
         row_gap=90 + ticks,
         bottom=bottom,
         x_title=x_title,
-        y_title=y_title,
+        y_title="nats",
     )
-    phone = {"columns": 1, "panel": 160, "row_gap": 80 + ticks, "left": 50, **(on_phone or {})}
+    phone = {"columns": 1, "panel": 160, "row_gap": 80 + ticks, "left": 50}
     return place(title, names, wide, zoom, **phone)
 
 

@@ -13,15 +13,13 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.components import are_sources
-from nope_probe.figures.circuit_figure import formula
-from nope_probe.figures.circuit_layout import OPERATIONS, narrow, wide
 from nope_probe.figures.intervals import FLOOR, symmetric
 from nope_probe.figures.names import colour, words
 from nope_probe.figures.packed import Maps, asset, encoded, pack, quantise, script
@@ -29,14 +27,13 @@ from nope_probe.figures.panels import RowMaps, pool
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import BOTH_WAYS
 from nope_probe.files import local_path
-from nope_probe.stages import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
 
 MAX_BYTES = 4_900_000  # size of an explorer in a notebook or a file
 SMALLEST = 8  # cells along an axis; no map is pooled below this
 HEIGHT = 760  # px of a frame until its script measures the content
 MEASURES = ("amplitude", "locality", "share")
-_SHOWN_MEASURES = [  # the script writes the panel's unit after the amplitude
-    {"name": "amplitude", "label": "amplitude", "unit": ""},
+_SHOWN_MEASURES = [
+    {"name": "amplitude", "label": "amplitude", "unit": "nats"},
     {"name": "locality", "label": "locality", "unit": BOTH_WAYS},
     {"name": "share", "label": "share of the intact pattern", "unit": ""},
 ]
@@ -49,55 +46,25 @@ Patterns = Float[np.ndarray, "layer head query_pos key_pos"]
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchedMaps:
-    """Maps of every combination of removed players; the combination 0 is the intact model.
+    """Patterns in every combination of removed players; the combination 0 is the intact model.
 
     Attributes:
-        kind: patterns of heads, or the stages of blocks.
         layers: the layers' numbers.
-        panels: the heads' names, or the stages' letters.
-        maps: nats, or inner products; bit k of a combination's number says that player k is
-            removed. NaN marks cells without a number.
+        panels: the names of the heads and their mean, or of runs.
+        maps: nats; bit k of a combination's number says that player k is removed. NaN marks cells
+            without a number, such as those of no earlier key.
         measures: amplitude, locality and share of the intact pattern, as a value and the ends of
             its 95% interval.
         block: positions per cell and axis; above 1 the maps are pooled.
-        absent: per layer, the stages that it lacks, with the reasons.
         skip_keys: how many first positions the colours leave out.
-        whole: for combinations that were also run on all sequences of a run, by number: the places
-            in `maps` of the intact model and the combination on all sequences. This intact model
-            is shown beside every combination.
-        n_seqs: with such combinations, the number of sequences behind the other maps and behind
-            these.
     """
 
-    kind: Literal["pattern", "circuit"]
     layers: tuple[int, ...]
     panels: tuple[str, ...]
     maps: Maps
     measures: Float[np.ndarray, "combination layer panel 3 3"]
     block: int = 1
-    absent: tuple[Mapping[str, str], ...] = ()
     skip_keys: int = 0
-    whole: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    n_seqs: tuple[int, int] | None = None
-
-    def beside(
-        self, whole: SwitchedMaps, combinations: Sequence[int], n_seqs: tuple[int, int]
-    ) -> SwitchedMaps:
-        """Return these maps beside maps of all sequences of a run, in some combinations.
-
-        Args:
-            whole: the maps of all sequences, the intact model's first.
-            combinations: the numbers of their combinations, 0 first.
-            n_seqs: the number of sequences behind these maps, and behind `whole`.
-        """
-        first = len(self.maps)
-        return replace(
-            self,
-            maps=np.concatenate([self.maps, whole.maps]),
-            measures=np.concatenate([self.measures, whole.measures]),
-            whole={number: (first, first + place) for place, number in enumerate(combinations)},
-            n_seqs=n_seqs,
-        )
 
     def left(self, layer: int, panel: int) -> Float[np.ndarray, " combination"]:
         """Return the share of the intact pattern that each combination leaves of one map."""
@@ -118,8 +85,7 @@ class Explorer:
     Attributes:
         title: the title.
         players: the components that each switch removes, by the player's name; bit 0 comes first.
-        views: patterns, stages or both, of the same combinations.
-        components: the components that the model has.
+        view: the patterns of all combinations.
         removed: the players that are removed at first.
         layer: the place, in `layers`, of the layer that is shown at first.
         note: a sentence about the run.
@@ -129,8 +95,7 @@ class Explorer:
 
     title: str
     players: Mapping[str, Sequence[str]]
-    views: tuple[SwitchedMaps, ...] = field(repr=False)  # megabytes in a notebook's file
-    components: Sequence[str]
+    view: SwitchedMaps = field(repr=False)  # megabytes in a notebook's file
     removed: Sequence[str] = ()
     layer: int = 0
     note: str = ""
@@ -142,8 +107,7 @@ class Explorer:
         template, style = Template(asset("explorer.html")), asset("explorer.css")
         code = script("explorer.js")
         room = self.max_bytes - sum(map(len, (template.template, style, code)))
-        views = [_content(view, packed) for view, packed in fitted(self.views, room)]
-        known = (None, *self.components)
+        view, packed = fitted(self.view, room)
         content = {
             "colours": STOPS,
             "players": [
@@ -156,20 +120,14 @@ class Explorer:
                 for name, parts in self.players.items()
             ],
             "measures": _SHOWN_MEASURES,
-            "operations": {
-                arrow: [(text, name) for text, name in operations if name in known]
-                for arrow, operations in OPERATIONS.items()
-            },
-            "flows": {"wide": vars(wide()), "narrow": vars(narrow())},
             "beside": self.beside,
             "removed": self.combination,
             "layer": self.layer,
-            "panel": self._first_panel(),
-            "views": views,
+            "view": _content(view, packed),
         }
         page = template.substitute(
             title=escape(self.title),
-            note=escape(" ".join([self.note, *_pooling_note(views)]).strip()),
+            note=escape(f"{self.note} {_pooling_note(view)}".strip()),
             style=style,
             data=json.dumps(content, separators=(",", ":")).replace("</", "<\\/"),
             script=code,
@@ -197,14 +155,6 @@ class Explorer:
         """The number of the combination that is shown at first."""
         return sum(1 << list(self.players).index(name) for name in self.removed)
 
-    def _first_panel(self) -> int:
-        """Return the panel that is shown at first: the mean over heads, or the last stage."""
-        view = self.views[0]
-        if view.kind == "pattern":
-            return 0
-        known = np.isfinite(view.maps[0, self.layer]).any(axis=(1, 2))
-        return int(np.flatnonzero(known)[-1])
-
 
 def strongest_source(
     left: Float[np.ndarray, " player"], players: Mapping[str, Sequence[str]]
@@ -227,21 +177,14 @@ def strongest_source(
     return sorted(sources or known, key=known.__getitem__)[:1]
 
 
-def fitted(
-    views: Sequence[SwitchedMaps], max_bytes: int
-) -> list[tuple[SwitchedMaps, dict[str, Any]]]:
-    """Return views and their bytes, pooling the largest until all fit or are 8 cells wide."""
-    blocks = [1 for _ in views]
-    shown = [(view, pack(view.maps)) for view in views]
-    while sum(sizes := [_n_bytes(packed) for _, packed in shown]) > max_bytes:
-        can_shrink = [i for i, (view, _) in enumerate(shown) if view.maps.shape[-1] > SMALLEST]
-        if not can_shrink:
-            break
-        largest = max(can_shrink, key=lambda index: sizes[index])
-        blocks[largest] += 1
-        view = views[largest].pooled(blocks[largest])
-        shown[largest] = view, pack(view.maps)
-    return shown
+def fitted(view: SwitchedMaps, max_bytes: int) -> tuple[SwitchedMaps, dict[str, Any]]:
+    """Return a view and its bytes, pooled until they fit or a map is 8 cells wide."""
+    shown, packed, block = view, pack(view.maps), 1
+    while _n_bytes(packed) > max_bytes and shown.maps.shape[-1] > SMALLEST:
+        block += 1
+        shown = view.pooled(block)
+        packed = pack(shown.maps)
+    return shown, packed
 
 
 def _n_bytes(packed: Mapping[str, Any]) -> int:
@@ -250,44 +193,24 @@ def _n_bytes(packed: Mapping[str, Any]) -> int:
 
 def _content(view: SwitchedMaps, packed: Mapping[str, Any]) -> dict[str, Any]:
     """Return a view in the form that the explorer's script reads."""
-    panels = zip(view.panels, packed["shapes"], strict=True)
     return {
-        "kind": view.kind,
-        "title": "Positional pattern" if view.kind == "pattern" else "Stages of the block",
         "layers": view.layers,
-        "panels": [_panel(view.kind, name, shape) for name, shape in panels],
-        "absent": view.absent or [{} for _ in view.layers],
+        "panels": view.panels,
         "n": view.maps.shape[-1],
         "block": view.block,
         "skip": -(-view.skip_keys // view.block),
-        "whole": view.whole,
-        "nSeqs": view.n_seqs,
-        **{name: packed[name] for name in ("cells", "offsets", "scales")},
+        **packed,
         "measures": encoded(view.measures, "<f4"),
     }
 
 
-def _pooling_note(views: Sequence[Mapping[str, Any]]) -> list[str]:
-    blocks = {view["kind"]: view["block"] for view in views if view["block"] > 1}
-    names = {"pattern": "patterns", "circuit": "stages"}
-    return [
-        f"A cell of the {names[kind]} is a mean over {block} × {block} positions; the numbers are "
-        "of the whole maps."
-        for kind, block in blocks.items()
-    ]
-
-
-def _panel(kind: str, name: str, shape: str) -> dict[str, str]:
-    if kind == "pattern":
-        return {"name": name, "label": name, "shape": shape, "unit": "nats"}
-    letter: Letter = next(known for known in LETTERS if known == name)
-    return {
-        "name": name,
-        "label": f"({letter}) {STAGE_MEANINGS[letter]}",
-        "shape": shape,
-        "unit": "nats" if letter in SCORE_STAGES else "",
-        "formula": f"<strong>({letter})</strong> {formula(letter)}",
-    }
+def _pooling_note(view: SwitchedMaps) -> str:
+    if view.block == 1:
+        return ""
+    return (
+        f"A cell is a mean over {view.block} × {view.block} positions; the numbers are of the "
+        "whole maps."
+    )
 
 
 def head_maps(

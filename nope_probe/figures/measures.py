@@ -31,16 +31,16 @@ from nope_probe.figures.style import (
     Grid,
     colour_bar,
     draw_guide,
-    layer_colours,
     place,
-    scatter,
     set_axes,
 )
 from nope_probe.figures.words import ATTENTION, MEASURES
 from nope_probe.stages import LETTERS
 
 CONTROLS = ("amplitude", "locality", "non_relative")
-SHAPES = [name for name in MEASURES if not name.startswith("amplitude_")]  # with a panel each
+SHAPES = [  # with a panel each; edge contrasts are the paper's
+    name for name in MEASURES if not name.startswith(("amplitude_", "edge_contrast"))
+]
 
 
 def pattern_measures(table: pd.DataFrame, intact: str) -> go.Figure:
@@ -120,47 +120,6 @@ def mask_effect(table: pd.DataFrame) -> go.Figure:
     return over_layers(panels, "The mask's effect on the non-relative part, per layer")
 
 
-def training_dynamics(tables: Mapping[str, pd.DataFrame], measure: str = "amplitude") -> go.Figure:
-    """Draw a measure of the pattern over training: a line per layer, models side by side.
-
-    Step 0 is drawn to the left of the first step, because a log axis cannot show it.
-
-    Args:
-        tables: `dynamics.csv` by model: step, layer, and each measure.
-        measure: the measure to draw.
-    """
-    layers = sorted({int(layer) for table in tables.values() for layer in table["layer"]})
-    traces = []
-    for panel, table in enumerate(tables.values()):
-        for layer, ink in zip(layers, layer_colours(len(layers)), strict=True):
-            rows = table[table["layer"] == layer]
-            steps = rows["step"].to_numpy(float)
-            first = steps[steps > 0].min(initial=np.inf)
-            trace = scatter(
-                panel,
-                f"L{layer}",
-                "step %{customdata:.0f}: %{y:.3g}",
-                x=np.where(steps > 0, steps, first / 2 if np.isfinite(first) else 0.5),
-                y=rows[measure].to_numpy(float),
-                customdata=steps,
-                mode="lines+markers",
-                line={"color": ink, "width": 2},
-                marker={"size": 5},
-            )
-            traces.append(trace)
-    wide = Grid(
-        columns=len(tables),
-        panel=320,
-        shared_y=True,
-        x_title="training step (log scale)",
-        y_title=MEASURES[measure].title,
-    )
-    title = f"The positional pattern during training: {MEASURES[measure].label} per layer"
-    layout = place(title, list(tables), wide, "y", columns=1, panel=240)
-    set_axes(layout, "x", type="log", dtick=1)
-    return go.Figure(traces, layout)
-
-
 RUNS = ("circle", "circle-open", "square", "square-open", "diamond", "diamond-open")
 
 
@@ -204,7 +163,7 @@ def compared_sources(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
     return over_layers({"share of the pattern": series}, title)
 
 
-HEAD_MEASURES = ("amplitude", "locality", "relative_r2", "edge_contrast")
+HEAD_MEASURES = ("amplitude", "locality", "relative_r2")
 ABOUT = {**{name: MEASURES[name] for name in HEAD_MEASURES}, **ATTENTION}
 CELL = 26  # px
 

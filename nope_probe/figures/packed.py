@@ -7,32 +7,28 @@ from __future__ import annotations
 
 from base64 import b64encode
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 Maps = Float[np.ndarray, "combination layer panel query_pos key_pos"]
-Shape = Literal["full", "symmetric", "lower", "below"]
 
 
 def pack(maps: Maps) -> dict[str, Any]:
     """Return maps in the form that the explorer's script reads, in base64 and little-endian.
 
-    Cells that are not finite are blank.
-
     Returns:
-        `cells`: int16 codes of the stored cells, row by row; a value is its code times the map's
-        scale, so it is off by at most half a scale. `offsets`: uint32, the start of the cells of
-        each map (combination, layer, panel). `scales`: float32, per map. `shapes`: the stored cells
-        of each panel: all, j <= i (a symmetric map has them twice), or j < i.
+        `cells`: int16 codes of the cells j < i, row by row; a value is its code times the map's
+        scale, so it is off by at most half a scale, and cells that are not finite are blank.
+        `offsets`: uint32, the start of the cells of each map (combination, layer, panel).
+        `scales`: float32, per map.
     """
-    shapes = [shape_of(maps[:, :, panel]) for panel in range(maps.shape[2])]
-    inside = [_stored(shape, maps.shape[-1]) for shape in shapes]
+    earlier = np.tri(maps.shape[-1], k=-1, dtype=bool)
     places: dict[tuple[bytes, float], int] = {}
     offsets, scales, size = [], [], 0
     for index in np.ndindex(maps.shape[:3]):
-        codes, scale = quantise(maps[index][inside[index[2]]])
+        codes, scale = quantise(maps[index][earlier])
         key = codes.tobytes(), scale
         if key not in places:
             places[key] = size
@@ -43,7 +39,6 @@ def pack(maps: Maps) -> dict[str, Any]:
         "cells": b64encode(b"".join(cells for cells, _ in places)).decode(),
         "offsets": encoded(np.array(offsets), "<u4"),
         "scales": encoded(np.array(scales), "<f4"),
-        "shapes": shapes,
     }
 
 
@@ -68,28 +63,6 @@ def quantise(values: Float[np.ndarray, " cell"], kind: str = "<i2") -> tuple[np.
     codes = np.full(values.shape, blank, kind)
     codes[known] = np.clip(np.rint(values[known] / scale), -top, top)
     return codes, scale
-
-
-def shape_of(maps: Float[np.ndarray, "*maps query_pos key_pos"]) -> Shape:
-    """Return the shape of the cells that determine some maps.
-
-    Example:
-        >>> shape_of(np.ones((2, 3, 3))), shape_of(np.where(np.tri(3) > 0, 1, np.nan))
-        ('symmetric', 'lower')
-    """
-    n = maps.shape[-1]
-    above = ~np.tri(n, dtype=bool)
-    if np.isnan(maps[..., above]).all():
-        return "below" if np.isnan(maps[..., np.eye(n, dtype=bool)]).all() else "lower"
-    same = np.array_equal(maps, np.swapaxes(maps, -1, -2), equal_nan=True)
-    return "symmetric" if same else "full"
-
-
-def _stored(shape: Shape, n: int) -> np.ndarray:
-    """Return the cells that the bytes of a map hold."""
-    if shape == "full":
-        return np.ones((n, n), bool)
-    return np.tri(n, k=-1 if shape == "below" else 0, dtype=bool)
 
 
 def encoded(values: np.ndarray, dtype: str) -> str:

@@ -139,19 +139,15 @@ def _by_replacement(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
-    """Draw the exact terms' shares and RMS, per layer, and the dimensions of the mean keys.
+    """Draw the exact terms' shares and RMS, per layer.
 
     Args:
-        table: `mean_covariance.csv`: layer, term, and share, rms (nats) and dimensions, each with
-            its bounds.
+        table: `mean_covariance.csv`: layer, term, and share and rms (nats), each with its bounds.
     """
     terms = table.assign(term=table["term"].map(term_entry))
     panels = {
         "share of the pattern": _by_name(terms, "term", "share"),
         "RMS, nats": _by_name(terms, "term", "rms"),
-        "dimensions of the mean keys": _by_name(
-            terms[terms["term"] == "mean_term"], "term", "dimensions"
-        ),
     }
     return over_layers(panels, title="The exact terms of the scores")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import Any
@@ -64,13 +64,6 @@ MEASURES = {
         "monotonicity",
         "lag 8",
         "Share of pairs of keys, 8 apart, whose nearer key scores higher; 1/2: no trend.",
-        neutral=0.5,
-        bounded=True,
-    ),
-    "monotonicity_lag1": Measure(
-        "monotonicity",
-        "lag 1",
-        "Share of neighbouring keys of which the nearer scores higher; 1/2: no trend.",
         neutral=0.5,
         bounded=True,
     ),
@@ -184,3 +177,23 @@ def shown_readers(terms: pd.DataFrame, first: str | None = None) -> list[str]:
     whole = rows[rows["term"] == "all"].sort_values("rms", ascending=False)
     kept = {first, *whole["reader"][: MOST_READERS - 1]}
     return [name for name in readers if name in kept]
+
+
+def capitalised(text: str) -> str:
+    """Return a text with its first letter large, and all others unchanged.
+
+    Example:
+        >>> capitalised("the causal mask"), capitalised("RoPE")
+        ('The causal mask', 'RoPE')
+    """
+    return text[:1].upper() + text[1:]
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Return parts as a list in a sentence.
+
+    Example:
+        >>> listed(["mask"]), listed(["mask", "RoPE", "W_Q"])
+        ('mask', 'mask, RoPE and W_Q')
+    """
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

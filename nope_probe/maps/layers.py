@@ -38,7 +38,6 @@ class LayerMaps:
         skip_keys: how many first keys stand apart in patterns: an attention sink.
         stored_mean: [row, key_pos], the mean over all sequences, if it is stored beside the folds.
         mean_term: the mean term <E q_i, E k_j>, if it was kept.
-        key_means: [fold, pos, width], the mean key of each position, if it was kept.
         heads: the maps of the layer's heads, if they were kept.
     """
 
@@ -47,7 +46,6 @@ class LayerMaps:
     skip_keys: int = 0
     stored_mean: Stored | None = None
     mean_term: LayerMaps | None = None
-    key_means: Stored | None = None
     heads: tuple[LayerMaps, ...] = ()
 
     @classmethod

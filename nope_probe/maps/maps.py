@@ -35,7 +35,6 @@ class ScoreMaps:
         layers: the number of each layer's block, in the order of the maps.
         mean_term: per fold, an unbiased estimate of <E q_i, E k_j> times the scale, the part of a
             score that comes from each position's own mean query and key; or None.
-        key_means: per fold, the mean key of each position, key heads concatenated; or None.
         per_head: the fold means for each query head; or None.
         bos: whether all sequences begin with the same token.
         skip_keys: how many first keys stand apart in patterns; captures set 1 for tokens.
@@ -47,7 +46,6 @@ class ScoreMaps:
     counts: Int[Tensor, " fold"]
     layers: tuple[int, ...]
     mean_term: Float[Tensor, "fold layer row key_pos"] | None = None
-    key_means: Float[Tensor, "fold layer pos width"] | None = None
     per_head: Float[Tensor, "fold layer head row key_pos"] | None = None
     bos: bool = False
     skip_keys: int = 0
@@ -93,9 +91,8 @@ class ScoreMaps:
         layers: Layers = {}
         for place, number in enumerate(self.layers):
             layer = self._layer(self.folds[:, place])
-            if self.mean_term is not None and self.key_means is not None:
-                term, key_means = self._layer(self.mean_term[:, place]), self.key_means[:, place]
-                layer = replace(layer, mean_term=term, key_means=key_means)
+            if self.mean_term is not None:
+                layer = replace(layer, mean_term=self._layer(self.mean_term[:, place]))
             if self.per_head is not None:
                 heads = map(self._layer, self.per_head[:, place].unbind(1))
                 layer = replace(layer, heads=tuple(heads))
@@ -167,8 +164,6 @@ def packed_tensors(maps: ScoreMaps) -> State:
         tensors[f"{layer}/mean"] = pooled(folds, maps.counts)
         if maps.mean_term is not None:
             tensors[f"{layer}/mean_term"] = where.pack(maps.mean_term[:, place])
-        if maps.key_means is not None:
-            tensors[f"{layer}/key_means"] = maps.key_means[:, place]
     return tensors
 
 
@@ -187,7 +182,6 @@ def stored_layers(stored: Mapping[str, Stored]) -> Layers:
             counts=counts,
             skip_keys=skip_keys,
             stored_mean=stored[f"{number}/mean"],
-            key_means=stored.get(f"{number}/key_means"),
         )
         if (mean_term := stored.get(f"{number}/mean_term")) is not None:
             term = replace(layer, folds=PackedFolds(mean_term, where), stored_mean=None)

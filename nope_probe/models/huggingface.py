@@ -272,7 +272,7 @@ def load_quantised(
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Load a quantised checkpoint and undo the quantisation at once.
 
-    Gains and reparametrisations need plain numbers, not packed weights. Some kernels also repack
+    Gains and untrained weights need plain numbers, not packed weights. Some kernels also repack
     weights in their first forward pass.
 
     Args:

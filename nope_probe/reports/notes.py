@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import resources
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from nope_probe.figures.intervals import CLIPPED, PALE
 
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
+NARROW = 0.02  # half the width of a share's interval, up to which no more sequences are needed
 WITHOUT_SHARES = (
     "Positional and symbolic shares of heads are empty: RoPE's pairs of coordinates were not "
     "recognised."
@@ -19,7 +21,7 @@ WITHOUT_SHARES = (
 REPEATED = 1.25  # times the number of different sequences
 MEASURES = (
     "Locality above 0 and monotonicity above 1/2 mean that near keys are preferred. A relative "
-    "pattern depends on distance alone. Edge contrast: the first keys against the others."
+    "pattern depends on distance alone."
 )
 
 
@@ -62,8 +64,8 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
             singly), `fold_sizes` (sequences per fold), `distinct_sequences` (how many different
             ones), `query_stride` (between queries whose keys are ranked), `windows` (of layers with
             a window: how many keys a query sees at most), `left_out` (components that are not
-            removed by default, with reasons), `pilot` (the round that chose the number of
-            sequences), `without_shares` (layers whose rotation was not recognised), the
+            removed by default, with reasons), `half_width` (of the widest interval of the
+            headline's shares), `without_shares` (layers whose rotation was not recognised), the
             `not_attending` layers of its `model`, and the `notes` of its `data` and of its `text`.
 
     Example:
@@ -113,13 +115,35 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         f"Not removed by default: {kept}.": bool(left_out),
         WITHOUT_SHARES: bool(manifest.get("without_shares")),
     }
-    pilot = [pilot_note(manifest["pilot"])] if "pilot" in manifest else []
+    wide = width_note(n, manifest.get("half_width") or 0.0)
     of_texts = [*_notes_in(manifest.get("data")), *_notes_in(manifest.get("text"))]
-    return [*pilot, *(note for note, is_true in notes.items() if is_true), *of_texts]
+    shown = (note for note, is_true in notes.items() if is_true)
+    return [*filter(None, [wide]), *shown, *of_texts]
 
 
 def _notes_in(record: object) -> list[str]:
     return list(record.get("notes", ())) if isinstance(record, Mapping) else []
+
+
+def width_note(n_seqs: int, half_width: float) -> str:
+    """Return how many sequences make the headline's intervals narrow; empty if they are.
+
+    Args:
+        n_seqs: the run's sequences. The width of an interval shrinks as 1 / sqrt(n_seqs).
+        half_width: of the widest of these intervals, a fraction of 1.
+
+    Example:
+        >>> width_note(64, 0.031)
+        "The headline's shares have intervals of up to ±3.1 points; ±2 take --n-seqs 154."
+        >>> width_note(64, 0.02)
+        ''
+    """
+    if half_width <= NARROW:
+        return ""
+    return (
+        f"The headline's shares have intervals of up to ±{100 * half_width:.1f} points; "
+        f"±{100 * NARROW:.0f} take --n-seqs {ceil(n_seqs * (half_width / NARROW) ** 2)}."
+    )
 
 
 def model_name(manifest: Mapping[str, Any]) -> str:
@@ -136,36 +160,14 @@ def model_name(manifest: Mapping[str, Any]) -> str:
 
 
 def run_size(manifest: Mapping[str, Any]) -> dict[str, int]:
-    """Return `n_seqs` and `seq_len` of a run that has them, `n_seqs` as a pilot round chose it.
+    """Return `n_seqs` and `seq_len` of a run that has them.
 
     Example:
-        >>> run_size({"settings": {"n_seqs": "auto", "seq_len": 64}, "pilot": {"n_seqs": 128}})
+        >>> run_size({"settings": {"n_seqs": 128, "seq_len": 64, "seed": 0}})
         {'n_seqs': 128, 'seq_len': 64}
-        >>> run_size({"settings": {"n_seqs": 64, "seq_len": [32, 128]}})  # the longest of several
-        {'n_seqs': 64, 'seq_len': 128}
     """
-    numbers = {**manifest.get("settings", {}), **manifest.get("pilot", {})}
-    if isinstance(numbers.get("seq_len"), list | tuple):
-        numbers["seq_len"] = max(numbers["seq_len"])
-    return {name: numbers[name] for name in ("n_seqs", "seq_len") if name in numbers}
-
-
-def pilot_note(pilot: Mapping[str, Any]) -> str:
-    """Return how many sequences a run takes, and why, from its manifest's entry `pilot`.
-
-    Example:
-        >>> pilot_note({"n_seqs": 128, "n_pilot": 64, "layer": 3, "half_width": 0.02})
-        "128 sequences: judging by 64 others, the intervals of L3's sources are about ±2.0 points."
-        >>> pilot_note({"n_seqs": 512, "n_pilot": 64, "layer": None, "half_width": None})
-        '512 sequences: 64 others showed no positional pattern above the noise.'
-    """
-    number, others = f"{pilot['n_seqs']} sequences", f"{pilot['n_pilot']} others"
-    if pilot["layer"] is None:
-        return f"{number}: {others} showed no positional pattern above the noise."
-    return (
-        f"{number}: judging by {others}, the intervals of L{pilot['layer']}'s sources are about "
-        f"±{100 * pilot['half_width']:.1f} points."
-    )
+    settings = manifest.get("settings", {})
+    return {name: settings[name] for name in ("n_seqs", "seq_len") if name in settings}
 
 
 def measure_note(name: str) -> str:

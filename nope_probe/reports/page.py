@@ -159,8 +159,7 @@ def explorer_section(explorer: Explorer | None) -> Iterator[Section]:
         yield Section(
             title="Try it: switch components off",
             html=explorer.frame(),
-            caption="All maps and numbers were computed by the run and are in this page: the "
-            "browser computes nothing and loads nothing.",
+            caption="All maps and numbers were computed by the run and are in this page.",
         )
 
 
@@ -176,28 +175,25 @@ def page(
     Args:
         title: the page's title.
         lead: the result.
-        sections: figures with captions, in order; the contents list the sections that are open.
+        sections: figures with captions, in order.
         manifest: the run's manifest: `command`, `model`, `data`, `settings`, and more; the page
             shows all of it at the end.
         how_to_read: what is the same for all figures, a sentence or two each; it stands at the end.
     """
+    shown = {name: value for name, value in manifest.items() if name != "methods"}
     template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
     return Template(template).substitute(
         title=escape(title),
         run="".join(_facts(manifest)),
         lead=lead.html(),
-        contents="".join(
-            f'<li><a href="#section-{index}">{escape(section.title)}</a></li>'
-            for index, section in enumerate(sections)
-            if not section.folded
-        ),
         sections="".join(_section(index, section) for index, section in enumerate(sections)),
         notes="".join(
             f"<li>{escape(note)}</li>"
             for note in (*how_to_read, *notes.intervals_note(manifest), *notes.run_notes(manifest))
         ),
+        methods=_methods(str(manifest.get("methods", ""))),
         command=escape(str(manifest.get("command", ""))),
-        manifest=escape(json.dumps(manifest, indent=1, default=str)),
+        manifest=escape(json.dumps(shown, indent=1, default=str)),
         on_dark=json.dumps(ON_DARK),
         plotly=get_plotlyjs(),
     )
@@ -228,6 +224,16 @@ def _facts(manifest: Mapping[str, Any]) -> Iterator[str]:
     for name, value in facts.items():
         if value:
             yield f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>"
+
+
+def _methods(paragraph: str) -> str:
+    """Return the section of a run's methods paragraph; empty for a command without one."""
+    if not paragraph:
+        return ""
+    return (
+        '<section id="methods"><details class="fold"><summary><h2>Methods, for a paper</h2>'
+        f"</summary><p>{escape(paragraph)}</p></details></section>"
+    )
 
 
 def _section(index: int, section: Section) -> str:

@@ -37,7 +37,6 @@ _ENDING = ".safetensors"
 _ABOUT = "about.json"  # which run a folder holds
 _DONE = "n_done"  # in the state of a stream: the sequences done
 _PHASES = {
-    "pilot": "pilot round",
     "gains": "calibration",
     "score": "scores",
     "shuffled": "shuffled tokens",

@@ -1,6 +1,6 @@
 """A finished run: whether it is the one that is asked for, and its files are as they were.
 
-A run is shown again or repeated only where the files of its model and its data are the same.
+A run is shown again only where the files of its model and its data are the same.
 Neither needs torch.
 """
 
@@ -126,7 +126,6 @@ def validate_unchanged(
     run: Path,
     recorded: Mapping[str, Record | None] | None,
     sources: Mapping[str, Path | None],
-    remedy: str = "choose another --out",
 ) -> list[str]:
     """Check that a finished run's sources are unchanged, and return sources not compared.
 
@@ -134,7 +133,6 @@ def validate_unchanged(
         run: the run's folder or file.
         recorded: its manifest's record; None if the manifest is older than such records.
         sources: where the sources are now.
-        remedy: what to do about a source that changed.
 
     Raises:
         UserError: naming a file that differs.
@@ -149,19 +147,6 @@ def validate_unchanged(
         if changed:
             raise UserError(
                 f"the {name} has changed since the run in {run}: {sources[name]} "
-                f"({min(changed)}); {remedy}"
+                f"({min(changed)}); choose another --out"
             )
     return unknown
-
-
-def validate_repeatable(
-    run: Path, recorded: Mapping[str, Record | None] | None, sources: Mapping[str, Path | None]
-) -> None:
-    """Check that the files which a run was made from are there, and have not changed.
-
-    Raises:
-        UserError: naming the model or the data.
-    """
-    for name in validate_unchanged(run, recorded, sources, "it cannot be repeated"):
-        if (recorded or {}).get(name) is not None:
-            raise UserError(f"the {name} that {run} was made from is not there any more")

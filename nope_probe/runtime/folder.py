@@ -27,7 +27,6 @@ from nope_probe.runtime.settings import FORMAT
 
 PAGE = "report.html"
 Read = TypeVar("Read", bound="Run")
-_UNFINISHED = "<!-- nope_probe: the first page of an unfinished run -->\n"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -94,6 +93,14 @@ class Run:
         return cls(**vars(run))
 
     @property
+    def methods(self) -> str:
+        """What a paper says of the run: model, data, removals, noise and versions.
+
+        The paragraph of a command without one, such as `compare`, is empty.
+        """
+        return str(self.manifest.get("methods", ""))
+
+    @property
     def maps(self) -> Mapping[str, np.ndarray]:
         """The arrays of maps.safetensors."""
         return self.arrays["maps"]
@@ -129,7 +136,6 @@ def write_run(out: Path, run: Run) -> None:
     try:
         partial.mkdir(parents=True)
         _write_files(partial, run)
-        remove_first_page(out)
         if out.is_dir():
             out.rmdir()
         partial.rename(out)
@@ -137,36 +143,6 @@ def write_run(out: Path, run: Run) -> None:
         raise StorageError(f"cannot write the run to {out}: {reason(error)}") from error
     finally:
         remove(partial)
-
-
-def write_first_page(out: Path, page: str) -> None:
-    """Write the page of an unfinished run, which the finished run replaces.
-
-    Raises:
-        StorageError: if it cannot be written.
-    """
-    partial = checkpoint_dir(out) / PAGE
-    try:
-        partial.write_text(_UNFINISHED + page, encoding="utf-8")
-        out.mkdir(exist_ok=True)
-        partial.replace(out / PAGE)
-    except OSError as error:
-        raise StorageError(f"cannot write {out / PAGE}: {reason(error)}") from error
-
-
-def has_first_page(out: Path) -> bool:
-    """Return whether a folder holds the page of an unfinished run, and nothing else."""
-    if not os.path.isdir(out) or os.listdir(out) != [PAGE]:
-        return False
-    with (out / PAGE).open("rb") as file:
-        return file.read(len(_UNFINISHED)) == _UNFINISHED.encode()
-
-
-def remove_first_page(out: Path) -> None:
-    """Remove the page of an unfinished run, and its folder, if they are there."""
-    if has_first_page(out):
-        (out / PAGE).unlink()
-        out.rmdir()
 
 
 def _write_files(folder: Path, run: Run) -> None:
@@ -199,7 +175,7 @@ def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
             raise UserError(f"{out} holds a run with other settings; choose another --out")
         validate_files(out, manifest)
         return True
-    if os.path.isdir(out) and os.listdir(out) and not has_first_page(out):
+    if os.path.isdir(out) and os.listdir(out):
         raise UserError(f"{out} holds other files; choose another --out")
     validate_folder_place(out)
     return False
@@ -217,7 +193,7 @@ def read_manifest(out: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         unfinished = f"the run in {out} is unfinished; run its command again to finish it"
         no_run = f"{out} holds no run: it has no manifest.json"
-        raise UserError(unfinished if has_first_page(out) else no_run) from error
+        raise UserError(unfinished if checkpoint_dir(out).is_dir() else no_run) from error
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
             f"{out} holds no run: its manifest cannot be read; remove {out} and run again"

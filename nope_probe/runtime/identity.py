@@ -1,6 +1,6 @@
 """The identity of a run, in hashes, and how it was made, as a manifest records them.
 
-A run is resumed, shown again or repeated only where settings, versions, weights, model files and
+A run is resumed or shown again only where settings, versions, weights, model files and
 data are the same.
 """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from rich.filesize import decimal
 
 from nope_probe.data.sequences import Sequences
-from nope_probe.errors import UserError, is_mistake
+from nope_probe.errors import UserError
 from nope_probe.files import json_checksum
 from nope_probe.models.context import stated_lengths
 from nope_probe.models.info import LoadedModel
@@ -34,13 +34,9 @@ from nope_probe.runtime.finished import (
     validate_unchanged,
 )
 from nope_probe.runtime.folder import (
-    PAGE,
     Run,
     check_output_dir,
-    has_first_page,
     read_manifest,
-    remove_first_page,
-    write_first_page,
     write_run,
 )
 from nope_probe.runtime.identity import (
@@ -54,11 +50,10 @@ from nope_probe.runtime.identity import (
 )
 from nope_probe.runtime.peers import Processes, own_device, process_group
 from nope_probe.runtime.places import checkpoint_dir, locked, validate_memory
-from nope_probe.runtime.processes import Signals, command_line, process_count, status, tell
+from nope_probe.runtime.processes import Signals, command_line, status, tell
 from nope_probe.runtime.settings import RunSettings, SessionSettings, memory_of
 from nope_probe.runtime.sources import load_model, make_sequences, validate_reach
 
-SHORT = 1.0  # seconds for the first results: such a run ends before its first page is opened
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
 NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interrupted"
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
@@ -161,7 +156,7 @@ class Session(Generic[Settings_co]):
         if call.loaded is None or call.is_named or not isinstance(settings, RunSettings):
             return None
         inputs = None if call.inputs is None else call.inputs.inputs
-        return model_state(call.loaded, inputs, settings.longest)
+        return model_state(call.loaded, inputs, settings.seq_len)
 
     def _recorded_state(self) -> dict[str, State]:
         return {} if self.state is None else {"state": self.state}
@@ -250,8 +245,6 @@ class Session(Generic[Settings_co]):
         try:
             if kind is None:
                 self.processes.barrier()
-            elif self.is_first and is_mistake(kind):
-                remove_first_page(self.folder)  # as the checkpoint: there is nothing to resume
         finally:
             self._exits.__exit__(kind, error, traceback)
 
@@ -285,18 +278,12 @@ class Session(Generic[Settings_co]):
             self.checkpoint.save(key, tensors)
         return Sequences.from_tensors(self.checkpoint.load(key))
 
-    def take(self: Session[RunSettings], n_seqs: int) -> None:
-        """Go on with a number of sequences that the run has chosen, which identifies no run."""
-        batch = min(self.settings.seqs_per_batch, max(1, n_seqs // process_count()))
-        self._settings = replace(self._settings, n_seqs=n_seqs, batch_size=batch)
-
     def announce(
         self: Session[RunSettings],
         n_conditions: int,
         passes: Collection[str],
         *,
         n_seqs: int | None = None,
-        what: str = "condition",
     ) -> None:
         """Print on stderr how much is about to be run, and refuse what does not fit into memory.
 
@@ -304,7 +291,6 @@ class Session(Generic[Settings_co]):
             n_conditions: models that differ in what is removed.
             passes: the checkpoint's keys of all passes over sequences.
             n_seqs: how many sequences each pass has; None where they differ.
-            what: the word for a condition, in the singular.
 
         Raises:
             UserError: for maps and a batch that are larger than the memory that is free.
@@ -315,14 +301,14 @@ class Session(Generic[Settings_co]):
         n_done = sum(key in self.checkpoint for key in passes)
         over = "" if n_seqs is None else f" over {_counted(n_seqs, 'sequence')}"
         done = f", {n_done:,} of them done before" if n_done else ""
-        runs = f"{_counted(n_conditions, what)} in {_counted(len(passes), 'pass', 'passes')}"
+        runs = f"{_counted(n_conditions, 'condition')} in {_counted(len(passes), 'pass', 'passes')}"
         memory = f"; about {decimal(n_bytes)} of memory above the model"
         tell(f"running {runs}{over}{done}{memory}")
 
     @property
     def n_own_seqs(self: Session[RunSettings]) -> int:
         """The number of sequences that this process runs."""
-        return self.processes.n_own(self.settings.most_seqs, self.settings.seqs_per_batch)
+        return self.processes.n_own(self.settings.n_seqs, self.settings.seqs_per_batch)
 
     @property
     def lengths(self: Session[RunSettings]) -> dict[str, int]:
@@ -352,30 +338,11 @@ class Session(Generic[Settings_co]):
         seconds = round(time.monotonic() - self.started, 3)
         return {"finished": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": seconds}
 
-    def wants_first_page(self, soonest: float) -> bool:
-        """Return whether to write a page of the first results.
-
-        Args:
-            soonest: the time on the clock `time.monotonic` from which a page is worth its drawing.
-        """
-        is_wanted = self.is_first and self.call.is_kept and time.monotonic() > soonest
-        return is_wanted and not has_first_page(self.folder)
-
-    def write_first_page(self, page: str) -> None:
-        """Write a page of the results so far, which the finished run replaces."""
-        write_first_page(self.folder, page)
-        seconds = time.monotonic() - self.started
-        self.checkpoint.say(f"first page after {seconds:.0f} s: open {self.folder / PAGE}")
-
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""
         write_run(self.folder, run)
         self.checkpoint.discard()
-        # Layers of forward passes that shared residual streams have saved.
-        passes = run.manifest.get("layer_passes") or {"run": 0, "needed": 0}
-        saved = f", ran {passes['run']:,} of {passes['needed']:,} layer passes"
-        saved = saved if passes["run"] != passes["needed"] else ""
-        tell(f"took {run.manifest['seconds']:.0f} s{saved}")
+        tell(f"took {run.manifest['seconds']:.0f} s")
 
 
 def _counted(n: int, one: str, several: str = "") -> str:

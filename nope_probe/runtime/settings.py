@@ -281,7 +281,6 @@ OFFSET_BINS = _arg(
 # Raised when a column, an array or a setting begins to mean something else: runs of another format
 # are neither read nor taken up.
 FORMAT = 4
-NUMBERS = (64, 128, 256, 512)  # of sequences, of which a command takes one if it is to choose
 FIRST_LAYERS = 4  # that are studied by default
 # A batch of long sequences must not take minutes: a run stops between batches.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
@@ -327,8 +326,8 @@ class RunSettings(SessionSettings):
         LAYERS,
         _arg(help="How many first layers to study, or all; auto: 4, or all of fewer."),
     ] = "auto"
-    n_seqs: Annotated[int | Literal["auto"], COUNT, _arg(help="How many sequences.")] = 512
-    seq_len: Annotated[int | tuple[int, ...], SEQ_LEN, _arg(help="Tokens in a sequence.")] = 64
+    n_seqs: SeqsFlag = 64
+    seq_len: SeqLenFlag = 64
     beyond_context: BeyondContextFlag = False
     batch_size: Annotated[
         int | Literal["auto"],
@@ -377,21 +376,6 @@ class RunSettings(SessionSettings):
         """What the default folder is named after."""
         return self.model
 
-    @property
-    def most_seqs(self) -> int:
-        """How many sequences the run takes at most."""
-        return NUMBERS[-1] if self.n_seqs == "auto" else self.n_seqs
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """The lengths of the sequences, in tokens."""
-        return (self.seq_len,) if isinstance(self.seq_len, int) else self.seq_len
-
-    @property
-    def longest(self) -> int:
-        """The tokens in a sequence; of several lengths, the longest."""
-        return max(self.lengths)
-
     def length_of(self, n: int) -> str:
         """Return what gives sequences of n tokens: the flag, or a call's inputs."""
         return f"sequences of {n} tokens" if self.data == GIVEN else f"--seq-len {n}"
@@ -400,7 +384,7 @@ class RunSettings(SessionSettings):
     def seqs_per_batch(self) -> int:
         """Sequences per forward pass."""
         if self.batch_size == "auto":
-            return max(1, min(AUTO_BATCH_SEQS, AUTO_BATCH_TOKENS // self.longest))
+            return max(1, min(AUTO_BATCH_SEQS, AUTO_BATCH_TOKENS // self.seq_len))
         return self.batch_size
 
     def recorded(self) -> dict[str, Any]:
@@ -423,12 +407,12 @@ class RunSettings(SessionSettings):
         Raises:
             UserError: naming the flag.
         """
-        if self.most_seqs < self.folds:
-            raise UserError(f"{self.most_seqs} sequences do not fill {self.folds} folds")
-        if self.query_rows is not None and self.query_rows > self.longest:
-            raise UserError(f"--query-rows {self.query_rows} is more than {self.longest} tokens")
-        if self.skip_keys != "auto" and self.skip_keys > self.longest - 3:
-            raise UserError(f"--skip-keys {self.skip_keys} leaves no keys of {self.longest}")
+        if self.n_seqs < self.folds:
+            raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
+        if self.query_rows is not None and self.query_rows > self.seq_len:
+            raise UserError(f"--query-rows {self.query_rows} is more than {self.seq_len} tokens")
+        if self.skip_keys != "auto" and self.skip_keys > self.seq_len - 3:
+            raise UserError(f"--skip-keys {self.skip_keys} leaves no keys of {self.seq_len}")
         self._validate_devices()
         self._validate_data()
         if self.revision is not None:
@@ -458,10 +442,10 @@ class RunSettings(SessionSettings):
             raise UserError(f"{self.model} takes text or random tokens, not --data gaussian")
 
     def _validate_devices(self) -> None:
-        n_processes, n_batches = process_count(), -(-self.most_seqs // self.seqs_per_batch)
+        n_processes, n_batches = process_count(), -(-self.n_seqs // self.seqs_per_batch)
         if n_batches < n_processes:
             raise UserError(
-                f"{self.most_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches} "
+                f"{self.n_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches} "
                 f"batches, too few for {n_processes} processes; lower --batch-size"
             )
         if self.device_map is None:
@@ -499,7 +483,7 @@ class RunSettings(SessionSettings):
     @property
     def positions(self) -> int | None:
         """How many positions the model is to take beyond its context; None for no more."""
-        return self.longest if self.beyond_context else None
+        return self.seq_len if self.beyond_context else None
 
     def validate_layers(self, info: ModelInfo) -> None:
         """Check that there are the layers that the run measures, and that some of them attends.
@@ -552,8 +536,8 @@ def memory_of(settings: RunSettings, *, n_maps: int, d_model: int = 0) -> int:
         >>> memory_of(Settings(n_seqs=8, seq_len=100, folds=4), n_maps=2)
         646400
     """
-    n_rows = settings.query_rows or default_rows(settings.longest)
-    cells = settings.folds * n_maps * n_rows * settings.longest
-    tokens = settings.seqs_per_batch * settings.longest
-    inputs = settings.most_seqs * settings.longest
+    n_rows = settings.query_rows or default_rows(settings.seq_len)
+    cells = settings.folds * n_maps * n_rows * settings.seq_len
+    tokens = settings.seqs_per_batch * settings.seq_len
+    inputs = settings.n_seqs * settings.seq_len
     return 8 * (inputs + cells) + 4 * tokens * VECTORS_OF_BLOCK * d_model

@@ -25,7 +25,7 @@ def validate_reach(settings: SessionSettings) -> None:
         return
     model, revision = settings.model, settings.revision
     validate_reachable(model, revision)
-    validate_context(model, settings.longest, beyond=settings.beyond_context, revision=revision)
+    validate_context(model, settings.seq_len, beyond=settings.beyond_context, revision=revision)
     if not is_data_set(settings.data):
         validate_readable(settings.data)
     elif file_of(settings.data) is None:
@@ -96,12 +96,12 @@ def make_sequences(
         UserError: if the model cannot take the data, or there are too few sequences.
     """
     info = loaded.info
-    if settings.longest > info.n_ctx and not settings.beyond_context:
-        raise beyond_context(settings.longest, info.n_ctx)
+    if settings.seq_len > info.n_ctx and not settings.beyond_context:
+        raise beyond_context(settings.seq_len, info.n_ctx)
     if (settings.data == "gaussian") != info.parameter_free:
         kind = "gaussian vectors" if info.parameter_free else "text or random tokens"
         raise UserError(f"{info.name} takes {kind}, not --data {settings.data}")
-    n_seqs, seq_len, seed = settings.most_seqs, settings.longest, settings.seed
+    n_seqs, seq_len, seed = settings.n_seqs, settings.seq_len, settings.seed
     if settings.data == "gaussian":
         return gaussian(n_seqs, seq_len, info.d_model, settings.alpha, seed)
     made = sequences(

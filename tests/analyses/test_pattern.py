@@ -162,7 +162,7 @@ def test_amplitudes_scale_with_the_map_and_shapes_do_not(
         assert_scaled(
             Interval(value=one.value / scale, low=one.low / scale, high=one.high / scale), other
         )
-    for name in ("locality", "monotonicity", "monotonicity_lag1", "relative_r2"):
+    for name in ("locality", "monotonicity", "relative_r2"):
         assert_scaled(getattr(after, name), getattr(before, name))
 
 

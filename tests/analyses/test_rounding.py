@@ -87,7 +87,7 @@ def test_equal_scores_and_what_rounding_leaves_of_them_have_no_amplitude_and_no_
     [measures] = measure(constant, skip)
     for name in ("amplitude", "non_relative", "edge_contrast_visible"):
         assert is_zero(getattr(measures, name)), name
-    for name in ("locality", "monotonicity", "monotonicity_lag1", "relative_r2"):
+    for name in ("locality", "monotonicity", "relative_r2"):
         assert is_undefined(getattr(measures, name)), name
 
 
@@ -143,20 +143,15 @@ def test_nothing_is_left_of_a_pattern_within_rounding() -> None:
 
 
 @pytest.mark.parametrize("times", [0.9, 1.1])
-def test_terms_of_a_pattern_and_dimensions_of_mean_keys_within_rounding_are_none(
-    times: float,
-) -> None:
+def test_terms_of_a_pattern_within_rounding_are_none(times: float) -> None:
     scores = maps(ripple(times * RMS * ROUNDING))[:, 0, :22, :22]
-    means = torch.full((FOLDS, 22, 3), RMS, dtype=torch.float64)
-    # Of three coordinates, one differs: by this, the RMS over all is `times` the bound.
-    means[..., 1] += times * RMS * ROUNDING * 3**0.5 * torch.tensor([1.0, -1.0]).repeat(11)
-    layer = replace(LayerMaps.of(scores), mean_term=LayerMaps.of(scores / 2), key_means=means)
+    layer = replace(LayerMaps.of(scores), mean_term=LayerMaps.of(scores / 2))
     split = split_mean_covariance(0, layer.pattern)
-    values = (split.mean, split.covariance, split.dimensions)
+    values = (split.mean, split.covariance)
     if times < 1:
         assert all(map(is_undefined, values))
     else:
-        assert [value.value for value in values] == pytest.approx([0.5, 0.5, 1])
+        assert [value.value for value in values] == pytest.approx([0.5, 0.5])
     assert is_zero(split.mean_rms)  # half of the pattern's
     assert is_zero(split.covariance_rms)
 

@@ -1,6 +1,6 @@
 """Bands of RoPE's pairs, mean and covariance terms: on data whose parts are known, and any."""
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,14 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import UNDEFINED
 from nope_probe.analyses.recover import Rotation
 from nope_probe.analyses.splits import (
     Band,
     make_bands,
-    participation_ratio,
     split_bands,
-    split_covariance,
     split_mean_covariance,
 )
 from nope_probe.maps.layers import LayerMaps, Pattern
@@ -37,9 +34,8 @@ def fold_maps(seed: int, *some: int) -> Tensor:
 
 
 def with_mean_term(scores: Tensor, mean_term: Tensor, skip: int) -> Pattern:
-    layer, means = LayerMaps.of(scores, skip_keys=skip), randn(0, FOLDS, N, 3)
-    layer = replace(layer, mean_term=LayerMaps.of(mean_term), key_means=means)
-    return layer.others
+    layer = LayerMaps.of(scores, skip_keys=skip)
+    return replace(layer, mean_term=LayerMaps.of(mean_term)).others
 
 
 @given(SEEDS, SKIPS)
@@ -53,68 +49,6 @@ def test_mean_and_covariance_are_projections_on_the_pattern_whose_shares_add_to_
     quarter = split_mean_covariance(3, with_mean_term(scores, 0.25 * scores, skip))
     assert (quarter.mean.value, quarter.covariance.value) == pytest.approx((0.25, 0.75))
     assert 3 * quarter.mean_rms.value == pytest.approx(quarter.covariance_rms.value)
-
-
-@given(SEEDS, st.integers(1, 6), st.floats(-5, 5))
-def test_means_in_k_equal_orthogonal_directions_span_k_dimensions(seed: int, k: int, shift: float):
-    """One position at each end of each axis, and a mean of all positions that is far from 0."""
-    basis = torch.linalg.qr(randn(seed, 7, 7)).Q[:k]
-    points = torch.cat([basis, -basis]) + shift * randn(seed + 1, 7)
-    folds = points.repeat(FOLDS, 1, 1) + 1e-9 * randn(seed + 2, FOLDS, 2 * k, 7)
-    assert participation_ratio(folds).value == pytest.approx(k, rel=1e-4)
-
-
-def test_dimensions_are_counted_between_folds_in_any_unit_and_undefined_for_one_mean():
-    means = randn(3, 17, 5) + 0.1 * randn(4, FOLDS, 17, 5)
-    ratio = participation_ratio(means)
-    assert 1 < ratio.low < ratio.value < ratio.high < 5
-    scaled = participation_ratio(1e3 * means)
-    assert astuple(scaled) == pytest.approx(astuple(ratio))
-    noisy = torch.arange(17.0)[:, None] * randn(5, 1, 31) + 12 * randn(6, 8, 17, 31)
-    within = noisy.mean(0) - noisy.mean((0, 1))
-    naive = within @ within.T
-    biased = float(naive.trace() ** 2 / naive.square().sum())
-    assert abs(participation_ratio(noisy).value - 1) < abs(biased - 1) / 2
-    assert participation_ratio(randn(7, 8, 17, 31)) is UNDEFINED
-
-
-def song_and_zhong(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean_t, ctx_c and the residual of vectors [sequence, position, width]."""
-    overall = x.mean((0, 1), keepdim=True)
-    position = x.mean(0, keepdim=True)
-    context = x.mean(1, keepdim=True) - overall
-    return tuple(part.expand_as(x) for part in (position, context, x - position - context))
-
-
-def mean_score(q: Tensor, k: Tensor) -> Tensor:
-    return torch.einsum("siw,sjw->ij", q, k) / len(q)
-
-
-def queries_and_keys() -> tuple[Tensor, Tensor]:
-    """Return q and k whose means, contexts and residuals all differ, and are correlated."""
-    generator = torch.Generator().manual_seed(0)
-    base, context = (torch.randn(29, n, 5, generator=generator).double() for n in (11, 1))
-    drift = torch.linspace(0, 2, 11)[:, None] * torch.randn(5, generator=generator).double()
-    shared = base + drift + context + context.abs() * torch.linspace(-1, 1, 11)[:, None]
-    return shared, 1.3 * shared.flip(-1) + 0.4 * base
-
-
-def test_the_parts_of_the_covariance_term_are_those_of_context_and_residual():
-    q, k = queries_and_keys()
-    (q_mean, q_context, q_rest), (k_mean, k_context, k_rest) = map(song_and_zhong, (q, k))
-    covariance = mean_score(q_context + q_rest, k_context + k_rest)
-    torch.testing.assert_close(mean_score(q_mean, k_mean) + covariance, mean_score(q, k))
-    parts, blank = split_covariance(covariance), torch.zeros(11, 11).double()
-    for result, true in (
-        (parts.context + blank, mean_score(q_context, k_context)),
-        (parts.query_residual[:, None] + blank, mean_score(q_rest, k_context)),
-        (parts.key_residual[None] + blank, mean_score(q_context, k_rest)),
-        (parts.residual, mean_score(q_rest, k_rest)),
-    ):
-        torch.testing.assert_close(result, true)
-        assert true.abs().max() > 1e-2 * covariance.abs().max(), "no part is 0 by construction"
-    with pytest.raises(ValueError, match="expected no masked cell"):
-        split_covariance(torch.full((3, 3), torch.nan))
 
 
 def turning(*frequencies: float) -> Rotation:

@@ -62,10 +62,7 @@ def by_hand(maps: Tensor, visible: Tensor, skip: int) -> dict[str, float]:
     rest = pattern - fit.T
     mean = pattern.mean(0)
     ordered = [mean[query == i] for i in range(N) if kept[i].sum() >= 8]
-    rises = {
-        lag: [row[lag:] > row[:-lag] for i in range(N) if len(row := mean[query == i]) > lag]
-        for lag in (1, 8)
-    }
+    rises = [row[8:] > row[:-8] for i in range(N) if len(row := mean[query == i]) > 8]
     diagonal = maps.mean(0).clone()
     for distance in range(N):
         cells = visible & (distance == QUERY - KEY)
@@ -75,7 +72,6 @@ def by_hand(maps: Tensor, visible: Tensor, skip: int) -> dict[str, float]:
     whole = patterns(maps, visible & (KEY < QUERY))
     of_whole, of_others = between_folds(whole, whole), square * len(query) / whole.shape[1]
     correlations = [spearmanr(row, range(len(row))).statistic for row in ordered]
-    shares = {lag: torch.cat(rows).double().mean() if rows else NAN for lag, rows in rises.items()}
     contrasts = [
         values[first].mean() - values[~first].mean() for values in (diagonal[kept], rest.mean(0))
     ]
@@ -84,8 +80,7 @@ def by_hand(maps: Tensor, visible: Tensor, skip: int) -> dict[str, float]:
         "amplitude_first": signed_root(of_whole - of_others) if skip else 0.0,
         "amplitude_others": signed_root(of_others),
         "locality": sum(correlations) / len(correlations) if ordered else NAN,
-        "monotonicity": float(shares[8]),
-        "monotonicity_lag1": float(shares[1]),
+        "monotonicity": float(torch.cat(rises).double().mean()) if rises else NAN,
         "relative_r2": 1 - rest_square / square,
         "non_relative": signed_root(rest_square),
         "edge_contrast": float(contrasts[0]),

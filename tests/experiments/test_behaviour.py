@@ -26,7 +26,6 @@ from nope_probe.experiments.behaviour import sections
 from nope_probe.experiments.behaviour.analyse import position_table
 from nope_probe.experiments.behaviour.plan import MeasuredBehaviour, Plan, Probe
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.runtime.session import Session
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
@@ -50,16 +49,7 @@ def done(tiny: Callable[[str], Any], texts: Path, tmp_path_factory: pytest.TempP
     """A run on the folder of a Llama with grouped keys and a BOS token."""
     out = tmp_path_factory.mktemp("runs") / "llama"
     model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *REMOVED]
-    with pytest.MonkeyPatch.context() as patch:
-        write = Session.write_first_page
-
-        def keep(session: Session[Any], page: str) -> None:
-            write(session, page)
-            (out.parent / "first.html").write_bytes((out / "report.html").read_bytes())
-
-        patch.setattr(Session, "write_first_page", keep)
-        patch.setattr("nope_probe.experiments.behaviour.run.SHORT", 0.0)
-        run_command(behaviour, *SMALL, *model, "--out", out)
+    run_command(behaviour, *SMALL, *model, "--out", out)
     return out
 
 
@@ -145,19 +135,6 @@ def test_a_measure_and_its_difference_are_those_of_the_edited_model(
     assert_interval(row, "value", values)
     if condition:
         assert_interval(row, "difference", values - intact)
-
-
-def test_the_first_page_has_loss_and_copies_without_each_source_as_the_whole_page_has(
-    done: Path,
-) -> None:
-    first, whole = (path.read_text() for path in (done.parent / "first.html", done / "report.html"))
-    assert "Still running: 5 other measures and 4 other removals." in first
-    assert "Still running" not in whole
-    rows = rows_of(done, "copy_random_second").loc[["mask", "rope"], "difference"]
-    assert rows.notna().all()
-    for shown in (f"<td>{rise:.3g} [" for rise in rows):
-        assert shown in first
-    assert "W_Q" not in first
 
 
 @pytest.mark.parametrize(

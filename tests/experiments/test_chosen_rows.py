@@ -22,7 +22,7 @@ QUERIES = choose_rows(N, ROWS).tolist()
     [
         (scores, ["--layers", "2", "--per-head"], "score"),
         (ablate, ["--layers", "2", "--players", "mask", "qk"], "pattern/all"),
-        (circuit, ["--layer", "1", "--explore", "0"], "gram/i"),
+        (circuit, ["--layer", "1"], "gram/i"),
         (trace, ["--layers", "2"], "L1/all"),
     ],
 )

@@ -97,7 +97,7 @@ def test_a_layers_h_and_i_are_the_next_layers_a_and_b_and_the_last_has_none(
 ) -> None:
     for layer in ("2", "3"):
         capsys.readouterr()
-        few = ["--layer", layer, "--explore", "0"]
+        few = ["--layer", layer]
         run_command(circuit, *SMALL, *few, "--out", str(tmp_path / layer))
     second, third = (maps_of(tmp_path / layer) for layer in ("2", "3"))
     for later, first in (("h", "a"), ("i", "b")):
@@ -110,7 +110,7 @@ def test_a_layers_h_and_i_are_the_next_layers_a_and_b_and_the_last_has_none(
 def test_without_the_mask_there_are_scores_of_later_keys_and_circuits_are_their_weights(
     tmp_path: Path,
 ) -> None:
-    few = ["--remove", "qk", "mask", "--explore", "0"]
+    few = ["--remove", "qk", "mask"]
     run_command(circuit, *SMALL, *few, "--out", str(tmp_path / "run"))
     maps = maps_of(tmp_path / "run")
     assert np.isfinite(maps["gram/b"]).all()
@@ -131,7 +131,7 @@ def test_a_parameter_free_model_takes_gaussian_vectors_and_has_no_ffn(tmp_path: 
 def test_stages_with_a_sliding_window_are_measured(
     name: str, lacks: str, tmp_path: Path, tiny: Callable[[str], Any]
 ) -> None:
-    chosen = ["--model", tiny(name).folder, "--data", "random", "--explore", "0"]
+    chosen = ["--model", tiny(name).folder, "--data", "random"]
     run_command(circuit, *SMALL, *chosen, "--out", tmp_path / "run")
     maps, manifest = maps_of(tmp_path / "run"), manifest_of(tmp_path / "run")
     has = {entry.removeprefix("gram/") for entry in maps if entry.startswith("gram/")}

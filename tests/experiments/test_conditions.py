@@ -130,18 +130,10 @@ class Listing(RunCheckpoint):
 
 
 @pytest.mark.parametrize(
-    ("scope", "players"),
-    [
-        *((scope, ["mask", "w_k"]) for scope in ("both", "own", "upstream")),
-        ("both", ["mask", "w_k", "position[MLP0]", "position[L1H0]"]),
-    ],
+    "players", [["mask", "w_k"], ["mask", "w_k", "position[MLP0]", "position[L1H0]"]]
 )
-def test_keys_are_those_of_all_streams_in_the_order_of_the_run(
-    scope: Any, players: list[str], tmp_path: Path
-):
-    plan = make_plan(LLAMA, players)
-    settings = Settings(replacement=("identity",), scope=scope, reparametrise=2)
-    plan = replace(plan, layers=(0, 1), settings=settings)
+def test_keys_are_those_of_all_streams_in_the_order_of_the_run(players: list[str], tmp_path: Path):
+    plan = replace(make_plan(LLAMA, players), layers=(0, 1))
     tokens, checkpoint = random_tokens(), Listing(tmp_path)
     measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
     assert checkpoint.streams == plan.keys(has_shuffled=True)
@@ -177,26 +169,6 @@ def test_the_position_of_heads_of_a_layer_is_that_of_the_intact_model():
     with ablated(model, removed, engine.calibration):
         expected = capture_scores(model, tokens, n_folds=4).mean
     assert torch.equal(engine.scores(None, removed).mean.nan_to_num(), expected.nan_to_num())
-
-
-@pytest.mark.parametrize(("scope", "n_run"), [("own", 36), ("upstream", 52)])
-def test_shared_residual_streams_change_no_map_and_save_layer_passes(scope: Any, n_run: int):
-    model, tokens, other = small_model(), random_tokens(), random_tokens()
-    plan = replace(make_plan(LLAMA, ["sources"]), layers=(0, 1, 2), settings=Settings(scope=scope))
-    alone, shared = (
-        measured(model, tokens, plan, shuffled=other, max_residual_bytes=n_bytes)
-        for n_bytes in (0, 10**6)
-    )
-    for maps, expected in ((shared.maps, alone.maps), (shared.shuffled, alone.shuffled)):
-        assert maps.keys() == expected.keys()
-        for condition, layers in maps.items():
-            assert layers.keys() == expected[condition].keys()
-            for number, layer in layers.items():
-                folds = layer.folds.maps.nan_to_num()
-                assert torch.equal(folds, expected[condition][number].folds.maps.nan_to_num())
-    # Two batches; the intact model twice, and four conditions without something, one shuffled.
-    assert alone.layer_passes == {"run": 2 * (2 * 3 + 4 * 6), "needed": 60}
-    assert shared.layer_passes == {"run": n_run, "needed": 60}
 
 
 def nan_embeddings(model: Any) -> None:

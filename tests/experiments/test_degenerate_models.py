@@ -50,8 +50,8 @@ EMPTY = {
     "sources": ["share", "share_low", "share_high"],
     "players": ["share", "lost", "alone", "amplification"],
     "interactions": ["share"],
-    "mean_covariance": ["share", "dimensions"],
-    "pattern": ["locality", "monotonicity", "monotonicity_lag1", "relative_r2"],
+    "mean_covariance": ["share"],
+    "pattern": ["locality", "monotonicity", "relative_r2"],
     "stages": ["locality", "relative_r2"],
 }
 
@@ -61,7 +61,7 @@ EMPTY = {
     [
         (ablate, ["--layers", "2", "--players", "mask", "w_q"], ("sources", "rms")),
         (scores, ["--layers", "2", "--per-head"], ("pattern", "amplitude")),
-        (circuit, ["--remove", "w_k", "--explore", "0"], ("stages", "amplitude")),
+        (circuit, ["--remove", "w_k"], ("stages", "amplitude")),
     ],
 )
 def test_a_model_of_zeros_has_no_pattern_no_shares_and_no_trend(

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 SMALL = ["--model", "nope-tiny", "--n-seqs", "23", "--seq-len", "13", "--folds", "4"]
 COMMANDS = {
     scores: ["--layers", "1"],
-    circuit: ["--explore", "0"],
+    circuit: [],
     ablate: ["--layers", "1", "--players", "sources"],
 }
 

@@ -14,18 +14,16 @@ from nope_probe.analyses.pattern_changes import kept_pattern
 from nope_probe.analyses.shapley import player_set
 from nope_probe.conditions import INTACT, MASK
 from nope_probe.errors import UserError
-from nope_probe.experiments.circuit.run import Stages, block_explorer, explored
-from nope_probe.experiments.engine import Engine, as_sequences
+from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.explorer import explorer_of, note_on, pattern_view
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.maps.centred import row_centred
 from nope_probe.maps.layers import patterns_of_others, set_apart
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
-from nope_probe.stages import LETTERS
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 
@@ -55,19 +53,16 @@ def explorer(model: Any, tokens: torch.Tensor) -> Explorer:
     return figures.explore(model, tokens, players=["mask", "qk"], n_folds=4, batch_size=5)
 
 
-def test_patterns_and_stages_are_those_of_the_ablated_model(
+def test_patterns_are_those_of_the_ablated_model(
     explorer: Explorer, model: Any, tokens: torch.Tensor
 ) -> None:
-    patterns, circuit = explorer.views
+    patterns = explorer.view
     assert patterns.panels == ("mean over heads", "H0", "H1", "H2", "H3")
-    assert circuit.layers == (0, 1)
-    assert circuit.absent == ({}, dict.fromkeys("hi", "L1 is the last layer"))
-    assert np.isnan(circuit.maps[:, 1, -2:]).all()
+    assert patterns.layers == (0, 1)
     gains = calibrate(model, tokens)
     for number, removed in enumerate(REMOVED):
         with ablated(model, Ablation(remove=removed), gains if "w_q" in removed else None):
             scores = capture_scores(model, tokens, n_folds=4, per_head=True)
-            stages = capture_stages(model, tokens, layer=0, n_folds=4)
         expected = row_centred(scores.mean, 1).numpy()
         assert_same(patterns.maps[number, :, 0], expected, MEASURE)
         per_head = scores.per_head.float()
@@ -76,8 +71,6 @@ def test_patterns_and_stages_are_those_of_the_ablated_model(
         shown = patterns.measures[number, :, 0, 0, 0]
         amplitudes = [measures.amplitude_others.value for measures in measure(scores)]
         assert_same(shown, np.array(amplitudes), MEASURE)
-        for letter, stage in zip(LETTERS, circuit.maps[number, 0], strict=True):
-            assert_same(stage, stages.mean(letter))
 
 
 def test_the_intact_model_keeps_all_of_its_pattern_and_without_mask_nope_has_none() -> None:
@@ -85,10 +78,10 @@ def test_the_intact_model_keeps_all_of_its_pattern_and_without_mask_nope_has_non
 
     loaded = load("nope-tiny", n_layers=3)
     text = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
-    explorer = figures.explore(loaded.model, text, players=["sources"], circuit=False)
+    explorer = figures.explore(loaded.model, text, players=["sources"])
     assert explorer.players == {"mask": ["mask"]}
     assert explorer.removed == ["mask"]
-    [intact, without] = explorer.views[0].measures[:, 2, 0, 2]
+    [intact, without] = explorer.view.measures[:, 2, 0, 2]
     assert intact == pytest.approx([1, 1, 1])
     assert without[1] < 0 < without[2] < 0.5
     assert explorer.layer == 2, "it opens on the layer with the strongest pattern"
@@ -139,62 +132,9 @@ def test_an_ablation_runs_explorer_takes_the_conditions_of_the_run(
     result = explorer_of(stored, player_set(["mask"]), kept)
     assert result.players == {"mask": ["mask"]}
     expected = row_centred(captured[mask].mean, 1).numpy()
-    assert_same(result.views[0].maps[1, :, 0], expected)
+    assert_same(result.view.maps[1, :, 0], expected)
     strengths = np.nanstd(row_centred(captured[intact].mean, 1).numpy(), axis=(1, 2))
     assert result.layer == np.argmax(strengths)
-
-
-def test_a_circuits_explorer_runs_no_more_sequences_than_it_may() -> None:
-    from nope_probe.data.sequences import gaussian
-    from nope_probe.models.load import load
-
-    model, vectors = load("parameter-free", n_layers=2).model, gaussian(SEQS, N, 64)
-    assert explored(vectors, 5, 11, n_folds=4) is None  # 121 // 32 < 4 folds
-    first = explored(vectors, 5, 12, n_folds=4)  # 132 // 32
-    assert first is not None
-    engine = Engine(model=model, inputs=vectors.inputs, n_folds=4)
-    stages = Stages(
-        layer=0,
-        intact=engine.stages(None, layer=0),
-        ablated=engine.stages(None, layer=0),
-        removed=("w_o", "norms"),
-    )
-    result = block_explorer(engine, first, stages, substitute=Substitute())
-    assert list(result.players) == ["mask", "w_q", "w_k", "w_o", "w_v"]
-    assert result.removed == ["w_o"]
-    assert result.note.startswith("Maps and numbers are means over 4 sequences of 13 positions.")
-    assert result.views[0].whole.keys() == {0}, "without norms the run has another ablated model"
-    assert "no switch for the norms' weights" in result.note
-    with ablated(model, Ablation(remove=["w_o"]), calibrate(model, vectors.inputs[:4])):
-        stages = capture_stages(model, vectors.inputs[:4], layer=0, n_folds=4)
-    shown = result.views[0].maps[8, 0, LETTERS.index("d")]
-    assert_same(shown, stages.mean("d"))
-
-
-def test_a_circuits_explorer_opens_without_the_strongest_source_on_all_sequences_of_the_run(
-    model: Any,
-) -> None:
-    from nope_probe import load, sequences
-
-    data = sequences(tokenizer=load("nope-tiny").tokenizer, n_seqs=48, seq_len=17)
-    tokens, few = data.inputs, as_sequences(model, data.inputs[:24])
-    engine = Engine(model=model, inputs=tokens, n_folds=4, skip_keys=0)
-    intact = engine.stages(None, layer=0)
-    stages = Stages(layer=0, intact=intact, ablated=None, removed=())
-    result = block_explorer(engine, few, stages, substitute=Substitute())
-    assert result.removed == ["mask"], "the only source of a model without a position encoding"
-    [view] = result.views
-    with ablated(model, Ablation(remove=["mask"])):
-        without = capture_stages(model, tokens, layer=0, n_folds=4)
-    assert (view.whole.keys(), view.n_seqs) == ({0, 1}, (24, 48))
-    for place, maps in zip(view.whole[1], (intact, without), strict=True):
-        expected = maps.mean("i").numpy()
-        shown = view.maps[place, 0, LETTERS.index("i")]
-        assert_same(shown, expected)
-        locality = measure(maps.folds["i"][:, None], counts=maps.counts)[0].locality.value
-        assert view.measures[place, 0, -1, 1, 0] == pytest.approx(locality, abs=MEASURE)
-    assert view.measures[view.whole[0][1], 0, -1, 2, 0] == pytest.approx(1)
-    assert "ran on all 48 sequences of the run" in result.note
 
 
 def test_the_note_states_of_which_queries_locality_is(model: Any) -> None:

@@ -38,7 +38,6 @@ from nope_probe.experiments.ablation import sections as ablation_sections
 from nope_probe.experiments.behaviour import sections as behaviour_sections
 from nope_probe.experiments.scores import sections as scores_sections
 from nope_probe.experiments.sections import Report
-from nope_probe.hooks.reading.streaming import ResidualCache
 from nope_probe.maps.maps import packed_tensors, stored_layers
 from nope_probe.runtime.folder import Run
 
@@ -127,15 +126,13 @@ def test_score_maps_are_plain_transformers_own(scored: Path, hybrid: Tiny) -> No
     assert '"layers":[1,3]' in (scored / "report.html").read_text()  # of the maps of heads
 
 
-@pytest.mark.parametrize("scope", ["both", "upstream"])
-def test_conditions_are_those_of_an_edited_model(scope: str, run_of: Any, hybrid: Tiny) -> None:
-    out = run_of(ablate, f"ablate-{scope}", ["--players", "mask", "mlp", "--scope", scope])
+def test_conditions_are_those_of_an_edited_model(run_of: Any, hybrid: Tiny) -> None:
+    out = run_of(ablate, "ablate-mlp", ["--players", "mask", "mlp"])
     run, tokens = read_run(out), tokens_of(out)
     assert_plain(run.maps["score/mask+rope+mlp"], hybrid, tokens)
     with zero_mlps(hybrid):  # what a layer's own MLP does comes after its scores
         assert_plain(run.maps["score/mask+rope"], hybrid, tokens)
-        if scope == "both":
-            assert_plain(run.maps["score/rope"], hybrid, tokens, without="mask")
+        assert_plain(run.maps["score/rope"], hybrid, tokens, without="mask")
     assert run.manifest["layers"] == ATTENDING
     assert_layers_are_numbered(out, ablation_sections.report)
 
@@ -177,23 +174,13 @@ def test_the_functions_of_notebooks_number_layers_too(hybrid: Tiny) -> None:
     slider = figures.term_maps({"all": maps}, title="t", layer=3).layout.sliders[0]
     assert (slider.active, [step.label for step in slider.steps]) == (1, ["1", "3"])
     explorer = figures.explore(model, tokens, players=["mask"], n_folds=4)
-    assert [view.layers for view in explorer.views] == [(1, 3), (1, 3)]
+    assert explorer.view.layers == (1, 3)
     study = run_ablations(model, tokens, players=["mask", "mlp"], layers=2, folds=4)
     assert study.manifest["layers"] == [1]
     with pytest.raises(ValueError, match="do not attend: L1 is the first that does"):
         run_ablations(model, tokens, layers=1)
     with pytest.raises(ValueError, match="L0 does not attend"), ablated(model, MASK_OF_L0):
         pass
-
-
-def test_residual_streams_without_the_mlp_of_another_block_are_kept_apart(hybrid: Tiny) -> None:
-    model, tokens, cache = load(str(hybrid.folder)).model, hybrid.tokens, ResidualCache()
-    intact = capture_scores(model, tokens, layers=[3], residuals=cache).mean
-    with ablated(model, Ablation(remove=["mlp"], layers=[0])):
-        without = capture_scores(model, tokens, layers=[3], residuals=cache).mean
-        expected = capture_scores(model, tokens, layers=[3]).mean
-    assert_same(without, expected)
-    assert (without - intact).abs().nan_to_num().max() > 0.01
 
 
 def test_layers_that_do_not_attend_are_named_where_no_other_is_read(

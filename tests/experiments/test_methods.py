@@ -2,22 +2,25 @@
 
 import json
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from support.command_line import refused, run_command
+from support.command_line import run_command
 
 from nope_probe import (
     ablate,
     attention,
     behaviour,
     circuit,
-    reproduce,
+    load,
+    read_run,
     run_ablations,
     scores,
+    simulate,
     trace,
 )
 from nope_probe.experiments.methods import methods_paragraph
@@ -52,7 +55,7 @@ RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
     ),
     "circuit": (
         circuit,
-        ["--layer", 0, "--explore", 0, "--remove", "rope", "qk", "norms", "--gain", "norm"],
+        ["--layer", 0, "--remove", "rope", "qk", "norms", "--gain", "norm"],
         [
             "from the input of block L0 to the scores of the next block",
             "To remove RoPE, all queries and keys were rotated as at position 0.",
@@ -94,15 +97,15 @@ RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
 
 @pytest.mark.parametrize("command", RUNS)
 def test_the_paragraph_states_what_the_command_line_asked_for_and_what_was_run(
-    command: str, tmp_path: Path, tiny: Callable[[str], Any], capfd: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, tiny: Callable[[str], Any]
 ) -> None:
     module, flags, claims = RUNS[command]
     run, model = tmp_path / "run", tiny("smollm3-rope").folder
     run_command(module, "--model", model, *SMALL, *flags, "--out", run)
-    capfd.readouterr()
-    run_command(reproduce, run, "--methods")
-    (paragraph,) = capfd.readouterr().out.splitlines()
+    (paragraph,) = read_run(run).methods.splitlines()
     manifest = json.loads((run / "manifest.json").read_text())
+    assert methods_paragraph(manifest) == paragraph
+    assert f"<p>{escape(paragraph)}</p>" in (run / "report.html").read_text("utf-8")
     for claim in (
         *claims,
         "11 sequences of 17 tokens",
@@ -111,7 +114,6 @@ def test_the_paragraph_states_what_the_command_line_asked_for_and_what_was_run(
         f"fingerprint {manifest['model']['weights']}",
         f"{manifest['model']['parity']['logits']:.1g} for logits",
         f"TransformerLens {manifest['versions']['transformer-lens']}",
-        f"checksum {manifest['checksum'][:16]}",
     ):
         assert claim in paragraph
     assert ("A removed weight" in paragraph) == (command in ("ablate", "circuit", "attention"))
@@ -120,13 +122,11 @@ def test_the_paragraph_states_what_the_command_line_asked_for_and_what_was_run(
 
 @pytest.mark.parametrize("command", [attention, circuit])
 def test_a_run_that_removes_nothing_says_nothing_of_removals(
-    command: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    command: ModuleType, tmp_path: Path
 ) -> None:
-    run, explore = tmp_path / "run", ["--explore", 0] if command is circuit else ["--layers", 1]
+    run, explore = tmp_path / "run", [] if command is circuit else ["--layers", 1]
     run_command(command, *SMALL, *explore, "--data", "random", "--out", run)
-    capfd.readouterr()
-    run_command(reproduce, run, "--methods")
-    paragraph = capfd.readouterr().out
+    paragraph = read_run(run).methods
     assert "11 sequences of 17 random tokens" in paragraph
     assert "without" not in paragraph
     assert "remove" not in paragraph.replace("removed by the jackknife", "")
@@ -139,34 +139,22 @@ def test_vectors_and_tokens_in_memory_are_described_by_their_kind(tmp_path: Path
         ("nope-tiny", tokens, "tokens"),
         ("parameter-free", vectors, "vectors"),
     ):
-        run = run_ablations(name, data, layers=1, folds=5, players=["sources"], out=tmp_path / name)
-        paragraph = methods_paragraph(run.manifest)
-        assert f"The inputs were 11 sequences of 17 {kind} (data: " in paragraph
+        run = run_ablations(name, data, layers=1, folds=5, players=["sources"])
+        assert f"The inputs were 11 sequences of 17 {kind} (data: " in run.methods
+    made = run_ablations(load("nope-tiny", n_layers=1), n_seqs=11, seq_len=17, players=["sources"])
+    assert "11 sequences of 17 tokens from random places" in made.methods, "of a model in memory"
 
 
-def test_sequences_without_documents_are_described_too(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_sequences_without_documents_are_described_too(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run_command(scores, *SMALL, "--layers", 1, "--data", "random", "--out", run)
-    capfd.readouterr()
-    run_command(reproduce, run, "--methods")
-    paragraph = capfd.readouterr().out
+    paragraph = read_run(run).methods
     assert "the inputs were 11 sequences of 17 random tokens" in paragraph.lower()
     assert "share a fold" not in paragraph
 
 
-def test_what_cannot_be_described_is_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run, file = tmp_path / "run", tmp_path / "layers.json"
-    run_command(scores, *SMALL, "--layers", 1, "--out", run)
-    file.write_text("{}")
-    for arguments, message in (
-        ((run, "--methods", "--out", tmp_path / "again"), "--out has no effect with --methods"),
-        ((file, "--methods"), "--methods describes the folder of a run"),
-        ((tmp_path / "none" / "run", "--methods"), "holds no run"),
-    ):
-        assert message in refused(capfd, tmp_path / "here", reproduce, *arguments)
-    with pytest.raises(ValueError, match="this is a run of compare"):
-        methods_paragraph({"kind": "compare"})
+def test_a_command_without_a_paragraph_has_none(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run_command(simulate, "--n-samples", 64, "--seq-len", 7, "--n-layers", 2, "--out", run)
+    assert read_run(run).methods == ""
+    assert "Methods, for a paper" not in (run / "report.html").read_text("utf-8")

@@ -173,6 +173,6 @@ def test_a_quantised_checkpoint_is_read_as_its_plain_weights(tmp_path: Path) -> 
 def test_a_flag_of_weights_is_refused_where_the_model_has_none_to_remove(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    free = ["--model", "parameter-free", "--data", "gaussian", "--reparametrise", 1]
+    free = ["--model", "parameter-free", "--data", "gaussian", "--gain", "norm"]
     line = refused(capfd, tmp_path, ablate, *SMALL, *free)
-    assert line == "--reparametrise has no effect where no weight is removed"
+    assert line == "--gain has no effect where no weight is removed"

@@ -96,7 +96,7 @@ def test_tables_have_a_row_per_layer_and_per_head(done: Path, truth: np.ndarray)
     assert list(pattern["layer"]) == [0, 1]
     rows = heads[["layer", "head"]].to_numpy().tolist()
     assert rows == [[layer, head] for layer in (0, 1) for head in range(N_HEADS)]
-    for name in ("amplitude", "locality", "edge_contrast", "first_key", "symbolic_without_bos"):
+    for name in ("amplitude", "locality", "first_key", "symbolic_without_bos"):
         assert (heads[f"{name}_low"] <= heads[name]).all()
         assert (heads[name] <= heads[f"{name}_high"]).all()
     for name in ("first_key", "induction", "positional", "symbolic_without_bos"):

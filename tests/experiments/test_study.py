@@ -34,14 +34,14 @@ def tokens(loaded: Any) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def study(loaded: Any) -> AblationStudy:
     """An attribution with every part that it can have."""
-    options = {"folds": 5, "batch_size": 7, "reparametrise": 1}
+    options = {"folds": 5, "batch_size": 7}
     return run_ablations(loaded, players=PLAYERS, **options, **SMALL)
 
 
 def test_tables_and_maps_are_those_that_the_command_writes(
     tmp_path: Path, study: AblationStudy
 ) -> None:
-    chosen = {"folds": 5, "batch_size": 7, "reparametrise": 1, "out": tmp_path / "run"}
+    chosen = {"folds": 5, "batch_size": 7, "out": tmp_path / "run"}
     folder = run(Settings(**SMALL, **chosen, model="rope-tiny", layers=2, players=PLAYERS))
     tables = {path.stem: path.read_text() for path in folder.glob("*.csv")}
     assert tables.keys() == study.tables.keys()
@@ -53,17 +53,12 @@ def test_tables_and_maps_are_those_that_the_command_writes(
         np.testing.assert_array_equal(values, maps[name])
 
 
-def test_players_can_be_unions_and_have_a_range_over_reparametrisations(
-    study: AblationStudy,
-) -> None:
+def test_players_can_be_unions(study: AblationStudy) -> None:
     assert set(study.sources["term"]) == {"content", "mask", "rope", "mask_x_rope", "position"}
     assert set(study.tables["controls"]["tokens"]) == {"text", "shuffled"}
     assert study.skip_keys == 1
     players = study.players.query("layer == 1 and replacement == 'identity'").set_index("player")
     assert tuple(players.index) == PLAYERS
-    w_k = players.loc["w_k"]
-    assert w_k["lost_reparametrised_min"] < w_k["lost_reparametrised_max"]
-    assert w_k["lost_reparametrised_min"] <= w_k["lost"] <= w_k["lost_reparametrised_max"]
 
 
 def test_players_without_a_source_have_a_base_with_which_they_add_up(
@@ -130,7 +125,7 @@ def test_a_parameter_free_model_takes_vectors() -> None:
         ({"skip_keys": 9}, "--skip-keys 9 leaves no keys of 11"),
         ({"players": ["mlp", "w_x"]}, "unknown player 'w_x'"),
         ({"players": ["pos_embed"]}, "the model has no pos_embed; it has mask, rope"),
-        ({"players": ["sources"], "reparametrise": 1}, "reparametrise has no effect"),
+        ({"players": ["sources"], "gain": "norm"}, "gain has no effect"),
         ({"players": [f"rope[{n}:{n + 1}]" for n in range(11)]}, "11 players have 2,048 cond"),
     ],
 )

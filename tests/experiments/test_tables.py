@@ -63,7 +63,6 @@ TERMS = MeanCovariance(
     covariance=interval(2),
     mean_rms=interval(3),
     covariance_rms=interval(4),
-    dimensions=interval(5),
 )
 LABELS = ("tokens", "kept")
 LABELLED = ({"tokens": "text", "kept": "mask"}, [MEASURES])
@@ -85,7 +84,7 @@ FIRST_ROWS = {
     | bounds(share=5, lost=7, alone=6, amplification=13, **SPLIT),
     "interactions": {"layer": 0, "player_set": "players", "players": "mask+w_q"}
     | bounds(share=8, **OF_SHARE),
-    "mean_covariance": {"layer": 0, "term": "mean", **bounds(share=1, rms=3, dimensions=5)},
+    "mean_covariance": {"layer": 0, "term": "mean", **bounds(share=1, rms=3)},
     "pattern": {"layer": 0, "tokens": "text", "kept": "mask"}
     | bounds(**dict.fromkeys(Measures.__dataclass_fields__, 1)),
 }
@@ -107,13 +106,3 @@ def test_each_number_stands_with_its_bounds(name: str):
 def test_the_last_term_of_the_sources_is_the_sum_of_all_but_content():
     assert TABLES["sources"][0]["term"].tolist() == ["mask", "position"]
     assert TABLES["sources"][0]["share"].tolist() == [4, 9]
-
-
-def test_reparametrisations_add_the_range_of_each_part_layer_by_layer():
-    again = [[layer(0, lost=11), layer(1, lost=1)], [layer(0, lost=9), layer(1, lost=6)]]
-    table = players_table([layer(0), layer(1)], again)
-    assert table["lost_reparametrised_min"].tolist() == [7, 1]
-    assert table["lost_reparametrised_max"].tolist() == [11, 7]
-    assert table["alone_reparametrised_max"].tolist() == [6, 6]
-    other = players_table([layer()], [[layer(player="w_k")]])
-    assert other["lost_reparametrised_min"].isna().all(), "it was not reparametrised"

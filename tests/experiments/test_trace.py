@@ -391,7 +391,8 @@ def test_a_report_has_the_effects_that_were_measured_and_four_writers_of_each_re
         "effects": traced.effects_table(),
         "clocks": traced.clocks_table(),
     }
-    manifest = {"model": {"name": "mine"}, "reader": None, "settings": {"folds": 8}, "skip_keys": 1}
+    model = {"name": "mine", "rope_layers": [False] * 4}
+    manifest = {"model": model, "reader": None, "settings": {"folds": 8}, "skip_keys": 1}
     run = Run(manifest=manifest, arrays={"maps": traced.maps()}, tables=tables)
     whole = sections.report(run)
     without = sections.report(replace(run, tables=tables | {"effects": tables["effects"].iloc[:0]}))

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from base64 import b64decode
 from dataclasses import replace
 from html import unescape
 from itertools import product
@@ -20,72 +21,52 @@ from nope_probe.figures.explorer import (
     fitted,
     strongest_source,
 )
-from nope_probe.figures.packed import pack, quantise, script, shape_of
+from nope_probe.figures.packed import pack, quantise, script
 from nope_probe.figures.style import STOPS
-from nope_probe.stages import LETTERS
 
 N, LAYERS, HEADS = 7, 2, 3
 PLAYERS = {"mask": ["mask"], "rope": ["rope"], "ov": ["w_o", "w_v"]}
-COMPONENTS = ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp")
 
 
-def view(kind: Any, n: int = N, layers: int = LAYERS, players: int = 3) -> SwitchedMaps:
-    """Random maps: patterns below the diagonal, or Gram maps that are symmetric, and scores."""
-    generator = np.random.default_rng(len(kind))
-    panels = tuple(LETTERS) if kind == "circuit" else tuple(f"H{head}" for head in range(HEADS))
+def view(n: int = N, layers: int = LAYERS, players: int = 3) -> SwitchedMaps:
+    """Return random patterns below the diagonal."""
+    generator = np.random.default_rng(7)
+    panels = tuple(f"H{head}" for head in range(HEADS))
     maps = generator.normal(size=(2**players, layers, len(panels), n, n))
-    if kind == "pattern":
-        maps[..., ~np.tri(n, k=-1, dtype=bool)] = np.nan
-    else:
-        maps += np.swapaxes(maps, -1, -2)
-        maps[:, :, 1, 0, n - 1] = 9.0  # scores are not symmetric
-        maps[:, -1, -1] = np.nan
+    maps[..., ~np.tri(n, k=-1, dtype=bool)] = np.nan
     measures = generator.normal(size=(*maps.shape[:3], len(MEASURES), 3))
     measures[0, 0, 0, 2] = np.nan
-    absent = ({}, {"i": "L1 is the last layer"}) if kind == "circuit" else ()
-    return SwitchedMaps(
-        kind=kind,
-        layers=tuple(range(layers)),
-        panels=panels,
-        maps=maps,
-        measures=measures,
-        absent=absent,
-    )
+    return SwitchedMaps(layers=tuple(range(layers)), panels=panels, maps=maps, measures=measures)
 
 
 def explorer(**changes: Any) -> Explorer:
-    views = (view("pattern"), view("circuit"))
-    settings = {"title": "<title>", "players": PLAYERS, "views": views, "components": COMPONENTS}
-    return Explorer(**{**settings, **changes})
+    return Explorer(**{"title": "<title>", "players": PLAYERS, "view": view(), **changes})
 
 
 def test_maps_are_stored_once_to_half_a_step_and_only_cells_with_numbers() -> None:
-    values, triangle = np.random.default_rng(0).normal(size=(5, 5)), np.tri(5, dtype=bool)
+    values = np.random.default_rng(0).normal(size=(5, 5))
     codes, scale = quantise(values.ravel())
     assert np.abs(codes * scale - values.ravel()).max() <= 0.5001 * scale
     assert scale == pytest.approx(np.abs(values).max() / 32767, rel=1e-6)
     assert quantise(np.full(3, np.nan))[0].tolist() == [-32768] * 3
     assert quantise(np.zeros(2))[0].tolist() == [0, 0]
-    assert shape_of(values) == "full"
-    assert shape_of(values + values.T) == "symmetric"
-    assert shape_of(np.where(triangle, values, np.nan)) == "lower"
-    assert shape_of(np.where(np.tri(5, k=-1, dtype=bool), values, np.nan)) == "below"
-    maps = view("pattern").maps
+    maps = view().maps
+    n_cells = maps[..., 0, 0].size * N * (N - 1) // 2
+    assert len(b64decode(pack(maps)["cells"])) == 2 * n_cells
     same = np.broadcast_to(maps[:1], maps.shape)
     assert len(pack(same)["cells"]) == pytest.approx(len(pack(maps)["cells"]) / 8, rel=0.05)
 
 
-def test_maps_that_are_too_many_are_pooled_the_largest_first_and_the_page_says_so() -> None:
-    players = {name: [name] for name in COMPONENTS[:2]}
-    views = (view("pattern", 40, 2, 2), view("circuit", 40, 2, 2))
-    html = explorer(players=players, views=views, max_bytes=200_000).html()
-    assert len(html) < 201_000
-    assert "A cell of the stages is a mean over 2 × 2 positions" in unescape(html)
-    assert "A cell of the patterns" not in html
-    [(pattern, _), (stages, _)] = fitted(views, 130_000)
-    assert pattern is views[0]
-    expected = views[1].maps[3, 0, 1, 8:10, 4:6].mean()
-    np.testing.assert_allclose(stages.maps[3, 0, 1, 4, 2], expected, rtol=1e-6)
+def test_maps_that_are_too_many_are_pooled_and_the_page_says_so() -> None:
+    players, large = {name: [name] for name in ("mask", "rope")}, view(40, 2, 2)
+    html = explorer(players=players, view=large, max_bytes=33_000).html()
+    assert len(html) < 34_000
+    assert "A cell is a mean over 2 × 2 positions" in unescape(html)
+    shown, packed = fitted(large, 20_000)
+    assert shown.block == 2
+    assert len(packed["cells"]) < 20_000
+    expected = large.maps[3, 0, 1, 8:10, 4:6].mean()
+    np.testing.assert_allclose(shown.maps[3, 0, 1, 4, 2], expected, rtol=1e-6)
 
 
 def test_a_page_loads_nothing_and_reads_the_same_in_every_encoding_file_and_notebook(
@@ -105,8 +86,8 @@ def test_a_page_loads_nothing_and_reads_the_same_in_every_encoding_file_and_note
     assert not re.search(loaders, html)
 
 
-# Walks through all combinations in Gray code with real presses, by turns of a switch and of an
-# operation on an arrow, and through all layers and maps, and writes down what is shown.
+# Walks through all combinations in Gray code with real presses of switches, and through all layers
+# and maps, and writes down what is shown.
 WALK = """<script>
 addEventListener("load", () => setTimeout(() => {
   const find = (selector) => document.querySelector(selector);
@@ -116,20 +97,14 @@ addEventListener("load", () => setTimeout(() => {
     element.value = value;
     element.dispatchEvent(new Event(type));
   };
-  const pressed = (each) => [each.dataset.toggle, each.getAttribute("aria-pressed")];
   for (let step = 0; step < 8; step++) {
-    if (step) {
-      const player = Math.log2(step & -step);
-      const operation = find(`#circuit button[data-toggle="${player}"]`);
-      (step % 2 ? all(".switch")[player] : operation).click();
-    }
+    if (step) all(".switch")[Math.log2(step & -step)].click();
     for (const layer of [0, 1]) {
       pick(find("#layers input"), layer, "input");
       for (const option of all("#panels option")) {
-        if (option.disabled) continue;
         pick(find("#panels"), option.value, "change");
         const { explorer } = document.body;
-        const [view, panel] = option.value.split(",").map(Number);
+        const panel = Number(option.value);
         const canvas = find("canvas[data-of=ablated]");
         explorer.state.cell = null;
         const cells = [];
@@ -137,16 +112,12 @@ addEventListener("load", () => setTimeout(() => {
           canvas.dispatchEvent(new KeyboardEvent("keydown", { key }));
           cells.push(find("#readout").textContent);
         }
-        const { state, views } = explorer;
-        const map = explorer.values(views[view], state.removed, layer, panel);
+        const map = explorer.values(explorer.state.removed, layer, panel);
         seen.push({
-          removed: Number(document.body.dataset.removed), layer, view, panel, cells,
+          removed: Number(document.body.dataset.removed), layer, panel, cells,
           says: find("#says").textContent,
-          pressed: all(".switch").map((each) => pressed(each)[1]),
-          struck: all("#circuit button[data-toggle]").map(pressed),
-          arrows: all("#circuit g.gone").map((each) => each.dataset.arrow),
+          pressed: all(".switch").map((each) => each.getAttribute("aria-pressed")),
           map: [...map].map((each) => (Number.isNaN(each) ? null : each)),
-          stages: all("#circuit .stage small span").map((each) => each.textContent),
           numbers: all("#numbers td").map(({ dataset, textContent }) =>
             [dataset.measure, dataset.of, textContent]),
         });
@@ -163,8 +134,7 @@ addEventListener("load", () => setTimeout(() => {
 
 
 def truth(seen: dict[str, Any]) -> np.ndarray:
-    maps = explorer().views[seen["view"]].maps
-    return maps[seen["removed"], seen["layer"], seen["panel"]]
+    return explorer().view.maps[seen["removed"], seen["layer"], seen["panel"]]
 
 
 def as_number(text: str) -> float:
@@ -182,13 +152,12 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @needs_chromium
-def test_every_switch_and_arrow_leads_to_the_maps_and_struck_arrows_of_its_combination(
+def test_every_switch_leads_to_the_maps_of_its_combination(
     walked: list[dict[str, Any]],
 ) -> None:
     shown = [seen["removed"] for seen in walked]
     assert list(dict.fromkeys(shown)) == [0, 1, 3, 2, 6, 7, 5, 4]
-    assert len(shown) == 8 * (2 * HEADS + 9 + 8)
-    by_player = [{"c"}, {"b", "i"}, {"c", "d"}]  # mask; rope; w_v and w_o
+    assert len(shown) == 8 * 2 * HEADS
     for seen in walked:
         removed = seen["removed"]
         ablated, intact = truth(seen), truth({**seen, "removed": 0})
@@ -196,10 +165,6 @@ def test_every_switch_and_arrow_leads_to_the_maps_and_struck_arrows_of_its_combi
         step = np.nanmax(np.abs(ablated)) / 32767
         np.testing.assert_allclose(drawn.reshape(N, N), ablated, rtol=0, atol=0.51 * step)
         assert seen["pressed"] == [str(not removed >> k & 1).lower() for k in range(3)]
-        assert all((state == "false") == (removed >> int(k) & 1) for k, state in seen["struck"])
-        gone = [arrows for k, arrows in enumerate(by_player) if removed >> k & 1]
-        absent = {"i"} if seen["layer"] else set()
-        assert set(seen["arrows"]) == set().union(*gone) - absent
         for (query, key), text in zip([(5, 0), (4, 0), (4, 1)], seen["cells"], strict=True):
             assert text.startswith(f"query {query}, key {key}: intact ")
             cells = re.findall(r"(?:intact|ablated|difference) (\S+?),? ", text)
@@ -213,7 +178,7 @@ def test_the_numbers_and_the_sentence_are_those_of_the_combination(
     walked: list[dict[str, Any]],
 ) -> None:
     for seen in walked:
-        measures = explorer().views[seen["view"]].measures[:, seen["layer"], seen["panel"]]
+        measures = explorer().view.measures[:, seen["layer"], seen["panel"]]
         names = list(product(MEASURES, ("intact", "ablated")))
         for (name, of, text), expected in zip(seen["numbers"], names, strict=True):
             assert (name, of) == expected
@@ -228,25 +193,13 @@ def test_the_numbers_and_the_sentence_are_those_of_the_combination(
                 # A share is a whole number of percent.
                 times, rounded = (100, 0.51) if name == "share" else (1, 0.0)
                 np.testing.assert_allclose(shown, times * row, rtol=6e-3, atol=rounded)
-        stages = explorer().views[1].measures[seen["removed"], seen["layer"], :, 1, 0]
-        shown = [as_number(item) for item in seen["stages"]]
-        np.testing.assert_allclose(shown, stages[: len(shown)], rtol=6e-3)
     said = [seen for seen in walked if seen["removed"] == 5]
     for seen in said:
-        measures = explorer().views[seen["view"]].measures
+        measures = explorer().view.measures
         share, low, high = measures[5, seen["layer"], seen["panel"], 2]
         left = "nothing" if low <= 0 <= high else f"{share:.0%}".replace("-", "\N{MINUS SIGN}")
         assert seen["says"].startswith(f"Without causal mask and OV circuit, {left}")
     assert {"noise" in seen["says"] for seen in said} == {True, False}
-
-
-def test_an_explorer_opens_on_the_mean_over_heads_or_the_last_stage_of_the_block() -> None:
-    opens = [
-        explorer(views=(view(kind),), layer=layer).html()
-        for kind, layer in (("pattern", 0), ("circuit", 0), ("circuit", 1))
-    ]
-    panels = [re.findall(r'"panel":(\d+),"views"', html) for html in opens]
-    assert panels == [["0"], ["8"], ["7"]]  # the last block has no (i)
 
 
 def test_the_strongest_source_is_that_without_which_least_is_left_whatever_weights_do() -> None:
@@ -257,35 +210,12 @@ def test_the_strongest_source_is_that_without_which_least_is_left_whatever_weigh
 
 
 @needs_chromium
-def test_the_intact_model_is_of_all_sequences_whatever_is_removed_and_colours_skip_keys(
-    tmp_path: Path,
-) -> None:
-    few = replace(view("circuit", players=2), skip_keys=2)
-    whole = view("circuit", players=1)
-    few.maps[..., 1] = 500.0  # a sink, which is no pattern
-    shown = few.beside(whole, [0, 2], (31, 1000))
-    players = {name: [name] for name in ("mask", "rope")}
-    page = explorer(players=players, views=(shown,), removed=["rope"]).save(tmp_path / "page.html")
-    look = """(() => {
-      const all = (selector) => [...document.querySelectorAll(selector)].map((e) => e.textContent);
-      return [all("#says")[0], all("#numbers td[data-measure=locality]"), all(".scale")[0]];
-    })()"""
-    with open_tab(page) as tab:
-        of_few = "31 sequences, the intact model over 1,000)"
-        for key, at, place, sequences in (
-            (None, whole.measures, 1, "1,000 sequences)"),
-            ("mask", few.measures, 3, of_few),
-            ("rope", few.measures, 1, of_few),
-            ("mask", whole.measures, 0, "1,000 sequences)"),
-        ):
-            if key:
-                tab.evaluate(f"document.querySelector('.switch[data-player={key}]').click()")
-            says, localities, scale = tab.evaluate(look)
-            assert f"means over {sequences}" in says
-            values = [as_number(text.split()[0]) for text in localities]
-            expected = [whole.measures[0, 0, 8, 1, 0], at[place, 0, 8, 1, 0]]
-            np.testing.assert_allclose(values, expected, rtol=6e-3)
-            assert as_number(scale.split("nats")[1]) < 9, "the sink is beyond the colours"
+def test_colours_leave_out_the_first_keys(tmp_path: Path) -> None:
+    shown = replace(view(), skip_keys=2)
+    shown.maps[..., 1] = np.where(np.isnan(shown.maps[..., 1]), np.nan, 500.0)  # a sink
+    with open_tab(explorer(view=shown).save(tmp_path / "page.html")) as tab:
+        scale = tab.evaluate("document.querySelector('.scale').textContent")
+    assert as_number(scale.split("nats")[1]) < 9, "the sink is beyond the colours"
 
 
 @needs_chromium
@@ -294,8 +224,8 @@ def test_an_explorer_is_used_by_keyboard_alone(tmp_path: Path) -> None:
     page.write_text(explorer().html())
     look = """(() => {
       const at = document.activeElement;
-      const { removed, layer, view, panel } = document.body.explorer.state;
-      return { at: at.dataset.player || at.id || at.tagName, removed, layer, view, panel };
+      const { removed, layer, panel } = document.body.explorer.state;
+      return { at: at.dataset.player || at.id || at.tagName, removed, layer, panel };
     })()"""
     with open_tab(page) as tab:
 
@@ -313,13 +243,8 @@ def test_an_explorer_is_used_by_keyboard_alone(tmp_path: Path) -> None:
         assert press("Tab")["at"] == "INPUT"
         assert press("ArrowRight")["layer"] == 1, "arrows move the layer"
         assert press("Tab")["at"] == "panels"
-        result = [press("ArrowDown") for _ in range(HEADS + 1)]
-        assert [(stop["view"], stop["panel"]) for stop in result] == [
-            (0, 1),
-            (0, 2),
-            (1, 0),
-            (1, 1),
-        ]
+        result = [press("ArrowDown")["panel"] for _ in range(HEADS)]
+        assert result == [1, 2, 2], "the last head is the end"
         assert tab.said == []
 
 

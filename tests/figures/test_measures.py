@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from support.maps import text_of
 
 from nope_probe.analyses.pattern import Measures
 from nope_probe.components import COMPONENTS, INK
@@ -16,7 +15,6 @@ from nope_probe.figures.measures import (
     mask_effect,
     pattern_measures,
     stage_measures,
-    training_dynamics,
 )
 from nope_probe.figures.names import TABLE
 from nope_probe.figures.words import MEASURES
@@ -50,7 +48,7 @@ def test_measures_are_drawn_with_and_without_each_source() -> None:
         "without either",
     ]
     assert [trace.y[0] for trace in first] == [1, 2, 3, 4]
-    assert len(figure.data) == 4 * (len(MEASURES) - 2), "parts of the amplitude have no panel"
+    assert len(figure.data) == 4 * (len(MEASURES) - 4), "no parts of the amplitude, no contrasts"
 
 
 def test_shuffled_tokens_have_open_markers() -> None:
@@ -84,29 +82,17 @@ def test_the_masks_effect_is_drawn_with_without_and_paired() -> None:
     }
 
 
-def test_training_dynamics_draws_a_line_per_layer_and_model_on_a_log_axis() -> None:
-    rows = [(step, layer, step * layer) for step in (0, 2, 20) for layer in (1, 2)]
-    table = pd.DataFrame(rows, columns=["step", "layer", "amplitude"])
-    figure = training_dynamics({"nope-tiny": table, "rope-tiny": table})
-    assert text_of(figure) == ["nope-tiny", "rope-tiny"]
-    assert len(figure.data) == 4
-    assert figure.layout.xaxis.type == figure.layout.xaxis2.type == "log"
-    assert list(figure.data[1].x) == [1, 2, 20], "step 0 is left of the first step"
-    assert list(figure.data[1].y) == [0, 4, 40]
-    assert figure.layout.yaxis2.matches == "y"
-
-
 def test_a_head_map_has_a_row_per_layer_and_a_column_per_head_and_leaves_out_no_pattern():
     table = pd.DataFrame({"layer": [1, 1, 2, 2], "head": [1, 2, 1, 2]})
-    table["relative_r2"], table["edge_contrast"] = [0.2, 0.3, np.nan, 0.7], [0.2, -0.5, 0.1, 0.3]
-    for name in ("relative_r2", "edge_contrast"):
+    table["relative_r2"], table["locality"] = [0.2, 0.3, np.nan, 0.7], [0.2, -0.5, 0.1, 0.3]
+    for name in ("relative_r2", "locality"):
         table[f"{name}_low"], table[f"{name}_high"] = table[name] - 1, table[name] + 1
     figure = head_map(table, "relative_r2")
     np.testing.assert_array_equal(figure.data[0].z, [[0.2, 0.3], [np.nan, 0.7]])
     assert figure.layout.yaxis.autorange == "reversed"
-    signed = head_map(table, "edge_contrast").layout.coloraxis
-    assert (signed.cmin, signed.cmax) == (-0.5, 0.5), "signed measures are coloured around zero"
-    assert signed.colorbar.title.text == MEASURES["edge_contrast"].unit == "nats"
+    signed = head_map(table, "locality").layout.coloraxis
+    assert signed.cmin == -signed.cmax, "signed measures are coloured around zero"
+    assert signed.colorbar.title.text == MEASURES["locality"].unit
     with pytest.raises(ValueError, match=r"expected a measure of amplitude, .*, got 'height'"):
         head_map(table, "height")
 

@@ -18,11 +18,8 @@ from nope_probe.files import json_checksum
 from nope_probe.runtime.folder import (
     Run,
     check_output_dir,
-    has_first_page,
     read_manifest,
     read_run,
-    remove_first_page,
-    write_first_page,
     write_run,
 )
 from nope_probe.runtime.places import default_output_dir
@@ -56,25 +53,6 @@ def test_what_is_written_is_read_back_by_whoever_may_read_the_page(tmp_path: Pat
     assert run.tables["sources"]["share"].isna().tolist() == [False, True]
     assert run.tables["empty"].empty
     assert not list((tmp_path / "deep" / ".run.unfinished").iterdir())
-
-
-def test_a_first_page_gives_way_to_the_run_and_no_other_file_does(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    (tmp_path / ".run.unfinished").mkdir()
-    write_first_page(folder, "<html>first</html>")
-    assert "first" in (folder / "report.html").read_text()
-    assert check_output_dir(folder, SETTINGS) is False
-    with pytest.raises(UserError, match="is unfinished; run its command again"):
-        read_run(folder)
-    write_run(folder, a_run())
-    assert (folder / "report.html").read_text() == "<html></html>"
-    remove_first_page(folder)
-    assert check_output_dir(folder, SETTINGS) is True
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "report.html").write_text("<html>first</html>")
-    assert not has_first_page(tmp_path / "mine")
-    with pytest.raises(UserError, match="holds other files"):
-        check_output_dir(tmp_path / "mine", SETTINGS)
 
 
 def test_a_link_in_the_way_of_a_run_is_removed_and_what_it_leads_to_stays(tmp_path: Path) -> None:

@@ -100,12 +100,12 @@ def test_a_log_file_gets_whole_lines_of_progress_now_and_then(
         run.progress(["score/mask"], 40),
         run.stream("score/mask") as stream,
     ):
-        run.say("first page")
+        run.say("a line")
         for _ in range(8):
             stream.advance(5)
     shown = capsys.readouterr().err
     said, *lines = shown.splitlines()
-    assert said == "first page"
+    assert said == "a line"
     assert "\r" not in shown
     assert len(lines) == 2, "of 8 batches of 3 seconds"
     assert all(line.startswith("scores, condition mask:") for line in lines)

@@ -16,7 +16,6 @@ from torch import Tensor
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
-from nope_probe.hooks.removing.edited_weights import reparametrised
 from nope_probe.hooks.removing.targets import components
 from nope_probe.models.load import load
 from nope_probe.models.parameter_free import build, parameter_free
@@ -47,7 +46,6 @@ def _trained(tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
         maps = capture_scores(model, tokens, n_folds=3, mean_term=True, per_head=True)
         yield f"{name}/folds", maps.folds
         yield f"{name}/mean_term", maps.mean_term
-        yield f"{name}/key_means", maps.key_means.mean(0)
         yield f"{name}/per_head", maps.per_head.mean(0)
         gains = calibrate(model, tokens)
         for remove in (
@@ -58,10 +56,6 @@ def _trained(tokens: Tensor) -> Iterator[tuple[str, Tensor]]:
                 kept = capture_scores(model, tokens, n_folds=3)
             yield f"{name}/without {' '.join(remove)}", kept.mean
         yield from _stages(f"{name}/stage", model, tokens)
-        with reparametrised(model, torch.Generator().manual_seed(5)):
-            with ablated(model, Ablation(remove=["w_q"], gain="norm")):
-                turned = capture_scores(model, tokens, n_folds=3)
-            yield f"{name}/reparametrised without w_q", turned.mean
 
 
 def _parameter_free(vectors: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -69,7 +63,6 @@ def _parameter_free(vectors: Tensor) -> Iterator[tuple[str, Tensor]]:
         model = build(parameter_free(n_layers=3, d_model=vectors.shape[-1], **options))
         maps = capture_scores(model, vectors, n_folds=3, mean_term=True)
         yield f"{name}/scores", maps.mean
-        yield f"{name}/key_means", maps.key_means.mean(0)
         yield from _stages(f"{name}/stage", model, vectors)
     with ablated(model, Ablation(remove=["w_q", "w_v"], gain="identity")):
         yield f"{name}/without w_q w_v", capture_scores(model, vectors, n_folds=3).mean

@@ -46,8 +46,8 @@ class MonotonicityTest:
 
     Attributes:
         layer: the layer, from 0.
-        monotonicity, monotonicity_lag1: share of pairs of keys j < i, 8 or 1 apart, whose nearer
-            key scores higher. Noise biases it towards 1/2.
+        monotonicity: share of pairs of keys j < i, 8 apart, whose nearer key scores higher. Noise
+            biases it towards 1/2.
         distances: number of distances from the query at which there is a step.
         rises, falls: number of distances at which the mean step is significantly up, or down.
         falling_cells: number of cells in which the mean field falls by more than the resolution.
@@ -57,7 +57,6 @@ class MonotonicityTest:
 
     layer: int
     monotonicity: Interval
-    monotonicity_lag1: Interval
     distances: int
     rises: int
     falls: int
@@ -127,8 +126,7 @@ def _test_layer(
     falling = below & (predicted < -resolution)
     return MonotonicityTest(
         layer=layer,
-        monotonicity=_share(estimate, layer, LAG),
-        monotonicity_lag1=_share(estimate, layer, 1),
+        monotonicity=_share(estimate, layer),
         distances=len(mean),
         rises=int((mean > error).sum()),
         falls=int((mean < -error).sum()),
@@ -148,14 +146,14 @@ def _mean_step(
     return jackknife(Estimates.of_means(folds.mean(-1), weights))
 
 
-def _share(estimate: Estimate, layer: int, lag: int) -> Interval:
+def _share(estimate: Estimate, layer: int) -> Interval:
     folds = estimate.folds[:, layer]
     if len(folds) < MIN_FOLDS:
         return UNDEFINED
     n = folds.shape[-1]
-    pairs = torch.ones(n, max(n - lag, 0), dtype=torch.bool).tril(-1 - lag)
+    pairs = torch.ones(n, max(n - LAG, 0), dtype=torch.bool).tril(-1 - LAG)
     weights = fold_weights(len(folds), estimate.counts)
     means = leave_one_out(folds, weights)
-    steps = (means[..., lag:] - means[..., :-lag])[..., pairs]
+    steps = (means[..., LAG:] - means[..., :-LAG])[..., pairs]
     rises = (steps.sign() + 1).mean(-1) / 2  # a tie counts as half
     return jackknife(Estimates(values=rises, weights=weights))

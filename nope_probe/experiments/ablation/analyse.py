@@ -34,7 +34,7 @@ from nope_probe.experiments.ablation.plan import ConditionMaps, Measured, Plan
 from nope_probe.experiments.ablation.sections import report
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.explorer import explorer_of
-from nope_probe.experiments.sections import RELOAD, strongest
+from nope_probe.experiments.sections import Report, strongest, with_page
 from nope_probe.experiments.tables import (
     columns_of,
     interactions_table,
@@ -59,21 +59,13 @@ from nope_probe.runtime.settings import RunSettings
 HEADS_BYTES = 1 << 30
 
 
-def analyse(
-    session: Session[RunSettings],
-    plan: Plan,
-    measured: Measured,
-    waiting: str = "",
-    shorter: Mapping[int, pd.DataFrame] | None = None,
-) -> Run:
+def analyse(session: Session[RunSettings], plan: Plan, measured: Measured) -> Run:
     """Attribute the positional pattern of every layer, and return the run.
 
     Args:
         session: the run in progress.
         plan: the conditions.
         measured: their score maps.
-        waiting: what the page says below its first table while conditions are still being run.
-        shorter: the table of the sources at each shorter length, in tokens.
     """
     inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
     analysis = Analysis(plan=plan, measured=measured, tokens=inputs.kind)
@@ -82,10 +74,7 @@ def analyse(
     write_maps(maps, RunMaps(plan, measured))
     write_folds(folds, plan, measured)
     tables = analysis.tables()
-    if shorter:
-        lengths = {**shorter, session.settings.longest: tables["sources"]}
-        tables["lengths"] = pd.concat(lengths, names=["seq_len"]).reset_index(0)
-    if not waiting and not analysis.has_pattern:
+    if analysis.strongest is None:
         heads = heads_table(Engine.of(session), measured.intact)
         tables |= {} if heads is None else {"heads": heads}
     manifest = {
@@ -103,21 +92,13 @@ def analyse(
         files={"maps.safetensors": maps, "folds.safetensors": folds},
         tables=tables,
     )
-    if not session.call.is_kept:
-        return run
     replacement = plan.substitutes[0].replacement if plan.removes_weights else ""
-    explorer = explorer_of(measured.maps, plan.switches, analysis.kept_patterns(), replacement)
-    shown = report(replace(run, arrays={"maps": StoredArrays(maps)}), explorer)
-    if waiting:
-        shown = replace(shown, lead=replace(shown.lead, caption=waiting))
-    return replace(run, page=shown.html(manifest))
 
+    def report_of(run: Run) -> Report:
+        explorer = explorer_of(measured.maps, plan.switches, analysis.kept_patterns(), replacement)
+        return report(replace(run, arrays={"maps": StoredArrays(maps)}), explorer)
 
-def first_page(session: Session[RunSettings], plan: Plan, measured: Measured) -> str:
-    """Return the page of the sources and the exact terms, while the players are still run."""
-    n_left = len(plan.others) + sum(len({*plan.checked(by).values()}) for by in plan.checks)
-    waiting = f"Still running: {n_left} models without weights. {RELOAD}"
-    return analyse(session, plan.sources_alone, measured, waiting).page
+    return with_page(session, run, report_of)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +120,10 @@ class Analysis:
         """The attribution of each layer to the sources and the players."""
         return self._attributed({})
 
-    def _attributed(self, maps: ConditionMaps, first: int | None = None) -> list[LayerAttribution]:
-        """Return the attribution to the first player sets, with other maps of some conditions."""
-        return attribute(
-            self.measured.maps | maps,
-            self.plan.player_sets[:first],
-            sources=self.plan.sources,
-        )
+    def _attributed(self, maps: ConditionMaps) -> list[LayerAttribution]:
+        """Return the attribution to the player sets, with other maps of some conditions."""
+        maps = self.measured.maps | maps
+        return attribute(maps, self.plan.player_sets, sources=self.plan.sources)
 
     def _losses(self) -> dict[Replacement, list[LayerPlayers]]:
         """Return the pattern's loss without each weight under replacements that only check it."""
@@ -160,16 +138,23 @@ class Analysis:
         """Per condition, the measures of each layer's pattern."""
         return {key: measure(maps) for key, maps in self.measured.maps.items()}
 
-    @property
-    def has_pattern(self) -> bool:
-        """Whether the mean over heads of any layer of the intact model has a pattern."""
+    @cached_property
+    def strongest(self) -> LayerAttribution | None:
+        """The layer whose mean over heads has the strongest pattern; None without a pattern."""
         rows = measures_table([({}, self.measures[INTACT])], self.plan.layers, labels=())
         counts = next(iter(self.measured.intact.values())).counts
-        return strongest(rows, counts.tolist()) is not None
+        best = strongest(rows, counts.tolist())
+        return None if best is None else self.layers[self.plan.layers.index(int(best["layer"]))]
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the width of the widest interval of a source's share, in the strongest layer."""
+        if self.strongest is None:
+            return None
+        return max((term.share.high - term.share.low) / 2 for term in self.strongest.sources)
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the run's tables by name."""
-        again = [self._attributed(maps, first=1) for maps in self.measured.reparametrised]
         first = self.plan.substitutes[0].replacement
         others = {name: self._attributed(maps) for name, maps in self.measured.others.items()}
         interactions = {name: interactions_table(layers) for name, layers in others.items()}
@@ -179,7 +164,7 @@ class Analysis:
         return {
             "sources": sources_table(self.layers),
             "non_relative": non_relative_table(self._mask_effects(), self.plan.layers),
-            "players": side_by_side({first: players_table(self.layers, again)} | players),
+            "players": side_by_side({first: players_table(self.layers)} | players),
             "interactions": side_by_side({first: interactions_table(self.layers)} | interactions),
             "pattern": measures_table(measured, self.plan.layers),
             "controls": self._controls_table(),
@@ -194,8 +179,7 @@ class Analysis:
         gains = {} if self.measured.gains is None else self.measured.gains.gains
         substitutes = (*plan.substitutes, *plan.checks)
         return {
-            **({} if plan.pilot is None else {"pilot": plan.pilot}),
-            "layer_passes": self.measured.layer_passes,
+            "half_width": self.half_width,
             "gains": gains.get("identity"),
             **{f"gains_{name}": gains.get(name) for name in WITH_GAIN if name != "identity"},
             "replacements": [substitute.replacement for substitute in substitutes],

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, combinations
-from typing import Any
-
-import torch
 
 from nope_probe.analyses.attribution import losses_need
 from nope_probe.analyses.reader import MIN_FOLDS
@@ -19,8 +16,6 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.ablation.settings import Settings
 from nope_probe.experiments.engine import Engine, position_keys
-from nope_probe.hooks.reading.streaming import GIGABYTE, ResidualCache
-from nope_probe.hooks.removing.edited_weights import reparametrised
 from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
@@ -41,9 +36,8 @@ class Plan:
         sources: the mask, and the window and position encodings that the model has beside it.
         conditions: the components removed in each condition, the intact model first.
         layers: the numbers of the layers to map.
-        settings: the settings of the command, such as the replacements and the scope.
+        settings: the settings of the command, such as the replacements.
         left_out: components that by default are no sources or players here, and why.
-        pilot: the manifest's entry on the round that chose the number of sequences, if there was.
     """
 
     player_sets: tuple[PlayerSet, ...]
@@ -52,7 +46,6 @@ class Plan:
     layers: tuple[int, ...] = (0,)
     settings: Settings = PLAIN
     left_out: Mapping[str, str] = field(default_factory=dict)
-    pilot: Mapping[str, Any] | None = None
 
     @property
     def substitutes(self) -> tuple[Substitute, ...]:
@@ -98,11 +91,6 @@ class Plan:
         return [condition for condition in self.conditions if condition not in self.of_sources]
 
     @property
-    def sources_alone(self) -> Plan:
-        """The part of the plan that needs the sources' conditions alone."""
-        return replace(self, player_sets=(), conditions=tuple(self.of_sources))
-
-    @property
     def replacing(self) -> list[Condition]:
         """The conditions that replace a weight."""
         return [condition for condition in self.conditions if condition & {*WEIGHTS}]
@@ -133,23 +121,12 @@ class Plan:
         is_whole = any(players.bands <= bands for players in self.player_sets)
         return kept_name(kept - {"rope"} | (set() if is_whole else {"rope_rest"}))
 
-    def passes(
+    def pass_of(
         self, prefix: str, condition: Condition, substitute: Substitute | None = None
-    ) -> Iterator[tuple[str, Ablation | None, Sequence[int]]]:
-        """Yield per pass of a condition its key, what it ablates, and the layers that it maps."""
-        key, layers = f"{prefix}/{self.name(condition)}", self.layers
+    ) -> tuple[str, Ablation | None]:
+        """Return the checkpoint's key of a condition's pass, and what it ablates."""
         without = (substitute or self.substitutes[0]).without
-        if not condition:
-            yield key, None, layers
-        elif self.settings.scope == "both":
-            yield key, without(condition), layers
-        else:
-            for layer in layers:
-                where = [layer]
-                if self.settings.scope == "upstream":  # blocks that do not attend have an MLP alone
-                    attending = [earlier for earlier in self.layers if earlier < layer]
-                    where = [*range(layer)] if "mlp" in condition else attending
-                yield f"{key}/L{layer}", without(condition, where), [layer]
+        return f"{prefix}/{self.name(condition)}", without(condition) if condition else None
 
     def keys(self, has_shuffled: bool) -> list[str]:
         """Return the checkpoint's keys of all passes, in the order in which they are run."""
@@ -166,10 +143,6 @@ class Plan:
             keys += self.keys_of(f"score-{substitute.replacement}", [*run])
         if has_shuffled:
             keys += self.keys_of("shuffled", (INTACT, MASK))
-        for index in range(self.settings.reparametrise):
-            prefix = f"reparametrised-{index}"
-            keys += [f"{prefix}/{key}" for key in gains]
-            keys += self.keys_of(prefix, self.player_sets[0].conditions)
         return keys
 
     def keys_of(self, prefix: str, conditions: Sequence[Condition]) -> list[str]:
@@ -177,7 +150,7 @@ class Plan:
         return [
             name
             for condition in conditions
-            for key, ablation, _ in self.passes(prefix, condition)
+            for key, ablation in [self.pass_of(prefix, condition)]
             for name in (*position_keys(key, ablation or Ablation()).values(), key)
         ]
 
@@ -265,10 +238,6 @@ class Measured:
         others: per further replacement, the conditions that replace weights.
         checks: by replacement of the plan's `checks`, conditions that tell what is lost.
         shuffled: of the intact model and the one without mask on shuffled tokens, if wanted.
-        reparametrised: of the first player set's conditions, per reparametrisation.
-        layer_passes: passes of one batch through one block, up to its scores or whole: how many
-            this process has run, and how many it would need if each layer's scores were captured
-            from the embeddings on. Finished conditions of an interrupted run are not among them.
         positions: the intact model's mean queries and keys, where its scores split into terms.
     """
 
@@ -277,8 +246,6 @@ class Measured:
     others: dict[Replacement, ConditionMaps] = field(default_factory=dict)
     checks: dict[Replacement, ConditionMaps] = field(default_factory=dict)
     shuffled: ConditionMaps = field(default_factory=dict)
-    reparametrised: tuple[ConditionMaps, ...] = ()
-    layer_passes: dict[str, int] = field(default_factory=dict)
     positions: PositionSums | None = None
 
     @property
@@ -291,8 +258,6 @@ def measure_conditions(
     engine: Engine,
     plan: Plan,
     shuffled: Sequences | None = None,
-    max_residual_bytes: int = GIGABYTE,
-    show_sources: Callable[[Measured], None] | None = None,
 ) -> Measured:
     """Return the score maps of all conditions.
 
@@ -300,20 +265,13 @@ def measure_conditions(
         engine: the model on the sequences.
         plan: the conditions.
         shuffled: the same sequences with their tokens permuted, if they are a control.
-        max_residual_bytes: how much of the residual streams to keep that several passes share;
-            with the scope `both`, no two conditions share any.
-        show_sources: called with the maps of the sources' conditions, before the players' are run.
 
     Raises:
         UserError: for a non-finite score.
     """
-    residuals = ResidualCache(0 if plan.settings.scope == "both" else max_residual_bytes)
-    engine = replace(engine, residuals=residuals)
     maps = {INTACT: _intact_maps(engine, plan)}
     maps |= maps_of(engine, plan, "score", plan.of_sources[1:])
     positions = _positions(engine, maps[INTACT])
-    if plan.others and show_sources is not None:
-        show_sources(Measured(maps=dict(maps), positions=positions))
     engine = engine.calibrated("gains", plan.ablations)
     maps |= maps_of(engine, plan, "score", plan.others)
 
@@ -328,7 +286,6 @@ def measure_conditions(
         checks[by.replacement] = {condition: run[same] for condition, same in checked.items()}
     controls: ConditionMaps = {}
     if shuffled is not None:
-        residuals.clear()
         controls = maps_of(engine.on(shuffled), plan, "shuffled", (INTACT, MASK))
     return Measured(
         maps=maps,
@@ -336,8 +293,6 @@ def measure_conditions(
         others=others,
         checks=checks,
         shuffled=controls,
-        reparametrised=tuple(_reparametrisations(engine, plan, residuals)),
-        layer_passes={"run": residuals.n_run, "needed": residuals.n_needed},
         positions=positions,
     )
 
@@ -353,13 +308,13 @@ def _positions(engine: Engine, intact: Layers) -> PositionSums | None:
 
 def _intact_maps(engine: Engine, plan: Plan) -> Layers:
     """Return the intact model's maps, with their mean term if scores are plain q.k."""
-    [(key, _, layers)], name = plan.passes("score", INTACT), "the intact model"
+    (key, _), name = plan.pass_of("score", INTACT), "the intact model"
     fold_of = folds_of(len(engine.inputs), engine.n_folds, engine.documents)
     mean_term = int(fold_of.bincount().min()) >= 2  # it is a difference between sequences
     try:
-        return engine.stored_scores(key, name=name, layers=layers, mean_term=mean_term)
+        return engine.stored_scores(key, name=name, layers=plan.layers, mean_term=mean_term)
     except NotImplementedError:  # with a soft cap or bias after q.k there is no mean term
-        return engine.stored_scores(key, name=name, layers=layers)
+        return engine.stored_scores(key, name=name, layers=plan.layers)
 
 
 def maps_of(
@@ -372,23 +327,7 @@ def maps_of(
     """Return the score maps of some conditions, whose keys in the checkpoint have a prefix."""
     maps: ConditionMaps = {}
     for condition in conditions:
-        if plan.settings.scope == "upstream" and engine.residuals is not None:
-            engine.residuals.clear()  # the blocks before a layer are those of this condition alone
-        name = f"condition {prefix}/{plan.name(condition)}"
-        maps[condition] = {}
-        for key, ablation, layers in plan.passes(prefix, condition, substitute):
-            maps[condition] |= engine.stored_scores(key, ablation, name=name, layers=layers)
+        key, ablation = plan.pass_of(prefix, condition, substitute)
+        name = f"condition {key}"
+        maps[condition] = engine.stored_scores(key, ablation, name=name, layers=plan.layers)
     return maps
-
-
-def _reparametrisations(
-    engine: Engine, plan: Plan, residuals: ResidualCache
-) -> Iterator[ConditionMaps]:
-    """Yield the maps of the first player set's conditions in random reparametrisations."""
-    for index in range(plan.settings.reparametrise):
-        prefix = f"reparametrised-{index}"
-        generator = torch.Generator().manual_seed(plan.substitutes[0].seed + index)
-        residuals.clear()
-        with reparametrised(engine.model, generator):
-            changed = engine.calibrated(f"{prefix}/gains", plan.ablations)
-            yield maps_of(changed, plan, prefix, plan.player_sets[0].conditions)

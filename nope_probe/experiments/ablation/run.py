@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from nope_probe.analyses.attribution import attribute
 from nope_probe.components import ROPE_HALVES, with_bands
 from nope_probe.data.sequences import Sequences
-from nope_probe.experiments.ablation.analyse import analyse, first_page
-from nope_probe.experiments.ablation.pilot import pilot_sequences, run_pilot
+from nope_probe.experiments.ablation.analyse import analyse
 from nope_probe.experiments.ablation.plan import (
     Measured,
     Plan,
     make_plan,
-    maps_of,
     measure_conditions,
 )
 from nope_probe.experiments.ablation.settings import FLAGS_OF_WEIGHTS, Settings
@@ -31,15 +26,12 @@ from nope_probe.experiments.engine import (
     validate_removable,
 )
 from nope_probe.experiments.given import Model, run_of, takes
-from nope_probe.experiments.tables import sources_table
 from nope_probe.hooks.layers.model import Given
-from nope_probe.hooks.reading.streaming import GIGABYTE
 from nope_probe.hooks.removing.removals import without_weights
 from nope_probe.hooks.removing.targets import bands_of, components
-from nope_probe.reports.notes import pilot_note
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.processes import status, tell
-from nope_probe.runtime.session import SHORT, Call, Session
+from nope_probe.runtime.processes import status
+from nope_probe.runtime.session import Call, Session
 from nope_probe.runtime.settings import validate_effects
 
 
@@ -55,29 +47,12 @@ def run(settings: Settings, call: Call | None = None) -> Path:
     """
     with Session("ablate", settings, call) as session:
         if not session.finished:
-            pilot = None
-            if settings.n_seqs == "auto":
-                pilot = pilot_of(session)
-                session.take(pilot["n_seqs"])
-            plan = replace(plan_of(session, session.sequences()), pilot=pilot)
+            plan = plan_of(session, session.sequences())
             measured = measure(session, plan)
-            shorter = {one.longest: sources_at(session, one) for one in session.settings.at_shorter}
             if session.is_first:
                 with status("analysing and writing", in_logs=True):
-                    session.write(analyse(session, plan, measured, shorter=shorter))
+                    session.write(analyse(session, plan, measured))
     return session.folder
-
-
-def pilot_of(session: Session[Settings]) -> dict[str, Any]:
-    """Run the pilot round, say what it found, and return the manifest's entry on it.
-
-    Raises:
-        UserError: if the data give too few sequences, and for a non-finite score.
-    """
-    data = pilot_sequences(session)
-    pilot = asdict(run_pilot(session, plan_of(session, data), data))
-    tell(pilot_note(pilot))
-    return pilot
 
 
 def plan_of(session: Session[Settings], data: Sequences) -> Plan:
@@ -116,7 +91,7 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
     Raises:
         UserError: for a non-finite score.
     """
-    settings, engine, shuffled = session.settings, Engine.of(session), None
+    engine, shuffled = Engine.of(session), None
     if session.sequences().kind == "text":  # with an order that shuffling removes
         shuffled = session.sequences("shuffled-inputs", shuffle=True)
     keys = plan.keys(shuffled is not None)
@@ -124,50 +99,8 @@ def measure(session: Session[Settings], plan: Plan) -> Measured:
     if not is_resumed:
         validate_first_sequence(engine.model, engine.inputs, plan.layers)
     session.announce(len(plan.conditions), keys, n_seqs=len(engine.inputs))
-    soonest = time.monotonic() + (0 if is_resumed else SHORT)
     with session.checkpoint.progress(keys, session.n_own_seqs):
-        return measure_conditions(
-            engine,
-            plan,
-            shuffled,
-            max_residual_bytes=int(settings.residuals_gb * GIGABYTE),
-            show_sources=partial(show_sources, session, plan, soonest),
-        )
-
-
-def sources_at(session: Session[Settings], shorter: Settings) -> pd.DataFrame:
-    """Return the table of the sources on sequences of another length, as a run of it has it.
-
-    Args:
-        session: the run's.
-        shorter: its settings, with the other length.
-
-    Raises:
-        UserError: if the data give too few sequences, and for a non-finite score.
-    """
-    prefix = f"length-{shorter.longest}"
-    data = session.sequences(f"inputs-{shorter.longest}", settings=shorter)
-    plan = plan_of(session, data)
-    engine = replace(Engine.of(session, data), batch_size=shorter.seqs_per_batch)
-    n_own = session.processes.n_own(len(data), shorter.seqs_per_batch)
-    with session.checkpoint.progress(plan.keys_of(prefix, plan.of_sources), n_own):
-        maps = maps_of(engine, plan, prefix, plan.of_sources)
-    return sources_table(attribute(maps, sources=plan.sources))
-
-
-def show_sources(
-    session: Session[Settings], plan: Plan, soonest: float, measured: Measured
-) -> None:
-    """Write the page of the sources, which the finished run replaces, unless it is too early.
-
-    Args:
-        session: the run's.
-        plan: the conditions.
-        soonest: the time on the clock `time.monotonic` from which a page is worth its drawing.
-        measured: the maps of the sources' conditions.
-    """
-    if session.wants_first_page(soonest):
-        session.write_first_page(first_page(session, plan, measured))
+        return measure_conditions(engine, plan, shuffled)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -175,9 +108,9 @@ class AblationStudy(Run):
     """Where a model's positional pattern comes from, and which weights it needs.
 
     Its `tables` are those of the run's CSV files: `sources`, `players`, `interactions`, `pattern`,
-    `non_relative`, `controls`, `mean_covariance`, `offsets`, `queries`, and of several lengths
-    `lengths`. Its `maps` are those of maps.safetensors, [layer, row, key_pos] in nats:
-    `score/<kept>`, `pattern/all`, `source/<term>`, `shapley/<player>`, ...
+    `non_relative`, `controls`, `mean_covariance`, `offsets`, `queries`. Its `maps` are those of
+    maps.safetensors, [layer, row, key_pos] in nats: `score/<kept>`, `pattern/all`, `source/<term>`,
+    `shapley/<player>`, ...
     """
 
     kind = "ablate"

@@ -18,7 +18,6 @@ from nope_probe.analyses.shapley import player
 from nope_probe.experiments.sections import (
     MOST_ROWS,
     Report,
-    capitalised,
     fold_sizes_of,
     lengths_of,
     makers,
@@ -32,7 +31,6 @@ from nope_probe.experiments.sections import (
 )
 from nope_probe.experiments.verdicts import summed, verdict_of
 from nope_probe.figures import measures, shares
-from nope_probe.figures.curves import shares_by_length
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import (
     ValueAndBounds,
@@ -43,6 +41,7 @@ from nope_probe.figures.intervals import (
 from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import TABLE, words
 from nope_probe.figures.panels import Pooled, RowMaps, pool
+from nope_probe.figures.words import capitalised
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, explorer_section, positions
@@ -323,15 +322,6 @@ def _answer(findings: Findings) -> Iterator[Section]:
         "the table, “position” is all but content.",
         table=sources,
     )
-    if "lengths" in findings.tables:
-        yield Section(
-            title="Shares of the sources by sequence length",
-            figure=partial(shares_by_length, findings.tables["lengths"]),
-            caption="Shares of each layer's whole pattern, in sequences of each length, with 95% "
-            "intervals. Dotted: a share at the first key. All else on this page is of the longest "
-            "sequences.",
-            table=findings.tables["lengths"],
-        )
     if "mean_covariance" in findings.tables:
         terms = findings.tables["mean_covariance"]
         yield Section(

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
 
 from nope_probe.analyses.shapley import player_set
 from nope_probe.components import SOURCES, WEIGHTS, equal_bands, with_bands
-from nope_probe.conditions import Condition, Writer
+from nope_probe.conditions import Condition
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
 from nope_probe.hooks.removing.stand_ins import DEFAULT_REPLACEMENTS, Replacement
 from nope_probe.runtime.settings import (
-    COUNT,
     OFFSET_BINS,
-    SEQ_LEN,
     Bounds,
     GainFlag,
     RunSettings,
@@ -26,7 +24,7 @@ from nope_probe.runtime.settings import (
 
 _arg = tyro.conf.arg
 MOST_BANDS = 128  # rotary pairs of the widest heads
-FLAGS_OF_WEIGHTS = ("reparametrise", "replacement", "gain")
+FLAGS_OF_WEIGHTS = ("replacement", "gain")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,27 +33,9 @@ class Settings(RunSettings):
 
     Runs the model with and without its causal mask, RoPE and weights, and reports per layer how
     much of the positional pattern each source brings and which weights it needs, with intervals.
-    The page of the sources comes first; with the default settings, the shipped model takes about
-    15 seconds on two cores.
+    With the default settings, the shipped model takes about 15 seconds on two cores.
     """
 
-    n_seqs: Annotated[
-        int | Literal["auto"],
-        COUNT,
-        _arg(
-            help="How many sequences; auto: the least of 64, 128, 256 and 512 from which the "
-            "headline's shares of the sources should have intervals of 2 points each way, as "
-            "judged from 64 other sequences."
-        ),
-    ] = "auto"
-    seq_len: Annotated[
-        int | tuple[int, ...],
-        SEQ_LEN,
-        _arg(
-            help="Tokens in a sequence. Of several lengths, such as 32 64 128, the run is of the "
-            "longest, and shows the shares of the sources at each."
-        ),
-    ] = 64
     players: Annotated[
         tuple[str, ...] | None,
         _arg(
@@ -84,44 +64,11 @@ class Settings(RunSettings):
         ),
     ] = None
     gain: GainFlag = "output"
-    scope: Annotated[
-        Literal["both", "upstream", "own"],
-        _arg(help="For a layer's scores, remove in the layers before it, in itself, or in both."),
-    ] = "both"
-    reparametrise: Annotated[
-        int,
-        Bounds(0, 1000),
-        _arg(help="In how many random reparametrisations to repeat the first player set."),
-    ] = 0
     offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
-    residuals_gb: Annotated[
-        float,
-        Bounds(0, 1_000_000),
-        _arg(
-            help="With --scope own or upstream: up to how many GB of residual streams to keep for "
-            "conditions that have them in common, in the memory of the model's device."
-        ),
-    ] = 1.0
-
-    unrecorded = (*RunSettings.unrecorded, "residuals_gb")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        lengths = sorted({*self.lengths})
-        if len(lengths) < max(1, len(self.lengths)):
-            raise UserError("expected one or more different values of --seq-len")
-        object.__setattr__(self, "seq_len", tuple(lengths) if lengths[1:] else lengths[0])
-
-    @property
-    def at_shorter(self) -> tuple[Settings, ...]:
-        """The settings of each length but the longest."""
-        return tuple(replace(self, seq_len=length) for length in self.lengths[:-1])
 
     def validate(self) -> None:
         """Check what can be checked without the model."""
         super().validate()
-        for shorter in self.at_shorter:
-            shorter.validate()
         if self.bands and self.players is not None and "rope" not in self.players:
             raise UserError("--bands divides the player rope, and it is not among --players")
         validate_replacements(
@@ -130,14 +77,6 @@ class Settings(RunSettings):
         removed = self._named_components()
         if removed is not None and not removed & {*WEIGHTS}:
             validate_effects(self, without_weights(FLAGS_OF_WEIGHTS))
-        written = sorted(name for name in removed or () if Writer.removed_by(name))
-        if written and self.scope != "both":
-            raise UserError(f"{written[0]} is of one place: it takes no --scope {self.scope}")
-
-    def without_effect(self) -> dict[str, str]:
-        """Return by name why settings have no effect beside the others."""
-        whole = {"residuals_gb": "with --scope both: no two conditions share residual streams"}
-        return super().without_effect() | (whole if self.scope == "both" else {})
 
     def _named_components(self) -> Condition | None:
         """Return the components of the players, as far as their names tell; None by default.

@@ -10,13 +10,13 @@ import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.experiments.attention.on_text import stored_why, text_view
-from nope_probe.experiments.sections import MOST_ROWS, Report, listed
+from nope_probe.experiments.sections import MOST_ROWS, Report
 from nope_probe.figures.attention import attention_heads
 from nope_probe.figures.explorer import HEADS_BYTES, head_maps
 from nope_probe.figures.intervals import estimate_text
 from nope_probe.figures.names import phrase
 from nope_probe.figures.panels import RowMaps
-from nope_probe.figures.words import reader_of
+from nope_probe.figures.words import listed, reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section
 from nope_probe.runtime.folder import Run

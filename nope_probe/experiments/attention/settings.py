@@ -22,7 +22,7 @@ from nope_probe.runtime.settings import (
     LAYERS,
     GainFlag,
     RunSettings,
-    SeqLenFlag,
+    SeqsFlag,
     memory_of,
     validate_effects,
 )
@@ -57,7 +57,7 @@ class Settings(RunSettings):
     layers: Annotated[
         int | Literal["all"], LAYERS, _arg(help="How many first layers to study, or all.")
     ] = "all"
-    seq_len: SeqLenFlag = 64
+    n_seqs: SeqsFlag = 512
     query_rows: Annotated[
         int | None,
         COUNT,

@@ -56,7 +56,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
     inputs = Sequences(inputs=tokens, name=about["name"], bos=about["bos"])
     given = tokens if settings.data == GIVEN else None
-    changes = changes_of_model(run.manifest, loaded, given, settings.longest)
+    changes = changes_of_model(run.manifest, loaded, given, settings.seq_len)
     if changes:
         raise UserError(
             f"{' and '.join(changes)} of the model differ from those of the run: give the model, "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import pandas as pd
 import torch
@@ -27,7 +26,7 @@ from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.plan import MeasuredBehaviour, Plan, head_name, map_key
 from nope_probe.experiments.behaviour.sections import report
 from nope_probe.experiments.behaviour.settings import EFFECTS, QUANTITIES, Settings
-from nope_probe.experiments.sections import RELOAD, listed, with_page
+from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.folds import folds_of
@@ -48,32 +47,13 @@ HEAD_COLUMNS = ["layer", "head", *interval_names("pattern", "loss", "copy")]
 CORRELATION_COLUMNS = ["over", "layer", "effect", "rho", "p", "n"]
 
 
-def first_page(session: Session[Settings], plan: Plan, measured: MeasuredBehaviour) -> str:
-    """Return the page of `plan.first`, while all other measurements are still made."""
-    first = plan.first
-    others = [name for name in plan.conditions if name not in first.conditions]
-    left = [
-        f"{n} other {what}"
-        for n, what in (
-            (len(plan.measures) - len(first.measures), "measures"),
-            (len(others), "removals"),
-        )
-        if n
-    ]
-    waiting = f"Still running: {listed(left or ['copies of text'])}. {RELOAD}"
-    return analyse(session, first, measured, waiting).page
-
-
-def analyse(
-    session: Session[Settings], plan: Plan, measured: MeasuredBehaviour, waiting: str = ""
-) -> Run:
+def analyse(session: Session[Settings], plan: Plan, measured: MeasuredBehaviour) -> Run:
     """Estimate every measure in every condition, and return the run.
 
     Args:
         session: the run in progress.
         plan: the conditions.
         measured: their measurements.
-        waiting: what the page says below its first table while other measurements are still made.
 
     Raises:
         UserError: for a loss that is not finite.
@@ -105,7 +85,7 @@ def analyse(
         arrays={"tokens": {name: array.numpy() for name, array in tokens.items()}},
         tables=tables_of(plan, measured, skip),
     )
-    return with_page(session, run, partial(report, waiting=waiting))
+    return with_page(session, run, report)
 
 
 def tables_of(plan: Plan, measured: MeasuredBehaviour, skip: int) -> dict[str, pd.DataFrame]:

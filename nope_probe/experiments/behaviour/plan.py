@@ -34,8 +34,6 @@ from nope_probe.maps.maps import ScoreMaps
 from nope_probe.runtime.session import Session
 
 MIN_DOCUMENTS = 8  # four to fit on and four held out
-FIRST_MEASURES: tuple[Measure, ...] = ("loss", "in-context", "copy")  # on the first page
-FIRST_PROBES = ("text", "copy_random")
 DRAWN: tuple[Measure, ...] = ("copy", "bos")  # they take random tokens of the vocabulary
 Losses = Float[Tensor, "_ _"]  # documents and targets, which differ among probes
 Distances = Float[Tensor, "held_out layer fit"]
@@ -101,23 +99,6 @@ class Plan:
     def segment(self) -> int:
         """The length of a segment that fits into a window twice, after BOS."""
         return (self.text.tokens.shape[1] - self.bos) // 2
-
-    @property
-    def first(self) -> Plan:
-        """The plan of the first page: loss and copies of random tokens, without each source."""
-        conditions = {
-            name: ablation
-            for name, ablation in self.conditions.items()
-            if len(ablation.remove) <= 1 and self.removes_sources_alone(name)
-        }
-        return replace(
-            self,
-            conditions=conditions,
-            heads={},
-            measures=tuple(name for name in self.measures if name in FIRST_MEASURES),
-            probes={name: self.probes[name] for name in FIRST_PROBES if name in self.probes},
-            skipped={},
-        )
 
     def measured(self, measure: Measure) -> bool:
         """Return whether a measure is asked for and can be shown."""

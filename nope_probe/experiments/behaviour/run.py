@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ import torch
 from nope_probe.analyses.behaviour import by_document, halves, index_targets, ridge
 from nope_probe.analyses.jackknife import Interval, rms
 from nope_probe.analyses.pattern_changes import positional_part
-from nope_probe.experiments.behaviour.analyse import analyse, first_page
+from nope_probe.experiments.behaviour.analyse import analyse
 from nope_probe.experiments.behaviour.plan import (
     Distances,
     Losses,
@@ -34,14 +31,14 @@ from nope_probe.experiments.engine import Engine, position_keys
 from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
-from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.folds import State
 from nope_probe.maps.layers import shared_patterns
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status
-from nope_probe.runtime.session import SHORT, Call, Session
+from nope_probe.runtime.session import Call, Session
 
 HEAD_PROBES = ("text", "copy_text")  # on which single heads are removed
 
@@ -59,44 +56,25 @@ def run(settings: Settings, call: Call | None = None) -> Path:
     with Session("behaviour", settings, call) as session:
         if not session.finished:
             plan = make_plan(session)
-            soonest = time.monotonic() + SHORT
-            measured = capture(session, plan, partial(show_first, session, plan, soonest))
+            measured = capture(session, plan)
             if session.is_first:
                 with status("analysing and writing", in_logs=True):
                     session.write(analyse(session, plan, measured))
     return session.folder
 
 
-def show_first(
-    session: Session[Settings], plan: Plan, soonest: float, measured: MeasuredBehaviour
-) -> None:
-    """Write the page of loss and copying without each source, unless it is too early.
-
-    Args:
-        session: the run.
-        plan: its plan.
-        soonest: the time from which a page is worth its drawing; see `Session.wants_first_page`.
-        measured: the measurements of `plan.first`.
-    """
-    if session.wants_first_page(soonest):
-        session.write_first_page(first_page(session, plan, measured))
-
-
-def capture(
-    session: Session[Settings], plan: Plan, show_first: Callable[[MeasuredBehaviour], None]
-) -> MeasuredBehaviour:
+def capture(session: Session[Settings], plan: Plan) -> MeasuredBehaviour:
     """Return all measurements, from the checkpoint or captured and saved.
 
     Args:
         session: the run.
         plan: its plan.
-        show_first: called with the measurements of `plan.first`, before all others are made.
     """
     runner = _Runner(session, plan)
     sizes = runner.sizes()
     session.announce(len(plan.conditions) + len(plan.heads), [*sizes])
     with session.checkpoint.progress(sizes):
-        return runner.run(show_first)
+        return runner.run()
 
 
 class _Runner:
@@ -109,19 +87,13 @@ class _Runner:
         self.fit, self.held_out = (plan.text.subset(half) for half in halves(plan.text.documents))
         heads = {head_name(*place): ablation for place, ablation in plan.heads.items()}
         self.conditions = plan.conditions | heads
-        first = plan.first
-        self.first: list[tuple[str, str]] = []
-        if first.measures and len(first.conditions) > 1:
-            self.first = list(product(first.conditions, first.probes))
         self.scored = [
             (name, probe)
             for name, ablation in self.conditions.items()
             for probe in plan.probes
-            if (ablation.heads is None or probe in HEAD_PROBES) and (name, probe) not in self.first
+            if ablation.heads is None or probe in HEAD_PROBES
         ]
         self.writing = [condition for condition in self.conditions.values() if condition.writers]
-        shared = plan.probes if self.writing else HEAD_PROBES if plan.heads else ()
-        self.residuals = {probe: ResidualCache() for probe in shared}
         lengths = {name: probe.tokens.shape[1] for name, probe in plan.probes.items()}
         other_lengths = [name for name, length in lengths.items() if length != lengths["text"]]
         self.other_lengths = other_lengths if self.writing else []
@@ -148,8 +120,6 @@ class _Runner:
     def streams(self) -> Iterator[tuple[str, Probe, Ablation]]:
         """Yield the key of each stream, its sequences and its removals."""
         text, intact = self.plan.text, Ablation()
-        for name, probe in self.first:
-            yield f"loss/{name}/{probe}", self.plan.probes[probe], self.conditions[name]
         if any(condition.needs_calibration for condition in self.conditions.values()):
             yield "calibration", text, intact
         for name in self.other_lengths:
@@ -184,16 +154,12 @@ class _Runner:
             batch_size=self.seqs_per_batch(probe),
         )
 
-    def run(self, show_first: Callable[[MeasuredBehaviour], None]) -> MeasuredBehaviour:
+    def run(self) -> MeasuredBehaviour:
         """Return the losses, decodability and score maps of all conditions."""
-        text = self.on(self.plan.text)
-        losses = {(name, probe): self.losses(name, probe) for name, probe in self.first}
-        if 0 < len(self.first) < len(self.sizes()):
-            show_first(MeasuredBehaviour(losses=losses))
-        text = text.calibrated("calibration", self.conditions.values())
+        text = self.on(self.plan.text).calibrated("calibration", self.conditions.values())
         self.engine = text
         return MeasuredBehaviour(
-            losses=losses | {place: self.losses(*place) for place in self.scored},
+            losses={place: self.losses(*place) for place in self.scored},
             maps={
                 key: text.scores(key, ablation, layers=self.plan.layers)
                 for key, ablation in self.maps.items()
@@ -210,7 +176,6 @@ class _Runner:
         engine = self.on(probe)
         if ablation.writers and probe_name in self.other_lengths:
             engine = self.with_positions(engine, probe_name)
-        engine = replace(engine, residuals=self.residuals.get(probe_name))
         losses = engine.losses(f"loss/{name}/{probe_name}", ablation)
         return by_document(losses, probe.documents)
 

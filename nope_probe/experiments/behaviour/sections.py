@@ -14,10 +14,11 @@ import pandas as pd
 from nope_probe.components import POSITION_ENCODINGS
 from nope_probe.conditions import INTACT
 from nope_probe.experiments.behaviour.settings import QUANTITIES
-from nope_probe.experiments.sections import MOST_ROWS, Report, capitalised
+from nope_probe.experiments.sections import MOST_ROWS, Report
 from nope_probe.figures import behaviour as figures
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.figures.names import phrase, words
+from nope_probe.figures.words import capitalised
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section
 from nope_probe.runtime.folder import Run
@@ -41,24 +42,22 @@ RISES = {
 }
 
 
-def report(run: Run, waiting: str = "") -> Report:
+def report(run: Run) -> Report:
     """Return a run's report.
 
     Args:
         run: tables `behaviour`, `loss_by_position`, `extrapolation`, `decodability`, `bridge` and
             `correlations`, where those of measures that were not taken are empty, and `heads` where
             single heads were removed.
-        waiting: what stands below the first table while other measurements are still made.
     """
     manifest, tables = run.manifest, run.tables
     name, behaviour = notes.model_name(manifest), tables["behaviour"]
     taken = [about for key, about in QUANTITIES.items() if key in set(behaviour["measure"])]
     # The differences and the losses answer the question; all else is folded.
     answer, details = list(_answer(tables, manifest)), _details(tables, manifest)
-    first = lead(name, behaviour)
     return Report(
         title=f"What {name} can do without its mask, RoPE or weights",
-        lead=replace(first, caption=waiting) if waiting else first,
+        lead=lead(name, behaviour),
         sections=[*answer, *(replace(section, folded=bool(answer)) for section in details)],
         how_to_read=(
             *notes.how_to_read("behaviour", prefix=manifest["prefix"]),

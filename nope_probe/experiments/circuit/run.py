@@ -1,9 +1,9 @@
-"""The `circuit` command's run: from settings to stages, their table, and an explorer."""
+"""The `circuit` command's run: from settings to stages, and their table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +14,15 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure_pattern, query_stride
-from nope_probe.analyses.shapley import player_set
-from nope_probe.components import are_sources
 from nope_probe.conditions import INTACT, Condition, validate_components
-from nope_probe.data.sequences import Sequences
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.circuit.sections import report
 from nope_probe.experiments.circuit.settings import Settings
 from nope_probe.experiments.engine import Engine, are_finite, validate_removable
-from nope_probe.experiments.explorer import circuit_view, combinations, note_on, stage_view
-from nope_probe.experiments.sections import listed
+from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import measures_table
-from nope_probe.figures.explorer import Explorer, strongest_source
-from nope_probe.figures.names import phrase
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
-from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.maps import StageMaps
 from nope_probe.maps.rows import MapRows
@@ -40,7 +33,6 @@ from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 from nope_probe.runtime.sources import load_layers
-from nope_probe.stages import LETTERS
 
 ABLATED = "ablated"
 
@@ -71,9 +63,8 @@ def run(settings: Settings) -> Path:
     with Session("circuit", settings, load=load_blocks) as session:
         if not session.finished:
             stages = capture(session)
-            explorer = explorer_of(session, stages)
             with status("analysing and writing", in_logs=True):
-                session.write(analyse(session, stages, explorer))
+                session.write(analyse(session, stages))
     return session.folder
 
 
@@ -132,23 +123,6 @@ def validate_finite_stages(maps: StageMaps, model: str) -> None:
             raise UserError(f"non-finite values at stage ({letter}) of {model}")
 
 
-def explorer_of(session: Session[Settings], stages: Stages) -> Explorer | None:
-    """Return the page's explorer; None if the run's sequences do not suffice."""
-    settings, inputs = session.settings, session.sequences()
-    has = components(session.loaded.model)
-    first = explored(inputs, len(has), settings.explore, settings.folds)
-    if first is None:
-        return None
-    passes = [f"explorer/{number}" for number in range(2 ** len(has))]
-    session.announce(len(passes), passes, n_seqs=len(first), what="explorer combination")
-    return block_explorer(
-        Engine.of(session),
-        first,
-        stages,
-        substitute=settings.substitute,
-    )
-
-
 def removed_components(session: Session[Settings]) -> tuple[str, ...]:
     """Return the components to remove, circuits as their weights, in the order of the components.
 
@@ -162,7 +136,7 @@ def removed_components(session: Session[Settings]) -> tuple[str, ...]:
     return tuple(Condition(wanted | norms).ordered)
 
 
-def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | None = None) -> Run:
+def analyse(session: Session[RunSettings], stages: Stages) -> Run:
     """Measure the stages, and return the run."""
     inputs, layer = session.sequences(), stages.layer
     skip_keys = session.settings.n_skipped(inputs)
@@ -185,7 +159,7 @@ def analyse(session: Session[RunSettings], stages: Stages, explorer: Explorer | 
         arrays={"maps": arrays, "tokens": input_arrays(inputs), "folds": _folds(maps[-1])},
         tables={"stages": table},
     )
-    return replace(run, page=report(run, explorer).html(manifest))
+    return with_page(session, run, report)
 
 
 def _arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:
@@ -229,69 +203,3 @@ def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
     table = measures_table(measured, [layer], labels=("model", "stage"))
     table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]
     return table
-
-
-def block_explorer(
-    whole: Engine, few: Sequences, stages: Stages, *, substitute: Substitute
-) -> Explorer:
-    """Return the explorer of one block, with a switch for each of the model's components.
-
-    The explorer opens without the run's removed components, else without the source that the last
-    stage needs most. This combination ran on all sequences of the run, as did the intact model and
-    all single sources.
-
-    Args:
-        whole: the model on all sequences of the run.
-        few: the sequences that each combination runs.
-        stages: the captured stages.
-        substitute: the replacement of removed weights.
-    """
-    has, layer = components(whole.model), stages.layer
-    players: dict[str, list[str]] = {name: [name] for name in has}
-    ablations = [substitute.without(removed) for removed in combinations(player_set(has))]
-    engine = whole.on(few).calibrated(None, ablations)
-    view = circuit_view(engine, ablations, [layer])
-    shown: dict[tuple[str, ...], StageMaps] = {(): stages.intact}
-    if stages.ablated is None:
-        for name in (name for name in has if are_sources([name])):
-            alone = Ablation(remove=[name])
-            shown[name,] = whole.stages(f"explorer/{name}", alone, layer=layer)
-    elif {*stages.removed} <= {*has}:
-        shown[stages.removed] = stages.ablated
-    own = stage_view([[maps] for maps in shown.values()], [layer], [{}])
-    opened = [name for name in stages.removed if name in players]
-    if not stages.removed:
-        sources = {name: players[name] for (name,) in [*shown][1:]}
-        left = own.left(0, LETTERS.index(max(stages.intact.folds)))[1:]
-        opened = strongest_source(left, sources)
-    bits = {name: 1 << bit for bit, name in enumerate(players)}
-    numbers = [sum(bits[name] for name in removed) for removed in shown]
-    n_seqs, note = (len(few), len(whole.inputs)), note_on(engine, substitute)
-    if ignored := [phrase(name) for name in stages.removed if name not in has]:
-        note += f" There is no switch for {listed(ignored)}: removed in the figures below, intact "
-        note += "here."
-    return Explorer(
-        title="Press an operation on an arrow: it is removed, and every stage changes",
-        players=players,
-        views=(view.beside(own, numbers, n_seqs),),
-        components=has,
-        removed=opened,
-        note=f"{note} The intact model and the combination that is shown first ran on all "
-        f"{n_seqs[1]:,} sequences of the run; the sentence above the maps says how many the other "
-        "combinations ran on. A share compares equal sequences.",
-    )
-
-
-def explored(inputs: Sequences, n_switches: int, times: int, n_folds: int) -> Sequences | None:
-    """Return the sequences that each combination runs; None if they would be too few.
-
-    Args:
-        inputs: the run's sequences.
-        n_switches: how many components have a switch.
-        times: the cost of all combinations together, in multiples of the run's sequences.
-        n_folds: parts of the data behind the intervals.
-    """
-    n_seqs = min(len(inputs), times * len(inputs) // 2**n_switches)
-    documents = None if inputs.documents is None else inputs.documents[:n_seqs]
-    first = replace(inputs, inputs=inputs.inputs[:n_seqs], documents=documents)
-    return first if n_switches and first.n_documents >= n_folds else None

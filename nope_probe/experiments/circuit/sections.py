@@ -11,15 +11,15 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.experiments.sections import Report, listed
+from nope_probe.experiments.sections import Report
 from nope_probe.figures.circuit_figure import circuit, limits
-from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.measures import STAGE_MEASURES, stage_measures
 from nope_probe.figures.names import phrase
 from nope_probe.figures.panels import Panel, panel_groups
+from nope_probe.figures.words import listed
 from nope_probe.reports import notes
-from nope_probe.reports.page import Lead, Section, explorer_section
+from nope_probe.reports.page import Lead, Section
 from nope_probe.runtime.folder import Run
 from nope_probe.stages import SCORE_STAGES
 
@@ -48,20 +48,19 @@ INVERSIONS = {  # what becomes of the pattern from (f) over (g) to (h)
 SIDE_BY_SIDE = 64  # positions of a map in the figure of all stages
 
 
-def report(run: Run, explorer: Explorer | None = None) -> Report:
+def report(run: Run) -> Report:
     """Return the report of a run.
 
     Args:
         run: maps `gram/<letter>`, `normalised/<letter>` and, for an ablation,
             `reference/<letter>`, [pos, pos]; the table `stages`.
-        explorer: the block in all combinations of removed components, if the page shows it.
     """
     manifest, table = run.manifest, run.tables["stages"]
     name, layer = notes.model_name(manifest), manifest["layer"]
     return Report(
         title=f"L{layer} of {name}, stage by stage",
         lead=lead(manifest, table),
-        sections=[*explorer_section(explorer), *_sections(run)],
+        sections=list(_sections(run)),
         how_to_read=[
             *notes.how_to_read("circuit"),
             *map(notes.measure_note, STAGE_MEASURES),

@@ -15,7 +15,6 @@ from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.settings import (
-    LARGEST,
     LAYERS,
     Bounds,
     GainFlag,
@@ -58,15 +57,6 @@ class Settings(RunSettings):
     gain: GainFlag = "output"
     n_seqs: SeqsFlag = 1000
     seq_len: SeqLenFlag = 50
-    explore: Annotated[
-        int,
-        Bounds(0, LARGEST),
-        _arg(
-            help="The cost of the page's explorer, which removes every combination of components: "
-            "together at most so many times the run's sequences, and all of these once more "
-            "without each source; 0 leaves it out."
-        ),
-    ] = 2
     layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"
     unrecorded: ClassVar[tuple[str, ...]] = (*RunSettings.unrecorded, "layers")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from nope_probe.errors import UserError
-from nope_probe.experiments import repeat
 from nope_probe.experiments.circuit import run as circuit
 from nope_probe.experiments.paper.analyse import analyse, print_index, write_index
 from nope_probe.experiments.paper.sections import draw, print_summary
@@ -17,7 +16,6 @@ from nope_probe.experiments.paper.settings import (
     FIGURES,
     Circuit,
     ExperimentSettings,
-    RepeatSettings,
     Scores,
     Settings,
     Simulation,
@@ -25,7 +23,6 @@ from nope_probe.experiments.paper.settings import (
     place,
 )
 from nope_probe.experiments.scores import run as scores
-from nope_probe.experiments.sections import print_lines
 from nope_probe.experiments.simulation import run as simulation
 from nope_probe.runtime.places import output_folder, validate_folder_place
 from nope_probe.runtime.processes import is_first_process
@@ -55,16 +52,6 @@ def run_and_show(settings: Settings, image: Path | None, verbose: bool) -> None:
         (print_index if settings.figure == "all" else print_summary)(folder, verbose)
         if image is not None:
             draw(folder, image)
-
-
-def repeat_and_show(settings: RepeatSettings) -> bool:
-    """Repeat a run, print whether it came out the same, and return that; or describe the run."""
-    if settings.methods:
-        print_lines([repeat.methods_of(settings)])
-        return True
-    comparison = repeat.run(settings)
-    print_lines([str(comparison)])
-    return comparison.same
 
 
 def run_figure(settings: Settings) -> Path:

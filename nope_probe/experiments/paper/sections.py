@@ -18,12 +18,12 @@ from nope_probe.experiments.sections import (
     MOST_ROWS,
     PlainConsole,
     Report,
-    capitalised,
     print_lead,
     print_lines,
 )
 from nope_probe.figures.image import export
 from nope_probe.figures.panels import Panel, panel_groups
+from nope_probe.figures.words import capitalised
 from nope_probe.reports import notes
 from nope_probe.reports.page import Cell, Lead, Link, Listing, Section
 from nope_probe.runtime.folder import Run, read_manifest, read_run

@@ -1,4 +1,4 @@
-"""The settings of `reproduce`: of a figure of the paper and its experiments, or a repetition."""
+"""The settings of `reproduce`: of a figure of the paper and its experiments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from nope_probe.runtime.settings import (
     LAYERS,
     SEED,
     SEQ_LEN,
-    BoundedSettings,
     Bounds,
     SessionSettings,
 )
@@ -129,9 +128,7 @@ class Settings(SessionSettings):
     samples have smaller errors than the paper's 100,000. Figures 3 and 8 show a trained model, by
     default the small shipped one. Figures 5 and 11 to 16 show the scores of language models, by
     default the paper's on 1,000 sequences of 1,024 tokens of fineweb-edu. `all` runs the simulated
-    figures and 3 and 8, and writes one page about all sixteen. With the folder of a finished run in
-    a figure's place, that run is repeated and compared (`reproduce runs/... --help` shows its
-    flags).
+    figures and 3 and 8, and writes one page about all sixteen.
     """
 
     figure: Annotated[tyro.conf.Positional[FigureName], _arg(help="Which figure, or all.")]
@@ -242,28 +239,6 @@ class Settings(SessionSettings):
         """
         if self.figure in ("figure1", "all"):
             raise UserError(f"--image has no effect on {self.figure}, whose page draws no maps")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepeatSettings(BoundedSettings):
-    """Repeat a finished run from its manifest, and say whether it came out the same.
-
-    The same command is run with the same settings, and its files are compared: byte for byte where
-    Python, libraries and the number of threads are the same, else to 1e-6 of each array's largest
-    number. The exit code is 1 if they differ.
-    """
-
-    run: Annotated[
-        tyro.conf.Positional[Path],
-        _arg(help="The folder of a run, or the file that holds what `layers --json` printed."),
-    ]
-    out: Annotated[
-        Path | None, _arg(help="Keep the repetition in this folder [a temporary one].")
-    ] = None
-    methods: Annotated[
-        bool,
-        _arg(help="Run nothing: print what a paper says of the run, from its manifest."),
-    ] = False
 
 
 def title_of(figure: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from nope_probe.experiments.scores.heads import (
 )
 from nope_probe.experiments.scores.sections import report
 from nope_probe.experiments.scores.settings import Settings
+from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import (
     WEIGHTS,
     attention_table,
@@ -228,7 +230,7 @@ def analyse(
     }
     arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(measured)}
     run = Run(manifest=manifest, arrays=arrays, tables=tables)
-    return replace(run, page=report(run, patterns).html(manifest))
+    return with_page(session, run, partial(report, heads=patterns))
 
 
 def _without_shares(session: Session[RunSettings], layers: Layers) -> dict[str, list[int]]:

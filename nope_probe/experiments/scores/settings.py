@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from nope_probe.models.info import ModelInfo
-from nope_probe.runtime.settings import OFFSET_BINS, Bounds, RunSettings, SeqLenFlag, SeqsFlag
+from nope_probe.runtime.settings import OFFSET_BINS, Bounds, RunSettings
 
 _arg = tyro.conf.arg
 
@@ -21,8 +21,6 @@ class Settings(RunSettings):
     diagonal-normalised maps, standard errors and measures of the pattern in them.
     """
 
-    n_seqs: SeqsFlag = 512
-    seq_len: SeqLenFlag = 64
     per_head: Annotated[bool, _arg(help="Keep and measure each head's map too.")] = False
     bands: Annotated[
         int | Literal["octaves"] | None,

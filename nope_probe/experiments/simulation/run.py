@@ -157,7 +157,7 @@ def layer_rows(
             "gap_rms": (gap[layer].square().sum() / off[layer]).sqrt().item(),
             "gap_max": gap[layer].abs().max().item(),
             "verdict": test.verdict,
-            **columns_of(test, ("monotonicity", "monotonicity_lag1")),
+            **columns_of(test, ("monotonicity",)),
             "distances": test.distances,
             "rises": test.rises,
             "falls": test.falls,

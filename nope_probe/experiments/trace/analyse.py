@@ -35,7 +35,6 @@ from nope_probe.figures.position_figure import ALL, CLOCKS
 from nope_probe.figures.words import reader_of, with_readers
 from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.reading.streaming import ResidualCache
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.folds import folds_of, pooled
 from nope_probe.maps.layers import LayerMaps, patterns_of_others
@@ -99,7 +98,6 @@ def measure_effects(
     named = sorted({pair.writer for pair in pairs}.union(*heads.values(), together.values()))
     removals = {writer: Ablation(remove=[writer.removal]) for writer in named}
     engine = engine.calibrated("effects-positions", removals.values())
-    engine = replace(engine, residuals=ResidualCache())
     per_head, layers = "head" in writers, {pair.layer for pair in pairs}
     captured = partial(_reader_maps, engine, per_head)
     # Of the writers' blocks too: later passes start with the input of these blocks.

@@ -80,12 +80,13 @@ def _sections(run: Run) -> Iterator[Section]:
             tables["writers"],
             tables["effects"],
             maps=run.maps,
-            clocks=tables["clocks"],
+            clocks=_without_rope(tables["clocks"], run.manifest["model"]),
             reader=reader,
             max_positions=positions(len(TERMS), len(shown_readers(tables["terms"]))),
         ),
         caption="An edge is as wide as the writer's share of the reader's pattern; choose a reader "
-        "to see weaker edges. Below: the terms of its pattern, and its mean keys along two axes.",
+        "to see weaker edges. Below: the terms of its pattern; without RoPE also its mean keys "
+        "along two axes.",
         table=strongest_writers(tables, MOST_EDGES).drop(columns="reader"),
     )
     yield Section(
@@ -103,6 +104,12 @@ def _sections(run: Run) -> Iterator[Section]:
             "writes into queries and keys. Total: on all paths.",
             table=tables["effects"].filter(regex="^(?!predicted)"),
         )
+
+
+def _without_rope(clocks: pd.DataFrame, model: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the clocks of layers without RoPE, which turns mean keys before they are read."""
+    turned = [layer for layer, has_rope in enumerate(model["rope_layers"]) if has_rope]
+    return clocks[~clocks["layer"].isin(turned)]
 
 
 def lead(

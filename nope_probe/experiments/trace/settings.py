@@ -17,8 +17,6 @@ from nope_probe.runtime.settings import (
     Bounds,
     ModelFlag,
     RunSettings,
-    SeqLenFlag,
-    SeqsFlag,
 )
 
 _arg = tyro.conf.arg
@@ -35,8 +33,6 @@ class Settings(RunSettings):
     """
 
     model: ModelFlag = "nope-tiny"
-    n_seqs: SeqsFlag = 512
-    seq_len: SeqLenFlag = 64
     reader: Annotated[
         str | None,
         _arg(

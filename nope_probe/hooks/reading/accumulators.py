@@ -399,8 +399,7 @@ class ScoreAccumulator(MapAccumulator):
     def mean_term(self) -> Float[Tensor, "fold row key_pos"]:
         """Return M = (N qbar.kbar - S) / (N - 1), without bias in each fold.
 
-        Call this before `key_means` and `fold_means`: they forget the sums of keys and scores, and
-        the mean term needs both.
+        Call this before `fold_means`, which forgets the sums of scores.
         """
         return self.joined(self._mean_terms())
 
@@ -411,10 +410,6 @@ class ScoreAccumulator(MapAccumulator):
             scores = self.totals[f"scores{group.name}"].cpu()
             product = torch.einsum("fqw,fkw->fqk", q[:, group.queries], k[:, : group.stop])
             yield (n * (product * scale) - scores / n) / (n - 1)
-
-    def key_means(self) -> Float[Tensor, "fold pos width"]:
-        """Return each position's mean key, key heads concatenated, and forget the sum."""
-        return self.totals.pop("k").cpu() / self.cut.counts[:, None, None]
 
 
 class HeadAccumulator(MapAccumulator):

@@ -23,7 +23,7 @@ from nope_probe.hooks.layers.model import (
     numbered_layers,
 )
 from nope_probe.hooks.reading.accumulators import Cut, MapAccumulator
-from nope_probe.hooks.reading.streaming import ResidualCache, StreamCheckpoint, stream
+from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.maps.folds import Part, folds_of, sum_parts
 from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import RowGroup, choose_rows, rows_of
@@ -42,7 +42,6 @@ def capture_attention(
     query_rows: int | None = None,
     skip_keys: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
-    residuals: ResidualCache | None = None,
 ) -> AttentionMaps:
     """Average the attention weights of each head over sequences, and their information.
 
@@ -62,7 +61,6 @@ def capture_attention(
         query_rows: how many rows (queries) the maps have; see `capture_scores`.
         skip_keys: how many first keys stand apart; by default 1 for tokens, 0 for vectors.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
-        residuals: residual streams that captures of the same inputs share; none by default.
 
     Returns:
         Fold means on the CPU.
@@ -85,7 +83,7 @@ def capture_attention(
     first = first_keys_of(inputs) if skip_keys is None else skip_keys
     cut = Cut(counts=fold_of.bincount(), queries=queries, skip_keys=first)
     sums = [AttentionAccumulator(layer, cut) for layer in blocks]
-    stream(model, inputs, sums, fold_of, batch_size, checkpoint, residuals)
+    stream(model, inputs, sums, fold_of, batch_size, checkpoint)
     return attention_maps(sums)
 
 

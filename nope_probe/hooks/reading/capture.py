@@ -40,7 +40,6 @@ from nope_probe.hooks.reading.accumulators import (
     available,
 )
 from nope_probe.hooks.reading.streaming import (
-    ResidualCache,
     StreamCheckpoint,
     restore,
     state_of,
@@ -64,7 +63,6 @@ def capture_scores(
     per_head: bool = False,
     query_rows: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
-    residuals: ResidualCache | None = None,
     beside: Sequence[Accumulator] = (),
 ) -> ScoreMaps:
     """Average the attention scores of some layers over sequences and heads.
@@ -84,7 +82,6 @@ def capture_scores(
         query_rows: how many rows (queries) the maps have: evenly spread, and a run at the end; by
             default all rows up to 2,048 positions, and 512 rows above.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
-        residuals: residual streams that captures of the same inputs share; none by default.
         beside: further sums that the passes add to.
 
     Returns:
@@ -112,11 +109,10 @@ def capture_scores(
     scores = [ScoreAccumulator(layer, cut, mean_term) for layer in blocks]
     heads = [HeadAccumulator(layer, cut) for layer in blocks] if per_head else []
     sums = [*scores, *heads, *beside]
-    stream(model, inputs, sums, fold_of, batch_size, checkpoint, residuals)
+    stream(model, inputs, sums, fold_of, batch_size, checkpoint)
     n = len(blocks)
     return ScoreMaps(
         mean_term=_stacked((score.mean_term() for score in scores), n) if mean_term else None,
-        key_means=_stacked((score.key_means() for score in scores), n) if mean_term else None,
         per_head=_stacked((head.fold_means() for head in heads), n) if heads else None,
         visible=torch.stack([score.flags["visible"].cpu() for score in scores]),
         folds=_stacked((score.fold_means() for score in scores), n),
@@ -282,7 +278,6 @@ def capture_losses(
     *,
     batch_size: int = 32,
     checkpoint: StreamCheckpoint | None = None,
-    residuals: ResidualCache | None = None,
 ) -> Float[Tensor, "seq target"]:
     """Return the loss of every token but the first of each sequence, in nats, float64 on the CPU.
 
@@ -291,7 +286,6 @@ def capture_losses(
         tokens: sequences of equal length, `Sequences`, a text, or texts of equally many tokens.
         batch_size: sequences per forward pass; the logits of one batch are held.
         checkpoint: deals out batches to processes and saves finished losses; see `stream`.
-        residuals: residual streams that captures of the same tokens share; none by default.
 
     Example:
         >>> from nope_probe import capture_losses, load, sequences
@@ -305,7 +299,7 @@ def capture_losses(
     if tokens.is_floating_point():
         raise UserError("losses need tokens: vectors have none")
     losses = LossAccumulator(len(tokens))
-    stream(model, tokens, [losses], torch.arange(len(tokens)), batch_size, checkpoint, residuals)
+    stream(model, tokens, [losses], torch.arange(len(tokens)), batch_size, checkpoint)
     return losses.totals["losses"].cpu()
 
 

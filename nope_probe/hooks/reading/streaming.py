@@ -2,31 +2,27 @@
 
 A stream is saved, stopped and resumed between two batches, because every accumulator has counted
 the same sequences there. Batches are dealt in turn to the processes that share a run, and the
-processes' totals are added up at the end. With a `ResidualCache`, a pass starts where it first
-differs from an earlier pass.
+processes' totals are added up at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from nope_probe.hooks.layers.hook_points import (
     Attachment,
     HookedModel,
     HookPoint,
     hooks_attached,
-    methods_replaced,
 )
 from nope_probe.hooks.layers.model import (
     Inputs,
     block_point,
-    blocks_of,
     logits_of,
     run_forward,
     tapped,
@@ -34,7 +30,6 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.hooks.layers.tap import StopForward, taps_read
 from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.removing.block_ablation import foreign_hooks, removed_before
 from nope_probe.maps.folds import State, under
 
 
@@ -80,7 +75,6 @@ def stream(
     fold_of: Int[Tensor, " seq"],
     batch_size: int,
     checkpoint: StreamCheckpoint | None = None,
-    residuals: ResidualCache | None = None,
 ) -> None:
     """Run this process's batches, and add up the totals of all processes.
 
@@ -94,8 +88,6 @@ def stream(
         batch_size: sequences per forward pass; halved if a batch does not fit into GPU memory.
         checkpoint: deals out batches and saves sums; by default, all batches are run and nothing
             is saved.
-        residuals: residual streams of earlier passes over the same inputs, from which passes may
-            start if the model has no other hooks; none by default.
 
     Raises:
         ValueError: for batches of no sequences, or fewer batches than processes.
@@ -104,11 +96,9 @@ def stream(
     checkpoint = checkpoint or StreamCheckpoint()
     batches = batches_of(len(inputs), batch_size, checkpoint.rank, checkpoint.n_processes)
     restore(accumulators, checkpoint.restore())
-    residuals = residuals or ResidualCache(max_bytes=0)
+    runner = BatchRunner(model, accumulators, checkpoint, batch_size)
     done, restored = 0, accumulators[0].n_seen
-    with used_alone(model), torch.inference_mode(), ExitStack() as stack:
-        runner = BatchRunner(model, accumulators, checkpoint, batch_size, residuals)
-        stack.enter_context(_reading(model, accumulators))
+    with used_alone(model), torch.inference_mode(), _reading(model, accumulators):
         for start, stop in batches:
             if done >= restored:
                 runner.run(inputs[start:stop], fold_of[start:stop], done)
@@ -169,11 +159,9 @@ class BatchRunner:
         accumulators: Sequence[Accumulator],
         checkpoint: StreamCheckpoint,
         batch_size: int,
-        residuals: ResidualCache,
     ) -> None:
         self.model, self.accumulators, self.checkpoint = model, accumulators, checkpoint
-        self.batch_size, self.residuals = batch_size, residuals
-        self.may_skip = residuals.max_bytes > 0 and may_skip_blocks(model)
+        self.batch_size = batch_size
 
     def run(self, batch: Inputs, fold_of: Int[Tensor, " seq"], done: int) -> None:
         """Run a batch before which `done` sequences of this process were run."""
@@ -196,24 +184,17 @@ class BatchRunner:
 
     def _run_once(self, batch: Inputs) -> None:
         if any(accumulator.reads_logits for accumulator in self.accumulators):
-            last = len(blocks_of(self.model)) - 1
-            # A condition's losses are read once, so only the intact model's streams are kept.
-            intact = [d for d in range(1, last + 1) if not removed_before(self.model, d)]
-            with self.residuals.shared(self.model, batch, [last], self.may_skip, intact):
-                logits = logits_of(self.model, batch)
+            logits = logits_of(self.model, batch)
             for accumulator in self.accumulators:
                 accumulator.read_logits(logits, batch)
             return
-        layers = sorted({accumulator.depth for accumulator in self.accumulators})
-        with self.residuals.shared(self.model, batch, layers, self.may_skip):
-            run_forward(self.model, batch)
+        run_forward(self.model, batch)
 
     def _halve(self, size: int) -> None:
         # Called when the error, whose frames hold tensors, is gone. The blocks that came before
         # the error have counted the batch already; their accumulators skip its pieces.
         for accumulator in self.accumulators:
             accumulator.reset()
-        self.residuals.clear()
         torch.cuda.empty_cache()
         self.batch_size = size // 2
         self.checkpoint.batch_halved(self.batch_size)
@@ -246,99 +227,3 @@ def _reading(model: HookedModel, accumulators: Sequence[Accumulator]) -> Iterato
 
 def _stop(tensor: Tensor, hook: HookPoint) -> None:
     raise StopForward
-
-
-GIGABYTE = 10**9
-
-
-class ResidualCache:
-    """Outputs of blocks, kept for later passes that are equal up to these blocks.
-
-    Passes over the same batch have the same residual stream up to the first block where their
-    removals differ. Outputs that do not fit are computed again, so results never depend on the
-    cache's size. The weights must not change while a cache is in use.
-
-    Attributes:
-        max_bytes: bytes that may be kept, on the model's device; 0 keeps nothing.
-        n_bytes: bytes that are kept.
-        n_needed: layer passes (one block, one batch) without the cache.
-        n_run: layer passes that were run.
-    """
-
-    def __init__(self, max_bytes: int = GIGABYTE) -> None:
-        self.max_bytes, self.n_bytes = max_bytes, 0
-        self.n_needed = self.n_run = 0
-        # The batch is kept beside a block's output, so that no other tensor gets its address.
-        self._outputs: dict[Hashable, tuple[Inputs, Any]] = {}
-
-    def clear(self) -> None:
-        """Drop all residual streams: no later pass can begin with them."""
-        self._outputs.clear()
-        self.n_bytes = 0
-
-    @contextmanager
-    def shared(
-        self,
-        model: HookedModel,
-        batch: Inputs,
-        layers: Sequence[int],
-        may_share: bool,
-        keep: Sequence[int] | None = None,
-    ) -> Iterator[None]:
-        """Start the pass inside as late as possible, and keep the inputs of some blocks.
-
-        Args:
-            model: a HookedTransformer or TransformerBridge, ablated or not.
-            batch: the tokens or vectors of the pass, a part of tensors that stay as they are.
-            layers: the blocks that are read, in order; the pass ends in the last.
-            may_share: whether the pass may skip the blocks before them, whose hooks then stay idle.
-            keep: the blocks whose inputs are kept; by default the blocks that are read.
-        """
-        shares = may_share and self.max_bytes > 0
-        start = self._deepest(model, batch, layers[0]) if shares else 0
-        self.n_needed += layers[-1] + 1
-        self.n_run += layers[-1] + 1 - start
-        blocks = blocks_of(model)[: layers[-1]]
-        forwards: dict[nn.Module, Callable[..., Any]] = {}
-        if start:
-            _, output = self._outputs[_key(model, batch, start)]
-            forwards = dict.fromkeys(blocks[:start], lambda *_, **__: output)
-        for depth in (layers if keep is None else keep) if shares else ():
-            if depth > start:
-                forwards[blocks[depth - 1]] = self._keeping(model, batch, depth, blocks[depth - 1])
-        with ExitStack() as stack:
-            for block, forward in forwards.items():
-                stack.enter_context(methods_replaced(block, forward=forward))
-            yield
-
-    def _deepest(self, model: HookedModel, batch: Inputs, layer: int) -> int:
-        """Return the last block up to a layer whose input is kept; 0 without such a block."""
-        kept = (d for d in range(layer, 0, -1) if _key(model, batch, d) in self._outputs)
-        return next(kept, 0)
-
-    def _keeping(
-        self, model: HookedModel, batch: Inputs, depth: int, block: nn.Module
-    ) -> Callable[..., Any]:
-        """Return a block's forward pass, which keeps its output if there is room."""
-        forward = block.forward
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            output = forward(*args, **kwargs)
-            residual = cast(Tensor, output[0] if isinstance(output, tuple) else output)
-            size = residual.numel() * residual.element_size()
-            key = _key(model, batch, depth)
-            if key not in self._outputs and self.n_bytes + size <= self.max_bytes:
-                self._outputs[key] = batch, output
-                self.n_bytes += size
-            return output
-
-        return run
-
-
-def may_skip_blocks(model: HookedModel) -> bool:
-    """Return whether a model has no hooks, of any kind, but those of an ablation in effect."""
-    return not foreign_hooks(model)
-
-
-def _key(model: HookedModel, batch: Inputs, depth: int) -> Hashable:
-    return batch.data_ptr(), batch.shape, batch.dtype, depth, removed_before(model, depth)

@@ -248,31 +248,6 @@ def is_ablated(model: HookedModel) -> bool:
         return model in ABLATED
 
 
-def removed_before(model: HookedModel, depth: int) -> tuple[Hashable, ...]:
-    """Return a key of the removals before a block; empty if nothing is removed there.
-
-    Two passes over the same tokens enter the block with equal residual streams if their keys agree.
-
-    Args:
-        model: the model, ablated or not.
-        depth: the number of the block.
-    """
-    active = ABLATED.get(model)
-    if active is None:
-        return ()
-    ablation = active.ablation
-    removals = [
-        (index, None if heads is None else tuple(heads))
-        for index, heads in sorted(active.heads.items())
-        if index < depth
-    ]
-    if not (removals or "pos_embed" in ablation.components):
-        return ()
-    names = tuple(sorted(ablation.components))
-    how = ablation.stand_in, ablation.scaling, ablation.seed, ablation.prefix
-    return (names, *how, active.calibration, *removals)
-
-
 def foreign_hooks(model: HookedModel) -> list[str]:
     """Return the names of modules with hooks that neither an ablation nor a library has added."""
     active = ABLATED.get(model)

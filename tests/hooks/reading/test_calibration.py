@@ -10,7 +10,7 @@ from support.tiny_models import ByName, ModelOf, tokens
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
-from nope_probe.hooks.removing.edited_weights import reparametrised
+from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.hooks.removing.replacements import (
     Calibration,
     norm_gain,
@@ -101,7 +101,7 @@ def test_a_calibration_serves_the_model_and_weights_that_it_was_measured_on(
     expected = run(own)
     with refused:
         run(other)
-    with reparametrised(model, torch.Generator().manual_seed(0)):
+    with untrained(model):
         run(calibrate(model, inputs))
         with refused:
             run(own)

@@ -216,15 +216,6 @@ def test_mean_term_and_covariance_of_queries_and_keys_add_up_to_the_score(
         assert agree(maps.folds[0, layer], total)
 
 
-def test_key_means_are_the_mean_keys_per_position(
-    bridge: ByName, tiny: ByName, inputs: torch.Tensor
-) -> None:
-    maps = capture_scores(bridge("llama"), inputs, n_folds=N_FOLDS, mean_term=True)
-    assert maps.key_means is not None
-    for layer, states in enumerate(plain_states(tiny("llama").hf, inputs)):
-        assert agree(maps.key_means[:, layer], per_fold(states.k.flatten(2), N_FOLDS))
-
-
 def test_rewritten_scores_have_no_mean_term(bridge: ByName, inputs: torch.Tensor) -> None:
     model = bridge("llama")
     point = layers_of(model)[1].point("attn.hook_attn_scores")
