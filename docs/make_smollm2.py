@@ -43,6 +43,10 @@ COMMANDS = {
 }
 SHARES = ("share", "share_first", "share_others")
 LOST = ("lost", "lost_first", "lost_others")
+PARTS_OF_HEADS = (
+    *("information", "first_position", "others_position"),
+    *("positional_share", "others_share", "first_weight"),
+)
 # What is told of a run: a table, the columns that name a row of it, and the estimates.
 Told = tuple[str, tuple[str, ...], tuple[str, ...]]
 TOLD: dict[str, list[Told]] = {
@@ -57,7 +61,7 @@ TOLD: dict[str, list[Told]] = {
     "w_o": [("players", ("player", "replacement"), LOST)],
     "bands": [("bands", ("band",), ("share",)), ("pattern", (), ("amplitude",))],
     "behaviour": [("behaviour", ("measure", "condition"), ("value", "difference"))],
-    "attention": [("attention", ("head",), ("positional_share", "first_weight"))],
+    "attention": [("attention", ("head",), PARTS_OF_HEADS)],
 }
 STORED, IMAGES = Path(__file__).parent / "smollm2.csv", Path(__file__).parent / "images"
 WHERE = ["run", "layer", "name", "measure"]
@@ -69,7 +73,7 @@ LATER = (1, 2, 3)  # the layers whose pattern the paper's Figure 5 shows
 EDGE = 0.05  # the share of the keys that are the first, as in `edge_contrast`
 PIXELS = 104  # of a published panel
 POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
-LITTLE, MOST = 0.2, 0.8  # positional shares
+LITTLE, MOST = 0.2, 0.8  # positional shares among the keys after the first
 REMOVED = {"intact": "intact", "without the mask": "mask", "without RoPE": "rope"}
 QUANTITIES = {
     "loss": "loss",
@@ -228,7 +232,7 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
 
     mask, rope = (percent("sources", 3, name, "share") for name in ("mask", "rope"))
     intact, gone = nats("copy_random intact", "value"), nats("copy_random rope", "difference")
-    shares = of(stored, run="attention", measure="positional_share")["value"]
+    shares = of(stored, run="attention", measure="others_share")["value"]
     few, most = (shares < LITTLE).sum(), (shares >= MOST).sum()
     counts = f"{few} of {len(shares)} heads are below {LITTLE:.0%}, {most} at {MOST:.0%} or more"
     previous, induction = (looks(stored, head) for head in (POSITIONAL, CONTENT))

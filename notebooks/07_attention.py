@@ -38,9 +38,9 @@ options = {"text": text, "n_seqs": 128, "seq_len": 48}
 # %% [markdown]
 # ## Which heads' attention is position
 #
-# Colour is the positional share: 0% where position tells nothing of where the head looks among the
-# keys after the first, 100% where the text tells nothing. Area is information: how far the weights
-# are from uniform, in nats. The ring is the weight of the first key.
+# Colour is the positional share: 0% where position says nothing of where the head looks, 100%
+# where the text says nothing. Area is information: how far the weights are from uniform, in nats.
+# The ring is the weight of the first key.
 
 # %%
 query = 15  # the second " he"
@@ -48,11 +48,18 @@ rope = run_attention("rope-tiny", why="L3H3", query=query, **options)
 figures.attention_heads(rope.attention)
 
 # %% [markdown]
-# L1H3 is nearly all position, L3H3 nearly all content. Their shares, with 95% intervals:
+# L1H3 is nearly all position. L3H3 looks at BOS wherever it finds nothing else, and that is
+# position too; among the keys after BOS (`others_share`) it is nearly all content:
 
 # %%
 heads = rope.attention.set_index(["layer", "head"])
-columns = ["information", "positional_share", "positional_share_low", "positional_share_high"]
+columns = [
+    "information",
+    "positional_share",
+    "others_share",
+    "others_share_low",
+    "others_share_high",
+]
 heads.loc[[(1, 3), (3, 3)], columns].round(2)
 
 # %% [markdown]
@@ -116,15 +123,17 @@ figures.attention_heads(without.attention)
 strongest_keys(without.on_text)
 
 # %% [markdown]
-# No head keeps a positional share of more than a few percent: position was RoPE's. L3H3 loses its
-# key too, although its attention is content: L1H3 no longer says which token came before. What is
-# left of it is the BOS token, in this text as in any other.
+# Among the keys after BOS, no head keeps a share of more than a few percent: that position was
+# RoPE's. What position is left is about BOS, which is like no other token. L3H3 loses its key too,
+# although its attention there is content: L1H3 no longer says which token came before. What is left
+# of it is the BOS token, in this text as in any other.
 #
 # **Exercise.** `nope-tiny` has no RoPE and was trained so. Which of its heads attend by position?
 #
 # <details><summary>Answer</summary>
 #
-# `run_attention("nope-tiny", **options).attention`: heads of L2 and L3, up to 77% in L2H1. The
-# causal mask makes this position, and no head of L1 has it yet.
+# `run_attention("nope-tiny", **options).attention`: heads of L0 and L1 by what they give BOS (their
+# `others_share` is near 0), and heads of L2 and L3 among the other keys too, up to 77% in L2H1. The
+# causal mask makes this position.
 #
 # </details>

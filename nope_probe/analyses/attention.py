@@ -4,25 +4,32 @@ For the weights A of a query over n keys, with a on the first key and A' on the 
 KL(A, U) = KLb(a, 1/n) + (1 - a) KL(A', U'): whether to look at the first key, and where to look
 among the other keys. Over texts each of the two is the same of the mean weights (position) plus
 the rest (content), which is the mutual information between the text and the attended key.
+
+The mean weights M of N texts have too much position. The texts of a fold, read with the mean
+weights of the other folds, have too little: E A log(M / U) is at most KL(E A, U), by Gibbs'
+inequality. The gap between these two bounds falls about as 1/N, and so does the error of the
+jackknife's estimate, which lies between them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import Interval, share
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, share
 from nope_probe.analyses.pattern import MIN_KEYS
 from nope_probe.errors import UserError, kind_of
 from nope_probe.maps.estimates import Estimates, fold_weights, weights_of_means
 from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import BLOCK_BYTES
 
-Values = Float[Tensor, " one_plus_folds"]
+LARGEST_GAP = 0.5  # of the bounds of a share that is given
+LOWERED = 1 / 8  # of the gap: how far the lower end of an interval is lowered
+GAP_TO_REACH = 0.25  # with the number of sequences that a note asks for
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +37,8 @@ class AttentionSplit:
     """The information of a head's attention above uniform attention, in four parts, in nats.
 
     Parts are means over the queries that see 8 keys or more. The bias of a mean of N texts is
-    removed, so noise can make a part of 0 negative.
+    removed, so noise can make a part of 0 negative. As this bias is known from the same texts, the
+    gap of the bounds widens intervals: position may be less, by an eighth of the gap.
 
     Attributes:
         information: E KL(A, U).
@@ -41,6 +49,8 @@ class AttentionSplit:
         first_weight: the mean weight of the first key, 0 to 1.
         unexplained: `others_position` that the softmax of the mean scores misses: the divergence
             of the mean weights from it; NaN if the maps have no scores.
+        first_gap, others_gap: how far the upper bound of `first_position` and of `others_position`
+            exceeds the lower bound.
     """
 
     information: Estimates
@@ -50,11 +60,42 @@ class AttentionSplit:
     others_content: Estimates
     first_weight: Estimates
     unexplained: Estimates
+    first_gap: float
+    others_gap: float
 
     @property
     def positional_share(self) -> Interval:
-        """The share of position in the information among the other keys, 0 to 1."""
-        return share(self.others_position, self.others_position + self.others_content)
+        """The share of position in the information, 0 to 1.
+
+        Undefined if its bounds are more than 50 points apart.
+        """
+        position = self.first_position + self.others_position
+        return _between_bounds(share(position, self.information), self.positional_share_gap)
+
+    @property
+    def others_share(self) -> Interval:
+        """The same share among the other keys alone."""
+        interval = share(self.others_position, self.others_position + self.others_content)
+        return _between_bounds(interval, self.others_share_gap)
+
+    @property
+    def positional_share_gap(self) -> float:
+        """How far the bounds of `positional_share` are apart, 0.5 for 50 points."""
+        return float((self.first_gap + self.others_gap) / self.information.values[0])
+
+    @property
+    def others_share_gap(self) -> float:
+        """How far the bounds of `others_share` are apart."""
+        among = self.others_position + self.others_content
+        return float(self.others_gap / among.values[0])
+
+    def interval(self, name: str) -> Interval:
+        """Return the 95% interval of a part, nats, widened by the gap of its bounds."""
+        interval, (key, _, kind) = jackknife(getattr(self, name)), name.partition("_")
+        gap = LOWERED * {"first": self.first_gap, "others": self.others_gap}.get(key, 0.0)
+        if kind == "position":
+            return replace(interval, low=interval.low - gap)
+        return replace(interval, high=interval.high + gap) if kind == "content" else interval
 
     @property
     def pattern_missed(self) -> Interval:
@@ -63,6 +104,13 @@ class AttentionSplit:
         Undefined if `others_position` does not exceed its noise.
         """
         return share(self.unexplained, self.others_position)
+
+
+def _between_bounds(interval: Interval, gap: float) -> Interval:
+    """Return a share's interval with a lower end that its bounds, this gap apart, allow."""
+    if gap > LARGEST_GAP:
+        return UNDEFINED
+    return replace(interval, low=interval.low - LOWERED * gap)
 
 
 class Parts(NamedTuple):
@@ -160,10 +208,14 @@ def split_head(maps: AttentionMaps, place: int, head: int) -> AttentionSplit:
     weights, visible, skip_keys = maps.weights[:, place, head], maps.visible[place], maps.skip_keys
     kept, of_means = visible.sum(-1) >= MIN_KEYS, weights_of_means(share_of)
     size = max(1, BLOCK_BYTES // (8 * len(of_means) * visible.shape[-1]))
-    parts = []
+    parts, gaps = [], []
     for rows in kept.nonzero().flatten().split(size):
         mean = torch.einsum("mf,frk->mrk", of_means, weights[:, rows].double())
         at_first, among_others, _ = information_parts(mean, visible[rows], skip_keys)
+        lower = _lower_bounds(
+            weights[:, rows].double(), mean[1 : n_folds + 1], share_of, visible[rows], skip_keys
+        )
+        gaps.append((torch.stack((at_first[0], among_others[0])) - lower).sum(-1))
         missed = torch.full_like(at_first, torch.nan)
         if maps.scores is not None:
             scores = maps.scores[:, place, head, rows].double()
@@ -174,6 +226,7 @@ def split_head(maps: AttentionMaps, place: int, head: int) -> AttentionSplit:
     first_position, others_position, unexplained = (
         Estimates.without_bias(values, share_of) for values in sums.double() / kept.sum()
     )
+    gap = torch.stack(gaps).sum(0) / kept.sum() if gaps else torch.full((2,), torch.nan)
 
     def mean_of(folds: Float[Tensor, "fold row"]) -> Estimates:
         return Estimates.of_means(folds[:, kept].double().mean(1), share_of)
@@ -187,7 +240,39 @@ def split_head(maps: AttentionMaps, place: int, head: int) -> AttentionSplit:
         others_content=among - others_position,
         first_weight=mean_of(weights[..., :skip_keys].sum(-1)),
         unexplained=unexplained,
+        first_gap=float(gap[0]),
+        others_gap=float(gap[1]),
     )
+
+
+def _lower_bounds(
+    weights: Float[Tensor, "fold row key_pos"],
+    of_other_folds: Float[Tensor, "fold row key_pos"],
+    share_of: Float[Tensor, " fold"],
+    visible: Bool[Tensor, "row key_pos"],
+    skip_keys: int,
+) -> Float[Tensor, "two row"]:
+    """Return lower bounds of position about the first key and among the other keys, nats.
+
+    The bound of both is E A log(M / U), where the mean M leaves out the text's fold. Among the
+    other keys it is E (1 - a) A' log(M' / U').
+
+    Args:
+        weights: fold means of the weights A.
+        of_other_folds: for each fold the mean M of the weights in the other folds.
+        share_of: the share of all sequences that each fold holds.
+        visible: the keys that each query sees.
+        skip_keys: how many first keys stand apart.
+    """
+    least = torch.finfo(torch.float32).tiny
+    logs = of_other_folds.clamp_min(least).log()
+    others, seen = weights[..., skip_keys:], visible[..., skip_keys:]
+    rest, n_others = others.sum(-1), seen.sum(-1).clamp_min(1).to(weights).log()
+    read = (others * logs[..., skip_keys:]).sum(-1)
+    log_rest = of_other_folds[..., skip_keys:].sum(-1).clamp_min(least).log()
+    among = read + rest * (n_others - log_rest)
+    both = (weights * logs).sum(-1) + weights.sum(-1) * visible.sum(-1).to(weights).log()
+    return torch.einsum("f,pfr->pr", share_of, torch.stack((both - among, among)))
 
 
 def _divergence(

@@ -10,7 +10,8 @@ R_i is RoPE's rotation at position i. The score is exactly the sum of
     written_both    <R_i dq_i, R_j dk_j>
 
 and of ALiBi's bias. Keys and queries are sums over the writers before the head, and so are both
-terms of content.
+terms of content. Of a text alone, without other texts, the score is the sum of <R_i q_i, R_j k_j>
+over the writers of k_j.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ class QueryTerms:
 
     Attributes:
         scores: the scores before a soft cap; they are the sum of all terms. NaN where masked.
-        position: rotation, the three written terms, and `alibi` where a model has it.
-        of_key, of_query: by writer, the content of keys and of the query.
+        position: rotation, the three written terms, and `alibi` where a model has it; of a text
+            alone, `alibi` at most.
+        of_key, of_query: by writer, the content of keys and of the query; of a text alone, the
+            whole key, and nothing of the query.
     """
 
     scores: Float[Tensor, " key_pos"]
@@ -46,21 +49,20 @@ class QueryTerms:
 
 
 def query_terms(
-    text: ReaderSums, others: ReaderSums, query: int, *, skip_keys: int = 0
+    text: ReaderSums, others: ReaderSums | None, query: int, *, skip_keys: int = 0
 ) -> QueryTerms:
     """Split one query's scores in one text into position, and content by writer.
 
     Args:
         text: a head's queries, keys and scores in the text, in one fold.
-        others: its means over other texts, in one fold, as long as the text or longer.
+        others: its means over other texts, in one fold, as long as the text or longer; None for a
+            text alone, whose scores are split by the keys' writers.
         query: the query's position.
         skip_keys: how many first positions the means over positions leave out.
     """
     n = text.k.shape[1]
     seen = text.scores[0, query].isfinite()
-    own_q, mean_q, mean_k = (_vectors(x) for x in (text.q, others.q, others.k))
-    q0, k0 = (x[skip_keys:].mean(0) for x in (mean_q, mean_k))
-    mean_q, mean_k = mean_q[:n], mean_k[:n]
+    own_q = _vectors(text.q)[query]
 
     def turned(x: Vectors) -> Vectors:
         return x if text.turns is None else text.turns.turned(x[:, None])[:, 0]
@@ -71,22 +73,26 @@ def query_terms(
     def centred(x: Float[Tensor, " key_pos"]) -> Tensor:
         return centred_rows(x[None], seen[None])[0]
 
-    dq, dk = mean_q[query] - q0, mean_k - k0
-    constant, written, at_mean = map(turned, (k0.expand(n, -1), dk, mean_k))
-    pairs = ((q0, constant), (q0, written), (dq, constant), (dq, written))
-    position = {name: products(*pair) for name, pair in zip(TERMS, pairs, strict=True)}
+    position, of_key, of_query = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+    keys = {writer: _vectors(key) for writer, key in text.keys.items()}
+    if others is not None:
+        mean_q, mean_k = (_vectors(x) for x in (others.q, others.k))
+        q0, k0 = (x[skip_keys:].mean(0) for x in (mean_q, mean_k))
+        mean_k = mean_k[:n]
+        dq, dk = mean_q[query] - q0, mean_k - k0
+        constant, written, at_mean = map(turned, (k0.expand(n, -1), dk, mean_k))
+        pairs = ((q0, constant), (q0, written), (dq, constant), (dq, written))
+        position = {name: products(*pair) for name, pair in zip(TERMS, pairs, strict=True)}
+        for writer, own in text.queries.items():
+            content = (_vectors(own) - _vectors(others.queries[writer])[:n])[query]
+            of_query[writer] = centred(products(content, at_mean))
+        keys = {writer: key - _vectors(others.keys[writer])[:n] for writer, key in keys.items()}
+    for writer, key in keys.items():
+        of_key[writer] = centred(products(own_q, turned(key)))
     scores = text.scores[0, query].double()
     if text.bias is not None:
         position["alibi"] = text.bias[query].double().where(seen, 0)
         scores = scores + position["alibi"]
-    of_key, of_query = {}, {}
-    for writer in text.keys:
-        key, query_part = (
-            _vectors(own[writer]) - _vectors(mean[writer])[:n]
-            for own, mean in ((text.keys, others.keys), (text.queries, others.queries))
-        )
-        of_key[writer] = centred(products(own_q[query], turned(key)))
-        of_query[writer] = centred(products(query_part[query], at_mean))
     return QueryTerms(
         scores=centred(scores.where(seen, 0)).where(seen, torch.nan),
         position={name: centred(x) for name, x in position.items()},

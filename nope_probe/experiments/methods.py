@@ -11,6 +11,7 @@ from typing import Any
 
 from nope_probe.components import CIRCUITS, REMOVABLE, WEIGHTS, is_rope
 from nope_probe.conditions import Writer
+from nope_probe.experiments.attention.settings import ALONE
 from nope_probe.figures.names import phrase
 from nope_probe.figures.words import capitalised, listed, numbered_layers
 from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, STAND_INS
@@ -133,6 +134,8 @@ def _of_inputs(facts: Manifest) -> dict[str, Any]:
     first = FIRST_KEYS.get(facts["kind"], FIRST_KEYS["others"])[n_keys > 0]
     n_documents = facts["documents"] or facts["n_seqs"]  # None: each sequence drawn by itself
     return {
+        "corpus": settings["data"] != ALONE,
+        "alone": settings["data"] == ALONE,
         "inputs": ", ".join(filter(None, [what, *details, seed, checksum])),
         "first_keys": first.format(keys=KEYS.get(n_keys, f"the first {n_keys} keys")),
         "n_documents": n_documents,
@@ -175,6 +178,7 @@ def _of_command(facts: Manifest) -> dict[str, Any]:
     settings = facts["settings"]
     given = settings.get("given", {}).get("kind", "text") == "text"
     per_head, writers = settings.get("per_head", False), settings.get("writers", "heads")
+    n_text = len((facts.get("text") or {"pieces": ()})["pieces"])
     return {
         "control": given
         and settings["data"] not in ("random", "gaussian")
@@ -183,7 +187,8 @@ def _of_command(facts: Manifest) -> dict[str, Any]:
         "readers": READERS[per_head],
         "writing": WRITERS[writers],
         "n_conditions": len(facts.get("conditions", ())),
-        "n_text": len((facts.get("text") or {"pieces": ()})["pieces"]),
+        "beside": n_text > 0 and settings["data"] != ALONE,
+        "n_text": n_text,
         "measured": listed([MEASURED[name] for name in facts.get("measures", ())] or [""]),
     }
 

@@ -183,11 +183,13 @@ def print_report(
 
 
 def print_lead(console: Console, lead: Lead) -> None:
-    """Print a result: its sentence, its table and how to read it."""
+    """Print a result: its sentence, its table, how to read it, and a second result."""
     console.print(lead.sentence, end="\n\n")
     print_table(console, lead.table)
     if lead.caption:
         console.print(lead.caption, style="dim")
+    if lead.also:
+        console.print(f"\n{lead.also}")
 
 
 def print_table(console: Console, table: pd.DataFrame, title: str = "") -> None:

@@ -10,12 +10,12 @@ from itertools import chain
 from typing import Any, get_args
 
 import pandas as pd
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit
 from nope_probe.analyses.attribution import LayerAttribution, LayerPlayers
-from nope_probe.analyses.jackknife import Interval, Intervals, jackknife, rms
+from nope_probe.analyses.jackknife import Interval, Intervals, rms
 from nope_probe.analyses.offsets import (
     OffsetBins,
     mean_squares_by_query,
@@ -43,9 +43,11 @@ WEIGHTS = (  # of a head's attention weights
     "others_position",
     "others_content",
     "positional_share",
+    "others_share",
     "first_weight",
 )
 ATTENTION = (*WEIGHTS, "pattern_missed")
+GAPS = ("positional_share_gap", "others_share_gap")
 
 
 def interval_columns(**intervals: Interval) -> Row:
@@ -74,8 +76,9 @@ def attention_table(
 ) -> pd.DataFrame:
     """Return the table of attention: layer, head, the parts (nats) and shares, with their bounds.
 
-    `information` is the sum of its four parts. `positional_share`, `first_weight` and
-    `pattern_missed` are shares.
+    `information` is the sum of its four parts. `positional_share`, `others_share`, `first_weight`
+    and `pattern_missed` are shares. The two columns of gaps say how far the bounds of the first two
+    are apart.
 
     Args:
         splits: the attention of each head, by layer and head.
@@ -85,11 +88,33 @@ def attention_table(
     for (layer, head), split in splits.items():
         parts = {name: getattr(split, name) for name in names}
         intervals = {
-            name: part if isinstance(part, Interval) else jackknife(part)
+            name: part if isinstance(part, Interval) else split.interval(name)
             for name, part in parts.items()
         }
-        rows.append({"layer": layer, "head": head, **interval_columns(**intervals)})
+        gaps = {name: getattr(split, name) for name in GAPS}
+        rows.append({"layer": layer, "head": head, **interval_columns(**intervals), **gaps})
     return pd.DataFrame(rows)
+
+
+def text_attention_table(
+    information: Float[Tensor, "layer head"],
+    first_weight: Float[Tensor, "layer head"],
+    layers: Sequence[int],
+) -> pd.DataFrame:
+    """Return the table of attention in one text alone, which knows no position and no intervals.
+
+    Args:
+        information: the information of each head, nats.
+        first_weight: the weight of the first key.
+        layers: the layers' numbers.
+    """
+    rows = [
+        {"layer": layer, "head": head, "information": float(nats), "first_weight": float(weight)}
+        for layer, of_heads, firsts in zip(layers, information, first_weight, strict=True)
+        for head, (nats, weight) in enumerate(zip(of_heads, firsts, strict=True))
+    ]
+    columns = ["layer", "head", *interval_names(*ATTENTION), *GAPS]
+    return pd.DataFrame(rows).reindex(columns=columns)
 
 
 def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:

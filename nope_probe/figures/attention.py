@@ -21,22 +21,28 @@ RING, GAP = 4, 3  # px of the ring of a head that gives the first key all of its
 KEYS, ROW = 12, 30  # keys with a bar, and px of a bar
 LEAST_TERM = 0.01  # of the largest term of the shown keys: smaller terms have no bar
 REST = "#9aa0a6"
+UNIFORM = 0.01  # nats of information: with less, a head attends uniformly
 HOVER = (
     "L%{y}H%{x}<br>%{customdata[0]:.2f} nats above uniform attention<br>positional share "
-    "%{customdata[1]:.0%} [%{customdata[2]:.0%}, %{customdata[3]:.0%}]<br>first key "
-    "%{customdata[4]:.0%} of the weight<extra></extra>"
+    "%{customdata[1]:.0%} [%{customdata[2]:.0%}, %{customdata[3]:.0%}], among the other keys "
+    "%{customdata[4]:.0%}<br>first key %{customdata[5]:.0%} of the weight<extra></extra>"
+)
+UNKNOWN = (
+    "L%{y}H%{x}<br>%{customdata[0]:.2f} nats above uniform attention<br>no positional share<br>"
+    "first key %{customdata[5]:.0%} of the weight<extra></extra>"
 )
 
 
 def attention_heads(table: pd.DataFrame) -> go.Figure:
     """Draw all heads, layer by head: where they look, and how much of it is position.
 
-    A head's colour is the positional share of its information among the other keys, its area the
-    information, and the width of its ring the first key's weight. Heads that see fewer than 8 keys
-    at a time are left out.
+    A head's colour is the positional share of its information, its area the information, and the
+    width of its ring the first key's weight. Heads without a share are grey: of a text alone, of
+    too few texts, or uniform. Heads that see fewer than 8 keys at a time are left out.
 
     Args:
-        table: `attention.csv`: layer, head, information (nats), positional_share and first_weight.
+        table: `attention.csv`: layer, head, information (nats), positional_share, others_share and
+            first_weight.
     """
     known = table.dropna(subset=["information"])
     information = known["information"].to_numpy(float).clip(0)
@@ -44,16 +50,19 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
     share, low, high = estimates_of(known, "positional_share")
     largest = max(FLOOR, float(information.max(initial=0)))
     sizes = SMALLEST + (LARGEST - SMALLEST) * np.sqrt(information / largest)
+    others = known["others_share"].to_numpy(float)
+    classed = np.isfinite(share) & (information >= UNIFORM)
     heads = {
         "type": "scatter",
         "mode": "markers",
         "x": known["head"].to_numpy(int),
         "y": known["layer"].to_numpy(int),
-        "customdata": np.stack([information, share, low, high, first], -1),
-        "hovertemplate": HOVER,
+        "customdata": np.stack([information, share, low, high, others, first], -1),
+        "hovertemplate": np.where(classed, HOVER, UNKNOWN),
         "marker": {
             "size": sizes,
-            "color": np.nan_to_num(share),
+            # Plotly leaves bubbles of an unknown colour grey.
+            "color": np.where(classed, share, np.nan),
             "coloraxis": "coloraxis",
             "opacity": 1,  # bubbles are paler than the colour bar by default
         },
@@ -81,7 +90,7 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
         "colorscale": SEQUENTIAL,
         "cmin": 0.0,
         "cmax": 1.0,
-        "colorbar": {**colour_bar("positional share among the other keys"), "tickformat": ".0%"},
+        "colorbar": {**colour_bar("positional share"), "tickformat": ".0%"},
     }
     layout["meta"]["opens_heads"] = True
     return go.Figure([rings, heads], {**layout, "showlegend": False})

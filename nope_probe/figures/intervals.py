@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-NO_PATTERN, WITHIN = "no pattern", "within noise"
+NO_PATTERN, WITHIN, NO_SHARE = "no pattern", "within noise", "no share"
 # How columns of estimates begin that pages show in percent, and in nats above the noise.
 SHARES: tuple[str, ...] = ("share", "lost", "alone", "relative_r2", "predicted", "held", "direct")
 SHARES += ("norm", "total", "first_key", "explained", "positional", "symbolic", "previous_token")
-SHARES += ("induction", "first_weight", "pattern_missed")
+SHARES += ("induction", "first_weight", "others_share", "pattern_missed")
+OF_ATTENTION = ("positional_share", "others_share", "pattern_missed")
 AMPLITUDES = ("amplitude", "rms", "non_relative", "with_mask", "without_mask")
 ValueAndBounds = tuple[float, float, float]
 
@@ -81,6 +82,8 @@ def estimate_text(row: Mapping[Any, Any] | pd.Series, column: str, style: str = 
     if isinstance(row[column], str):  # a blank
         return row[column]
     interval = interval_of(row, column)
+    if column in OF_ATTENTION and np.isnan(interval[0]):
+        return NO_SHARE
     if column.startswith(SHARES):
         return interval_text(percent(interval), style or "z.1f", "%")
     if column.startswith(AMPLITUDES) and interval[1] <= 0:
@@ -119,7 +122,7 @@ def is_number(text: str) -> bool:
         >>> is_number("-3% [-4, -2]"), is_number("needed")
         (True, False)
     """
-    return not text or text[0] in "+-0123456789" or text in (NO_PATTERN, WITHIN)
+    return not text or text[0] in "+-0123456789" or text in (NO_PATTERN, WITHIN, NO_SHARE)
 
 
 def cell_text(value: object) -> str:

@@ -1,6 +1,6 @@
 const root = document.currentScript.parentElement;
 const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
-const { n, heads, causal, why } = data;
+const { n, heads, causal, why, compared } = data; // compared: with other texts
 const tokens = [...root.querySelectorAll(".text span")];
 const text = root.querySelector(".text");
 const readout = root.querySelector(".readout");
@@ -16,6 +16,10 @@ const STEPS = 127; // of a weight
 const BAR = 12; // px of the largest relative entropy
 const LEAST = 0.01; // nats: smaller ones are drawn on this scale
 let [head, query] = data.first;
+if (!compared) {
+  delete MODES.position;
+  delete MODES.content;
+}
 let mode = why ? "why" : "attention";
 let key = why ? why.key : 0; // whose terms are shown
 let maps = null; // weights in this text, and mean weights, in steps: all queries of a key together
@@ -58,7 +62,7 @@ const buttons = heads.map((one, index) => {
   Object.assign(button, { type: "button", tabIndex: -1 });
   button.append(element("small", "", share(one.share)));
   const [r, g, b] = colours(data.colours.sequential)[Math.round(255 * Math.min(1, Math.max(0, one.share || 0)))];
-  button.style.borderLeftColor = `rgb(${r},${g},${b})`;
+  if (compared) button.style.borderLeftColor = `rgb(${r},${g},${b})`;
   button.addEventListener("click", () => choose(index));
   list.append(button);
   return button;
@@ -71,7 +75,7 @@ list.addEventListener("keydown", (event) => {
   buttons[head].focus();
 });
 chooser.append(
-  element("p", "about", "A head, with its positional share: its colour goes from dark (content) to yellow (position). The heads with the most information come first."),
+  element("p", "about", (compared ? "A head, with its positional share: its colour goes from dark (content) to yellow (position). " : "") + "The heads with the most information come first."),
   list, switches,
 );
 
@@ -97,7 +101,8 @@ function draw() {
   const table = colours(diverging());
   const largest = Math.max(LEAST, ...content);
   tokens.forEach((span, place) => {
-    const weight = at(maps.attention, place), mean = at(maps.position, place);
+    const weight = at(maps.attention, place), mean = compared ? at(maps.position, place) : 0;
+    const said = compared ? `, position ${percent(mean)}` : "";
     const value = { attention: weight, why: weight, position: mean, content: weight - mean }[mode];
     const [r, g, b] = table[value < 0 ? 56 : 199];
     span.style.backgroundColor = "transparent";
@@ -106,15 +111,15 @@ function draw() {
     span.classList.toggle("later", causal && place > query);
     span.classList.toggle("key", explains() && place === key);
     span.setAttribute("aria-pressed", place === query);
-    span.setAttribute("aria-label", `${place} ${token(place)}: attention ${percent(weight)}, position ${percent(mean)}`);
-    span.title = `${place}: attention ${percent(weight)}, position ${percent(mean)}; bar ${content[place].toFixed(2)} nats`;
+    span.setAttribute("aria-label", `${place} ${token(place)}: attention ${percent(weight)}${said}`);
+    span.title = `${place}: attention ${percent(weight)}${said}; bar ${content[place].toFixed(2)} nats`;
     span.tabIndex = place === (explains() ? key : query) ? 0 : -1;
   });
   const keys = tokens.map((_, key) => key).sort((one, other) => at(maps.attention, other) - at(maps.attention, one));
   const top = keys.slice(0, 3).filter((key) => at(maps.attention, key) > 0);
-  const parts = top.map((key) => `${percent(at(maps.attention, key))} to ${token(key)} (key ${key}; ${percent(at(maps.position, key))} in other texts)`);
+  const parts = top.map((key) => `${percent(at(maps.attention, key))} to ${token(key)} (key ${key}${compared ? `; ${percent(at(maps.position, key))} in other texts` : ""})`);
   readout.textContent = `${heads[head].name}, query ${query} ${token(query)}: ${parts.join(", ")}. ` +
-    `Relative entropy to the mean over other texts: ${content[query].toFixed(2)} nats (highest bar: ${largest.toFixed(2)}). ${MODES[mode]}`;
+    `Relative entropy to ${compared ? "the mean over other texts" : "uniform weights"}: ${content[query].toFixed(2)} nats (highest bar: ${largest.toFixed(2)}). ${MODES[mode]}`;
   drawTerms();
 }
 

@@ -45,15 +45,16 @@ class TextView:
         why: the terms of the scores of one head and query, which the view opens with.
         heads: `attention.csv`: layer, head, information (nats) and positional_share.
         weights: the attention weights in the text.
-        position: the mean weights over other texts at the same positions.
-        content: the relative entropy of the weights to the mean weights, nats.
+        position: the mean weights over other texts at the same positions; None without other texts.
+        content: the relative entropy of the weights to the mean weights, nats; without other texts,
+            to uniform weights.
     """
 
     title: str
     pieces: Sequence[str]
     heads: pd.DataFrame = field(repr=False)
     weights: Weights = field(repr=False)
-    position: Weights = field(repr=False)
+    position: Weights | None = field(repr=False)
     content: Float[np.ndarray, "layer head query_pos"] = field(repr=False)
     names: dict[int, str] = field(default_factory=dict)
     why: Why | None = None
@@ -66,12 +67,13 @@ class TextView:
                 information come first, and a line says how many are left out.
         """
         n_heads, n = len(self.heads), len(self.pieces)
+        kept = [x for x in (self.weights, self.position) if x is not None]
         content = self.content.reshape(n_heads, n)
         packed_heads: dict[int, dict[str, object]] = {}
         size = 0
         asked = None if self.why is None else self._place(self.why.head)
         for place in sorted(self.order, key=lambda place: place != asked):  # the asked one stays
-            maps = (x.reshape(n_heads, n, n)[place] for x in (self.weights, self.position))
+            maps = (x.reshape(n_heads, n, n)[place] for x in kept)
             codes = np.rint(STEPS * np.stack([x.T for x in maps])).astype(np.uint8)
             packed = b64encode(zlib.compress(codes.tobytes(), 6)).decode()
             nats = encoded(content[place], "<f4")
@@ -88,12 +90,15 @@ class TextView:
             }
         places = [place for place in self.order if place in packed_heads]
         heads = [packed_heads[place] for place in places]
-        head, query = divmod(int(content[places].argmax()), n)  # where the text tells most
-        if self.why is not None and asked is not None:
-            head, query = places.index(asked), self.why.query
+        if self.why is None:
+            strongest, query, _ = self.strongest(places)
+        else:
+            strongest, query = self.why.head, self.why.query
+        head = places.index(self._place(strongest))
         causal = not np.triu(self.weights, 1).any()
         colours = {"colours": STOPS, "causal": causal, "first": [head, query]}
-        whole = {**colours, "n": n, "heads": heads, "why": self._terms()}
+        compared = {"compared": self.position is not None}
+        whole = {**colours, **compared, "n": n, "heads": heads, "why": self._terms()}
         data = json.dumps(whole, separators=(",", ":"))
         fewer = f"<p>The {len(heads)} heads with the most information, of {n_heads}.</p>"
         still = self.weights.reshape(n_heads, n, n)[places[head], query]
@@ -139,10 +144,39 @@ class TextView:
             "terms": terms,
         }
 
-    def strongest(self) -> tuple[str, int, float]:
-        """Return the head and query with the largest relative entropy, and that, in nats."""
-        place, query = divmod(int(self.content.argmax()), len(self.pieces))
-        return reader_of(self.heads.iloc[place]), query, float(self.content.max())
+    def strongest(self, places: Sequence[int] | None = None) -> tuple[str, int, int]:
+        """Return the head and query with the most to tell, and the key with the most weight there.
+
+        They are those with the largest relative entropy to other texts. Without other texts, the
+        weight itself is the largest, of a key after the first and before the query.
+
+        Args:
+            places: of heads in the table; all by default.
+        """
+        n_heads, n = len(self.heads), len(self.pieces)
+        chosen = list(range(n_heads)) if places is None else list(places)
+        weights = self.weights.reshape(n_heads, n, n)[chosen]
+        if self.position is None:
+            earlier = np.tri(n, k=-1, dtype=bool)
+            earlier[:, 0] = False
+            sharpest = np.where(earlier, weights, -1).max(-1)
+        else:
+            sharpest = self.content.reshape(n_heads, n)[chosen]
+        place, query = divmod(int(sharpest.argmax()), n)
+        seen = weights[place, query].copy()
+        if self.position is None and n > 2:
+            seen[0] = -1
+        return reader_of(self.heads.iloc[chosen[place]]), query, int(seen.argmax())
+
+    def place_of(self, head: str) -> tuple[int, int]:
+        """Return the place of a head in the weights: of its layer, and of the head in the layer."""
+        layer, number = divmod(self._place(head), self.weights.shape[1])
+        return layer, number
+
+    def named(self, token: int) -> str:
+        """Return a token in quotation marks, with signs for what cannot be seen."""
+        piece = self.pieces[token]
+        return f"“{self.names.get(token, mark_of(piece)) or piece}”"
 
     def _tokens(self, weights: Float[np.ndarray, " key_pos"]) -> str:
         """Return the tokens as HTML, shaded as the script does it on a light screen."""

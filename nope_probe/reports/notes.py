@@ -50,10 +50,13 @@ def intervals_note(manifest: Mapping[str, Any]) -> list[str]:
     Example:
         >>> intervals_note({"settings": {"folds": 8}, "documents": 40})
         ['Its intervals come from 8 folds of 40 documents.']
+        >>> intervals_note({"settings": {"folds": 8}, "fold_sizes": [1]})  # a text alone
+        []
     """
     folds, documents = manifest.get("settings", {}).get("folds"), manifest.get("documents")
     of_documents = "" if documents is None else f" of {documents} documents"
-    return [f"Its intervals come from {folds} folds{of_documents}."] if folds else []
+    has_folds = folds and manifest.get("fold_sizes") != [1]
+    return [f"Its intervals come from {folds} folds{of_documents}."] if has_folds else []
 
 
 def run_notes(manifest: Mapping[str, Any]) -> list[str]:
@@ -61,12 +64,13 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
 
     Args:
         manifest: the run's manifest: `documents` (their number; None if sequences are drawn
-            singly), `fold_sizes` (sequences per fold), `distinct_sequences` (how many different
-            ones), `query_stride` (between queries whose keys are ranked), `windows` (of layers with
-            a window: how many keys a query sees at most), `left_out` (components that are not
-            removed by default, with reasons), `half_width` (of the widest interval of the
-            headline's shares), `without_shares` (layers whose rotation was not recognised), the
-            `not_attending` layers of its `model`, and the `notes` of its `data` and of its `text`.
+            singly), `fold_sizes` (sequences per fold; a text alone is one), `distinct_sequences`
+            (how many different ones), `query_stride` (between queries whose keys are ranked),
+            `windows` (of layers with a window: how many keys a query sees at most), `left_out`
+            (components that are not removed by default, with reasons), `too_few` (heads without a
+            positional share, and how many sequences would do), `half_width` (of the widest interval
+            of the headline's shares), `without_shares` (layers whose rotation was not recognised),
+            the `not_attending` layers of its `model`, and the `notes` of its `data` and `text`.
 
     Example:
         >>> run_notes({"documents": 40, "fold_sizes": [64] * 8, "query_stride": 1})
@@ -115,6 +119,12 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         f"Not removed by default: {kept}.": bool(left_out),
         WITHOUT_SHARES: bool(manifest.get("without_shares")),
     }
+    if "too_few" in manifest:
+        few = manifest["too_few"]
+        notes[
+            f"No positional share is given of {few['n_heads']} heads: their bounds from {n:,} "
+            f"sequences are more than 50 points apart. Take --n-seqs {few['n_seqs']} or more."
+        ] = True
     wide = width_note(n, manifest.get("half_width") or 0.0)
     of_texts = [*_notes_in(manifest.get("data")), *_notes_in(manifest.get("text"))]
     shown = (note for note, is_true in notes.items() if is_true)
@@ -162,12 +172,15 @@ def model_name(manifest: Mapping[str, Any]) -> str:
 def run_size(manifest: Mapping[str, Any]) -> dict[str, int]:
     """Return `n_seqs` and `seq_len` of a run that has them.
 
+    A run of a text alone has neither.
+
     Example:
         >>> run_size({"settings": {"n_seqs": 128, "seq_len": 64, "seed": 0}})
         {'n_seqs': 128, 'seq_len': 64}
     """
     settings = manifest.get("settings", {})
-    return {name: settings[name] for name in ("n_seqs", "seq_len") if name in settings}
+    sizes = () if manifest.get("fold_sizes") == [1] else ("n_seqs", "seq_len")
+    return {name: settings[name] for name in sizes if name in settings}
 
 
 def measure_note(name: str) -> str:

@@ -92,16 +92,21 @@ class Lead:
         sentence: at most 25 words, for a reader of the README.
         table: its numbers as text, at most 8 rows; the first column names the rows.
         caption: how to read the table, at most 40 words.
+        also: a second result, as a sentence.
     """
 
     sentence: str
     table: pd.DataFrame = field(default_factory=pd.DataFrame)
     caption: str = ""
+    also: str = ""
 
     def html(self) -> str:
         """Return the lead as HTML, a table without rows left out."""
-        caption = f"<p>{escape(self.caption)}</p>" if self.caption else ""
-        return f"<p>{escape(self.sentence)}</p>{_lead_table(self.table)}{caption}"
+        sentence, caption, also = (
+            f"<p>{escape(text)}</p>" if text else ""
+            for text in (self.sentence, self.caption, self.also)
+        )
+        return f"{sentence}{_lead_table(self.table)}{caption}{also}"
 
 
 def _lead_table(table: pd.DataFrame) -> str:

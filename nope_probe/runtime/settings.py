@@ -407,7 +407,7 @@ class RunSettings(SessionSettings):
         Raises:
             UserError: naming the flag.
         """
-        if self.n_seqs < self.folds:
+        if self.reads_corpus and self.n_seqs < self.folds:
             raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
         if self.query_rows is not None and self.query_rows > self.seq_len:
             raise UserError(f"--query-rows {self.query_rows} is more than {self.seq_len} tokens")
@@ -417,6 +417,11 @@ class RunSettings(SessionSettings):
         self._validate_data()
         if self.revision is not None:
             validate_revision(self.model)
+
+    @property
+    def reads_corpus(self) -> bool:
+        """Whether the run reads the sequences that `data` names."""
+        return True
 
     def without_effect(self) -> dict[str, str]:
         """Return by name why settings have no effect beside the others."""
@@ -436,6 +441,8 @@ class RunSettings(SessionSettings):
         if self.pack:
             validate_packing(self.data, self.windows)
         validate_effects(self, self.without_effect())
+        if not self.reads_corpus:
+            return
         if self.model.lower() in PARAMETER_FREE and self.data not in ("gaussian", GIVEN):
             raise UserError(f"{self.model} takes gaussian vectors, not --data {self.data}")
         if self.model.lower() in CHECKPOINTS and self.data == "gaussian":
@@ -464,8 +471,8 @@ class RunSettings(SessionSettings):
         """
         made_here = self.model.lower().startswith("parameter-free")
         files = {} if made_here else {"model": path_of(self.model)}
-        is_drawn = self.data in ("random", "gaussian")
-        return files if is_drawn else files | {"data": file_of(self.data)}
+        has_no_file = self.data in ("random", "gaussian") or not self.reads_corpus
+        return files if has_no_file else files | {"data": file_of(self.data)}
 
     @property
     def depth(self) -> int | None:

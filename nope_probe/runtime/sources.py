@@ -26,6 +26,8 @@ def validate_reach(settings: SessionSettings) -> None:
     model, revision = settings.model, settings.revision
     validate_reachable(model, revision)
     validate_context(model, settings.seq_len, beyond=settings.beyond_context, revision=revision)
+    if not settings.reads_corpus:
+        return
     if not is_data_set(settings.data):
         validate_readable(settings.data)
     elif file_of(settings.data) is None:

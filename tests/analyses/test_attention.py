@@ -1,7 +1,6 @@
 """The information of attention in four parts: by hand, by brute force, and without the bias."""
 
-from dataclasses import fields
-from math import log
+from math import isnan, log
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit, information_parts, split_head
-from nope_probe.analyses.jackknife import Interval, jackknife
+from nope_probe.analyses.jackknife import Interval, jackknife, share
 from nope_probe.maps.estimates import Estimates, cross_products, fold_weights, weights_of_means
 from nope_probe.maps.folds import sum_parts
 from nope_probe.maps.maps import AttentionMaps
@@ -160,17 +159,115 @@ def test_attention_that_ignores_position_has_no_positional_share() -> None:
         generator = torch.Generator().manual_seed(seed)
         scores = 2 * torch.randn(96, 1, N, generator=generator).expand(-1, N, -1).double()
         found = split(scores, torch.arange(96) % N_FOLDS)
-        hits += contains(found.positional_share, 0)
-        assert found.positional_share.value < 0.03  # (n - 1) / 2N nats would be 6%
-    assert hits >= 35
+        for interval in (found.positional_share, found.others_share):
+            hits += contains(interval, 0)
+            assert interval.value < 0.03  # (n - 1) / 2N nats would be 6%
+    assert hits >= 70
 
 
 def test_attention_that_ignores_the_text_is_positional() -> None:
     position = (3 * torch.rand(N, N, generator=torch.Generator().manual_seed(2))).double()
     found = split(position.expand(40, -1, -1), torch.arange(40) % N_FOLDS)
-    assert contains(found.positional_share, 1, slack=1e-9)
+    for interval in (found.positional_share, found.others_share):
+        assert contains(interval, 1, slack=1e-9)
+    assert abs(found.positional_share_gap) < 1e-9
     assert abs(jackknife(found.first_content).value) < 1e-9
     assert abs(jackknife(found.others_content).value) < 1e-9
+
+
+def test_the_share_is_of_both_rows_and_that_of_the_others_stands_next_to_it(scores: Tensor) -> None:
+    found = split(scores, torch.arange(37) % N_FOLDS)
+    first, rest, others, content = (float(getattr(found, part).values[0]) for part in PARTS)
+    whole = first + rest + others + content
+    assert found.positional_share.value == pytest.approx((first + others) / whole)
+    assert found.others_share.value == pytest.approx(others / (others + content))
+
+
+def test_the_bounds_are_the_mean_weights_and_each_folds_weights_read_with_the_others(
+    scores: Tensor,
+) -> None:
+    """The upper bound is KL(M, U), the lower E A log(M / U) with M of the other folds' texts."""
+    fold_of = torch.tensor([0] * 3 + [1] * 5 + [2] * 7 + [3] * 11 + [4] * 11)
+    found, weights = split(scores, fold_of), softmax(scores)
+    gaps = torch.zeros(2, dtype=torch.float64)
+    for i in range(FIRST_ROW, N):
+        rows, n = weights[:, i, : i + 1], i + 1
+        mean = rows.mean(0)
+        m, u = mean[1:] / mean[1:].sum(), uniform(n - 1)
+        upper = relative_entropy(mean, uniform(n))
+        upper_others = float(1 - mean[0]) * relative_entropy(m, u)
+        lower, lower_others = [], []
+        for text, fold in zip(rows, fold_of, strict=True):
+            other = rows[fold_of != fold].mean(0)
+            lower.append((text * (n * other).log()).sum())
+            ratios = other[1:] / other[1:].sum() * (n - 1)
+            lower_others.append((text[1:] * ratios.log()).sum())
+        both = upper - float(torch.stack(lower).mean())
+        others = upper_others - float(torch.stack(lower_others).mean())
+        gaps += torch.tensor([both - others, others], dtype=torch.float64)
+    expected = (gaps / (N - FIRST_ROW)).tolist()
+    assert [found.first_gap, found.others_gap] == pytest.approx(expected, abs=1e-12)
+    assert min(expected) > 0
+    whole = float(found.information.values[0])
+    assert found.positional_share_gap == pytest.approx(sum(expected) / whole)
+    plain = share(found.first_position + found.others_position, found.information)
+    assert found.positional_share.high == plain.high
+    lowered = plain.low - found.positional_share_gap / 8
+    assert found.positional_share.low == pytest.approx(lowered)
+    position, content = (jackknife(getattr(found, name)) for name in PARTS[2:])
+    assert found.interval("others_position").low == pytest.approx(
+        position.low - found.others_gap / 8
+    )
+    assert found.interval("others_content").high == pytest.approx(
+        content.high + found.others_gap / 8
+    )
+    assert found.interval("information") == jackknife(found.information)
+
+
+def one_key_a_text(n_texts: int, seed: int) -> Tensor:
+    """Return scores of texts that each attend to one key, drawn evenly from those after the first.
+
+    No position tells which: all that is left is the bias of few texts.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    keys = torch.randint(1, FIRST_ROW + 1, (n_texts,), generator=generator)
+    return 30.0 * torch.nn.functional.one_hot(keys, N)[:, None].expand(-1, N, -1).double()
+
+
+def test_no_share_is_given_where_the_bounds_are_far_apart() -> None:
+    few, many = (split(one_key_a_text(n, 0), torch.arange(n) % N_FOLDS) for n in (10, 400))
+    assert few.positional_share_gap > 0.5
+    for interval in (few.positional_share, few.others_share):
+        assert isnan(interval.value)
+    assert 0 < many.positional_share_gap < 0.05
+    assert not isnan(many.positional_share.value)
+
+
+def test_the_gap_falls_as_one_over_the_number_of_texts() -> None:
+    gaps = [
+        sum(
+            split(one_key_a_text(n, seed), torch.arange(n) % N_FOLDS).others_gap
+            for seed in range(12)
+        )
+        for n in (100, 400)
+    ]
+    assert gaps[0] / gaps[1] == pytest.approx(4, rel=0.3)
+
+
+def test_intervals_of_few_texts_hold_the_share_of_all() -> None:
+    """Each text looks at its own key with 3 nats more than position gives; the truth is a sum."""
+    position = torch.linspace(0, 2, N).double()
+    every = (position + 3 * torch.eye(N).double())[:, None].expand(-1, N, -1)
+    true = split(every.repeat(N_FOLDS, 1, 1), torch.arange(N_FOLDS).repeat_interleave(N))
+    expected = true.others_share.value
+    hits = {17: 0, 61: 0}
+    for n_texts in hits:
+        for seed in range(40):
+            generator = torch.Generator().manual_seed(seed)
+            drawn = every[torch.randint(N, (n_texts,), generator=generator)]
+            found = split(drawn, torch.arange(n_texts) % N_FOLDS)
+            hits[n_texts] += contains(found.others_share, expected)
+    assert min(hits.values()) >= 37, hits
 
 
 def test_the_softmax_of_scores_that_are_the_same_in_every_text_misses_nothing() -> None:
@@ -200,13 +297,19 @@ def test_without_a_first_key_all_information_is_among_the_other_keys(scores: Ten
     assert torch.allclose(among.values, found.information.values)
 
 
+def parts_of(found: AttentionSplit) -> dict[str, object]:
+    return {
+        name: part.values[~part.values.isnan()].tolist() if isinstance(part, Estimates) else part
+        for name, part in vars(found).items()
+    }
+
+
 def test_queries_of_fewer_than_8_keys_are_left_out(scores: Tensor) -> None:
     fold_of = torch.arange(37) % N_FOLDS
     changed = scores.clone()
     changed[:, :FIRST_ROW] *= 10
     before, after = split(scores, fold_of), split(changed, fold_of)
-    for field in fields(AttentionSplit):
-        assert getattr(before, field.name).values.equal(getattr(after, field.name).values)
+    assert parts_of(before) == parts_of(after)
     changed[:, FIRST_ROW] *= 10
     assert not split(changed, fold_of).information.values.equal(before.information.values)
 

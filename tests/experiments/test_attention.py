@@ -24,15 +24,17 @@ from nope_probe import (
     sequences,
     split_attention,
 )
-from nope_probe.analyses.jackknife import Interval, jackknife
-from nope_probe.experiments.attention import sections, settings
+from nope_probe.analyses.jackknife import Interval
+from nope_probe.experiments.attention import analyse, sections, settings
 from nope_probe.figures.attention import attention_heads
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.models.names import CHECKPOINTS
+from nope_probe.reports import notes
 
 SIZES = {"n_seqs": 23, "seq_len": 19, "folds": 5, "layers": 2}
 SMALL = [text for name, value in SIZES.items() for text in (f"--{name.replace('_', '-')}", value)]
 PARTS = ("first_position", "first_content", "others_position", "others_content")
+SHARES = ("positional_share", "others_share")
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +48,14 @@ def test_the_table_has_the_split_of_every_head(table: pd.DataFrame) -> None:
     heads = split_attention(capture_attention(loaded.model, data, n_folds=5))
     assert [*zip(table["layer"], table["head"], strict=True)] == [*heads]
     for row, split in zip(table.to_dict("records"), heads.values(), strict=True):
-        for name in ("information", *PARTS, "first_weight", "positional_share", "pattern_missed"):
+        for name in ("information", *PARTS, "first_weight", *SHARES, "pattern_missed"):
             part = getattr(split, name)
-            interval = part if isinstance(part, Interval) else jackknife(part)
+            interval = part if isinstance(part, Interval) else split.interval(name)
             expected = (interval.value, interval.low, interval.high)
             found = [row[column] for column in (name, *bound_columns(name))]
             assert found == pytest.approx(expected, nan_ok=True)
+        for name in SHARES:
+            assert row[f"{name}_gap"] == pytest.approx(getattr(split, f"{name}_gap"))
     added = table[list(PARTS)].sum(axis=1)
     np.testing.assert_allclose(added, table["information"], rtol=0, atol=3e-7)  # 8 digits
 
@@ -127,45 +131,85 @@ def made(**columns: list[float]) -> pd.DataFrame:
     return table
 
 
-def test_the_lead_counts_positional_heads_and_lists_what_they_do() -> None:
-    heads = made(
-        information=[2.0, 1.0, 1.0],
-        others_position=[1.5, 0.2, 0.001],
-        positional_share=[0.9, 0.3, 0.1],
-        first_weight=[0.2, 0.6, 0.4],
-        pattern_missed=[0.1, 0.7, 0.9],
-    )
-    lead = sections.lead("m", heads)
+HEADS = {
+    "information": [2.0, 1.0, 1.0, 0.002],
+    "first_position": [0.3, 0.4, 0.1, 0.001],
+    "others_position": [1.5, 0.1, 0.0, 0.001],
+    "positional_share": [0.9, 0.5, 0.1, 1.0],
+    "others_share": [0.8, 0.2, float("nan"), 1.0],
+    "first_weight": [0.2, 0.6, 0.4, 0.1],
+    "pattern_missed": [0.1, 0.7, 0.9, 0.5],
+}
+
+
+def test_the_lead_says_how_much_is_position_and_in_how_many_heads() -> None:
+    lead = sections.lead("m", made(**HEADS), text="In the text L1H0 looks back.")
     assert lead.sentence == (
-        "1 of 3 heads of m attend mostly by position, 1 mostly by content; the first key gets 40% "
-        "of the weight (median)."
+        "60% of the information in m's attention is position: 2 of 4 heads at 50% or more, 1 below "
+        "20%, 1 uniform."
     )
+    assert lead.also == "In the text L1H0 looks back."
     assert lead.table.to_dict("list") == {
-        "head": ["L1H0", "L1H1"],
-        "by position, nats": ["1.50 [1.49, 1.51]", "0.20 [0.19, 0.21]"],
-        "positional": ["90% [89, 91]", "30% [29, 31]"],
-        "on first key": ["20% [19, 21]", "60% [59, 61]"],
-        "missed": ["10% [9, 11]", "70% [69, 71]"],
+        "head": ["L1H0", "L1H1", "L1H2"],
+        "nats above uniform": ["2.00", "1.00", "1.00"],
+        "positional": ["90% [89, 91]", "50% [49, 51]", "10% [9, 11]"],
+        "among others": ["80% [79, 81]", "20% [19, 21]", "no share"],
+        "on first key": ["20% [19, 21]", "60% [59, 61]", "40% [39, 41]"],
+        "missed": ["10% [9, 11]", "70% [69, 71]", "90% [89, 91]"],
     }
-    assert sections.lead("m", heads.assign(others_position_low=-1.0)).table.empty
+
+
+def test_the_table_has_both_ends_of_the_positional_shares() -> None:
+    shares = [0.1, 0.9, 0.3, 0.8, 0.2, 0.7, 0.4, 0.6, 0.5, 0.55]
+    heads = made(**{name: [values[0]] * 10 for name, values in HEADS.items()})
+    ends = sections.lead("m", heads.assign(positional_share=shares)).table["head"]
+    assert ends.tolist() == [f"L1H{head}" for head in (1, 3, 5, 7, 6, 2, 4, 0)]
+
+
+def test_uniform_heads_are_not_classed() -> None:
+    """With W_Q at 0 all scores are 0, and softmax is uniform up to rounding."""
+    run = run_attention("rope-tiny", remove="w_q", replacement="zero", **SIZES)
+    assert (run.attention["information"] < 1e-6).all()
+    lead = sections.report(run).lead
+    assert lead.sentence.startswith("All 8 heads of ablated rope-tiny attend uniformly: their ")
+    assert lead.table.empty
+    assert "too_few" not in run.manifest
+    colours = np.array(attention_heads(run.attention).data[1].marker.color, float)
+    assert np.isnan(colours).all()
+
+
+def test_few_sequences_give_no_shares_and_the_note_says_how_many_would_do() -> None:
+    table = made(**HEADS).assign(positional_share_gap=[0.4, 0.55, 1.2, 9.0])
+    assert analyse.too_few_sequences(table, 32) == {"too_few": {"n_heads": 2, "n_seqs": 200}}
+    assert analyse.too_few_sequences(table[:1], 32) == {}
+    manifest = {"fold_sizes": [4] * 8, "too_few": {"n_heads": 2, "n_seqs": 200}}
+    assert notes.run_notes(manifest) == [
+        "No positional share is given of 2 heads: their bounds from 32 sequences are more than 50 "
+        "points apart. Take --n-seqs 200 or more."
+    ]
+    unknown = made(**HEADS).assign(positional_share=float("nan"))
+    assert "too few" in sections.lead("m", unknown).sentence
 
 
 def test_the_map_draws_share_information_and_the_first_key() -> None:
     heads = made(
-        information=[4.0, 1.0], positional_share=[0.9, float("nan")], first_weight=[0.0, 0.5]
+        information=[4.0, 1.0, 1.0],
+        positional_share=[0.9, 0.0, float("nan")],
+        others_share=[0.5, float("nan"), float("nan")],
+        first_weight=[0.0, 0.5, 0.5],
     )
     rings, dots = attention_heads(heads).data
-    assert dots.x.tolist() == [0, 1]
-    assert dots.y.tolist() == [1, 1]
-    assert dots.marker.color.tolist() == [0.9, 0.0]
+    assert dots.x.tolist() == [0, 1, 2]
+    assert dots.y.tolist() == [1, 1, 1]
+    np.testing.assert_array_equal(np.array(dots.marker.color, float), [0.9, 0.0, np.nan])
+    assert ["no positional share" in text for text in dots.hovertemplate] == [False, False, True]
     sizes = np.array(dots.marker.size) - 4  # of the smallest head
     assert sizes[0] == pytest.approx(2 * sizes[1])  # areas as information
-    assert rings.marker.line.width.tolist() == [0, 2]
+    assert rings.marker.line.width.tolist() == [0, 2, 2]
 
 
 def test_heads_that_never_see_8_keys_are_left_out() -> None:
-    columns = ("information", "positional_share", "first_weight", "others_position")
-    heads = made(**{name: [float("nan"), 0.5] for name in (*columns, "pattern_missed")})
+    heads = made(**{name: [float("nan"), 0.5] for name in HEADS})
     assert attention_heads(heads).data[1].x.tolist() == [1]
     none = heads[:1]
     assert not len(attention_heads(none).data[1].x)

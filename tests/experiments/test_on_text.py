@@ -74,9 +74,74 @@ def test_a_bar_is_the_relative_entropy_to_the_mean_at_the_same_position(
         )
         expected = sum(float(a) * log(a / m) for a, m in pairs if a > 0)
         assert view.content[layer, head, query] == pytest.approx(expected, abs=1e-5)
-    name, query, nats = view.strongest()
-    layer, head = map(int, re.findall(r"\d+", name))
-    assert nats == view.content[layer, head, query] == view.content.max()
+    name, query, key = view.strongest()
+    place = (*map(int, re.findall(r"\d+", name)), query)
+    assert view.content[place] == view.content.max()
+    assert view.weights[place][key] == view.weights[place].max()
+
+
+@pytest.fixture(scope="module")
+def text_alone() -> AttentionStudy:
+    return run_attention("rope-tiny", layers=2, text=TEXT, why="L1H3", query=-2)
+
+
+def test_a_text_alone_is_read_without_other_texts(
+    text_alone: AttentionStudy, study: AttentionStudy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, others = text_alone.on_text, study.on_text
+    np.testing.assert_allclose(view.weights, others.weights, rtol=0, atol=1e-6)
+    assert view.position is None
+    assert "weights" not in text_alone.maps
+    n = len(view.pieces)
+    for layer, head, query in ((0, 1, 7), (1, 2, 19), (1, 3, 0)):
+        weights = view.weights[layer, head, query, : query + 1]
+        expected = sum(float(a) * log(a * (query + 1)) for a in weights if a > 0)
+        assert view.content[layer, head, query] == pytest.approx(expected, abs=1e-5)
+    table = text_alone.attention
+    rows = table.set_index(["layer", "head"])
+    assert rows.loc[(1, 2), "information"] == pytest.approx(view.content[1, 2, 7:].mean(), rel=1e-5)
+    assert rows.loc[(1, 2), "first_weight"] == pytest.approx(view.weights[1, 2, 7:, 0].mean())
+    assert [*table.dropna(axis=1).columns] == ["layer", "head", "information", "first_weight"]
+    assert [*table.columns] == [*study.attention.columns]
+    name, query, key = view.strongest()
+    weights = np.tril(view.weights, -1)[..., 1:]
+    assert view.weights[(*map(int, re.findall(r"\d+", name)), query, key)] == weights.max()
+    data = packed(view.html())
+    assert not data["compared"]
+    assert len(zlib.decompress(b64decode(data["heads"][0]["maps"]))) == n * n
+    monkeypatch.setattr("nope_probe.runtime.session.make_sequences", None)  # no corpus is made
+    run_attention("rope-tiny", layers=1, text="ab")
+
+
+def test_why_of_a_text_alone_is_what_writers_wrote_into_its_keys(
+    text_alone: AttentionStudy, study: AttentionStudy
+) -> None:
+    table = text_alone.tables["why"]
+    compared = study.why("L1H3", query=-2).table
+    assert {*table["side"]} == {"key"}
+    assert {"embed", "L0H2", "MLP0"} <= {*table["term"]}
+    added, scores = (table.groupby("key")[name] for name in ("nats", "score"))
+    largest = table["score"].abs().max()
+    np.testing.assert_allclose(added.sum(), scores.first(), rtol=0, atol=1e-5 * largest)
+    expected = compared.groupby("key")["score"].first()
+    np.testing.assert_allclose(scores.first(), expected, rtol=0, atol=1e-5 * largest)
+    again = text_alone.why("L1H2", query=3)
+    assert {*again.table["side"]} == {"key"}
+
+
+def test_the_terminal_speaks_of_the_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = ["--layers", 2, "--text", "word other word"]
+    for asked, said in (
+        ([], "In the text L"),
+        (["--why", "L1H3", "--query", 3], "In the text L1H3 gives "),
+        (["--n-seqs", 8, "--folds", 4, "--seq-len", 16], "% in other texts)."),
+    ):
+        run_command(attention, *flags, *asked, "--out", tmp_path / f"{len(asked)}")
+        printed = " ".join(capfd.readouterr().out.split())
+        page = (tmp_path / f"{len(asked)}" / "report.html").read_text(encoding="utf-8")
+        assert said in printed
+        for shown in (printed, page):
+            assert ("Only the text was read" in shown) == ("--n-seqs" not in asked)
 
 
 def test_a_text_has_bos_as_the_sequences_have_and_is_read_in_the_ablated_model(
@@ -530,6 +595,21 @@ def test_texts_that_cannot_be_shown_are_refused(
 ) -> None:
     sizes = ["--n-seqs", 8, "--folds", 4, "--layers", 1]
     assert said in refused(capfd, tmp_path / "here", attention, *sizes, *flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seq-len", 32], "--seq-len has no effect on a text alone: --n-seqs reads other texts"),
+        (["--text", "word " * 300], "the text has 601 tokens: expected up to 256"),
+        (["--model", "parameter-free"], "the model has no tokenizer, so it takes no --text"),
+    ],
+)
+def test_texts_alone_are_refused_with_what_to_do(
+    flags: list[object], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = [] if "--text" in flags else ["--text", "a"]
+    assert said in refused(capfd, tmp_path / "here", attention, "--layers", 1, *text, *flags)
 
 
 def test_two_texts_and_broken_files_are_refused(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_position_and_content_of_heads_are_those_of_the_attention_command(
     heads = pd.read_csv(tmp_path / "a" / "heads.csv")
     expected = pd.read_csv(tmp_path / "b" / "attention.csv")
     expected = expected[[name for name in expected if "pattern_missed" not in name]]
-    assert len(expected.columns) == 2 + 3 * 7
+    assert len(expected.columns) == 2 + 3 * 8 + 2, "layer, head, estimates, gaps"
     pd.testing.assert_frame_equal(heads[[*expected]], expected, rtol=MEASURE, atol=MEASURE)
 
 

@@ -94,7 +94,7 @@ def test_heads_have_the_known_positional_shares(real: LoadedModel) -> None:
     maps = capture_attention(real.model, data.inputs[:384], documents=data.documents[:384])
     heads = split_attention(maps)
     for layer, expected in POSITIONAL.items():
-        shares = [100 * heads[layer, head].positional_share.value for head in range(9)]
+        shares = [100 * heads[layer, head].others_share.value for head in range(9)]
         assert shares == pytest.approx(expected, abs=1.5)
     split = heads[3, 0]
     information = float(split.information.values[0])
@@ -102,6 +102,7 @@ def test_heads_have_the_known_positional_shares(real: LoadedModel) -> None:
     names = ("first_position", "first_content", "others_position", "others_content")
     parts = [100 * float(getattr(split, name).values[0]) / information for name in names]
     assert parts == pytest.approx([49, 9, 5, 37], abs=1.5)
+    assert 100 * split.positional_share.value == pytest.approx(49 + 5, abs=1.5), "both rows"
 
 
 def test_it_knows_the_capital_of_france() -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.attention import AttentionSplit, relative_entropy, split_attention
+from nope_probe.analyses.attention import (
+    GAP_TO_REACH,
+    LARGEST_GAP,
+    AttentionSplit,
+    relative_entropy,
+    split_attention,
+)
+from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.on_text import RunText, shown_pieces, text_of, text_record
 from nope_probe.experiments.attention.sections import report
-from nope_probe.experiments.attention.settings import Settings
+from nope_probe.experiments.attention.settings import ALONE, MAP_BYTES, MIN_KEYS, Settings
 from nope_probe.experiments.attention.why import (
     captured_terms,
     query_of,
@@ -23,17 +33,18 @@ from nope_probe.experiments.attention.why import (
 )
 from nope_probe.experiments.engine import Engine, validate_first_sequence
 from nope_probe.experiments.sections import with_page
-from nope_probe.experiments.tables import attention_table
+from nope_probe.experiments.tables import attention_table, text_attention_table
+from nope_probe.figures.attention import UNIFORM
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.estimates import Estimates, fold_weights
-from nope_probe.maps.folds import State
+from nope_probe.maps.folds import State, under
 from nope_probe.maps.rows import choose_rows
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 
-FIELDS = tuple(field.name for field in fields(AttentionSplit))
+PARTS = tuple(field.name for field in fields(AttentionSplit) if field.type == "Estimates")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +106,13 @@ def capture(session: Session[Settings]) -> Heads:
             kept = settings.n_kept(session.sequences())
             explain = partial(captured_terms, engine, asked, text, query, kept)
             why = engine.once("why", explain, condition)
-    splits, counts = torch.cat([part["splits"] for part in parts]), parts[0]["counts"]
+    splits, gaps = (torch.cat([part[name] for part in parts]) for name in ("splits", "gaps"))
+    counts = parts[0]["counts"]
     return Heads(
         splits={
-            (layer, head): _split_of(values, fold_weights(len(counts), counts))
-            for layer, of_layer in zip(layers, splits, strict=True)
-            for head, values in enumerate(of_layer)
+            (layer, head): _split_of(splits[place, head], gaps[place, head], counts)
+            for place, layer in enumerate(layers)
+            for head in range(splits.shape[1])
         },
         weights=torch.cat([part["weights"] for part in parts]),
         counts=counts,
@@ -128,10 +140,9 @@ def measured(
     for place, layer in enumerate(maps.layers):
         if not maps.information[:, place].isfinite().all():
             raise UserError(f"non-finite attention in L{layer}")
-    splits = [
-        torch.stack([getattr(split, name).values for name in FIELDS])
-        for split in split_attention(maps).values()
-    ]
+    heads = split_attention(maps).values()
+    splits = [torch.stack([getattr(head, part).values for part in PARTS]) for head in heads]
+    gaps = [[head.first_gap, head.others_gap] for head in heads]
     n_layers, n_heads = maps.weights.shape[1:3]
     on_text = maps.weights.new_empty(n_layers, n_heads, 0, 0)
     if text is not None:
@@ -139,6 +150,7 @@ def measured(
         on_text = of_text.mean.float()
     return {
         "splits": torch.stack(splits).unflatten(0, (n_layers, n_heads)),
+        "gaps": torch.tensor(gaps, dtype=torch.float64).unflatten(0, (n_layers, n_heads)),
         "weights": maps.mean,
         "counts": maps.counts,
         "on_text": on_text,
@@ -146,10 +158,16 @@ def measured(
 
 
 def _split_of(
-    values: Float[Tensor, "part one_plus_folds"], weights: Float[Tensor, " fold"]
+    values: Float[Tensor, "part one_plus_folds"],
+    gaps: Float[Tensor, " gap"],
+    counts: Int[Tensor, " fold"],
 ) -> AttentionSplit:
+    weights = fold_weights(len(counts), counts)
     parts = (Estimates(values=part, weights=weights) for part in values)
-    return AttentionSplit(**dict(zip(FIELDS, parts, strict=True)))
+    first, others = gaps.tolist()
+    return AttentionSplit(
+        **dict(zip(PARTS, parts, strict=True)), first_gap=first, others_gap=others
+    )
 
 
 def analyse(session: Session[Settings], heads: Heads) -> Run:
@@ -160,36 +178,126 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
     key_pos], and `text_content` the relative entropy to the mean weights, [layer, head, pos], nats.
     """
     inputs, settings = session.sequences(), session.settings
-    layers: Sequence[int] = settings.layers_of(session.loaded.info)
-    manifest = {
-        **session.provenance(),
-        **input_record(inputs, settings.n_skipped(inputs), heads.counts),
-        "layers": [*layers],
-        "removed": list(removed_components(settings, session.loaded)),
-    }
-    maps, tables = {"weights": heads.weights.float()}, {"attention": attention_table(heads.splits)}
+    maps = {"weights": heads.weights.float()}
+    tables = {"attention": attention_table(heads.splits)}
     n = inputs.inputs.shape[1]
     if settings.rows < n:
         maps["query_positions"] = choose_rows(n, settings.rows).float()
+    record = _record(session, inputs, heads.counts)
     if heads.text is not None:
-        tokenizer, n_pos = session.loaded.tokenizer, heads.text.tokens.shape[1]
-        assert tokenizer is not None
-        manifest["text"] = text_record(heads.text, tokenizer)
+        n_pos = heads.text.tokens.shape[1]
         expected = heads.weights[..., :n_pos, :n_pos]
         maps["text_weights"] = heads.on_text
         maps["text_content"] = relative_entropy(heads.on_text, expected).float()
-        if settings.asked is not None:
-            query, (layer, head) = query_of(settings, heads.text.tokens), settings.asked
-            weights = heads.on_text[layers.index(layer), head, query]
-            pieces = shown_pieces(manifest["text"])
-            manifest["why"] = {"head": settings.why, "query": query}
-            tables["why"] = why_table(heads.why, weights, pieces)
-    run = Run(
-        manifest=manifest,
-        arrays={
-            "tokens": input_arrays(inputs),
-            "maps": {name: array.numpy() for name, array in maps.items()},
-        },
-        tables=tables,
-    )
-    return with_page(session, run, report)
+        about, why = _of_text(session, heads.text, heads.on_text, heads.why)
+        record, tables = record | about, tables | why
+    too_few = too_few_sequences(tables["attention"], len(inputs))
+    return _run(session, inputs, record | too_few, maps, tables)
+
+
+def read_text(session: Session[Settings]) -> Run:
+    """Return the run of a text alone: where each head looks, and why if that is asked.
+
+    Its maps are `text_weights`, [layer, head, pos, key_pos], and `text_content`, here the relative
+    entropy to uniform weights, [layer, head, pos], nats.
+
+    Raises:
+        UserError: for a component that the model lacks, or attention that is not finite.
+    """
+    settings, loaded = session.settings, session.loaded
+    of_run, layers = text_of(settings, loaded), settings.layers_of(loaded.info)
+    assert of_run is not None
+    text = of_run.tokens
+    inputs = Sequences(inputs=text, name=ALONE, bos=of_run.bos)
+    ablation = settings.substitute.without(removed_components(settings, loaded))
+    engine = replace(Engine.of(session, inputs), checkpoint=None).calibrated(None, [ablation])
+    asked, query = settings.asked, query_of(settings, text)
+    size = max(1, MAP_BYTES // (8 * loaded.info.n_heads * text.shape[1] ** 2))
+
+    def read(stream: StreamCheckpoint | None) -> State:
+        options: dict[str, Any] = {"query_rows": text.shape[1], "skip_keys": engine.skip_keys}
+        parts = [
+            capture_attention(engine.model, text, layers=layers[first : first + size], **options)
+            for first in range(0, len(layers), size)
+        ]
+        read = {
+            "weights": torch.cat([part.mean for part in parts]),
+            "information": torch.cat([part.information[0] for part in parts]),
+            "visible": torch.cat([part.visible for part in parts]),
+        }
+        if asked is None:
+            return read
+        terms = captured_terms(engine, asked, text, query, settings.n_kept(inputs), stream)
+        return read | {f"why.{name}": values for name, values in terms.items()}
+
+    result = engine.once(None, read, ablation if settings.remove else None)
+    weights, information = result["weights"].float(), result["information"]
+    if not information.isfinite().all():
+        raise UserError("the model's attention in the text is not finite")
+    rows = (result["visible"].sum(-1) >= MIN_KEYS)[:, None].expand_as(information)
+    first = weights[..., : settings.n_skipped(inputs)].sum(-1)
+    nats, share = (x.double().where(rows, torch.nan).nanmean(-1) for x in (information, first))
+    about, why = _of_text(session, of_run, weights, under(result, "why."))
+    record = _record(session, inputs, torch.ones(1, dtype=torch.long)) | about
+    maps = {"text_weights": weights, "text_content": information.float()}
+    tables = {"attention": text_attention_table(nats, share, layers)} | why
+    return _run(session, inputs, record, maps, tables)
+
+
+def _record(
+    session: Session[Settings], inputs: Sequences, counts: Int[Tensor, " fold"]
+) -> dict[str, Any]:
+    settings, loaded = session.settings, session.loaded
+    return {
+        **session.provenance(),
+        **input_record(inputs, settings.n_skipped(inputs), counts),
+        "layers": [*settings.layers_of(loaded.info)],
+        "removed": list(removed_components(settings, loaded)),
+    }
+
+
+def _of_text(
+    session: Session[Settings],
+    text: RunText,
+    weights: Float[Tensor, "layer head text_pos text_pos"],
+    why: State,
+) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
+    """Return what the manifest records of the run's text, and the table of its `why` if asked."""
+    settings, tokenizer = session.settings, session.loaded.tokenizer
+    assert tokenizer is not None
+    about: dict[str, Any] = {"text": text_record(text, tokenizer)}
+    if settings.asked is None:
+        return about, {}
+    query, (layer, head) = query_of(settings, text.tokens), settings.asked
+    place = settings.layers_of(session.loaded.info).index(layer)
+    table = why_table(why, weights[place, head, query], shown_pieces(about["text"]))
+    return about | {"why": {"head": settings.why, "query": query}}, {"why": table}
+
+
+def _run(
+    session: Session[Settings],
+    inputs: Sequences,
+    manifest: dict[str, Any],
+    maps: State,
+    tables: dict[str, pd.DataFrame],
+) -> Run:
+    """Return the run with its page."""
+    arrays = {name: array.numpy() for name, array in maps.items()}
+    kept = {"tokens": input_arrays(inputs), "maps": arrays}
+    return with_page(session, Run(manifest=manifest, arrays=kept, tables=tables), report)
+
+
+def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> dict[str, Any]:
+    """Return for the manifest how many heads have no share, and how many sequences would do.
+
+    Args:
+        table: of attention.
+        n_seqs: how many sequences the run has.
+    """
+    informed = table[table["information"] >= UNIFORM]
+    gaps = informed["positional_share_gap"]
+    if not (gaps > LARGEST_GAP).any():
+        return {}
+    needed = gaps.max() / GAP_TO_REACH * n_seqs
+    rounded = math.ceil(needed / 100) * 100
+    return {"too_few": {"n_heads": int((gaps > LARGEST_GAP).sum()), "n_seqs": rounded}}

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from nope_probe.data.documents import TextReader
 from nope_probe.data.sequences import begins_with_bos
 from nope_probe.errors import UserError
-from nope_probe.experiments.attention.settings import Settings
+from nope_probe.experiments.attention.settings import TEXT_TOKENS, Settings
 from nope_probe.figures.attention import Why
 from nope_probe.figures.text_view import TextView, mark_of
 from nope_probe.hooks.layers.model import validate_inputs
@@ -43,7 +43,8 @@ def text_of(settings: Settings, loaded: LoadedModel) -> RunText | None:
 
     Raises:
         UserError: for a model without tokenizer, or a text that has no tokens, is longer than the
-            sequences, or without the mask shorter.
+            sequences, or without the mask shorter; for a text alone, one beyond the context or 512
+            tokens.
     """
     text, tokenizer = settings.shown_text, loaded.tokenizer
     if text is None:
@@ -57,10 +58,14 @@ def text_of(settings: Settings, loaded: LoadedModel) -> RunText | None:
         raise UserError("the text has no tokens: the model's tokenizer leaves nothing of it")
     if bos:
         ids = [tokenizer.bos_token_id, *ids]
+    if not settings.reads_corpus:
+        most = min(TEXT_TOKENS, loaded.info.n_ctx)
+        if len(ids) > most:
+            raise UserError(f"the text has {len(ids)} tokens: expected up to {most}")
     lengths = f"the text has {len(ids)} tokens and the sequences have {settings.seq_len}"
-    if len(ids) > settings.seq_len:
+    if settings.reads_corpus and len(ids) > settings.seq_len:
         raise UserError(f"{lengths}: take {settings.length_of(len(ids))} or a shorter text")
-    if "mask" in settings.removed and len(ids) < settings.seq_len:
+    if settings.reads_corpus and "mask" in settings.removed and len(ids) < settings.seq_len:
         take = settings.length_of(len(ids))
         raise UserError(f"{lengths}, all seen without the mask: take {take}")
     tokens = torch.tensor([ids])
@@ -117,7 +122,8 @@ def text_view(run: Run) -> TextView | None:
     """Return the view of a run's text; None for a run without a text.
 
     Args:
-        run: the table `attention`, and the maps `weights`, `text_weights` and `text_content`.
+        run: the table `attention`, and the maps `text_weights`, `text_content` and, if other texts
+            were read, `weights`.
     """
     record = run.manifest.get("text")
     if record is None:
@@ -130,7 +136,7 @@ def text_view(run: Run) -> TextView | None:
         names={0: record["bos"]} if record["bos"] else {},
         heads=run.tables["attention"],
         weights=weights,
-        position=run.maps["weights"][..., :n, :n],
+        position=run.maps["weights"][..., :n, :n] if "weights" in run.maps else None,
         content=run.maps["text_content"],
         why=stored_why(run),
     )

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pandas as pd
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.attention.analyse import analyse, capture
+from nope_probe.experiments.attention.analyse import analyse, capture, read_text
 from nope_probe.experiments.attention.on_text import stored_why, text_view
 from nope_probe.experiments.attention.settings import Settings
 from nope_probe.experiments.attention.why import explained
@@ -40,7 +40,9 @@ def run(settings: Settings, call: Call | None = None) -> Path:
         UserError: for settings that the model or the data cannot satisfy.
     """
     with Session("attention", settings, call) as session:
-        if not session.finished:
+        if not session.finished and not settings.reads_corpus:
+            session.write(read_text(session))
+        elif not session.finished:
             heads = capture(session)
             if session.is_first:
                 with status("analysing and writing", in_logs=True):

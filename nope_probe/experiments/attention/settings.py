@@ -22,7 +22,6 @@ from nope_probe.runtime.settings import (
     LAYERS,
     GainFlag,
     RunSettings,
-    SeqsFlag,
     memory_of,
     validate_effects,
 )
@@ -33,6 +32,20 @@ ALL_ROWS, ROWS = 256, 128  # the maps of all heads are many times those of all l
 MAP_BYTES = 2**30  # of the heads' maps that are held at a time
 TEXT_TOKENS = 512  # of a text on the page
 TEXT_BYTES = 1_000_000  # of a text before it is cut into tokens
+N_SEQS = 512  # of other texts
+ALONE = "the text alone"  # the `data` of a run without other texts
+# Flags about other texts.
+OF_OTHERS = ("windows", "pack", "alpha", "shuffle", "seq_len", "beyond_context", "folds")
+
+DataFlag = Annotated[
+    str | None,
+    _arg(help="Other texts, named as in `scores` [shipped; with --text none, unless --n-seqs]."),
+]
+OthersFlag = Annotated[
+    int | None,
+    COUNT,
+    _arg(help="How many sequences of other texts [512; with --text none, unless --data]."),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +67,12 @@ class Settings(RunSettings):
         "identity"
     )
     gain: GainFlag = "output"
+    # None becomes a value as soon as settings are made: a text that comes alone is read alone.
+    data: DataFlag = None  # type: ignore[assignment]
+    n_seqs: OthersFlag = None  # type: ignore[assignment]
     layers: Annotated[
         int | Literal["all"], LAYERS, _arg(help="How many first layers to study, or all.")
     ] = "all"
-    n_seqs: SeqsFlag = 512
     query_rows: Annotated[
         int | None,
         COUNT,
@@ -67,8 +82,8 @@ class Settings(RunSettings):
     text: Annotated[
         str | None,
         _arg(
-            help="A text of up to --seq-len tokens, at most 512: the page shows where each head "
-            "looks in it, beside the mean over the sequences."
+            help="A text of up to 512 tokens: the page shows where each head looks in it. With "
+            "--n-seqs or --data it is compared with other texts, and has up to --seq-len tokens."
         ),
     ] = None
     text_file: Annotated[Path | None, _arg(help="A file (UTF-8) with this text.")] = None
@@ -82,6 +97,30 @@ class Settings(RunSettings):
     query: Annotated[
         int, _arg(help="The token of the text that --why asks about; -1 is the last.")
     ] = -1
+
+    def __post_init__(self) -> None:
+        is_alone = self._has_text and self.data is None and self.n_seqs is None
+        data, n_seqs = (ALONE, 1) if is_alone else ("shipped", N_SEQS)
+        if self.data is None:
+            object.__setattr__(self, "data", data)
+        if self.n_seqs is None:
+            object.__setattr__(self, "n_seqs", n_seqs)
+        super().__post_init__()
+
+    @property
+    def _has_text(self) -> bool:
+        return self.text is not None or self.text_file is not None
+
+    @property
+    def reads_corpus(self) -> bool:
+        """Whether the run reads other texts than the one that it is given."""
+        return self.data != ALONE
+
+    def without_effect(self) -> dict[str, str]:
+        """Return by name why settings have no effect next to the others."""
+        if self.reads_corpus:
+            return super().without_effect()
+        return dict.fromkeys(OF_OTHERS, "on a text alone: --n-seqs reads other texts too")
 
     def validate(self) -> None:
         """Check the settings that need no model."""
@@ -115,7 +154,7 @@ class Settings(RunSettings):
             raise UserError(f"{beside}: take {self.length_of(TEXT_TOKENS)} or less")
 
     def _validate_why(self, why: str) -> None:
-        if self.text is None and self.text_file is None:
+        if not self._has_text:
             raise UserError("--why asks about a text: give it with --text")
         writer = Writer.parse(why)
         if writer is None or writer.head is None:
@@ -198,7 +237,7 @@ class Settings(RunSettings):
         """How many queries the maps have."""
         if self.query_rows is not None:
             return self.query_rows
-        if self.text is not None or self.text_file is not None:
+        if self._has_text:
             return self.seq_len
         return default_rows(self.seq_len) if self.seq_len <= ALL_ROWS else ROWS
 

@@ -64,7 +64,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
         )
     engine = Engine(
         model=loaded.model,
-        inputs=tokens,
+        inputs=tokens if settings.reads_corpus else text,
         batch_size=settings.seqs_per_batch,
         skip_keys=settings.n_skipped(inputs),
         kept_positions=settings.n_kept(inputs),
@@ -114,7 +114,7 @@ def captured_terms(
     """Return the terms of one query's scores by name, such as `key/L1H0`, nats; see `query_terms`.
 
     Args:
-        engine: the model on the sequences of the run, which the text is compared with.
+        engine: the model on the sequences that the text is compared with, or on the text alone.
         head: the number of the layer, and of the head in it.
         text: the tokens.
         query: the position of the query in the text.
@@ -127,13 +127,14 @@ def captured_terms(
     layer, number = head
     options: dict[str, Any] = {"layers": [layer], "per_head": True, "skip_keys": kept}
     whole = replace(engine, n_folds=1, documents=None)
+    is_alone = engine.inputs is text
     try:
-        others = whole.by_fold(capture_positions, stream, **options)
+        others = None if is_alone else whole.by_fold(capture_positions, stream, **options)
         own = capture_positions(engine.model, text, n_folds=1, query_rows=text.shape[1], **options)
     except NotImplementedError as error:
         raise UserError(f"--why L{layer}H{number}: {error}") from error
-    of_text, of_others = (_head(sums, layer, number) for sums in (own, others))
-    terms = query_terms(of_text, of_others, query, skip_keys=kept)
+    of_others = None if others is None else _head(others, layer, number)
+    terms = query_terms(_head(own, layer, number), of_others, query, skip_keys=kept)
     named: dict[str, Mapping[str, Tensor]] = {
         "position": terms.position,
         "key": terms.of_key,
