@@ -45,6 +45,7 @@ INPUTS = {  # by --data
     "gaussian": "Gaussian vectors with an expected inner product of {alpha:g}",
     "random": "random tokens",
     GIVEN: "{kind} (data: {data[name]})",
+    ALONE: "one text",
     "text": "tokens {places} of {documents:,} documents{packed} (data: {data[name]})",
 }
 DETAILS = {  # of the inputs, by setting
