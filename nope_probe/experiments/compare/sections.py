@@ -115,24 +115,22 @@ def report(
 
 
 def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> list[str]:
-    """Return the result in two sentences, and how differences were taken."""
+    """Return the result in a sentence, and how differences were taken."""
     base, *others = members
     made = {member.label: _sources(member) for member in members}
     differences = [d for compared in maps for d in compared.differences.values()]
     if maps and all(difference.is_significant is False for difference in differences):
         labels = f"{listed([other.label for other in others])} and {base.label}"
         where = " among the keys after the first" if base.skip_keys else ""
-        sentences = [f"The positional patterns of {labels} do not differ beyond noise{where}."]
+        said = f"The positional patterns of {labels} do not differ beyond noise{where}; "
     elif all(made.values()):
         strongest = {label: max(rows.items(), key=_amplitude) for label, rows in made.items()}
         parts = [f"{together(row.who)} in {label} (L{n})" for label, (n, row) in strongest.items()]
-        sentences = [f"The strongest pattern comes from {', from '.join(parts)}."]
+        said = f"The strongest pattern comes from {', from '.join(parts)}; "
     else:
-        sentences = []
+        said = ""
     n, known = int(excludes_zero(table, "difference").sum()), table["difference_low"].notna().sum()
-    sentences.append(
-        f"{n} of {known} numbers differ beyond their 95% interval; by chance 1 in 20 would."
-    )
+    said += f"{n} of {known} numbers differ{'' if said else ' beyond their 95% interval'}."
     if members[0].kind == "simulate":
         method = "simulations"
     elif not share_sequences(members):
@@ -140,7 +138,7 @@ def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.Data
     else:
         paired = any(d.paired for d in differences) or (table["method"] == PAIRED).any()
         method = "paired" if paired else "foldless"
-    return [" ".join(sentences), METHODS[method]]
+    return [said, METHODS[method]]
 
 
 class Makers(NamedTuple):
