@@ -110,7 +110,6 @@ def test_a_right_choice_passes_the_door_and_a_wrong_one_is_refused_by_name(
 def test_choices_are_found_in_the_types_of_all_public_names() -> None:
     ids = {str(parameter.id) for parameter in PARAMETERS}
     assert {
-        "ablation.settings-scope",
         "sequences-bos",
         "Ablation-gain",
         "score_maps-skip_keys",

@@ -140,7 +140,7 @@ compare runs/one runs/two --out runs/compared --image compared.svg --verbose
 compare runs/one runs/two --no-verbose
 layers --model llama-3.1-8b --revision main --layers 1 --seq-len 19 --seed 3 --device cpu --no-json
     --verbose
-layers --model rope-tiny --layers 1 --seq-len 300 --beyond-context --allow-unused
+layers --model rope-tiny --layers 1 --seq-len 300 --beyond-context --allow-unused --json
 layers --model rope-tiny --layers 1 --seq-len 30 --no-beyond-context
     --no-allow-unused --no-verbose
 simulate --alpha 0.1 --norm layernorm-d --no-rope --no-causal --no-control-variate --n-layers 2

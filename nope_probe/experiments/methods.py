@@ -45,6 +45,7 @@ INPUTS = {  # by --data
     "gaussian": "Gaussian vectors with an expected inner product of {alpha:g}",
     "random": "random tokens",
     GIVEN: "{kind} (data: {data[name]})",
+    ALONE: "one text",
     "text": "tokens {places} of {documents:,} documents{packed} (data: {data[name]})",
 }
 DETAILS = {  # of the inputs, by setting
@@ -129,9 +130,13 @@ def _of_inputs(facts: Manifest) -> dict[str, Any]:
     checksum = f"SHA-256 of the inputs {data['sha256'][:16]}"
     first = FIRST_KEYS.get(facts["kind"], FIRST_KEYS["others"])[n_keys > 0]
     n_documents = facts["documents"] or facts["n_seqs"]  # None: each sequence drawn by itself
+    n_text = len((facts.get("text") or {"pieces": ()})["pieces"])
+    is_alone = settings["data"] == ALONE
     return {
-        "corpus": settings["data"] != ALONE,
-        "alone": settings["data"] == ALONE,
+        "corpus": not is_alone,
+        "alone": is_alone,
+        "beside": n_text > 0 and not is_alone,
+        "n_text": n_text,
         "inputs": ", ".join(filter(None, [what, *details, seed, checksum])),
         "first_keys": first.format(keys=KEYS.get(n_keys, f"the first {n_keys} keys")),
         "n_documents": n_documents,
@@ -174,7 +179,6 @@ def _of_command(facts: Manifest) -> dict[str, Any]:
     settings = facts["settings"]
     given = settings.get("given", {}).get("kind", "text") == "text"
     per_head, writers = settings.get("per_head", False), settings.get("writers", "heads")
-    n_text = len((facts.get("text") or {"pieces": ()})["pieces"])
     return {
         "control": given
         and settings["data"] not in ("random", "gaussian")
@@ -183,8 +187,6 @@ def _of_command(facts: Manifest) -> dict[str, Any]:
         "readers": READERS[per_head],
         "writing": WRITERS[writers],
         "n_conditions": len(facts.get("conditions", ())),
-        "beside": n_text > 0 and settings["data"] != ALONE,
-        "n_text": n_text,
         "measured": listed([MEASURED[name] for name in facts.get("measures", ())] or [""]),
     }
 

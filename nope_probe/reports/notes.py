@@ -67,10 +67,10 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
             singly), `fold_sizes` (sequences per fold; a text alone is one), `distinct_sequences`
             (how many different ones), `query_stride` (between queries whose keys are ranked),
             `windows` (of layers with a window: how many keys a query sees at most), `left_out`
-            (components that are not removed by default, with reasons), `half_width` (of the widest
-            interval of the headline's shares), `too_few` (heads without a positional share, and how
-            many sequences would do), `without_shares` (layers whose rotation was not recognised),
-            the `not_attending` layers of its `model`, and the `notes` of its `data` and its `text`.
+            (components that are not removed by default, with reasons), `too_few` (heads without a
+            positional share, and how many sequences would do), `half_width` (of the widest interval
+            of the headline's shares), `without_shares` (layers whose rotation was not recognised),
+            the `not_attending` layers of its `model`, and the `notes` of its `data` and `text`.
 
     Example:
         >>> run_notes({"documents": 40, "fold_sizes": [64] * 8, "query_stride": 1})

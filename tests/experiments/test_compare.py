@@ -343,7 +343,7 @@ def test_two_runs_of_any_command_are_compared(
             known = part[side].dropna().to_numpy()
             assert np.isclose(known[:, None], stored, rtol=1e-6).any(1).all()
     n = ((rows["difference_low"] > 0) | (rows["difference_high"] < 0)).sum()
-    said = f"{n} of {rows['difference_low'].notna().sum()} numbers differ beyond their 95% interval"
+    said = f"{n} of {rows['difference_low'].notna().sum()} numbers differ"
     assert said in compared.manifest["headline"][0]
     assert said in " ".join(capsys.readouterr().out.split())
     paired = name in ("ablate", "circuit", "scores")
@@ -382,7 +382,7 @@ def test_the_headline_tells_what_differs_at_the_first_key_alone(
     compared = read_run(tmp_path / "out")
     [sentence, _], rows = compared.manifest["headline"], compared.tables["differences"]
     is_clear = (rows["difference_low"] > 0) | (rows["difference_high"] < 0)
-    of_others = "do not differ beyond noise among the keys after the first."
+    of_others = "do not differ beyond noise among the keys after the first"
     assert (of_others in sentence) == bool(skipped)
     assert not sentence.endswith(of_others)
     assert f"{is_clear.sum()} of {len(rows)} numbers differ" in sentence

@@ -80,7 +80,7 @@ RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
             "A removed weight was replaced by a rectangular identity",
             "relative entropy of each head's attention weights to uniform weights",
             "The first key stood apart from the other keys.",
-            "One more text of 2 tokens was read beside.",
+            "One more text of 2 tokens was read and compared.",
         ],
     ),
     "behaviour": (

@@ -493,9 +493,19 @@ def test_why_is_refused_where_the_model_is_not_that_of_the_run(tmp_path: Path) -
         ("MLP1", -1, "--why MLP1: expected a head"),
         ("L2H0", -1, "--why L2H0: there are L0 to L1"),
         ("L1H0", 99, "--query 99: the text has "),
+    ):
+        with pytest.raises(UserError, match=said):
+            run.why(head, query=query)
+
+
+@pytest.mark.usefixtures("unenforced")
+def test_a_head_and_a_query_of_another_kind_are_refused_in_a_line() -> None:
+    run = run_attention("rope-tiny", **ASKED)
+    wrong: list[tuple[Any, Any, str]] = [
         ("L1H0", "4", "query '4': expected a whole number"),
         (3, -1, "why 3: expected a text or None"),
-    ):
+    ]
+    for head, query, said in wrong:
         with pytest.raises(UserError, match=said):
             run.why(head, query=query)
 

@@ -40,7 +40,7 @@ def test_without_flags_a_figure_has_the_papers_settings() -> None:
             assert isinstance(settings, scores_run.Settings)
             assert (settings.n_seqs, settings.seq_len) == (1000, 1024)
             assert (settings.data, settings.windows, settings.seed) == ("fineweb-edu", "start", 0)
-            assert settings.layers == (4 if figure == "figure5" else "all")
+            assert settings.layers == ("auto" if figure == "figure5" else "all")
 
 
 @pytest.fixture(scope="module")

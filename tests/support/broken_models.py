@@ -73,7 +73,7 @@ ROWS: dict[str, tuple[Break, str]] = {
     ),
     "weights absent": (
         lambda folder: (folder / WEIGHTS).unlink(),
-        "has no safetensors weights; pickled ones are refused",
+        "has no safetensors weights, and pickled ones (.bin) are refused",
     ),
     "weights cut": (cut, "model.safetensors is a broken safetensors file: "),
     "weights without a norm": (

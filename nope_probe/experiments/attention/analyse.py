@@ -79,10 +79,8 @@ def capture(session: Session[Settings]) -> Heads:
     size = settings.layers_at_a_time(session.loaded.info)
     groups = [layers[first : first + size] for first in range(0, len(layers), size)]
     ablation = settings.substitute.without(removed_components(settings, session.loaded))
-    engine, of_run = (
-        replace(Engine.of(session), query_rows=settings.rows),
-        text_of(settings, session.loaded),
-    )
+    engine = replace(Engine.of(session), query_rows=settings.rows)
+    of_run = text_of(settings, session.loaded)
     text = None if of_run is None else of_run.tokens
     query = None if text is None else query_of(settings, text)
     keys = [f"attention-L{group[0]}" for group in groups]

@@ -58,19 +58,25 @@ def text_of(settings: Settings, loaded: LoadedModel) -> RunText | None:
         raise UserError("the text has no tokens: the model's tokenizer leaves nothing of it")
     if bos:
         ids = [tokenizer.bos_token_id, *ids]
-    if not settings.reads_corpus:
-        most = min(TEXT_TOKENS, loaded.info.n_ctx)
-        if len(ids) > most:
-            raise UserError(f"the text has {len(ids)} tokens: expected up to {most}")
-    lengths = f"the text has {len(ids)} tokens and the sequences have {settings.seq_len}"
-    if settings.reads_corpus and len(ids) > settings.seq_len:
-        raise UserError(f"{lengths}: take {settings.length_of(len(ids))} or a shorter text")
-    if settings.reads_corpus and "mask" in settings.removed and len(ids) < settings.seq_len:
-        take = settings.length_of(len(ids))
-        raise UserError(f"{lengths}, all seen without the mask: take {take}")
+    _validate_length(len(ids), settings, loaded)
     tokens = torch.tensor([ids])
     validate_inputs(loaded.model, tokens)
     return RunText(tokens=tokens, bos=bos, notes=reader.notes)
+
+
+def _validate_length(n: int, settings: Settings, loaded: LoadedModel) -> None:
+    """Check the number of a text's tokens, against the sequences if other texts are read."""
+    if not settings.reads_corpus:
+        most = min(TEXT_TOKENS, loaded.info.n_ctx)
+        if n > most:
+            raise UserError(f"the text has {n} tokens: expected up to {most}")
+        return
+    lengths = f"the text has {n} tokens and the sequences have {settings.seq_len}"
+    if n > settings.seq_len:
+        raise UserError(f"{lengths}: take {settings.length_of(n)} or a shorter text")
+    if "mask" in settings.removed and n < settings.seq_len:
+        take = settings.length_of(n)
+        raise UserError(f"{lengths}, all seen without the mask: take {take}")
 
 
 def pieces_of(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -118,6 +124,11 @@ def stored_why(run: Run) -> Why | None:
     return None if asked is None else Why(**asked, table=run.tables["why"])
 
 
+def has_other_texts(run: Run) -> bool:
+    """Return whether a run read other texts than the one that it shows."""
+    return "weights" in run.maps
+
+
 def text_view(run: Run) -> TextView | None:
     """Return the view of a run's text; None for a run without a text.
 
@@ -136,7 +147,7 @@ def text_view(run: Run) -> TextView | None:
         names={0: record["bos"]} if record["bos"] else {},
         heads=run.tables["attention"],
         weights=weights,
-        position=run.maps["weights"][..., :n, :n] if "weights" in run.maps else None,
+        position=run.maps["weights"][..., :n, :n] if has_other_texts(run) else None,
         content=run.maps["text_content"],
         why=stored_why(run),
     )

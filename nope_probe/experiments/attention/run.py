@@ -40,13 +40,13 @@ def run(settings: Settings, call: Call | None = None) -> Path:
         UserError: for settings that the model or the data cannot satisfy.
     """
     with Session("attention", settings, call) as session:
-        if not session.finished and not settings.reads_corpus:
-            session.write(read_text(session))
-        elif not session.finished:
+        if not session.finished and settings.reads_corpus:
             heads = capture(session)
             if session.is_first:
                 with status("analysing and writing", in_logs=True):
                     session.write(analyse(session, heads))
+        elif not session.finished and session.is_first:  # one text needs one process
+            session.write(read_text(session))
     return session.folder
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from nope_probe.experiments.attention.on_text import stored_why, text_view
+from nope_probe.experiments.attention.on_text import has_other_texts, stored_why, text_view
 from nope_probe.experiments.sections import MOST_ROWS, Report
 from nope_probe.figures.attention import UNIFORM, attention_heads, term_styles
 from nope_probe.figures.explorer import HEADS_BYTES, head_maps
@@ -39,7 +39,7 @@ def report(run: Run) -> Report:
     subject = f"ablated {name}" if removed else name
     return Report(
         title=f"Position and content in the attention of {full}",
-        lead=lead(subject, table, text_line(run)) if "weights" in run.maps else alone(run),
+        lead=lead(subject, table, text_line(run)) if has_other_texts(run) else alone(run),
         sections=[*_head_sections(run), *text_sections(run), *why_sections(run), *_maps(run)],
         how_to_read=notes.how_to_read("attention"),
     )
@@ -47,7 +47,7 @@ def report(run: Run) -> Report:
 
 def _head_sections(run: Run) -> Iterator[Section]:
     """Yield the map of all heads; of a text alone, if a query sees 8 keys."""
-    table, compared = run.tables["attention"], "weights" in run.maps
+    table, compared = run.tables["attention"], has_other_texts(run)
     if not compared and table["information"].isna().all():
         return
     colour = "Colour: the positional share. " if compared else ""
@@ -186,7 +186,7 @@ def why_sections(run: Run) -> Iterator[Section]:
     if why is not None:
         terms = (
             "They are position, and what earlier components wrote into this text's key or query."
-            if "weights" in run.maps
+            if has_other_texts(run)
             else "They are what earlier components wrote into the key, in this text alone."
         )
         yield Section(
@@ -199,7 +199,7 @@ def why_sections(run: Run) -> Iterator[Section]:
 
 
 def _maps(run: Run) -> Iterator[Section]:
-    if "weights" in run.maps:
+    if has_other_texts(run):
         yield Section(
             title="Each head's mean weights",
             html=weight_maps(run),

@@ -48,6 +48,7 @@ class HasInputs(Protocol):
     documents: Int[Tensor, " seq"] | None
 
 
+@runtime_checkable
 class HasModel(Protocol):
     """A model with its tokenizer and info, as `nope_probe.load` returns them."""
 

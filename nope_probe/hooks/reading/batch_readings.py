@@ -87,7 +87,7 @@ def read_layers(
             products=torch.einsum("bqhd,bkhd->bhqk", q, k).cpu(),
             q=q.cpu(),
             k=k.cpu(),
-            rotation=rotation_of(attention, rotary).cpu() if is_recognised(rotary) else None,
+            rotation=_known_rotation(attention, rotary),
             bias=None if bias is None else bias.cpu(),
             sinks=attention.sinks is not None,
         )
@@ -113,6 +113,13 @@ def rotation_of(attention: Attention, rotary: Rotary | None) -> Float[Tensor, "p
     if rotary is None:
         return torch.eye(d_head, dtype=attention.q.dtype).expand(n_pos, -1, -1)
     return rotary.matrices(attention.angles, d_head)
+
+
+def _known_rotation(
+    attention: Attention, rotary: Rotary | None
+) -> Float[Tensor, "pos d_head d_head"] | None:
+    """Return the matrices of `rotation_of` in main memory; None if they are not known."""
+    return rotation_of(attention, rotary).cpu() if is_recognised(rotary) else None
 
 
 def window_hides(model: HookedModel, inputs: Inputs, n_layers: int) -> bool:
@@ -224,7 +231,7 @@ def head_reading(
         weights=weights_on(attention, keys),
         q=attention.q[:, -1].cpu(),
         k=repeat_heads(attention.k, attention.n_heads).cpu(),
-        rotation=rotation_of(attention, rotary).cpu() if is_recognised(rotary) else None,
+        rotation=_known_rotation(attention, rotary),
         scale=attention.scale,
         soft_cap=attention.soft_cap,
     )

@@ -211,7 +211,7 @@ def test_known_positional_shares_of_the_shipped_models(name: str) -> None:
     _, inputs, maps = captured(name)
     heads = split_attention(maps)
     shares = {
-        layer: [100 * heads[layer, head].positional_share.value for head in range(4)]
+        layer: [100 * heads[layer, head].others_share.value for head in range(4)]
         for layer in KNOWN[name]
     }
     for layer, expected in KNOWN[name].items():
