@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit
 from nope_probe.analyses.attribution import LayerAttribution
-from nope_probe.analyses.jackknife import Interval, Intervals, rms
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, Intervals, rms
 from nope_probe.analyses.offsets import (
     OffsetBins,
     mean_squares_by_query,
