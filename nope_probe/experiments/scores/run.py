@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -242,7 +242,7 @@ def _without_shares(session: Session[RunSettings], layers: Layers) -> dict[str, 
     return {"without_shares": without} if without else {}
 
 
-def _pattern_table(layers: Mapping[int, LayerMaps]) -> pd.DataFrame:
+def _pattern_table(layers: Layers) -> pd.DataFrame:
     """Return the measures of each layer's pattern, and the contrast of the paper's Figure 5."""
     contrasts = pd.DataFrame(
         interval_columns(
