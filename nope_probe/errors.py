@@ -79,9 +79,9 @@ def closed_choices(
 
     Example:
         >>> from nope_probe import sequences
-        >>> sequences(tokenizer=None, bos="Always")
+        >>> sequences(tokenizer=None, start="Random")
         Traceback (most recent call last):
-        nope_probe.errors.UserError: unknown bos 'Always'; there are auto, always, never
+        nope_probe.errors.UserError: unknown start 'Random'; there are random, start
     """
 
     def decorate(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:

@@ -97,8 +97,8 @@ ablate --model llama-3.1-8b --revision main --data my.jsonl --windows start --bo
     --checkpoint-every 1 --beyond-context --allow-unused --query-rows 5 --offset-bins all
     --out runs/a --image a.png --verbose
 ablate --data short.jsonl --pack --remove qk --replacement random mean --gain norm
-ablate --remove rope_low w_q --no-pack --no-shuffle --skip-keys 0 --no-beyond-context
-    --no-allow-unused --no-verbose
+ablate --remove rope_low w_q --data prose --bos .. --no-pack --no-shuffle --skip-keys 0
+    --no-beyond-context --no-allow-unused --no-verbose
 ablate --bands 2 --remove w_q
 ablate --remove sources --seq-len 8
 ablate --model parameter-free-rope --data gaussian --alpha 0.3

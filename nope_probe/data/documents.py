@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from nope_probe.files import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SOURCES = ("shipped", "stdlib", "random", "gaussian")
+SOURCES = ("shipped", "stdlib", "prose", "random", "gaussian")
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 LARGE = 1 << 26  # bytes of a file that is read only once, after the model is loaded
 MIN_FOLDS = 4  # folds of the data that intervals need
@@ -75,6 +76,8 @@ def documents(source: str) -> list[str]:
         return read_texts(SHIPPED)
     if source == "stdlib":
         return stdlib_documents()
+    if source == "prose":
+        return prose_documents()
     path = local_path(source)
     validate_regular(path)
     if not os.path.isfile(path):  # False for names that no file can have
@@ -408,6 +411,22 @@ def stdlib_documents(held_out: bool | None = None) -> list[str]:
     ]
 
 
+def prose_documents() -> list[str]:
+    """Return the chapters of the language reference that every Python ships, in English prose."""
+    from pydoc_data.topics import topics
+
+    return list(dict.fromkeys(topics[name] for name in sorted(topics)))
+
+
+def prose_note() -> str:
+    """Return which text `prose` is on this machine: it differs between versions of Python."""
+    text = "".join(prose_documents())
+    return (
+        f"The prose is the language reference of Python {platform.python_version()}, "
+        f"{len(text):,} characters, SHA-256 {sha256(text.encode()).hexdigest()[:16]}."
+    )
+
+
 def split(source: str) -> list[str]:
     """Split a module's source before top-level statements into documents of 1,200 characters.
 
@@ -434,12 +453,6 @@ def _first_line(node: ast.stmt) -> int:
 
 def _is_kept(path: Path) -> bool:
     return not _SKIPPED & set(path.parts) and not path.parts[0].startswith("config-")
-
-
-def write_held_out(path: Path) -> None:
-    """Write the held-out documents as the data set `shipped`: per line, an object with `text`."""
-    rows = (json.dumps({"text": text}) + "\n" for text in stdlib_documents(held_out=True))
-    path.write_text("".join(rows), encoding="utf-8")
 
 
 def is_held_out(key: str) -> bool:

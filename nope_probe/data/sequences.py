@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -27,6 +27,7 @@ from nope_probe.data.documents import (
     first_documents,
     is_data_set,
     long_documents,
+    prose_note,
     validate_packing,
 )
 from nope_probe.errors import UserError, closed_choices
@@ -44,7 +45,8 @@ class Sequences:
     Attributes:
         inputs: token ids, or vectors for the parameter-free models.
         name: their source.
-        bos: whether all sequences begin with a BOS token (an attention sink).
+        bos: whether all sequences begin with a token that was put there (an attention sink).
+        bos_token: the text of this token.
         kind: the kind of inputs: tokens of texts, shuffled tokens, random tokens or vectors.
         documents: the number of each sequence's document; None if sequences are drawn singly. A
             document's sequences are not independent, so they share a fold.
@@ -54,6 +56,7 @@ class Sequences:
     inputs: Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
     name: str
     bos: bool = False
+    bos_token: str = ""
     kind: Kind = "text"
     documents: Int[Tensor, " seq"] | None = None
     notes: tuple[str, ...] = ()
@@ -78,7 +81,7 @@ class Sequences:
 
     def to_tensors(self) -> dict[str, Tensor]:
         """Return the sequences as tensors by name, for a checkpoint."""
-        about = json.dumps([self.name, self.bos, self.kind, *self.notes]).encode()
+        about = json.dumps([self.name, self.bos, self.bos_token, self.kind, *self.notes]).encode()
         tensors = {"inputs": self.inputs, "about": torch.tensor([*about], dtype=torch.uint8)}
         return tensors if self.documents is None else tensors | {"documents": self.documents}
 
@@ -91,12 +94,12 @@ class Sequences:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Sequences:
         """Return the sequences that `to_tensors` turned into these tensors."""
-        name, bos, kind, *notes = json.loads(bytes(tensors["about"].tolist()))
-        about = {"name": name, "bos": bos, "kind": kind, "notes": tuple(notes)}
+        name, bos, bos_token, kind, *notes = json.loads(bytes(tensors["about"].tolist()))
+        about = {"name": name, "bos": bos, "bos_token": bos_token, "kind": kind, "notes": (*notes,)}
         return cls(inputs=tensors["inputs"], documents=tensors.get("documents"), **about)
 
 
-@closed_choices("start", "bos")
+@closed_choices("start")
 def sequences(
     source: str | Sequence[str] = "shipped",
     *,
@@ -107,7 +110,7 @@ def sequences(
     seed: int = 0,
     shuffle: bool = False,
     start: WindowStart = "random",
-    bos: Bos = "auto",
+    bos: Bos | str = "auto",
     pack: bool = False,
 ) -> Sequences:
     """Cut token sequences out of a text source.
@@ -125,7 +128,8 @@ def sequences(
         shuffle: permute the tokens within each sequence (not BOS). This makes positions
             exchangeable, so a positional pattern that remains does not come from the text.
         start: where a sequence begins in its document: `random`, or `start`, the paper's rule.
-        bos: whether a sequence begins with a BOS token; `auto`: if the tokenizer adds it.
+        bos: whether a sequence begins with the tokenizer's BOS token (`auto`: if the tokenizer adds
+            it), or the text of another token for it to begin with.
         pack: join the documents in random order, with the tokenizer's EOS token after each, and
             cut sequences across documents; later documents then attend to earlier documents.
 
@@ -148,7 +152,8 @@ def sequences(
             "gaussian"
         )
     generator = torch.Generator().manual_seed(seed)
-    begins = begins_with_bos(tokenizer, bos)
+    first = first_token(tokenizer, bos)
+    begins = first is not None
     length = seq_len - int(begins)
     if not source:
         raise UserError("expected a source of text or a list of texts, got nothing")
@@ -175,17 +180,20 @@ def sequences(
         tokens, from_documents = windows.tokens, windows.documents
     if shuffle:
         tokens = permuted(tokens, generator)
-    if begins and tokenizer is not None:
-        tokens = torch.nn.functional.pad(tokens, (1, 0), value=tokenizer.bos_token_id)
+    bos_token = ""
+    if first is not None and tokenizer is not None:
+        tokens = torch.nn.functional.pad(tokens, (1, 0), value=first)
+        bos_token = tokenizer.decode([first])
     name = source + (" packed" if pack else "") + (" shuffled" if shuffle else "")
     kind: Kind = "shuffled" if shuffle else "random" if source == "random" else "text"
     return Sequences(
         inputs=tokens,
         name=name,
         bos=begins,
+        bos_token=bos_token,
         kind=kind,
         documents=from_documents,
-        notes=() if reader is None else reader.notes,
+        notes=(*([prose_note()] * (source == "prose")), *(reader.notes if reader else ())),
     )
 
 
@@ -256,17 +264,33 @@ def gaussian(
     return Sequences(inputs=x, name=f"gaussian alpha={alpha:g}", kind="vectors")
 
 
-def begins_with_bos(tokenizer: PreTrainedTokenizerBase | None, bos: Bos) -> bool:
-    """Return whether sequences begin with a BOS token.
+def first_token(tokenizer: PreTrainedTokenizerBase | None, bos: Bos | str) -> int | None:
+    """Return the token that is put before every sequence, or None for no token.
+
+    Args:
+        tokenizer: the model's.
+        bos: `always`, `never` or `auto` (as the tokenizer does) for its BOS token; else the text of
+            a token.
 
     Raises:
-        UserError: for `always` with a tokenizer that has no BOS token.
+        UserError: for `always` with a tokenizer that has no BOS token, or a text that is not
+            exactly one token.
     """
-    if bos == "always" and getattr(tokenizer, "bos_token_id", None) is None:
-        raise UserError("--bos always: the model's tokenizer has no BOS token")
+    if bos == "never" or (bos == "auto" and (tokenizer is None or not forces_bos(tokenizer))):
+        return None
     if tokenizer is None:
-        return False
-    return forces_bos(tokenizer) if bos == "auto" else bos == "always"
+        raise UserError(f"--bos {bos}: the model has no tokenizer")
+    if bos in get_args(Bos):
+        if tokenizer.bos_token_id is None:
+            raise UserError("--bos always: the model's tokenizer has no BOS token")
+        return tokenizer.bos_token_id
+    ids = tokenizer(bos, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise UserError(
+            f"--bos {bos!r}: expected auto, always, never or the text of one token; the model's "
+            f"tokenizer makes {len(ids)} of it"
+        )
+    return ids[0]
 
 
 def forces_bos(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -49,7 +49,7 @@ INPUTS = {  # by --data
     "text": "tokens {places} of {documents:,} documents{packed} (data: {data[name]})",
 }
 DETAILS = {  # of the inputs, by setting
-    "bos": "each with a BOS token first",
+    "bos": "each with the token {bos_token} first",
     "shuffle": "with the tokens of each sequence permuted",
     "beyond_context": "longer than the model's context",
 }
@@ -126,7 +126,8 @@ def _of_inputs(facts: Manifest) -> dict[str, Any]:
     }
     what = INPUTS.get(settings["data"], INPUTS["text"]).format_map(names)
     seed = f"drawn with seed {settings.get('seed')}" if settings["data"] != GIVEN else ""
-    details = [text for name, text in DETAILS.items() if {**settings, **data}.get(name)]
+    given = {"bos_token": "BOS"} | settings | data
+    details = [text.format_map(given) for name, text in DETAILS.items() if given.get(name)]
     checksum = f"SHA-256 of the inputs {data['sha256'][:16]}"
     first = FIRST_KEYS.get(facts["kind"], FIRST_KEYS["others"])[n_keys > 0]
     n_documents = facts["documents"] or facts["n_seqs"]  # None: each sequence drawn by itself

@@ -186,6 +186,7 @@ def run_size(manifest: Mapping[str, Any]) -> dict[str, int]:
 TEXTS = {  # by the setting `data`
     "shipped": "shipped Python source",
     "stdlib": "Python's standard library",
+    "prose": "Python's language reference, English prose",
     "random": "random tokens",
     "gaussian": "random vectors",
     "fineweb-edu": "FineWeb-Edu",
@@ -204,7 +205,12 @@ def texts_of(manifest: Mapping[str, Any]) -> str:
     unit = "positions" if data == "gaussian" else "tokens"
     of_data = f" {name}" if data.startswith("given") else f" of {name}"
     shuffled = ", shuffled" * bool(manifest["settings"].get("shuffle"))
-    return f"Read on {size['n_seqs']:,} sequences of {size['seq_len']:,} {unit}{of_data}{shuffled}."
+    first = manifest.get("data", {}).get("bos_token")
+    begin = f", each after {first}" if first else ""
+    return (
+        f"Read on {size['n_seqs']:,} sequences of {size['seq_len']:,} {unit}{of_data}{shuffled}"
+        f"{begin}."
+    )
 
 
 def layers_of(manifest: Mapping[str, Any]) -> str:

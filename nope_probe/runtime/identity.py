@@ -209,9 +209,10 @@ def input_record(inputs: Sequences, skip_keys: int, counts: Int[Tensor, " fold"]
         skip_keys: how many keys count as first in patterns.
         counts: sequences per fold.
     """
-    notes = {"notes": [*inputs.notes]} if inputs.notes else {}
+    about: dict[str, Any] = {"notes": [*inputs.notes]} if inputs.notes else {}
+    about |= {"bos_token": inputs.bos_token} if inputs.bos_token else {}
     return {
-        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256, **notes},
+        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256, **about},
         "documents": None if inputs.documents is None else inputs.n_documents,
         "distinct_sequences": inputs.n_distinct,
         "fold_sizes": counts.tolist(),

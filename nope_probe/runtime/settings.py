@@ -303,8 +303,9 @@ class RunSettings(SessionSettings):
     data: Annotated[
         str,
         _arg(
-            help="shipped, stdlib, random, gaussian, a .txt, .jsonl or .parquet file, fineweb-edu, "
-            "a Hub data set (owner/name or owner/name:config) or a local folder of one."
+            help="shipped (Python source), prose (Python's language reference), stdlib, random, "
+            "gaussian, a .txt, .jsonl or .parquet file, fineweb-edu, a Hub data set (owner/name or "
+            "owner/name:config) or a local folder of one."
         ),
     ] = "shipped"
     windows: Annotated[
@@ -316,8 +317,11 @@ class RunSettings(SessionSettings):
         _arg(help="Join documents, an EOS token after each, and cut sequences across them."),
     ] = False
     bos: Annotated[
-        Literal["auto", "always", "never"],
-        _arg(help="Begin sequences with a BOS token; auto: if the tokenizer adds one."),
+        str,
+        _arg(
+            help="Begin sequences with the BOS token: always, never, or auto, if the tokenizer "
+            "adds one; or with another token, given as its text."
+        ),
     ] = "auto"
     alpha: Annotated[float, ALPHA, _arg(help="With --data gaussian: expected inner product.")] = 0.0
     shuffle: Annotated[bool, _arg(help="Permute the tokens in each sequence.")] = False

@@ -4,7 +4,10 @@ Packed ones are documents end to end: no token is lost, repeated or padding.
 """
 
 from collections import Counter
+from hashlib import sha256
+from importlib import import_module
 from pathlib import Path
+from platform import python_version
 from typing import Any
 
 import pandas as pd
@@ -140,6 +143,26 @@ def test_sequences_begin_with_bos_where_the_tokenizer_adds_it_or_as_it_is_set(
     assert data.inputs.shape == (5, 17)
     assert (data.inputs[:, 0] == 0).all().item() is begins
     assert (data.inputs[:, 1:] != 0).all()
+
+
+def test_sequences_begin_with_the_token_that_is_named(text: str) -> None:
+    intact = sequences(text, tokenizer=WITH_BOS, n_seqs=5, seq_len=17)
+    token = WITH_BOS.decode([11])
+    named = sequences(text, tokenizer=WITH_BOS, n_seqs=5, seq_len=17, bos=token)
+    assert named.inputs[:, 0].tolist() == [11] * 5
+    assert torch.equal(named.inputs[:, 1:], intact.inputs[:, 1:])
+    assert (named.bos, named.bos_token) == (True, token)
+    assert Sequences.from_tensors(named.to_tensors()).bos_token == token
+    with pytest.raises(UserError, match=r"--bos 'Always ever': .* the text of one token"):
+        sequences(text, tokenizer=WITH_BOS, n_seqs=5, seq_len=17, bos="Always ever")
+
+
+def test_prose_is_the_language_reference_of_this_python() -> None:
+    (note,) = sequences("prose", tokenizer=PLAIN, n_seqs=3, seq_len=7, bos="never").notes
+    topics = [value for _, value in sorted(import_module("pydoc_data.topics").topics.items())]
+    joined = "".join(text for n, text in enumerate(topics) if text not in topics[:n])
+    assert sha256(joined.encode()).hexdigest()[:16] in note
+    assert f"Python {python_version()}" in note
 
 
 def test_bos_always_without_a_bos_token_is_an_error(text: str) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nope_probe.data.documents import TextReader
-from nope_probe.data.sequences import begins_with_bos
+from nope_probe.data.sequences import first_token
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.settings import TEXT_TOKENS, Settings
 from nope_probe.figures.attention import Why
@@ -51,13 +51,14 @@ def text_of(settings: Settings, loaded: LoadedModel) -> RunText | None:
         return None
     if tokenizer is None:
         raise UserError("the model has no tokenizer, so it takes no --text")
-    bos = begins_with_bos(tokenizer, settings.bos)
+    first = first_token(tokenizer, settings.bos)
+    bos = first is not None
     reader = TextReader(tokenizer, bos=bos)
     [ids] = reader.tokens([text])
     if not ids:
         raise UserError("the text has no tokens: the model's tokenizer leaves nothing of it")
-    if bos:
-        ids = [tokenizer.bos_token_id, *ids]
+    if first is not None:
+        ids = [first, *ids]
     _validate_length(len(ids), settings, loaded)
     tokens = torch.tensor([ids])
     validate_inputs(loaded.model, tokens)
