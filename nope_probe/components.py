@@ -17,6 +17,7 @@ Component = Literal[
 ]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 Projection = Literal["w_q", "w_k", "w_o", "w_v"]
+NO_REPLACEMENT = "none"  # in tables, where no weight is removed
 WEIGHTS: tuple[Projection, ...] = get_args(Projection)
 Gain = Literal["output", "norm", "identity"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from nope_probe.components import are_sources
+from nope_probe.components import NO_REPLACEMENT, are_sources
 from nope_probe.experiments.verdicts import MOST, effect_of
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.names import phrase
@@ -96,7 +96,7 @@ class LayerLosses:
         layer: the layer.
         seq_len: tokens in a sequence.
         sources: the model's sources.
-        replacement: of removed weights; empty where none is removed.
+        replacement: of removed weights; `none` where none is removed.
         sizes: of `lead` and `pattern`, nats.
         left: the same without any source.
         from_sources: how much of each the sources make.
@@ -123,13 +123,13 @@ class LayerLosses:
             if name in tables
         }
         row = own["pattern"].query("removed == 'intact'").iloc[0]
-        replacement = next(iter(manifest["replacements"]), "")
+        replacement = next(iter(manifest["replacements"]), NO_REPLACEMENT)
         losses: dict[str, dict[str, ValueAndBounds]] = {}
         named = own["sources"].rename(columns={"source": "removed"})
         for table in (named, own.get("weights", pd.DataFrame())):
             for of_row in table.to_dict("records"):
                 if (
-                    of_row.get("replacement") in (None, "", replacement)
+                    of_row.get("replacement") in (None, NO_REPLACEMENT, replacement)
                     and of_row["lost"] == of_row["lost"]
                 ):
                     losses.setdefault(of_row["of"], {})[of_row["removed"]] = interval_of(

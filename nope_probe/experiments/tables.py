@@ -26,8 +26,8 @@ from nope_probe.analyses.pattern_changes import MaskEffect
 from nope_probe.analyses.positions import position_terms, readers, written_terms
 from nope_probe.analyses.reader import Side
 from nope_probe.analyses.splits import BandPattern, MeanCovariance
+from nope_probe.components import NO_REPLACEMENT, are_sources
 from nope_probe.components import WEIGHTS as PROJECTIONS
-from nope_probe.components import are_sources
 from nope_probe.conditions import Condition
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.maps.maps import Layers
@@ -156,8 +156,8 @@ def weights_table(layers: Mapping[str, Sequence[LayerAttribution]]) -> pd.DataFr
     """Return the table of weights: layer, of, removed, replacement, lost and amplification.
 
     Args:
-        layers: the attributions by replacement; the empty name is of what no replacement stands
-            for, such as MLPs. Sources have a table of their own.
+        layers: the attributions by replacement; `none` is of removals that replace no weight,
+            such as that of MLPs. Sources have a table of their own.
     """
     rows = [
         {
@@ -169,7 +169,7 @@ def weights_table(layers: Mapping[str, Sequence[LayerAttribution]]) -> pd.DataFr
         for question, attribution in layer.by_question.items()
         for name, loss in attribution.losses.items()
         if not are_sources(removed := Condition.parse(name))
-        and bool(removed & {*PROJECTIONS}) == bool(replacement)
+        and bool(removed & {*PROJECTIONS}) == (replacement != NO_REPLACEMENT)
     ]
     columns = ["layer", "of", "removed", "replacement", *interval_names(*LOSS)]
     return pd.DataFrame(rows, columns=columns)

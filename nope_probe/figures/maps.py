@@ -35,6 +35,7 @@ from nope_probe.figures.panels import (
     Pooled,
     RowMaps,
     heat_map,
+    lead_column,
     panel_groups,
     place_squares,
     pool_with_leads,
@@ -268,20 +269,20 @@ def _layered(
     """
     n, first = len(pooled), 0 if layer is None else layers.index(layer)
     divisors = [lead_divisor(pooled, place, limits[place][1]) for place in range(len(layers))]
-    traces = [
-        heat_map(
-            maps.values[place],
-            float(maps.block),
-            panel,
-            name=name or f"L{number}",
-            coloraxis="coloraxis",
-            visible=place == first,
-            leads=None if maps.leads is None else maps.leads[place],
-            divisor=divisors[place],
-        )
-        for place, number in enumerate(layers)
-        for panel, (maps, name) in enumerate(zip(pooled, names, strict=True))
-    ]
+    traces = []
+    for place, number in enumerate(layers):
+        for panel, (maps, name) in enumerate(zip(pooled, names, strict=True)):
+            of_map = heat_map(
+                maps.values[place],
+                float(maps.block),
+                panel,
+                name=name or f"L{number}",
+                coloraxis="coloraxis",
+                visible=place == first,
+            )
+            traces.append(of_map)
+            if maps.leads is not None:
+                traces.append(lead_column(maps.leads[place], of_map, divisors[place]))
     has_leads = any(maps.leads is not None for maps in pooled)
     units = [f"nats; first key ÷ {x:.2g}" if has_leads else "nats" for x in divisors]
 
@@ -303,7 +304,7 @@ def _layered(
         | ({"coloraxis.colorbar.title.text": unit} if has_leads else {})
         for of_layer, unit in zip(titles, units, strict=True)
     ]
-    add_slider(layout, layers, n, first, limits, texts)
+    add_slider(layout, layers, len(traces) // len(layers), first, limits, texts)
     return go.Figure(traces, layout)
 
 
@@ -335,28 +336,28 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
     scales = meta.get("scales") or []
     if len(scales) < 2:
         return figure
-    n_terms = len(figure.data) // len(scales)
+    per_layer = len(figure.data) // len(scales)
     slider = figure.layout.sliders[0]
     labels = [f"{slider.currentvalue.prefix}{step.label}" for step in slider.steps]
-    groups: list[list[Panel]] = [[] for _ in scales]
-    for index, trace in enumerate(figure.data):
-        place = index // n_terms
-        name, (low, high) = labels[place], scales[place]
-        cells = np.asarray(trace.z)
-        leads = None if trace.x is None else cells[:, 0]
-        if leads is not None:
-            n_blank = len(cells) - cells.shape[1] + 2  # the first keys' own cells
-            cells = np.hstack([np.full((len(cells), n_blank), np.nan), cells[:, 2:]])
-        panel = Panel(
-            name=f"{name}, {trace.name}" if n_terms > 1 else name,
-            values=cells,
-            low=low,
-            high=high,
-            diverging=figure.layout.coloraxis.colorscale == tuple(DIVERGING),
-            positions=round(trace.dy * len(trace.z)),
-            leads=leads,
+    groups: list[list[Panel]] = []
+    for place, (label, (low, high)) in enumerate(zip(labels, scales, strict=True)):
+        traces = figure.data[place * per_layer : (place + 1) * per_layer]
+        maps = [trace for trace in traces if trace.customdata is None]
+        leads = {trace.xaxis: trace.z[:, 0] for trace in traces if trace.customdata is not None}
+        groups.append(
+            [
+                Panel(
+                    name=f"{label}, {trace.name}" if len(maps) > 1 else label,
+                    values=np.asarray(trace.z),
+                    low=low,
+                    high=high,
+                    diverging=figure.layout.coloraxis.colorscale == tuple(DIVERGING),
+                    positions=round(trace.dy * len(trace.z)),
+                    leads=leads.get(trace.xaxis),
+                )
+                for trace in maps
+            ]
         )
-        groups[place].append(panel)
     return panel_groups(groups, title=figure.layout.title.text or "")
 
 

@@ -105,17 +105,12 @@ def panel_groups(
         n_cells = panel.values.shape[1]
         span = small.block * (panel.positions or n_cells) / n_cells
         value = f"%{{z:.3g}} {panel.unit}"
-        traces.append(
-            heat_map(
-                small.values[0],
-                span,
-                index,
-                name=panel.name,
-                coloraxis=coloraxis,
-                value=value,
-                leads=panel.leads,
-            )
+        of_map = heat_map(
+            small.values[0], span, index, name=panel.name, coloraxis=coloraxis, value=value
         )
+        traces.append(of_map)
+        if panel.leads is not None:
+            traces.append(lead_column(panel.leads, of_map))
     return go.Figure(traces, layout)
 
 
@@ -129,12 +124,8 @@ def heat_map(
     value: str = "%{z:.3g} nats",
     label: str = "",
     visible: bool | None = None,
-    leads: Float[np.ndarray, " query_pos"] | None = None,
-    divisor: float = 1.0,
 ) -> Trace:
     """Return a map as a plotly heat map; cells without a number stay blank.
-
-    The first key's lead is a column of its own, set apart by a gap.
 
     Args:
         values: its cells.
@@ -145,27 +136,14 @@ def heat_map(
         value: the hover text about a cell's number.
         label: the title of the hover text; the name by default.
         visible: whether the map is shown before any use of a control.
-        leads: the first key's lead in each row; None where no key is first.
-        divisor: what leads are divided by, to be drawn in the colours of the map.
     """
     start, about = (span - 1) / 2, "≈ " if span > 1 else ""
     of = f", mean of {span:.2g} × {span:.2g}" if span > 1 else ""
-    columns: Trace = {"z": values, "x0": start, "dx": span}
-    if leads is not None:
-        n_rows, n_keys = values.shape
-        gap, wide = span * n_keys * LEAD_GAP, span * n_keys * LEAD_WIDTH
-        edges = span * np.arange(n_keys + 1) - 0.5
-        first = max(0, int(np.isnan(values).all(0).argmin()))  # the first keys' cells are blank
-        column, blank = leads[:, None], np.full((n_rows, 1), np.nan)
-        columns = {
-            "z": np.hstack([column / divisor, blank, values[:, first:]]),
-            "x": np.hstack([edges[first] - gap - wide, edges[first] - gap, edges[first:]]),
-            "customdata": np.hstack([column, blank, values[:, first:]]),
-        }
-        value = value.replace("%{z", "%{customdata")
     return {
         "type": "heatmap",
-        **columns,
+        "z": values,
+        "x0": start,
+        "dx": span,
         "y0": start,
         "dy": span,
         **on(panel),
@@ -175,6 +153,32 @@ def heat_map(
         "hoverongaps": False,
         "hovertemplate": f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}<br>{value}{of}"
         f"<extra>{label or name}</extra>",
+    }
+
+
+def lead_column(
+    leads: Float[np.ndarray, " query_pos"], of_map: Trace, divisor: float = 1.0
+) -> Trace:
+    """Return the first key's lead as a column left of a map's other keys, set apart by a gap.
+
+    Args:
+        leads: in each row of the map; its first keys have no cells.
+        of_map: the map, as `heat_map` returns it.
+        divisor: what leads are divided by, to be drawn in the colours of the map.
+    """
+    values, span = of_map["z"], of_map["dx"]
+    first = int(np.isnan(values).all(0).argmin())  # the first keys' cells are blank
+    column, wide = leads[:, None].astype(np.float32), span * values.shape[1]
+    right = span * first - 0.5 - wide * LEAD_GAP
+    return of_map | {
+        "z": column / divisor,
+        "x0": right - wide * LEAD_WIDTH / 2,
+        "dx": wide * LEAD_WIDTH,
+        "customdata": column,
+        "hovertemplate": of_map["hovertemplate"]
+        .replace("%{z", "%{customdata")
+        .replace("key ≈ %{x:.0f}", "first key's lead")
+        .replace("key %{x:.0f}", "first key's lead"),
     }
 
 

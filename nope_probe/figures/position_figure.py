@@ -29,7 +29,7 @@ from nope_probe.figures.intervals import (
 )
 from nope_probe.figures.maps import MAX_POSITIONS, lead_divisor
 from nope_probe.figures.names import short
-from nope_probe.figures.panels import Pooled, RowMaps, heat_map, pool_with_leads
+from nope_probe.figures.panels import Pooled, RowMaps, heat_map, lead_column, pool_with_leads
 from nope_probe.figures.position_paths import (
     ALL_PATHS,
     BOX,
@@ -173,8 +173,8 @@ def position_circuit(
         )
         divisors[name] = lead_divisor([*drawn.values()], 0, limits[name])
         for panel, cells in drawn.items():
-            trace = _map(cells, panel, short(names[panel - 1]), divisors[name])
-            traces.append((trace, chosen))
+            term = short(names[panel - 1])
+            traces += [(trace, chosen) for trace in _map(cells, panel, term, divisors[name])]
         for panel, rows in enumerate(dials[name].values(), start=1 + len(names)):
             traces.append((_dial(rows, panel), chosen))
     layout = _place(places, len(names), n_dials)
@@ -391,19 +391,13 @@ def _terms_in(maps: Mapping[str, np.ndarray], readers: Sequence[str]) -> list[st
     ]
 
 
-def _map(cells: Pooled, panel: int, name: str, divisor: float) -> Trace:
-    """Return the map of a term, with its lead divided to have the colours of the map."""
-    span, leads = float(cells.block), None if cells.leads is None else cells.leads[0]
-    return heat_map(
-        cells.values[0],
-        span,
-        panel,
-        name=name,
-        coloraxis="coloraxis",
-        value="%{z:.3g} nat",
-        leads=leads,
-        divisor=divisor,
-    )
+def _map(cells: Pooled, panel: int, name: str, divisor: float) -> list[Trace]:
+    """Return the map of a term, and its lead, divided to have the colours of the map."""
+    span, value = float(cells.block), "%{z:.3g} nat"
+    of_map = heat_map(cells.values[0], span, panel, name=name, coloraxis="coloraxis", value=value)
+    if cells.leads is None:
+        return [of_map]
+    return [of_map, lead_column(cells.leads[0], of_map, divisor)]
 
 
 def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFrame]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
+from nope_probe.components import NO_REPLACEMENT
 from nope_probe.figures.dots import Dots, over_layers
 from nope_probe.figures.names import symbol, words
 
@@ -38,7 +39,7 @@ def weight_losses(table: pd.DataFrame) -> go.Figure:
         table: `weights.csv`: layer, of, removed, replacement, and lost with its bounds. Open
             markers are of the second replacement.
     """
-    replacements = [name for name in table["replacement"].unique() if name]
+    replacements = [name for name in table["replacement"].unique() if name != NO_REPLACEMENT]
     panels = {}
     for question, rows in _by_question(table).items():
         panels[f"{QUESTIONS[question]}, lost"] = [
@@ -46,7 +47,7 @@ def weight_losses(table: pd.DataFrame) -> go.Figure:
                 some,
                 str(name),
                 "lost",
-                ", ".join(filter(None, [words(str(name)), str(replacement)])),
+                words(str(name)) + (f", {replacement}" if replacement != NO_REPLACEMENT else ""),
                 marker={"symbol": symbol(str(name)) + _filling(replacements, str(replacement))},
             )
             for (name, replacement), some in rows.groupby(["removed", "replacement"], sort=False)

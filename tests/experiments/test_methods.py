@@ -50,7 +50,7 @@ RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
         [
             "tokens from the start of",
             "with the tokens of each sequence permuted",
-            "at the first 3 keys and among the other keys",
+            "this map less each row's mean over the earlier keys but the first",
             "for each head and over heads",
         ],
     ),
@@ -69,7 +69,7 @@ RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
         [
             "the attention of each block",
             "for every earlier attention and MLP and up to 1 heads: the writer's mean output",
-            "The lead of the first key over the other keys and the pattern among these were split",
+            "lead of the first key (its mean attention score before softmax less the mean of the",
         ],
     ),
     "attention": (

@@ -102,7 +102,7 @@ def test_tables_have_a_row_per_layer_and_per_head(done: Path, truth: np.ndarray)
     for name in ("first_key", "induction", "positional", "symbolic_without_bos"):
         assert heads[name].between(0, 1).all()
     folds = np.stack([truth[1, fold::N_FOLDS, 3].mean(0) for fold in range(N_FOLDS)])
-    rows = [folds[:, i, :i] for i in range(1, N_POS)]
+    rows = [folds[:, i, 1:i] for i in range(2, N_POS)]  # the keys after the first
     centred = np.concatenate([row - row.mean(-1, keepdims=True) for row in rows], -1)
     gram = centred @ centred.T / centred.shape[-1]
     pairs = np.outer(WEIGHTS, WEIGHTS) * (1 - np.eye(N_FOLDS))
@@ -311,16 +311,19 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
 
 
 def layers(*rows: tuple[float, float, float]) -> pd.DataFrame:
-    """Return a row per layer: amplitude, locality, and half of both intervals."""
-    table = pd.DataFrame(rows, columns=["amplitude", "locality", "half"])
-    for name in ("amplitude", "locality"):
+    """Return a row per layer: amplitude, locality, and half of all intervals; leads of 2 nats."""
+    table = pd.DataFrame(rows, columns=["amplitude", "locality", "half"]).assign(lead=2.0)
+    for name in ("lead", "amplitude", "locality"):
         table[f"{name}_low"] = table[name] - table["half"]
         table[f"{name}_high"] = table[name] + table["half"]
     return table.assign(layer=range(len(rows)), head=0, relative_r2=0.87)
 
 
 def lead(**tables: pd.DataFrame) -> Lead:
-    return sections.lead(Run(manifest={"model": {"name": "m"}}, tables=tables))
+    layers = [*range(len(tables["pattern"]))]
+    settings = {"data": "random", "n_seqs": 40, "seq_len": 11}
+    manifest = {"model": {"name": "m", "depth": 7}, "layers": layers, "settings": settings}
+    return sections.lead(Run(manifest=manifest, tables=tables))
 
 
 def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer() -> None:
@@ -329,11 +332,26 @@ def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer()
         table[f"relative_r2_{end}"] = 0.87
     result = lead(pattern=table, heads=table)
     assert result.sentence == (
-        "L1 has the strongest positional pattern of m: 2.6 nats, for far keys."
+        "In m (L0 to L2 of 7), L1 is strongest: the first key leads by 2, the others' pattern is "
+        "2.6 nats, for far keys."
     )
     assert result.table.to_numpy().tolist() == [
-        ["L0", "0.50 [0.40, 0.60]", "near keys", "87% [87, 87]", "H0, 0.5 nats"],
-        ["L1", "2.62 [2.52, 2.72]", "far keys", "87% [87, 87]", "H0, 2.6 nats"],
+        [
+            "L0",
+            "2.00 [1.90, 2.10]",
+            "0.50 [0.40, 0.60]",
+            "near keys",
+            "87% [87, 87]",
+            "H0, 0.5 nats",
+        ],
+        [
+            "L1",
+            "2.00 [1.90, 2.10]",
+            "2.62 [2.52, 2.72]",
+            "far keys",
+            "87% [87, 87]",
+            "H0, 2.6 nats",
+        ],
     ]
     unclear = layers((0.5, 0.1, 0.9))
     assert "shows no positional pattern" in lead(pattern=unclear, heads=unclear).sentence
@@ -359,7 +377,8 @@ def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out(
             figure = section.drawn()
             assert figure is not None
             [_low, high] = figure.layout.meta["scales"][0]
-            assert (high > 50) == (skip_keys == 0)
-            assert ("leave out the first key" in section.caption) == bool(skip_keys)
+            about_first = ("the first key's lead", "leave out the first key", "")[number]
+            assert (high > 50) == (not skip_keys or not about_first)
+            assert about_first in section.caption or not skip_keys
             colours = figure.layout.coloraxis
             assert number == 1 or colours.cmin == -colours.cmax

@@ -72,9 +72,9 @@ def test_the_sources_profiles_add_up_to_that_of_the_pattern(
     table = pd.read_csv(out / "offsets.csv").pivot(
         index=["layer", "offset"], columns="term", values="mean"
     )
-    terms = ["content", "mask", "rope", "mask_x_rope"]
-    assert_same(table[terms].sum(axis=1), table["all"])
-    pattern = load_file(out / "maps.safetensors")["source/rope"][1]
+    terms = ["without_sources", "mask", "rope", "mask_x_rope"]
+    assert_same(table[terms].sum(axis=1), table["pattern"])
+    pattern = load_file(out / "maps.safetensors")["term/rope"][1]
     last = table.loc[(1, 11), "rope"]  # of one cell: the first key is skipped
     assert last == pytest.approx(pattern[12, 1], abs=NETWORK * float(np.nanmax(np.abs(pattern))))
     assert table["rope"].abs().max() > 0.05

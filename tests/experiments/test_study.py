@@ -57,23 +57,23 @@ def test_sources_weights_and_all_else_have_a_table_each(study: AblationStudy) ->
     assert list(study.sources.query("layer == 1 and of == 'pattern'")["source"]) == [
         *("mask", "rope", "rope_low"),
     ]
-    assert set(study.tables["terms"]["term"]) == {
+    assert set(study.terms["term"]) == {
         *("mask", "rope", "mask_x_rope", "without_sources"),
     }
     assert set(study.tables["controls"]["tokens"]) == {"shuffled"}
     assert study.skip_keys == 1
     weights = study.weights.query("layer == 1 and of == 'pattern'")
     assert list(zip(weights["removed"], weights["replacement"], strict=True)) == [
-        ("mlp", ""),
+        ("mlp", "none"),
         *((name, kind) for kind in ("mean", "identity") for name in ("w_q+mlp", "w_k")),
     ]
 
 
 def test_terms_of_lead_and_pattern_add_up_to_positions_part(study: AblationStudy) -> None:
-    terms = study.tables["terms"].dropna(subset=["share"])
+    terms = study.terms.dropna(subset=["share"])
     added = terms.groupby(["layer", "of"])["share"].sum()
     assert len(added) >= 2
-    assert added.to_numpy() == pytest.approx(1, abs=1e-9)
+    assert added.to_numpy() == pytest.approx(1, abs=1e-6)  # of 8 digits
 
 
 def test_a_study_does_not_depend_on_the_batch_size_and_leaves_the_model_as_it_was(
@@ -106,7 +106,7 @@ def test_a_model_of_ones_own_is_studied(
     position = "pos_embed" if spec == "bridge:gpt2" else "rope"
     study = run_ablations(model, tokens, remove=["sources"], layers=1, folds=4)
     terms = ["mask", position, f"mask_x_{position}", "without_sources"]
-    assert list(study.tables["terms"].query("of == 'pattern'")["term"]) == terms
+    assert list(study.terms.query("of == 'pattern'")["term"]) == terms
     assert study.skip_keys == 1, "whatever tokens the sequences begin with"
     with ablated(model, Ablation(remove=[position])):
         truth = capture_scores(model, tokens, layers=[0]).mean.float().numpy()
@@ -173,4 +173,4 @@ def test_a_study_is_one_line_and_in_a_notebook_a_row_per_table_and_group_of_maps
     rows = study._repr_html_().split("<tr")[2:]  # after the headings
     assert len(rows) == len(tables) + len(groups)
     assert sum("term/..." in row for row in rows) == 1
-    assert not any("_low" in row for row in rows)
+    assert not any("lost_low" in row for row in rows)

@@ -97,30 +97,29 @@ def test_leads_are_a_column_of_their_own_on_their_own_scale() -> None:
     maps = triangle(2, 11)
     maps[:, :, 0] *= 100  # the first column holds leads
     figure = term_maps({"intact": maps}, title="t", skip_keys=1)
-    for layer, trace in enumerate(figure.data):
+    for layer, (trace, column) in enumerate(zip(figure.data[::2], figure.data[1::2], strict=True)):
         top = figure.layout.meta["scales"][layer][1]
         assert top == pytest.approx(np.nanmax(np.abs(maps[layer, :, 1:])), rel=0.1)
-        np.testing.assert_array_equal(trace.customdata[:, 0], maps[layer, :, 0])
-        assert np.isnan(trace.z[:, 1]).all(), "a gap sets the column apart"
-        np.testing.assert_array_equal(trace.z[:, 2:], maps[layer, :, 1:])
-        assert np.nanmax(np.abs(trace.z[:, 0])) == pytest.approx(top)
-        assert len(trace.x) == trace.z.shape[1] + 1
-        assert (trace.x[2], trace.x[-1]) == (0.5, 10.5)
-        assert trace.x[0] < trace.x[1] < trace.x[2]
-        assert "customdata" in trace.hovertemplate
+        np.testing.assert_array_equal(column.customdata[:, 0], maps[layer, :, 0])
+        assert np.isnan(trace.z[:, 0]).all(), "the first key has no cells in the map"
+        np.testing.assert_array_equal(trace.z[:, 1:], maps[layer, :, 1:])
+        assert np.nanmax(np.abs(column.z)) == pytest.approx(top)
+        assert column.x0 + column.dx / 2 < 0.5, "a gap sets the column apart"
+        assert "customdata" in column.hovertemplate
         divisor = np.nanmax(np.abs(maps[layer, :, 0])) / top
         unit = figure.layout.sliders[0].steps[layer].args[1]["coloraxis.colorbar.title.text"]
         assert unit == f"nats; first key ÷ {divisor:.2g}"
-    plain = term_maps({"intact": maps}, title="t").data[0]
-    assert plain.x is None
+        visible = figure.layout.sliders[0].steps[layer].args[0]["visible"]
+        assert visible == [shown == layer for shown in (0, 1) for _ in "ab"]
+    [plain, _] = term_maps({"intact": maps}, title="t").data
     np.testing.assert_array_equal(plain.z, maps[0])
 
 
 def test_pooled_leads_are_means_over_queries_alone() -> None:
     maps = triangle(1, 12)
-    trace = term_maps({"intact": maps}, title="t", skip_keys=1, max_positions=6).data[0]
-    np.testing.assert_allclose(trace.customdata[3, 0], maps[0, 6:8, 0].mean(), rtol=1e-6)
-    np.testing.assert_allclose(trace.customdata[3, 3], maps[0, 6:8, 2:4].mean(), rtol=1e-6)
+    trace, column = term_maps({"intact": maps}, title="t", skip_keys=1, max_positions=6).data
+    np.testing.assert_allclose(column.customdata[3, 0], maps[0, 6:8, 0].mean(), rtol=1e-6)
+    np.testing.assert_allclose(trace.z[3, 1], maps[0, 6:8, 2:4].mean(), rtol=1e-6)
 
 
 def test_colours_of_terms_span_three_standard_errors() -> None:
@@ -134,10 +133,10 @@ def test_colours_of_terms_span_three_standard_errors() -> None:
 def test_an_image_of_all_layers_keeps_their_leads() -> None:
     maps = triangle(3, 11)
     figure = unfold_layers(term_maps({"intact": maps}, title="t", skip_keys=1))
-    assert len(figure.data) == 3
-    for layer, trace in enumerate(figure.data):
-        np.testing.assert_array_equal(trace.z[:, 2:], maps[layer, :, 1:])
-        assert np.isfinite(trace.z[5, 0])
+    assert len(figure.data) == 6
+    for layer, (trace, column) in enumerate(zip(figure.data[::2], figure.data[1::2], strict=True)):
+        np.testing.assert_array_equal(trace.z[:, 1:], maps[layer, :, 1:])
+        assert np.isfinite(column.z[5, 0])
 
 
 def test_the_papers_colour_scale_is_the_same_in_every_layer_and_others_are_quantiles() -> None:
@@ -208,8 +207,9 @@ def test_score_maps_are_drawn_from_a_capture_a_tensor_or_an_array(scores: ScoreM
         for maps in (scores, scores.mean, scores.mean.numpy()):
             for actual, theirs in zip(drawn(draw(maps)), truth, strict=True):
                 np.testing.assert_array_equal(actual, theirs)
-    both = figures.term_maps({"all": scores, "mask": scores.mean}, title="terms")
-    np.testing.assert_array_equal(both.data[0].z, both.data[1].z)
+    both = figures.term_maps({"all": scores, "mask": scores.mean}, title="terms", skip_keys=1)
+    for one, other in zip(both.data[:2], both.data[2:4], strict=True):  # a map, and its lead
+        np.testing.assert_array_equal(one.z, other.z)
 
 
 def test_a_simulations_estimate_is_drawn_as_its_mean() -> None:

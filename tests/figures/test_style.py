@@ -20,10 +20,10 @@ from nope_probe.figures.names import TABLE, symbol
 from nope_probe.figures.style import DIVERGING, ON_DARK, STOPS
 
 TOGETHER = (
-    ("content", "mask", "rope", "interaction"),
-    ("content", "mask", "pos_embed", "interaction"),
-    ("content", "mask", "rope", "window", "interaction"),
-    ("content", "mask", "alibi", "window", "interaction"),
+    ("without_sources", "mask", "rope", "interaction"),
+    ("without_sources", "mask", "pos_embed", "interaction"),
+    ("without_sources", "mask", "rope", "window", "interaction"),
+    ("without_sources", "mask", "alibi", "window", "interaction"),
     ("mask", "rope", "w_q", "w_k", "w_o", "w_v", "mlp"),
     ("mask", "pos_embed", "w_q", "w_k", "w_o", "w_v", "mlp"),
     ("mask", "rope", "qk", "ov", "mlp"),

@@ -152,10 +152,12 @@ def test_maps_are_drawn_as_they_are_given(html: str) -> None:
     given = maps(2, 11)["term/mask"]
     specs = re.findall(r'<script type="application/json">(.*?)</script>', html, re.S)
     traces = [trace for spec in specs for trace in json.loads(spec)["data"]]
-    drawn = [t["z"] for t in traces if t["type"] == "heatmap" and t["name"] == "causal mask"]
-    for layer, values in enumerate(drawn[:2]):
-        cells = np.frombuffer(b64decode(values["bdata"]), values["dtype"])
-        np.testing.assert_array_equal(cells.reshape(11, 11), given[layer])
+    drawn = [t for t in traces if t["type"] == "heatmap" and t["name"] == "causal mask"]
+    for layer, (cells, leads) in enumerate(zip(drawn[::2][:2], drawn[1::2], strict=False)):
+        values = np.frombuffer(b64decode(cells["z"]["bdata"]), cells["z"]["dtype"])
+        np.testing.assert_array_equal(values.reshape(11, 11)[:, 1:], given[layer, :, 1:])
+        first = np.frombuffer(b64decode(leads["customdata"]["bdata"]), leads["z"]["dtype"])
+        np.testing.assert_array_equal(first, given[layer, :, 0])
 
 
 def test_every_figure_has_a_text_alternative(html: str) -> None:

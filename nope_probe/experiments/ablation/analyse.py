@@ -16,6 +16,7 @@ from nope_probe.analyses.pattern import Measures, measure, measure_heads, query_
 from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
 from nope_probe.analyses.splits import split_mean_covariance
+from nope_probe.components import NO_REPLACEMENT
 from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_maps
@@ -129,7 +130,7 @@ class Analysis:
     @cached_property
     def conditions(self) -> list[tuple[Condition, str, Layers]]:
         """Each condition with its replacement, if it replaces weights, and its maps."""
-        by_replacement = {"": self.measured.maps, **self.measured.replaced}
+        by_replacement = {NO_REPLACEMENT: self.measured.maps, **self.measured.replaced}
         return [
             (condition, replacement, maps)
             for replacement, of_replacement in by_replacement.items()
@@ -163,7 +164,7 @@ class Analysis:
         return {
             "sources": sources_table(self.layers),
             "terms": terms_table(self.layers),
-            "weights": weights_table({"": self.layers, **self.by_replacement}),
+            "weights": weights_table({NO_REPLACEMENT: self.layers, **self.by_replacement}),
             "pattern": self._pattern_table(),
             "non_relative": non_relative_table(self._mask_effects(), self.plan.layers),
             "controls": self._controls_table(),
@@ -207,7 +208,7 @@ class Analysis:
             place: of the layer.
             question: lead or pattern.
             condition: what is removed.
-            replacement: of weights; empty where none is removed.
+            replacement: of weights.
         """
         layers = self.by_replacement[replacement] if replacement in REPLACEMENTS else self.layers
         attribution = layers[place].by_question.get(question)

@@ -113,6 +113,16 @@ class AblationStudy(Run):
         return self.tables["sources"]
 
     @property
+    def terms(self) -> pd.DataFrame:
+        """Per layer and question, the exact terms of the sources, and what is left without them."""
+        return self.tables["terms"]
+
+    @property
+    def pattern(self) -> pd.DataFrame:
+        """Per layer and removal, the lead, and the pattern's measures."""
+        return self.tables["pattern"]
+
+    @property
     def weights(self) -> pd.DataFrame:
         """Per layer, question and removal, what is lost by each replacement; amplification."""
         return self.tables["weights"]

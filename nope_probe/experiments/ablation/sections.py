@@ -195,8 +195,8 @@ def _answer(findings: Findings) -> Iterator[Section]:
             title="The positional pattern and what each source makes",
             flat=findings.noise,
         ),
-        caption="The whole is the sum of the maps next to it: what each source makes alone, what "
-        "they make only together, and what is left without sources."
+        caption="The intact map is the sum of the others: what each source makes alone, what they "
+        "make only together, and what is left without sources."
         + (" The column on the left is the first key's lead." if findings.has_lead else ""),
     )
     yield Section(

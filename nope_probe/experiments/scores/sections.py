@@ -71,7 +71,7 @@ def lead(run: Run) -> Lead:
     rows = above.sort_values("layer").to_dict("records")
     table = {
         "": [f"L{row['layer']}" for row in rows],
-        "first key leads by, nats": [estimate_text(row, "lead", "z.2f") for row in rows],
+        "first key, nats": [estimate_text(row, "lead", "z.2f") for row in rows],
         "pattern, nats": [nats(row, "amplitude") for row in rows],
         "prefers": [f"{preferred_keys(row)} keys" for row in rows],
         "by distance alone": [estimate_text(row, "relative_r2", "z.0f") for row in rows],
@@ -80,8 +80,8 @@ def lead(run: Run) -> Lead:
         top = heads[above_noise(heads, folds)].sort_values("amplitude").groupby("layer").tail(1)
         table["strongest head"] = [_head(top, row["layer"]) for row in rows]
     return Lead(
-        sentence=f"Of {notes.layers_of(run.manifest)} of {name}, L{best['layer']:.0f} is the "
-        f"strongest, {_first(best)}{best['amplitude']:.2g} nats among the other keys, for "
+        sentence=f"In {name} ({notes.layers_of(run.manifest)}), L{best['layer']:.0f} is "
+        f"strongest: {_first(best)} pattern is {best['amplitude']:.2g} nats, for "
         f"{KEYS[preferred_keys(best)]}.",
         table=pd.DataFrame(table),
         caption=f"{notes.texts_of(run.manifest)} Pattern: RMS among the other keys. By "
@@ -93,8 +93,8 @@ def _first(row: pd.Series) -> str:
     """Return the first key's lead in words, where a layer has one."""
     lead = row["lead"]
     if lead != lead:
-        return "with "
-    return f"whose first key {'leads' if lead > 0 else 'trails'} by {abs(lead):.2g} nats, with "
+        return "its"
+    return f"the first key {'leads' if lead > 0 else 'trails'} by {abs(lead):.2g}, the others'"
 
 
 def _head(heads: pd.DataFrame, layer: int) -> str:
