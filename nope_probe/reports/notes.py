@@ -231,7 +231,7 @@ def measure_note(name: str) -> str:
 
     Example:
         >>> measure_note("amplitude")
-        'Amplitude (nats): the strength of the positional pattern: its RMS, corrected for noise.'
+        'Amplitude (nats): the strength of the pattern among the other keys: its RMS, corrected for noise.'
     """
     measure = words.MEASURES[name]
     unit = f" ({measure.unit})" if measure.unit else ""

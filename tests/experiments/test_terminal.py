@@ -59,7 +59,7 @@ def test_each_difference_of_a_comparison_is_one_line(
     table = [line for line in lines if line.startswith("L") and "[" in line]
     assert len(table) == 8
     assert all(line.count("[") == line.count("]") == 1 for line in table)
-    assert any("run − base" in line for line in lines), "what is subtracted from what"
+    assert any("less that of base" in line for line in lines), "what is subtracted from what"
 
 
 def test_each_condition_of_behaviour_is_one_line_of_each_table(

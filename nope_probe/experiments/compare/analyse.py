@@ -39,6 +39,7 @@ COLUMNS += ["difference", "difference_low", "difference_high", "method"]
 # Numeric columns that name rows.
 LABELS = ("alpha", "seq_len", "layer", "head", "lag", "skip_keys", "step", "position")
 # Profiles hold hundreds of numbers, one per distance, which would hide all other numbers.
+OF_FIGURE_5 = "edge_contrast"  # of the paper's figure alone: softmax does not see it
 PROFILES = ("offsets", "head_offsets", "queries")
 # Tables in the order of the page; others follow.
 TABLE_ORDER = ("sources", "terms", "weights", "pattern", "stages", "layers")
@@ -318,7 +319,7 @@ def _measures(table: pd.DataFrame) -> list[str]:
     return [
         str(name)
         for name in table.columns
-        if {*bound_columns(str(name))} <= {*table.columns} and name not in LABELS
+        if {*bound_columns(str(name))} <= {*table.columns} and name not in (*LABELS, OF_FIGURE_5)
     ]
 
 

@@ -74,7 +74,7 @@ def lead(run: Run) -> Lead:
         "first key, nats": [estimate_text(row, "lead", "z.2f") for row in rows],
         "pattern, nats": [nats(row, "amplitude") for row in rows],
         "prefers": [f"{preferred_keys(row)} keys" for row in rows],
-        "by distance alone": [estimate_text(row, "relative_r2", "z.0f") for row in rows],
+        "by distance": [estimate_text(row, "relative_r2", "z.0f") for row in rows],
     }
     if heads is not None:
         top = heads[above_noise(heads, folds)].sort_values("amplitude").groupby("layer").tail(1)
@@ -85,7 +85,7 @@ def lead(run: Run) -> Lead:
         f"{KEYS[preferred_keys(best)]}.",
         table=pd.DataFrame(table),
         caption=f"{notes.texts_of(run.manifest)} Pattern: RMS among the other keys. By "
-        "distance alone: the share of it that depends on the distance of query and key alone.",
+        "distance: the share of it that depends on the distance of query and key alone.",
     )
 
 

@@ -133,7 +133,8 @@ def run_trace(
         >>> loaded = load("nope-tiny", n_layers=3)
         >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
         >>> trace = run_trace(loaded, data, confirm=0)
-        >>> shares = trace.writers.query("layer == 2").groupby("writer")["share"].sum()
+        >>> of_pattern = trace.writers.query("layer == 2 and of == 'pattern'")
+        >>> shares = of_pattern.groupby("writer")["share"].sum()
         >>> sorted(shares[shares > 0.5].index)
         ['L1H0', 'L1H1']
     """
