@@ -136,7 +136,7 @@ behaviour --model models/qwen3-8b --device-map auto --data short.jsonl --pack --
     --remove rope qk
 behaviour --measures position bos --no-pack --no-shuffle --no-heads --alpha 0 --remove mask mlp
     --no-beyond-context --no-allow-unused --no-verbose
-compare runs/one runs/two --out runs/compared --image compared.svg --verbose
+compare runs/one runs/two --out runs/compared --verbose
 compare runs/one runs/two --no-verbose
 layers --model llama-3.1-8b --revision main --layers 1 --seq-len 19 --seed 3 --device cpu --no-json
     --verbose

@@ -436,12 +436,6 @@ def _is_kept(path: Path) -> bool:
     return not _SKIPPED & set(path.parts) and not path.parts[0].startswith("config-")
 
 
-def write_held_out(path: Path) -> None:
-    """Write the held-out documents as the data set `shipped`: per line, an object with `text`."""
-    rows = (json.dumps({"text": text}) + "\n" for text in stdlib_documents(held_out=True))
-    path.write_text("".join(rows), encoding="utf-8")
-
-
 def is_held_out(key: str) -> bool:
     """Return whether a text (or the name of a module) belongs to the held-out slice."""
     return int(sha256(key.encode()).hexdigest(), 16) % 100 < HELD_OUT_PERCENT
