@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
@@ -23,7 +22,7 @@ from nope_probe.analyses.jackknife import (
     rms_difference,
     signed_root,
 )
-from nope_probe.analyses.pattern import measure_estimates, order_estimates
+from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.analyses.pattern_rows import (
     NonRelativeRows,
     beyond_rounding,
@@ -32,22 +31,6 @@ from nope_probe.analyses.pattern_rows import (
 )
 from nope_probe.maps.estimates import Estimates, ProductSums, cross_products
 from nope_probe.maps.layers import Pattern
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptPattern:
-    """Measures of one positional pattern v and of the intact model's u, with 95% intervals.
-
-    Attributes:
-        amplitude: RMS of v, corrected for noise; nats for scores.
-        locality: as `Measures.locality`, -1 to 1, from every `query_stride(n_rows)`-th row.
-        share: <v, u> / <u, u>, the share of the intact positional pattern
-            that is left: 1 for the intact model, undefined where u does not exceed its noise.
-    """
-
-    amplitude: Interval
-    locality: Interval
-    share: Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,34 +44,6 @@ class MaskEffect:
     with_mask: Interval
     without_mask: Interval
     difference: Interval
-
-
-def kept_pattern(pattern: Pattern, intact: Pattern) -> KeptPattern:
-    """Measure a positional pattern beside the intact model's.
-
-    A pattern with a cell that is not finite has no measures.
-
-    Args:
-        pattern: of a layer's scores, or of its Gram maps, with some components removed.
-        intact: the pattern of the intact model, on the same sequences and cells.
-
-    Example:
-        >>> from nope_probe.maps.layers import LayerMaps, shared_patterns
-        >>> folds = torch.randn(4, 11, 11) + torch.arange(11.0)
-        >>> double, intact = shared_patterns([LayerMaps.of(2 * folds), LayerMaps.of(folds)])
-        >>> round(kept_pattern(double, intact).share.value, 6)
-        2.0
-    """
-    cells = pattern.cells.mask
-    if not all(one.maps.folds.maps[:, cells].isfinite().all() for one in (pattern, intact)):
-        return KeptPattern(amplitude=UNDEFINED, locality=UNDEFINED, share=UNDEFINED)
-    gram = ContrastGram.of({"v": pattern, "u": intact})
-    amplitude, locality = gram.size({"v": 1.0}), order_estimates(pattern)["locality"]
-    return KeptPattern(
-        amplitude=amplitude,
-        locality=jackknife(locality) if amplitude.value else UNDEFINED,
-        share=gram.share({"v": 1.0}, {"u": 1.0}),
-    )
 
 
 def mask_effect(with_mask: Pattern, without_mask: Pattern) -> MaskEffect:

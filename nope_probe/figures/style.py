@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
-from plotly.colors import hex_to_rgb, sample_colorscale, sequential
+from plotly.colors import sample_colorscale, sequential
 
 from nope_probe.components import INK
 from nope_probe.figures.names import plain
@@ -65,17 +65,6 @@ TEMPLATE = go.layout.Template(
 def layer_colours(n_layers: int) -> list[str]:
     """Return a colour for each layer, from dark to light with depth."""
     return sample_colorscale(SEQUENTIAL, list(np.linspace(0.05, 0.85, max(2, n_layers))))[:n_layers]
-
-
-def tinted(colour: str, opacity: float) -> str:
-    """Return a colour as a tone that shows the page behind it.
-
-    Example:
-        >>> tinted("#0070e3", 0.5)
-        'rgba(0, 112, 227, 0.5)'
-    """
-    red, green, blue = hex_to_rgb(colour)
-    return f"rgba({red}, {green}, {blue}, {opacity:g})"
 
 
 def colour_bar(

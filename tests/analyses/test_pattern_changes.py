@@ -1,9 +1,7 @@
 """What is kept, lost or different between two patterns, against plain arithmetic."""
 
 import math
-from dataclasses import astuple
 
-import numpy as np
 import pytest
 import torch
 from support.dense_patterns import estimates as estimates_of
@@ -12,8 +10,6 @@ from torch import Tensor
 from nope_probe.analyses.jackknife import jackknife
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import (
-    KeptPattern,
-    kept_pattern,
     measure_differences,
     pattern_difference,
 )
@@ -21,52 +17,6 @@ from nope_probe.maps.centred import row_centred
 from nope_probe.maps.layers import LayerMaps, Pattern, shared_patterns
 
 N, FOLDS = 13, 5
-
-
-def layers(seed: int, slope: float) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    noise = 0.3 * torch.randn(FOLDS, 2, N, N, generator=generator, dtype=torch.float64)
-    return noise + slope * torch.arange(N)
-
-
-def kept_of(maps: Tensor, intact: Tensor, skip_keys: int = 0) -> list[KeptPattern]:
-    layers = (
-        [LayerMaps.of(folds, skip_keys=skip_keys) for folds in of.unbind(1)]
-        for of in (maps, intact)
-    )
-    pairs = zip(*layers, strict=True)
-    return [kept_pattern(*shared_patterns(both)) for both in pairs]
-
-
-def test_a_share_is_the_cross_fold_product_with_the_intact_pattern() -> None:
-    one, intact = layers(0, 0.2), layers(1, 0.7)
-    for layer, kept in enumerate(kept_of(one, intact, 2)):
-        v, u = (row_centred(item[:, layer], 2).nan_to_num().numpy() for item in (one, intact))
-        pairs = [(a, b) for a in range(FOLDS) for b in range(FOLDS) if a != b]
-        whole = sum((u[a] * u[b]).sum() for a, b in pairs)
-        assert kept.share.value == pytest.approx(sum((v[a] * u[b]).sum() for a, b in pairs) / whole)
-        assert kept.share.low < kept.share.value < kept.share.high
-    assert all(np.isnan(kept.share.value) for kept in kept_of(one, layers(1, 0.0))), "noise"
-
-
-def test_kept_patterns_measure_what_measure_measures_in_long_sequences_too() -> None:
-    generator = torch.Generator().manual_seed(0)
-    n = 521  # of which every third query is ordered
-    one = torch.randn(4, 1, n, n, generator=generator, dtype=torch.float64)
-    one += torch.arange(n) / 100 * (torch.arange(n) % 3 - 1)[:, None]  # falls, is flat, rises
-    [kept], [measures] = kept_of(one, one, 1), measure(one, 1)
-    assert kept.locality.value < -0.5
-    for name in ("amplitude", "locality"):
-        result, expected = astuple(getattr(kept, name)), astuple(getattr(measures, name))
-        assert result == pytest.approx(expected, rel=1e-9)
-
-
-def test_a_map_that_hides_keys_before_the_query_has_no_measures() -> None:
-    window = layers(0, 0.2)
-    window[:, 1, 9, 2] = torch.nan
-    first, second = kept_of(window, layers(1, 0.7))
-    assert first.amplitude.value > 0
-    assert np.isnan([second.amplitude.value, second.locality.value, second.share.value]).all()
 
 
 def rms_of_the_part(p: Tensor, skip: int = 0) -> float:

@@ -14,7 +14,6 @@ from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import (
-    kept_pattern,
     mask_effect,
 )
 from nope_probe.analyses.pattern_rows import ROUNDING, exceeds_rounding, mean_squares
@@ -128,10 +127,6 @@ def test_what_float32_attention_does_not_see_is_no_pattern_however_small_the_sco
 def test_nothing_is_left_of_a_pattern_within_rounding() -> None:
     digits = maps(ripple(0.5 * RMS * ROUNDING))
     pattern = LayerMaps.of(digits[:, 0]).pattern
-    kept = kept_pattern(pattern, pattern)
-    assert is_zero(kept.amplitude)
-    assert is_undefined(kept.share)
-    assert is_undefined(kept.locality)
     effect = mask_effect(pattern, LayerMaps.of(maps()[:, 0]).pattern)
     assert is_zero(effect.with_mask)
     assert is_zero(effect.difference)
