@@ -253,8 +253,8 @@ def add_slider(
     layers: Sequence[int],
     panels: int,
     first: int,
-    scales: Float[np.ndarray, "layer 2"] | None = None,
-    patches: Sequence[Layout] | None = None,
+    scales: Float[np.ndarray, "layer 2"],
+    patches: Sequence[Layout],
 ) -> None:
     """Add a layer slider below placed panels; traces go by layer, then panel.
 
@@ -269,8 +269,7 @@ def add_slider(
     steps = []
     for place, layer in enumerate(layers):
         visible = [shown == layer for shown in layers for _ in range(panels)]
-        keys = {} if scales is None else colour_limits(scales[place], "coloraxis.")
-        keys |= patches[place] if patches else {}
+        keys = colour_limits(scales[place], "coloraxis.") | patches[place]
         step = {"label": str(layer), "method": "update", "args": [{"visible": visible}, keys]}
         steps.append(step)
     # The margin grows by the slider's height, so that the panels keep their size.
@@ -281,8 +280,7 @@ def add_slider(
     layout["sliders"] = [{"active": first, "steps": steps, **where, **look}]
     margin["b"] += SLIDER
     layout["height"] += SLIDER
-    meta |= {"n_layers": len(layers), "first": first, "patches": patches}
-    meta["scales"] = None if scales is None else scales.tolist()
+    meta |= {"n_layers": len(layers), "first": first, "patches": patches, "scales": scales.tolist()}
 
 
 def colour_limits(limits: Iterable[float], prefix: str = "") -> Layout:

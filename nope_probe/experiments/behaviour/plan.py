@@ -99,10 +99,6 @@ class Plan:
         """The length of a segment that fits into a window twice, after BOS."""
         return (self.text.tokens.shape[1] - self.bos) // 2
 
-    def measured(self, measure: Measure) -> bool:
-        """Return whether a measure is asked for and can be shown."""
-        return measure in self.measures and measure not in self.skipped
-
     def removes_mask(self, name: str) -> bool:
         """Return whether a condition removes the mask, so that prefixes are bidirectional."""
         return "mask" in self.conditions[name].remove

@@ -96,7 +96,7 @@ class _Runner:
         other_lengths = [name for name, length in lengths.items() if length != lengths["text"]]
         self.other_lengths = other_lengths if self.writing else []
         self.decoded: dict[str, list[str]] = {}
-        if plan.measured("position"):
+        if "position" in plan.measures:
             only_sources = [name for name in plan.conditions if plan.removes_sources_alone(name)]
             self.decoded = {"distances": list(plan.conditions), "untrained": only_sources}
         self.without_sources = Ablation(remove=plan.sources.ordered)

@@ -12,7 +12,6 @@ import pandas as pd
 import torch
 from jaxtyping import Int
 from safetensors import safe_open
-from torch import Tensor
 
 from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
@@ -80,12 +79,6 @@ class Member:
         """The number of sequences in each fold; None if it is not recorded."""
         return self.manifest.get("fold_sizes")
 
-    @property
-    def query_positions(self) -> Int[Tensor, " row"] | None:
-        """The queries of the maps' rows; None if all queries have rows."""
-        queries = self.run.query_positions
-        return None if queries is None else torch.from_numpy(queries)
-
     def folds(self, item: str, removed: str = INTACT.name) -> LayerMaps | None:
         """Return the fold means of a map; None if the run did not keep them.
 
@@ -104,7 +97,8 @@ class Member:
             cells = file.get_slice(key)
             is_stage = self.kind == "circuit"
             cells = cells[:] if is_stage else cells[:, self.layers.index(int(item[1:]))]
-        queries, sizes = self.query_positions, self.fold_sizes
+        kept, sizes = self.run.query_positions, self.fold_sizes
+        queries = None if kept is None else torch.from_numpy(kept)
         counts = None if sizes is None else torch.tensor(sizes)
         packed = torch.from_numpy(cells)
         folds = MapRows.of_cells(packed.shape[1], queries).unpack(packed)
