@@ -39,7 +39,7 @@ def runs(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -
     run_command(ablate, *given["mistral"], "--layers", "all", "--out", str(out / "ablate"))
     for name, model in given.items():
         run_command(scores, *model, "--layers", "all", "--out", str(out / f"scores-{name}"))
-    removed = ["--measures", "loss", "--remove", "mask", "window"]
+    removed = ["--measures", "position", "--remove", "mask", "window"]
     run_command(behaviour, *given["mistral"], *removed, "--out", str(out / "behaviour"))
     both = [str(out / f"scores-{name}") for name in given]
     run_command(compare, *both, "--out", str(out / "compare"))
