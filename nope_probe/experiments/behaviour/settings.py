@@ -319,7 +319,7 @@ class Settings(RunSettings):
             unread = "without the measure extrapolation"
             reasons |= {"trained_len": unread, "max_len": unread}
         if not (self.heads or "position" in self.measures):
-            unread = "without --heads or the measure position"
+            unread = "without the measure position or --heads"
             reasons |= {"layers": unread, "skip_keys": unread}
         return reasons
 
