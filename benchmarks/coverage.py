@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
 from nope_probe.analyses.jackknife import Interval, jackknife, rms_difference
-from nope_probe.analyses.pattern import order_estimates
+from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.analyses.pattern_rows import ContrastGram, relative_part
 from nope_probe.components import POSITION_ENCODINGS, Component
 from nope_probe.conditions import INTACT, MASK, Condition
@@ -252,8 +252,8 @@ def locality(
     counts: Int[Tensor, " fold"] | None = None,
 ) -> Estimates:
     """Return the locality of patterns, on all folds and without each fold."""
-    pattern = LayerMaps.of(folds, counts, skip_keys=population.skip_keys).others
-    return order_estimates(pattern)["locality"]
+    pattern = LayerMaps.of(folds, counts, skip_keys=population.skip_keys).pattern
+    return measure_estimates(pattern)["locality"]
 
 
 def non_relative(

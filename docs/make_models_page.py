@@ -217,7 +217,7 @@ def _introduction(runs: list[dict[str, Any]], counts: Counter[str]) -> list[str]
         "relative to the map's largest score. A map counts as exact up to 1e-5.",
         "- *not removable*: weights whose removal is refused in one line; below is why.",
         "- *not run*: commands that are refused in one line with their defaults (`behaviour`: the "
-        "measures `loss` and `pattern`; `circuit`: the first layer that attends); below is why.",
+        "measures `loss` and `position`; `circuit`: the first layer that attends); below is why.",
         "",
         f"Decoders whose code is in no release of transformers need remote code, which is refused "
         f"({', '.join(remote)}). Encoders and models that read images or sound are refused too.",

@@ -1,8 +1,8 @@
-"""Compare finished runs of one command: their maps on one scale, differences with intervals."""
+"""Compare finished runs of one command: their tables side by side, differences with intervals."""
 
 from __future__ import annotations
 
-from nope_probe.cli import IMAGE, VERBOSE, beside, one_line_errors, parse_with
+from nope_probe.cli import VERBOSE, beside, one_line_errors, parse_with
 from nope_probe.experiments.compare.settings import Settings
 
 EXAMPLES = (
@@ -14,7 +14,7 @@ EXAMPLES = (
 def main() -> None:
     """Run the command line."""
     with one_line_errors():
-        settings, shown = parse_with(Settings, EXAMPLES, IMAGE, VERBOSE)
+        settings, shown = parse_with(Settings, EXAMPLES, VERBOSE)
         beside(Settings, "run").run_and_show(settings, **shown)
 
 

@@ -226,16 +226,6 @@ INTACT = Condition()
 MASK = Condition({"mask"})
 
 
-def kept_name(kept: Iterable[str]) -> str:
-    """Return the name of a condition by the components that it keeps, in order, or `none`.
-
-    Example:
-        >>> kept_name({"w_q", "mask"}), kept_name(())
-        ('mask+w_q', 'none')
-    """
-    return "+".join(sorted(kept, key=removal_order)) or "none"
-
-
 def removal_order(name: str) -> tuple[int, str]:
     """Return the sort key of components, of bands of RoPE where RoPE is, and of `norms`, last."""
     component = next((c for c in ("rope", "position") if name.startswith(c)), name)

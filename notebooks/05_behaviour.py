@@ -11,9 +11,9 @@
 # ---
 
 # %% [markdown]
-# # Behaviour: does the positional pattern do anything?
+# # Behaviour: what does a model do with position?
 #
-# A heat map does not show that a model needs its positional pattern. Here the same parts are
+# A heat map does not show that a model needs its positional pattern. Here its causes are
 # removed, and what the model predicts is measured: in nats, with 95% intervals over documents,
 # always against the intact model on the same tokens.
 
@@ -85,7 +85,7 @@ run = run_behaviour(
     "nope-tiny",
     n_seqs=32,
     seq_len=64,
-    measures=["loss", "order", "bos", "position", "pattern"],
+    measures=["loss", "order", "bos", "position"],
     remove=["mask", "qk", "mlp"],
 )
 names = {
@@ -123,25 +123,14 @@ table.pivot(index="measure", columns="condition", values="change").rename(names)
 figures.decodability(run.tables["decodability"])
 
 # %% [markdown]
-# ## What takes the pattern need not take the loss
-#
-# Each removal's pattern lost, against what it costs. The mask takes the most pattern and the least
-# loss: here the pattern has one source, and the loss has many.
-
-# %%
-figures.pattern_and_behaviour(
-    run.tables["bridge"], {"loss": "rise of the loss, nats", "position": "rise of position error"}
-)
-
-# %% [markdown]
 # The loss by position: where the mask is removed, from the end of the prefix on.
 
 # %%
 figures.loss_by_position(run.tables["loss_by_position"], title="Loss by position")
 
 # %% [markdown]
-# **Exercise.** Of the three, the MLPs cost the least of the pattern and the most loss. Does that
-# make MLPs more important than the mask?
+# **Exercise.** Of the three, the MLPs cost the most loss. Does that make MLPs more important than
+# the mask?
 #
 # <details><summary>Answer</summary>
 #

@@ -67,7 +67,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "layer": ("0",),
     "layers": ("1", "2"),
     "max_len": ("32",),
-    "measures": ("loss pattern", "copy position"),
+    "measures": ("loss in-context", "copy position"),
     "model": ("nope-tiny", "parameter-free-rope"),
     "n_layers": ("3",),
     "n_samples": ("40",),

@@ -132,11 +132,11 @@ behaviour --model llama-3.1-8b --revision main --data my.jsonl --windows start -
     --checkpoint-every 1 --remove mask+w_v --prefix 5 --replacement zero random --gain identity
     --max-len 24 --trained-len 16 --heads --beyond-context --allow-unused --query-rows 11
     --out runs/b --image b.svg --verbose
-behaviour --model models/qwen3-8b --device-map auto --data short.jsonl --pack --measures pattern
+behaviour --model models/qwen3-8b --device-map auto --data short.jsonl --pack --measures position
     --remove rope qk
-behaviour --measures pattern bos --no-pack --no-shuffle --no-heads --alpha 0 --remove mask mlp
+behaviour --measures position bos --no-pack --no-shuffle --no-heads --alpha 0 --remove mask mlp
     --no-beyond-context --no-allow-unused --no-verbose
-compare runs/one runs/two --out runs/compared --image compared.svg --verbose
+compare runs/one runs/two --out runs/compared --verbose
 compare runs/one runs/two --no-verbose
 layers --model llama-3.1-8b --revision main --layers 1 --seq-len 19 --seed 3 --device cpu --no-json
     --verbose

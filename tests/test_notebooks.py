@@ -29,7 +29,7 @@ SHOWN = {
     "02_hook_experiments": (2, 1, 1),
     "03_attribution": (2, 1, 1),
     "04_language_models": (3, 1, 0),
-    "05_behaviour": (3, 0, 0),
+    "05_behaviour": (2, 0, 0),
     "06_who_writes_position": (1, 0, 0),
     "07_attention": (2, 0, 0),
 }

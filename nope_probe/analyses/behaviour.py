@@ -7,10 +7,6 @@ column t - 1 holds target t. A ridge regression decodes a position's index from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
@@ -26,7 +22,6 @@ from nope_probe.maps.estimates import Estimates
 Losses = Float[Tensor, "document target"]
 PerDocument = Float[Tensor, " document"]
 PENALTY = 1e-3
-MIN_PAIRS = 5
 
 
 def by_document(
@@ -185,31 +180,3 @@ def halves(documents: Int[Tensor, " seq"]) -> tuple[Int[Tensor, " fit"], Int[Ten
     place = documents.unique(return_inverse=True)[1]
     held_out = place % 2 == 1
     return (~held_out).nonzero().flatten(), held_out.nonzero().flatten()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankCorrelation:
-    """Spearman's rho over n pairs; NaN for fewer than 5 pairs, or where one list is constant."""
-
-    rho: float
-    p: float
-    n: int
-
-
-def rank_correlation(x: Sequence[float], y: Sequence[float]) -> RankCorrelation:
-    """Return Spearman's rho of the pairs that are both finite; p is two-sided, for rho = 0.
-
-    Example:
-        >>> ranks = rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], [1.0, 4.0, 9.0, 16.0, 25.0])
-        >>> round(ranks.rho, 6), ranks.n
-        (1.0, 5)
-    """
-    from scipy.stats import spearmanr
-
-    pairs = np.array([x, y], float)
-    pairs = pairs[:, np.isfinite(pairs).all(0)]
-    n = pairs.shape[1]
-    if n < MIN_PAIRS or (np.ptp(pairs, 1) == 0).any():
-        return RankCorrelation(rho=float("nan"), p=float("nan"), n=n)
-    correlation = spearmanr(*pairs)
-    return RankCorrelation(rho=float(correlation.statistic), p=float(correlation.pvalue), n=n)

@@ -236,14 +236,6 @@ def edge_contrast(pattern: Pattern) -> Float[Tensor, " fold"]:
     return contrast - (sums / counts.clamp_min(1)) @ weights
 
 
-def order_estimates(pattern: Pattern) -> dict[str, Estimates]:
-    """Return the estimates of locality and monotonicity, by their names in `Measures`."""
-    trends = TrendSums(pattern)
-    for block in pattern.blocks():
-        trends.add_block(block.rows, block.start)
-    return trends.estimates()
-
-
 def query_stride(n_rows: int) -> int:
     """Return the stride between rows whose keys are ordered, in a map of n_rows rows.
 

@@ -7,14 +7,13 @@ fold (paired), so the sequences' common noise cancels. Otherwise variances add u
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import hypot
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
     Interval,
@@ -23,33 +22,15 @@ from nope_probe.analyses.jackknife import (
     rms_difference,
     signed_root,
 )
-from nope_probe.analyses.pattern import measure_estimates, order_estimates
+from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.analyses.pattern_rows import (
     NonRelativeRows,
     beyond_rounding,
-    exceeds_rounding,
     mean_squares,
     pattern_distance_sums,
 )
-from nope_probe.maps.centred import centred_rows
 from nope_probe.maps.estimates import Estimates, ProductSums, cross_products
 from nope_probe.maps.layers import Pattern
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptPattern:
-    """Measures of one positional pattern v and of the intact model's u, with 95% intervals.
-
-    Attributes:
-        amplitude: RMS of v, corrected for noise; nats for scores.
-        locality: as `Measures.locality`, -1 to 1, from every `query_stride(n_rows)`-th row.
-        share: <v, u> / <u, u>, the share of the intact positional pattern
-            that is left: 1 for the intact model, undefined where u does not exceed its noise.
-    """
-
-    amplitude: Interval
-    locality: Interval
-    share: Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,83 +44,6 @@ class MaskEffect:
     with_mask: Interval
     without_mask: Interval
     difference: Interval
-
-
-def kept_pattern(pattern: Pattern, intact: Pattern) -> KeptPattern:
-    """Measure a positional pattern beside the intact model's.
-
-    A pattern with a cell that is not finite has no measures.
-
-    Args:
-        pattern: of a layer's scores, or of its Gram maps, with some components removed.
-        intact: the pattern of the intact model, on the same sequences and cells.
-
-    Example:
-        >>> from nope_probe.maps.layers import LayerMaps, shared_patterns
-        >>> folds = torch.randn(4, 11, 11) + torch.arange(11.0)
-        >>> double, intact = shared_patterns([LayerMaps.of(2 * folds), LayerMaps.of(folds)])
-        >>> round(kept_pattern(double, intact).share.value, 6)
-        2.0
-    """
-    cells = pattern.cells.mask
-    if not all(one.maps.folds.maps[:, cells].isfinite().all() for one in (pattern, intact)):
-        return KeptPattern(amplitude=UNDEFINED, locality=UNDEFINED, share=UNDEFINED)
-    gram = ContrastGram.of({"v": pattern, "u": intact})
-    amplitude, locality = gram.size({"v": 1.0}), order_estimates(pattern)["locality"]
-    return KeptPattern(
-        amplitude=amplitude,
-        locality=jackknife(locality) if amplitude.value else UNDEFINED,
-        share=gram.share({"v": 1.0}, {"u": 1.0}),
-    )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PositionalPart:
-    """The pattern of a layer less its pattern without the sources, p, on shared cells.
-
-    Attributes:
-        folds: p of each fold, nats; 0 where it does not exceed the rounding of the scores.
-        pattern: the pattern of the scores, which knows the folds' weights.
-    """
-
-    folds: Float[Tensor, "fold cell"]
-    pattern: Pattern
-
-    def product(self, other: PositionalPart) -> Estimates:
-        """Return <p, q> between different folds, squared nats."""
-        return _inner(self.folds, other.folds, self.pattern)
-
-
-def positional_part(pattern: Pattern, content: Pattern) -> PositionalPart:
-    """Return p, the pattern less the pattern without the sources, nats.
-
-    Args:
-        pattern: of a layer's scores.
-        content: of the same model without mask and position encoding, on the same cells.
-    """
-    both = [one.maps.folds.maps.double() for one in (pattern, content)]
-    cells = pattern.cells.mask
-    folds = centred_rows(both[0] - both[1], cells)[:, cells]
-    score_square = sum(maps[..., cells].square().mean() for maps in both)
-    part = PositionalPart(folds=folds, pattern=pattern)
-    exceeds = exceeds_rounding(part.product(part), score_square)
-    return part if exceeds else replace(part, folds=torch.zeros_like(folds))
-
-
-def pattern_lost(whole: PositionalPart, left: PositionalPart) -> Interval:
-    """Return the loss of one layer's positional part p(all) by a removal, in nats.
-
-    The loss is <p(all) - p(left), p(all)> / RMS of p(all): the RMS if the part is gone, 0 if it
-    stays, more if it is reversed. It is undefined where p(all) does not exceed its noise.
-
-    Args:
-        whole: the positional part of the intact model.
-        left: the positional part of the model without the removed components.
-    """
-    square, kept = whole.product(whole), left.product(whole)
-    if not jackknife(square).low > 0 or not (square.values > 0).all():
-        return UNDEFINED
-    return jackknife((square - kept) / square.with_values(square.values.sqrt()))
 
 
 def mask_effect(with_mask: Pattern, without_mask: Pattern) -> MaskEffect:

@@ -184,7 +184,7 @@ def explorer_of(
     names = panels or (HEADS, *(f"H{head}" for head in range(n_panels - 1)))
     view = RemovedMaps(
         conditions=tuple(condition.name for condition in shown),
-        labels=tuple(_label(condition) for condition in shown),
+        labels=tuple(words(one.name) if one else "nothing" for one in shown),
         layers=tuple(layers),
         panels=tuple(names),
         maps=np.array([[[x.values[0] for x in row] for row in rows] for rows in small]),
@@ -204,10 +204,6 @@ def explorer_of(
         together=together,
         **options,
     )
-
-
-def _label(condition: Condition) -> str:
-    return words(condition.name) if condition else "nothing"
 
 
 def _numbers(

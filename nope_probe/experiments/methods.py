@@ -32,7 +32,6 @@ MEASURED = {
     "bos": "dependence on the BOS token",
     "extrapolation": "losses beyond the trained length",
     "position": "how well position can be decoded from the residual stream",
-    "pattern": "the positional pattern",
 }
 SOFTWARE = {
     "nope-probe": "nope_probe",

@@ -18,7 +18,7 @@ from nope_probe.figures.dots import (
     marker,
     over_layers,
 )
-from nope_probe.figures.intervals import bound_columns, estimates_of
+from nope_probe.figures.intervals import estimates_of
 from nope_probe.figures.names import colour, symbol, words
 from nope_probe.figures.style import (
     Grid,
@@ -211,36 +211,6 @@ def differences(
     ends = [estimates_of(rows, "difference") for rows in by_measure]
     fit_axes(layout, "x", ends, [*panels_of.values()])
     return go.Figure(traces, {**layout, "showlegend": False})
-
-
-def pattern_and_behaviour(table: pd.DataFrame, effects: Mapping[str, str]) -> go.Figure:
-    """Draw each condition's loss of behaviour against its loss of the positional pattern.
-
-    Args:
-        table: `bridge.csv`: condition, layer, pattern (nats), and each effect with its bounds; the
-            pattern is summed over layers, and a layer's own effect averaged.
-        effects: the titles of the y axes by the effect's column.
-    """
-    traces = [
-        interval_dots(
-            [rows["pattern"].sum(min_count=1)],
-            rows[[effect, *bound_columns(effect)]].mean().to_numpy(float)[:, None],
-            panel,
-            label=label(str(condition)),
-            hover="pattern %{x:.3g} nats, %{y:.3g}",
-            marker=marker(component(str(condition)), 10),
-        )
-        for panel, effect in enumerate(effects)
-        for condition, rows in table.groupby("condition", sort=False)
-    ]
-    wide = Grid(
-        columns=len(effects), panel=280, x_title="pattern lost, nats, sum over layers", bottom=110
-    )
-    heading = "What a removal takes from the positional pattern, and from behaviour"
-    layout = place(
-        heading, [*effects.values()], wide, "x", columns=1, panel=220, left=50, bottom=170
-    )
-    return go.Figure(traces, layout)
 
 
 def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:

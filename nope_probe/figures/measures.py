@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import cycle
 
 import numpy as np
 import pandas as pd
@@ -23,7 +22,6 @@ from nope_probe.figures.intervals import (
     estimates_of,
 )
 from nope_probe.figures.names import colour, words
-from nope_probe.figures.shares import QUESTIONS
 from nope_probe.figures.style import (
     BLANK,
     DIVERGING,
@@ -115,49 +113,6 @@ def mask_effect(table: pd.DataFrame) -> go.Figure:
         difference.append(Dots(rows, "mask", "difference", f"difference, {tokens}", hollow))
     panels = {"RMS of the non-relative part, nats": strength, "with less without, nats": difference}
     return over_layers(panels, "The mask's effect on the non-relative part, per layer")
-
-
-RUNS = ("circle", "circle-open", "square", "square-open", "diamond", "diamond-open")
-
-
-def compared_measures(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Draw each measure of the pattern over layers; markers tell the runs apart.
-
-    Args:
-        runs: the rows of each run by its name: `layer`, and each measure with its bounds. A measure
-            that a run lacks is not drawn.
-    """
-    series = [
-        Dots(rows, "intact", label=label, marker={"symbol": symbol})
-        for (label, rows), symbol in zip(runs.items(), cycle(RUNS), strict=False)
-    ]
-    title = "Measures of the positional pattern, per layer"
-    return over_layers(_by_measure(MEASURES, series), title, columns=3)
-
-
-def compared_sources(runs: Mapping[str, pd.DataFrame]) -> go.Figure:
-    """Draw what is lost without each source over layers, in its colour; markers are the runs'.
-
-    Args:
-        runs: the rows of each run's `sources.csv` by its name.
-    """
-    markers = dict(zip(runs, cycle(RUNS), strict=False))
-    panels: dict[str, list[Dots]] = {}
-    for question, keys in QUESTIONS.items():
-        series = [
-            Dots(
-                some,
-                str(source),
-                "lost",
-                f"without {words(str(source))}, {label}",
-                marker={"symbol": markers[label]},
-            )
-            for label, rows in runs.items()
-            for source, some in rows[rows["of"] == question].groupby("source", sort=False)
-        ]
-        if series:
-            panels[f"{keys}, lost"] = series
-    return over_layers(panels, "Lost without each source, per layer", same_y=[range(len(panels))])
 
 
 HEAD_MEASURES = ("lead", "amplitude", "locality", "relative_r2")

@@ -77,7 +77,7 @@ def source_terms(table: pd.DataFrame) -> go.Figure:
         shares = [Dots(some, name, "share") for name, some in named.items()]
         if shares:
             panels[f"{QUESTIONS[question]}, share"] = shares
-        panels[f"{QUESTIONS[question]}, nats"] = _by_name(rows, "term", "size")
+        panels[f"{QUESTIONS[question]}, nats"] = _by_name(rows, "size")
     return over_layers(panels, title="What each source makes alone and together", columns=2)
 
 
@@ -89,8 +89,8 @@ def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
     """
     panels = {}
     for question, rows in _by_question(table.assign(term=table["term"].map(term_entry))).items():
-        panels[f"{QUESTIONS[question]}, share"] = _by_name(rows, "term", "share")
-        panels[f"{QUESTIONS[question]}, nats"] = _by_name(rows, "term", "size")
+        panels[f"{QUESTIONS[question]}, share"] = _by_name(rows, "share")
+        panels[f"{QUESTIONS[question]}, nats"] = _by_name(rows, "size")
     return over_layers(panels, title="The exact terms of the scores", columns=2)
 
 
@@ -104,5 +104,5 @@ def _by_question(table: pd.DataFrame) -> Mapping[str, pd.DataFrame]:
     return {name: rows for name in QUESTIONS if len(rows := table[table["of"] == name])}
 
 
-def _by_name(table: pd.DataFrame, by: str, column: str) -> list[Dots]:
-    return [Dots(rows, str(name), column) for name, rows in table.groupby(by, sort=False)]
+def _by_name(table: pd.DataFrame, column: str) -> list[Dots]:
+    return [Dots(rows, str(name), column) for name, rows in table.groupby("term", sort=False)]

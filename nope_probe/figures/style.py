@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
-from plotly.colors import hex_to_rgb, sample_colorscale, sequential
+from plotly.colors import sample_colorscale, sequential
 
 from nope_probe.components import INK
 from nope_probe.figures.names import plain
@@ -65,17 +65,6 @@ TEMPLATE = go.layout.Template(
 def layer_colours(n_layers: int) -> list[str]:
     """Return a colour for each layer, from dark to light with depth."""
     return sample_colorscale(SEQUENTIAL, list(np.linspace(0.05, 0.85, max(2, n_layers))))[:n_layers]
-
-
-def tinted(colour: str, opacity: float) -> str:
-    """Return a colour as a tone that shows the page behind it.
-
-    Example:
-        >>> tinted("#0070e3", 0.5)
-        'rgba(0, 112, 227, 0.5)'
-    """
-    red, green, blue = hex_to_rgb(colour)
-    return f"rgba({red}, {green}, {blue}, {opacity:g})"
 
 
 def colour_bar(
@@ -264,8 +253,8 @@ def add_slider(
     layers: Sequence[int],
     panels: int,
     first: int,
-    scales: Float[np.ndarray, "layer 2"] | None = None,
-    patches: Sequence[Layout] | None = None,
+    scales: Float[np.ndarray, "layer 2"],
+    patches: Sequence[Layout],
 ) -> None:
     """Add a layer slider below placed panels; traces go by layer, then panel.
 
@@ -280,8 +269,7 @@ def add_slider(
     steps = []
     for place, layer in enumerate(layers):
         visible = [shown == layer for shown in layers for _ in range(panels)]
-        keys = {} if scales is None else colour_limits(scales[place], "coloraxis.")
-        keys |= patches[place] if patches else {}
+        keys = colour_limits(scales[place], "coloraxis.") | patches[place]
         step = {"label": str(layer), "method": "update", "args": [{"visible": visible}, keys]}
         steps.append(step)
     # The margin grows by the slider's height, so that the panels keep their size.
@@ -292,8 +280,7 @@ def add_slider(
     layout["sliders"] = [{"active": first, "steps": steps, **where, **look}]
     margin["b"] += SLIDER
     layout["height"] += SLIDER
-    meta |= {"n_layers": len(layers), "first": first, "patches": patches}
-    meta["scales"] = None if scales is None else scales.tolist()
+    meta |= {"n_layers": len(layers), "first": first, "patches": patches, "scales": scales.tolist()}
 
 
 def colour_limits(limits: Iterable[float], prefix: str = "") -> Layout:

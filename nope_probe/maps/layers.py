@@ -211,20 +211,6 @@ class Pattern:
         maps, cells = self.maps.folds.maps.double(), self.cells.mask
         return centred_rows(maps, cells).where(cells, torch.nan)
 
-    def squares(self) -> Estimates:
-        """Return the mean square <P, P>, squared nats."""
-        sums = ProductSums()
-        for block in self.blocks():
-            sums.add(block.rows[None])
-        return self.estimates(sums)
-
-    def product(self, other: Pattern) -> Estimates:
-        """Return <P, Q> with the pattern of other maps on the same sequences and cells."""
-        sums = ProductSums()
-        for one, two in zip(self.blocks(), other.blocks(), strict=True):
-            sums.add(one.rows[None], two.rows[None])
-        return self.estimates(sums)
-
     def estimates(self, sums: ProductSums) -> Estimates:
         """Return a mean over the cells from sums over blocks."""
         return sums.product(self.cells.count, self.maps.weights)
@@ -282,20 +268,6 @@ class Lead:
         if not leads.isfinite().all():
             raise ValueError("a score map has a non-finite cell below the diagonal")
         return leads
-
-    def squares(self) -> Estimates:
-        """Return <lead, lead>, its mean square over queries, squared nats."""
-        return self.product(self)
-
-    def product(self, other: Lead) -> Estimates:
-        """Return <lead, other>, a mean over queries, with the lead of maps on the same cells."""
-        sums = ProductSums()
-        sums.add(self.folds[None], other.folds[None])
-        return sums.product(len(self.queries), self.maps.weights)
-
-    def means(self) -> Estimates:
-        """Return the mean lead over queries, nats."""
-        return Estimates.of_means(self.folds.mean(1), self.maps.weights)
 
 
 def shared_patterns(maps: Sequence[LayerMaps]) -> list[Pattern]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nope_probe.figures import names, words
-from nope_probe.figures.intervals import CLIPPED, PALE
+from nope_probe.figures.intervals import CLIPPED
 
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
@@ -40,7 +40,7 @@ def how_to_read(page: str, **numbers: object) -> list[str]:
     """
     texts = chapters("how_to_read.txt")
     lines = dict(line.split(": ", 1) for line in texts["words"])
-    limits = {"pale": PALE, "clipped": 100 / CLIPPED, **numbers}
+    limits = {"clipped": 100 / CLIPPED, **numbers}
     return [lines.get(line, line).format_map(limits) for line in texts[page]]
 
 

@@ -11,7 +11,7 @@ from nope_probe.analyses.attribution import attribute, conditions_of, removals_i
 from nope_probe.analyses.contrasts import contrast_map, lost, positional, source_terms
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import mask_effect
-from nope_probe.conditions import INTACT, MASK, Condition, kept_name
+from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import ScoreMaps
 
@@ -199,7 +199,6 @@ BOTH = Condition({"mask", "rope"})
 )
 def test_a_condition_is_named_by_what_is_removed(removed, components: str) -> None:
     assert Condition.parse(removed) == frozenset(components.split())
-    assert kept_name({"w_v", "rope", "w_o", "mask"}) == "mask+rope+w_o+w_v", "as in tables"
 
 
 def test_captures_are_measured_and_attributed_like_their_folds_whatever_the_names() -> None:

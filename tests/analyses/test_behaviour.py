@@ -15,7 +15,6 @@ from nope_probe.analyses.behaviour import (
     index_targets,
     mean_interval,
     position_means,
-    rank_correlation,
     ridge,
     second_copy_loss,
     span_loss,
@@ -88,14 +87,6 @@ def test_half_of_the_documents_are_held_out_whole_and_chance_is_the_distance_fro
     assert (fit.tolist(), held_out.tolist()) == ([1, 4, 5], [0, 2, 3])
     index = np.arange(1, 128)
     assert chance_distance(128, 1) == pytest.approx(np.abs(index - np.median(index)).mean())
-
-
-def test_a_rank_correlation_by_hand() -> None:
-    # Ranks 0..4 against 1, 0, 2, 4, 3: squared differences 1 + 1 + 0 + 1 + 1 = 4.
-    found = rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], [20.0, 10.0, 30.0, 50.0, 40.0])
-    assert (found.rho, found.n) == (pytest.approx(1 - 6 * 4 / (5 * 24)), 5)
-    for undefined in ([1.0, 2.0, 3.0, 4.0, float("nan")], [7.0] * 5):  # too few, constant
-        assert np.isnan(rank_correlation([1.0, 2.0, 3.0, 4.0, 5.0], undefined).rho)
 
 
 N, D, TARGETS = 97, 7, 3

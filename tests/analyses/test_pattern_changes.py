@@ -1,9 +1,7 @@
 """What is kept, lost or different between two patterns, against plain arithmetic."""
 
 import math
-from dataclasses import astuple
 
-import numpy as np
 import pytest
 import torch
 from support.dense_patterns import estimates as estimates_of
@@ -12,82 +10,13 @@ from torch import Tensor
 from nope_probe.analyses.jackknife import jackknife
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import (
-    KeptPattern,
-    PositionalPart,
-    kept_pattern,
     measure_differences,
     pattern_difference,
-    pattern_lost,
-    positional_part,
 )
 from nope_probe.maps.centred import row_centred
-from nope_probe.maps.estimates import cross_products
 from nope_probe.maps.layers import LayerMaps, Pattern, shared_patterns
 
 N, FOLDS = 13, 5
-
-
-def layers(seed: int, slope: float) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    noise = 0.3 * torch.randn(FOLDS, 2, N, N, generator=generator, dtype=torch.float64)
-    return noise + slope * torch.arange(N)
-
-
-def kept_of(maps: Tensor, intact: Tensor, skip_keys: int = 0) -> list[KeptPattern]:
-    layers = (
-        [LayerMaps.of(folds, skip_keys=skip_keys) for folds in of.unbind(1)]
-        for of in (maps, intact)
-    )
-    pairs = zip(*layers, strict=True)
-    return [kept_pattern(*shared_patterns(both)) for both in pairs]
-
-
-def test_a_share_is_the_cross_fold_product_with_the_intact_pattern() -> None:
-    one, intact = layers(0, 0.2), layers(1, 0.7)
-    for layer, kept in enumerate(kept_of(one, intact, 2)):
-        v, u = (row_centred(item[:, layer], 2).nan_to_num().numpy() for item in (one, intact))
-        pairs = [(a, b) for a in range(FOLDS) for b in range(FOLDS) if a != b]
-        whole = sum((u[a] * u[b]).sum() for a, b in pairs)
-        assert kept.share.value == pytest.approx(sum((v[a] * u[b]).sum() for a, b in pairs) / whole)
-        assert kept.share.low < kept.share.value < kept.share.high
-    assert all(np.isnan(kept.share.value) for kept in kept_of(one, layers(1, 0.0))), "noise"
-
-
-def test_kept_patterns_measure_what_measure_measures_in_long_sequences_too() -> None:
-    generator = torch.Generator().manual_seed(0)
-    n = 521  # of which every third query is ordered
-    one = torch.randn(4, 1, n, n, generator=generator, dtype=torch.float64)
-    one += torch.arange(n) / 100 * (torch.arange(n) % 3 - 1)[:, None]  # falls, is flat, rises
-    [kept], [measures] = kept_of(one, one, 1), measure(one, 1)
-    assert kept.locality.value < -0.5
-    for name in ("amplitude", "locality"):
-        result, expected = astuple(getattr(kept, name)), astuple(getattr(measures, name))
-        assert result == pytest.approx(expected, rel=1e-9)
-
-
-def test_a_map_that_hides_keys_before_the_query_has_no_measures() -> None:
-    window = layers(0, 0.2)
-    window[:, 1, 9, 2] = torch.nan
-    first, second = kept_of(window, layers(1, 0.7))
-    assert first.amplitude.value > 0
-    assert np.isnan([second.amplitude.value, second.locality.value, second.share.value]).all()
-
-
-def draws() -> list[Tensor]:
-    """Return a positional part, and the contents of two models: [query_pos, key_pos]."""
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(N, N, generator=generator).double() for _ in range(3)]
-
-
-def part(scores: Tensor, content: Tensor, skip: int) -> PositionalPart:
-    folds = (maps.expand(FOLDS, N, N).clone() for maps in (scores, content))
-    return positional_part(*shared_patterns([LayerMaps.of(x, skip_keys=skip) for x in folds]))
-
-
-def part_of(folds: Tensor, counts: Tensor | None = None) -> PositionalPart:
-    """Return folds of cells as a positional part, of folds of these sizes."""
-    pattern = LayerMaps.of(torch.zeros(FOLDS, N, N), counts).pattern
-    return PositionalPart(folds=folds, pattern=pattern)
 
 
 def rms_of_the_part(p: Tensor, skip: int = 0) -> float:
@@ -95,53 +24,6 @@ def rms_of_the_part(p: Tensor, skip: int = 0) -> float:
     rows = [p[i, skip:i] for i in range(skip + 1, N)]
     cells = torch.cat([row - row.mean() for row in rows])
     return float(cells.square().mean().sqrt())
-
-
-@pytest.mark.parametrize("kept", [1.0, 0.25, 0.0, -0.5])
-@pytest.mark.parametrize("skip", [0, 1])
-def test_what_is_lost_is_the_share_that_is_gone_in_nats(kept: float, skip: int) -> None:
-    p, one, other = draws()
-    whole = part(p + one, one, skip)
-    left = part(kept * p + other, other, skip)
-    lost = pattern_lost(whole, left)
-    assert lost.value == pytest.approx((1 - kept) * rms_of_the_part(p, skip), abs=1e-9)
-    nothing = part(one, one, skip)
-    assert math.isnan(pattern_lost(nothing, left).value), "there is no positional part"
-
-
-def test_unequal_folds_have_the_weight_of_their_sequences() -> None:
-    counts = [2, 3, 5, 7, 11]
-    generator = torch.Generator().manual_seed(2)
-    slope = torch.arange(31.0).double() / 7
-    whole = slope + torch.randn(FOLDS, 31, generator=generator).double()
-    left = slope / 3 + torch.randn(FOLDS, 31, generator=generator).double()
-
-    def estimate(dropped: int | None) -> float:
-        kept = [fold for fold in range(FOLDS) if fold != dropped]
-        square = product = weight = 0.0
-        for a in kept:
-            for b in kept:
-                if a != b:
-                    square += counts[a] * counts[b] * float((whole[a] * whole[b]).mean())
-                    product += counts[a] * counts[b] * float((left[a] * whole[b]).mean())
-                    weight += counts[a] * counts[b]
-        return (square - product) / weight / (square / weight) ** 0.5
-
-    estimates = torch.tensor([estimate(item) for item in (None, *range(FOLDS))]).double()
-    sizes = torch.tensor(counts)
-    expected = jackknife(estimates_of(estimates, sizes))
-    lost = pattern_lost(part_of(whole, sizes), part_of(left, sizes))
-    assert lost.value == pytest.approx(expected.value, rel=1e-5)
-    assert (lost.low, lost.high) == pytest.approx((expected.low, expected.high), rel=1e-5)
-
-
-def test_it_is_undefined_where_the_positional_part_differs_as_much_between_folds() -> None:
-    p, _, _ = draws()
-    sizes = torch.tensor([1.0, 1.0, 1.0, 1.0, 19.0])  # every product of two folds is positive
-    whole = sizes.double()[:, None] * p[1:].flatten()
-    square = cross_products(whole[None], whole[None])[:, 0, 0]
-    assert jackknife(estimates_of(square)).low < 0
-    assert math.isnan(pattern_lost(part_of(whole), part_of(whole / 2)).value)
 
 
 def folds(seed: int, slope: float = 0.0) -> Tensor:

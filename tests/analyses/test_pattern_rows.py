@@ -13,7 +13,7 @@ from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import jackknife
 from nope_probe.analyses.offsets import offset_means, offset_profiles
-from nope_probe.analyses.pattern import edge_contrast, measure_estimates, order_estimates
+from nope_probe.analyses.pattern import edge_contrast, measure_estimates
 from nope_probe.analyses.pattern_rows import relative_part
 from nope_probe.conditions import Condition
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
@@ -131,7 +131,7 @@ def test_stored_maps_have_the_attribution_of_the_captured_ones() -> None:
 def test_trends_are_those_of_the_queries_that_have_rows() -> None:
     queries, means = torch.arange(0, N, 5), leave_one_out(row_centred(folds(0)), WEIGHTS)
     layer = LayerMaps.of(folds(0)[:, queries], COUNTS, queries)
-    order = order_estimates(layer.pattern)
+    order = measure_estimates(layer.pattern)
     by_query = [
         [spearmanr(mean[query, :query], range(query)).statistic for query in (10, 15, 20)]
         for mean in means

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from nope_probe import capture_scores, load
 from nope_probe.analyses.attribution import attribute
-from nope_probe.analyses.jackknife import Interval, rms
+from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import (
-    kept_pattern,
     mask_effect,
-    pattern_lost,
-    positional_part,
 )
 from nope_probe.analyses.pattern_rows import ROUNDING, exceeds_rounding, mean_squares
 from nope_probe.analyses.splits import split_mean_covariance
@@ -129,10 +127,6 @@ def test_what_float32_attention_does_not_see_is_no_pattern_however_small_the_sco
 def test_nothing_is_left_of_a_pattern_within_rounding() -> None:
     digits = maps(ripple(0.5 * RMS * ROUNDING))
     pattern = LayerMaps.of(digits[:, 0]).pattern
-    kept = kept_pattern(pattern, pattern)
-    assert is_zero(kept.amplitude)
-    assert is_undefined(kept.share)
-    assert is_undefined(kept.locality)
     effect = mask_effect(pattern, LayerMaps.of(maps()[:, 0]).pattern)
     assert is_zero(effect.with_mask)
     assert is_zero(effect.difference)
@@ -156,14 +150,11 @@ def test_terms_of_a_pattern_within_rounding_are_none(times: float) -> None:
 def test_a_positional_part_within_rounding_is_none(times: float) -> None:
     amplitude = times * RMS * ROUNDING * 2**0.5  # of two score maps
     scores, content = (LayerMaps.of(x[:, 0]).pattern for x in (maps(ripple(amplitude)), maps()))
-    part = positional_part(scores, content)
-    square, half = part.product(part), replace(part, folds=part.folds / 2)
+    size = ContrastGram.of({"v": scores, "u": content}).size({"v": 1.0, "u": -1.0})
     if times < 1:
-        assert is_zero(rms(square))
-        assert is_undefined(pattern_lost(part, half))
+        assert is_zero(size)
     else:
-        assert rms(square).value == pytest.approx(amplitude, rel=1e-4)
-        assert pattern_lost(part, half).value == pytest.approx(amplitude / 2, rel=1e-4)
+        assert size.value == pytest.approx(amplitude, rel=1e-4)
 
 
 def test_a_model_without_rope_has_no_pattern_on_equal_tokens() -> None:

@@ -310,18 +310,6 @@ def regressed(
     return (predicted - index).abs().mean(1).numpy()
 
 
-def test_the_bridge_has_a_row_per_condition_and_layer(done: Path) -> None:
-    bridge = pd.read_csv(done / "bridge.csv").set_index(["condition", "layer"])
-    assert list(bridge.index) == [(name, layer) for name in REMOVED for layer in (0, 1)]
-    rise = rows_of(done, "loss_suffix")["difference"]
-    for name in REMOVED:
-        assert bridge.loc[name, 1]["loss"] == pytest.approx(rise[name], rel=1e-6)
-    both = bridge.xs("mask+rope")["pattern"]  # without its sources, all of the part is lost
-    others = bridge.sort_index().drop(index="mask+rope")["pattern"].unstack("layer")
-    assert (both.dropna() > 0).all()
-    assert np.isnan(both[0]) or others.loc["mask", 0] == pytest.approx(0, abs=MEASURE)
-
-
 def test_a_finished_run_says_what_was_done_and_is_shown_again(
     done: Path, tiny: Callable[[str], Any], texts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -349,7 +337,7 @@ def test_the_position_that_a_component_writes_is_taken_away_in_windows_of_any_le
     """Lengths differ where BOS is left out, and beyond the trained context."""
     model = ["--model", tiny("llama").folder, "--data", texts]
     model += ["--remove", "position[MLP0]", "mask+position[MLP0]"]
-    chosen = ["--measures", "loss", "bos", "extrapolation", "pattern", "--layers", 2]
+    chosen = ["--measures", "loss", "bos", "extrapolation", "position", "--layers", 2]
     run_command(behaviour, *SMALL[:10], *SMALL[-2:], *chosen, *model, "--out", tmp_path / "run")
     hf, ids = tiny("llama").hf, load_file(tmp_path / "run" / "tokens.safetensors")["tokens"]
     kept: list[torch.Tensor] = []
@@ -397,8 +385,7 @@ def test_each_heads_w_q_is_removed_alone(
     tiny: Callable[[str], Any], texts: Path, tmp_path: Path
 ) -> None:
     model = ["--model", tiny("llama").folder, "--data", texts, "--heads"]
-    model += ["--remove", "rope_low", "mask+rope_low"]
-    chosen = ["--measures", "loss", "pattern", "--gain", "norm", "--layers", 1]
+    chosen = ["--measures", "loss", "--gain", "norm", "--layers", 1]
     run_command(behaviour, *SMALL[:8], *model, *chosen, "--out", tmp_path / "run")
     heads = pd.read_csv(tmp_path / "run" / "heads.csv").set_index(["layer", "head"])
     assert list(heads.index) == [(0, head) for head in range(6)]
@@ -408,15 +395,6 @@ def test_each_heads_w_q_is_removed_alone(
         one = edited(hf, ["w_q"], norm_sizes(hf), layers=[0], heads=[head])
         rise = (losses_of(one, ids) - losses_of(hf, ids)).mean(1)
         assert_interval(heads.loc[0, head], "loss", rise)
-    correlations = pd.read_csv(tmp_path / "run" / "correlations.csv")
-    over_heads = correlations[correlations["over"] == "heads"].set_index("effect")
-    rho = stats.spearmanr(heads["pattern"], heads["loss"]).statistic
-    assert over_heads.loc["loss", "rho"] == pytest.approx(rho)
-    bridge = pd.read_csv(tmp_path / "run" / "bridge.csv").set_index("condition")
-    assert list(bridge.index) == ["rope_low", "mask+rope_low"]  # a band is a part of RoPE
-    # In L0 the mask brings no pattern: it makes no difference whether it is there.
-    lost = bridge["pattern"].tolist()
-    assert lost[0] == pytest.approx(lost[1], abs=MEASURE, nan_ok=True)
 
 
 def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(
@@ -465,7 +443,3 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
     small = [*SMALL[:6], "--batch-size", 5]
     line = refused(capfd, tmp_path, behaviour, *small, *given)
     assert re.search(re.escape(message), line)
-
-
-def estimate(column: str, value: float, half: float) -> dict[str, float]:
-    return {column: value, f"{column}_low": value - half, f"{column}_high": value + half}

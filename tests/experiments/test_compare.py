@@ -16,7 +16,6 @@ import pytest
 import torch
 from support.chromium import needs_chromium, open_tab, opened
 from support.command_line import refused, run_command
-from support.rounding import NETWORK
 
 from nope_probe import ablate, attention, compare, scores
 from nope_probe.analyses.jackknife import standard_error
@@ -60,12 +59,13 @@ def write(
         "data": {"sha256": tokens},
         "settings": {"folds": FOLDS},
         "conditions": ["intact"],
+        "layers": [*range(LAYERS)],
         "command": f"scores {model}",
         "kind": "scores",
         **manifest,
     }
     measured = measure(folds, manifest.get("skip_keys", 0))
-    tables = {"pattern": measures_table([({"removed": "intact"}, measured)], range(folds.shape[1]))}
+    tables = {"pattern": measures_table([({"kept": "intact"}, measured)], range(folds.shape[1]))}
     write_run(folder, Run(manifest=about, arrays=arrays, tables=tables, page="a page"))
     return folder
 
@@ -82,7 +82,6 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
     out = tmp_path / "out"
     run_command(compare, *runs, "--labels", "x", "y", "z", "--out", out)
     compared = read_run(out)
-    assert set(compared.maps) == {f"difference/{run}/L{layer}" for run in "yz" for layer in (0, 1)}
     rows = compared.tables["differences"]
     assert set(rows["method"]) == {"paired"}
     assert rows[rows["run"] == "z"]["difference"].abs().max() < 1e-6  # the same as x
@@ -91,12 +90,6 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
     for layer in range(LAYERS):
         expected = measure(other)[layer].locality.value - measure(base)[layer].locality.value
         assert table.loc[(f"L{layer}", "locality"), "difference"] == pytest.approx(expected)
-    i, j = 9, 4  # a cell by hand: its value less its row's mean over the keys before the query
-    cells = [item.mean(0)[1, i] for item in (base, other)]
-    patterns = [float(row[j] - row[:i].mean()) for row in cells]
-    assert compared.maps["difference/y/L1"][i, j] == pytest.approx(
-        patterns[1] - patterns[0], abs=NETWORK
-    )
     page = (out / "report.html").read_text()
     assert "less that of x" in page
     assert "The runs&#x27; own pages" in page
@@ -129,9 +122,9 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     assert not out.exists()
     run_command(compare, *runs, "--out", out)
     manifest = read_manifest(out)
-    assert "b and a do not differ beyond noise" in manifest["headline"][0]
+    assert manifest["headline"][0].startswith("0 of ")
     assert manifest["kind"] == "compare"
-    assert {"report.html", "differences.csv", "maps.safetensors"} <= set(manifest["checksums"])
+    assert {"report.html", "differences.csv"} <= set(manifest["checksums"])
     assert [*tmp_path.glob(".out*")] == []
     capfd.readouterr()
     monkeypatch.setattr("nope_probe.experiments.compare.run.analyse", None)
@@ -179,40 +172,22 @@ def test_switches_remove_sources_in_both_runs_beside_each_other(tmp_path: Path) 
     with open_tab(page) as tab:
         layer = tab.evaluate("document.querySelector('#layers output').textContent")
         tables = [table[table["layer"] == int(layer[1:])].set_index("removed") for table in tables]
-        n_choices = int(tab.evaluate("String(document.querySelectorAll('.choice').length)"))
-        assert n_choices == 4
-        for choice in range(n_choices):
-            tab.evaluate(f"document.querySelectorAll('.choice')[{choice}].click()")
-            name = tab.evaluate("document.body.dataset.removed")
+        for removed, of_runs in (
+            ("intact", ("intact", "intact")),
+            ("mask", ("mask", "mask")),
+            ("mask+rope", ("mask+rope", "mask")),
+            ("rope", ("rope", "intact")),
+        ):
+            tab.evaluate(f"document.querySelector('[data-removed=\"{removed}\"].choice').click()")
             captions, heads, amplitudes = tab.evaluate(look)
             assert captions == heads == labels
-            without = {"mask+rope": "mask", "rope": "intact"}.get(name, name)  # of the NoPE twin
-            for table, row, shown in zip(tables, (name, without), amplitudes, strict=True):
-                amplitude = float(shown.split()[0].replace("−", "-"))
-                assert amplitude == pytest.approx(table.loc[row, "amplitude"], rel=6e-3, abs=5e-4)
+            for table, name, shown in zip(tables, of_runs, amplitudes, strict=True):
+                row = table.loc[name]
+                if shown == "within noise":
+                    assert row["amplitude_low"] <= 0
+                else:
+                    assert float(shown.split()[0]) == pytest.approx(row["amplitude"], rel=6e-3)
         assert tab.said == []
-
-
-def test_the_intact_models_of_models_with_other_components_are_compared(tmp_path: Path) -> None:
-    rows = {"layer": [0, 0], "removed": ["intact", "rope"], "locality": [0.5, 0.25]}
-    rows |= {"locality_low": [0.4, 0.2], "locality_high": [0.6, 0.3]}
-    rows |= {f"{name}{end}": [np.nan] * 2 for name in ("lead", "amplitude") for end in ("", "_low")}
-    for name, conditions, table in (
-        ("rope", ["intact", "rope"], pd.DataFrame(rows)),
-        ("nope", ["intact"], pd.DataFrame(rows).iloc[1:].assign(removed="intact")),
-    ):
-        folds = maps(0)
-        write_run(
-            tmp_path / name,
-            Run(
-                manifest={"model": {"name": name}, "conditions": conditions, "kind": "ablate"},
-                arrays={"maps": {"score/intact": folds.mean(0).numpy()}},
-                tables={"pattern": table, "sources": pd.DataFrame()},
-            ),
-        )
-    run_command(compare, tmp_path / "rope", tmp_path / "nope", "--out", tmp_path / "out")
-    result = read_run(tmp_path / "out").tables["differences"]
-    assert result[["item", "base_value", "value"]].to_numpy().tolist() == [["L0", 0.5, 0.25]]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +195,10 @@ def test_the_intact_models_of_models_with_other_components_are_compared(tmp_path
     [
         ({"folds": maps(1, n=17)}, "sequences of different lengths, 13 and 17"),
         ({"kind": "ablate"}, "are of different commands, scores and ablate"),
-        ({"kind": "reproduce"}, "is a page of reproduce, not an experiment"),
+        (
+            {"kind": "reproduce"},
+            "is of reproduce: runs of ablate, attention, behaviour, circuit, sc",
+        ),
         ({"skip_keys": 1}, "skip different numbers of keys, 0 and 1"),
     ],
 )
@@ -262,41 +240,38 @@ def test_a_model_that_begins_with_bos_is_compared_with_one_that_does_not(
         assert read_run(tmp_path / bos).manifest["skip_keys"] == 1
     run_command(compare, tmp_path / "always", tmp_path / "never", "--out", tmp_path / "out")
     differences = read_run(tmp_path / "out").tables["differences"]
-    assert {"lead", "amplitude"} <= {*differences["measure"]}
+    assert {"amplitude", "lead"} <= {*differences["measure"]}
 
 
 SIZES = ["--data", "random", "--seq-len", 11, "--n-seqs", 8, "--folds", 4, "--bos", "never"]
 LAYERED = [*SIZES, "--layers", 2]
-SAMPLES = ["--n-samples", 32, "--seq-len", 5, "--d-model", 8]
-# Of each command that writes runs, its flags, and how many maps two of its runs share.
-RUNS: dict[str, tuple[list[Any], int]] = {
-    "ablate": ([*LAYERED, "--remove", "sources"], 2),
-    "attention": (LAYERED, 0),
-    "behaviour": (["--measures", "loss", "in-context", "--seq-len", 20, "--n-seqs", 8], 0),
-    "circuit": (SIZES, 9),
-    "scores": (LAYERED, 2),
-    "simulate": (SAMPLES, 8),
-    "trace": ([*LAYERED, "--n-seqs", 10, "--folds", 5, "--confirm", 0], 0),
+RUNS: dict[str, list[Any]] = {  # flags of the commands whose runs are compared
+    "ablate": [*LAYERED, "--remove", "sources"],
+    "attention": LAYERED,
+    "behaviour": ["--measures", "loss", "in-context", "--seq-len", 20, "--n-seqs", 8],
+    "circuit": SIZES,
+    "scores": LAYERED,
+    "trace": [*LAYERED, "--n-seqs", 10, "--folds", 5, "--confirm", 0],
 }
-PAGES = ("compare", "reproduce")
+OTHERS = ("compare", "reproduce", "simulate")
 
 
 @pytest.fixture(scope="module")
 def pairs(
     tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Path]]:
-    """Two small runs of every command, of two models (or of two seeds)."""
+    """Two small runs of every command, of two models."""
     root = tmp_path_factory.mktemp("pairs")
     text = root / "text.jsonl"
     text.write_text("".join(f'{{"text": "{letter * 40}"}}\n' for letter in "abcdefghij"))
     folders = {name: [root / f"{name}-{i}" for i in range(2)] for name in RUNS}
-    for name, (flags, _) in RUNS.items():
+    for name, flags in RUNS.items():
         for i, model in enumerate(("llama", "smollm3")):
-            subject = ["--seed", i] if name == "simulate" else ["--model", tiny(model).folder]
+            subject = ["--model", tiny(model).folder]
             subject += ["--data", text] if name == "behaviour" else []
             module = import_module(f"nope_probe.{name}")
             run_command(module, *subject, *flags, "--out", folders[name][i])
-    for name in PAGES:
+    for name in OTHERS:
         folders[name] = [root / name] * 2
         write_run(root / name, Run(manifest={"kind": name}))
     return folders
@@ -304,7 +279,7 @@ def pairs(
 
 def test_every_command_that_writes_runs_is_compared() -> None:
     without = {"layers", "theory", "train"}  # print, draw a page, write a model
-    assert {*RUNS, *PAGES} == {*find_commands()} - without
+    assert {*RUNS, *OTHERS} == {*find_commands()} - without
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -315,7 +290,6 @@ def test_two_runs_of_any_command_are_compared(
     base, other = map(read_run, pairs[name])
     compared = read_run(tmp_path / "out")
     assert compared.manifest["compared"] == name
-    assert len(compared.maps) == RUNS[name][1]
     rows = compared.tables["differences"]
     assert len(rows) > 4
     change = rows["value"] - rows["base_value"]
@@ -336,9 +310,9 @@ def test_two_runs_of_any_command_are_compared(
 def test_two_runs_of_unlike_commands_are_refused(pairs: dict[str, list[Path]]) -> None:
     for (one, (first, _)), (other, (second, _)) in combinations(pairs.items(), 2):
         message = f"are of different commands, {one} and {other}"
-        for page in (other, one):
-            if page in PAGES:
-                message = f"is a page of {page}, not an experiment"
+        for command in (other, one):
+            if command in OTHERS:
+                message = f"is of {command}: runs of ablate"
         with pytest.raises(UserError, match=message):
             read_members([first, second])
 
@@ -346,26 +320,7 @@ def test_two_runs_of_unlike_commands_are_refused(pairs: dict[str, list[Path]]) -
 def test_runs_without_maps_are_compared_at_one_length(
     pairs: dict[str, list[Path]], tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    flags = [*RUNS["attention"][0], "--seq-len", 13, "--out", tmp_path / "longer"]
+    flags = [*RUNS["attention"], "--seq-len", 13, "--out", tmp_path / "longer"]
     run_command(attention, "--model", tiny("llama").folder, *flags)
     with pytest.raises(UserError, match="sequences of different lengths, 11 and 13"):
         read_members([pairs["attention"][0], tmp_path / "longer"])
-
-
-@pytest.mark.parametrize("skipped", [0, 1])
-def test_the_headline_tells_what_differs_at_the_first_key_alone(
-    skipped: int, tmp_path: Path
-) -> None:
-    folds = maps(0)
-    for name, lift in (("a", 0.0), ("b", 2.0)):
-        moved = folds.clone()
-        moved[:, :, 1:, 0] += lift
-        write(tmp_path / name, moved, model=name, skip_keys=skipped)
-    run_command(compare, tmp_path / "a", tmp_path / "b", "--out", tmp_path / "out")
-    compared = read_run(tmp_path / "out")
-    [sentence, _], rows = compared.manifest["headline"], compared.tables["differences"]
-    is_clear = (rows["difference_low"] > 0) | (rows["difference_high"] < 0)
-    assert "do not differ beyond noise" not in sentence
-    n = rows["difference_low"].notna().sum()
-    assert f"{is_clear.sum()} of {n} numbers differ" in sentence
-    assert is_clear[rows["measure"] == ("lead" if skipped else "amplitude")].any()

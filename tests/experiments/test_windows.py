@@ -39,7 +39,7 @@ def runs(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -
     run_command(ablate, *given["mistral"], "--layers", "all", "--out", str(out / "ablate"))
     for name, model in given.items():
         run_command(scores, *model, "--layers", "all", "--out", str(out / f"scores-{name}"))
-    removed = ["--measures", "pattern", "--remove", "mask", "window"]
+    removed = ["--measures", "position", "--remove", "mask", "window"]
     run_command(behaviour, *given["mistral"], *removed, "--out", str(out / "behaviour"))
     both = [str(out / f"scores-{name}") for name in given]
     run_command(compare, *both, "--out", str(out / "compare"))
@@ -121,6 +121,6 @@ def test_tables_have_measures_and_the_page_says_what_is_measured(runs: Path) -> 
     assert "at most 5 keys in L0, 5 keys in L1" in (runs / "ablate" / "report.html").read_text()
     weights = pd.read_csv(runs / "ablate" / "weights.csv")
     assert {*weights["removed"]} == {"w_q", "w_k", "w_o", "w_q+w_k", "w_o+w_v"}
-    bridge = pd.read_csv(runs / "behaviour" / "bridge.csv")
-    assert {*bridge["condition"]} == {"mask", "window"}
+    behaviour = pd.read_csv(runs / "behaviour" / "behaviour.csv")
+    assert {*behaviour["condition"]} == {"intact", "mask", "window"}
     assert (runs / "compare" / "report.html").exists()

@@ -88,25 +88,6 @@ def test_decodability_draws_untrained_models_where_there_are_any_and_each_name_o
     assert [list(each.y) for each in named(figure, "without QK circuit")] == [[2, 3]]
 
 
-def test_the_bridge_sums_the_pattern_over_layers() -> None:
-    rows = [
-        {
-            "condition": condition,
-            "layer": layer,
-            "pattern": lost,
-            **interval("loss", 4.0),
-            **interval("position", float(layer)),
-        }
-        for condition, losses in {"mask": (np.nan, 0.5, 0.25), "qk": (0.1, 0.2, 0.3)}.items()
-        for layer, lost in enumerate(losses)
-    ]
-    effects = {"loss": "loss, nats", "position": "positions"}
-    figure = figures.pattern_and_behaviour(pd.DataFrame(rows), effects)
-    loss, position = named(figure, "without causal mask")
-    assert (loss.x[0], loss.y[0]) == (0.75, 4.0)
-    assert (position.x[0], position.y[0]) == (0.75, 1.0)
-
-
 def test_every_head_is_a_dot_with_its_name() -> None:
     rows = [
         {"layer": layer, "head": head, "pattern": layer + 0.1, **interval("loss", head)}

@@ -8,8 +8,6 @@ from nope_probe.analyses.pattern import Measures
 from nope_probe.components import COMPONENTS, INK
 from nope_probe.figures.measures import (
     STAGE_MEASURES,
-    compared_measures,
-    compared_sources,
     controls,
     head_map,
     mask_effect,
@@ -127,25 +125,3 @@ def test_every_measure_has_a_title_and_every_component_a_colour() -> None:
     assert list(MEASURES) == list(Measures.__dataclass_fields__)
     assert len({measure.title for measure in MEASURES.values()}) == len(MEASURES)
     assert all(TABLE[name].colour != INK for name in COMPONENTS)
-
-
-def test_a_source_keeps_its_colour_in_a_comparison_and_the_marker_tells_the_run() -> None:
-    bounds = {"lost_low": 0.1, "lost_high": 0.9}
-    rows = [
-        {"layer": layer, "of": of, "source": source, "lost": 0.5, **bounds}
-        for layer in (0, 1)
-        for of in ("lead", "pattern")
-        for source in ("mask", "rope")
-    ]
-    table = pd.DataFrame(rows)
-    drawn = compared_sources({"one": table, "two": table[table["source"] == "mask"]}).data
-    names = [f"without {name}" for name in ("causal mask, one", "RoPE, one", "causal mask, two")]
-    assert [trace.name for trace in drawn] == names * 2, "of the first key and of the others"
-    colours = [TABLE[name].colour for name in ("mask", "rope", "mask")]
-    assert [trace.marker.color for trace in drawn] == colours * 2
-    assert [trace.marker.symbol for trace in drawn] == ["circle", "circle", "circle-open"] * 2
-    measures = compared_measures(
-        {"one": pattern_table(["intact"]), "two": pattern_table(["intact"])}
-    )
-    assert {trace.marker.color for trace in measures.data} == {INK}
-    assert {trace.marker.symbol for trace in measures.data} == {"circle", "circle-open"}

@@ -15,7 +15,6 @@ from nope_probe.analyses.contrasts import source_terms
 from nope_probe.components import INK
 from nope_probe.figures.attention import why_bars
 from nope_probe.figures.maps import sweep_maps, term_maps
-from nope_probe.figures.measures import compared_measures
 from nope_probe.figures.names import TABLE, symbol
 from nope_probe.figures.style import DIVERGING, ON_DARK, STOPS
 
@@ -108,18 +107,12 @@ def _why() -> go.Figure:
     return why_bars(pd.DataFrame({**rows, "side": "position", "term": "rotation"}), "why")
 
 
-def _compared() -> go.Figure:
-    rows = {"layer": [0, 1], "locality": 0.5, "locality_low": 0.4, "locality_high": 0.6}
-    return compared_measures({name: pd.DataFrame(rows) for name in MARKUP})
-
-
 @needs_chromium
 def test_tokens_and_names_are_drawn_as_they_are_spelled(tmp_path: Path) -> None:
     tokens = [f"{token} {key}" for key, token in enumerate(MARKUP)]
     terms = {name: np.zeros((1, 5, 5)) for name in MARKUP}
     drawn: list[tuple[go.Figure, Iterable[str]]] = [
         (_why(), tokens),
-        (_compared(), MARKUP),
         (term_maps(terms, title="t"), MARKUP),
         (sweep_maps(np.zeros((2, 5, 5)), [0.0, 0.2], name="<b>", title="t"), ["<b> = 0"]),
     ]

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
+from nope_probe.analyses.contrasts import ContrastGram, contrast_grams
 from nope_probe.errors import UserError
 from nope_probe.maps.estimates import cross_products, fold_weights
 from nope_probe.maps.fold_rows import PackedFolds
@@ -70,7 +69,9 @@ def test_a_row_is_its_lead_and_its_pattern_up_to_a_constant(
     n_cells = sum(max(0, min(query - skip, window - 1)) for query in queries.tolist())
     cells = (maps.flatten(1)[None] for maps in (expected, of_other))
     product = cross_products(*cells, WEIGHTS)[:, 0, 0] * expected[0].numel() / n_cells
-    torch.testing.assert_close(one.product(other).values, product, rtol=1e-12, atol=1e-12)
+    gram = ContrastGram.of({"one": one, "other": other})
+    result = gram.product({"one": 1.0}, {"other": 1.0}).values
+    torch.testing.assert_close(result, product, rtol=1e-12, atol=1e-12)
     leads = leads_by_row(x, queries, skip, window)
     if skip == 0:
         assert one.lead is None, "without a first key there is no lead"
@@ -89,17 +90,15 @@ def test_a_row_is_its_lead_and_its_pattern_up_to_a_constant(
 
 def test_the_lead_is_a_mean_over_its_queries_and_multiplies_between_folds() -> None:
     one, other = shared_patterns([layer(scores(seed), ROWS["all rows"], 1) for seed in (0, 1)])
-    assert one.lead is not None
-    assert other.lead is not None
+    gram = contrast_grams({"one": one, "other": other})["lead"]
     x, y = (
         torch.stack([*leads_by_row(scores(seed), ROWS["all rows"], 1).values()], 1)
         for seed in (0, 1)
     )
     pooled = (x.mean(1) * WEIGHTS).sum()
-    assert one.lead.means().values[0] == pytest.approx(float(pooled))
+    assert gram.size({"one": 1.0}).value == pytest.approx(float(pooled))
     product = cross_products(x[None], y[None], WEIGHTS)[:, 0, 0]
-    torch.testing.assert_close(one.lead.product(other.lead).values, product)
-    torch.testing.assert_close(one.lead.squares().values, one.lead.product(one.lead).values)
+    torch.testing.assert_close(gram.product({"one": 1.0}, {"other": 1.0}).values, product)
 
 
 @pytest.mark.parametrize("n", [7, 9])
@@ -117,12 +116,6 @@ def test_in_a_window_only_queries_that_see_the_first_key_have_a_lead() -> None:
     assert lead is not None
     assert lead.queries.tolist() == [*range(9, 17)]
     assert layer(scores(0, 9), ROWS["all rows"], 1).lead is None
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(0, 3))
-def test_the_square_is_the_product_of_a_pattern_with_itself(seed: int, skip: int) -> None:
-    pattern = layer(scores(seed), ROWS["chosen rows"], skip).pattern
-    torch.testing.assert_close(pattern.squares().values, pattern.product(pattern).values)
 
 
 @pytest.mark.parametrize("n_bytes", [1, 8 * FOLDS * N * 7, 1 << 20])

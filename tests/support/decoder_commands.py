@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
         "behaviour",
         {
             **TEXT,
-            "measures": ("loss", "pattern"),
+            "measures": ("loss", "position"),
             "layers": "all",
             "remove": ("sources", "weights"),
         },

@@ -1,4 +1,4 @@
-"""From losses, decodability and score maps to a run's tables, manifest and page."""
+"""From losses and decodability to a run's tables, manifest and page."""
 
 from __future__ import annotations
 
@@ -15,36 +15,29 @@ from nope_probe.analyses.behaviour import (
     in_context_gain,
     mean_interval,
     position_means,
-    rank_correlation,
     second_copy_loss,
     span_loss,
 )
-from nope_probe.analyses.jackknife import UNDEFINED, Interval
-from nope_probe.analyses.pattern_changes import pattern_lost, positional_part
+from nope_probe.analyses.jackknife import UNDEFINED
 from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
-from nope_probe.experiments.behaviour.plan import MeasuredBehaviour, Plan, head_name, map_key
+from nope_probe.experiments.behaviour.plan import MeasuredBehaviour, Plan, head_name
 from nope_probe.experiments.behaviour.sections import report
-from nope_probe.experiments.behaviour.settings import EFFECTS, QUANTITIES, Settings
+from nope_probe.experiments.behaviour.settings import QUANTITIES, Settings
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
-from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.folds import folds_of
-from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_record
 from nope_probe.runtime.session import Session
 
 BINS = 64
-ALL_LAYERS = "all"
 NO_COPY = "the intact model does not copy"
 ABOVE_UNIFORM = "above a uniform guess: only the difference says something"
 COLUMNS = ["measure", "condition", *interval_names("value", "difference"), "note"]
 POSITION_COLUMNS = ["condition", "position", *interval_names("loss")]
 DECODED = interval_names("distance", "null", "untrained", "difference")
-BRIDGE_COLUMNS = ["condition", "layer", *interval_names("pattern", *EFFECTS)]
 HEAD_COLUMNS = ["layer", "head", *interval_names("pattern", "loss", "copy")]
-CORRELATION_COLUMNS = ["over", "layer", "effect", "rho", "p", "n"]
 
 
 def analyse(session: Session[Settings], plan: Plan, measured: MeasuredBehaviour) -> Run:
@@ -91,19 +84,15 @@ def analyse(session: Session[Settings], plan: Plan, measured: MeasuredBehaviour)
 def tables_of(plan: Plan, measured: MeasuredBehaviour, skip: int) -> dict[str, pd.DataFrame]:
     """Return the run's tables by name; those of measures that were not taken have no rows."""
     rows = [row for name in QUANTITIES for row in _rows(plan, measured, name)]
-    behaviour = pd.DataFrame(rows, columns=COLUMNS)
-    decodability = decodability_table(plan, measured, skip)
-    bridge = bridge_table(plan, measured, behaviour, decodability, skip)
     tables = {
         "loss_by_position": position_table(plan, measured, "text"),
         "extrapolation": position_table(plan, measured, "long", bin_width(plan)),
-        "behaviour": behaviour,
-        "decodability": decodability,
-        "bridge": bridge,
+        "behaviour": pd.DataFrame(rows, columns=COLUMNS),
+        "decodability": decodability_table(plan, measured, skip),
     }
     if plan.heads:
         tables["heads"] = heads_table(plan, measured)
-    return tables | {"correlations": correlations_table(bridge, tables.get("heads"))}
+    return tables
 
 
 def _rows(plan: Plan, measured: MeasuredBehaviour, name: str) -> Iterator[Row]:
@@ -234,86 +223,6 @@ def decodability_table(plan: Plan, measured: MeasuredBehaviour, skip: int) -> pd
                 intervals["difference"] = mean_interval(changes[:, place, 0])
             rows.append(row | interval_columns(**intervals))
     return pd.DataFrame(rows, columns=["layer", "condition", *DECODED, "chance"])
-
-
-def bridge_table(
-    plan: Plan,
-    measured: MeasuredBehaviour,
-    behaviour: pd.DataFrame,
-    decodability: pd.DataFrame,
-    skip: int,
-) -> pd.DataFrame:
-    """Return per condition and layer the losses of pattern and behaviour.
-
-    `pattern` is in nats of p (see `pattern_lost`); `loss` and `copy` (of the second copy of a text
-    segment) in nats per token, the same in all rows of a condition; `position` is how much farther
-    from the true index the layer's decoded one is, in positions.
-
-    Args:
-        plan: the conditions.
-        measured: their score maps.
-        behaviour: the table of behaviour.
-        decodability: the table of decodability.
-        skip: how many first keys patterns leave out.
-    """
-    rows: list[Row] = []
-    for condition, ablation in plan.conditions.items() if measured.maps else ():
-        if condition == INTACT.name:
-            continue
-        for place, layer in enumerate(plan.layers):
-            lost = _pattern_lost(plan, measured, ablation, place, skip)
-            rows.append({"condition": condition, "layer": layer, **interval_columns(pattern=lost)})
-    bridge = pd.DataFrame(rows, columns=BRIDGE_COLUMNS[:5])
-    for effect, quantity in EFFECTS.items():
-        renamed = dict(zip(interval_names("difference"), interval_names(effect), strict=True))
-        table, keys = behaviour[behaviour["measure"] == quantity], ["condition"]
-        if effect == "position":
-            table, keys = decodability, ["condition", "layer"]
-        columns = table[[*keys, *renamed]].rename(columns=renamed)
-        bridge = bridge.merge(columns, on=keys, how="left")
-    return bridge
-
-
-def _pattern_lost(
-    plan: Plan, measured: MeasuredBehaviour, ablation: Ablation, place: int, skip: int
-) -> Interval:
-    """Return what a removal takes from the positional part of one layer, nats."""
-    whole = measured.maps[map_key(plan.conditions[INTACT.name])]
-    masked, parts = whole.folds[:, place].isnan(), []
-    for removed in (plan.conditions[INTACT.name], ablation):
-        scores = measured.maps[map_key(removed)].folds[:, place].masked_fill(masked, torch.nan)
-        content = measured.maps[map_key(plan.without_sources(removed))].folds[:, place]
-        layers = [
-            LayerMaps.of(x, whole.counts, whole.query_positions, whole.skip_keys)
-            for x in (scores, content)
-        ]
-        parts.append(positional_part(*shared_patterns(layers)))
-    return pattern_lost(*parts)
-
-
-def correlations_table(bridge: pd.DataFrame, heads: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return Spearman's rho of the positional pattern's and behaviour's losses.
-
-    Args:
-        bridge: the table of the bridge: over conditions, each layer's pattern has a row per effect,
-            and so has the sum over layers (`all`).
-        heads: the table of heads: over all heads, their own pattern and what is lost without W_Q.
-    """
-    groups: list[tuple[str, object, pd.DataFrame]] = [
-        ("conditions", layer, rows) for layer, rows in bridge.groupby("layer")
-    ]
-    if len(bridge):
-        conditions = bridge.groupby("condition", sort=False)
-        summed = conditions["pattern"].sum().to_frame().join(conditions[list(EFFECTS)].mean())
-        groups.append(("conditions", ALL_LAYERS, summed))
-    if heads is not None:
-        groups.append(("heads", ALL_LAYERS, heads))
-    rows = []
-    for over, layer, table in groups:
-        for effect in (name for name in EFFECTS if name in table):
-            correlation = rank_correlation(table["pattern"].tolist(), table[effect].tolist())
-            rows.append((over, layer, effect, correlation.rho, correlation.p, correlation.n))
-    return pd.DataFrame(rows, columns=CORRELATION_COLUMNS)
 
 
 def heads_table(plan: Plan, measured: MeasuredBehaviour) -> pd.DataFrame:

@@ -1,7 +1,7 @@
 """The plan of a run of `behaviour`, and what is measured in every condition of the plan.
 
 A plan has the conditions, the sequences and the skipped measures. Measured are the losses of all
-sequences, decodability and score maps.
+sequences and decodability.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from nope_probe.experiments.engine import irreplaceable, validate_first_sequence
 from nope_probe.hooks.layers.model import numbered_layers, positions_of
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.targets import components
-from nope_probe.maps.maps import ScoreMaps
 from nope_probe.runtime.session import Session
 
 MIN_DOCUMENTS = 8  # four to fit on and four held out
@@ -67,7 +66,7 @@ class Plan:
         conditions: the removals by name; the intact model first.
         heads: removals of the W_Q of a single head, by layer and head, if wanted.
         sources: the mask and the position encoding of the model.
-        layers: the numbers of the layers in which position and pattern are read.
+        layers: the numbers of the layers in which position is read.
         measures: the names of the measures.
         probes: the sequences by name.
         skipped: per measure that the model or the data cannot show, the reason.
@@ -100,18 +99,9 @@ class Plan:
         """The length of a segment that fits into a window twice, after BOS."""
         return (self.text.tokens.shape[1] - self.bos) // 2
 
-    def measured(self, measure: Measure) -> bool:
-        """Return whether a measure is asked for and can be shown."""
-        return measure in self.measures and measure not in self.skipped
-
     def removes_mask(self, name: str) -> bool:
         """Return whether a condition removes the mask, so that prefixes are bidirectional."""
         return "mask" in self.conditions[name].remove
-
-    def without_sources(self, ablation: Ablation) -> Ablation:
-        """Return an ablation that removes the model's sources too."""
-        removed = Condition.of({*ablation.remove, *self.sources})
-        return replace(ablation, remove=removed.ordered)
 
     def removes_sources_alone(self, name: str) -> bool:
         """Return whether a condition removes nothing but sources, or bands of RoPE."""
@@ -205,12 +195,12 @@ def make_probes(
             probes["long"] = long_windows(session, has)
         except UserError as error:
             skipped["extrapolation"] = str(error)
-    if "pattern" in settings.measures:
+    if settings.heads:
         layers = settings.layers_of(session.loaded.info)
         try:
             validate_first_sequence(session.loaded.model, data.inputs, layers)
         except UserError as error:
-            skipped["pattern"] = str(error)
+            skipped["heads"] = str(error)
     taken = [about for about in QUANTITIES.values() if about.measure in settings.measures]
     wanted = {"text", *(about.probe for about in taken)}
     return {name: probe for name, probe in probes.items() if name in wanted}, skipped
@@ -315,7 +305,6 @@ class MeasuredBehaviour:
         distances: per condition, of predicted and true index on held-out documents, in positions;
             the last axis is the fit on true and on shuffled targets.
         untrained: distances of the model with random weights, where only sources are removed.
-        maps: score maps by `map_key`: of each condition, and of each without the sources too.
         head_patterns: per layer, the RMS of each head's positional part p in the intact model,
             nats; empty if single heads are not wanted.
     """
@@ -323,19 +312,7 @@ class MeasuredBehaviour:
     losses: dict[tuple[str, str], Losses]
     distances: dict[str, Distances] = field(default_factory=dict)
     untrained: dict[str, Distances] = field(default_factory=dict)
-    maps: dict[str, ScoreMaps] = field(default_factory=dict)
     head_patterns: dict[int, list[Interval]] = field(default_factory=dict)
-
-
-def map_key(ablation: Ablation) -> str:
-    """Return the name of a condition's score maps, the same for equal removals.
-
-    Example:
-        >>> map_key(Ablation(remove=["mask", "rope"])), map_key(Ablation(remove=["w_q"]))
-        ('score/mask+rope', 'score/w_q:identity')
-    """
-    weights = f":{ablation.replacement}" if ablation.weights else ""
-    return f"score/{Condition(ablation.remove).name}{weights}"
 
 
 def head_name(layer: int, head: int) -> str:

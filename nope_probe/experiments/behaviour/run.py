@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -13,8 +12,8 @@ import pandas as pd
 import torch
 
 from nope_probe.analyses.behaviour import by_document, halves, index_targets, ridge
-from nope_probe.analyses.jackknife import Interval, rms
-from nope_probe.analyses.pattern_changes import positional_part
+from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.jackknife import Interval
 from nope_probe.experiments.behaviour.analyse import analyse
 from nope_probe.experiments.behaviour.plan import (
     Distances,
@@ -24,7 +23,6 @@ from nope_probe.experiments.behaviour.plan import (
     Probe,
     head_name,
     make_plan,
-    map_key,
 )
 from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.experiments.engine import Engine, position_keys
@@ -98,16 +96,12 @@ class _Runner:
         other_lengths = [name for name, length in lengths.items() if length != lengths["text"]]
         self.other_lengths = other_lengths if self.writing else []
         self.decoded: dict[str, list[str]] = {}
-        if plan.measured("position"):
+        if "position" in plan.measures:
             only_sources = [name for name in plan.conditions if plan.removes_sources_alone(name)]
             self.decoded = {"distances": list(plan.conditions), "untrained": only_sources}
-        self.maps: dict[str, Ablation] = {}
-        self.n_heads: dict[int, int] = {}
-        if plan.measured("pattern"):
-            removed = list(plan.conditions.values())
-            removed += [plan.without_sources(condition) for condition in removed]
-            self.maps = {map_key(ablation): ablation for ablation in removed}
-            self.n_heads = Counter(layer for layer, _ in plan.heads)
+        self.without_sources = Ablation(remove=plan.sources.ordered)
+        shown = () if "heads" in plan.skipped else plan.heads
+        self.layers = list(dict.fromkeys(layer for layer, _ in shown))
 
     def sizes(self) -> dict[str, int]:
         """Return how many sequences this process runs in each stream, by the stream's key."""
@@ -126,11 +120,9 @@ class _Runner:
             yield f"positions/{name}", self.plan.probes[name], intact
         for name, probe in self.scored:
             yield f"loss/{name}/{probe}", self.plan.probes[probe], self.conditions[name]
-        for key, ablation in self.maps.items():
-            yield key, text, ablation
-        for layer in self.n_heads:
+        for layer in self.layers:
             yield f"head/L{layer}/intact", text, intact
-            yield f"head/L{layer}/content", text, self.plan.without_sources(intact)
+            yield f"head/L{layer}/content", text, self.without_sources
         for weights, names in self.decoded.items():
             for name in names:
                 yield f"{weights}/{name}/fit", self.fit, self.conditions[name]
@@ -155,16 +147,12 @@ class _Runner:
         )
 
     def run(self) -> MeasuredBehaviour:
-        """Return the losses, decodability and score maps of all conditions."""
-        text = self.on(self.plan.text).calibrated("calibration", self.conditions.values())
-        self.engine = text
+        """Return the losses and decodability of all conditions, and the heads' patterns."""
+        text = self.on(self.plan.text)
+        self.engine = text.calibrated("calibration", self.conditions.values())
         return MeasuredBehaviour(
             losses={place: self.losses(*place) for place in self.scored},
-            maps={
-                key: text.scores(key, ablation, layers=self.plan.layers)
-                for key, ablation in self.maps.items()
-            },
-            head_patterns={layer: self.head_patterns(layer) for layer in self.n_heads},
+            head_patterns={layer: self.head_patterns(layer) for layer in self.layers},
             **{weights: self.decode(weights) for weights in self.decoded},
         )
 
@@ -188,14 +176,14 @@ class _Runner:
 
     def head_patterns(self, layer: int) -> list[Interval]:
         """Return the RMS of p of each head of a layer, whose maps are held one layer at a time."""
-        text, content = self.on(self.plan.text), self.plan.without_sources(Ablation())
+        text = self.on(self.plan.text)
         both = [
             text.scores(f"head/L{layer}/{name}", ablation, layers=[layer], per_head=True)
-            for name, ablation in (("intact", Ablation()), ("content", content))
+            for name, ablation in (("intact", Ablation()), ("content", self.without_sources))
         ]
         heads = zip(*(maps.by_layer[layer].heads for maps in both), strict=True)
-        parts = [positional_part(*shared_patterns(both)) for both in heads]
-        return [rms(part.product(part)) for part in parts]
+        grams = (ContrastGram.of(dict(enumerate(shared_patterns(both)))) for both in heads)
+        return [gram.size({0: 1.0, 1: -1.0}) for gram in grams]
 
     def decode(self, weights: str) -> dict[str, Distances]:
         """Return the distances of every condition, of the trained or of random weights."""
@@ -245,7 +233,7 @@ class BehaviourStudy(Run):
     """What a model can no longer do without its mask, position encoding or weights.
 
     Its `tables` are those of the run's CSV files: `behaviour`, `loss_by_position`, `extrapolation`,
-    `decodability`, `bridge`, `heads`, `correlations`.
+    `decodability`, `heads`.
     """
 
     kind = "behaviour"

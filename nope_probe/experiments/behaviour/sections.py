@@ -35,20 +35,15 @@ LEADING = {  # measures of the first table, the most telling first, and their na
 }
 SOURCES: tuple[str, ...] = ("mask", *POSITION_ENCODINGS)
 COLUMNS = 4  # of the first table, beside the conditions
-RISES = {
-    "loss": "rise of the suffix's loss, nats",
-    "copy": "rise of the second copy's loss, nats",
-    "position": "rise of the position error, positions",
-}
 
 
 def report(run: Run) -> Report:
     """Return a run's report.
 
     Args:
-        run: tables `behaviour`, `loss_by_position`, `extrapolation`, `decodability`, `bridge` and
-            `correlations`, where those of measures that were not taken are empty, and `heads` where
-            single heads were removed.
+        run: tables `behaviour`, `loss_by_position`, `extrapolation`, `decodability`,
+            where those of measures that were not taken are empty, and `heads` where single heads
+            were removed.
     """
     manifest, tables = run.manifest, run.tables
     name, behaviour = notes.model_name(manifest), tables["behaviour"]
@@ -160,8 +155,6 @@ def _details(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
             "removed mask is gone at all positions here.",
             table=decoded.drop(columns="chance"),
         )
-    if len(tables["bridge"]):
-        yield from _bridge(tables["bridge"], tables["correlations"])
     if "heads" in tables:
         yield Section(
             title="Heads: their pattern, and their use",
@@ -176,25 +169,6 @@ def _details(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
             title="What was not measured",
             caption="Measures that these sequences or this model do not allow.",
             table=skipped,
-        )
-
-
-def _bridge(bridge: pd.DataFrame, correlations: pd.DataFrame) -> Iterator[Section]:
-    """Yield the sections that compare what removals take from the pattern and from behaviour."""
-    effects = {name: title for name, title in RISES.items() if bridge[name].notna().any()}
-    yield Section(
-        title="Pattern and behaviour, removal by removal",
-        figure=partial(figures.pattern_and_behaviour, bridge, effects) if effects else None,
-        caption="To the right: what the removal takes from the positional part of the scores. "
-        "Up: what behaviour loses, if --measures asks for it. A removal may do one alone.",
-        table=bridge.dropna(axis="columns", how="all"),
-    )
-    if effects:
-        yield Section(
-            title="Rank correlations by layer",
-            caption="Spearman's rho, over conditions, of the pattern lost in each layer and the "
-            "rise of each loss. Few conditions, which overlap: a description, not a test.",
-            table=correlations,
         )
 
 

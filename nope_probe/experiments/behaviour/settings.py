@@ -32,9 +32,7 @@ from nope_probe.runtime.settings import (
 )
 
 _arg = tyro.conf.arg
-Measure = Literal[
-    "loss", "in-context", "copy", "order", "bos", "extrapolation", "position", "pattern"
-]
+Measure = Literal["loss", "in-context", "copy", "order", "bos", "extrapolation", "position"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 # How many tokens a window needs: a segment of 8 twice, two tenths of 2 tokens, ...
 SHORTEST: dict[Measure, int] = {
@@ -45,7 +43,6 @@ SHORTEST: dict[Measure, int] = {
     "bos": 8,
     "extrapolation": 8,
     "position": 8,
-    "pattern": 12,
 }
 EXTRAPOLATED = Bounds(16, 2**20)
 TIMES = 4  # the reach of extrapolation, in trained contexts
@@ -156,11 +153,6 @@ QUANTITIES: dict[str, Quantity] = {
 }
 
 
-# Losses of behaviour, by column of `bridge.csv`: the rows of `behaviour.csv` whose differences to
-# the intact model exist in all conditions.
-EFFECTS = {"loss": "loss_suffix", "copy": "copy_text_second", "position": "position"}
-
-
 def make_conditions(
     has: Sequence[Component],
     names: Sequence[str],
@@ -256,7 +248,7 @@ class Settings(RunSettings):
     layers: Annotated[
         int | Literal["all"],
         LAYERS,
-        _arg(help="In how many first layers to read position and pattern; all layers are run."),
+        _arg(help="In how many first layers to read position; all layers are run."),
     ] = "all"
     n_seqs: SeqsFlag = 128
     seq_len: SeqLenFlag = 128
@@ -326,14 +318,14 @@ class Settings(RunSettings):
         if "extrapolation" not in self.measures:
             unread = "without the measure extrapolation"
             reasons |= {"trained_len": unread, "max_len": unread}
-        if not (self.heads or {"position", "pattern"} & {*self.measures}):
-            unread = "without the measure position or pattern"
+        if not (self.heads or "position" in self.measures):
+            unread = "without the measure position or --heads"
             reasons |= {"layers": unread, "skip_keys": unread}
         return reasons
 
     @property
     def depth(self) -> None:
-        """The whole model is run, in however many layers position and pattern are read."""
+        """The whole model is run, in however many layers position is read."""
 
     @property
     def positions(self) -> int | None:

@@ -1,18 +1,14 @@
-"""The differences of runs to the first run: in their maps, and in every number that they share."""
+"""The differences of runs to the first run, in every number that they share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Int
 
 from nope_probe.analyses.attribution import conditions_of
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, standard_error
+from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern import Measures, measure_pattern
 from nope_probe.analyses.pattern_changes import (
     independent_difference,
@@ -22,13 +18,12 @@ from nope_probe.analyses.pattern_changes import (
 from nope_probe.components import SOURCES
 from nope_probe.conditions import INTACT, Condition
 from nope_probe.errors import UserError, closed_choices, kind_of
-from nope_probe.experiments.compare.members import Map, Member, StoredMap, share_sequences
+from nope_probe.experiments.compare.members import Member, share_sequences
 from nope_probe.experiments.explorer import PAGE_BYTES, explorer_of
 from nope_probe.experiments.tables import Row, interval_columns
 from nope_probe.figures.explorer import Explorer
-from nope_probe.figures.intervals import bound_columns, interval_text
+from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.words import MEASURES
-from nope_probe.maps.centred import row_centred
 from nope_probe.maps.layers import LayerMaps, shared_patterns, with_skip_keys
 from nope_probe.maps.maps import ScoreMaps
 
@@ -37,127 +32,13 @@ OF_OTHER = " of other"  # ends the columns of the second run
 COLUMNS = ["table", "item", "measure", "run", "value", "low", "high", "base_value"]
 COLUMNS += ["difference", "difference_low", "difference_high", "method"]
 # Numeric columns that name rows.
-LABELS = ("alpha", "seq_len", "layer", "head", "lag", "skip_keys", "step", "position")
+LABELS = ("layer", "head", "position")
 # Profiles hold hundreds of numbers, one per distance, which would hide all other numbers.
 OF_FIGURE_5 = "edge_contrast"  # of the paper's figure alone: softmax does not see it
 PROFILES = ("offsets", "head_offsets", "queries")
 # Tables in the order of the page; others follow.
 TABLE_ORDER = ("sources", "terms", "weights", "pattern", "stages", "layers")
 RESULTS = ("verdict",)  # words that are results, not names of rows
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """The difference of one map's pattern to the first run's.
-
-    Attributes:
-        values: the other pattern less the first, nats (inner products for a Gram map).
-        rms: its RMS, corrected for noise; bounds are NaN if the runs kept no fold maps.
-        noise: the typical standard error of a cell; NaN if it is not known.
-        paired: whether the difference was taken fold by fold.
-    """
-
-    values: Map
-    rms: Interval
-    noise: float
-    paired: bool
-
-    @property
-    def is_significant(self) -> bool | None:
-        """Whether the difference exceeds the noise; None if the noise is not known."""
-        return None if np.isnan(self.rms.low) else self.rms.low > 0
-
-    def __str__(self) -> str:
-        if self.is_significant is None:
-            return f"{self.rms.value:.3g}"
-        interval = interval_text((self.rms.value, self.rms.low, self.rms.high), ".3g")
-        return interval if self.is_significant else "no difference beyond noise"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """One map in all runs.
-
-    Attributes:
-        name: its name, such as `L2` or `(f)`.
-        patterns: for each run, the map less each row's mean over the kept keys.
-        differences: for each run but the first, the difference to the first.
-        query_positions: the queries of the rows; None if all queries have rows.
-    """
-
-    name: str
-    patterns: dict[str, Map]
-    differences: dict[str, Difference]
-    query_positions: Int[np.ndarray, " row"] | None = None
-
-
-def shared_maps(members: Sequence[Member]) -> list[str]:
-    """Return the names of the maps that all runs have."""
-    return [name for name in members[0].maps if all(name in member.maps for member in members)]
-
-
-def compare_maps(members: Sequence[Member]) -> list[Compared]:
-    """Return the maps that all runs have, with their differences.
-
-    Maps are compared on the cells that all runs see, because a sliding window may hide some cells
-    in some runs.
-
-    Raises:
-        UserError: if some runs have maps, but no map is common to all.
-    """
-    base, names = members[0], shared_maps(members)
-    if not names and any(member.maps for member in members):
-        raise UserError("the runs have no maps in common")
-    compared = []
-    for name in names:
-        maps = [torch.from_numpy(member.maps[name].mean).double() for member in members]
-        hidden = torch.stack(maps).isnan().any(0)
-        patterns = {}
-        for member, values in zip(members, maps, strict=True):
-            seen = values.masked_fill(hidden, torch.nan)
-            pattern = row_centred(seen, base.skip_keys, base.query_positions)
-            patterns[member.label] = pattern.numpy()
-        differences = {
-            other.label: _difference(
-                name, base, other, patterns[other.label] - patterns[base.label]
-            )
-            for other in members[1:]
-        }
-        compared.append(
-            Compared(
-                name=name,
-                patterns=patterns,
-                differences=differences,
-                query_positions=base.run.query_positions,
-            )
-        )
-    return compared
-
-
-def _difference(name: str, base: Member, other: Member, values: Map) -> Difference:
-    x, y = other.folds(name), base.folds(name)
-    if x is None or y is None:
-        rms, noise = _without_folds(base.maps[name], other.maps[name], values)
-        return Difference(values=values, rms=rms, noise=noise, paired=False)
-    paired = share_sequences([base, other])
-    one, two = shared_patterns([x, y])
-    rms = pattern_difference(one, two, paired=paired)
-    noisy = [(maps.folds.maps, maps.weights) for maps in (x, y)]
-    if paired:
-        noisy = [(x.folds.maps - y.folds.maps, x.weights)]
-    squares = [float(standard_error(*folds).square().nanmean()) for folds in noisy]
-    noise = float(np.sqrt(sum(squares)))
-    return Difference(values=values, rms=rms, noise=noise, paired=paired)
-
-
-def _without_folds(base: StoredMap, other: StoredMap, values: Map) -> tuple[Interval, float]:
-    """Return the RMS of a difference less its noise, from the standard errors of single cells."""
-    square, noise = float(np.nanmean(values**2)), float("nan")
-    if base.errors is not None and other.errors is not None:
-        noise = float(np.sqrt(np.nanmean(base.errors**2) + np.nanmean(other.errors**2)))
-        square -= noise**2
-    rms = float(np.sign(square) * abs(square) ** 0.5)
-    return Interval(value=rms, low=float("nan"), high=float("nan")), noise
 
 
 @closed_choices("skip_keys")
@@ -240,13 +121,15 @@ def explorer_of_runs(members: Sequence[Member]) -> Explorer | None:
     sources = [source for source in SOURCES if any(source in names for names in have)]
     if not sources:
         return None
-    names, conditions = shared_maps(members), conditions_of(sources)
+    base, *others = members
+    layers = [layer for layer in base.layers if all(layer in other.layers for other in others)]
+    conditions = conditions_of(sources)
     panels: dict[Condition, list[list[LayerMaps]]] = {}
     for condition in conditions:
-        panels[condition] = [[] for _ in names]
+        panels[condition] = [[] for _ in layers]
         for member, own in zip(members, have, strict=True):
-            for of_layer, name in zip(panels[condition], names, strict=True):
-                maps = member.folds(name, Condition(condition & {*own}).name)
+            for of_layer, layer in zip(panels[condition], layers, strict=True):
+                maps = member.folds(f"L{layer}", Condition(condition & {*own}).name)
                 if maps is None:
                     return None
                 of_layer.append(maps)
@@ -254,7 +137,7 @@ def explorer_of_runs(members: Sequence[Member]) -> Explorer | None:
         panels,
         sources,
         conditions,
-        layers=[int(name[1:]) for name in names],
+        layers=layers,
         title="Remove a source, and see what each run loses",
         note="Maps and numbers are the runs'. A source is removed in every run that has it. Each "
         "run has colour scales of its own. Brackets: 95% intervals.",

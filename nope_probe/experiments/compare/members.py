@@ -4,44 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from safetensors import safe_open
-from torch import Tensor
 
 from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
+from nope_probe.figures.words import listed
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import MapRows
 from nope_probe.runtime.folder import Run, read_run
 from nope_probe.runtime.places import checkpoint_dir
 
-NOT_COMPARED = ("reproduce", "compare")
-UNITS = {"circuit": "inner product"}  # units of a command's maps, if not nats
-Map: TypeAlias = Float[np.ndarray, "row key_pos"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredMap:
-    """A map of a run.
-
-    Attributes:
-        mean: the mean over all sequences, nats (inner products for a Gram map).
-        errors: the standard errors of its cells; None if the run did not keep them.
-        key: the name of its fold means in the run.
-        place: its layer's place in these fold means; None if they belong to a single map.
-    """
-
-    mean: Map
-    errors: Map | None
-    key: str
-    place: int | None = None
+COMPARED = ("ablate", "attention", "behaviour", "circuit", "scores", "trace")
+LENGTHS = ("score/intact", "score", "gram/a")  # maps of `ablate`, `scores` and `circuit`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +47,7 @@ class Member:
     @property
     def kind(self) -> str:
         """The command that wrote the run."""
-        return str(self.manifest.get("kind", "an older version"))
+        return str(self.manifest["kind"])
 
     @property
     def skip_keys(self) -> int:
@@ -75,70 +56,49 @@ class Member:
 
     @property
     def sequences(self) -> tuple[str, int | None, list[int] | None]:
-        """The checksum of its sequences (empty for a simulation), and their folds."""
+        """The checksum of its sequences, and their folds."""
         checksum = str(self.manifest.get("data", {}).get("sha256", ""))
         return checksum, self.manifest.get("settings", {}).get("folds"), self.fold_sizes
 
     @property
-    def lengths(self) -> list[int]:
-        """The lengths of its sequences, in tokens: those of its maps, or of its settings."""
-        of_maps = {stored.mean.shape[-1] for stored in self.maps.values()}
-        return sorted(of_maps or {self.manifest["settings"]["seq_len"]})
+    def seq_len(self) -> int:
+        """The length of its sequences, in tokens: that of its maps, or of its settings."""
+        maps = self.run.arrays.get("maps", {})
+        for key in LENGTHS:
+            if key in maps:
+                return int(maps[key].shape[-1])
+        return int(self.manifest["settings"]["seq_len"])
+
+    @property
+    def layers(self) -> list[int]:
+        """The numbers of the layers whose score maps it has."""
+        return [*self.manifest["layers"]]
 
     @property
     def fold_sizes(self) -> list[int] | None:
         """The number of sequences in each fold; None if it is not recorded."""
         return self.manifest.get("fold_sizes")
 
-    @cached_property
-    def maps(self) -> dict[str, StoredMap]:
-        """The score or Gram maps by name: `L0`, `(a)`, `alpha=0, L0`."""
-        held = self.run.arrays.get("maps", {})
-        if self.kind == "circuit":
-            return {
-                f"({key[-1]})": StoredMap(mean=held[key], errors=held.get(f"se/{key[-1]}"), key=key)
-                for key in sorted(held)
-                if key.startswith("gram/")
-            }
-        keys = {"": f"score/{INTACT.name}" if self.kind == "ablate" else "score"}
-        if self.kind == "simulate":
-            scores = [key for key in held if key.startswith("score/")]
-            keys = {f"{key.removeprefix('score/')}, ": key for key in scores}
-        maps = {}
-        for about, key in keys.items():
-            errors, means = held.get(key.replace("score", "se", 1)), held.get(key)
-            if means is None:  # of another command, which keeps no score maps
-                continue
-            layers = self.manifest.get("layers", range(len(means)))
-            for place, (layer, mean) in enumerate(zip(layers, means, strict=True)):
-                error = None if errors is None else errors[place]
-                stored = StoredMap(mean=mean, errors=error, key=key, place=place)
-                maps[f"{about}L{layer}"] = stored
-        return maps
-
-    @property
-    def query_positions(self) -> Int[Tensor, " row"] | None:
-        """The queries of the maps' rows; None if all queries have rows."""
-        queries = self.run.query_positions
-        return None if queries is None else torch.from_numpy(queries)
-
-    def folds(self, name: str, removed: str = INTACT.name) -> LayerMaps | None:
+    def folds(self, item: str, removed: str = INTACT.name) -> LayerMaps | None:
         """Return the fold means of a map; None if the run did not keep them.
 
         Args:
-            name: the map, as in `maps`.
+            item: a layer such as `L2`, or a circuit's stage such as `(f)`.
             removed: in runs of `ablate`, the condition; `intact` for the intact model.
         """
-        path, stored = self.folder / "folds.safetensors", self.maps[name]
+        path = self.folder / "folds.safetensors"
         if path.name not in self.manifest.get("checksums", {}):
             return None
-        key = stored.key if removed == INTACT.name else f"score/{removed}"
+        of_kind = {"ablate": f"score/{removed}", "circuit": f"gram/{item[1]}"}
+        key = of_kind.get(self.kind, "score")
         with safe_open(path, "numpy") as file:
             if key not in file.keys():  # noqa: SIM118
                 return None
             cells = file.get_slice(key)
-            cells = cells[:] if stored.place is None else cells[:, stored.place]
-        queries, sizes = self.query_positions, self.fold_sizes
+            is_stage = self.kind == "circuit"
+            cells = cells[:] if is_stage else cells[:, self.layers.index(int(item[1:]))]
+        kept, sizes = self.run.query_positions, self.fold_sizes
+        queries = None if kept is None else torch.from_numpy(kept)
         counts = None if sizes is None else torch.tensor(sizes)
         packed = torch.from_numpy(cells)
         folds = MapRows.of_cells(packed.shape[1], queries).unpack(packed)
@@ -193,8 +153,10 @@ def _labels(folders: Sequence[Path], runs: Sequence[Run]) -> list[str]:
 
 def _validate(base: Member, other: Member) -> None:
     pair = f"{base.folder} and {other.folder}"
-    if other.kind in NOT_COMPARED:
-        raise UserError(f"{other.folder} is a page of {other.kind}, not an experiment")
+    if other.kind not in COMPARED:
+        raise UserError(
+            f"{other.folder} is of {other.kind}: runs of {listed(COMPARED)} can be compared"
+        )
     if other.kind != base.kind:
         raise UserError(f"{pair} are of different commands, {base.kind} and {other.kind}")
     if other.skip_keys != base.skip_keys:
@@ -202,10 +164,9 @@ def _validate(base: Member, other: Member) -> None:
             f"{pair} skip different numbers of keys, {base.skip_keys} and {other.skip_keys}; "
             "run one again with the --skip-keys of the other"
         )
-    if base.lengths != other.lengths:
-        lengths = (base.lengths, other.lengths)
-        said = " and ".join(", ".join(map(str, some)) for some in lengths)
-        raise UserError(f"{pair} have sequences of different lengths, {said}")
+    if base.seq_len != other.seq_len:
+        lengths = f"{base.seq_len} and {other.seq_len}"
+        raise UserError(f"{pair} have sequences of different lengths, {lengths}")
     if not np.array_equal(_rows(base), _rows(other)):
         raise UserError(f"{pair} have maps of different rows; run one again with --query-rows")
     if other.kind == "circuit" and other.manifest["layer"] != base.manifest["layer"]:
@@ -222,4 +183,4 @@ def _rows(member: Member) -> Int[np.ndarray, " row"]:
 def share_sequences(members: Sequence[Member]) -> bool:
     """Return whether all runs had the same sequences, dealt to the same number of folds."""
     first = members[0].sequences
-    return bool(first[0]) and all(member.sequences == first for member in members)
+    return all(member.sequences == first for member in members)

@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.compare.analyse import (
-    compare_maps,
-    differences_table,
-    explorer_of_runs,
-)
+from nope_probe.experiments.compare.analyse import differences_table, explorer_of_runs
 from nope_probe.experiments.compare.members import Member, read_members, share_sequences
 from nope_probe.experiments.compare.sections import headline, report
 from nope_probe.experiments.compare.settings import Settings
@@ -74,8 +70,10 @@ def run_members(settings: Settings, members: Sequence[Member]) -> Path:
 
 
 def analyse(session: Session[Compared], members: Sequence[Member]) -> Run:
-    """Compare the runs' maps and tables, and return the run."""
-    maps, table = compare_maps(members), differences_table(members)
+    """Compare the runs' tables, and return the run."""
+    table = differences_table(members)
+    if table.empty:
+        raise UserError("the runs have no numbers in common")
     manifest = {
         "command": command_line(),
         "kind": "compare",
@@ -84,22 +82,17 @@ def analyse(session: Session[Compared], members: Sequence[Member]) -> Run:
         "labels": [member.label for member in members],
         "folders": [str(member.folder) for member in members],
         "same_sequences": share_sequences(members),
-        "headline": headline(members, maps, table),
+        "headline": headline(members, table),
         "versions": versions(),
         **session.timing(),
     }
-    differences = {
-        f"difference/{label}/{compared.name}": difference.values.astype("float32")
-        for compared in maps
-        for label, difference in compared.differences.items()
-    }
-    run = Run(manifest=manifest, arrays={"maps": differences}, tables={"differences": table})
+    run = Run(manifest=manifest, tables={"differences": table})
     shown = report(run, session.folder, members, explorer_of_runs(members))
     return replace(run, page=shown.html(manifest))
 
 
-def run_and_show(settings: Settings, image: Path | None, verbose: bool) -> None:
-    """Compare the runs, print what differs, and draw the first figure into an image file."""
+def run_and_show(settings: Settings, verbose: bool) -> None:
+    """Compare the runs, and print what differs."""
     members = read_members(settings.runs, settings.labels)
     folder = run_members(settings, members)
-    show(partial(report, folder=folder, members=members), folder, image, verbose)
+    show(partial(report, folder=folder, members=members), folder, verbose=verbose)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from nope_probe.conditions import INTACT
-from nope_probe.experiments.compare.analyse import PAIRED, Compared
+from nope_probe.experiments.compare.analyse import PAIRED
 from nope_probe.experiments.compare.members import Member, share_sequences
 from nope_probe.experiments.losses import LayerLosses
 from nope_probe.experiments.sections import MOST_ROWS, Report, fold_sizes_of, strongest
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import excludes_zero, interval_of, interval_text
-from nope_probe.figures.measures import compared_measures, compared_sources
-from nope_probe.figures.words import listed
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Link, Listing, Section, explorer_section
 from nope_probe.runtime.folder import Run
@@ -26,7 +22,6 @@ from nope_probe.runtime.folder import Run
 OF_SIDES = "Percent of position's part, in the layer of each run with the strongest pattern."
 LESS = "A difference is a run's number less that of {base}."
 METHODS = {
-    "simulations": "Differences of simulations are unpaired.",
     "others": "The runs had different sequences, so differences are unpaired.",
     "foldless": "The runs had the same sequences but kept no fold maps, so differences are "
     "unpaired.",
@@ -66,36 +61,26 @@ def report(
         sections=[
             *explorer_section(explorer),
             _runs(members, folder),
-            *_measure_sections(members, table),
+            *_tables(table),
         ],
         how_to_read=[*notes.how_to_read("compare"), *method, less],
     )
 
 
-def headline(members: Sequence[Member], maps: Sequence[Compared], table: pd.DataFrame) -> list[str]:
+def headline(members: Sequence[Member], table: pd.DataFrame) -> list[str]:
     """Return the result in two sentences, and how differences were taken."""
-    base, *others = members
     losses = {member.label: _losses(member) for member in members}
-    differences = [d for compared in maps for d in compared.differences.values()]
-    n = int(excludes_zero(table, "difference").sum())
-    if len(table) and not n and maps and all(d.is_significant is False for d in differences):
-        labels = f"{listed([other.label for other in others])} and {base.label}"
-        sentences = [f"The patterns of {labels} do not differ beyond noise."]
-    elif all(losses.values()):
+    sentences = []
+    if all(losses.values()):
         sentences = [f"{label}: {of.sources_sentence()}" for label, of in losses.items() if of]
-    else:
-        sentences = []
-    known = table["difference_low"].notna().sum()
+    n, known = excludes_zero(table, "difference").sum(), table["difference_low"].notna().sum()
     sentences.append(
         f"{n} of {known} numbers differ beyond their 95% interval; by chance 1 in 20 would."
     )
-    if members[0].kind == "simulate":
-        method = "simulations"
-    elif not share_sequences(members):
+    if not share_sequences(members):
         method = "others"
     else:
-        paired = any(d.paired for d in differences) or (table["method"] == PAIRED).any()
-        method = "paired" if paired else "foldless"
+        method = "paired" if (table["method"] == PAIRED).any() else "foldless"
     return [" ".join(sentences), METHODS[method]]
 
 
@@ -103,8 +88,9 @@ def _losses(member: Member) -> LayerLosses | None:
     """Return what the strongest layer of a run of `ablate` loses; None without a pattern."""
     if member.kind != "ablate":
         return None
-    rows = member.tables["pattern"].query("removed == @INTACT.name")
-    row = strongest(rows, fold_sizes_of(member.manifest))
+    pattern = member.tables["pattern"]
+    intact = pattern[pattern["removed"] == INTACT.name]
+    row = strongest(intact, fold_sizes_of(member.manifest))
     if row is None:
         return None
     return LayerLosses.of(member.tables, member.manifest, int(row["layer"]))
@@ -141,32 +127,13 @@ def _brief(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _measure_sections(members: Sequence[Member], table: pd.DataFrame) -> Iterator[Section]:
-    for name, rows in table.groupby("table", sort=False):
+def _tables(differences: pd.DataFrame) -> Iterator[Section]:
+    for name, rows in differences.groupby("table", sort=False):
         yield Section(
             title=TOPICS.get(str(name), str(name).replace("_", " ").capitalize()),
             caption="",
-            figure=partial(FIGURES[str(name)], members) if name in FIGURES else None,
             table=rows.drop(columns="table"),
         )
-
-
-def _pattern_measures(members: Sequence[Member]) -> go.Figure:
-    """Draw the measures of the intact models' patterns, layer by layer."""
-    runs = {}
-    for member in members:
-        rows = member.tables["pattern"]
-        is_intact = rows["removed"] == INTACT.name if "removed" in rows else rows["layer"] >= 0
-        runs[member.label] = rows[is_intact]
-    return compared_measures(runs)
-
-
-def _source_losses(members: Sequence[Member]) -> go.Figure:
-    """Draw what the runs lose without each source, layer by layer."""
-    return compared_sources({member.label: member.tables["sources"] for member in members})
-
-
-FIGURES = {"pattern": _pattern_measures, "sources": _source_losses}  # by the table beside them
 
 
 def _runs(members: Sequence[Member], folder: Path) -> Section:

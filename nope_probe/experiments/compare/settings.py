@@ -17,9 +17,8 @@ _arg = tyro.conf.arg
 class Settings(SessionSettings):
     """Compare finished runs of one command with the first run.
 
-    Draws their positional patterns on one scale, and their differences with intervals, paired if
-    the runs had the same sequences. Puts their tables side by side, on one page and in
-    differences.csv.
+    Puts their tables side by side, on one page and in differences.csv: differences with intervals,
+    paired if the runs had the same sequences. Runs of `ablate` are shown without each source.
     """
 
     runs: Annotated[

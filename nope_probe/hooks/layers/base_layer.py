@@ -136,11 +136,6 @@ class Layer(ABC):
 
     @property
     @abstractmethod
-    def has_qk_norm(self) -> bool:
-        """Whether norms stand between W_Q, W_K and the scores."""
-
-    @property
-    @abstractmethod
     def soft_cap(self) -> float | None:
         """C of c * tanh(score / c), or None (Gemma-2 has one)."""
 
@@ -178,7 +173,3 @@ class Layer(ABC):
 
         W_Q, W_K, W_V come as [head, d_model, d_head], W_O as [head, d_head, d_model].
         """
-
-    @abstractmethod
-    def bias_per_head(self, name: Projection) -> Float[Tensor, "head d_head"] | None:
-        """Return a view of the bias of W_Q, W_K or W_V, if it has one."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Hashable, Iterator
 from copy import copy
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from einops import einsum, rearrange
@@ -51,10 +51,6 @@ class HookedLayer(Layer):
         if name in ("w_q", "w_k") and self.adds_positions:
             return "positions are added to its input behind the norm (as in Shortformer)"
         return None
-
-    @property
-    def has_qk_norm(self) -> bool:
-        return bool(self.cfg.use_qk_norm)
 
     @property
     def soft_cap(self) -> float | None:
@@ -187,17 +183,11 @@ class HookedLayer(Layer):
         yield first(self.point(self.norm_point(norm)), divide)
 
     def weight(self, name: Projection) -> nn.Parameter:
-        return self._parameter("W", name)
+        grouped = self.cfg.n_key_value_heads is not None and name in ("w_k", "w_v")
+        return getattr(self.attn, f"{'_' if grouped else ''}W_{name[-1].upper()}")
 
     def weight_per_head(self, name: Projection) -> Float[Tensor, "head rows cols"]:
         return self.weight(name).detach()
-
-    def bias_per_head(self, name: Projection) -> Float[Tensor, "head d_head"]:
-        return self._parameter("b", name).detach()
-
-    def _parameter(self, letter: Literal["W", "b"], name: Projection) -> nn.Parameter:
-        grouped = self.cfg.n_key_value_heads is not None and name in ("w_k", "w_v")
-        return getattr(self.attn, f"{'_' if grouped else ''}{letter}_{name[-1].upper()}")
 
 
 # The classes of attention whose forward pass fixes the number of key and value heads.
@@ -233,10 +223,6 @@ class BridgeLayer(Layer):
     def uses_interface(self) -> bool:
         """Whether transformers looks up this block's attention function by name."""
         return hasattr(sys.modules[type(self.hf_attn).__module__], "ALL_ATTENTION_FUNCTIONS")
-
-    @property
-    def has_qk_norm(self) -> bool:
-        return bool(getattr(self.cfg, "use_qk_norm", False)) or self.has("attn.q_norm.hook_out")
 
     @property
     def soft_cap(self) -> float | None:
@@ -368,10 +354,6 @@ class BridgeLayer(Layer):
         if name == "w_o":
             return rearrange(weight, "m (head h) -> head h m", head=self.n_heads)
         return rearrange(weight, "(head h) m -> head m h", h=self.d_head)
-
-    def bias_per_head(self, name: Projection) -> Float[Tensor, "head d_head"] | None:
-        bias = self._linear(name).bias
-        return None if bias is None else bias.detach().view(-1, self.d_head)
 
     def _linear(self, name: Projection) -> Any:
         return getattr(self.attn, name[-1]).original_component
