@@ -230,9 +230,12 @@ def measure_note(name: str) -> str:
     """Return the name and meaning of a measure of the pattern.
 
     Example:
-        >>> measure_note("amplitude")
-        'Amplitude (nats): the strength of the pattern among the other keys: its RMS, corrected for noise.'
+        >>> measure_note("lead")
+        'Lead of the first key (nats): ...'
     """
     measure = words.MEASURES[name]
     unit = f" ({measure.unit})" if measure.unit else ""
-    return f"{measure.label.capitalize()}{unit}: {measure.caption[0].lower()}{measure.caption[1:]}"
+    caption = measure.caption
+    if not caption[:2].isupper():  # RMS stays
+        caption = caption[0].lower() + caption[1:]
+    return f"{measure.label.capitalize()}{unit}: {caption}"

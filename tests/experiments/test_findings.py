@@ -1,4 +1,4 @@
-"""What tables say in words: who makes a pattern, and what becomes of it, clear cases and noise."""
+"""What tables say in words, clear cases and noise."""
 
 import numpy as np
 import pandas as pd
@@ -7,11 +7,9 @@ import pytest
 from nope_probe.experiments.behaviour import sections as behaviour
 from nope_probe.experiments.circuit.sections import inversion
 from nope_probe.experiments.sections import (
-    makers,
     noisy_layers,
     preferred_keys,
     rows_by_name,
-    together,
 )
 from nope_probe.experiments.simulation import sections as simulation
 
@@ -31,27 +29,6 @@ def shares(*given: tuple[int, str, Estimate]) -> pd.DataFrame:
     return pd.DataFrame(
         {"layer": layer, "term": term, **cells("share", numbers)} for layer, term, numbers in given
     )
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"mask": CLEAR, "content": SMALL}, "the causal mask"),
-        ({"mask": SMALL, "mask_x_rope": CLEAR}, "mask and RoPE together"),
-        # No term is surely most: all with more than a quarter make the pattern.
-        ({"mask": (0.6, 0.4, 0.8), "rope": (0.4, 0.2, 0.6)}, "mask and RoPE together"),
-        (
-            {"mask": (0.59, 0.5, 0.7), "mask_x_rope": (0.54, 0.4, 0.6), "rope": (-0.13, -0.2, 0)},
-            "mask and RoPE together",
-        ),
-        ({"mask": (0.4, 0.1, 0.7), "content": (0.5, 0.2, 0.8)}, "mask and content together"),
-    ],
-)
-def test_the_makers_of_a_pattern_are_its_main_term_or_all_large_ones(
-    given: dict[str, Estimate], words: str
-) -> None:
-    rows = shares(*((1, term, estimate) for term, estimate in given.items()))
-    assert together(makers(rows, "share")) == words
 
 
 def test_items_within_noise_are_listed_by_layer() -> None:
