@@ -28,7 +28,7 @@ from nope_probe.analyses.reader import Side
 from nope_probe.analyses.splits import BandPattern, MeanCovariance
 from nope_probe.components import WEIGHTS as PROJECTIONS
 from nope_probe.components import are_sources
-from nope_probe.conditions import Condition
+from nope_probe.conditions import INTACT, Condition
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
@@ -117,39 +117,69 @@ def text_attention_table(
     return pd.DataFrame(rows).reindex(columns=columns)
 
 
-def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
+def sources_table(
+    layers: Sequence[LayerAttribution], labels: Sequence[str] = ("layer",)
+) -> pd.DataFrame:
     """Return the table of sources: layer, of, source, and what is lost without it, with bounds.
 
     `of` is `lead` or `pattern`; losses are fractions of position's part. A band of RoPE that was
     removed is a source here.
+
+    Args:
+        layers: the attributions of layers, or of heads.
+        labels: the columns that tell them apart; of heads `layer` and `head`.
     """
     rows = [
-        {"layer": layer.layer, "of": question, "source": name, **columns_of(loss, ("lost",))}
+        {
+            **{label: getattr(layer, label) for label in labels},
+            **{"of": question, "source": name, **columns_of(loss, ("lost",))},
+        }
         for layer in layers
         for question, attribution in layer.by_question.items()
         for name, loss in attribution.losses.items()
         if "+" not in name and are_sources([name])
     ]
-    return pd.DataFrame(rows, columns=["layer", "of", "source", *interval_names("lost")])
+    return pd.DataFrame(rows, columns=[*labels, "of", "source", *interval_names("lost")])
 
 
-def terms_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
+def terms_table(
+    layers: Sequence[LayerAttribution], labels: Sequence[str] = ("layer",)
+) -> pd.DataFrame:
     """Return the table of terms: layer, of, term, share of position's part, and size in nats.
 
     The shares of the sources' terms add up to 1. `without_sources` is what is left without any
     source: it has a size, and no share.
+
+    Args:
+        layers: as of `sources_table`.
+        labels: as of `sources_table`.
     """
     rows = []
     for layer in layers:
         for question, attribution in layer.by_question.items():
-            labels = {"layer": layer.layer, "of": question}
+            named = {**{label: getattr(layer, label) for label in labels}, "of": question}
             rows += [
-                {**labels, "term": name, **columns_of(term, TERM)}
+                {**named, "term": name, **columns_of(term, TERM)}
                 for name, term in attribution.terms.items()
             ]
             left = interval_columns(share=UNDEFINED, size=attribution.without_sources)
-            rows.append({**labels, "term": WITHOUT_SOURCES, **left})
-    return pd.DataFrame(rows, columns=["layer", "of", "term", *interval_names(*TERM)])
+            rows.append({**named, "term": WITHOUT_SOURCES, **left})
+    return pd.DataFrame(rows, columns=[*labels, "of", "term", *interval_names(*TERM)])
+
+
+def made_by_sources(layer: LayerAttribution, removed: str) -> Row:
+    """Return how much of lead and pattern the sources make, as columns, where that is known.
+
+    Args:
+        layer: the attribution of a layer, or of a head.
+        removed: the name of what is removed; `intact` for the intact model.
+    """
+    made: dict[str, Interval] = {}
+    for question in ("lead", "pattern"):
+        of = layer.by_question.get(question)
+        known = of if of is None or removed == INTACT.name else of.losses.get(removed)
+        made[f"{question}_from_sources"] = UNDEFINED if known is None else known.from_sources
+    return interval_columns(**made)
 
 
 def weights_table(layers: Mapping[str, Sequence[LayerAttribution]]) -> pd.DataFrame:
