@@ -239,7 +239,7 @@ def largest_heads(heads: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """
     parts = []
     for question, rows in heads.items():
-        names = {source: f"lost without {words(source)}" for source in SOURCES if source in rows}
+        names: dict[str, str] = {n: f"lost without {words(n)}" for n in SOURCES if n in rows}
         columns = {
             old: new
             for before, after in {"size": "size, nats", **names}.items()
