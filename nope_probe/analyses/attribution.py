@@ -64,11 +64,13 @@ class Loss:
         lost: <p - p(less c), p> / <p, p>: 1 where all of p is gone, more where it is reversed.
         amplification: RMS p / RMS p(less c); undefined where either does not exceed its noise.
         from_sources: <p', v'> / <v', v'> of what is left, p' = p(less c) and v' = v(less c).
+        size: the mean lead v', or the RMS of the pattern v', nats.
     """
 
     lost: Interval
     amplification: Interval
     from_sources: Interval
+    size: Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +256,7 @@ def attribution_of(gram: ContrastGram[Condition], sources: Sequence[Component]) 
                 lost=gram.share(lost(removed, sources), position),
                 amplification=gram.rms_ratio(position, positional(removed, sources)),
                 from_sources=gram.share(positional(removed, sources), {removed: 1.0}),
+                size=gram.size({removed: 1.0}),
             )
             for removed in removals_in(gram.row, sources)
         },

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit
-from nope_probe.analyses.attribution import LayerAttribution
+from nope_probe.analyses.attribution import Attribution, LayerAttribution, Loss
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, Intervals, rms
 from nope_probe.analyses.offsets import (
     OffsetBins,
@@ -30,6 +30,7 @@ from nope_probe.components import WEIGHTS as PROJECTIONS
 from nope_probe.components import are_sources
 from nope_probe.conditions import INTACT, Condition
 from nope_probe.figures.intervals import bound_columns
+from nope_probe.maps.layers import Question
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
 
@@ -167,6 +168,26 @@ def terms_table(
     return pd.DataFrame(rows, columns=[*labels, "of", "term", *interval_names(*TERM)])
 
 
+def head_pattern_table(heads: Sequence[LayerAttribution]) -> pd.DataFrame:
+    """Return the table of heads' sizes: layer, head, removed, and lead and amplitude, nats.
+
+    The two columns of `from_sources` say how much of each the sources make.
+
+    Args:
+        heads: the attributions of heads.
+    """
+    rows: list[Row] = []
+    for head in heads:
+        for removed in (INTACT.name, *head.pattern.losses):
+            known = {name: without(of, removed) for name, of in head.by_question.items()}
+            sizes = {name: of.size for name, of in known.items() if of is not None}
+            size = {"lead": sizes.get("lead", UNDEFINED), "amplitude": sizes["pattern"]}
+            named = {"layer": head.layer, "head": head.head, "removed": removed}
+            made = made_by_sources(head, removed)
+            rows.append({**named, **interval_columns(**size), **made})
+    return pd.DataFrame(rows)
+
+
 def made_by_sources(layer: LayerAttribution, removed: str) -> Row:
     """Return how much of lead and pattern the sources make, as columns, where that is known.
 
@@ -174,12 +195,14 @@ def made_by_sources(layer: LayerAttribution, removed: str) -> Row:
         layer: the attribution of a layer, or of a head.
         removed: the name of what is removed; `intact` for the intact model.
     """
-    made: dict[str, Interval] = {}
-    for question in ("lead", "pattern"):
-        of = layer.by_question.get(question)
-        known = of if of is None or removed == INTACT.name else of.losses.get(removed)
-        made[f"{question}_from_sources"] = UNDEFINED if known is None else known.from_sources
-    return interval_columns(**made)
+    known = {of: without(layer.by_question.get(of), removed) for of in get_args(Question)}
+    made = {name: UNDEFINED if of is None else of.from_sources for name, of in known.items()}
+    return interval_columns(**{f"{name}_from_sources": made[name] for name in made})
+
+
+def without(of: Attribution | None, removed: str) -> Attribution | Loss | None:
+    """Return what is known of a lead or pattern in the intact model, or without something."""
+    return of if of is None or removed == INTACT.name else of.losses.get(removed)
 
 
 def weights_table(layers: Mapping[str, Sequence[LayerAttribution]]) -> pd.DataFrame:

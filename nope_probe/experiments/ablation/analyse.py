@@ -34,6 +34,7 @@ from nope_probe.experiments.sections import Report, strongest, with_page
 from nope_probe.experiments.tables import (
     WITHOUT_SOURCES,
     columns_of,
+    head_pattern_table,
     made_by_sources,
     mean_covariance_table,
     measures_table,
@@ -201,31 +202,13 @@ class Analysis:
         return pd.concat([table, made], axis=1)
 
     def head_tables(self) -> dict[str, pd.DataFrame]:
-        """Return what each head loses without each source and band, its terms and its measures."""
+        """Return what each head loses without each source and band, its terms, and their sizes."""
         maps = {condition: self.measured.maps[condition] for condition in self.plan.of_heads}
         heads = list(attribute_each_head(maps, self.plan.sources))
-        by_place = {(head.layer, head.head): head for head in heads}
-        measured = {condition.name: measure_heads(layers) for condition, layers in maps.items()}
-        numbers = sorted({head for _, head in measured[INTACT.name]})
-        groups = [(removed, head) for removed in measured for head in numbers]
-        rows = [
-            (
-                {"head": head, "removed": removed},
-                [measured[removed][layer, head] for layer in self.plan.layers],
-            )
-            for removed, head in groups
-        ]
-        table = measures_table(rows, self.plan.layers, ("head", "removed"))
-        made = pd.DataFrame(
-            made_by_sources(by_place[layer, head], removed)
-            for removed, head in groups
-            for layer in self.plan.layers
-        )
-        table = pd.concat([table, made], axis=1)
         return {
             "head_sources": sources_table(heads, OF_HEADS),
             "head_terms": terms_table(heads, OF_HEADS),
-            "head_pattern": table.sort_values([*OF_HEADS], kind="stable", ignore_index=True),
+            "head_pattern": head_pattern_table(heads),
         }
 
     def explorer(self) -> Explorer:
