@@ -135,7 +135,8 @@ def head_losses(table: pd.DataFrame, pattern: pd.DataFrame) -> go.Figure:
     panels = {question: rows for question, rows in panels.items() if len(rows)}
     x, y = sources[:2] if len(sources) > 1 else ("size", "made")
     titles = {name: f"lost without {words(name)}" for name in sources}
-    titles |= {"size": "size, nats", "made": f"made by {words(sources[0])}"}
+    maker = words(sources[0]) if len(sources) == 1 else "all sources"
+    titles |= {"size": "size, nats", "made": f"made by {maker}"}
     wide = Grid(columns=2, panel=340, gap=0.1, x_title=titles[x], y_title=titles[y], bottom=124)
     names = [QUESTIONS[question] for question in panels]
     layout = place("What each head loses", names, wide, columns=1, panel=280, left=64)
