@@ -217,9 +217,9 @@ def _heads(findings: Findings) -> Iterator[Section]:
     yield Section(
         title="Heads: lost without each source",
         figure=partial(shares.head_losses, sources, pattern),
-        caption="Each point is a head; large points have a large lead or pattern. Numbers and "
-        f"intervals: touch a point. Left out: {' and '.join(left_out)} of {n_heads} heads, "
-        "within noise.",
+        caption="Each point is a head, larger with a larger lead or pattern; touch it for numbers "
+        "and intervals. Beyond -100% or 200% it is drawn there. Left out, within noise: "
+        f"{' and '.join(left_out)} of {n_heads} heads.",
         table=largest_heads(heads),
     )
     if not sources["source"].isin(SOURCES).all():
