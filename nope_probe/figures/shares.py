@@ -31,6 +31,7 @@ QUESTIONS = {"lead": "first key", "pattern": "other keys"}
 FILLINGS = ("", "-open", "-dot", "-open-dot")  # of the markers of several replacements
 EDGES = (-1.0, 2.0)  # losses of heads beyond these are drawn there
 CELL, MOST = 18, 1400  # px: a head's row at most, and all rows
+FEW = 4  # bands whose names are written along the axis
 
 
 def source_losses(table: pd.DataFrame) -> go.Figure:
@@ -234,17 +235,17 @@ def head_bands(
         for question, rows in _by_question(bands).items()
         if rows["lost"].notna().any()
     }
-    row = max(5, min(CELL, MOST // len(heads)))
+    row, upright = max(5, min(CELL, MOST // len(heads))), len(names) > FEW
     wide = Grid(
         columns=2,
         panel=max(160, row * len(heads)),
         gap=0.1,
-        bottom=170,
+        bottom=230 if upright else 170,
         x_title="wavelength, tokens" if ends else "band of RoPE",
     )
     titles = [f"{QUESTIONS[question]}, lost" for question in panels]
     layout, traces = (
-        place("What each head loses without a band", titles, wide, columns=1, left=56),
+        place("What each head loses without a band", titles, wide, columns=1, row_gap=170, left=56),
         [],
     )
     first = heads.index[~heads["layer"].duplicated()]
@@ -268,6 +269,7 @@ def head_bands(
             }
         )
         layout[f"xaxis{axis(panel)}"] |= {"type": "category", "showgrid": False}
+        layout[f"xaxis{axis(panel)}"] |= {"tickangle": -90} if upright else {}
         layout[f"yaxis{axis(panel)}"] |= {
             "autorange": "reversed",
             "showgrid": False,
