@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from nope_probe.analyses.attention import split_attention as split_attention
     from nope_probe.analyses.attribution import LayerAttribution as LayerAttribution
     from nope_probe.analyses.attribution import attribute as attribute
+    from nope_probe.analyses.attribution import attribute_heads as attribute_heads
     from nope_probe.analyses.parameter_free.simulation import Simulation as Simulation
     from nope_probe.analyses.parameter_free.simulation import simulate_scores as simulate_scores
     from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec as ParameterFreeSpec
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "nope_probe.analyses.attention": "AttentionSplit split_attention",
-    "nope_probe.analyses.attribution": "LayerAttribution attribute",
+    "nope_probe.analyses.attribution": "LayerAttribution attribute attribute_heads",
     "nope_probe.analyses.parameter_free.simulation": "Simulation simulate_scores",
     "nope_probe.analyses.parameter_free.spec": "ParameterFreeSpec",
     "nope_probe.analyses.parameter_free.theory": "theory_scores",

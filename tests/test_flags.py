@@ -98,8 +98,8 @@ ablate --model llama-3.1-8b --revision main --data my.jsonl --windows start --bo
     --out runs/a --image a.png --verbose
 ablate --data short.jsonl --pack --remove qk --replacement random mean --gain norm
 ablate --remove rope_low w_q --data prose --bos .. --no-pack --no-shuffle --skip-keys 0
-    --no-beyond-context --no-allow-unused --no-verbose
-ablate --bands 2 --remove w_q
+    --no-beyond-context --no-allow-unused --no-verbose --no-per-head
+ablate --bands 2 --remove w_q --per-head
 ablate --remove sources --seq-len 8
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2

@@ -30,8 +30,15 @@ from nope_probe.analyses.jackknife import Interval
 from nope_probe.components import SOURCES, Component
 from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.errors import UserError, closed_choices, kind_of
-from nope_probe.maps.layers import Pattern, Question, shared_patterns, with_skip_keys
-from nope_probe.maps.maps import Layers, ScoreMaps, layers_of
+from nope_probe.maps.layers import (
+    LayerMaps,
+    Name,
+    Pattern,
+    Question,
+    shared_patterns,
+    with_skip_keys,
+)
+from nope_probe.maps.maps import Layers, ScoreMaps, heads_of, layers_of
 
 Removed = TypeVar("Removed", bound=str | Iterable[str])
 
@@ -57,11 +64,13 @@ class Loss:
         lost: <p - p(less c), p> / <p, p>: 1 where all of p is gone, more where it is reversed.
         amplification: RMS p / RMS p(less c); undefined where either does not exceed its noise.
         from_sources: <p', v'> / <v', v'> of what is left, p' = p(less c) and v' = v(less c).
+        size: the mean lead v', or the RMS of the pattern v', nats.
     """
 
     lost: Interval
     amplification: Interval
     from_sources: Interval
+    size: Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,17 +97,19 @@ class Attribution:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerAttribution:
-    """The attribution of one layer.
+    """The attribution of one layer, or of one head.
 
     Attributes:
         layer: the layer, from 0.
         lead: of the first key's lead; None where no key is first, or no query has a lead.
         pattern: of the pattern among the other keys.
+        head: the head, from 0; None for the mean over the layer's heads.
     """
 
     layer: int
     lead: Attribution | None
     pattern: Attribution
+    head: int | None = None
 
     @property
     def by_question(self) -> dict[Question, Attribution]:
@@ -144,6 +155,48 @@ def attribute(
         >>> layer.pattern.from_sources.value > 0.9
         True
     """
+    return list(attribute_layers(*_complete(maps, sources, skip_keys)))
+
+
+@closed_choices("sources", "skip_keys")
+def attribute_heads(
+    maps: Mapping[Removed, ScoreMaps | Layers],
+    *,
+    sources: Sequence[Component] | Literal["auto"] = "auto",
+    skip_keys: int | Literal["auto"] = "auto",
+) -> dict[tuple[int, int], LayerAttribution]:
+    """Attribute each head's lead and pattern, by layer and number, as `attribute` does a layer's.
+
+    Args:
+        maps: results of `capture_scores(..., per_head=True)`, by the removed components.
+        sources: as in `attribute`.
+        skip_keys: as in `attribute`.
+
+    Raises:
+        KeyError: as in `attribute`.
+        ValueError: as in `attribute`, or for maps that were captured without heads.
+
+    Example:
+        >>> from nope_probe import ablated, attribute_heads, capture_scores, load, sequences
+        >>> model = load("nope-tiny", n_layers=2)
+        >>> tokens = sequences("random", tokenizer=model.tokenizer, n_seqs=64, seq_len=16).inputs
+        >>> intact = capture_scores(model.model, tokens, per_head=True)
+        >>> with ablated(model.model, "mask"):
+        ...     without = capture_scores(model.model, tokens, per_head=True)
+        >>> head = attribute_heads({(): intact, "mask": without})[1, 3]
+        >>> head.pattern.from_sources.value > 0.9
+        True
+    """
+    heads = attribute_each_head(*_complete(maps, sources, skip_keys))
+    return {(head.layer, head.head or 0): head for head in heads}
+
+
+def _complete(
+    maps: Mapping[Removed, ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"]],
+    sources: Sequence[Component] | Literal["auto"],
+    skip_keys: int | Literal["auto"],
+) -> tuple[dict[Condition, Layers], Sequence[Component]]:
+    """Return the maps by condition, checked to be all that are needed, and the sources."""
     conditions = layers_by_condition(maps)
     if skip_keys == "auto":
         every_layer = chain.from_iterable(layers.values() for layers in conditions.values())
@@ -151,7 +204,7 @@ def attribute(
     conditions = {name: with_skip_keys(layers, skip_keys) for name, layers in conditions.items()}
     sources = sources_of(conditions) if sources == "auto" else sources
     validate_complete(conditions, sources)
-    return list(attribute_layers(conditions, sources))
+    return conditions, sources
 
 
 def attribute_layers(
@@ -164,10 +217,27 @@ def attribute_layers(
         sources: the sources.
     """
     for layer in maps[INTACT]:
-        grams = contrast_grams(patterns_of(maps, layer))
-        lead = attribution_of(grams["lead"], sources) if "lead" in grams else None
-        pattern = attribution_of(grams["pattern"], sources)
+        lead, pattern = attributions_of(patterns_of(maps, layer), sources)
         yield LayerAttribution(layer=layer, lead=lead, pattern=pattern)
+
+
+def attribute_each_head(
+    maps: Mapping[Condition, Layers], sources: Sequence[Component]
+) -> Iterator[LayerAttribution]:
+    """Yield the attribution of each head, from maps with heads as `attribute_layers` takes them."""
+    heads = {condition: heads_of(layers) for condition, layers in maps.items()}
+    for layer, head in heads[INTACT]:
+        lead, pattern = attributions_of(patterns_of(heads, (layer, head)), sources)
+        yield LayerAttribution(layer=layer, head=head, lead=lead, pattern=pattern)
+
+
+def attributions_of(
+    patterns: Mapping[Condition, Pattern], sources: Sequence[Component]
+) -> tuple[Attribution | None, Attribution]:
+    """Return the attributions of a lead, if there is one, and of a pattern in all conditions."""
+    grams = contrast_grams(patterns)
+    lead = attribution_of(grams["lead"], sources) if "lead" in grams else None
+    return lead, attribution_of(grams["pattern"], sources)
 
 
 def attribution_of(gram: ContrastGram[Condition], sources: Sequence[Component]) -> Attribution:
@@ -186,6 +256,7 @@ def attribution_of(gram: ContrastGram[Condition], sources: Sequence[Component]) 
                 lost=gram.share(lost(removed, sources), position),
                 amplification=gram.rms_ratio(position, positional(removed, sources)),
                 from_sources=gram.share(positional(removed, sources), {removed: 1.0}),
+                size=gram.size({removed: 1.0}),
             )
             for removed in removals_in(gram.row, sources)
         },
@@ -210,10 +281,12 @@ def removals_in(conditions: Iterable[Condition], sources: Sequence[str]) -> list
     ]
 
 
-def patterns_of(maps: Mapping[Condition, Layers], layer: int) -> dict[Condition, Pattern]:
-    """Return one layer's pattern in each condition, on shared cells."""
-    of_layer = [by_layer[layer] for by_layer in maps.values()]
-    return dict(zip(maps, shared_patterns(of_layer), strict=True))
+def patterns_of(
+    maps: Mapping[Condition, Mapping[Name, LayerMaps]], name: Name
+) -> dict[Condition, Pattern]:
+    """Return the pattern of one layer or head in each condition, on shared cells."""
+    named = [by_name[name] for by_name in maps.values()]
+    return dict(zip(maps, shared_patterns(named), strict=True))
 
 
 def layers_by_condition(

@@ -26,10 +26,10 @@ from nope_probe.analyses.pattern_rows import (
     distance_sums,
     mean_squares,
 )
-from nope_probe.errors import UserError, closed_choices
+from nope_probe.errors import closed_choices
 from nope_probe.maps.estimates import Estimates, ProductSums
 from nope_probe.maps.layers import MIN_KEYS, LayerMaps, Pattern, with_skip_keys
-from nope_probe.maps.maps import Layers, ScoreMaps, layers_of
+from nope_probe.maps.maps import Layers, ScoreMaps, heads_of, layers_of
 from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions
 
 ORDERS = ("locality", "monotonicity")
@@ -118,14 +118,8 @@ def measure_heads(
         >>> measure_heads(maps)[1, 3].amplitude.value > 1
         True
     """
-    layers = with_skip_keys(layers_of(maps), skip_keys)
-    if not all(layer.heads for layer in layers.values()):
-        raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
-    return {
-        (number, head): measure_pattern(maps_of_head.pattern)
-        for number, layer in layers.items()
-        for head, maps_of_head in enumerate(layer.heads)
-    }
+    heads = heads_of(with_skip_keys(layers_of(maps), skip_keys))
+    return {place: measure_pattern(maps_of_head.pattern) for place, maps_of_head in heads.items()}
 
 
 def measure_pattern(pattern: Pattern) -> Measures:

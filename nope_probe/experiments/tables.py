@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit
-from nope_probe.analyses.attribution import LayerAttribution
+from nope_probe.analyses.attribution import Attribution, LayerAttribution, Loss
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, Intervals, rms
 from nope_probe.analyses.offsets import (
     OffsetBins,
@@ -28,8 +28,9 @@ from nope_probe.analyses.reader import Side
 from nope_probe.analyses.splits import BandPattern, MeanCovariance
 from nope_probe.components import NO_REPLACEMENT, are_sources
 from nope_probe.components import WEIGHTS as PROJECTIONS
-from nope_probe.conditions import Condition
+from nope_probe.conditions import INTACT, Condition
 from nope_probe.figures.intervals import bound_columns
+from nope_probe.maps.layers import Question
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
 
@@ -117,39 +118,91 @@ def text_attention_table(
     return pd.DataFrame(rows).reindex(columns=columns)
 
 
-def sources_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
+def sources_table(
+    layers: Sequence[LayerAttribution], labels: Sequence[str] = ("layer",)
+) -> pd.DataFrame:
     """Return the table of sources: layer, of, source, and what is lost without it, with bounds.
 
     `of` is `lead` or `pattern`; losses are fractions of position's part. A band of RoPE that was
     removed is a source here.
+
+    Args:
+        layers: the attributions of layers, or of heads.
+        labels: the columns that tell them apart; of heads `layer` and `head`.
     """
     rows = [
-        {"layer": layer.layer, "of": question, "source": name, **columns_of(loss, ("lost",))}
+        {
+            **{label: getattr(layer, label) for label in labels},
+            **{"of": question, "source": name, **columns_of(loss, ("lost",))},
+        }
         for layer in layers
         for question, attribution in layer.by_question.items()
         for name, loss in attribution.losses.items()
         if "+" not in name and are_sources([name])
     ]
-    return pd.DataFrame(rows, columns=["layer", "of", "source", *interval_names("lost")])
+    return pd.DataFrame(rows, columns=[*labels, "of", "source", *interval_names("lost")])
 
 
-def terms_table(layers: Sequence[LayerAttribution]) -> pd.DataFrame:
+def terms_table(
+    layers: Sequence[LayerAttribution], labels: Sequence[str] = ("layer",)
+) -> pd.DataFrame:
     """Return the table of terms: layer, of, term, share of position's part, and size in nats.
 
     The shares of the sources' terms add up to 1. `without_sources` is what is left without any
     source: it has a size, and no share.
+
+    Args:
+        layers: as of `sources_table`.
+        labels: as of `sources_table`.
     """
     rows = []
     for layer in layers:
         for question, attribution in layer.by_question.items():
-            labels = {"layer": layer.layer, "of": question}
+            named = {**{label: getattr(layer, label) for label in labels}, "of": question}
             rows += [
-                {**labels, "term": name, **columns_of(term, TERM)}
+                {**named, "term": name, **columns_of(term, TERM)}
                 for name, term in attribution.terms.items()
             ]
             left = interval_columns(share=UNDEFINED, size=attribution.without_sources)
-            rows.append({**labels, "term": WITHOUT_SOURCES, **left})
-    return pd.DataFrame(rows, columns=["layer", "of", "term", *interval_names(*TERM)])
+            rows.append({**named, "term": WITHOUT_SOURCES, **left})
+    return pd.DataFrame(rows, columns=[*labels, "of", "term", *interval_names(*TERM)])
+
+
+def head_pattern_table(heads: Sequence[LayerAttribution]) -> pd.DataFrame:
+    """Return the table of heads' sizes: layer, head, removed, and lead and amplitude, nats.
+
+    The two columns of `from_sources` say how much of each the sources make.
+
+    Args:
+        heads: the attributions of heads.
+    """
+    rows: list[Row] = []
+    for head in heads:
+        for removed in (INTACT.name, *head.pattern.losses):
+            known = {name: without(of, removed) for name, of in head.by_question.items()}
+            sizes = {name: of.size for name, of in known.items() if of is not None}
+            size = {"lead": sizes.get("lead", UNDEFINED), "amplitude": sizes["pattern"]}
+            named = {"layer": head.layer, "head": head.head, "removed": removed}
+            made = made_by_sources(head, removed)
+            rows.append({**named, **interval_columns(**size), **made})
+    return pd.DataFrame(rows)
+
+
+def made_by_sources(layer: LayerAttribution, removed: str) -> Row:
+    """Return how much of lead and pattern the sources make, as columns, where that is known.
+
+    Args:
+        layer: the attribution of a layer, or of a head.
+        removed: the name of what is removed; `intact` for the intact model.
+    """
+    known = {of: without(layer.by_question.get(of), removed) for of in get_args(Question)}
+    made = {name: UNDEFINED if of is None else of.from_sources for name, of in known.items()}
+    return interval_columns(**{f"{name}_from_sources": made[name] for name in made})
+
+
+def without(of: Attribution | None, removed: str) -> Attribution | Loss | None:
+    """Return what is known of a lead or pattern in the intact model, or without something."""
+    return of if of is None or removed == INTACT.name else of.losses.get(removed)
 
 
 def weights_table(layers: Mapping[str, Sequence[LayerAttribution]]) -> pd.DataFrame:

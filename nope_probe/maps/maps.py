@@ -156,44 +156,61 @@ def packed_tensors(maps: ScoreMaps) -> State:
     where = maps.where
     if not maps.has_all_rows:
         tensors["query_positions"] = where.queries
-    if maps.per_head is not None:
-        tensors["per_head"] = maps.per_head
     for place, layer in enumerate(maps.layers):
-        folds = maps.folds[:, place]
-        tensors[f"{layer}/folds"] = where.pack(folds)
-        tensors[f"{layer}/mean"] = pooled(folds, maps.counts)
+        named = {f"{layer}": maps.folds[:, place]}
+        if maps.per_head is not None:
+            heads = maps.per_head[:, place].unbind(1)
+            named |= {f"{layer}/{head}": folds for head, folds in enumerate(heads)}
+        for name, folds in named.items():
+            tensors[f"{name}/folds"] = where.pack(folds)
+            tensors[f"{name}/mean"] = pooled(folds, maps.counts)
         if maps.mean_term is not None:
             tensors[f"{layer}/mean_term"] = where.pack(maps.mean_term[:, place])
     return tensors
 
 
 def stored_layers(stored: Mapping[str, Stored]) -> Layers:
-    """Return the maps of each layer from the tensors of `packed_tensors`, in memory or a file."""
-    numbers = sorted(int(name.split("/")[0]) for name in stored if name.endswith("/mean"))
+    """Return the maps of each layer from the tensors of `packed_tensors`, in memory or a file.
+
+    Maps in a file, those of heads too, stay there until they are read.
+    """
     queries = stored["query_positions"][...] if "query_positions" in stored else None
     counts, skip_keys = stored["counts"][...], int(stored["skip_keys"][...])
-    per_head = stored["per_head"][...].unbind(1) if "per_head" in stored else ()
+
+    def maps_of(name: str) -> LayerMaps:
+        cells = stored[f"{name}/folds"]
+        folds = PackedFolds(cells, MapRows.of_cells(cells.shape[1], queries))
+        mean = stored[f"{name}/mean"]
+        return LayerMaps(folds=folds, counts=counts, skip_keys=skip_keys, stored_mean=mean)
+
+    names = sorted(
+        tuple(map(int, name.split("/")[:-1])) for name in stored if name.endswith("/mean")
+    )
     layers: Layers = {}
-    for place, number in enumerate(numbers):
-        cells = stored[f"{number}/folds"]
-        where = MapRows.of_cells(cells.shape[1], queries)
-        layer = LayerMaps(
-            folds=PackedFolds(cells, where),
-            counts=counts,
-            skip_keys=skip_keys,
-            stored_mean=stored[f"{number}/mean"],
-        )
-        if (mean_term := stored.get(f"{number}/mean_term")) is not None:
-            term = replace(layer, folds=PackedFolds(mean_term, where), stored_mean=None)
-            layer = replace(layer, mean_term=term)
-        if per_head:
-            heads = (
-                LayerMaps.of(folds, counts, queries, skip_keys)
-                for folds in per_head[place].unbind(1)
-            )
-            layer = replace(layer, heads=tuple(heads))
+    for number, *head in names:  # a layer comes before its heads
+        layer = layers[number] if head else maps_of(f"{number}")
+        if head:
+            layer = replace(layer, heads=(*layer.heads, maps_of(f"{number}/{head[0]}")))
+        elif (mean_term := stored.get(f"{number}/mean_term")) is not None:
+            folds = PackedFolds(mean_term, layer.folds.where)
+            layer = replace(layer, mean_term=replace(layer, folds=folds, stored_mean=None))
         layers[number] = layer
     return layers
+
+
+def heads_of(layers: Layers) -> dict[tuple[int, int], LayerMaps]:
+    """Return the maps of each head by its layer and number.
+
+    Raises:
+        UserError: for maps that were captured without heads.
+    """
+    if not all(layer.heads for layer in layers.values()):
+        raise UserError("the maps have no heads: capture_scores(..., per_head=True) keeps them")
+    return {
+        (number, head): maps
+        for number, layer in layers.items()
+        for head, maps in enumerate(layer.heads)
+    }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

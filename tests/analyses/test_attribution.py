@@ -1,17 +1,25 @@
 """Attribution by the rules of the design, against plain arithmetic on maps."""
 
 import math
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
 import torch
 from torch import Tensor
 
-from nope_probe.analyses.attribution import attribute, conditions_of, removals_in, sources_of
+from nope_probe.analyses.attribution import (
+    attribute,
+    attribute_heads,
+    conditions_of,
+    removals_in,
+    sources_of,
+)
 from nope_probe.analyses.contrasts import contrast_map, lost, positional, source_terms
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import mask_effect
 from nope_probe.conditions import INTACT, MASK, Condition
+from nope_probe.errors import UserError
 from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import ScoreMaps
 
@@ -180,6 +188,28 @@ MAPS = {
     for seed, removed in enumerate(map(Condition, ((), ("mask",), ("rope",), ("mask", "rope"))))
 }
 BOTH = Condition({"mask", "rope"})
+
+
+def test_a_head_is_attributed_like_a_layer_of_its_maps() -> None:
+    generator = torch.Generator().manual_seed(1)
+    heads = {
+        removed: torch.randn(5, 2, 3, 11, 11, generator=generator).double() for removed in MAPS
+    }
+    captured = {removed: replace(MAPS[removed], per_head=heads[removed]) for removed in MAPS}
+    for options in ({}, {"sources": ["mask", "rope"], "skip_keys": 1}):
+        attributed = attribute_heads(captured, **options)
+        assert [*attributed] == [(layer, head) for layer in (0, 1) for head in range(3)]
+        for (layer, head), of_head in attributed.items():
+            alone = {
+                removed: replace(MAPS[removed], folds=heads[removed][:, :, head])
+                for removed in MAPS
+            }
+            expected = replace(attribute(alone, **options)[layer], head=head)
+            assert repr(of_head) == repr(expected)
+    with pytest.raises(UserError, match=r"no heads: capture_scores\(..., per_head=True\)"):
+        attribute_heads(MAPS)
+    with pytest.raises(KeyError, match="no maps of the model with mask removed"):
+        attribute_heads({(): captured[INTACT]})
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,12 @@ EFFECT = MaskEffect(with_mask=interval(0.3), without_mask=interval(0.2), differe
 
 
 def loss(lost: float) -> Loss:
-    return Loss(lost=interval(lost), amplification=interval(13), from_sources=interval(11))
+    return Loss(
+        lost=interval(lost),
+        amplification=interval(13),
+        from_sources=interval(11),
+        size=interval(14),
+    )
 
 
 def attribution(size: float) -> Attribution:

@@ -8,7 +8,13 @@ from support.maps import text_of
 from nope_probe.figures.curves import band_amplitudes, offset_profiles
 from nope_probe.figures.intervals import FLAT
 from nope_probe.figures.names import TABLE
-from nope_probe.figures.shares import source_losses, source_terms, weight_losses
+from nope_probe.figures.shares import (
+    head_bands,
+    head_losses,
+    source_losses,
+    source_terms,
+    weight_losses,
+)
 
 
 def losses(*names: str, **labels: str) -> pd.DataFrame:
@@ -129,3 +135,71 @@ def test_each_term_is_a_line_within_its_bounds_and_is_named_once():
         assert list(area.x) == [1, 2, 3, 3, 2, 1]
         assert list(area.y) == [2.0, 3.0, 4.0, 1.0, 0.0, -1.0]
         assert (line.xaxis, line.legendgroup) == (area.xaxis, area.legendgroup)
+
+
+PLACES = [(1, 0), (1, 2), (3, 0)]
+
+
+def head_sources(*names: str) -> pd.DataFrame:
+    """Return losses of three heads; L1H2 has no lead."""
+    rows = []
+    for place, (layer, head) in enumerate(PLACES):
+        for of in ("lead", "pattern"):
+            for index, name in enumerate(names):
+                lost = np.nan if (place, of) == (1, "lead") else 0.25 * (place + 3 * index)
+                numbers = {"lost": lost, "lost_low": lost - 0.1, "lost_high": lost + 0.2}
+                rows.append({"layer": layer, "head": head, "of": of, "source": name, **numbers})
+    return pd.DataFrame(rows)
+
+
+def head_pattern() -> pd.DataFrame:
+    rows = []
+    for place, (layer, head) in enumerate(PLACES):
+        row = {"layer": layer, "head": head, "removed": "intact"}
+        for index, name in enumerate(
+            ("lead", "amplitude", "lead_from_sources", "pattern_from_sources")
+        ):
+            value = (place + 1) * (-1.0) ** index
+            row |= {name: value, f"{name}_low": value - 0.5, f"{name}_high": value + 1}
+        rows += [row, row | {"removed": "mask", "lead": 99.0, "amplitude": 99.0}]
+    return pd.DataFrame(rows)
+
+
+def test_each_head_is_a_point_of_what_it_loses_without_the_first_two_sources() -> None:
+    figure = head_losses(head_sources("mask", "rope", "window", "rope[0:2]"), head_pattern())
+    assert text_of(figure)[:2] == ["first key", "other keys"]
+    lead, pattern = figure.data
+    assert (list(lead.x), list(lead.y)) == ([0.0, 0.5], [0.75, 1.25]), "L1H2 has no lead"
+    assert (list(pattern.x), list(pattern.y)) == ([0.0, 0.25, 0.5], [0.75, 1.0, 1.25])
+    assert list(lead.marker.color) == [1, 3]
+    assert lead.marker.size[1] > lead.marker.size[0], "3 nats and 1"
+    assert lead.text[1].split("<br>") == [
+        "L3H0",
+        "lost without causal mask: 50% [40, 70]",
+        "lost without RoPE: 125% [115, 145]",
+        "lost without sliding window: 200% [190, 220]",
+        "size, nats: 3.00 [2.50, 4.00]",
+        "made by all sources: 300% [250, 400]",
+    ]
+
+
+def test_the_heads_of_one_source_are_drawn_by_size_and_by_what_the_source_makes() -> None:
+    lead, pattern = head_losses(head_sources("mask"), head_pattern()).data
+    assert (list(lead.x), list(lead.y)) == ([1.0, 3.0], [1.0, 2.0]), "300% at the edge"
+    assert (list(pattern.x), list(pattern.y)) == ([-1.0, -2.0, -3.0], [-1.0] * 3)
+
+
+def test_each_head_has_a_row_of_its_losses_by_band_and_none_where_it_has_no_lead() -> None:
+    table = head_sources("mask", "rope", "rope[0:2]", "rope[2:5]")
+    wavelengths = {"rope[0:2]": (6.283, 9.004), "rope[2:5]": (1234.0, 1234.0)}
+    figure = head_bands(table, wavelengths)
+    lead, pattern = figure.data
+    assert list(lead.x) == ["6.3–9", "1,200"]
+    np.testing.assert_array_equal(lead.z, [[1.5, 2.25], [np.nan] * 2, [2.0, 2.75]])
+    np.testing.assert_array_equal(pattern.z, [[1.5, 2.25], [1.75, 2.5], [2.0, 2.75]])
+    np.testing.assert_allclose(pattern.customdata[1, 0], [1.65, 1.95])
+    assert [row[0] for row in pattern.text] == ["L1H0", "L1H2", "L3H0"]
+    assert figure.layout.yaxis.ticktext == ("L1H0", "L3H0")
+    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (-1, 1)
+    assert list(head_bands(table).data[0].x) == ["rope[0:2]", "rope[2:5]"]
+    assert len(head_bands(table.query("of == 'pattern'")).data) == 1

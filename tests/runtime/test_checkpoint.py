@@ -10,8 +10,9 @@ from safetensors.numpy import load_file
 
 from nope_probe.errors import StorageError, UserError
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.maps.folds import pooled
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
-from nope_probe.runtime.checkpoint import RunCheckpoint, tensor_writer
+from nope_probe.runtime.checkpoint import RunCheckpoint, StoredTensor, tensor_writer
 from nope_probe.runtime.folder import StoredArrays
 from nope_probe.runtime.processes import Signals
 
@@ -139,6 +140,7 @@ def test_stored_maps_come_back_from_a_checkpoint(tmp_path: Path) -> None:
         counts=torch.tensor([3, 1, 2, 7, 5]),
         layers=(1, 12),
         skip_keys=1,
+        per_head=torch.randn(5, 2, 13, 11, 11).masked_fill(~visible[0], torch.nan),
     )
     with RunCheckpoint(tmp_path / "run") as run:
         run.save("score/all", packed_tensors(maps))
@@ -150,6 +152,12 @@ def test_stored_maps_come_back_from_a_checkpoint(tmp_path: Path) -> None:
             torch.testing.assert_close(layer.mean(), maps.mean[place], **exact)
             assert layer.skip_keys == 1
             assert torch.equal(layer.counts, maps.counts)
+            assert len(layer.heads) == 13
+            for head, captured in zip(layer.heads, maps.per_head[:, place].unbind(1), strict=True):
+                assert isinstance(head.folds.cells, StoredTensor), "in the file until it is read"
+                torch.testing.assert_close(head.folds.maps, captured, **exact)
+                torch.testing.assert_close(head.mean(), pooled(captured, maps.counts), **exact)
+                assert head.skip_keys == 1
 
 
 def test_blocks_in_any_order_make_the_file_that_safetensors_reads(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from support.forks import forks
 TEXT = ["--model", "nope-tiny", "--n-seqs", "31", "--batch-size", "3", "--checkpoint-every", "2"]
 SHORT = {
     "scores": [*TEXT, "--layers", "2", "--seq-len", "13", "--query-rows", "7"],
-    "ablate": [*TEXT, "--layers", "2", "--seq-len", "11", "--remove", "w_q"],
+    "ablate": [*TEXT, "--layers", "2", "--seq-len", "11", "--remove", "w_q", "--per-head"],
     "circuit": [*TEXT, "--layer", "1", "--seq-len", "11", "--remove", "w_q"],
     "behaviour": [*TEXT, "--seq-len", "23", "--measures", "copy", "--remove", "mask"],
     "trace": [*TEXT, "--layers", "3", "--seq-len", "11", "--confirm", "1"],

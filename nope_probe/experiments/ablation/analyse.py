@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import pandas as pd
 
-from nope_probe.analyses.attribution import LayerAttribution, attribute_layers, patterns_of
+from nope_probe.analyses.attribution import (
+    LayerAttribution,
+    attribute_each_head,
+    attribute_layers,
+    patterns_of,
+)
 from nope_probe.analyses.contrasts import contrast_map, source_terms
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, mean_intervals
+from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.offsets import OffsetBins, bin_means, offset_bins
 from nope_probe.analyses.pattern import Measures, measure, measure_heads, query_stride
 from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
@@ -29,7 +35,8 @@ from nope_probe.experiments.sections import Report, strongest, with_page
 from nope_probe.experiments.tables import (
     WITHOUT_SOURCES,
     columns_of,
-    interval_columns,
+    head_pattern_table,
+    made_by_sources,
     mean_covariance_table,
     measures_table,
     non_relative_table,
@@ -42,14 +49,16 @@ from nope_probe.experiments.tables import (
 )
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, WITH_GAIN
-from nope_probe.maps.layers import Question, windows_of
+from nope_probe.hooks.removing.stand_ins import WITH_GAIN
+from nope_probe.hooks.removing.targets import wavelengths_of
+from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.runtime.folder import Run, StoredArrays
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session
 
 HEADS_BYTES = 1 << 30
+OF_HEADS = ("layer", "head")
 
 
 def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
@@ -72,6 +81,8 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
     write_maps(maps, RunMaps(plan, measured))
     write_folds(folds, measured)
     tables = analysis.tables()
+    if plan.per_head:
+        tables |= analysis.head_tables()
     if analysis.strongest is None:
         heads = heads_table(Engine.of(session), measured.intact)
         tables |= {} if heads is None else {"heads": heads}
@@ -82,6 +93,7 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
         "layers": list(plan.layers),
         "windows": windows_of(measured.intact),
         "lengths": session.lengths,
+        "wavelengths": wavelengths_of(session.loaded.model, chain.from_iterable(plan.removed)),
         **analysis.record(),
     }
     run = Run(
@@ -184,40 +196,21 @@ class Analysis:
         ]
         table = measures_table(rows, self.plan.layers, labels)
         made = pd.DataFrame(
-            [
-                interval_columns(
-                    **{
-                        f"{question}_from_sources": self.from_sources(
-                            layer, question, condition, replacement
-                        )
-                        for question in ("lead", "pattern")
-                    }
-                )
-                for condition, replacement, _ in self.conditions
-                for layer in range(len(self.plan.layers))
-            ]
+            made_by_sources(layer, condition.name)
+            for condition, replacement, _ in self.conditions
+            for layer in self.by_replacement.get(replacement, self.layers)
         )
         return pd.concat([table, made], axis=1)
 
-    def from_sources(
-        self, place: int, question: Question, condition: Condition, replacement: str
-    ) -> Interval:
-        """Return how much of a condition's lead or pattern the sources make, where that is known.
-
-        Args:
-            place: of the layer.
-            question: lead or pattern.
-            condition: what is removed.
-            replacement: of weights.
-        """
-        layers = self.by_replacement[replacement] if replacement in REPLACEMENTS else self.layers
-        attribution = layers[place].by_question.get(question)
-        if attribution is None:
-            return UNDEFINED
-        if condition == INTACT:
-            return attribution.from_sources
-        loss = attribution.losses.get(condition.name)
-        return UNDEFINED if loss is None else loss.from_sources
+    def head_tables(self) -> dict[str, pd.DataFrame]:
+        """Return what each head loses without each source and band, its terms, and their sizes."""
+        maps = {condition: self.measured.maps[condition] for condition in self.plan.of_heads}
+        heads = list(attribute_each_head(maps, self.plan.sources))
+        return {
+            "head_sources": sources_table(heads, OF_HEADS),
+            "head_terms": terms_table(heads, OF_HEADS),
+            "head_pattern": head_pattern_table(heads),
+        }
 
     def explorer(self) -> Explorer:
         """Return the explorer of all that is removed, weights by the first replacement."""
@@ -319,7 +312,7 @@ def heads_table(
 
     Args:
         engine: the model on the sequences of the run.
-        intact: the maps of the means over heads.
+        intact: the maps of the means over heads; those of heads are captured where it has none.
         max_bytes: memory for the maps of the heads of one layer; None is returned if they need
             more, as for models with one head.
     """
@@ -329,8 +322,10 @@ def heads_table(
     if n_heads == 1 or 4 * engine.n_folds * n_heads * n_cells > max_bytes:
         return None
     alone, rows = replace(engine, checkpoint=None), []
-    for number in intact:
-        maps = alone.scores(None, layers=[number], per_head=True)
+    for number, layer in intact.items():
+        maps = (
+            {number: layer} if layer.heads else alone.scores(None, layers=[number], per_head=True)
+        )
         rows += [
             {"layer": layer, "head": head, **columns_of(measures, ("amplitude",))}
             for (layer, head), measures in measure_heads(maps).items()

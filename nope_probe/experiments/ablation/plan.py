@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from nope_probe.analyses.attribution import conditions_of
 from nope_probe.analyses.reader import MIN_FOLDS
-from nope_probe.components import CIRCUITS, SOURCES, WEIGHTS, Component
+from nope_probe.components import CIRCUITS, SOURCES, WEIGHTS, Component, are_sources
 from nope_probe.conditions import INTACT, MASK, Condition, Writer, validate_components
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
@@ -38,6 +39,7 @@ class Plan:
         substitutes: the replacements of removed weights, in turn.
         layers: the numbers of the layers to map.
         left_out: components that by default are no sources or not removed here, and why.
+        per_head: whether the maps of each head are kept where sources alone are removed.
     """
 
     sources: tuple[Component, ...]
@@ -45,11 +47,17 @@ class Plan:
     substitutes: tuple[Substitute, ...] = ()
     layers: tuple[int, ...] = (0,)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    per_head: bool = False
 
     @property
     def of_sources(self) -> list[Condition]:
         """The conditions that remove sources alone, the intact model first."""
         return conditions_of(self.sources)
+
+    @property
+    def of_heads(self) -> list[Condition]:
+        """The conditions with maps of heads: those of sources, and of bands of RoPE."""
+        return [one for one in self.plain if self.per_head and are_sources(one)]
 
     @property
     def plain(self) -> list[Condition]:
@@ -105,16 +113,20 @@ class Plan:
         """Yield the passes that capture the score maps of some conditions."""
         for condition in conditions:
             without = (by or Substitute()).without(condition)
+            per_head = sequences is None and condition in self.of_heads
             yield Pass(
                 key=f"{prefix}/{condition.name}",
-                read=self._read_scores,
+                read=partial(self._read_scores, per_head=per_head),
                 ablation=without if condition else None,
                 sequences=sequences,
             )
 
-    def _read_scores(self, engine: Engine, key: str, ablation: Ablation | None) -> Layers:
+    def _read_scores(
+        self, engine: Engine, key: str, ablation: Ablation | None, per_head: bool
+    ) -> Layers:
         """Return score maps; the intact model's with their mean term if scores are plain q.k."""
         name = f"condition {key}"
+        kept: dict[str, Any] = {"layers": self.layers, "per_head": per_head}
         if ablation is None and key == f"score/{INTACT.name}":
             name, folds = (
                 "the intact model",
@@ -123,10 +135,8 @@ class Plan:
             # The mean term is a difference between sequences; a soft cap or bias leaves none.
             with suppress(NotImplementedError):
                 has_mean_term = int(folds.bincount().min()) >= 2
-                return engine.stored_scores(
-                    key, name=name, layers=self.layers, mean_term=has_mean_term
-                )
-        return engine.stored_scores(key, ablation, name=name, layers=self.layers)
+                return engine.stored_scores(key, name=name, mean_term=has_mean_term, **kept)
+        return engine.stored_scores(key, ablation, name=name, **kept)
 
     def _read_positions(
         self, engine: Engine, key: str, ablation: Ablation | None
@@ -160,6 +170,7 @@ def make_plan(
     bands: Sequence[str] = (),
     parameter_free: bool = False,
     left_out: Mapping[str, str] | None = None,
+    per_head: bool = False,
 ) -> Plan:
     """Return the plan for a model.
 
@@ -173,6 +184,7 @@ def make_plan(
         bands: bands of RoPE that are removed in turn as well.
         parameter_free: whether the weights are identities already, which nothing replaces.
         left_out: components that are no source, and removed only where they are named, and why.
+        per_head: whether to keep the maps of heads too.
 
     Raises:
         UserError: for a name that does not exist or that the model lacks, or a weight of a
@@ -203,6 +215,7 @@ def make_plan(
         substitutes=tuple(substitutes),
         layers=tuple(layers),
         left_out=left_out,
+        per_head=per_head,
     )
 
 

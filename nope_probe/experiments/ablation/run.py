@@ -70,6 +70,7 @@ def plan_of(session: Session[Settings], data: Sequences) -> Plan:
         bands=bands_of(loaded.model, settings.bands) if settings.bands else (),
         parameter_free=loaded.info.parameter_free,
         left_out=irreplaceable(loaded.model) | idle_sources(loaded.model, data.inputs, len(layers)),
+        per_head=settings.per_head,
     )
     validate_removable(loaded.model, {*plan.sources}.union(*plan.removed))
     if not plan.replacing:
@@ -100,7 +101,8 @@ class AblationStudy(Run):
     """Where a model's lead of the first key and pattern among the other keys come from.
 
     Its `tables` are those of the run's CSV files: `sources`, `terms`, `weights`, `pattern`,
-    `non_relative`, `controls`, `mean_covariance`, `offsets`, `queries`. Its `maps` are those of
+    `non_relative`, `controls`, `mean_covariance`, `offsets`, `queries`; of each head, with
+    `per_head`, `head_sources`, `head_terms`, `head_pattern`. Its `maps` are those of
     maps.safetensors, [layer, row, key_pos] in nats: `score/<removed>`, `pattern/intact`,
     `term/<term>`, ... In a pattern the first key's column holds the lead.
     """

@@ -15,8 +15,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.experiments.losses import LayerLosses
+from nope_probe.components import SOURCES
+from nope_probe.experiments.losses import SHORT, LayerLosses
 from nope_probe.experiments.sections import (
+    MOST_ROWS,
     Report,
     fold_sizes_of,
     lengths_of,
@@ -27,15 +29,18 @@ from nope_probe.experiments.sections import (
 )
 from nope_probe.figures import measures, shares
 from nope_probe.figures.explorer import Explorer
+from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.maps import score_maps, term_maps
-from nope_probe.figures.names import TABLE
+from nope_probe.figures.names import TABLE, phrase, words
 from nope_probe.figures.panels import Pooled, RowMaps, pool, pool_with_leads
+from nope_probe.figures.words import reader_of
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, explorer_section, positions
 from nope_probe.runtime.folder import Run
 
 GROUPS = ("pattern", "term")  # of maps
+WIDEST = 0.5  # interval of a loss of a head that the second sentence names
 
 
 def report(run: Run, explorer: Explorer | None = None) -> Report:
@@ -53,6 +58,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
         lead=lead(findings),
         sections=[
             *explorer_section(explorer),
+            *_heads(findings),
             *_answer(findings),
             *(replace(section, folded=True) for section in _details(findings)),
         ],
@@ -166,7 +172,28 @@ def lead(findings: Findings) -> Lead:
         sentence=" ".join(filter(None, [losses.sources_sentence(), losses.weights_sentence()])),
         table=losses.table(),
         caption=_scope(findings, layer),
+        also=heads_sentence(findings.tables, losses),
     )
+
+
+def heads_sentence(tables: Mapping[str, pd.DataFrame], losses: LayerLosses) -> str:
+    """Return from which to which head a layer's losses run; empty where heads were not measured.
+
+    Lead and pattern are without the source of their largest loss. Heads whose interval is wider
+    than `WIDEST` are left out.
+    """
+    parts = []
+    for question, of in losses.spoken.items() if "head_sources" in tables else ():
+        source = max(losses.sources, key=lambda name: of[name][0] if name in of else -np.inf)
+        rows = shares.heads_with(tables["head_sources"], tables["head_pattern"], question)
+        low, high = bound_columns(source)
+        rows = rows[(rows["layer"] == losses.layer) & (rows[high] - rows[low] < WIDEST)]
+        if len(rows) > 1 < len(losses.sources):
+            rows = rows.sort_values(source)
+            ends = rows.iloc[[0, -1]].to_dict("records")
+            least, most = (f"{row[source]:z.0%} (H{row['head']})" for row in ends)
+            parts.append(f"{least} to {most} of {SHORT[question]} without {phrase(source)}")
+    return f"Heads of L{losses.layer} lose {'; '.join(parts)}." if parts else ""
 
 
 def _scope(findings: Findings, layer: int) -> str:
@@ -176,6 +203,56 @@ def _scope(findings: Findings, layer: int) -> str:
         f"{chosen if len(findings.layers) > 1 else ''}{notes.texts_of(findings.manifest)} Percent "
         "of position's part, which the sources make; below 0% it grows."
     )
+
+
+def _heads(findings: Findings) -> Iterator[Section]:
+    """Yield the sections of what each head loses, if heads were measured."""
+    tables = findings.tables
+    if "head_sources" not in tables:
+        return
+    sources, pattern = tables["head_sources"], tables["head_pattern"]
+    n_heads = len(pattern[["layer", "head"]].drop_duplicates())
+    heads = {name: shares.heads_with(sources, pattern, name) for name in shares.QUESTIONS}
+    left_out = [f"{n_heads - len(rows)} {name}s" for name, rows in heads.items()]
+    yield Section(
+        title="Heads: lost without each source",
+        figure=partial(shares.head_losses, sources, pattern),
+        caption="Each point is a head, larger with a larger lead or pattern; touch it for numbers "
+        "and intervals. Beyond -100% or 200% it is drawn there. Left out, within noise: "
+        f"{' and '.join(left_out)} of {n_heads} heads.",
+        table=largest_heads(heads),
+    )
+    if not sources["source"].isin(SOURCES).all():
+        yield Section(
+            title="Heads: lost without each band of RoPE",
+            figure=partial(shares.head_bands, sources, findings.manifest.get("wavelengths")),
+            caption="Each row is a head. Red: the band makes a part of the lead or pattern, which "
+            "is lost without it. Blue: it grows without it. Losses of bands need not add up.",
+        )
+
+
+def largest_heads(heads: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return the largest leads and patterns of heads, in nats, and what they lose by source.
+
+    Args:
+        heads: of the lead and of the pattern, the rows of `heads_with`.
+    """
+    parts = []
+    for question, rows in heads.items():
+        names: dict[str, str] = {n: f"lost without {words(n)}" for n in SOURCES if n in rows}
+        columns = {
+            old: new
+            for before, after in {"size": "size, nats", **names}.items()
+            for old, new in zip(
+                (before, *bound_columns(before)), (after, *bound_columns(after)), strict=True
+            )
+        }
+        largest = rows.loc[rows["size"].abs().nlargest(MOST_ROWS).index]
+        part = largest[[*columns]].rename(columns=columns)
+        part.insert(0, "head", [reader_of(row) for row in largest.to_dict("records")])
+        part.insert(1, "of", question)
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
 
 
 def _answer(findings: Findings) -> Iterator[Section]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -12,6 +12,7 @@ from nope_probe.conditions import Condition
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
 from nope_probe.hooks.removing.stand_ins import DEFAULT_REPLACEMENTS, Replacement
+from nope_probe.models.info import ModelInfo
 from nope_probe.runtime.settings import (
     OFFSET_BINS,
     Bounds,
@@ -60,6 +61,9 @@ class Settings(RunSettings):
         ),
     ] = DEFAULT_REPLACEMENTS
     gain: GainFlag = "output"
+    per_head: Annotated[
+        bool, _arg(help="Also measure what each head loses without each source and band.")
+    ] = False
     offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
 
     def validate(self) -> None:
@@ -88,3 +92,13 @@ class Settings(RunSettings):
             Substitute(replacement=name, gain=self.gain, seed=self.seed)
             for name in self.replacement
         )
+
+    def n_maps(self, info: ModelInfo) -> int:
+        """Return how many maps the run holds; of a head two, with half the bytes of a layer's."""
+        n_layers = len(self.layers_of(info))
+        return n_layers * (1 + info.n_heads) if self.per_head else n_layers
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that identify the run; a run without heads keeps its identity."""
+        settings = super().recorded()
+        return {key: x for key, x in settings.items() if key != "per_head" or self.per_head}

@@ -6,13 +6,14 @@ heads and rotary pairs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.components import COMPONENTS, Component, equal_bands, is_rope
+from nope_probe.components import BAND, COMPONENTS, Component, equal_bands, is_rope
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.base_layer import Layer, find_point
 from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint
@@ -190,3 +191,18 @@ def bands_of(model: HookedModel, n_bands: int) -> tuple[str, ...]:
         return equal_bands(min(pairs), n_bands)
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def wavelengths_of(model: HookedModel, names: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Return the shortest and the longest wavelength of bands `rope[a:b]`, in tokens, by name.
+
+    There are none where the layers of a model rotate at different frequencies.
+    """
+    known = [2 * torch.pi / angles for angles in rope_frequencies(model) if angles is not None]
+    if not known or any(not torch.equal(known[0], other) for other in known):
+        return {}
+    pairs = {name: named for name in names if (named := BAND.fullmatch(name))}
+    return {
+        name: (float(known[0][int(named[1])]), float(known[0][int(named[2]) - 1]))
+        for name, named in pairs.items()
+    }
