@@ -90,6 +90,7 @@ for label, visible in masks.items():
     kept = []
 
     def hide(values, hook, visible=visible):
+        """Hide what a token does not see."""
         return values.masked_fill(~visible, torch.finfo(values.dtype).min)
 
     keep = ("blocks.3.hook_resid_pre", lambda x, hook, kept=kept: kept.append(x))
