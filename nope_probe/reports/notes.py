@@ -230,8 +230,8 @@ def measure_note(name: str) -> str:
     """Return the name and meaning of a measure of the pattern.
 
     Example:
-        >>> measure_note("lead")
-        'Lead of the first key (nats): ...'
+        >>> measure_note("lead").split(": ")[0]
+        'Lead of the first key (nats)'
     """
     measure = words.MEASURES[name]
     unit = f" ({measure.unit})" if measure.unit else ""
