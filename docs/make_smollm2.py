@@ -41,6 +41,7 @@ PARTS_OF_HEADS = (
     *("information", "first_position", "others_position"),
     *("positional_share", "others_share", "first_weight"),
 )
+POSITION = ("first_position", "others_position")
 # What is told of a run: a table, the columns that name a row of it, and the estimates.
 Told = tuple[str, tuple[str, ...], tuple[str, ...]]
 TOLD: dict[str, list[Told]] = {
@@ -71,7 +72,7 @@ LOST_WITHOUT = ("MLP2", "MLP0", "ATTN0", "MLP1")  # writers whose position is ta
 EDGE = 0.05  # the share of the keys that are the first
 PIXELS = 104  # of a published panel
 POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
-LITTLE, MOST = 0.2, 0.8  # positional shares among the keys after the first
+LITTLE, HALF = 0.2, 0.5  # positional shares
 REMOVED = {"intact": "intact", "without the mask": "mask", "without RoPE": "rope"}
 QUANTITIES = {
     "loss": "loss",
@@ -237,9 +238,12 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
         for source in SOURCES
     )
     intact, gone = nats("copy_random intact", "value"), nats("copy_random rope", "difference")
-    shares = of(stored, run="attention", measure="others_share")["value"]
-    few, most = (shares < LITTLE).sum(), (shares >= MOST).sum()
-    counts = f"{few} of {len(shares)} heads are below {LITTLE:.0%}, {most} at {MOST:.0%} or more"
+    heads = of(stored, run="attention")
+    shares = of(heads, measure="positional_share")["value"]
+    few, most = (shares < LITTLE).sum(), (shares >= HALF).sum()
+    counts = f"{most} of {len(shares)} heads are at {HALF:.0%} or more, {few} below {LITTLE:.0%}"
+    parts = [of(heads, measure=name)["value"].sum() for name in POSITION]
+    whole = sum(parts) / of(heads, measure="information")["value"].sum()
     previous, induction = (looks(stored, head) for head in (POSITIONAL, CONTENT))
     first = of(stored, run="attention", measure="first_weight")
     is_middle = first["layer"].isin([10, 11])
@@ -247,7 +251,7 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
     middle = first[is_middle]["value"].max()
     return {
         "README.md": [
-            counts,
+            f"{whole:.0%} of the information in its attention is position: {counts}.",
             f"In L3, the first key leads by {lead:.2f} nats: without the mask {mask[0]} of that "
             f"are lost, and {mask[1]} of the pattern among the other keys; without RoPE {rope[0]} "
             f"and {rope[1]}.",
@@ -256,7 +260,7 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
             f"costs {intact} nats less than the first; {gone} of them are gone.",
         ],
         "docs/findings.md": [
-            f"{counts}.",
+            f"{whole:.0%} of the information in the model's attention is position: {counts}.",
             f"From L3 on, the first key gets {later:.0%} of a head's weight (median), but in L10 "
             f"and L11 {middle:.0%} at most.",
             f"L16H0 gives {previous}",
