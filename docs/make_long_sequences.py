@@ -39,7 +39,7 @@ from nope_probe.maps.rows import choose_rows
 STORED = Path(__file__).parent / "long-sequences.csv"
 TRAINED, N_TOKENS, FOLDS = 128, 65_536, 8
 LENGTHS = (128, 256, 512, 1024, 2048)
-SHOWN = (128, 512, 2048)  # of them, in tables
+SHOWN = (128, 2048)  # of them, in tables
 REMOVED = {
     "nope-tiny": ("position[L1H0]", "position[ATTN1]"),
     "rope-tiny": ("rope",),
@@ -53,7 +53,7 @@ MAIN_TERM = {"nope-tiny": "written_key", "rope-tiny": "rotation"}
 WRITERS = {"nope-tiny": ("L1H0", "L1H1", "MLP1"), "rope-tiny": ()}
 SPANS = (96, 192, 256, 1024, 1536)  # first positions of the columns of losses
 CALLED = {"rope[7:8]": "pair 7 of RoPE", "position[ATTN1]": "position of all heads of L1"}
-DISTANCES = (1, 8, 60, 236, 432, 559)  # the first of their bins
+DISTANCES = (1, 60, 236, 559)  # the first of their bins
 LATE, SOME, MORE = "#c2410c", "#b45309", "#7c8591"
 INK = {"width": 2, "color": "#1f2328"}
 LINES = {  # of the losses
