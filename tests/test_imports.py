@@ -28,9 +28,9 @@ def test_every_import_is_one_that_the_rule_allows() -> None:
         ("data.sequences", "errors", "cli"),
         ("runtime.session", "models.load", "ablate"),
         ("experiments.circuit.run", "experiments.engine", "experiments.ablation.plan"),
-        ("experiments.explorer", "experiments.ablation.plan", "training.run"),
+        ("experiments.explore", "experiments.ablation.plan", "training.run"),
         ("experiments.paper.run", "experiments.scores.run", "cli"),
-        ("figures", "experiments.explorer", ""),  # it lists what is public
+        ("figures", "experiments.explore", ""),  # it lists what is public
         ("figures.maps", "maps.centred", "experiments.explorer"),
         ("models", "hooks.ablation", "experiments.explorer"),
     ],
@@ -43,7 +43,7 @@ def test_an_import_against_the_rule_is_found(importing: str, allowed: str, refus
 
 
 def test_the_package_itself_is_imported_by_nothing_and_may_list_everything() -> None:
-    assert violations({"nope_probe": {"nope_probe.experiments.explorer"}}) == []
+    assert violations({"nope_probe": {"nope_probe.experiments.explore"}}) == []
     broken = violations({"nope_probe.runtime.session": {"nope_probe"}})
     assert broken == ["nope_probe.runtime.session imports nope_probe"]
 

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import zip_longest
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
-from transformers import PreTrainedTokenizerBase
 
 from nope_probe.data.documents import (
     TextReader,
@@ -31,6 +30,9 @@ from nope_probe.data.documents import (
     validate_packing,
 )
 from nope_probe.errors import UserError, closed_choices
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 WindowStart = Literal["random", "start"]
 Bos = Literal["auto", "always", "never"]

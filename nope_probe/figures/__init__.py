@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 _NAMES = {
-    "nope_probe.experiments.explorer": "explore",
+    "nope_probe.experiments.explore": "explore",
     "nope_probe.figures.attention": "attention_heads",
     "nope_probe.figures.behaviour": "decodability differences heads_and_behaviour loss_by_position",
     "nope_probe.figures.circuit_figure": "circuit",

@@ -23,7 +23,6 @@ from rich.filesize import decimal
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.files import json_checksum
-from nope_probe.models.context import stated_lengths
 from nope_probe.models.info import LoadedModel
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.finished import (
@@ -313,6 +312,8 @@ class Session(Generic[Settings_co]):
     @property
     def lengths(self: Session[RunSettings]) -> dict[str, int]:
         """The lengths that the model's files state, in tokens; empty for a model in memory."""
+        from nope_probe.models.context import stated_lengths  # needs transformers
+
         model, revision = self.settings.model, self.settings.revision
         return {} if self.call.in_memory else stated_lengths(model, revision)
 

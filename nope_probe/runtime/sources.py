@@ -8,7 +8,6 @@ from nope_probe.data.documents import file_of, is_data_set, validate_folds, vali
 from nope_probe.data.sequences import Sequences, gaussian, sequences
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.hooks.layers.model import validate_inputs
-from nope_probe.models.context import beyond_context, validate_context
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, validate_hub_answers, validate_reachable
 from nope_probe.runtime.processes import status
@@ -23,6 +22,8 @@ def validate_reach(settings: SessionSettings) -> None:
     """
     if not isinstance(settings, RunSettings):
         return
+    from nope_probe.models.context import validate_context  # needs transformers
+
     model, revision = settings.model, settings.revision
     validate_reachable(model, revision)
     validate_context(model, settings.seq_len, beyond=settings.beyond_context, revision=revision)
@@ -99,6 +100,8 @@ def make_sequences(
     """
     info = loaded.info
     if settings.seq_len > info.n_ctx and not settings.beyond_context:
+        from nope_probe.models.context import beyond_context  # needs transformers
+
         raise beyond_context(settings.seq_len, info.n_ctx)
     if (settings.data == "gaussian") != info.parameter_free:
         kind = "gaussian vectors" if info.parameter_free else "text or random tokens"
