@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import draw_data_way
 import make_smollm2
+import make_sources
 import make_twins
 import pandas as pd
 import pytest
@@ -108,6 +109,7 @@ def unsigned(estimate: tuple[str, ...]) -> tuple[float, ...]:
     ("made", "pages"),
     [
         (make_smollm2, ["docs/findings.md", "docs/trace.md"]),
+        (make_sources, ["docs/findings.md"]),
         (make_twins, ["docs/findings.md", "docs/trace.md"]),
     ],
 )

@@ -167,6 +167,8 @@ def print_report(
 ) -> None:
     """Print a run's sentence and table, and the path of its page; all tables if `verbose`."""
     console = PlainConsole()
+    if facts := notes.about(manifest):
+        console.print("; ".join(facts.values()), style="dim")
     print_lead(console, report.lead)
     if verbose:
         for section in report.sections:

@@ -193,24 +193,38 @@ TEXTS = {  # by the setting `data`
 }
 
 
-def texts_of(manifest: Mapping[str, Any]) -> str:
-    """Return what the sequences of a run are, in a sentence.
+def about(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return what was run: the model with its weights and layers, and the texts.
 
     Example:
-        >>> texts_of({"settings": {"data": "shipped", "n_seqs": 64, "seq_len": 128}})
-        'Read on 64 sequences of 128 tokens of shipped Python source.'
+        >>> settings = {"data": "shipped", "n_seqs": 64, "seq_len": 128}
+        >>> model = {"name": "rope-tiny", "depth": 4}
+        >>> print(*about({"model": model, "layers": [0, 1], "settings": settings}).values())
+        rope-tiny, L0, L1 of 4 64 sequences of 128 tokens of shipped Python source
     """
+    facts = {}
+    if "name" in manifest.get("model", {}):
+        model = manifest["model"]
+        weights = f" ({model['gguf']['file']})" if model.get("gguf") else ""
+        layers = f", {layers_of(manifest)}" if manifest.get("layers") and "depth" in model else ""
+        facts["Model"] = f"{model_name(manifest)}{weights}{layers}"
+    if "data" in manifest.get("settings", {}):
+        facts["Data"] = _texts_of(manifest)
+    return facts
+
+
+def _texts_of(manifest: Mapping[str, Any]) -> str:
     size, data = run_size(manifest), str(manifest["settings"]["data"])
     name = TEXTS.get(data, Path(data).name if Path(data).is_absolute() else data)
+    if len(size) < 2:
+        return name
     unit = "positions" if data == "gaussian" else "tokens"
     of_data = f" {name}" if data.startswith("given") else f" of {name}"
     shuffled = ", shuffled" * bool(manifest["settings"].get("shuffle"))
     first = manifest.get("data", {}).get("bos_token")
     begin = f", each after {first}" if first else ""
-    return (
-        f"Read on {size['n_seqs']:,} sequences of {size['seq_len']:,} {unit}{of_data}{shuffled}"
-        f"{begin}."
-    )
+    sequences = f"{size['n_seqs']:,} sequences of {size['seq_len']:,} {unit}"
+    return f"{sequences}{of_data}{shuffled}{begin}"
 
 
 def layers_of(manifest: Mapping[str, Any]) -> str:

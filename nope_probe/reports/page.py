@@ -31,7 +31,6 @@ PLOTLY_BYTES = 5_000_000
 CELL_BYTES = 16 / 3  # a float32 in base64
 MAP_BYTES = 500  # bytes of a map beside its cells
 LAYER_BYTES = 30_000  # bytes of a layer's dots and rows of numbers
-SIZES = {"n_seqs": "sequences", "seq_len": "tokens each"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,15 +219,8 @@ def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
 
 def _facts(manifest: Mapping[str, Any]) -> Iterator[str]:
     """Yield the facts of the run that the manifest holds."""
-    size = [f"{number} {SIZES[name]}" for name, number in notes.run_size(manifest).items()]
-    model, data = (
-        str(entry.get("name", "")) if isinstance(entry, Mapping) else str(entry)
-        for entry in (manifest.get("model", ""), manifest.get("data", ""))
-    )
-    facts = {"Model": model, "Data": ", ".join(filter(None, [data, *size]))}
-    for name, value in facts.items():
-        if value:
-            yield f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>"
+    for name, value in notes.about(manifest).items():
+        yield f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>"
 
 
 def _methods(paragraph: str) -> str:

@@ -197,11 +197,11 @@ def heads_sentence(tables: Mapping[str, pd.DataFrame], losses: LayerLosses) -> s
 
 
 def _scope(findings: Findings, layer: int) -> str:
-    """Return which layers, sequences and texts the lead is of."""
+    """Return which layers the lead is of."""
     chosen = f"L{layer} has the strongest pattern of {notes.layers_of(findings.manifest)}. "
     return (
-        f"{chosen if len(findings.layers) > 1 else ''}{notes.texts_of(findings.manifest)} Percent "
-        "of position's part, which the sources make; below 0% it grows."
+        f"{chosen if len(findings.layers) > 1 else ''}Percent of position's part, which the "
+        "sources make; below 0% it grows."
     )
 
 

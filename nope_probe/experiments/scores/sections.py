@@ -84,7 +84,7 @@ def lead(run: Run) -> Lead:
         f"strongest: {_first(best)} pattern is {best['amplitude']:.2g} nats, for "
         f"{KEYS[preferred_keys(best)]}.",
         table=pd.DataFrame(table),
-        caption=f"{notes.texts_of(run.manifest)} Pattern: RMS among the other keys. By "
+        caption="Pattern: RMS among the other keys. By "
         "distance: the share of it that depends on the distance of query and key alone.",
     )
 

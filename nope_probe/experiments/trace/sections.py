@@ -175,7 +175,6 @@ def lead(run: Run) -> Lead:
     table, n_left_out = _table(f"{reader} at {length}", shares)
     parts = [
         "" if chosen else f"{reader} is the strongest of {notes.layers_of(manifest)}.",
-        notes.texts_of(manifest),
         LOST.format(kept=kept) if any(own.lost for own in shares.values()) else "",
         f"Left out: {n_left_out} weaker writers." if n_left_out else "",
     ]
