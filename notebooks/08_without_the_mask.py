@@ -77,7 +77,7 @@ pd.DataFrame({f"R², {key}": 1 - x.numpy() for key, x in missed.items()}, layers
 # one row of the mask in L0 to L2: token 32 sees itself alone, or token 0 sees all.
 
 # %%
-rows = torch.arange(64)
+rows = torch.arange(short.inputs.shape[1])
 causal = rows <= rows[:, None]
 alone, sees_all = causal.clone(), causal.clone()
 alone[32, :32] = False

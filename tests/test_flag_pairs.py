@@ -57,6 +57,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "confirm": ("0", "2"),
     "d_model": ("9",),
     "data": ("random", "gaussian", "SHORT"),
+    "bos": ("auto", "always", "never", "a"),
     "device": ("cpu", "auto"),
     "expect": ("no_rope_layers=none", "sliding_window=none"),
     "figure": ("figure1", "figure8"),

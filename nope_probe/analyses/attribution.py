@@ -178,12 +178,12 @@ def attribute_heads(
 
     Example:
         >>> from nope_probe import ablated, attribute_heads, capture_scores, load, sequences
-        >>> model = load("nope-tiny", n_layers=2)
+        >>> model = load("nope-tiny", n_layers=3)
         >>> tokens = sequences("random", tokenizer=model.tokenizer, n_seqs=64, seq_len=16).inputs
         >>> intact = capture_scores(model.model, tokens, per_head=True)
         >>> with ablated(model.model, "mask"):
         ...     without = capture_scores(model.model, tokens, per_head=True)
-        >>> head = attribute_heads({(): intact, "mask": without})[1, 3]
+        >>> head = attribute_heads({(): intact, "mask": without})[2, 1]
         >>> head.pattern.from_sources.value > 0.9
         True
     """
@@ -339,7 +339,8 @@ def conditions_of(
     """
     terms = source_terms(sources).values()
     of_sources = {condition: None for term in terms for condition in term}
-    ordered = sorted(of_sources, key=lambda condition: (len(condition), condition.ordered))
+    place = {name: index for index, name in enumerate(sources)}
+    ordered = sorted(of_sources, key=lambda one: (len(one), sorted(place[name] for name in one)))
     beyond = [pair for one in removed for pair in (one, without_sources(one, sources))]
     return list(dict.fromkeys([INTACT, *ordered, *beyond]))
 

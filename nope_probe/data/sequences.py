@@ -112,7 +112,7 @@ def sequences(
     seed: int = 0,
     shuffle: bool = False,
     start: WindowStart = "random",
-    bos: Bos | str = "auto",
+    bos: str = "auto",
     pack: bool = False,
 ) -> Sequences:
     """Cut token sequences out of a text source.
@@ -266,7 +266,7 @@ def gaussian(
     return Sequences(inputs=x, name=f"gaussian alpha={alpha:g}", kind="vectors")
 
 
-def first_token(tokenizer: PreTrainedTokenizerBase | None, bos: Bos | str) -> int | None:
+def first_token(tokenizer: PreTrainedTokenizerBase | None, bos: str) -> int | None:
     """Return the token that is put before every sequence, or None for no token.
 
     Args:

@@ -240,11 +240,11 @@ function drawReadout() {
 }
 
 dark.addEventListener("change", draw);
-new ResizeObserver(() => {
+new ResizeObserver(() => requestAnimationFrame(() => {
   // In a frame of a page or notebook, the frame is as high as what it holds.
   try {
     if (window.frameElement) window.frameElement.style.height = document.querySelector("main").scrollHeight + 24 + "px";
   } catch { /* a page of another origin: its frame keeps the height that it has */ }
-}).observe(document.querySelector("main"));
+})).observe(document.querySelector("main"));
 draw();
 document.body.explorer = { data, state, view, values, measure, draw };

@@ -413,6 +413,9 @@ def test_a_run_of_a_model_in_memory_is_described(loaded: Any, text: Sequences) -
     told = run.methods
     assert told.startswith("We ran L0 of rope-tiny as ")
     assert "RoPE in 1 of these layers" in told
-    assert "The inputs were 17 sequences of 23 tokens (data: tokens), each with a BOS" in told
+    assert (
+        "The inputs were 17 sequences of 23 tokens (data: tokens), each with the token BOS first"
+        in told
+    )
     assert "as a control" in told.lower()
     assert "drawn with seed" not in told

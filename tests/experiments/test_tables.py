@@ -69,7 +69,7 @@ LABELLED = ({"tokens": "text", "removed": "mask"}, [MEASURES])
 TABLES = {
     "sources": (sources_table([LAYER]), sources_table([])),
     "terms": (terms_table([LAYER]), terms_table([])),
-    "weights": (weights_table({"": [LAYER], "mean": [LAYER]}), weights_table({})),
+    "weights": (weights_table({"none": [LAYER], "mean": [LAYER]}), weights_table({})),
     "non_relative": (
         non_relative_table({"text": [EFFECT]}, [0]),
         non_relative_table({"text": []}, []),
@@ -80,7 +80,7 @@ TABLES = {
 FIRST_ROWS = {
     "sources": {"layer": 0, "of": "lead", "source": "mask", **bounds(lost=7)},
     "terms": {"layer": 0, "of": "lead", "term": "mask", **bounds(share=4, size=3)},
-    "weights": {"layer": 0, "of": "lead", "removed": "mlp", "replacement": ""}
+    "weights": {"layer": 0, "of": "lead", "removed": "mlp", "replacement": "none"}
     | bounds(lost=9, amplification=13),
     "mean_covariance": {"layer": 0, "of": "pattern", "term": "mean", **bounds(share=1, size=3)},
     "pattern": {"layer": 0, "tokens": "text", "removed": "mask"}
@@ -105,7 +105,7 @@ def test_a_loss_stands_in_one_table_alone():
     sources, weights = TABLES["sources"][0], TABLES["weights"][0]
     assert sources["source"].tolist() == ["mask", "rope[0:5]"] * 2, "bands are of a source"
     assert weights["removed"].tolist() == ["mlp", "mlp", "w_q", "w_q"]
-    assert weights["replacement"].tolist() == ["", "", "mean", "mean"]
+    assert weights["replacement"].tolist() == ["none", "none", "mean", "mean"]
     assert weights["of"].tolist() == ["lead", "pattern"] * 2
     terms = TABLES["terms"][0]
     assert terms["term"].tolist() == ["mask", "without_sources"] * 2

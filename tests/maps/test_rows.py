@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
+from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.offsets import (
     bin_of_offset,
     mean_squares_by_query,
@@ -14,7 +15,6 @@ from nope_probe.analyses.offsets import (
     offset_means,
 )
 from nope_probe.analyses.pattern import LAG, measure_estimates
-from nope_probe.analyses.pattern_changes import kept_pattern
 from nope_probe.analyses.pattern_rows import relative_fit
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.estimates import cross_products, fold_weights
@@ -190,8 +190,8 @@ def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
 
 def test_what_a_removal_leaves_of_chosen_rows_is_a_share_of_their_pattern() -> None:
     layers = [LayerMaps.of(x * folds()[:, QUERIES], COUNTS, QUERIES, 1) for x in (0.5, 1.0)]
-    kept = kept_pattern(*shared_patterns(layers))
-    assert kept.share.value == pytest.approx(0.5)
+    gram = ContrastGram.of(dict(zip("vu", shared_patterns(layers), strict=True)))
+    assert gram.share({"v": 1.0}, {"u": 1.0}).value == pytest.approx(0.5)
 
 
 def test_offsets_have_bins_of_their_own_to_64_and_then_eight_a_doubling() -> None:

@@ -132,6 +132,7 @@ def test_an_info_has_the_sizes_of_the_model_and_is_json(bridge: ByName) -> None:
         architecture="SmolLM3ForCausalLM",
         kind="TransformerBridge",
         n_layers=3,
+        depth=3,
         n_heads=6,
         n_kv_heads=2,
         d_head=10,

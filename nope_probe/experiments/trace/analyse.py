@@ -44,6 +44,7 @@ from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
 EFFECTS = ("predicted", "held", "direct", "norm", "total")  # columns of `effects.csv`
+EFFECTS_COLUMNS = ["layer", "head", "of", "writer", *interval_names(*EFFECTS)]
 MATTERS = 0.05  # of a lead or pattern: what a removal takes, or a writer's direct share
 
 
@@ -137,8 +138,7 @@ def measure_effects(
         heads.sort(key=lambda head: (-direct.get(head, 0.0), -float(sizes[head])))
         rows += measured(of_heads, heads[:n_heads])
     rows.sort(key=lambda row: (row["of"], row["writer"].order))
-    columns = ["layer", "head", "of", "writer", *interval_names(*EFFECTS)]
-    table = pd.DataFrame(rows, columns=columns)
+    table = pd.DataFrame(rows, columns=EFFECTS_COLUMNS)
     return table.drop(columns="head") if place.head is None else table
 
 
@@ -231,7 +231,7 @@ class TraceTables:
     writers: pd.DataFrame
     clocks: pd.DataFrame
     maps: dict[str, Float[np.ndarray, "row key_pos"] | Int[np.ndarray, " row"]]
-    effects: pd.DataFrame = field(default_factory=pd.DataFrame)
+    effects: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=EFFECTS_COLUMNS))
 
     @property
     def tables(self) -> dict[str, pd.DataFrame]:
