@@ -219,7 +219,7 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
         else:
             chosen["--measures"] = ("position",)
     names_a_writer = any("position[L1" in name for name in chosen.get("--remove", ()))
-    if names_a_writer:
+    if names_a_writer and command != "behaviour":
         small = {**small, "--layers": "2"}
     if "--target-se" in chosen:
         small = {name: size for name, size in small.items() if name != "--n-samples"}

@@ -339,7 +339,7 @@ def conditions_of(
     """
     terms = source_terms(sources).values()
     of_sources = {condition: None for term in terms for condition in term}
-    place = {name: index for index, name in enumerate(sources)}
+    place: dict[str, int] = {name: index for index, name in enumerate(sources)}
     ordered = sorted(of_sources, key=lambda one: (len(one), sorted(place[name] for name in one)))
     beyond = [pair for one in removed for pair in (one, without_sources(one, sources))]
     return list(dict.fromkeys([INTACT, *ordered, *beyond]))

@@ -73,12 +73,12 @@ def lead(run: Run) -> Lead:
         "": [f"L{row['layer']}" for row in rows],
         "first key, nats": [estimate_text(row, "lead", "z.2f") for row in rows],
         "pattern, nats": [nats(row, "amplitude") for row in rows],
-        "prefers": [f"{preferred_keys(row)} keys" for row in rows],
+        "prefers": [preferred_keys(row) for row in rows],
         "by distance": [estimate_text(row, "relative_r2", "z.0f") for row in rows],
     }
     if heads is not None:
         top = heads[above_noise(heads, folds)].sort_values("amplitude").groupby("layer").tail(1)
-        table["strongest head"] = [_head(top, row["layer"]) for row in rows]
+        table["top head"] = [_head(top, row["layer"]) for row in rows]
     return Lead(
         sentence=f"In {name} ({notes.layers_of(run.manifest)}), L{best['layer']:.0f} is "
         f"strongest: {_first(best)} pattern is {best['amplitude']:.2g} nats, for "
