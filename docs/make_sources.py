@@ -1,7 +1,7 @@
 """Measure who makes lead and pattern in all layers of SmolLM2: python docs/make_sources.py FOLDER.
 
 Each command of `COMMANDS` runs into a folder of its own in FOLDER, unless it is finished there:
-other texts, lengths and first tokens. Writes docs/sources.csv (ten minutes on two cores, after
+other texts and first tokens. Writes docs/sources.csv (ten minutes on two cores, after
 `make real`) and a picture, and prints the table of findings.md. Without FOLDER it prints the table
 of what is stored.
 """
@@ -22,16 +22,12 @@ ALL_LAYERS = f"ablate --model {NAME} --layers all --remove sources"
 COMMANDS = {
     "code": f"{ALL_LAYERS} --n-seqs 96",
     "prose": f"{ALL_LAYERS} --n-seqs 96 --data prose",
-    "256 tokens": f"{ALL_LAYERS} --n-seqs 96 --seq-len 256",
-    "512 tokens": f"{ALL_LAYERS} --n-seqs 48 --seq-len 512",
-    "<|endoftext|>": f'{ALL_LAYERS} --n-seqs 96 --bos "<|endoftext|>"',
-    "<|im_start|>": f'{ALL_LAYERS} --n-seqs 96 --bos "<|im_start|>"',
+    "<|endoftext|>": f'{ALL_LAYERS} --n-seqs 48 --bos "<|endoftext|>"',
+    "<|im_start|>": f'{ALL_LAYERS} --n-seqs 48 --bos "<|im_start|>"',
 }
 TITLES = {  # of the rows of the table
-    "code": "Python source, 64 tokens, any token first",
-    "prose": "English prose",
-    "256 tokens": "256 tokens",
-    "512 tokens": "512 tokens",
+    "code": "Python source, any token first",
+    "prose": "English prose, any token first",
     "<|endoftext|>": "`<|endoftext|>` first",
     "<|im_start|>": "`<|im_start|>` first",
 }

@@ -320,8 +320,7 @@ def test_the_lead_of_the_first_key_has_an_answer_of_its_own() -> None:
     in_all = sum(float(text[:-1]) for text in table["first key"][1:])
     assert in_all == pytest.approx(100, abs=3)
     assert found.caption == (
-        "L2 is the strongest of L1 to L3. Read on 64 sequences of 48 tokens of shipped Python "
-        "source. Lost: on all paths, without its position."
+        "L2 is the strongest of L1 to L3. Lost: on all paths, without its position."
     )
 
 
