@@ -132,8 +132,8 @@ def test_a_sliders_and_an_explorers_frame_replace_their_pictures_and_answer(tmp_
     }, 500)</script>"""
     elements = opened(f"<body>{explorer}{slider}{script}</body>", tmp_path)
     assert 'data-stills="0"' in elements
-    said = r'data-says="Without RoPE, .+ is left of the intact positional pattern'
-    assert re.search(said, elements), "the strongest source is off at first"
+    said = r'data-says="L\d without causal mask: mean over heads loses .+% of the first key'
+    assert re.search(said, elements), "the mask is off at first"
     alphas = ["0", *(f"0.{tenth}" for tenth in range(1, 10))]
     assert f'data-seen="{",".join(f"alpha = {alpha}1" for alpha in alphas)}"' in elements
     assert 'data-pictures="10"' in elements
