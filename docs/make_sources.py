@@ -28,8 +28,8 @@ COMMANDS = {
 TITLES = {  # of the rows of the table
     "code": "Python source, any token first",
     "prose": "English prose, any token first",
-    "<|endoftext|>": "`<|endoftext|>` first",
-    "<|im_start|>": "`<|im_start|>` first",
+    "<|im_start|>": "the token im_start first",
+    "<|endoftext|>": "the token endoftext first",
 }
 FIRST = {  # of the panels of the picture, by run
     "code": "any token first",
@@ -121,14 +121,14 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
     code = of(stored, run="code")
     fewest = min(needing(of(stored, run=run), "pattern", "rope") for run in COMMANDS)
     n_layers, of_mask = code["layer"].nunique(), needing(code, "lead", "mask")
-    at = of(stored, run="<|endoftext|>", layer=LAYER)
-    lead = of(at, name="intact", measure="lead")["value"].item()
-    left = of(at, name="lead without_sources", measure="size")["value"].item()
-    layers = "all" if fewest == n_layers else f"{fewest} or more"
+    ended = of(stored, run="<|endoftext|>")
+    lead = of(ended, name="intact", measure="lead")["value"].mean()
+    left = of(ended, name="lead without_sources", measure="size")["value"].mean()
+    layers = f"{fewest} or more" if fewest < n_layers else "all"
     told = [
         f"RoPE makes the order of the other keys in {layers} of the {n_layers} layers",
         f"the mask makes the first key's lead in {of_mask} of {n_layers}",
-        f"{left:.1f} of L{LAYER}'s {lead:.1f} nats are left without any source",
+        f"{left:.1f} of {lead:.1f} nats (means over layers) are left without any source",
     ]
     return {"README.md": told, "docs/findings.md": told}
 
