@@ -15,21 +15,15 @@ from dataclasses import dataclass, replace
 import torch
 import tyro
 from jaxtyping import Float, Int
-from nope_probe.analyses.shapley import (
-    Contrast,
-    PlayerSet,
-    player_set,
-    positional_whole,
-    shapley,
-    source_terms,
-)
 from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe import Ablation, ablated, calibrate, capture_scores, gaussian, load, sequences
+from nope_probe.analyses.attribution import conditions_of
+from nope_probe.analyses.contrasts import Contrast, ContrastGram, lost, positional
 from nope_probe.analyses.jackknife import Interval, jackknife, rms_difference
 from nope_probe.analyses.pattern import measure_estimates
-from nope_probe.analyses.pattern_rows import ContrastGram, relative_part
+from nope_probe.analyses.pattern_rows import relative_part
 from nope_probe.components import POSITION_ENCODINGS, Component
 from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.data.sequences import Sequences
@@ -62,7 +56,7 @@ class Population:
         patterns: the kept cells of each sequence's pattern, nats.
         documents: the document of each sequence, from 0.
         conditions: in the order of the patterns.
-        players: whose shares are estimated.
+        removed: what the pattern is lost without, besides the sources.
         sources: the mask, and the position encoding if there is one.
         n_drawn: how many documents a resample draws.
         n_pos, skip_keys: the size of the maps, and how many first keys they leave out.
@@ -72,7 +66,7 @@ class Population:
     patterns: Float[Tensor, "condition seq cell"]
     documents: Int[Tensor, " seq"]
     conditions: list[Condition]
-    players: PlayerSet
+    removed: tuple[Condition, ...]
     sources: tuple[Component, ...]
     n_drawn: int
     n_pos: int
@@ -92,8 +86,7 @@ def main(settings: Settings) -> None:
 
 def populations(settings: Settings) -> Iterator[Population]:
     yield synthetic(settings)
-    chosen = {"rope-tiny": (1, ["mask", "rope", "qk"]), "nope-tiny": (2, ["mask", "qk"])}
-    for name, (layer, names) in chosen.items():
+    for name, layer in (("rope-tiny", 1), ("nope-tiny", 2)):
         loaded = load(name, n_layers=layer + 1)
         for kind in ("text", "shuffled text"):
             data = sequences(
@@ -103,13 +96,13 @@ def populations(settings: Settings) -> Iterator[Population]:
                 shuffle=kind != "text",
             )
             label = f"{name} L{layer}, {kind}"
-            whole = captured(label, loaded.model, data, player_set(names), layer)
+            whole = captured(label, loaded.model, data, ("w_q+w_k",), layer)
             for n_drawn in (24, 96):
                 yield replace(whole, name=f"{label}, {n_drawn} documents", n_drawn=n_drawn)
     vectors = gaussian(settings.n_population, settings.seq_len, 64, alpha=0.2)
     model = load("parameter-free-rope", n_layers=2).model
     label = "parameter-free-rope L1, i.i.d. vectors, 96 sequences"
-    yield captured(label, model, vectors, player_set(["mask", "rope"]), 1)
+    yield captured(label, model, vectors, (), 1)
 
 
 def synthetic(settings: Settings) -> Population:
@@ -126,7 +119,7 @@ def synthetic(settings: Settings) -> Population:
         patterns=means + of_document + of_sequence,
         documents=documents,
         conditions=[INTACT, MASK],
-        players=player_set(["mask"]),
+        removed=(),
         sources=("mask",),
         n_drawn=24,
         n_pos=n,
@@ -135,14 +128,15 @@ def synthetic(settings: Settings) -> Population:
 
 
 def captured(
-    name: str, model: HookedModel, data: Sequences, players: PlayerSet, layer: int
+    name: str, model: HookedModel, data: Sequences, names: tuple[str, ...], layer: int
 ) -> Population:
     """Return the patterns of all sequences, each in a fold of its own."""
     sources = tuple(name for name in ("mask", *POSITION_ENCODINGS) if name in components(model))
-    needed = {INTACT}.union(*source_terms(sources).values(), players.conditions)
-    gains, patterns, skip_keys = calibrate(model, data.inputs), {}, int(data.bos)
-    for condition in sorted(needed, key=sorted):
-        with ablated(model, Ablation(remove=sorted(condition)), gains):
+    removed = tuple(map(Condition.parse, names))
+    gains, patterns = calibrate(model, data.inputs), {}
+    skip_keys = int(data.kind != "vectors")
+    for condition in conditions_of(sources, removed):
+        with ablated(model, Ablation(remove=sorted(condition), replacement="mean"), gains):
             maps = capture_scores(model, data.inputs, layers=[layer], n_folds=len(data))
         centred = row_centred(maps.folds[:, 0], skip_keys)
         patterns[condition] = centred[:, kept_cells(centred.shape[-1], skip_keys)]
@@ -152,7 +146,7 @@ def captured(
         patterns=torch.stack(list(patterns.values())),
         documents=documents.unique(return_inverse=True)[1],
         conditions=list(patterns),
-        players=players,
+        removed=removed,
         sources=sources,
         n_drawn=96,
         n_pos=data.inputs.shape[1],
@@ -183,21 +177,19 @@ def coverage(population: Population, grouped: bool, settings: Settings) -> dict[
 
 def contrasts(population: Population) -> dict[str, tuple[Contrast, Contrast]]:
     """Return the part and the whole of each share that is estimated."""
-    whole, players = {INTACT: 1.0}, population.players
-    terms = source_terms(population.sources)
-    found = {f"source {name}": (terms[name], whole) for name in list(terms)[1:3]}
-    for each in players.players:
-        found[f"player {each.name}"] = (shapley(players, each), positional_whole(players))
-    return found
+    sources, intact = population.sources, {INTACT: 1.0}
+    part = positional(INTACT, sources)
+    removed = [*(Condition({name}) for name in sources if len(sources) > 1), *population.removed]
+    losses = {f"lost without {one.name}": (lost(one, sources), part) for one in removed}
+    return {"from sources": (part, intact), **losses}
 
 
 def truth(population: Population) -> dict[str, float]:
     """Return the values of the whole population."""
     means = dict(zip(population.conditions, population.patterns.mean(1), strict=True))
     found = {"amplitude": float(means[INTACT].square().mean().sqrt())}
-    found["locality"] = float(
-        locality(as_map(means[INTACT], population)[None], population).values[0]
-    )
+    alike = as_map(means[INTACT], population).expand(4, -1, -1)  # folds of the whole population
+    found["locality"] = float(locality(alike, population).values[0])
     intact, unmasked = (non_relative(means[c], population).square().mean() for c in (INTACT, MASK))
     found["non-relative by the mask"] = float(intact.sqrt() - unmasked.sqrt())
     for name, (part, whole) in contrasts(population).items():
@@ -217,7 +209,7 @@ def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, I
     fold_of = grouped_folds(owners, n_folds) if grouped else interleaved_folds(len(chosen), n_folds)
     counts, folds, gram = fold_means(population, chosen, fold_of)
     intact = as_map(folds[population.conditions.index(INTACT)], population)
-    found = {"amplitude": gram.rms({INTACT: 1.0})}
+    found = {"amplitude": gram.size({INTACT: 1.0})}
     found["locality"] = jackknife(locality(intact, population, counts))
     rows = [population.conditions.index(condition) for condition in (INTACT, MASK)]
     rest = non_relative(folds[rows], population)
@@ -238,8 +230,7 @@ def fold_means(
     products = cross_products(folds, folds, weights)
     gram = ContrastGram(
         row={condition: row for row, condition in enumerate(population.conditions)},
-        first=torch.zeros_like(products),  # the kept cells count as one part
-        others=products,
+        products=products,
         weights=weights,
         score_squares=torch.zeros(n_conditions).double(),
     )

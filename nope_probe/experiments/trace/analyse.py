@@ -155,7 +155,7 @@ def written_positions(engine: Engine) -> Mapping[str, WrittenPosition]:
 
 def could_matter(low: float, high: float) -> bool:
     """Return whether a share between these bounds could be 5% or more, of either sign."""
-    return max(abs(low), abs(high)) >= MATTERS
+    return bool(max(abs(low), abs(high)) >= MATTERS)
 
 
 def direct_shares(writers: pd.DataFrame) -> dict[Writer, float]:
