@@ -221,6 +221,8 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
     names_a_writer = any("position[L1" in name for name in chosen.get("--remove", ()))
     if names_a_writer and command != "behaviour":
         small = {**small, "--layers": "2"}
+    if chosen.get("--bos", ("",))[0].startswith("<|"):  # of another tokenizer than the tiny ones
+        chosen["--bos"] = ("<bos>",)
     if "--target-se" in chosen:
         small = {name: size for name, size in small.items() if name != "--n-samples"}
         small["--target-se"] = "0.05"

@@ -113,8 +113,7 @@ def test_the_lead_says_what_is_lost_of_the_first_keys_lead_and_of_the_pattern() 
         ["lost where attention writes a constant (W_O)", "117%", "-4%"],
     ]
     assert result.caption.startswith(
-        "L1 has the strongest pattern of L0, L1 of 30. Read on 96 sequences of 64 tokens of "
-        "shipped Python source."
+        "L1 has the strongest pattern of L0, L1 of 30. Percent of position's part"
     )
 
 
