@@ -53,6 +53,8 @@ SIZES: dict[str, dict[str, str]] = {
     "trace": {**RUN_SIZES, "--n-seqs": "10", "--folds": "5", "--layers": "2", "--confirm": "1"},
     "train": {"--steps": "2"},
 }
+# Tokens that the tiny models' tokenizer lacks.
+TINY = {(token,): ("<bos>",) for token in ("<|endoftext|>", "<|im_start|>")}
 OF_WHY = {"--layers": "4", "--query": "1"}  # L3H3, in a text of two tokens
 FIGURE_SIZES: dict[str, dict[str, str]] = {
     "all": {"--n-samples": "32"},
@@ -206,7 +208,8 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
         (subject,) = groups[""]
         small = FIGURE_SIZES.get(subject, {})
         reads_text = "--n-seqs" in small
-    chosen = {name: given for name, given in groups.items() if given != DEFAULTS[command].get(name)}
+    defaults = DEFAULTS[command]
+    chosen = {n: TINY.get(given, given) for n, given in groups.items() if given != defaults.get(n)}
     if chosen.get("--layers") == ("all",):
         small = {name: size for name, size in small.items() if name != "--layers"}
     elif command == "behaviour" and "--layers" in chosen:
@@ -221,8 +224,6 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
     names_a_writer = any("position[L1" in name for name in chosen.get("--remove", ()))
     if names_a_writer and command != "behaviour":
         small = {**small, "--layers": "2"}
-    if chosen.get("--bos", ("",))[0].startswith("<|"):  # of another tokenizer than the tiny ones
-        chosen["--bos"] = ("<bos>",)
     if "--target-se" in chosen:
         small = {name: size for name, size in small.items() if name != "--n-samples"}
         small["--target-se"] = "0.05"
