@@ -39,7 +39,7 @@ NOT_CODE = (
 SMALL = ["--layers", "2", "--n-seqs", "8", "--seq-len", "16", "--folds", "4", "--device", "cpu"]
 RUNS = {
     "--help": ["nope-probe", "--help"],
-    "ablate": ["nope-probe", "ablate", *SMALL, "--players", "sources", "--out", "ablate"],
+    "ablate": ["nope-probe", "ablate", *SMALL, "--remove", "sources", "--out", "ablate"],
     "circuit --image": [
         *("nope-probe", "circuit", "--n-seqs", "8", "--seq-len", "16", "--folds", "4"),
         *("--device", "cpu", "--out", "circuit", "--image", "circuit.png"),
