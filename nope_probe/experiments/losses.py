@@ -19,6 +19,7 @@ from nope_probe.figures.shares import QUESTIONS
 from nope_probe.reports.notes import run_size
 
 Losses = Mapping[str, Mapping[str, ValueAndBounds]]  # of lead and pattern, by what is removed
+QUARTER = 0.25  # of position's part: the sentence says what loses surely more, or less
 SMALL_LEAD = 0.5  # of the pattern's amplitude: no sentence is about a smaller lead
 CONSTANT = {  # rows of the table, where a weight's output is held constant
     "w_q": "lost with constant queries (W_Q)",
@@ -309,10 +310,10 @@ def _needs(what: str, losses: Mapping[str, ValueAndBounds]) -> str:
     if not {*names} <= {*losses}:
         return ""
     texts = {name: percent(loss) for name, loss in losses.items()}
-    rope, w_o = losses.get("rope"), effect_of(losses["w_o"])
-    if both and rope and rope[1] > MOST and effect_of(both) == w_o == "not needed":
+    rope, w_o = losses.get("rope"), effect_of(losses["w_o"], QUARTER)
+    if both and rope and rope[1] > MOST and effect_of(both, QUARTER) == w_o == "not needed":
         return NEITHER.format(what=what, **texts)
-    effects = [effect_of(losses[name]) for name in names]
+    effects = [effect_of(losses[name], QUARTER) for name in names]
     if "unclear" in effects:
         return ""
     queries, keys, writes = (effect == "needed" for effect in effects)

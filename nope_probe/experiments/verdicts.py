@@ -18,11 +18,12 @@ EIGHT_FOLDS = (1,) * 8  # the sizes of the default folds, where a run does not s
 Effect = Literal["needed", "not needed", "against", "unclear"]
 
 
-def effect_of(lost: ValueAndBounds) -> Effect:
+def effect_of(lost: ValueAndBounds, limit: float = NEEDED) -> Effect:
     """Return what the pattern does without a component, from the share that is lost without it.
 
-    The pattern needs the component if it surely loses more than a tenth. It does not if it surely
-    loses less and gains less. The component works against it if it surely gains more than a tenth.
+    The pattern needs the component if it surely loses more than `limit`, a tenth by default. It
+    does not if it surely loses less and gains less. The component works against it if it surely
+    gains more.
 
     Example:
         >>> effect_of((0.5, 0.4, 0.6)), effect_of((0.03, 0.0, 0.06))
@@ -31,11 +32,11 @@ def effect_of(lost: ValueAndBounds) -> Effect:
         ('against', 'unclear')
     """
     _, low, high = lost
-    if low > NEEDED:
+    if low > limit:
         return "needed"
-    if high < -NEEDED:
+    if high < -limit:
         return "against"
-    return "not needed" if low >= -NEEDED and high <= NEEDED else "unclear"
+    return "not needed" if low >= -limit and high <= limit else "unclear"
 
 
 def summed(parts: Iterable[ValueAndBounds]) -> ValueAndBounds:

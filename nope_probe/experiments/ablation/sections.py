@@ -198,7 +198,9 @@ def heads_sentence(tables: Mapping[str, pd.DataFrame], losses: LayerLosses) -> s
 
 def _scope(findings: Findings, layer: int) -> str:
     """Return which layers the lead is of."""
-    chosen = f"L{layer} has the strongest pattern of {notes.layers_of(findings.manifest)}. "
+    chosen = (
+        f"L{layer} is the strongest of {notes.layers_of(findings.manifest)}, by lead and pattern. "
+    )
     return (
         f"{chosen if len(findings.layers) > 1 else ''}Percent of position's part, which the "
         "sources make; below 0% it grows."

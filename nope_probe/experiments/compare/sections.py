@@ -19,7 +19,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Link, Listing, Section, explorer_section
 from nope_probe.runtime.folder import Run
 
-OF_SIDES = "Percent of position's part, in the layer of each run with the strongest pattern."
+OF_SIDES = "Percent of position's part, in the strongest layer of each run, by lead and pattern."
 LESS = "A difference is a run's number less that of {base}."
 METHODS = {
     "others": "The runs had different sequences, so differences are unpaired.",
