@@ -16,6 +16,7 @@ from nope_probe.experiments.verdicts import MOST, effect_of
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.names import phrase
 from nope_probe.figures.shares import QUESTIONS
+from nope_probe.figures.words import capitalised
 from nope_probe.reports.notes import run_size
 
 Losses = Mapping[str, Mapping[str, ValueAndBounds]]  # of lead and pattern, by what is removed
@@ -191,7 +192,7 @@ class LayerLosses:
             label = self._row_of(name, [*removed])
             if label:
                 cells[label] = {
-                    question: percent(some[name])
+                    question: percent_text(some[name])
                     for question, some in self.losses.items()
                     if name in some
                 }
@@ -221,11 +222,11 @@ def _place(removed: str) -> int:
     return [*CONSTANT].index(removed) if removed in CONSTANT else len(CONSTANT)
 
 
-def percent(loss: ValueAndBounds) -> str:
+def percent_text(loss: ValueAndBounds) -> str:
     """Return a fraction in percent, without decimals.
 
     Example:
-        >>> percent((1.143, 1.1, 1.2)), percent((-0.001, -0.1, 0.1))
+        >>> percent_text((1.143, 1.1, 1.2)), percent_text((-0.001, -0.1, 0.1))
         ('114%', '0%')
     """
     return f"{100 * loss[0]:z.0f}%"
@@ -267,13 +268,12 @@ the other keys (102%)."
     if not questions:
         return ""
     if len(sources) == 1:
-        who = phrase(sources[0])
-        numbers = {name: percent(from_sources[name]) for name in questions}
-        who = who[:1].upper() + who[1:]
+        who = capitalised(phrase(sources[0]))
+        numbers = {name: percent_text(from_sources[name]) for name in questions}
         return ONE_SOURCE[questions].format(who=who, layer=layer, **numbers)
     needed = {name: _needed(losses[name], sources) for name in questions}
     texts = {f"of_{name}": phrase(one) for name, one in needed.items() if one}
-    texts |= {name: percent(losses[name][one]) for name, one in needed.items() if one}
+    texts |= {name: percent_text(losses[name][one]) for name, one in needed.items() if one}
     if len(questions) == 2 and all(needed.values()):
         is_same = needed["lead"] == needed["pattern"]
         return (SAME if is_same else DIFFERENT).format(layer=layer, **texts)
@@ -302,14 +302,14 @@ vary (9%).'
     """
     parts = [part for name in THINGS if (part := _needs(SHORT[name], losses.get(name, {})))]
     sentence = "; ".join(parts)
-    return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""
+    return f"{capitalised(sentence)}." if sentence else ""
 
 
 def _needs(what: str, losses: Mapping[str, ValueAndBounds]) -> str:
     both, names = losses.get("w_q+w_k"), ("w_q", "w_k", "w_o")
     if not {*names} <= {*losses}:
         return ""
-    texts = {name: percent(loss) for name, loss in losses.items()}
+    texts = {name: percent_text(loss) for name, loss in losses.items()}
     rope, w_o = losses.get("rope"), effect_of(losses["w_o"], QUARTER)
     if both and rope and rope[1] > MOST and effect_of(both, QUARTER) == w_o == "not needed":
         return NEITHER.format(what=what, **texts)

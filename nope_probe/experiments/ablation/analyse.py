@@ -156,7 +156,7 @@ class Analysis:
 
     @cached_property
     def strongest(self) -> LayerAttribution | None:
-        """The layer whose mean over heads has the strongest pattern; None without a pattern."""
+        """The strongest layer, by lead and pattern of its mean map; None without a pattern."""
         rows = measures_table([({}, self.measures[0])], self.plan.layers, labels=())
         counts = next(iter(self.measured.intact.values())).counts
         best = strongest(rows, counts.tolist())

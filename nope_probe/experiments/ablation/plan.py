@@ -90,13 +90,13 @@ class Plan:
             engine: the model on the run's sequences.
             shuffled: the same sequences with their tokens permuted, if they are a control.
         """
-        plain = self.plain
-        yield from self._scores("score", self.of_sources)
+        of_sources = self.of_sources
+        yield from self._scores("score", of_sources)
         if engine.n_folds >= MIN_FOLDS:
             yield Pass(key="positions", read=self._read_positions)
         if any(ablation.needs_calibration for ablation in self.ablations):
             yield Pass(key="gains", read=self._calibrate, calibrates=True)
-        yield from self._scores("score", [one for one in plain if one not in self.of_sources])
+        yield from self._scores("score", [one for one in self.plain if one not in of_sources])
         for by in self.substitutes:
             run = dict.fromkeys(equivalent(condition, by) for condition in self.replacing)
             yield from self._scores(f"score-{by.replacement}", run, by)
@@ -111,9 +111,10 @@ class Plan:
         sequences: Sequences | None = None,
     ) -> Iterator[Pass]:
         """Yield the passes that capture the score maps of some conditions."""
+        of_heads = self.of_heads if sequences is None else ()
         for condition in conditions:
             without = (by or Substitute()).without(condition)
-            per_head = sequences is None and condition in self.of_heads
+            per_head = condition in of_heads
             yield Pass(
                 key=f"{prefix}/{condition.name}",
                 read=partial(self._read_scores, per_head=per_head),
@@ -264,7 +265,3 @@ class Measured:
     def intact(self) -> Layers:
         """The intact model's maps of each layer."""
         return self.maps[INTACT]
-
-    def with_sources(self, replacement: Replacement) -> ConditionMaps:
-        """Return the maps of a replacement with those of the conditions that replace no weight."""
-        return self.maps | self.replaced[replacement]

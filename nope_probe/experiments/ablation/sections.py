@@ -1,6 +1,6 @@
 """The report of `ablate`: what lead and pattern lose without sources and weights, and controls.
 
-The lead sentences are of the layer with the strongest pattern; figures and tables are of all
+The lead sentences are of the strongest layer, by lead and pattern; figures and tables are of all
 layers.
 """
 
@@ -121,7 +121,7 @@ class Findings:
 
     @cached_property
     def layer(self) -> int | None:
-        """The layer with the strongest pattern; None if no pattern exceeds the noise."""
+        """The strongest layer, by lead and pattern; None if no pattern exceeds the noise."""
         row = strongest(self.intact_rows(), self.fold_sizes)
         return None if row is None else int(row["layer"])
 
@@ -198,13 +198,11 @@ def heads_sentence(tables: Mapping[str, pd.DataFrame], losses: LayerLosses) -> s
 
 def _scope(findings: Findings, layer: int) -> str:
     """Return which layers the lead is of."""
-    chosen = (
-        f"L{layer} is the strongest of {notes.layers_of(findings.manifest)}, by lead and pattern. "
-    )
-    return (
-        f"{chosen if len(findings.layers) > 1 else ''}Percent of position's part, which the "
-        "sources make; below 0% it grows."
-    )
+    unit = "Percent of position's part, which the sources make; below 0% it grows."
+    if len(findings.layers) == 1:
+        return unit
+    layers = notes.layers_of(findings.manifest)
+    return f"L{layer} is the strongest of {layers}, by lead and pattern. {unit}"
 
 
 def _heads(findings: Findings) -> Iterator[Section]:
