@@ -24,7 +24,7 @@ from nope_probe.models.names import ADAPTER, is_gguf
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_BLOCK = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_BLOCK = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(\d+)\.")
 
 
 def read_weights(
@@ -90,6 +90,8 @@ def is_wanted(key: str, n_layers: int | None) -> bool:
     Example:
         >>> is_wanted("model.layers.2.mlp.up_proj.weight", 2), is_wanted("model.norm.weight", 2)
         (False, True)
+        >>> is_wanted("bert.encoder.layer.2.output.dense.weight", 2)
+        False
     """
     block = _BLOCK.search(key)
     return n_layers is None or block is None or int(block[1]) < n_layers
