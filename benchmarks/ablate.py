@@ -57,7 +57,7 @@ def main(settings: Settings) -> None:
     timed = plan.conditions[:: settings.every]
     for condition in timed:
         before = seconds(plain)
-        ablation = plan.substitutes[0].without(condition)
+        ablation = plan.ablations[0].without(condition)
         ours = seconds(partial(engine.scores, None, ablation))
         ratios.append(2 * ours / (before + seconds(plain)))
     sizes = f"{len(tokens)} × {settings.seq_len} tokens"

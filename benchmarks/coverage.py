@@ -24,8 +24,6 @@ from nope_probe.analyses.contrasts import Contrast, ContrastGram, lost, position
 from nope_probe.analyses.jackknife import Interval, jackknife, rms_difference
 from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.analyses.pattern_rows import relative_part
-from nope_probe.components import POSITION_ENCODINGS, Component
-from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.targets import components
@@ -33,6 +31,7 @@ from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.estimates import Estimates, cross_products, fold_weights
 from nope_probe.maps.folds import grouped_folds, interleaved_folds
 from nope_probe.maps.layers import LayerMaps
+from nope_probe.removal import INTACT, MASK, POSITION_ENCODINGS, Component, Condition
 
 NOISE = 0.5  # of a synthetic sequence, and of its document
 

@@ -21,9 +21,9 @@ from rounds import interleaved_times, peak_rise, ratios
 from rows import Row, row, show
 
 from nope_probe import Ablation, ablated, capture_attention, capture_scores
-from nope_probe.components import Component
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.removal import Component
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

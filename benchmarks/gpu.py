@@ -110,7 +110,7 @@ def ablation(
 
     def run() -> None:
         for condition in plan.conditions:
-            engine.scores(None, plan.substitutes[0].without(condition))
+            engine.scores(None, plan.ablations[0].without(condition))
 
     return len(plan.conditions), run
 

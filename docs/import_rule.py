@@ -28,8 +28,7 @@ RULE: dict[str, tuple[str, ...]] = {
     "analyses": ("hooks", "maps"),
     "hooks": ("maps",),
     "maps": (),
-    "conditions": ("components", "errors"),
-    "components": (),
+    "removal": ("errors",),
     "stages": (),
     "files": (),
     "errors": (),
@@ -38,8 +37,7 @@ RULE: dict[str, tuple[str, ...]] = {
 # rooms, such as hooks/ablation.py, may import all of them, and none of them imports it.
 ROOMS = ("hooks", "hooks.reading", "hooks.removing", "hooks.layers")
 EVERYWHERE = (
-    "components",
-    "conditions",
+    "removal",
     "stages",
     "files",
     "errors",

@@ -20,7 +20,7 @@ def test_every_import_is_one_that_the_rule_allows() -> None:
 @pytest.mark.parametrize(
     ("importing", "allowed", "refused"),
     [
-        ("hooks.layers.model", "components maps.folds", "models.load hooks.ablation"),
+        ("hooks.layers.model", "removal maps.folds", "models.load hooks.ablation"),
         ("hooks.reading.fused", "hooks.removing.targets", "hooks.ablation"),
         ("hooks.removing.targets", "hooks.layers.model", "hooks.reading.fused"),
         ("hooks.ablation", "hooks.reading.capture hooks.removing.targets", "data.sequences"),

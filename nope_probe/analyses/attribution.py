@@ -27,8 +27,6 @@ from nope_probe.analyses.contrasts import (
     without_sources,
 )
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.components import SOURCES, Component
-from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.errors import UserError, closed_choices, kind_of
 from nope_probe.maps.layers import (
     LayerMaps,
@@ -39,6 +37,7 @@ from nope_probe.maps.layers import (
     with_skip_keys,
 )
 from nope_probe.maps.maps import Layers, ScoreMaps, heads_of, layers_of
+from nope_probe.removal import INTACT, MASK, SOURCES, Component, Condition
 
 Removed = TypeVar("Removed", bound=str | Iterable[str])
 

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval, jackknife, rms, rms_ratio, share
 from nope_probe.analyses.pattern_rows import beyond_rounding, mean_squares
-from nope_probe.conditions import INTACT, Condition
 from nope_probe.maps.estimates import Estimates, ProductSums, leave_one_out
 from nope_probe.maps.layers import Pattern, Question
+from nope_probe.removal import INTACT, INTERACTION, Condition
 
 GRAM_BYTES = 1 << 26
 Name = TypeVar("Name", bound=Hashable)  # names a map: a condition, or a term of a split
@@ -45,7 +45,7 @@ def source_terms(sources: Sequence[str]) -> dict[str, Contrast]:
         ['mask', 'rope', 'mask_x_rope']
     """
     return {
-        "_x_".join(term): {
+        INTERACTION.join(term): {
             Condition({*sources} - {*kept}): (-1.0) ** (size - len(kept))
             for n_kept in range(size, -1, -1)
             for kept in combinations(term, n_kept)
@@ -62,7 +62,7 @@ def without_sources(removed: Iterable[str], sources: Iterable[str]) -> Condition
         >>> without_sources(["rope[0:8]", "w_q"], ["mask", "rope"]).name
         'mask+rope+w_q'
     """
-    return Condition.of({*removed, *sources})
+    return Condition({*removed, *sources})
 
 
 def positional(removed: Condition, sources: Iterable[str]) -> Contrast:

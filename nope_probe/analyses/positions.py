@@ -19,10 +19,10 @@ from torch import Tensor
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
 from nope_probe.analyses.pattern_rows import beyond_rounding
 from nope_probe.analyses.reader import PARTS, Maps, Reader, Side, Size, Vectors
-from nope_probe.conditions import Writer
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.positions import PositionSums
+from nope_probe.removal import Writer
 
 TERMS = ("rotation", "written_key", "written_query", "written_both")
 

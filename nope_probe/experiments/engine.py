@@ -7,7 +7,7 @@ the checks of what can be removed from a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -16,8 +16,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.components import WEIGHTS, is_rope
-from nope_probe.conditions import Writer
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
@@ -63,6 +61,7 @@ from nope_probe.maps.maps import (
     stored_layers,
 )
 from nope_probe.maps.positions import PositionSums
+from nope_probe.removal import WEIGHTS, Condition, Writer
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
@@ -141,7 +140,9 @@ class Engine:
                 self.inputs,
                 batch_size=self.batch_size,
                 seed=next((seed for seed in seeds if seed is not None), None),
-                writers=sorted({name for ablation in needing for name in ablation.writers}),
+                writers=sorted(
+                    {name for ablation in needing for name in ablation.condition.writers}
+                ),
                 skip_keys=self._kept,
                 checkpoint=stream,
             ).to_tensors(),
@@ -186,9 +187,9 @@ class Engine:
         calibration, keys = self.calibration, position_keys(key or "", ablation)
         if calibration is None or not keys:
             return calibration
-        others = [name for name in ablation.components if Writer.removed_by(name) is None]
+        others = [name for name in ablation.condition.ordered if name.writer is None]
         for writer in keys:
-            earlier = [one.removal for one in ablation.writers if one.runs_before(writer)]
+            earlier = [one.removal for one in ablation.condition.writers if one.runs_before(writer)]
             with ablated(self.model, replace(ablation, remove=[*others, *earlier]), calibration):
                 written = self._written(None if key is None else keys[writer], writer)
             positions = {**calibration.positions, writer: written}
@@ -334,8 +335,8 @@ def position_keys(key: str, ablation: Ablation) -> dict[Writer, str]:
         key: of the capture that the ablation is for.
         ablation: what is removed.
     """
-    writers = sorted(ablation.writers, key=lambda writer: writer.order)
-    alone = len(writers) == len(ablation.components)
+    writers = sorted(ablation.condition.writers, key=lambda writer: writer.order)
+    alone = len(writers) == len(ablation.condition)
     reached = [w for w in writers if not alone or any(one.runs_before(w) for one in writers)]
     return {writer: f"{key}/{writer}" for writer in reached}
 
@@ -417,19 +418,19 @@ def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:
     return n_folds
 
 
-def validate_removable(model: HookedModel, names: Collection[str]) -> None:
+def validate_removable(model: HookedModel, removed: Condition) -> None:
     """Check that a model has bands of RoPE, weights as matrices of their own, and writers.
 
     Raises:
         UserError: naming a part that cannot be removed, and why.
     """
     try:
-        removed_pairs(model, [name for name in names if is_rope(name)])
-        blocks_that_write(model, [writer for name in names if (writer := Writer.removed_by(name))])
+        removed_pairs(model, removed.rope)
+        blocks_that_write(model, removed.writers)
     except ValueError as error:
         raise UserError(str(error)) from error
     try:
-        resolve_targets(model, Ablation(remove=[name for name in WEIGHTS if name in names]))
+        resolve_targets(model, Ablation(remove=removed.weights))
     except ValueError as error:
         raise UserError(f"{error}; name removals without it") from error
 

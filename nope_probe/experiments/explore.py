@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 from nope_probe.analyses.attribution import conditions_of
-from nope_probe.components import Gain
-from nope_probe.conditions import Condition
 from nope_probe.errors import closed_choices
 from nope_probe.experiments.ablation.plan import equivalent, make_plan
 from nope_probe.experiments.engine import (
@@ -22,12 +20,13 @@ from nope_probe.experiments.explorer import explorer_of
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, first_keys_of, layers_of
-from nope_probe.hooks.removing.removals import Substitute
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.models.parity import describe
+from nope_probe.removal import Condition, Gain
 from nope_probe.runtime.processes import Progress
 
 
@@ -80,11 +79,11 @@ def explore(
     skipped = first_keys_of(data.inputs) if skip_keys == "auto" else skip_keys
     kept_cells(data.inputs.shape[1], skipped)  # raises where no keys are left
     left_out = irreplaceable(model) | idle_sources(model, data.inputs, len(layers_of(model)))
-    by = Substitute(replacement=replacement, gain=gain)
+    by = Ablation(replacement=replacement, gain=gain)
     plan = make_plan(
         has,
         remove if remove is None else [item for item in remove if item != "sources"],
-        substitutes=[by],
+        ablations=[by],
         parameter_free=describe(model, name).parameter_free,
         left_out=left_out,
     )
@@ -95,7 +94,7 @@ def explore(
         batch_size=batch_size,
         n_folds=folds_for_intervals(data, n_folds),
         skip_keys=skipped,
-    ).calibrated(None, plan.ablations)
+    ).calibrated(None, plan.calibrated)
     needed = conditions_of(plan.sources, plan.removed)
     run = dict.fromkeys(equivalent(condition, by) for condition in needed)
     captured = {
@@ -116,7 +115,7 @@ def explore(
     )
 
 
-def _panels(engine: Engine, by: Substitute, condition: Condition) -> list[list[LayerMaps]]:
+def _panels(engine: Engine, by: Ablation, condition: Condition) -> list[list[LayerMaps]]:
     """Return the maps of each layer: the mean over heads, and each head if there are several."""
     maps = engine.scores(None, by.without(condition) if condition else None, per_head=True)
     return [

@@ -9,12 +9,11 @@ from jaxtyping import Float
 
 from nope_probe.analyses.contrasts import ContrastGram, contrast_grams, lost, positional
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
-from nope_probe.components import Component
-from nope_probe.conditions import INTACT, Condition
 from nope_probe.figures.explorer import Explorer, RemovedMaps
 from nope_probe.figures.names import words
 from nope_probe.figures.panels import Pooled, RowMaps, pool_with_leads
 from nope_probe.maps.layers import LayerMaps, shared_patterns
+from nope_probe.removal import INTACT, Component, Condition
 
 PAGE_BYTES = 900_000  # next to all other maps of a report
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are

@@ -11,12 +11,12 @@ from typing import Any
 
 import pandas as pd
 
-from nope_probe.components import NO_REPLACEMENT, are_sources
 from nope_probe.experiments.verdicts import MOST, effect_of
 from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.names import phrase
 from nope_probe.figures.shares import QUESTIONS
 from nope_probe.figures.words import capitalised
+from nope_probe.removal import NO_REPLACEMENT, Condition
 from nope_probe.reports.notes import run_size
 
 Losses = Mapping[str, Mapping[str, ValueAndBounds]]  # of lead and pattern, by what is removed
@@ -217,7 +217,7 @@ def _leads(size: float) -> str:
 
 def _place(removed: str) -> int:
     """Return the place of a row: sources come first, then `CONSTANT` in its order."""
-    if are_sources(removed.split("+")):
+    if Condition.parse(removed).are_sources:
         return -1
     return [*CONSTANT].index(removed) if removed in CONSTANT else len(CONSTANT)
 

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
-from nope_probe.components import CIRCUITS, REMOVABLE, WEIGHTS, is_rope
-from nope_probe.conditions import Writer
 from nope_probe.experiments.attention.settings import ALONE
 from nope_probe.figures.names import phrase
 from nope_probe.figures.words import capitalised, listed, numbered_layers
 from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, STAND_INS
+from nope_probe.removal import Condition, replaced_by
 from nope_probe.reports.notes import chapters, run_size
 from nope_probe.runtime.settings import FIRST_LAYERS, GIVEN
 
@@ -66,8 +65,6 @@ SHARED = "; the sequences of a document share a fold"
 HEADS = (" and heads", ", for each head and over heads")  # of a map, by --per-head
 READERS = ("each layer's", "each head's")
 WRITERS = {"heads": "each head", "layers": "the attention of each block"}
-WRITER_REMOVED = "its mean output at each position was replaced by its mean over positions"
-BAND_REMOVED = "its pairs of coordinates were rotated as at position 0"
 PARITY = {"logits": "logits", "pattern": "attention weights"}
 
 
@@ -146,19 +143,16 @@ def _of_inputs(facts: Manifest) -> dict[str, Any]:
 
 def _of_removals(facts: Manifest) -> dict[str, Any]:
     """Return the removed components, and how they, the weights and the writers were removed."""
-    alone = [name.partition(":")[0] for name in facts.get("conditions", ())[1:]]
+    alone = [replaced_by(name)[0] for name in facts.get("conditions", ())[1:]]
     names = list(facts.get("removed", ()))
     if facts["kind"] == "ablate":
         names = list(dict.fromkeys([*facts["positional_sources"], *facts["removed"]]))
     elif facts["kind"] == "behaviour":
         names = list(dict.fromkeys(alone))
-    parts = list(dict.fromkeys(part for name in names for part in name.split("+")))
-    how = {phrase(part): REMOVABLE[part].removed for part in parts if part in REMOVABLE}
-    how |= {phrase(part): WRITER_REMOVED for part in parts if Writer.removed_by(part)}
-    if any(is_rope(part) and part != "rope" for part in parts):
-        how["a band of RoPE"] = BAND_REMOVED
+    parts = [part for name in names for part in Condition.parse(name).ordered]
+    how = {"a band of RoPE" if part.is_band else phrase(part): part.removed for part in parts}
     sentences = [f"to remove {name}, {done}" for name, done in how.items() if done]
-    if {*parts} & {*WEIGHTS, *CIRCUITS}:
+    if Condition(parts).weights:
         chosen: Any = facts.get("replacements", facts["replacement"])
         kinds = {chosen} if isinstance(chosen, str) else {*chosen}
         records = [STAND_INS[kind] for kind in REPLACEMENTS if kind in kinds]

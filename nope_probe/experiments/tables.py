@@ -26,13 +26,11 @@ from nope_probe.analyses.pattern_changes import MaskEffect
 from nope_probe.analyses.positions import position_terms, readers, written_terms
 from nope_probe.analyses.reader import Side
 from nope_probe.analyses.splits import BandPattern, MeanCovariance
-from nope_probe.components import NO_REPLACEMENT, are_sources
-from nope_probe.components import WEIGHTS as PROJECTIONS
-from nope_probe.conditions import INTACT, Condition
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.maps.layers import Question
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
+from nope_probe.removal import INTACT, NO_REPLACEMENT, Condition
 
 Row = dict[str, Any]
 WEIGHTS = (  # of a head's attention weights
@@ -138,7 +136,7 @@ def sources_table(
         for layer in layers
         for question, attribution in layer.by_question.items()
         for name, loss in attribution.losses.items()
-        if "+" not in name and are_sources([name])
+        if len(removed := Condition.parse(name)) == 1 and removed.are_sources
     ]
     return pd.DataFrame(rows, columns=[*labels, "of", "source", *interval_names("lost")])
 
@@ -221,8 +219,8 @@ def weights_table(layers: Mapping[str, Sequence[LayerAttribution]]) -> pd.DataFr
         for layer in of_layers
         for question, attribution in layer.by_question.items()
         for name, loss in attribution.losses.items()
-        if not are_sources(removed := Condition.parse(name))
-        and bool(removed & {*PROJECTIONS}) == (replacement != NO_REPLACEMENT)
+        if not (removed := Condition.parse(name)).are_sources
+        and bool(removed.weights) == (replacement != NO_REPLACEMENT)
     ]
     columns = ["layer", "of", "removed", "replacement", *interval_names(*LOSS)]
     return pd.DataFrame(rows, columns=columns)

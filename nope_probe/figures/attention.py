@@ -10,10 +10,10 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
 
-from nope_probe.components import INK
 from nope_probe.figures.intervals import FLOOR, estimates_of
 from nope_probe.figures.names import colour, plain, words
 from nope_probe.figures.style import SEQUENTIAL, Grid, colour_bar, place
+from nope_probe.removal import INK
 
 CELL = 32  # px a layer
 LARGEST, SMALLEST = 18, 4  # px across, of the head with the most information and of any head

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.components import are_sources
-from nope_probe.conditions import INTACT
 from nope_probe.figures.dots import (
     BOUNDS,
     Dots,
@@ -30,6 +28,7 @@ from nope_probe.figures.style import (
     place,
     set_axes,
 )
+from nope_probe.removal import INTACT, Condition, replaced_by
 
 PANELS = ("without sources", "without weights or MLPs")
 
@@ -75,8 +74,9 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
 
 def _panels(conditions: Sequence[str]) -> dict[str, list[str]]:
     """Return the conditions that remove only sources, and all others; `intact` is in both."""
-    only_sources = [c for c in conditions if c != INTACT.name and are_sources(c.split("+"))]
-    others = [c for c in conditions if c != INTACT.name and c not in only_sources]
+    removing = [c for c in conditions if c != INTACT.name]
+    only_sources = [c for c in removing if Condition.parse(component(c)).are_sources]
+    others = [c for c in removing if c not in only_sources]
     intact = [c for c in conditions if c == INTACT.name]
     groups = dict(zip(PANELS, (only_sources, others), strict=True))
     return {name: [*intact, *own] for name, own in groups.items() if own} or {"": intact}
@@ -107,13 +107,13 @@ def removed(name: str) -> str:
         >>> removed("mask+rope"), removed("w_q:mean")
         ('mask + RoPE', 'W_Q (mean)')
     """
-    components, _, replacement = name.partition(":")
+    components, replacement = replaced_by(name)
     return f"{words(components)} ({replacement})" if replacement else words(components)
 
 
 def component(name: str) -> str:
     """Return the component that gives a condition its colour and marker."""
-    return name.partition(":")[0]
+    return replaced_by(name)[0]
 
 
 def decodability(table: pd.DataFrame) -> go.Figure:

@@ -13,7 +13,6 @@ import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float, Int
 
-from nope_probe.components import INK
 from nope_probe.errors import closed_choices
 from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
 from nope_probe.figures.maps import keys_left_out
@@ -32,6 +31,7 @@ from nope_probe.figures.style import (
     colour_limits,
     patch,
 )
+from nope_probe.removal import INK
 from nope_probe.stages import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
 
 if TYPE_CHECKING:

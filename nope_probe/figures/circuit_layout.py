@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nope_probe.components import INK
 from nope_probe.figures.names import TABLE
 from nope_probe.figures.style import ZERO, Extent
+from nope_probe.removal import INK
 from nope_probe.stages import LETTERS
 
 Point = tuple[float, float]

@@ -16,7 +16,6 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from plotly.colors import sample_colorscale
 
-from nope_probe.components import INK
 from nope_probe.figures.dots import (
     curve_in_band,
     note_flat,
@@ -44,6 +43,7 @@ from nope_probe.figures.style import (
     scatter,
     set_axes,
 )
+from nope_probe.removal import INK
 
 MOST_COLUMNS = 4
 LABELS = {"score": "scores", "pattern": "positional pattern"}

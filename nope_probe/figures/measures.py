@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.components import INK, are_sources
 from nope_probe.figures.dots import (
     BOUNDS,
     Dots,
@@ -33,6 +32,7 @@ from nope_probe.figures.style import (
     set_axes,
 )
 from nope_probe.figures.words import ATTENTION, MEASURES
+from nope_probe.removal import INK, INTACT, Condition
 from nope_probe.stages import LETTERS
 
 CONTROLS = ("lead", "amplitude", "locality", "non_relative")
@@ -67,15 +67,14 @@ def _without_sources(table: pd.DataFrame) -> dict[str, tuple[str, str, pd.DataFr
     The models are the intact model, and the models without each source and without all sources.
     """
     shown = {"intact": ("intact", words("intact"), table[table["removed"] == "intact"])}
-    removed = [name for name in table["removed"].unique() if are_sources(name.split("+"))]
-    for name in removed:
-        rows = table[table["removed"] == name]
-        if "+" not in name:
-            shown[name] = (name, f"without {words(name)}", rows)
-    most = max(removed, key=lambda name: name.count("+"), default="")
-    if "+" in most:
-        rows = table[table["removed"] == most]
-        shown[most] = ("without_sources", words("without_sources"), rows)
+    conditions = map(Condition.parse, table["removed"].unique())
+    removed = [condition for condition in conditions if condition.are_sources]
+    most = max(removed, key=len, default=INTACT)
+    for name in (condition.name for condition in removed if len(condition) == 1):
+        shown[name] = (name, f"without {words(name)}", table[table["removed"] == name])
+    if len(most) > 1:
+        rows = table[table["removed"] == most.name]
+        shown[most.name] = ("without_sources", words("without_sources"), rows)
     return shown
 
 

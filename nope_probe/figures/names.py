@@ -5,46 +5,47 @@ from __future__ import annotations
 from dataclasses import replace
 from html import escape
 
-from nope_probe.components import REMOVABLE, Entry
-from nope_probe.conditions import Writer
+from nope_probe.removal import CIRCUITS, INTERACTION, ROWS, UNION, Words, parts_of, writer_of
 
-TABLE: dict[str, Entry] = {
-    "intact": Entry(label="intact model", phrase="the intact model"),
-    "all": Entry(label="whole pattern"),
-    "without_sources": Entry(label="without any source", colour="#7a7a7a"),
-    **REMOVABLE,
-    "interaction": Entry(label="interaction", colour="#ab3e98", marker="cross"),
-    "mean_term": Entry(
+TABLE: dict[str, Words] = {
+    "intact": Words(label="intact model", phrase="the intact model"),
+    "all": Words(label="whole pattern"),
+    "without_sources": Words(label="without any source", colour="#7a7a7a"),
+    **ROWS,
+    **CIRCUITS,
+    "interaction": Words(label="interaction", colour="#ab3e98", marker="cross"),
+    "mean_term": Words(
         label="mean term", phrase="the mean term", colour="#535dba", marker="square"
     ),
-    "covariance_term": Entry(
+    "covariance_term": Words(
         label="covariance term", phrase="the covariance term", colour="#8d6620"
     ),
-    "rotation": Entry(
+    "rotation": Words(
         label="rotation", phrase="RoPE's rotation alone", colour="#0070e3", marker="diamond"
     ),
-    "written_key": Entry(
+    "written_key": Words(
         label="written into keys",
         phrase="position written into keys",
         colour="#18753a",
         marker="triangle-down",
     ),
-    "written_query": Entry(
+    "written_query": Words(
         label="written into queries",
         short="into queries",
         phrase="position written into queries",
         colour="#1da2a5",
         marker="triangle-up",
     ),
-    "written_both": Entry(
+    "written_both": Words(
         label="written into both",
         short="into both",
         phrase="position written into queries and keys",
         colour="#8952a0",
         marker="hexagon",
     ),
-    "norm": Entry(label="norm's scale", short="norm", phrase="the norm's scale by position"),
+    "norm": Words(label="norm's scale", short="norm", phrase="the norm's scale by position"),
 }
+_SIGNS = {INTERACTION: " × ", UNION: " + "}
 _WRITERS = {"embed": "the token embeddings", "pos_embed": "the learned embeddings"}
 
 
@@ -67,10 +68,10 @@ def words(name: str) -> str:
         >>> words("mask"), words("mask+w_q"), words("mask_x_rope")
         ('causal mask', 'mask + W_Q', 'mask × RoPE')
     """
-    for sign, between in (("_x_", " × "), ("+", " + ")):
-        if sign in name:
-            return between.join(short(part) for part in name.split(sign))
-    writer = Writer.removed_by(name)
+    sign, parts = parts_of(name)
+    if sign:
+        return _SIGNS[sign].join(map(short, parts))
+    writer = writer_of(name)
     if writer is not None:
         return f"position of {_WRITERS.get(writer, writer)}"
     return TABLE[name].label if name in TABLE else name
@@ -95,10 +96,11 @@ def phrase(name: str) -> str:
         >>> phrase("position[L1H0]")
         'the position of L1H0'
     """
-    if Writer.removed_by(name) is not None:
+    if writer_of(name) is not None:
         return f"the {words(name)}"
-    if "_x_" in name:
-        *others, last = (short(part) for part in name.split("_x_"))
+    sign, parts = parts_of(name)
+    if sign == INTERACTION:
+        *others, last = map(short, parts)
         return f"{', '.join(others)} and {last} together"
     return (TABLE[name].phrase if name in TABLE else "") or words(name)
 
@@ -113,11 +115,11 @@ def symbol(name: str) -> str:
     return _drawn_as(name).marker
 
 
-def _drawn_as(name: str) -> Entry:
-    *others, last = name.split("_x_")
-    if others and last == "window":
+def _drawn_as(name: str) -> Words:
+    sign, (*others, last) = parts_of(name)
+    if sign == INTERACTION and last == "window":
         marker = "star" if len(others) > 1 else "x" if others == ["mask"] else "triangle-left"
         return replace(TABLE["interaction"], colour=TABLE["window"].colour, marker=marker)
-    if others or "+" in name:
+    if sign:
         return TABLE["interaction"]
-    return TABLE.get(name, Entry(label=name))
+    return TABLE.get(name, Words(label=name))

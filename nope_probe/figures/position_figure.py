@@ -16,8 +16,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.components import INK
-from nope_probe.conditions import Writer
 from nope_probe.figures.circuit_figure import MENU, Choice, add_switches
 from nope_probe.figures.intervals import (
     FLOOR,
@@ -60,6 +58,7 @@ from nope_probe.figures.style import (
     patch,
 )
 from nope_probe.figures.words import shown_readers, strongest_reader, with_readers
+from nope_probe.removal import INK, Writer
 
 TITLE = "Who writes position, and who reads it"
 ALL = "all"  # the whole pattern; readers; or writers of a clock

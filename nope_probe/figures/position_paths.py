@@ -12,9 +12,8 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from nope_probe.components import INK
-from nope_probe.conditions import Writer
 from nope_probe.figures.style import Trace
+from nope_probe.removal import INK, Writer
 
 ALL_PATHS = "all paths"  # the edge of a total effect
 PHONE = 310  # px of the plotting area on a phone

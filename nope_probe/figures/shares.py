@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.components import NO_REPLACEMENT, SOURCES
 from nope_probe.figures.dots import PERCENT, Dots, over_layers
 from nope_probe.figures.intervals import bound_columns, interval_of, interval_text, percent
 from nope_probe.figures.names import symbol, words
@@ -26,6 +25,7 @@ from nope_probe.figures.style import (
     scatter,
 )
 from nope_probe.figures.words import reader_of
+from nope_probe.removal import NO_REPLACEMENT, SOURCES
 
 QUESTIONS = {"lead": "first key", "pattern": "other keys"}
 FILLINGS = ("", "-open", "-dot", "-open-dot")  # of the markers of several replacements

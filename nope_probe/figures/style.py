@@ -17,8 +17,8 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from plotly.colors import sample_colorscale, sequential
 
-from nope_probe.components import INK
 from nope_probe.figures.names import plain
+from nope_probe.removal import INK
 
 Extent = tuple[float, float]
 Layout: TypeAlias = dict[str, Any]  # nested, or flat with keys such as `xaxis2.domain`

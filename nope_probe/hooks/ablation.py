@@ -14,8 +14,6 @@ from functools import cache, wraps
 from inspect import signature
 from typing import Any
 
-from nope_probe.components import LOCAL
-from nope_probe.conditions import Writer, depends_on_length
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     HookGroup,
@@ -49,6 +47,7 @@ from nope_probe.hooks.removing.replacements import (
     without_position,
 )
 from nope_probe.hooks.removing.targets import lone_mlps, resolve_targets
+from nope_probe.removal import Writer
 
 
 @contextmanager
@@ -140,16 +139,17 @@ def _active(
     groups += [
         HookGroup(blocks_of(model)[number], [first(mlp, zeros)]) for number, mlp in mlps.items()
     ]
-    point = position_point(model) if "pos_embed" in ablation.components else None
+    point = position_point(model) if "pos_embed" in ablation.condition else None
     if point is not None:
         groups.append(HookGroup(position_module(model), [first(point, mean_over_positions)]))
-    for writer in ablation.writers:
+    for writer in ablation.condition.writers:
         assert calibration is not None
         groups.append(without_position(model, writer, calibration.positions[writer]))
     # Blocks are targets of removed positions too, to check padding, and lose nothing by them.
-    of_blocks = len(ablation.components) > len(ablation.writers)
+    writers = ablation.condition.writers
+    of_blocks = len(ablation.condition) > len(writers)
     lost = {block.layer.index: block.heads for block in blocks} if of_blocks else {}
-    written = dict.fromkeys(writer.block for writer in ablation.writers)
+    written = dict.fromkeys(writer.block for writer in writers)
     return ActiveAblation(
         ablation=ablation,
         calibration=calibration,
@@ -179,9 +179,9 @@ def _calibration(
         return None
     if calibration is not None and tokens is not None:
         raise ValueError("expected a calibration or tokens to calibrate on, not both")
-    seed = ablation.calibration_seed
+    seed, writers = ablation.calibration_seed, ablation.condition.writers
     if tokens is not None:
-        return calibrate(model, tokens, seed=seed, writers=ablation.writers)
+        return calibrate(model, tokens, seed=seed, writers=writers)
     if calibration is None:
         raise ValueError(_how_to_calibrate(ablation))
     if calibration.checksum != weights_checksum(model):
@@ -194,21 +194,22 @@ def _calibration(
             f"the {ablation.replacement} replacement of seed {seed} is not calibrated: pass "
             f"calibrate(model, tokens, seed={seed})"
         )
-    missing = [writer for writer in ablation.writers if writer not in calibration.positions]
+    missing = [writer for writer in writers if writer not in calibration.positions]
     if missing:
         raise ValueError(
             f"the position of {missing[0]} is not calibrated: pass "
-            f"calibrate(model, tokens, writers={list(ablation.writers)})"
+            f"calibrate(model, tokens, writers={list(writers)})"
         )
     return calibration
 
 
 def _how_to_calibrate(ablation: Ablation) -> str:
     ways = "pass tokens=tokens or calibration=calibrate(model, tokens)"
-    if ablation.writers:
-        ways = f"{ways[:-1]}, writers={list(ablation.writers)})"
-        return f"the position of {ablation.writers[0]} has to be measured first: {ways}"
-    name = ablation.weights[0]
+    writers = ablation.condition.writers
+    if writers:
+        ways = f"{ways[:-1]}, writers={list(writers)})"
+        return f"the position of {writers[0]} has to be measured first: {ways}"
+    name = ablation.condition.weights[0]
     if ablation.stand_in.mean:
         return f"the mean output of {name} has to be measured first: {ways}"
     return (
@@ -220,8 +221,8 @@ def _how_to_calibrate(ablation: Ablation) -> str:
 @contextmanager
 def _whole_sequences(model: HookedModel, ablation: Ablation) -> Iterator[None]:
     """Generate without a cache, and refuse hidden padding, where the ablation makes them wrong."""
-    removed = [name for name in ablation.components if name not in LOCAL]
-    seen = [name for name in removed if name == "mask" or depends_on_length(name)]
+    removed = [name for name in ablation.condition.ordered if not name.row.by_token]
+    seen = [name for name in removed if name == "mask" or name.of_length]
     methods: dict[str, Callable[..., Any]] = {}
     if removed:
 

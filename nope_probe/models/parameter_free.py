@@ -24,10 +24,10 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from nope_probe.components import WEIGHTS
 from nope_probe.errors import closed_choices
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.models.names import PARAMETER_FREE_CONTEXT
+from nope_probe.removal import WEIGHTS
 from nope_probe.stages import Norm
 
 if TYPE_CHECKING:  # TransformerLens 4 has neither

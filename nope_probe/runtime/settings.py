@@ -26,7 +26,6 @@ from typing import (
 
 import tyro
 
-from nope_probe.components import Gain
 from nope_probe.data.documents import (
     MIN_FOLDS,
     file_of,
@@ -50,6 +49,7 @@ from nope_probe.models.names import (
     path_of,
     validate_revision,
 )
+from nope_probe.removal import Gain
 from nope_probe.runtime.processes import process_count, validate_one_process
 
 _arg = tyro.conf.arg

@@ -18,10 +18,10 @@ from nope_probe.analyses.attribution import (
 from nope_probe.analyses.contrasts import contrast_map, lost, positional, source_terms
 from nope_probe.analyses.pattern import measure
 from nope_probe.analyses.pattern_changes import mask_effect
-from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.errors import UserError
 from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import ScoreMaps
+from nope_probe.removal import INTACT, MASK, Condition
 
 N, FOLDS = 13, 5
 SOURCES = ("mask", "rope")
@@ -114,7 +114,7 @@ def test_sizes_shares_and_losses_are_those_of_loops_over_rows(skip_keys: int) ->
         assert [*attribution.losses] == ["mask", "rope", *(one.name for one in REMOVED)]
         for name, loss in attribution.losses.items():
             removed = Condition.parse(name)
-            left = v[removed] - v[Condition.of({*removed, *SOURCES})]
+            left = v[removed] - v[Condition({*removed, *SOURCES})]
             assert loss.lost.value == pytest.approx(float((p - left) @ p / (p @ p)))
             ratio = (p @ p / (left @ left)).sqrt()
             assert loss.amplification.value == pytest.approx(float(ratio))

@@ -15,13 +15,13 @@ from nope_probe.analyses.jackknife import jackknife
 from nope_probe.analyses.offsets import offset_means, offset_profiles
 from nope_probe.analyses.pattern import edge_contrast, measure_estimates
 from nope_probe.analyses.pattern_rows import relative_part
-from nope_probe.conditions import Condition
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 from nope_probe.maps.estimates import cross_products, fold_weights, leave_one_out
 from nope_probe.maps.fold_rows import PackedFolds, TensorFolds
 from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
 from nope_probe.maps.rows import MapRows
+from nope_probe.removal import Condition
 
 N, FOLDS = 23, 5
 COUNTS = torch.tensor([3, 7, 2, 5, 11])

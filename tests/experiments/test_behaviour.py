@@ -21,11 +21,11 @@ from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import plain as plain_model
 
 from nope_probe import Ablation, behaviour, read_run
-from nope_probe.conditions import MASK
 from nope_probe.experiments.behaviour import sections
 from nope_probe.experiments.behaviour.analyse import position_table
 from nope_probe.experiments.behaviour.plan import MeasuredBehaviour, Plan, Probe
 from nope_probe.models.names import CHECKPOINTS
+from nope_probe.removal import MASK
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]

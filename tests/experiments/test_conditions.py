@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from nope_probe.conditions import INTACT
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan
@@ -17,8 +16,9 @@ from nope_probe.experiments.passes import execute
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import capture_written
 from nope_probe.hooks.reading.capture import capture_scores
-from nope_probe.hooks.removing.removals import Ablation, Substitute
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.models.parameter_free import build, nope_llama
+from nope_probe.removal import INTACT
 from nope_probe.runtime.checkpoint import RunCheckpoint
 
 pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
@@ -87,8 +87,8 @@ def test_a_plan_removes_sources_together_and_weights_with_and_without_them(
 
 
 def test_mask_and_rope_take_four_runs_and_two_replacements_of_five_removals_eighteen_more():
-    by = [Substitute(replacement=name) for name in ("mean", "identity")]
-    plan = make_plan(LLAMA, substitutes=by)
+    by = [Ablation(replacement=name) for name in ("mean", "identity")]
+    plan = make_plan(LLAMA, ablations=by)
     engine = Engine(model=None, inputs=random_tokens().inputs, n_folds=4)  # no pass is run
     keys = [one.key for one in plan.passes(engine)]
     scores = [key for key in keys if key.startswith("score")]
@@ -197,7 +197,7 @@ def overflowing_norm(model: Any) -> None:
     ],
 )
 def test_a_non_finite_score_stops_the_run_and_is_named(spoil: Any, removed: Any, message: str):
-    plan = make_plan(LLAMA, removed, substitutes=[Substitute(gain="norm")], layers=(0, 1))
+    plan = make_plan(LLAMA, removed, ablations=[Ablation(gain="norm")], layers=(0, 1))
     model = small_model()
     spoil(model)
     with pytest.raises(UserError, match=message):

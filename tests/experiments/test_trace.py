@@ -19,7 +19,6 @@ from support.tiny_models import plain
 
 from nope_probe import load, read_run, run_trace, trace
 from nope_probe.analyses.positions import readers, term_maps
-from nope_probe.conditions import Writer
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.experiments.trace import sections
@@ -28,6 +27,7 @@ from nope_probe.figures.words import strongest_reader
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.names import CHECKPOINTS
+from nope_probe.removal import Writer
 from nope_probe.runtime.folder import Run
 
 N = 23

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 
 from nope_probe.analyses.pattern import Measures
-from nope_probe.components import COMPONENTS, INK
 from nope_probe.figures.measures import (
     STAGE_MEASURES,
     controls,
@@ -16,6 +15,7 @@ from nope_probe.figures.measures import (
 )
 from nope_probe.figures.names import TABLE
 from nope_probe.figures.words import MEASURES
+from nope_probe.removal import COMPONENTS, INK
 
 
 def pattern_table(removed: list[str]) -> pd.DataFrame:

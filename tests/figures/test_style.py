@@ -12,11 +12,11 @@ import pytest
 from support.chromium import needs_chromium, opened
 
 from nope_probe.analyses.contrasts import source_terms
-from nope_probe.components import INK
 from nope_probe.figures.attention import why_bars
 from nope_probe.figures.maps import sweep_maps, term_maps
 from nope_probe.figures.names import TABLE, symbol
 from nope_probe.figures.style import DIVERGING, ON_DARK, STOPS
+from nope_probe.removal import INK
 
 TOGETHER = (
     ("without_sources", "mask", "rope", "interaction"),

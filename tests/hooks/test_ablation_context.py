@@ -125,7 +125,7 @@ def test_an_ablation_that_cannot_be_is_an_error(spec: dict[str, Any], message: s
 
 def test_one_component_needs_no_list() -> None:
     assert Ablation(remove="mask") == Ablation(remove=["mask"])
-    assert Ablation(remove="qk").components == ("w_q", "w_k")
+    assert Ablation(remove="qk").condition.ordered == ["w_q", "w_k"]
 
 
 @pytest.mark.parametrize("layers", [(2,), (-1,), (0, 5)])

@@ -11,13 +11,13 @@ from support.tiny_models import distance, randomised, smollm3_config
 from torch import Tensor
 from torch.nn.functional import layer_norm, normalize
 
-from nope_probe.components import COMPONENTS
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.model import layers_of, run_blocks
 from nope_probe.hooks.removing.targets import components, rope_layers
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.parameter_free import build, nope_llama, parameter_free
 from nope_probe.models.parameter_free import smollm3_config as smollm3_shape
+from nope_probe.removal import COMPONENTS
 
 LAYERS, N_POS, D = 3, 13, 22
 

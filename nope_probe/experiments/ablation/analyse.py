@@ -22,8 +22,6 @@ from nope_probe.analyses.pattern import Measures, measure, measure_heads, query_
 from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
 from nope_probe.analyses.splits import split_mean_covariance
-from nope_probe.components import NO_REPLACEMENT
-from nope_probe.conditions import INTACT, MASK, Condition
 from nope_probe.data.sequences import Kind
 from nope_probe.experiments.ablation.maps import RunMaps, write_folds, write_maps
 from nope_probe.experiments.ablation.plan import Measured, Plan
@@ -53,6 +51,7 @@ from nope_probe.hooks.removing.stand_ins import WITH_GAIN
 from nope_probe.hooks.removing.targets import wavelengths_of
 from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers
+from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, Condition
 from nope_probe.runtime.folder import Run, StoredArrays
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session

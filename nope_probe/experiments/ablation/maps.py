@@ -10,11 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.contrasts import Contrast, contrast_map, source_terms
-from nope_probe.conditions import INTACT, Condition
 from nope_probe.experiments.ablation.plan import Measured, Plan
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import Pattern
 from nope_probe.maps.maps import Layers
+from nope_probe.removal import INTACT, Condition
 from nope_probe.runtime.checkpoint import tensor_writer
 
 MAPS_BYTES = 1 << 26

@@ -11,18 +11,24 @@ from typing import Any
 
 from nope_probe.analyses.attribution import conditions_of
 from nope_probe.analyses.reader import MIN_FOLDS
-from nope_probe.components import CIRCUITS, SOURCES, WEIGHTS, Component, are_sources
-from nope_probe.conditions import INTACT, MASK, Condition, Writer, validate_components
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.passes import Pass
-from nope_probe.hooks.removing.removals import Ablation, Substitute
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
-from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
+from nope_probe.removal import (
+    CIRCUITS,
+    INTACT,
+    MASK,
+    SOURCES,
+    Component,
+    Condition,
+    validate_components,
+)
 
 ConditionMaps = dict[Condition, Layers]
 DEFAULT_WEIGHTS: tuple[str, ...] = ("w_q", "w_k", "w_o")  # each alone, then the circuits
@@ -36,7 +42,7 @@ class Plan:
         sources: the mask, and the window and position encodings that the model has as well. They
             are removed in all combinations.
         removed: what else is removed, one at a time, with the sources and without them.
-        substitutes: the replacements of removed weights, in turn.
+        ablations: for each replacement of removed weights, an ablation that removes nothing yet.
         layers: the numbers of the layers to map.
         left_out: components that by default are no sources or not removed here, and why.
         per_head: whether the maps of each head are kept where sources alone are removed.
@@ -44,7 +50,7 @@ class Plan:
 
     sources: tuple[Component, ...]
     removed: tuple[Condition, ...] = ()
-    substitutes: tuple[Substitute, ...] = ()
+    ablations: tuple[Ablation, ...] = ()
     layers: tuple[int, ...] = (0,)
     left_out: Mapping[str, str] = field(default_factory=dict)
     per_head: bool = False
@@ -57,31 +63,31 @@ class Plan:
     @property
     def of_heads(self) -> list[Condition]:
         """The conditions with maps of heads: those of sources, and of bands of RoPE."""
-        return [one for one in self.plain if self.per_head and are_sources(one)]
+        return [one for one in self.plain if self.per_head and one.are_sources]
 
     @property
     def plain(self) -> list[Condition]:
         """The conditions that replace no weight, the intact model first."""
-        kept = [condition for condition in self.removed if not condition & {*WEIGHTS}]
+        kept = [condition for condition in self.removed if not condition.weights]
         return conditions_of(self.sources, kept)
 
     @property
     def replacing(self) -> list[Condition]:
         """The conditions that replace a weight."""
         needed = conditions_of(self.sources, self.removed)
-        return [condition for condition in needed if condition & {*WEIGHTS}]
+        return [condition for condition in needed if condition.weights]
 
     @property
-    def replacements(self) -> list[Replacement]:
+    def replacements(self) -> list[str]:
         """The names of the replacements; none where no weight is removed."""
-        return [by.replacement for by in self.substitutes] if self.replacing else []
+        return [str(by.replacement) for by in self.ablations] if self.replacing else []
 
     @property
-    def ablations(self) -> list[Ablation]:
-        """The removal of all that is removed and calibrated, by each substitute."""
-        removable = chain.from_iterable(self.removed)
-        calibrated = {name for name in removable if name in WEIGHTS or Writer.removed_by(name)}
-        return [by.without(calibrated) for by in self.substitutes]
+    def calibrated(self) -> list[Ablation]:
+        """The removal of all that is removed and calibrated, by each replacement."""
+        removed = Condition(chain.from_iterable(self.removed))
+        names = [*removed.weights, *(writer.removal for writer in removed.writers)]
+        return [by.without(names) for by in self.ablations]
 
     def passes(self, engine: Engine, shuffled: Sequences | None = None) -> Iterator[Pass]:
         """Yield all passes, in the order in which they are run.
@@ -94,10 +100,10 @@ class Plan:
         yield from self._scores("score", of_sources)
         if engine.n_folds >= MIN_FOLDS:
             yield Pass(key="positions", read=self._read_positions)
-        if any(ablation.needs_calibration for ablation in self.ablations):
+        if any(ablation.needs_calibration for ablation in self.calibrated):
             yield Pass(key="gains", read=self._calibrate, calibrates=True)
         yield from self._scores("score", [one for one in self.plain if one not in of_sources])
-        for by in self.substitutes:
+        for by in self.ablations:
             run = dict.fromkeys(equivalent(condition, by) for condition in self.replacing)
             yield from self._scores(f"score-{by.replacement}", run, by)
         if shuffled is not None:
@@ -107,13 +113,13 @@ class Plan:
         self,
         prefix: str,
         conditions: Iterable[Condition],
-        by: Substitute | None = None,
+        by: Ablation | None = None,
         sequences: Sequences | None = None,
     ) -> Iterator[Pass]:
         """Yield the passes that capture the score maps of some conditions."""
         of_heads = self.of_heads if sequences is None else ()
         for condition in conditions:
-            without = (by or Substitute()).without(condition)
+            without = (by or Ablation()).without(condition)
             per_head = condition in of_heads
             yield Pass(
                 key=f"{prefix}/{condition.name}",
@@ -148,17 +154,17 @@ class Plan:
         return None
 
     def _calibrate(self, engine: Engine, key: str, ablation: Ablation | None) -> Calibration | None:
-        return engine.calibrated(key, self.ablations).calibration
+        return engine.calibrated(key, self.calibrated).calibration
 
 
-def equivalent(condition: Condition, by: Substitute) -> Condition:
+def equivalent(condition: Condition, by: Ablation) -> Condition:
     """Return the condition that is run for another: W_V does not matter behind a constant W_O.
 
     Example:
-        >>> equivalent(Condition.parse("ov"), Substitute(replacement="mean")).name
+        >>> equivalent(Condition.parse("ov"), Ablation(replacement="mean")).name
         'w_o'
     """
-    has_constant = "w_o" in condition and by.replacement not in WITH_GAIN
+    has_constant = "w_o" in condition and not by.stand_in.gain
     return Condition(condition - {"w_v"}) if has_constant else condition
 
 
@@ -166,7 +172,7 @@ def make_plan(
     has: Sequence[Component],
     remove: Sequence[str] | None = None,
     *,
-    substitutes: Sequence[Substitute] = (Substitute(),),
+    ablations: Sequence[Ablation] = (Ablation(),),
     layers: Sequence[int] = (0,),
     bands: Sequence[str] = (),
     parameter_free: bool = False,
@@ -180,7 +186,7 @@ def make_plan(
         remove: what to remove besides the sources, one at a time: components, circuits, bands of
             RoPE, positions of writers and unions of these; None for W_Q, W_K, W_O and the circuits;
             `["sources"]` for the sources alone.
-        substitutes: the replacements of removed weights.
+        ablations: for each replacement of removed weights, an ablation that removes nothing yet.
         layers: the numbers of the layers to map.
         bands: bands of RoPE that are removed in turn as well.
         parameter_free: whether the weights are identities already, which nothing replaces.
@@ -197,7 +203,7 @@ def make_plan(
     sources = tuple(name for name in SOURCES if name in has and name not in left_out)
     if remove is None:
         there = {*has} - {*left_out}
-        circuits = [name for name, parts in CIRCUITS.items() if {*parts} <= there]
+        circuits = [name for name, circuit in CIRCUITS.items() if {*circuit.parts} <= there]
         names = [] if parameter_free else [*(n for n in DEFAULT_WEIGHTS if n in there), *circuits]
     else:
         names = [name for name in remove if name != "sources"]
@@ -207,13 +213,13 @@ def make_plan(
         removed = [Condition.parse(name) for name in (*names, *bands)]
     except ValueError as error:
         raise UserError(f"--remove: {error}") from error
-    validate_components(Condition().union(*removed), has)
-    if parameter_free and any(condition & {*WEIGHTS} for condition in removed):
+    validate_components(Condition(chain.from_iterable(removed)), has)
+    if parameter_free and any(condition.weights for condition in removed):
         raise UserError("the weights of a parameter-free model are identities already: name others")
     return Plan(
         sources=sources,
         removed=tuple(one for one in dict.fromkeys(removed) if not one <= {*sources}),
-        substitutes=tuple(substitutes),
+        ablations=tuple(ablations),
         layers=tuple(layers),
         left_out=left_out,
         per_head=per_head,
@@ -248,9 +254,11 @@ class Measured:
             return {condition: results[key] for condition, key in keys.items() if key in results}
 
         replaced: dict[str, ConditionMaps] = {}
-        for by in plan.substitutes if plan.replacing else ():
+        for by in plan.ablations if plan.replacing else ():
             run = maps(f"score-{by.replacement}", {equivalent(one, by) for one in plan.replacing})
-            replaced[by.replacement] = {one: run[equivalent(one, by)] for one in plan.replacing}
+            replaced[str(by.replacement)] = {
+                one: run[equivalent(one, by)] for one in plan.replacing
+            }
         intact = results[f"score/{INTACT.name}"]
         has_mean_term = all(layer.mean_term is not None for layer in intact.values())
         return cls(

@@ -24,6 +24,7 @@ from nope_probe.experiments.passes import execute
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.removals import without_weights
 from nope_probe.hooks.removing.targets import bands_of, components
+from nope_probe.removal import Condition
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
@@ -65,14 +66,14 @@ def plan_of(session: Session[Settings], data: Sequences) -> Plan:
     plan = make_plan(
         components(loaded.model),
         settings.removed_names,
-        substitutes=settings.substitutes,
+        ablations=settings.ablations,
         layers=layers,
         bands=bands_of(loaded.model, settings.bands) if settings.bands else (),
         parameter_free=loaded.info.parameter_free,
         left_out=irreplaceable(loaded.model) | idle_sources(loaded.model, data.inputs, len(layers)),
         per_head=settings.per_head,
     )
-    validate_removable(loaded.model, {*plan.sources}.union(*plan.removed))
+    validate_removable(loaded.model, Condition({*plan.sources}.union(*plan.removed)))
     if not plan.replacing:
         validate_effects(settings, without_weights(FLAGS_OF_WEIGHTS))
     return plan

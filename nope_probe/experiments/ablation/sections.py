@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.components import SOURCES
 from nope_probe.experiments.losses import SHORT, LayerLosses
 from nope_probe.experiments.sections import (
     MOST_ROWS,
@@ -35,6 +34,7 @@ from nope_probe.figures.names import TABLE, phrase, words
 from nope_probe.figures.panels import Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.figures.words import reader_of
 from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
+from nope_probe.removal import SOURCES, parts_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, explorer_section, positions
 from nope_probe.runtime.folder import Run
@@ -155,8 +155,8 @@ class Findings:
 
 
 def _order(key: str) -> tuple[int, list[int], str]:
-    """Return a sort key: the order of the words, unions after these, interactions last."""
-    parts = key.split("/")[1].split("_x_")
+    """Return a sort key: the order of the words, interactions last."""
+    _, parts = parts_of(key.split("/")[1])
     places = {name: place for place, name in enumerate(TABLE)}
     return len(parts), [places.get(part, len(TABLE)) for part in parts], key
 

@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from nope_probe.components import WEIGHTS
-from nope_probe.conditions import Condition
 from nope_probe.errors import UserError
-from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
+from nope_probe.hooks.removing.removals import Ablation, validate_replacements, without_weights
 from nope_probe.hooks.removing.stand_ins import DEFAULT_REPLACEMENTS, Replacement
 from nope_probe.models.info import ModelInfo
+from nope_probe.removal import Condition
 from nope_probe.runtime.settings import (
     OFFSET_BINS,
     Bounds,
@@ -72,10 +71,10 @@ class Settings(RunSettings):
         validate_replacements(self.replacement, self.gain)
         names = self.removed_names
         try:
-            removed = Condition().union(*map(Condition.parse, names or ()))
+            removed = [Condition.parse(name) for name in names or ()]
         except ValueError as error:
             raise UserError(f"--remove: {error}") from error
-        if names is not None and not removed & {*WEIGHTS}:
+        if names is not None and not any(condition.weights for condition in removed):
             validate_effects(self, without_weights(FLAGS_OF_WEIGHTS))
 
     @property
@@ -86,11 +85,10 @@ class Settings(RunSettings):
         return tuple(name for name in self.remove if name != "sources")
 
     @property
-    def substitutes(self) -> tuple[Substitute, ...]:
-        """The replacements of removed weights, in turn."""
+    def ablations(self) -> tuple[Ablation, ...]:
+        """For each replacement of removed weights, an ablation that removes nothing yet."""
         return tuple(
-            Substitute(replacement=name, gain=self.gain, seed=self.seed)
-            for name in self.replacement
+            Ablation(replacement=name, gain=self.gain, seed=self.seed) for name in self.replacement
         )
 
     def n_maps(self, info: ModelInfo) -> int:

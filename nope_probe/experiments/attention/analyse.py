@@ -78,7 +78,7 @@ def capture(session: Session[Settings]) -> Heads:
     layers = settings.layers_of(session.loaded.info)
     size = settings.layers_at_a_time(session.loaded.info)
     groups = [layers[first : first + size] for first in range(0, len(layers), size)]
-    ablation = settings.substitute.without(removed_components(settings, session.loaded))
+    ablation = settings.ablation.without(removed_components(settings, session.loaded))
     engine = replace(Engine.of(session), query_rows=settings.rows)
     of_run = text_of(settings, session.loaded)
     text = None if of_run is None else of_run.tokens
@@ -207,7 +207,7 @@ def read_text(session: Session[Settings]) -> Run:
     assert of_run is not None
     text = of_run.tokens
     inputs = Sequences(inputs=text, name=ALONE, bos=of_run.bos)
-    ablation = settings.substitute.without(removed_components(settings, loaded))
+    ablation = settings.ablation.without(removed_components(settings, loaded))
     engine = replace(Engine.of(session, inputs), checkpoint=None).calibrated(None, [ablation])
     asked, query = settings.asked, query_of(settings, text)
     size = max(1, MAP_BYTES // (8 * loaded.info.n_heads * text.shape[1] ** 2))

@@ -8,15 +8,14 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from nope_probe.components import WEIGHTS
-from nope_probe.conditions import Condition, Writer
 from nope_probe.data.documents import read_text, validate_text
 from nope_probe.errors import UserError
 from nope_probe.files import reading, validate_regular
-from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
+from nope_probe.hooks.removing.removals import Ablation, validate_replacements, without_weights
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
+from nope_probe.removal import Condition, Writer
 from nope_probe.runtime.settings import (
     COUNT,
     LAYERS,
@@ -131,7 +130,7 @@ class Settings(RunSettings):
                 f"{self.length_of(MIN_KEYS)} or more"
             )
         validate_replacements((self.replacement,), self.gain)
-        if not self.removed & {*WEIGHTS}:
+        if not self.removed.weights:
             validate_effects(self, without_weights(("gain", "replacement")))
         if self.shown_text is not None:
             self._validate_text(self.shown_text)
@@ -228,9 +227,9 @@ class Settings(RunSettings):
         return bool(self.remove)
 
     @property
-    def substitute(self) -> Substitute:
-        """The replacement of removed weights."""
-        return Substitute(replacement=self.replacement, gain=self.gain, seed=self.seed)
+    def ablation(self) -> Ablation:
+        """An ablation that removes nothing yet, by the replacement of removed weights."""
+        return Ablation(replacement=self.replacement, gain=self.gain, seed=self.seed)
 
     @property
     def rows(self) -> int:

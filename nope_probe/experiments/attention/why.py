@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.one_text import query_terms
-from nope_probe.conditions import validate_components
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.on_text import shown_pieces, text_of
@@ -27,6 +26,7 @@ from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.folds import State
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.models.info import LoadedModel
+from nope_probe.removal import validate_components
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import changes_of_model
 from nope_probe.runtime.settings import GIVEN
@@ -69,7 +69,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
         skip_keys=settings.n_skipped(inputs),
         kept_positions=settings.n_kept(inputs),
     )
-    ablation = settings.substitute.without(removed_components(settings, loaded))
+    ablation = settings.ablation.without(removed_components(settings, loaded))
     engine = engine.calibrated(None, [ablation])
     kept_weights = run.maps["text_weights"][run.manifest["layers"].index(layer), head, query]
 

@@ -19,7 +19,6 @@ from nope_probe.analyses.behaviour import (
     span_loss,
 )
 from nope_probe.analyses.jackknife import UNDEFINED
-from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.plan import MeasuredBehaviour, Plan, head_name
 from nope_probe.experiments.behaviour.sections import report
@@ -27,6 +26,7 @@ from nope_probe.experiments.behaviour.settings import QUANTITIES, Settings
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import Row, interval_columns, interval_names
 from nope_probe.maps.folds import folds_of
+from nope_probe.removal import INTACT
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_record
 from nope_probe.runtime.session import Session

@@ -15,8 +15,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.components import SOURCES, Component, is_rope
-from nope_probe.conditions import Condition
 from nope_probe.data.sequences import Sequences, permuted, sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.behaviour.settings import (
@@ -30,6 +28,7 @@ from nope_probe.experiments.engine import irreplaceable, validate_first_sequence
 from nope_probe.hooks.layers.model import numbered_layers, positions_of
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.targets import components
+from nope_probe.removal import SOURCES, Component, Condition
 from nope_probe.runtime.session import Session
 
 MIN_DOCUMENTS = 8  # four to fit on and four held out
@@ -101,12 +100,11 @@ class Plan:
 
     def removes_mask(self, name: str) -> bool:
         """Return whether a condition removes the mask, so that prefixes are bidirectional."""
-        return "mask" in self.conditions[name].remove
+        return "mask" in self.conditions[name].condition
 
     def removes_sources_alone(self, name: str) -> bool:
         """Return whether a condition removes nothing but sources, or bands of RoPE."""
-        removed = self.conditions[name].remove
-        return all(component in self.sources or is_rope(component) for component in removed)
+        return self.conditions[name].condition.are_sources
 
 
 def make_plan(session: Session[Settings]) -> Plan:
@@ -127,10 +125,10 @@ def make_plan(session: Session[Settings]) -> Plan:
             f"--measures {' '.join(drawn)}: random tokens need a tokenizer, and the model has none"
         )
     has, left_out = components(model), irreplaceable(model)
-    conditions = make_conditions(has, settings.removals, settings.substitutes, left_out)
+    conditions = make_conditions(has, settings.removals, settings.ablations, left_out)
     settings.validate_removals(conditions)
-    removed = {name for condition in conditions.values() for name in condition.remove}
-    validate_removable(model, removed | ({"w_q"} if settings.heads else set()))
+    removed = Condition().union(*(ablation.condition for ablation in conditions.values()))
+    validate_removable(model, Condition(removed | ({"w_q"} if settings.heads else set())))
     layers = settings.layers_of(session.loaded.info)  # refused before anything is run
     if text.n_documents < MIN_DOCUMENTS:
         raise UserError(
@@ -141,7 +139,7 @@ def make_plan(session: Session[Settings]) -> Plan:
     if not {*settings.measures} - {*skipped}:
         reasons = "; ".join(f"{name}: {skipped[name]}" for name in settings.measures)
         raise UserError(f"nothing to measure ({reasons})")
-    w_q = settings.substitutes[0].without(["w_q"])
+    w_q = settings.ablations[0].without(["w_q"])
     return Plan(
         conditions=conditions,
         heads={

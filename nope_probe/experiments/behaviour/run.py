@@ -91,7 +91,7 @@ class _Runner:
             for probe in plan.probes
             if ablation.heads is None or probe in HEAD_PROBES
         ]
-        self.writing = [condition for condition in self.conditions.values() if condition.writers]
+        self.writing = [one for one in self.conditions.values() if one.condition.writers]
         lengths = {name: probe.tokens.shape[1] for name, probe in plan.probes.items()}
         other_lengths = [name for name, length in lengths.items() if length != lengths["text"]]
         self.other_lengths = other_lengths if self.writing else []
@@ -162,7 +162,7 @@ class _Runner:
         if "mask" in ablation.remove:
             ablation = replace(ablation, prefix=probe.prefix)
         engine = self.on(probe)
-        if ablation.writers and probe_name in self.other_lengths:
+        if ablation.condition.writers and probe_name in self.other_lengths:
             engine = self.with_positions(engine, probe_name)
         losses = engine.losses(f"loss/{name}/{probe_name}", ablation)
         return by_document(losses, probe.documents)

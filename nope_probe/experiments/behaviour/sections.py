@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from nope_probe.components import POSITION_ENCODINGS
-from nope_probe.conditions import INTACT
 from nope_probe.experiments.behaviour.settings import QUANTITIES
 from nope_probe.experiments.sections import MOST_ROWS, Report
 from nope_probe.figures import behaviour as figures
 from nope_probe.figures.intervals import interval_of, interval_text
 from nope_probe.figures.names import phrase, words
 from nope_probe.figures.words import capitalised
+from nope_probe.removal import INTACT, POSITION_ENCODINGS, Condition, replaced_by
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section
 from nope_probe.runtime.folder import Run
@@ -78,18 +77,18 @@ def lead(name: str, behaviour: pd.DataFrame) -> Lead:
     for removed in sorted(shown[:2], key=lambda name: -abs(by_condition[name]["difference"])):
         change = interval_of(by_condition[removed], "difference")
         whose = "" if changes else f" the {label} of {name} changes"
-        without = f"without {phrase(removed.partition(':')[0])},{whose}"
+        without = f"without {phrase(replaced_by(removed)[0])},{whose}"
         changes.append(f"{without} by {interval_text(change, '+z.2f', f' {unit}')}")
     rows = behaviour[behaviour["measure"].isin(measures[:COLUMNS])]
     if sources:  # what position costs; the figure has the weights
         of_position = rows["condition"].map(
-            lambda name: {*name.split("+")} <= {INTACT.name, *SOURCES}
+            lambda name: Condition.parse(replaced_by(name)[0]) <= {*SOURCES}
         )
         rows = rows[of_position]
     table = behaviour_as_text(rows, measures[:COLUMNS])
     table["without"] = [
         words(name) + (f", {replacement}" if replacement else "")
-        for name, _, replacement in (name.partition(":") for name in table["without"])
+        for name, replacement in map(replaced_by, table["without"])
     ]
     return Lead(
         sentence=f"{capitalised('; '.join(changes))}.",

@@ -9,17 +9,23 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
-from nope_probe.components import COMPONENTS, POSITION_ENCODINGS, Component
-from nope_probe.conditions import INTACT, Condition, spelled, validate_components
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import (
     Ablation,
-    Substitute,
     validate_replacements,
     without_weights,
 )
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.models.names import CHECKPOINTS, trained_length
+from nope_probe.removal import (
+    COMPONENTS,
+    INTACT,
+    POSITION_ENCODINGS,
+    Component,
+    Condition,
+    spelled,
+    validate_components,
+)
 from nope_probe.runtime.settings import (
     LARGEST,
     LAYERS,
@@ -156,7 +162,7 @@ QUANTITIES: dict[str, Quantity] = {
 def make_conditions(
     has: Sequence[Component],
     names: Sequence[str],
-    substitutes: Sequence[Substitute],
+    ablations: Sequence[Ablation],
     left_out: Collection[str] = (),
 ) -> dict[str, Ablation]:
     """Return the conditions' removals by name; the intact model first.
@@ -167,7 +173,7 @@ def make_conditions(
     Args:
         has: the components that the model has.
         names: what to remove; `GROUPS` stand for their removals that the model has.
-        substitutes: replacements of weights.
+        ablations: replacements of weights.
         left_out: components that are removed only where they are named, not with a group.
 
     Raises:
@@ -188,13 +194,13 @@ def make_conditions(
     for (one, first), (other, second) in combinations(removed.items(), 2):
         if first == second:
             raise UserError(f"--remove: {one} and {other} remove the same")
-    conditions = {INTACT.name: substitutes[0].without(())}
+    conditions = {INTACT.name: ablations[0].without(())}
     for name, components in removed.items():
-        ablations = [substitute.without(components) for substitute in substitutes]
-        if len(ablations) > 1 and ablations[0].weights:
-            conditions |= {f"{name}:{ablation.replacement}": ablation for ablation in ablations}
+        without = [ablation.without(components) for ablation in ablations]
+        if len(without) > 1 and components.weights:
+            conditions |= {f"{name}:{ablation.replacement}": ablation for ablation in without}
         else:
-            conditions[name] = ablations[0]
+            conditions[name] = without[0]
     return conditions
 
 
@@ -266,11 +272,10 @@ class Settings(RunSettings):
         return tuple(GROUPS) if self.model.lower() in CHECKPOINTS else ("sources",)
 
     @property
-    def substitutes(self) -> tuple[Substitute, ...]:
-        """The replacements of removed weights, in turn."""
+    def ablations(self) -> tuple[Ablation, ...]:
+        """For each replacement of removed weights, an ablation that removes nothing yet."""
         return tuple(
-            Substitute(replacement=name, gain=self.gain, seed=self.seed)
-            for name in self.replacement
+            Ablation(replacement=name, gain=self.gain, seed=self.seed) for name in self.replacement
         )
 
     def validate(self) -> None:
@@ -297,7 +302,7 @@ class Settings(RunSettings):
         if self.remove is not None:
             if len({*self.removals}) < len(self.remove):
                 raise UserError(f"--remove names something twice: {' '.join(self.remove)}")
-            self.validate_removals(make_conditions(COMPONENTS, self.removals, self.substitutes))
+            self.validate_removals(make_conditions(COMPONENTS, self.removals, self.ablations))
 
     def validate_removals(self, conditions: Mapping[str, Ablation]) -> None:
         """Check that flags of weights and of the mask have a condition to act on.
@@ -305,10 +310,10 @@ class Settings(RunSettings):
         Raises:
             UserError: naming the flag.
         """
-        if not (self.heads or any(ablation.weights for ablation in conditions.values())):
+        if not (self.heads or any(ablation.condition.weights for ablation in conditions.values())):
             validate_effects(self, without_weights(("gain", "replacement")))
         scores_suffix = {"order", "loss"} & {*self.measures}  # of every condition
-        removes_mask = any("mask" in ablation.remove for ablation in conditions.values())
+        removes_mask = any("mask" in ablation.condition for ablation in conditions.values())
         if not (scores_suffix or removes_mask):
             validate_effects(self, {"prefix": "where the mask is not removed"})
 

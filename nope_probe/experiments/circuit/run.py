@@ -14,7 +14,6 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import standard_error
 from nope_probe.analyses.pattern import measure_pattern, query_stride
-from nope_probe.conditions import INTACT, Condition, validate_components
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.circuit.sections import report
 from nope_probe.experiments.circuit.settings import Settings
@@ -27,6 +26,7 @@ from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.maps import StageMaps
 from nope_probe.maps.rows import MapRows
 from nope_probe.models.info import LoadedModel
+from nope_probe.removal import INTACT, Condition, validate_components
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.processes import status
@@ -93,7 +93,7 @@ def capture(session: Session[Settings]) -> Stages:
         UserError: for a component that the model lacks, or a stage with a non-finite value.
     """
     layer, removed = session.settings.layer, removed_components(session)
-    ablation, engine = session.settings.substitute.without(removed), Engine.of(session)
+    ablation, engine = session.settings.ablation.without(removed), Engine.of(session)
     gains = ["gains"] * ablation.needs_calibration
     keys = ["intact", *gains, *["ablated"] * bool(removed)]
     session.announce(1 + bool(removed), keys, n_seqs=len(engine.inputs))

@@ -7,12 +7,11 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
-from nope_probe.components import WEIGHTS
-from nope_probe.conditions import Condition
 from nope_probe.errors import UserError
-from nope_probe.hooks.removing.removals import Substitute, validate_replacements, without_weights
+from nope_probe.hooks.removing.removals import Ablation, validate_replacements, without_weights
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.models.info import ModelInfo
+from nope_probe.removal import Condition
 from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.settings import (
     LAYERS,
@@ -65,7 +64,7 @@ class Settings(RunSettings):
         validate_one_process()
         super().validate()
         validate_replacements((self.replacement,), self.gain)
-        if not self.removed & {*WEIGHTS}:
+        if not self.removed.weights:
             validate_effects(self, without_weights(("gain", "replacement")))
 
     @property
@@ -97,6 +96,6 @@ class Settings(RunSettings):
         return N_STAGES * (1 + bool(self.remove))
 
     @property
-    def substitute(self) -> Substitute:
-        """The replacement of removed weights."""
-        return Substitute(replacement=self.replacement, gain=self.gain, seed=self.seed)
+    def ablation(self) -> Ablation:
+        """An ablation that removes nothing yet, by the replacement of removed weights."""
+        return Ablation(replacement=self.replacement, gain=self.gain, seed=self.seed)

@@ -15,8 +15,6 @@ from nope_probe.analyses.pattern_changes import (
     measure_differences,
     pattern_difference,
 )
-from nope_probe.components import SOURCES
-from nope_probe.conditions import INTACT, Condition
 from nope_probe.errors import UserError, closed_choices, kind_of
 from nope_probe.experiments.compare.members import Member, share_sequences
 from nope_probe.experiments.explorer import PAGE_BYTES, explorer_of
@@ -26,6 +24,7 @@ from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.layers import LayerMaps, shared_patterns, with_skip_keys
 from nope_probe.maps.maps import ScoreMaps
+from nope_probe.removal import INTACT, SOURCES, Condition
 
 PAIRED, UNPAIRED = "paired", "unpaired"
 OF_OTHER = " of other"  # ends the columns of the second run

@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Int
 from safetensors import safe_open
 
-from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
 from nope_probe.figures.words import listed
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import MapRows
+from nope_probe.removal import INTACT
 from nope_probe.runtime.folder import Run, read_run
 from nope_probe.runtime.places import checkpoint_dir
 

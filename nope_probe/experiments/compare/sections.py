@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from nope_probe.conditions import INTACT
 from nope_probe.experiments.compare.analyse import PAIRED
 from nope_probe.experiments.compare.members import Member, share_sequences
 from nope_probe.experiments.losses import LayerLosses
 from nope_probe.experiments.sections import MOST_ROWS, Report, fold_sizes_of, strongest
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import excludes_zero, interval_of, interval_text
+from nope_probe.removal import INTACT
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Link, Listing, Section, explorer_section
 from nope_probe.runtime.folder import Run

@@ -21,7 +21,6 @@ from nope_probe.analyses.pattern import edge_contrast, measure, measure_heads, q
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
 from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
-from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
 from nope_probe.experiments.scores.heads import (
@@ -62,6 +61,7 @@ from nope_probe.maps.folds import folds_of, pooled
 from nope_probe.maps.layers import LayerMaps, windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import choose_rows
+from nope_probe.removal import INTACT
 from nope_probe.reports.notes import WITHOUT_SHARES
 from nope_probe.runtime.checkpoint import ITEM
 from nope_probe.runtime.folder import Run

@@ -19,7 +19,6 @@ from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.positions import clock, direct_share, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader, Side
-from nope_probe.conditions import Writer
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import (
@@ -38,6 +37,7 @@ from nope_probe.hooks.removing.replacements import WrittenPosition
 from nope_probe.maps.folds import folds_of, pooled
 from nope_probe.maps.layers import LayerMaps, Question, shared_patterns
 from nope_probe.maps.positions import PositionSums
+from nope_probe.removal import Writer
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.session import Session

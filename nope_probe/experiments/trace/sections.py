@@ -9,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 
-from nope_probe.conditions import Writer
 from nope_probe.experiments.sections import MOST_ROWS, Report, fold_sizes_of, strongest
 from nope_probe.experiments.verdicts import main_writers, most_of, summed
 from nope_probe.figures.intervals import ValueAndBounds, excludes_zero, interval_of
 from nope_probe.figures.position_figure import MOST_EDGES, TERMS, WRITTEN, position_circuit
 from nope_probe.figures.shares import QUESTIONS
 from nope_probe.figures.words import listed, shown_readers, whole_sizes, with_readers
+from nope_probe.removal import Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, positions
 from nope_probe.runtime.folder import Run

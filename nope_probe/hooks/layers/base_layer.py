@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nope_probe.components import Projection
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook
 from nope_probe.hooks.layers.rotation import Rotary
 from nope_probe.hooks.layers.tap import Tap
+from nope_probe.removal import Projection
 
 Kind = Literal["HookedTransformer", "TransformerBridge"]
 NormName = Literal["ln1", "ln2"]

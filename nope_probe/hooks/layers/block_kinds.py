@@ -13,12 +13,12 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nope_probe.components import Projection
 from nope_probe.hooks.layers.attention import Attention, Mask, repeat_heads, unmasked
 from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, keep_and_write, last
 from nope_probe.hooks.layers.rotation import Rotary
 from nope_probe.hooks.layers.tap import NAME, attend_inline, current, register
+from nope_probe.removal import Projection
 
 # Options of TransformerLens that change the formula of attention beyond that of `_attend`.
 OTHER_FORMULAS = ("use_logn_attn", "clip_qkv", "use_normalization_before_and_after")

@@ -25,6 +25,7 @@ from nope_probe.hooks.layers.hook_points import HookedModel, hooks_detached, met
 from nope_probe.hooks.layers.model import run_forward, tapped, traits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.layers.tap import taps_read
+from nope_probe.removal import Component
 
 _LARGE = 1e3  # size of the vectors that show a norm's map: its epsilon is nothing beside them
 _N_POS = 16  # length of the sequences in which vectors go through a block's projections
@@ -239,7 +240,7 @@ def _heads_of(
 
     rotary, tap = traits_of(model)[layer.index].rotary, layer.tap
     tokens = torch.full(inputs.shape[:2], min(1, model.cfg.d_vocab - 1))
-    straight = None if rotary is None else RemovedPairs(bands=("rope",), rotary=rotary)
+    straight = None if rotary is None else RemovedPairs(bands=(Component("rope"),), rotary=rotary)
     with (
         torch.inference_mode(),
         hooks_detached(model),

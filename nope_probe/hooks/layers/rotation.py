@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.components import BAND
-from nope_probe.conditions import depends_on_length
 from nope_probe.maps.positions import turned_in_pairs
+from nope_probe.removal import Component
 
 # The angles of all positions, as a model passes them to attention: cos and sin, complex numbers, or
 # the positions themselves.
@@ -128,33 +127,29 @@ class RemovedPairs:
     """The rotary pairs of one block that are removed: rotated as at position 0.
 
     Attributes:
-        bands: names of bands, or `rope`.
+        bands: bands of RoPE, or `rope`.
         rotary: the block's rotation.
 
     Raises:
         ValueError: for a band of pairs that do not exist.
     """
 
-    bands: Collection[str]
+    bands: Collection[Component]
     rotary: Rotary
 
     def __post_init__(self) -> None:
         n = len(self.rotary.frequencies)
         for name in self.bands:
-            begin, end = self._limits(name)
-            if name != "rope" and not 0 <= begin < end <= n:
+            begin, end = name.pairs or (0, n)
+            if name.is_band and not 0 <= begin < end <= n:
                 raise ValueError(f"no band {name}: the model rotates {n} pairs, rope[0:{n}]")
-
-    def _limits(self, name: str) -> tuple[int, int]:
-        band = BAND.fullmatch(name)
-        return (int(band[1]), int(band[2])) if band else (0, len(self.rotary.frequencies))
 
     def mask(self, n_pos: int) -> Bool[Tensor, " pair"]:
         """Return a mask of the removed pairs, for sequences of n_pos tokens."""
         removed = torch.zeros(len(self.rotary.frequencies), dtype=torch.bool)
         is_high = 2 * pi / self.rotary.frequencies < n_pos
         for name in self.bands:
-            begin, end = self._limits(name)
+            begin, end = name.pairs or (0, len(removed))
             every = {"rope_high": is_high, "rope_low": ~is_high}.get(name, torch.ones_like(is_high))
             removed[begin:end] |= every[begin:end]
         return removed
@@ -162,7 +157,7 @@ class RemovedPairs:
     def _mask_at(self, angles: Angles) -> Bool[Tensor, " pair"]:
         """Return a mask of the removed pairs, by the frequencies and the length of a pass."""
         n_pos = cos_and_sin(angles)[0].shape[-2]
-        of_length = any(depends_on_length(name) for name in self.bands)
+        of_length = any(name.of_length for name in self.bands)
         return (replace(self, rotary=self.rotary.at(angles)) if of_length else self).mask(n_pos)
 
     def straightened(self, angles: Angles) -> Angles:

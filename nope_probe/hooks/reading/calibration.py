@@ -12,8 +12,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from nope_probe.components import WEIGHTS, Projection
-from nope_probe.conditions import Writer
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
@@ -46,6 +44,7 @@ from nope_probe.hooks.removing.replacements import (
 )
 from nope_probe.hooks.removing.stand_ins import STAND_INS, WITH_GAIN, Replacement
 from nope_probe.maps.folds import State
+from nope_probe.removal import WEIGHTS, Projection, Writer
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 

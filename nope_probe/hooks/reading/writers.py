@@ -17,7 +17,6 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.conditions import Writer
 from nope_probe.hooks.layers.attention import (
     Attention,
     relative_error,
@@ -46,6 +45,7 @@ from nope_probe.hooks.layers.model import (
     tapped,
 )
 from nope_probe.hooks.reading.accumulators import Accumulator
+from nope_probe.removal import Writer
 
 Key = TypeVar("Key", bound=Hashable)
 BLOCK_ROWS = 128  # queries whose attention to the first key is computed at once

@@ -17,8 +17,6 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from nope_probe.components import LOCAL, Projection
-from nope_probe.conditions import depends_on_length
 from nope_probe.hooks.layers.attention import Attention, Mask, Visible, repeat_heads
 from nope_probe.hooks.layers.base_layer import NormName, Vectors
 from nope_probe.hooks.layers.hook_points import (
@@ -40,6 +38,7 @@ from nope_probe.hooks.removing.replacements import (
     ReplacedWeight,
 )
 from nope_probe.hooks.removing.targets import Target
+from nope_probe.removal import Condition, Projection
 
 NORMS: tuple[NormName, ...] = get_args(NormName)
 
@@ -55,7 +54,7 @@ class BlockAblation:
 
     def __init__(self, target: Target, ablation: Ablation, calibration: Calibration | None) -> None:
         self.layer, self.heads, self.rope = target.layer, target.heads, target.rope
-        self.components, self.prefix = frozenset(ablation.components), ablation.prefix
+        self.components, self.prefix = ablation.condition, ablation.prefix
         self.replaced: dict[Projection, ReplacedWeight] = {
             name: ablation.stand_in.make(
                 Place(
@@ -68,7 +67,7 @@ class BlockAblation:
                     heads=target.heads,
                 )
             )
-            for name in ablation.weights
+            for name in ablation.condition.weights
         }
         self.inputs: list[Tensor] = []
         self.z: Tensor | None = None
@@ -129,7 +128,7 @@ class BlockAblation:
             ValueError: if keys come from a cache, or for padding that the removal would count.
         """
         remove, mask = self.components, attention.mask
-        if not remove <= LOCAL:
+        if not all(name.row.by_token for name in remove):
             check_sequences(attention, remove)
         if self.rope is not None and self.heads is not None:
             attention = self._without_rope(attention, self.rope)
@@ -186,7 +185,7 @@ class BlockAblation:
         return self.layer.norm_output("ln1", self.inputs[which])
 
 
-def check_sequences(attention: Attention, remove: frozenset[str]) -> None:
+def check_sequences(attention: Attention, remove: Condition) -> None:
     """Check that a pass is over whole sequences, unpadded where their length matters.
 
     Raises:
@@ -198,7 +197,7 @@ def check_sequences(attention: Attention, remove: frozenset[str]) -> None:
             f"{n_keys} keys for {n_queries} queries: in this ablation a position depends on all "
             "others, so that no cache of keys and values holds; pass whole sequences"
         )
-    names = sorted(filter(depends_on_length, remove))
+    names = sorted(name for name in remove if name.of_length)
     if names and not attention.mask.real.all():
         raise ValueError(
             f"removing {' and '.join(names)} depends on the length of the sequences, which "

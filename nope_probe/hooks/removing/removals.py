@@ -6,11 +6,9 @@ Nothing here needs torch, so that commands read their options before they load a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from nope_probe.components import PER_HEAD, WEIGHTS, Gain, Projection, is_rope
-from nope_probe.conditions import Condition, Writer, expanded, spelled, validate_disjoint
 from nope_probe.errors import (
     UserError,
     as_tuple,
@@ -28,6 +26,7 @@ from nope_probe.hooks.removing.stand_ins import (
     StandIn,
     stand_in_of,
 )
+from nope_probe.removal import COMPONENTS, Condition, Gain, spelled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +34,13 @@ class Ablation:
     """Components to remove, and where.
 
     Attributes:
-        remove: one component or several (`w_q` or `W_Q`); the circuits `qk` and `ov`; `norms`, the
-            learned weights of the norms before attention and MLP; bands of RoPE: `rope_high`, the
-            pairs whose wavelength 2 pi / theta is below the length of the sequences, `rope_low`,
-            the rest, and `rope[a:b]`, the pairs a to b - 1, the fastest first; or `position[L1H0]`,
-            the position that a component writes into the residual stream: its mean output at each
-            position, which `calibrate` measures, becomes its mean over positions. See `Writer`.
+        remove: one component or several (`w_q` or `W_Q`), or a union of them (`mask+w_q`); the
+            circuits `qk` and `ov`; `norms`, the learned weights of the norms before attention and
+            MLP; bands of RoPE: `rope_high`, the pairs whose wavelength 2 pi / theta is below the
+            length of the sequences, `rope_low`, the rest, and `rope[a:b]`, the pairs a to b - 1,
+            the fastest first; or `position[L1H0]`, the position that a component writes into the
+            residual stream: its mean output at each position, which `calibrate` measures, becomes
+            its mean over positions. See `Writer`.
         layers: block numbers from 0; None for all. Blocks that do not attend lose their MLP alone.
         heads: per block, the query heads (from 0) that lose the components; other blocks and heads
             keep them. A key head that several query heads share stays for the others.
@@ -86,8 +86,6 @@ class Ablation:
         if unnamed:
             raise UserError(f"expected the names of components to remove, got {unnamed[0]!r:.60}")
         object.__setattr__(self, "remove", [spelled(str(name)) for name in given])
-        names = expanded(self.remove)
-        validate_disjoint(self.remove)
         if self.layers is not None:
             validate_layer_numbers(self.layers)
         for name in ("seed", "prefix"):
@@ -99,10 +97,11 @@ class Ablation:
             validate_choices({"replacement": Replacement}, {"replacement": self.replacement})
         else:
             self._validate_own(self.replacement)
-        if self.layers is not None and self.writers:
-            raise ValueError(f"{self.writers[0].removal} is of one place: it takes no layers")
+        writers = self.condition.writers
+        if self.layers is not None and writers:
+            raise ValueError(f"{writers[0].removal} is of one place: it takes no layers")
         if self.heads is not None:
-            self._validate_heads(names)
+            self._validate_heads()
         if self.prefix is not None:
             self._validate_prefix(self.prefix)
 
@@ -123,7 +122,7 @@ class Ablation:
                 "`lambda weight, place: ...`"
             )
 
-    def _validate_heads(self, names: Sequence[str]) -> None:
+    def _validate_heads(self) -> None:
         if not isinstance(self.heads, Mapping):
             raise UserError(
                 f"expected heads by layer, such as {{0: [1, 3]}}, got {self.heads!r:.60}"
@@ -136,14 +135,15 @@ class Ablation:
                 )
         if self.layers is not None:
             raise ValueError("expected layers or heads, not both: heads are named per layer")
-        without = [name for name in names if name not in PER_HEAD and not is_rope(name)]
+        without = [name for name in self.condition.ordered if not name.row.per_head]
         if without:
-            raise ValueError(f"{without[0]} has no heads; {', '.join(PER_HEAD)} have")
+            have = ", ".join(name for name in COMPONENTS if name.row.per_head)
+            raise ValueError(f"{without[0]} has no heads; {have} have")
 
     def _validate_prefix(self, prefix: int) -> None:
         if prefix < 1:
             raise ValueError(f"expected a prefix of 1 position or more, got {prefix}")
-        if "mask" not in self.components:
+        if "mask" not in self.condition:
             removed = ", ".join(self.remove) or "nothing"
             raise ValueError(f"a prefix is for removing the mask; this removes {removed}")
 
@@ -167,20 +167,14 @@ class Ablation:
             )
         return cls(remove=[str(name) for name in as_tuple(given)])
 
-    @property
-    def components(self) -> tuple[str, ...]:
-        """The components, `norms` and bands to remove, circuits taken apart."""
-        return expanded(self.remove)
+    def without(self, names: Iterable[str], layers: Sequence[int] | None = None) -> Ablation:
+        """Return the ablation of other components, in some layers or in all."""
+        return replace(self, remove=Condition(names).ordered, layers=layers)
 
-    @property
-    def weights(self) -> tuple[Projection, ...]:
-        """The projections among the components to remove."""
-        return tuple(name for name in WEIGHTS if name in self.components)
-
-    @property
-    def writers(self) -> tuple[Writer, ...]:
-        """The components whose position is removed."""
-        return tuple(w for name in self.components if (w := Writer.removed_by(name)) is not None)
+    @cached_property
+    def condition(self) -> Condition:
+        """What is removed."""
+        return Condition.parse(self.remove)
 
     @cached_property
     def stand_in(self) -> StandIn:
@@ -197,31 +191,12 @@ class Ablation:
         """Whether gains, means or positions have to be measured first."""
         needs = self.stand_in
         of_weights = needs.mean or (needs.gain and self.scaling == "output")
-        return bool(self.writers) or (bool(self.weights) and of_weights)
+        return bool(self.condition.writers) or (bool(self.condition.weights) and of_weights)
 
     @property
     def calibration_seed(self) -> int | None:
         """The seed to `calibrate` with; None where nothing is drawn."""
         return self.seed if self.stand_in.seed else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Substitute:
-    """The replacement of removed weights: an `Ablation`'s options of the same names.
-
-    Attributes:
-        replacement: what a removed projection is replaced by.
-        gain: the size of the replacements `identity` and `random`.
-        seed: of the replacement `random`.
-    """
-
-    replacement: Replacement = "identity"
-    gain: Gain = "output"
-    seed: int = 0
-
-    def without(self, names: Iterable[str], layers: Sequence[int] | None = None) -> Ablation:
-        """Return the ablation that removes components, in some layers or in all."""
-        return Ablation(remove=Condition(names).ordered, layers=layers, **vars(self))
 
 
 def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> None:

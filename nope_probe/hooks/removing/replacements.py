@@ -23,13 +23,12 @@ from numpy.random import SeedSequence
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nope_probe.components import WEIGHTS, Gain, Projection
-from nope_probe.conditions import Writer
 from nope_probe.hooks.layers.attention import Heads, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.hook_points import HookedModel, HookGroup, HookPoint, first
 from nope_probe.hooks.layers.model import block_point, blocks_of
 from nope_probe.maps.folds import State, tensors_of, under
+from nope_probe.removal import WEIGHTS, Gain, Projection, Writer
 
 OwnReplacement: TypeAlias = Tensor | Callable[[Tensor, "Place"], Tensor]
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")

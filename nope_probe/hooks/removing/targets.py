@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.components import BAND, COMPONENTS, Component, equal_bands, is_rope
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.base_layer import Layer, find_point
 from nope_probe.hooks.layers.hook_points import HookedModel, HookPoint
@@ -26,6 +25,7 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.removal import COMPONENTS, Component, equal_bands
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,10 +50,9 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
         ValueError: for a component, layer, head or band that the model does not have, or a prefix
             longer than its context; the message lists the model's own.
     """
-    names = ablation.components
-    has = components(model)
+    condition, has = ablation.condition, components(model)
     for name in COMPONENTS:
-        if name in names and name not in has:
+        if name in condition and name not in has:
             raise _lacks(model, name)
     if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:
         raise ValueError(
@@ -65,7 +64,7 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
     elif lone:
         known = [layer.index for layer in layers_of(model)] if numbers is None else numbers
         numbers = [number for number in known if number not in lone]
-    rope = removed_pairs(model, [name for name in names if is_rope(name)])
+    rope = removed_pairs(model, condition.rope)
     try:
         layers = [] if numbers is not None and not len(numbers) else numbered_layers(model, numbers)
     except IndexError as error:
@@ -85,7 +84,7 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
 
 def lone_mlps(model: HookedModel, ablation: Ablation) -> dict[int, HookPoint]:
     """Return the outputs of the MLPs to remove in blocks that do not attend, by block number."""
-    if "mlp" not in ablation.components:
+    if "mlp" not in ablation.condition:
         return {}
     attending = {layer.index for layer in layers_of(model)}
     points = {
@@ -98,7 +97,7 @@ def lone_mlps(model: HookedModel, ablation: Ablation) -> dict[int, HookPoint]:
 
 def _validate_weights(target: Target, ablation: Ablation) -> None:
     """Check that a block has the weights to be replaced, as matrices of their own."""
-    for name in ablation.weights:
+    for name in ablation.condition.weights:
         reason = target.layer.why_not_replaced(name)
         if reason is not None:
             raise ValueError(f"{name} of L{target.layer.index} cannot be removed: {reason}")
@@ -126,7 +125,9 @@ def _heads(layer: Layer, named: Sequence[int]) -> list[int] | None:
     return None if len(heads) == layer.n_heads else heads
 
 
-def removed_pairs(model: HookedModel, bands: Sequence[str]) -> Mapping[int, RemovedPairs | None]:
+def removed_pairs(
+    model: HookedModel, bands: Sequence[Component]
+) -> Mapping[int, RemovedPairs | None]:
     """Return for each block the rotary pairs in some bands of RoPE; None where it rotates none.
 
     Raises:
@@ -177,7 +178,7 @@ def rope_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None,
     return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries)
 
 
-def bands_of(model: HookedModel, n_bands: int) -> tuple[str, ...]:
+def bands_of(model: HookedModel, n_bands: int) -> tuple[Component, ...]:
     """Return the names of equal bands of a model's rotary pairs.
 
     Raises:
@@ -193,7 +194,9 @@ def bands_of(model: HookedModel, n_bands: int) -> tuple[str, ...]:
         raise UserError(str(error)) from error
 
 
-def wavelengths_of(model: HookedModel, names: Iterable[str]) -> dict[str, tuple[float, float]]:
+def wavelengths_of(
+    model: HookedModel, names: Iterable[Component]
+) -> dict[str, tuple[float, float]]:
     """Return the shortest and the longest wavelength of bands `rope[a:b]`, in tokens, by name.
 
     There are none where the layers of a model rotate at different frequencies.
@@ -201,8 +204,5 @@ def wavelengths_of(model: HookedModel, names: Iterable[str]) -> dict[str, tuple[
     known = [2 * torch.pi / angles for angles in rope_frequencies(model) if angles is not None]
     if not known or any(not torch.equal(known[0], other) for other in known):
         return {}
-    pairs = {name: named for name in names if (named := BAND.fullmatch(name))}
-    return {
-        name: (float(known[0][int(named[1])]), float(known[0][int(named[2]) - 1]))
-        for name, named in pairs.items()
-    }
+    bands = {name: name.pairs for name in names if name.pairs is not None}
+    return {name: (float(known[0][a]), float(known[0][b - 1])) for name, (a, b) in bands.items()}

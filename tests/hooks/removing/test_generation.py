@@ -9,7 +9,6 @@ from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, distance, tokens
 from transformers import AutoTokenizer, DynamicCache
 
-from nope_probe.components import OF_LENGTH
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.removing.targets import components
 from nope_probe.models.load import to_hooked
@@ -187,7 +186,7 @@ def test_padding_stays_hidden_or_is_refused_for_every_removal(
     errors = {}
     for ablation in removals(model):
         with ablated(model, ablation):
-            if OF_LENGTH & set(ablation.components):
+            if any(name.of_length for name in ablation.condition):
                 with pytest.raises(ValueError, match="pass sequences of one length, without padd"):
                     padding_error(model, side)
             else:

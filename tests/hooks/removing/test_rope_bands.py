@@ -12,13 +12,13 @@ from support.hooked_runs import hooked_run, largest_error
 from support.rounding import NETWORK
 from support.tiny_models import ByName, ModelOf, Tiny, distance, tokens
 
-from nope_probe.components import equal_bands
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.model import logits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs, Rotary
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.targets import rope_frequencies
 from nope_probe.models.load import load
+from nope_probe.removal import equal_bands
 
 # Rotary pairs: 5 of Llama and SmolLM3, 4 of Phi-3's 7 (partial), 3 of Qwen3.
 N_PAIRS = {"llama": 5, "phi3": 4, "qwen3": 3, "smollm3": 5, "smollm3-rope": 5}

@@ -1,11 +1,19 @@
-"""Names of removals: conditions and writers."""
+"""Names of what can be removed: components, conditions and writers."""
 
 from itertools import pairwise
 
 import pytest
 
 from nope_probe import Ablation
-from nope_probe.conditions import INTACT, MASK, Condition, Writer, expanded, validate_disjoint
+from nope_probe.removal import (
+    INTACT,
+    MASK,
+    Component,
+    Condition,
+    Writer,
+    validate_disjoint,
+    writer_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +34,7 @@ def test_a_writer_knows_its_place_and_its_removal_names_it(
     assert writer == name
     assert (writer.kind, writer.block, writer.head, writer.short) == (kind, block, head, short)
     assert writer.removal == f"position[{name}]"
-    removed = Writer.removed_by(f"position[{name}]")
+    removed = Component(f"position[{name}]").writer
     assert removed is not None
     assert (removed, removed.kind) == (writer, kind)
     assert writer.is_attention == (kind in {"HEAD", "ATTN"})
@@ -34,11 +42,9 @@ def test_a_writer_knows_its_place_and_its_removal_names_it(
 
 @pytest.mark.parametrize("name", ["W_Q", "RoPE", "Pos_Embed", "QK", "ROPE[0:4]", "Norms"])
 def test_components_are_spelled_in_any_case(name: str) -> None:
-    assert expanded([name]) == expanded([name.lower()])
+    assert Condition.parse([name]) == Condition.parse([name.lower()])
     assert Ablation(remove=name).remove == [name.lower()]
-    if name != "Norms":
-        union = Condition.parse(f"{name}+MLP")
-        assert union == Condition.parse([name.lower(), "mlp"])
+    assert Condition.parse(f"{name}+MLP") == Condition.parse([name.lower(), "mlp"])
     with pytest.raises(ValueError, match=r"share|named twice"):
         Ablation(remove=[name, name.lower()])
 
@@ -46,15 +52,15 @@ def test_components_are_spelled_in_any_case(name: str) -> None:
 @pytest.mark.parametrize("name", ["L2", "H1", "L1H", "MLP", "MLP١", "MLP1 ", "W_O", ""])
 def test_other_names_are_no_writers(name: str) -> None:
     assert Writer.parse(name) is None
-    assert Writer.removed_by(f"position[{name}]") is None
+    assert writer_of(f"position[{name}]") is None
     with pytest.raises(ValueError, match="expected a writer, such as L1H0"):
         Writer(name)
 
 
 def test_constants_are_writers_whose_position_is_never_removed() -> None:
     assert Writer("bias").kind == "bias"
-    assert Writer.removed_by("position[bias]") is None
-    assert Writer.removed_by("MLP1") is None
+    assert writer_of("position[bias]") is None
+    assert writer_of("MLP1") is None
 
 
 def test_writers_run_embeddings_first_and_heads_of_a_block_side_by_side() -> None:
@@ -103,4 +109,5 @@ def test_all_ways_to_name_a_condition_give_the_same() -> None:
     ways = (["mask+rope", "qk"], ["w_k", "rope_low", "rope_high", "w_q", "mask"], "qk+rope+mask")
     assert {Condition.parse(way) for way in ways} == {whole}
     assert Condition.parse("mask") == MASK
-    assert Condition.of(["rope[0:2]", "rope[2:4]"], ["rope[0:2]", "rope[2:4]"]).name == "rope"
+    assert Condition(["pos_embed", "position[pos_embed]"]).name == "pos_embed"
+    assert all(Condition.parse(one.name) == one for one in (whole, INTACT, MASK))

@@ -1,0 +1,577 @@
+"""What can be removed from a model: names and words, their parsing, and a condition's one name.
+
+A component has a row here, and a class in `hooks/removing/components.py` that removes it. All
+names are parsed here. Nothing here needs torch, so that the command line, figures and pages read
+the same rows as hooks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations, pairwise, product
+from typing import Literal, get_args
+
+from nope_probe.errors import UserError
+
+Projection = Literal["w_q", "w_k", "w_o", "w_v"]
+WEIGHTS: tuple[Projection, ...] = get_args(Projection)
+Gain = Literal["output", "norm", "identity"]
+NO_REPLACEMENT = "none"  # in tables, where no weight is removed
+INK = "#1b1f24"
+INTERACTION, UNION = "_x_", "+"  # mask_x_rope, mask+w_q
+_WRITER = re.compile(r"L([0-9]+)H([0-9]+)|(ATTN|MLP|BLOCK)([0-9]+)|embed|pos_embed|bias")
+_OF_COMPONENT = {"HEAD": "w_o", "ATTN": "w_o", "MLP": "mlp", "pos_embed": "pos_embed"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """How sentences name a component, circuit or term of the pattern, and how figures draw it.
+
+    Attributes:
+        label: in legends.
+        phrase: in sentences; the label if empty.
+        short: in unions, interactions and narrow columns; the label if empty.
+        colour, marker: of its lines and points.
+    """
+
+    label: str
+    phrase: str = ""
+    short: str = ""
+    colour: str = INK
+    marker: str = "circle"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circuit(Words):
+    """Two weights that act together.
+
+    Attributes:
+        parts: the weights.
+    """
+
+    parts: tuple[Projection, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Words):
+    """What is known of a component without a model.
+
+    Attributes:
+        is_source: whether it makes positions differ.
+        per_head: whether it can be removed in some heads only.
+        by_token: whether a removal at a token depends on that token alone, so that a cache of
+            keys and values stays right.
+        of_length: whether a removal depends on a sequence's length, so that padding changes it.
+        removed: completes "to remove the causal mask, ..." in a methods paragraph; empty for
+            weights, which replacements stand for.
+    """
+
+    is_source: bool = False
+    per_head: bool = False
+    by_token: bool = False
+    of_length: bool = False
+    removed: str = ""
+
+
+ROWS: dict[str, Row] = {
+    "mask": Row(
+        label="causal mask",
+        phrase="the causal mask",
+        short="mask",
+        colour="#d55e00",
+        marker="square",
+        is_source=True,
+        per_head=True,
+        removed="every query attended to all keys",
+    ),
+    "rope": Row(
+        label="RoPE",
+        colour="#0070e3",
+        marker="diamond",
+        is_source=True,
+        per_head=True,
+        removed="all queries and keys were rotated as at position 0",
+    ),
+    "w_q": Row(label="W_Q", colour="#1da2a5", marker="triangle-up", per_head=True, by_token=True),
+    "w_k": Row(label="W_K", colour="#18753a", marker="triangle-down", per_head=True),
+    "w_o": Row(label="W_O", colour="#999847", marker="star", per_head=True, by_token=True),
+    "w_v": Row(label="W_V", colour="#8952a0", marker="hexagon", per_head=True),
+    "mlp": Row(
+        label="MLP",
+        phrase="the MLPs",
+        colour="#8a5969",
+        marker="x",
+        by_token=True,
+        removed="their output was set to 0",
+    ),
+    "pos_embed": Row(
+        label="learned positions",
+        phrase="the learned position embeddings",
+        colour="#538ff5",
+        marker="diamond",
+        is_source=True,
+        of_length=True,
+        removed="they were replaced by their mean over positions",
+    ),
+    "alibi": Row(
+        label="ALiBi",
+        colour="#4a78c8",
+        marker="diamond",
+        is_source=True,
+        per_head=True,
+        removed="its bias was left out",
+    ),
+    "window": Row(
+        label="sliding window",
+        phrase="the sliding window",
+        short="window",
+        colour="#908448",
+        marker="pentagon",
+        is_source=True,
+        per_head=True,
+        removed="every query attended to all earlier keys",
+    ),
+    "sink": Row(
+        label="attention sink",
+        phrase="the attention sinks",
+        short="sink",
+        colour="#5f6b2d",
+        marker="x",
+        per_head=True,
+        by_token=True,
+        removed="they got no attention",
+    ),
+    "norms": Row(
+        label="norm weights",
+        phrase="the norms' weights",
+        colour="#6a7a99",
+        marker="pentagon",
+        by_token=True,
+        removed="weights were set to 1 and biases to 0",
+    ),
+    "position": Row(
+        label="position",
+        phrase="the position",
+        of_length=True,
+        removed="its mean output at each position was replaced by its mean over positions",
+    ),
+}
+BAND_REMOVED = "its pairs of coordinates were rotated as at position 0"
+CIRCUITS: dict[str, Circuit] = {
+    "qk": Circuit(
+        label="QK circuit",
+        phrase="the query-key circuit (W_Q with W_K)",
+        short="QK",
+        colour="#3ba763",
+        marker="triangle-up",
+        parts=("w_q", "w_k"),
+    ),
+    "ov": Circuit(
+        label="OV circuit",
+        phrase="the value-output circuit (W_V with W_O)",
+        short="OV",
+        colour="#a64b21",
+        marker="star",
+        parts=("w_o", "w_v"),
+    ),
+}
+
+
+class Writer(str):
+    """The name of a component that writes into the residual stream.
+
+    Writers are heads (`L1H0`), a block's attention (`ATTN1`) or MLP (`MLP1`), a block that adds up
+    otherwise (`BLOCK1`), token embeddings (`embed`), learned positions (`pos_embed`), and the
+    constants that biases add (`bias`).
+
+    Attributes:
+        kind: `HEAD` for heads, else the name without a number.
+        block: the number of its block; of embeddings, the first.
+        head: the number of a head in its block; None for other writers.
+
+    Raises:
+        ValueError: for a name that stands for no writer.
+
+    Example:
+        >>> writer = Writer("L2H11")
+        >>> writer.kind, writer.block, writer.head, writer.removal
+        ('HEAD', 2, 11, 'position[L2H11]')
+    """
+
+    kind: str
+    block: int
+    head: int | None
+
+    def __new__(cls, name: str) -> Writer:
+        """Return the writer of a name."""
+        named = _WRITER.fullmatch(name)
+        if named is None:
+            raise ValueError(f"expected a writer, such as L1H0, MLP1 or embed, got {name!r}")
+        writer = super().__new__(cls, name)
+        block_of_head, head, kind, block = named.groups()
+        writer.kind = kind or ("HEAD" if head else name)
+        writer.block = int(block_of_head or block or 0)
+        writer.head = int(head) if head else None
+        return writer
+
+    @classmethod
+    def parse(cls, name: str) -> Writer | None:
+        """Return the writer of a name; None for any other name, such as that of a layer.
+
+        Example:
+            >>> Writer.parse("MLP1"), Writer.parse("L1")
+            ('MLP1', None)
+        """
+        return cls(name) if _WRITER.fullmatch(name) else None
+
+    @property
+    def removal(self) -> Component:
+        """The removal of its position."""
+        return Component(f"position[{self}]")
+
+    @property
+    def short(self) -> str:
+        """The name within its block: `H0`, `MLP`."""
+        return self.kind if self.head is None else f"H{self.head}"
+
+    @property
+    def whole(self) -> Writer:
+        """The attention that a head is a part of; any other writer itself.
+
+        Example:
+            >>> Writer("L2H11").whole, Writer("MLP2").whole
+            ('ATTN2', 'MLP2')
+        """
+        return self if self.head is None else Writer(f"ATTN{self.block}")
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether it is a head, or the attention of a block."""
+        return self.kind in ("HEAD", "ATTN")
+
+    @property
+    def order(self) -> tuple[int, bool, int]:
+        """The sort key of the order in which a model runs writers; constants come last.
+
+        Example:
+            >>> names = ["bias", "L1H0", "MLP0", "L0H10", "L0H2", "embed"]
+            >>> sorted(map(Writer, names), key=lambda writer: writer.order)
+            ['embed', 'L0H2', 'L0H10', 'MLP0', 'L1H0', 'bias']
+        """
+        blocks = {"embed": -1, "pos_embed": -1, "bias": 10**6}
+        return blocks.get(self.kind, self.block), self.kind == "MLP", self.head or 0
+
+    def runs_before(self, other: Writer) -> bool:
+        """Return whether its output can change another's; heads of a block run side by side.
+
+        Example:
+            >>> [Writer(name).runs_before(Writer("L1H1")) for name in ("MLP0", "L1H0", "MLP1")]
+            [True, False, False]
+        """
+        return self.order[:2] < other.order[:2]
+
+    def shares_output(self, removed: Component) -> bool:
+        """Return whether a removal, of a component or a position, changes the same output.
+
+        Example:
+            >>> removed = map(Component, ("w_o", "mlp", "position[ATTN1]"))
+            >>> [Writer("L1H0").shares_output(name) for name in removed]
+            [True, False, True]
+        """
+        other = removed.writer
+        in_attention = other is not None and (other.kind, other.block) == ("ATTN", self.block)
+        is_part = self.kind == "HEAD" and in_attention
+        return is_part or _OF_COMPONENT.get(self.kind) == removed
+
+
+def writer_of(name: str) -> Writer | None:
+    """Return the writer whose position a removal takes away; None for any other name.
+
+    Example:
+        >>> [*map(writer_of, ("position[L1H0]", "position[mask]", "mlp"))]
+        ['L1H0', None, None]
+    """
+    named = re.fullmatch(r"position\[(.*)\]", name)
+    writer = None if named is None else Writer.parse(named[1])
+    return None if writer == "bias" else writer
+
+
+class Component(str):
+    """The name of a component of a model that can be removed.
+
+    Names are those of `ROWS`, in any case; `rope_high`, the rotary pairs whose wavelength
+    2 pi / theta is below the length of the sequences, and `rope_low`, the other pairs; `rope[a:b]`,
+    the pairs a to b - 1, the fastest first; and `position[L1H0]`, the mean output of a writer at
+    each position, less its mean over positions.
+
+    Attributes:
+        kind: the name of its row; of a band `rope`, of a position `position`.
+        pairs: the first rotary pair of a band `rope[a:b]` and the pair after its last; None for
+            others.
+        writer: the component whose position is removed, if any.
+
+    Raises:
+        ValueError: for a name that does not exist.
+
+    Example:
+        >>> Component("W_Q"), Component("rope[0:4]").pairs, Component("position[L1H0]").writer
+        ('w_q', (0, 4), 'L1H0')
+    """
+
+    kind: str
+    pairs: tuple[int, int] | None
+    writer: Writer | None
+
+    def __new__(cls, name: str) -> Component:
+        """Return the component of a name."""
+        if isinstance(name, Component):
+            return name
+        writer = writer_of(name)
+        band = re.fullmatch(r"rope(?:_high|_low|\[([0-9]+):([0-9]+)\])", name.lower())
+        kind = "rope" if band else "position" if writer else name.lower()
+        if kind not in ROWS or (kind == "position" and writer is None):
+            known = ", ".join([*COMPONENTS, "norms", *CIRCUITS, *ROPE_HALVES, "rope[a:b]"])
+            raise ValueError(
+                f"unknown component {name!r}; there are {known}, position[L1H0], and unions such "
+                "as w_q+w_k"
+            )
+        component = super().__new__(cls, name if writer else name.lower())
+        component.kind, component.writer = kind, writer
+        component.pairs = (int(band[1]), int(band[2])) if band and band[1] else None
+        return component
+
+    @property
+    def row(self) -> Row:
+        """What is known of it without a model."""
+        return ROWS[self.kind]
+
+    @property
+    def is_band(self) -> bool:
+        """Whether it is a band of RoPE's pairs, and not all of them."""
+        return self.kind == "rope" and self != "rope"
+
+    @property
+    def of_length(self) -> bool:
+        """Whether its removal depends on a sequence's length, so that padding changes it."""
+        return self.row.of_length or self in ROPE_HALVES
+
+    @property
+    def removed(self) -> str:
+        """What was done to remove it, for a methods paragraph; empty for weights."""
+        return BAND_REMOVED if self.is_band else self.row.removed
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """The sort key of components, of bands of RoPE where RoPE is, and of positions, last."""
+        return [*ROWS].index(self.kind), self
+
+    def shares(self, other: Component) -> str:
+        """Return what two components share, as the end of a sentence; empty if nothing.
+
+        `rope_high` can share pairs with any `rope[a:b]`, since its pairs depend on the model and
+        the sequences' length.
+
+        Example:
+            >>> Component("rope[0:9]").shares(Component("rope[7:16]"))
+            'share rotary pairs'
+            >>> Component("rope_high").shares(Component("rope_low"))
+            ''
+            >>> Component("mlp").shares(Component("position[MLP1]"))
+            'share the output of a component'
+        """
+        if self == other:
+            return f"share {self}"
+        writers = ((self.writer, other), (other.writer, self))
+        if any(writer is not None and writer.shares_output(name) for writer, name in writers):
+            return "share the output of a component"
+        halves = {self, other} & {*ROPE_HALVES}
+        if self.kind != "rope" or other.kind != "rope" or len(halves) == 2:
+            return ""
+        if halves and "rope" not in (self, other):
+            return "can share rotary pairs"
+        (a, b), (c, d) = (one.pairs or (0, float("inf")) for one in (self, other))
+        return "share rotary pairs" if max(a, c) < min(b, d) else ""
+
+
+ROPE_HALVES = ("rope_high", "rope_low")
+COMPONENTS: tuple[Component, ...] = tuple(
+    Component(name) for name in ROWS if name not in ("norms", "position")
+)
+SOURCES: tuple[Component, ...] = tuple(name for name in COMPONENTS if name.row.is_source)
+POSITION_ENCODINGS: tuple[Component, ...] = tuple(map(Component, ("rope", "pos_embed", "alibi")))
+
+
+class Condition(frozenset[Component]):
+    """What is removed in one set of forward passes; the intact model is the empty set.
+
+    Members are components, `norms`, bands of RoPE and positions of writers. Circuits are their
+    weights, `rope` with its bands or both of its halves is `rope`, and removed embeddings write no
+    position, so that a condition has one name everywhere.
+
+    Example:
+        >>> Condition({"w_q", "mask"}).name, Condition().name
+        ('mask+w_q', 'intact')
+        >>> Condition(["rope_low", "rope_high"]).name
+        'rope'
+    """
+
+    def __new__(cls, names: Iterable[str] = ()) -> Condition:
+        """Return the condition that removes some components."""
+        removed = set(map(Component, names))
+        if "pos_embed" in removed:
+            removed.discard(Component("position[pos_embed]"))
+        if "rope" in removed or removed.issuperset(ROPE_HALVES):
+            removed = {name for name in removed if not name.is_band} | {Component("rope")}
+        return super().__new__(cls, removed)
+
+    @classmethod
+    def parse(cls, removed: str | Iterable[str]) -> Condition:
+        """Return the condition that removes components, circuits (`qk`, `ov`) or unions.
+
+        Args:
+            removed: a name, or names; a union is several names joined by `+`.
+
+        Raises:
+            ValueError: for a name that does not exist, or two names that share a component.
+
+        Example:
+            >>> Condition.parse(["mask", "qk"]).name, Condition.parse("rope+mlp").name
+            ('mask+w_q+w_k', 'rope+mlp')
+        """
+        if removed == INTACT.name:
+            return INTACT
+        names = [removed] if isinstance(removed, str) else [*removed]
+        parts = [part for name in names for part in _members(name)]
+        for name in names:
+            validate_disjoint(name.split(UNION))
+        validate_disjoint(names)
+        return cls(parts)
+
+    @property
+    def ordered(self) -> list[Component]:
+        """The components in their order, bands of RoPE where RoPE is."""
+        return sorted(self, key=lambda name: name.order)
+
+    @cached_property
+    def name(self) -> str:
+        """The names in order, joined by `+`; `intact` where nothing is removed."""
+        return UNION.join(self.ordered) or "intact"
+
+    @property
+    def weights(self) -> tuple[Projection, ...]:
+        """The weights that are removed."""
+        return tuple(name for name in WEIGHTS if name in self)
+
+    @property
+    def writers(self) -> tuple[Writer, ...]:
+        """The components whose position is removed."""
+        return tuple(name.writer for name in self.ordered if name.writer is not None)
+
+    @property
+    def rope(self) -> tuple[Component, ...]:
+        """RoPE or its bands, if they are removed."""
+        return tuple(name for name in self.ordered if name.kind == "rope")
+
+    @property
+    def are_sources(self) -> bool:
+        """Whether all components are sources or bands of RoPE.
+
+        Example:
+            >>> Condition(["mask", "rope"]).are_sources, Condition(["mask", "w_q"]).are_sources
+            (True, False)
+        """
+        return all(name.row.is_source for name in self)
+
+
+INTACT = Condition()
+MASK = Condition({"mask"})
+
+
+def _members(name: str) -> list[Component]:
+    """Return the components of a component, circuit or union."""
+    parts = (spelled(part) for part in name.split(UNION))
+    named = (CIRCUITS[part].parts if part in CIRCUITS else (part,) for part in parts)
+    return [Component(part) for one in named for part in one]
+
+
+def spelled(name: str) -> str:
+    """Return a component, circuit, band or union as it is spelled here.
+
+    Example:
+        >>> spelled("W_Q"), spelled("RoPE+MLP"), spelled("position[L1H0]")
+        ('w_q', 'rope+mlp', 'position[L1H0]')
+    """
+    parts = (part if part.startswith("position[") else part.lower() for part in name.split(UNION))
+    return UNION.join(parts)
+
+
+def validate_disjoint(names: Sequence[str]) -> None:
+    """Check that no two components, circuits, bands of RoPE or unions remove the same thing.
+
+    Raises:
+        ValueError: naming two that do, and the shared part.
+
+    Example:
+        >>> validate_disjoint(["w_q+mlp", "qk"])
+        Traceback (most recent call last):
+        ValueError: w_q+mlp and qk share w_q
+    """
+    for one, other in combinations(map(spelled, names), 2):
+        if one == other:
+            raise ValueError(f"{one} is named twice")
+        for first, second in product(_members(one), _members(other)):
+            if shared := first.shares(second):
+                raise ValueError(f"{one} and {other} {shared}")
+
+
+def validate_components(wanted: Condition, has: Collection[str]) -> None:
+    """Check that a model has some components.
+
+    Raises:
+        UserError: naming a component that it lacks, and its own.
+    """
+    lacking = [name for name in wanted.ordered if not name.writer and name.kind not in has]
+    if lacking:
+        raise UserError(f"the model has no {lacking[0]}; it has {', '.join(has)}")
+
+
+def equal_bands(n_pairs: int, n_bands: int) -> tuple[Component, ...]:
+    """Return bands that divide all pairs as equally as possible.
+
+    Raises:
+        ValueError: for more bands than pairs, or no band.
+
+    Example:
+        >>> equal_bands(8, 3)
+        ('rope[0:2]', 'rope[2:5]', 'rope[5:8]')
+    """
+    if not 1 <= n_bands <= n_pairs:
+        raise ValueError(f"expected from 1 to {n_pairs} bands for {n_pairs} pairs, got {n_bands}")
+    ends = [n_pairs * band // n_bands for band in range(n_bands + 1)]
+    return tuple(Component(f"rope[{a}:{b}]") for a, b in pairwise(ends))
+
+
+def parts_of(name: str) -> tuple[str, list[str]]:
+    """Return the sign that joins the parts of a union or interaction, and the parts.
+
+    Example:
+        >>> parts_of("mask_x_rope"), parts_of("w_q+mlp"), parts_of("mask")
+        (('_x_', ['mask', 'rope']), ('+', ['w_q', 'mlp']), ('', ['mask']))
+    """
+    sign = next((sign for sign in (INTERACTION, UNION) if sign in name), "")
+    return sign, name.split(sign) if sign else [name]
+
+
+def replaced_by(name: str) -> tuple[str, str]:
+    """Return what a condition of `behaviour` removes, and its replacement if its name has one.
+
+    Example:
+        >>> replaced_by("w_q:mean"), replaced_by("rope[0:4]")
+        (('w_q', 'mean'), ('rope[0:4]', ''))
+    """
+    named = re.fullmatch(r"(.+?)(?::([a-z]+))?", name)
+    assert named is not None
+    return named[1], named[2] or ""
