@@ -28,7 +28,7 @@ from nope_probe import load, sequences
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.engine import Engine
-from nope_probe.hooks.removing.targets import components
+from nope_probe.hooks.removing.components import components
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.analyses.pattern_rows import relative_part
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.removing.targets import components
+from nope_probe.hooks.removing.components import components
 from nope_probe.maps.centred import kept_cells, row_centred
 from nope_probe.maps.estimates import Estimates, cross_products, fold_weights
 from nope_probe.maps.folds import grouped_folds, interleaved_folds

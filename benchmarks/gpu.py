@@ -23,7 +23,7 @@ from nope_probe import capture_scores
 from nope_probe.experiments.ablation.plan import make_plan
 from nope_probe.experiments.engine import Engine
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.removing.targets import components
+from nope_probe.hooks.removing.components import components
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ def test_every_import_is_one_that_the_rule_allows() -> None:
     ("importing", "allowed", "refused"),
     [
         ("hooks.layers.model", "removal maps.folds", "models.load hooks.ablation"),
-        ("hooks.reading.fused", "hooks.removing.targets", "hooks.ablation"),
-        ("hooks.removing.targets", "hooks.layers.model", "hooks.reading.fused"),
-        ("hooks.ablation", "hooks.reading.capture hooks.removing.targets", "data.sequences"),
+        ("hooks.reading.fused", "hooks.removing.components", "hooks.ablation"),
+        ("hooks.removing.components", "hooks.layers.model", "hooks.reading.fused"),
+        ("hooks.ablation", "hooks.reading.capture hooks.removing.components", "data.sequences"),
         ("scores", "cli errors experiments.scores.run", "hooks.ablation"),
         ("data.sequences", "errors", "cli"),
         ("runtime.session", "models.load", "ablate"),

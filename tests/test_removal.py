@@ -5,9 +5,11 @@ from itertools import pairwise
 import pytest
 
 from nope_probe import Ablation
+from nope_probe.hooks.removing.components import REMOVALS
 from nope_probe.removal import (
     INTACT,
     MASK,
+    ROWS,
     Component,
     Condition,
     Writer,
@@ -92,6 +94,10 @@ def test_two_removals_of_one_output_are_refused(names: list[str], shared: bool) 
                 validate_disjoint(ordered)
         else:
             validate_disjoint(ordered)
+
+
+def test_every_component_has_a_row_and_a_class_that_removes_it() -> None:
+    assert [*REMOVALS] == [*ROWS]
 
 
 def test_a_condition_is_named_by_its_removals_in_the_order_of_components() -> None:

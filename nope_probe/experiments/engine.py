@@ -43,13 +43,10 @@ from nope_probe.hooks.reading.streaming import (
     restore,
     state_of,
 )
+from nope_probe.hooks.removing.block_ablation import resolve_targets
+from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, WrittenPosition
-from nope_probe.hooks.removing.targets import (
-    components,
-    removed_pairs,
-    resolve_targets,
-)
 from nope_probe.maps.folds import State, default_folds, under
 from nope_probe.maps.layers import with_skip_keys
 from nope_probe.maps.maps import (
@@ -425,7 +422,7 @@ def validate_removable(model: HookedModel, removed: Condition) -> None:
         UserError: naming a part that cannot be removed, and why.
     """
     try:
-        removed_pairs(model, removed.rope)
+        resolve_targets(model, Ablation(remove=removed.rope))
         blocks_that_write(model, removed.writers)
     except ValueError as error:
         raise UserError(str(error)) from error

@@ -20,9 +20,9 @@ from nope_probe.experiments.explorer import explorer_of
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, first_keys_of, layers_of
+from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.stand_ins import Replacement
-from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.centred import kept_cells
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.models.parity import describe

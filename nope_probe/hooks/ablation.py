@@ -16,18 +16,13 @@ from typing import Any
 
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
-    HookGroup,
-    first,
     hooks_in_place,
     methods_replaced,
 )
 from nope_probe.hooks.layers.model import (
     HasModel,
     Inputs,
-    blocks_of,
     model_of,
-    position_module,
-    position_point,
     tapped,
 )
 from nope_probe.hooks.layers.threads import used_alone
@@ -37,16 +32,14 @@ from nope_probe.hooks.removing.block_ablation import (
     ActiveAblation,
     BlockAblation,
     is_ablated,
-    mean_over_positions,
-    zeros,
+    resolve_targets,
 )
+from nope_probe.hooks.removing.components import lone_mlps, removals_of, without_position
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import (
     Calibration,
     WrittenPosition,
-    without_position,
 )
-from nope_probe.hooks.removing.targets import lone_mlps, resolve_targets
 from nope_probe.removal import Writer
 
 
@@ -100,8 +93,7 @@ def ablated(
         stack.enter_context(_in_place(model, _active(model, ablation, calibration, blocks)))
         stack.enter_context(_whole_sequences(model, ablation))
         for block in blocks:
-            rope = block.rope if block.heads is None else None
-            stack.enter_context(block.layer.tap.edited(rope, block.edit))
+            stack.enter_context(block.layer.tap.edited(block.straightens, block.edit))
         yield model
 
 
@@ -134,17 +126,9 @@ def _active(
     blocks: Sequence[BlockAblation],
 ) -> ActiveAblation:
     """Return an ablation with its hooks, and the blocks and heads that lose something by it."""
-    mlps = lone_mlps(model, ablation)
     groups = [block.group() for block in blocks]
-    groups += [
-        HookGroup(blocks_of(model)[number], [first(mlp, zeros)]) for number, mlp in mlps.items()
-    ]
-    point = position_point(model) if "pos_embed" in ablation.condition else None
-    if point is not None:
-        groups.append(HookGroup(position_module(model), [first(point, mean_over_positions)]))
-    for writer in ablation.condition.writers:
-        assert calibration is not None
-        groups.append(without_position(model, writer, calibration.positions[writer]))
+    for removal in removals_of(ablation.condition):
+        groups += removal.groups(model, ablation, calibration)
     # Blocks are targets of removed positions too, to check padding, and lose nothing by them.
     writers = ablation.condition.writers
     of_blocks = len(ablation.condition) > len(writers)
@@ -153,7 +137,7 @@ def _active(
     return ActiveAblation(
         ablation=ablation,
         calibration=calibration,
-        heads=written | dict.fromkeys(mlps) | lost,
+        heads=written | dict.fromkeys(lone_mlps(model, ablation)) | lost,
         groups=groups,
     )
 

@@ -27,7 +27,7 @@ from nope_probe.hooks.layers.model import (
     takes_position_ids,
     tapped,
 )
-from nope_probe.hooks.removing.targets import rope_layers
+from nope_probe.hooks.removing.components import rope_layers
 from nope_probe.models.info import GGUFInfo, ModelInfo
 
 

@@ -21,7 +21,7 @@ from support.tiny_models import ByName, ModelOf
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.removing.targets import components
+from nope_probe.hooks.removing.components import components
 
 BRIDGES = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3")
 HOOKED = ("hooked:smollm3-rope", "hooked:smollm3-nope")

@@ -13,7 +13,7 @@ from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
-from nope_probe.hooks.removing.targets import components
+from nope_probe.hooks.removing.components import components
 
 ALL = (
     "bridge:llama",

@@ -22,7 +22,7 @@ from nope_probe import Ablation, ablated, calibrate, run_ablations, run_trace
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import irreplaceable
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.hooks.removing.targets import components
+from nope_probe.hooks.removing.components import components
 
 pytestmark = pytest.mark.hooked_transformer
 

@@ -18,8 +18,8 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
+from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.edited_weights import untrained
-from nope_probe.hooks.removing.targets import components
 from nope_probe.models.load import boot_bridge, load
 from nope_probe.models.parity import check_parity, describe
 

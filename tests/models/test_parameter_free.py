@@ -13,7 +13,7 @@ from torch.nn.functional import layer_norm, normalize
 
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.model import layers_of, run_blocks
-from nope_probe.hooks.removing.targets import components, rope_layers
+from nope_probe.hooks.removing.components import components, rope_layers
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.parameter_free import build, nope_llama, parameter_free
 from nope_probe.models.parameter_free import smollm3_config as smollm3_shape

@@ -16,7 +16,7 @@ from torch import Tensor
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
-from nope_probe.hooks.removing.targets import components
+from nope_probe.hooks.removing.components import components
 from nope_probe.models.load import load
 from nope_probe.models.parameter_free import build, parameter_free
 

@@ -47,8 +47,8 @@ from nope_probe.experiments.tables import (
 )
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.removing.components import wavelengths_of
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN
-from nope_probe.hooks.removing.targets import wavelengths_of
 from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, Condition

@@ -22,8 +22,8 @@ from nope_probe.experiments.engine import (
 from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.experiments.passes import execute
 from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.removing.components import bands_of, components
 from nope_probe.hooks.removing.removals import without_weights
-from nope_probe.hooks.removing.targets import bands_of, components
 from nope_probe.removal import Condition
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status

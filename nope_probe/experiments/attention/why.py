@@ -22,7 +22,7 @@ from nope_probe.experiments.engine import Engine, validate_removable
 from nope_probe.figures.attention import Why
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.hooks.removing.targets import components
+from nope_probe.hooks.removing.components import components
 from nope_probe.maps.folds import State
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.models.info import LoadedModel

@@ -26,8 +26,8 @@ from nope_probe.experiments.behaviour.settings import (
 )
 from nope_probe.experiments.engine import irreplaceable, validate_first_sequence, validate_removable
 from nope_probe.hooks.layers.model import numbered_layers, positions_of
+from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.targets import components
 from nope_probe.removal import SOURCES, Component, Condition
 from nope_probe.runtime.session import Session
 

@@ -40,8 +40,8 @@ from nope_probe.hooks.reading.batch_readings import (
     read_layers,
     scaled_point,
 )
+from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.targets import components
 
 N_SHORT = 48  # positions of the batch for all findings but the mask
 UPSCALED = 64.0  # factor of q and k: a norm undoes it, and a soft cap shows

@@ -117,29 +117,29 @@ class Mask:
         causal = Mask.causal(self.n_queries, self.n_keys, self.device)
         return all(bool((cells == causal.rows(rows)).all()) for rows, cells in self.blocks())
 
-    def without(self, remove: frozenset[str], prefix: int | None = None) -> Mask:
-        """Return the mask without `mask` or `window`, which never shows padding.
+    def without_window(self) -> Mask:
+        """Return the mask under which all earlier keys but padding are visible."""
+        return Mask.causal(self.n_queries, self.n_keys, self.device)._with_keys(self.real)
+
+    def both_ways(self, prefix: int | None = None) -> Mask:
+        """Return the mask under which keys that see a query are seen by it, but for padding.
+
+        A window reaches as many keys behind a query as before it; without a window all keys are
+        visible.
 
         Args:
-            remove: without the mask a window reaches as far behind a query as before it; without
-                the window, all earlier keys are visible; without both, all keys.
             prefix: how many first positions, counted without padding, lose the mask among
                 themselves; None for all positions.
 
         Raises:
             ValueError: if a sequence is shorter than the prefix.
         """
-        mask, real = self, self.real
-        if "window" in remove:
-            mask = Mask.causal(self.n_queries, self.n_keys, self.device)._with_keys(real)
-        if "mask" not in remove:
-            return mask
-        if mask.known == "causal":
+        sees, real = self.sees, self.real
+        if self.known == "causal":
             both_ways = Mask.full(self.n_queries, self.n_keys, self.device)
         else:
-            sees = mask.sees
             both_ways = replace(
-                mask, sees=lambda query, key: sees(query, key) | _transposed(sees, query, key)
+                self, sees=lambda query, key: sees(query, key) | _transposed(sees, query, key)
             )
         both_ways = both_ways._with_keys(real)
         if prefix is None:
@@ -149,9 +149,9 @@ class Mask:
             raise ValueError(f"a prefix of {prefix} positions, but the sequences have {n}")
         inside = real & (real.cumsum(-1) <= prefix)
         return replace(
-            mask,
+            self,
             sees=lambda query, key: (
-                mask.sees(query, key)
+                sees(query, key)
                 | (both_ways.sees(query, key) & inside[..., query] & inside[..., key])
             ),
             known=None,

@@ -27,7 +27,7 @@ from nope_probe.hooks.layers.model import (
     traits_of,
 )
 from nope_probe.hooks.layers.rotation import Rotary
-from nope_probe.hooks.removing.block_ablation import mean_over_positions
+from nope_probe.hooks.removing.components import mean_over_positions
 
 
 @dataclass(frozen=True, kw_only=True)

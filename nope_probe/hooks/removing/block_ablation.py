@@ -1,188 +1,112 @@
-"""The removals in one block, and the ablations in effect on each model.
-
-A `BlockAblation` reads tensors of a forward pass and writes their replacements. The other
-functions compare ablations, so that passes may share residual streams.
-"""
+"""The blocks that an ablation acts on, and the ablations in effect on each model."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import get_args
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-import torch
-from jaxtyping import Float, Shaped
-from torch import Tensor, nn
+from torch import nn
 
-from nope_probe.hooks.layers.attention import Attention, Mask, Visible, repeat_heads
-from nope_probe.hooks.layers.base_layer import NormName, Vectors
-from nope_probe.hooks.layers.hook_points import (
-    HookedModel,
-    HookGroup,
-    HookPoint,
-    PlacedHook,
-    first,
-    last,
-    restores_places,
-)
-from nope_probe.hooks.layers.model import modules_of
+from nope_probe.hooks.layers.attention import Attention
+from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.hook_points import HookedModel, HookGroup, HookPoint, restores_places
+from nope_probe.hooks.layers.model import layers_of, modules_of, numbered_layers, traits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.layers.threads import used_alone
+from nope_probe.hooks.removing.components import Target, components, lone_mlps, removals_of
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import (
-    Calibration,
-    Place,
-    ReplacedWeight,
-)
-from nope_probe.hooks.removing.targets import Target
-from nope_probe.removal import Condition, Projection
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.removal import COMPONENTS, Condition
 
-NORMS: tuple[NormName, ...] = get_args(NormName)
+
+def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
+    """Return the blocks that an ablation acts on.
+
+    Raises:
+        ValueError: for a component, layer, head or band that the model does not have, or a prefix
+            longer than its context; the message lists the model's own.
+    """
+    condition, has = ablation.condition, components(model)
+    lacking = [name for name in condition.ordered if name.kind in {*COMPONENTS} - {*has}]
+    if lacking:
+        raise ValueError(f"the model has no {lacking[0]} to remove; it has {', '.join(has)}")
+    if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:
+        raise ValueError(
+            f"a prefix of {ablation.prefix} positions, but the model's context is {model.cfg.n_ctx}"
+        )
+    heads, numbers, lone = ablation.heads, ablation.layers, lone_mlps(model, ablation)
+    if heads is not None:
+        numbers = [index for index, named in heads.items() if len(named)]
+    elif lone:
+        known = [layer.index for layer in layers_of(model)] if numbers is None else numbers
+        numbers = [number for number in known if number not in lone]
+    try:
+        layers = [] if numbers is not None and not len(numbers) else numbered_layers(model, numbers)
+    except IndexError as error:
+        raise ValueError(str(error)) from error
+    targets = [
+        Target(
+            layer=layer,
+            heads=None if heads is None else _heads(layer, heads[layer.index]),
+            rotary=traits_of(model)[layer.index].rotary,
+        )
+        for layer in layers
+    ]
+    for target in targets:
+        for removal in removals_of(condition):
+            removal.validate(target, ablation)
+    return targets
+
+
+def _heads(layer: Layer, named: Sequence[int]) -> list[int] | None:
+    """Return the named heads in order; None if these are all heads."""
+    unknown = [head for head in named if head not in range(layer.n_heads)]
+    if unknown:
+        raise ValueError(
+            f"L{layer.index} has the query heads 0 to {layer.n_heads - 1}, not {unknown[0]}"
+        )
+    heads = sorted(set(named))
+    return None if len(heads) == layer.n_heads else heads
 
 
 class BlockAblation:
     """Removes components from one block, for as long as its hooks are attached.
 
     Args:
-        target: the block, the query heads and the rotary pairs that lose the components.
+        target: the block, and the query heads that lose the components.
         ablation: the removals.
         calibration: the result of `calibrate`, if the ablation needs it.
     """
 
     def __init__(self, target: Target, ablation: Ablation, calibration: Calibration | None) -> None:
-        self.layer, self.heads, self.rope = target.layer, target.heads, target.rope
-        self.components, self.prefix = ablation.condition, ablation.prefix
-        self.replaced: dict[Projection, ReplacedWeight] = {
-            name: ablation.stand_in.make(
-                Place(
-                    layer=target.layer,
-                    name=name,
-                    replacement=str(ablation.replacement),
-                    gain=ablation.scaling,
-                    seed=ablation.seed,
-                    calibration=calibration,
-                    heads=target.heads,
-                )
-            )
-            for name in ablation.condition.weights
-        }
-        self.inputs: list[Tensor] = []
-        self.z: Tensor | None = None
+        self.layer, self.heads, self.condition = target.layer, target.heads, ablation.condition
+        self.removals = [
+            removal(target, ablation, calibration) for removal in removals_of(self.condition)
+        ]
+
+    @property
+    def straightens(self) -> RemovedPairs | None:
+        """The rotary pairs that stay as at position 0 in every head."""
+        return next((one.straightens for one in self.removals if one.straightens), None)
 
     def group(self) -> HookGroup:
         """Return the block's hooks."""
-        return HookGroup(self.layer.block, list(self._hooks()))
-
-    def _hooks(self) -> Iterator[PlacedHook]:
-        point, remove = self.layer.point, self.components
-        yield first(point("hook_resid_pre"), self.drop)  # tensors of a pass that ended early
-        if "norms" in remove:
-            for norm in NORMS:
-                if self.layer.has(f"{norm}.hook_normalized"):
-                    yield from self.layer.hooks_without_norm_weight(norm)
-        if remove & {"w_q", "w_k", "w_v"}:
-            yield last(point(self.layer.norm_point("ln1")), self.read_input)
-        names: tuple[Projection, ...] = ("w_q", "w_k", "w_v")
-        for name in names:
-            if name in remove:
-                yield first(point(self.layer.output_point(name)), partial(self.write_heads, name))
-        if "w_o" in remove:
-            yield last(point("attn.hook_z"), self.read_z)
-            yield first(point(self.layer.attn_out_point), self.write_attn_out)
-        if "mlp" in remove and self.layer.has("hook_mlp_out"):
-            yield first(point("hook_mlp_out"), zeros)
-        yield last(point("hook_resid_post"), self.drop)
-
-    def read_input(self, tensor: Tensor, hook: HookPoint) -> None:
-        self.inputs.append(tensor)
-
-    def read_z(self, tensor: Tensor, hook: HookPoint) -> None:
-        self.z = self.layer.by_head(tensor)
-
-    def write_heads(self, name: Projection, tensor: Tensor, hook: HookPoint) -> Tensor:
-        """Replace the output of W_Q, W_K or W_V, one head per query head.
-
-        The model then norms and rotates the new output.
-        """
-        new = self.replaced[name].outputs(self._input(name)).to(tensor.dtype)
-        return self._in_heads(new, repeat_heads(tensor, self.layer.n_heads), dim=2)
-
-    def write_attn_out(self, tensor: Tensor, hook: HookPoint) -> Tensor:
-        """Replace the output of W_O; if some heads keep W_O, its bias stays."""
-        z, heads = self.z, self.heads
-        assert z is not None
-        if heads is None:
-            all_heads = range(self.layer.n_heads)
-            return self.replaced["w_o"].summed(z, all_heads).to(tensor.dtype)
-        weight = self.layer.weight_per_head("w_o")[heads].to(z)
-        own = torch.einsum("bphd,hdm->bpm", z[:, :, heads], weight)
-        return (tensor - own + self.replaced["w_o"].summed(z, heads)).to(tensor.dtype)
+        hooks = [hook for removal in self.removals for hook in removal.hooks()]
+        return HookGroup(self.layer.block, hooks)
 
     def edit(self, attention: Attention) -> Attention:
-        """Return attention without mask, window, ALiBi, sinks, or the RoPE of some heads.
+        """Return attention as every removal leaves it, the mask last: it needs the window's.
 
         Raises:
             ValueError: if keys come from a cache, or for padding that the removal would count.
         """
-        remove, mask = self.components, attention.mask
-        if not all(name.row.by_token for name in remove):
-            check_sequences(attention, remove)
-        if self.rope is not None and self.heads is not None:
-            attention = self._without_rope(attention, self.rope)
-        if remove & {"mask", "window"}:
-            mask = self._mask_without(mask, attention.n_heads)
-        bias, sinks = attention.bias, attention.sinks
-        if bias is not None and "alibi" in remove:
-            bias = self._in_heads(torch.zeros_like(bias), bias, dim=1)
-        if sinks is not None and "sink" in remove:
-            sinks = self._in_heads(torch.full_like(sinks, -torch.inf), sinks, dim=0)
-        return replace(attention, mask=mask, bias=bias, sinks=sinks)
-
-    def _mask_without(self, mask: Mask, n_heads: int) -> Mask:
-        """Return a mask without mask or window in the heads that lose them."""
-        new = mask.without(self.components, self.prefix)
-        if self.heads is None:
-            return new
-
-        def sees(query: Tensor, key: Tensor) -> Visible:
-            changed, kept = (
-                rule.sees(query, key).expand(-1, n_heads, -1, -1) for rule in (new, mask)
-            )
-            return self._in_heads(changed, kept, dim=1)
-
-        return replace(mask, sees=sees, known=None)
-
-    def _without_rope(self, attention: Attention, rope: RemovedPairs) -> Attention:
-        """Return attention with the removed pairs as at position 0 in the heads that lose them."""
-        assert attention.angles is not None
-        angles, q = attention.angles, attention.q
-        k = repeat_heads(attention.k, attention.n_heads)
-        q, k = (self._in_heads(rope.turned_back(x, angles), x, dim=2) for x in (q, k))
-        return replace(attention, q=q, k=k)
-
-    def drop(self, tensor: Tensor, hook: HookPoint) -> None:
-        """Drop the tensors of a pass, because inputs and values of all blocks are gigabytes."""
-        self.inputs.clear()
-        self.z = None
-
-    def _in_heads(
-        self, new: Shaped[Tensor, "*shape"], old: Shaped[Tensor, "*shape"], dim: int
-    ) -> Shaped[Tensor, "*shape"]:
-        """Return the new tensor in the heads that lose components, and the old tensor elsewhere."""
-        if self.heads is None:
-            return new
-        mixed = old.clone()
-        mixed.movedim(dim, 0)[self.heads] = new.movedim(dim, 0)[self.heads].to(old.dtype)
-        return mixed
-
-    def _input(self, name: Projection) -> Vectors:
-        # A HookedTransformer norms the inputs of W_Q, W_K and W_V one after the other.
-        one_each = len(self.inputs) == 3
-        which = {"w_q": 0, "w_k": 1}.get(name, 2) if one_each else -1
-        return self.layer.norm_output("ln1", self.inputs[which])
+        if not all(name.row.by_token for name in self.condition):
+            check_sequences(attention, self.condition)
+        for removal in reversed(self.removals):
+            attention = removal.edit(attention)
+        return attention
 
 
 def check_sequences(attention: Attention, remove: Condition) -> None:
@@ -203,18 +127,6 @@ def check_sequences(attention: Attention, remove: Condition) -> None:
             f"removing {' and '.join(names)} depends on the length of the sequences, which "
             "padding changes: pass sequences of one length, without padding"
         )
-
-
-def zeros(tensor: Tensor, hook: HookPoint) -> Tensor:
-    """Replace a tensor by zeros."""
-    return torch.zeros_like(tensor)
-
-
-def mean_over_positions(
-    tensor: Float[Tensor, "batch pos d_model"], hook: HookPoint
-) -> Float[Tensor, "batch pos d_model"]:
-    """Replace each position's vector by the mean over positions."""
-    return tensor.mean(-2, keepdim=True).expand_as(tensor).clone()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -25,10 +25,8 @@ from torch.nn.functional import pad
 
 from nope_probe.hooks.layers.attention import Heads, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
-from nope_probe.hooks.layers.hook_points import HookedModel, HookGroup, HookPoint, first
-from nope_probe.hooks.layers.model import block_point, blocks_of
 from nope_probe.maps.folds import State, tensors_of, under
-from nope_probe.removal import WEIGHTS, Gain, Projection, Writer
+from nope_probe.removal import WEIGHTS, Gain, Projection
 
 OwnReplacement: TypeAlias = Tensor | Callable[[Tensor, "Place"], Tensor]
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
@@ -298,14 +296,6 @@ def norm_gain(layer: Layer, name: Projection) -> float:
     return float(weight.float().norm() / (n_heads * width) ** 0.5)
 
 
-_POINTS = {
-    "HEAD": "hook_attn_out",
-    "ATTN": "hook_attn_out",
-    "MLP": "hook_mlp_out",
-    "BLOCK": "hook_resid_post",
-}
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WrittenPosition:
     """A component's mean output at each position, less its mean over the kept positions.
@@ -326,31 +316,3 @@ class WrittenPosition:
     def from_tensors(cls, tensors: State) -> WrittenPosition:
         """Return the position that `to_tensors` turned into these tensors."""
         return cls(vectors=tensors["vectors"], factor=float(tensors["factor"]))
-
-
-def without_position(
-    model: HookedModel, writer: Writer, written: WrittenPosition, reader: int | None = None
-) -> HookGroup:
-    """Return the hook that takes a component's position out of the residual stream.
-
-    Args:
-        model: a HookedTransformer or TransformerBridge.
-        writer: the component.
-        written: the position to remove.
-        reader: the only block whose input loses the position; by default the component's output
-            loses it, and so do all later blocks.
-    """
-    name = "hook_resid_pre" if reader is not None else _POINTS.get(writer.kind, "hook_resid_pre")
-    number, n = writer.block if reader is None else reader, len(written.vectors)
-    vectors = written.vectors / (1.0 if reader is not None else written.factor)
-
-    def subtract(tensor: Vectors, hook: HookPoint) -> Vectors:
-        if tensor.shape[1] != n:
-            raise ValueError(
-                f"sequences of {tensor.shape[1]} tokens, but the position of {writer} was "
-                f"calibrated on sequences of {n}: pass calibrate(model, tokens) of that length"
-            )
-        return tensor - vectors.to(tensor)
-
-    block, point = blocks_of(model)[number], block_point(model, number, name)
-    return HookGroup(block, [first(point, subtract)])

@@ -30,8 +30,8 @@ from nope_probe.hooks.layers.tap import (
     positions_far_apart,
 )
 from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.targets import components
 
 Decoder = Callable[[str], tuple[Any, Tiny]]
 

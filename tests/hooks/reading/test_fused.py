@@ -16,7 +16,7 @@ from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, tapped
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
-from nope_probe.hooks.removing.targets import components
+from nope_probe.hooks.removing.components import components
 
 PLAIN = ("llama", "phi3", "qwen3", "smollm3", "mistral", "gpt2", "neox")
 SPECS = (*(f"bridge:{name}" for name in PLAIN), "hooked:smollm3-rope", "hooked:smollm3-nope")

@@ -10,7 +10,7 @@ from support.tiny_models import ByName, ModelOf, distance, tokens
 from transformers import AutoTokenizer, DynamicCache
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.removing.targets import components
+from nope_probe.hooks.removing.components import components
 from nope_probe.models.load import to_hooked
 
 SPECS = (

@@ -26,10 +26,10 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Place, random_rows
 from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, STAND_INS
-from nope_probe.hooks.removing.targets import components
 from nope_probe.models.load import load
 
 MODELS = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope")

@@ -15,8 +15,8 @@ from support.tiny_models import ByName, ModelOf, Tiny, distance, tokens
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.model import logits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs, Rotary
+from nope_probe.hooks.removing.components import rope_frequencies
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.targets import rope_frequencies
 from nope_probe.models.load import load
 from nope_probe.removal import equal_bands
 

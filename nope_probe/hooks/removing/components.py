@@ -1,0 +1,528 @@
+"""What a model has that can be removed, and how it is removed: a class for each row of `ROWS`.
+
+A class says which models have its component, and which blocks can lose it. An object removes the
+component from one block: it attaches hooks, and edits the block's attention.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, get_args
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.attention import Attention, Visible, repeat_heads
+from nope_probe.hooks.layers.attention import Mask as AttentionMask
+from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors, find_point
+from nope_probe.hooks.layers.hook_points import (
+    HookedModel,
+    HookGroup,
+    HookPoint,
+    PlacedHook,
+    first,
+    last,
+)
+from nope_probe.hooks.layers.model import (
+    block_point,
+    blocks_of,
+    layers_of,
+    position_module,
+    position_point,
+    traits_of,
+)
+from nope_probe.hooks.layers.rotation import RemovedPairs, Rotary
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.replacements import Calibration, Place, WrittenPosition
+from nope_probe.removal import COMPONENTS, Component, Condition, Projection, Writer, equal_bands
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Target:
+    """One block that an ablation acts on.
+
+    Attributes:
+        layer: the block.
+        heads: query heads; None for all.
+        rotary: the block's rotation, if it has one.
+    """
+
+    layer: Layer
+    heads: list[int] | None
+    rotary: Rotary | None
+
+
+class Removal:
+    """The removal of a component from one block, for as long as its hooks are attached.
+
+    Args:
+        target: the block, and the query heads that lose the component.
+        ablation: all removals.
+        calibration: the result of `calibrate`, if the ablation needs it.
+
+    Attributes:
+        kind: the name of its row.
+        straightens: the rotary pairs that stay as at position 0 in every head.
+    """
+
+    kind: ClassVar[str]
+    straightens: RemovedPairs | None = None
+
+    def __init__(self, target: Target, ablation: Ablation, calibration: Calibration | None) -> None:
+        self.layer, self.heads, self.ablation = target.layer, target.heads, ablation
+
+    @classmethod
+    def has(cls, traits: Traits) -> bool:
+        """Return whether a block has the component."""
+        return True
+
+    @classmethod
+    def is_in(cls, model: HookedModel) -> bool:
+        """Return whether a model has the component."""
+        return any(map(cls.has, traits_of(model).values()))
+
+    @classmethod
+    def validate(cls, target: Target, ablation: Ablation) -> None:
+        """Check that a block can lose the component.
+
+        Raises:
+            ValueError: saying why it cannot.
+        """
+
+    @classmethod
+    def groups(
+        cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
+    ) -> Iterator[HookGroup]:
+        """Yield the hooks outside of the blocks that attend."""
+        yield from ()
+
+    def hooks(self) -> Iterator[PlacedHook]:
+        """Yield the block's hooks."""
+        yield from ()
+
+    def edit(self, attention: Attention) -> Attention:
+        """Return the block's attention without the component."""
+        return attention
+
+    def in_heads(
+        self, new: Shaped[Tensor, "*shape"], old: Shaped[Tensor, "*shape"], dim: int
+    ) -> Shaped[Tensor, "*shape"]:
+        """Return the new tensor in the heads that lose the component, else the old one."""
+        if self.heads is None:
+            return new
+        mixed = old.clone()
+        mixed.movedim(dim, 0)[self.heads] = new.movedim(dim, 0)[self.heads].to(old.dtype)
+        return mixed
+
+
+class OfMask(Removal):
+    """The mask of attention changes."""
+
+    @abstractmethod
+    def changed(self, mask: AttentionMask) -> AttentionMask:
+        """Return the mask of the heads that lose the component."""
+
+    def edit(self, attention: Attention) -> Attention:
+        mask, n_heads = attention.mask, attention.n_heads
+        new = self.changed(mask)
+        if self.heads is None:
+            return replace(attention, mask=new)
+
+        def sees(query: Tensor, key: Tensor) -> Visible:
+            changed, kept = (
+                rule.sees(query, key).expand(-1, n_heads, -1, -1) for rule in (new, mask)
+            )
+            return self.in_heads(changed, kept, dim=1)
+
+        return replace(attention, mask=replace(mask, sees=sees, known=None))
+
+
+class Mask(OfMask):
+    """Every query attends to all keys that padding and the window leave."""
+
+    kind = "mask"
+
+    @classmethod
+    def is_in(cls, model: HookedModel) -> bool:
+        return model.cfg.attention_dir != "bidirectional"
+
+    def changed(self, mask: AttentionMask) -> AttentionMask:
+        return mask.both_ways(self.ablation.prefix)
+
+
+class Window(OfMask):
+    """Every query attends to all earlier keys."""
+
+    kind = "window"
+
+    @classmethod
+    def has(cls, traits: Traits) -> bool:
+        return traits.window
+
+    def changed(self, mask: AttentionMask) -> AttentionMask:
+        return mask.without_window()
+
+
+class Rope(Removal):
+    """Queries and keys are rotated as at position 0, in all pairs or in some bands."""
+
+    kind = "rope"
+
+    def __init__(self, target: Target, ablation: Ablation, calibration: Calibration | None) -> None:
+        super().__init__(target, ablation, calibration)
+        self.pairs = self.pairs_of(target, ablation)
+        self.straightens = self.pairs if target.heads is None else None
+
+    @staticmethod
+    def pairs_of(target: Target, ablation: Ablation) -> RemovedPairs | None:
+        """Return the pairs that a block loses; None if it rotates none.
+
+        Raises:
+            ValueError: for a band that the model does not have; the message lists its bands.
+        """
+        if target.rotary is None:
+            return None
+        return RemovedPairs(bands=ablation.condition.rope, rotary=target.rotary)
+
+    @classmethod
+    def has(cls, traits: Traits) -> bool:
+        return traits.rotary is not None
+
+    @classmethod
+    def validate(cls, target: Target, ablation: Ablation) -> None:
+        pairs = cls.pairs_of(target, ablation)
+        if pairs is not None and target.heads is not None and pairs.rotary.pairs is None:
+            raise ValueError(
+                f"RoPE of L{target.layer.index} cannot be removed in some heads: its pairs of "
+                "coordinates were not recognised"
+            )
+
+    def edit(self, attention: Attention) -> Attention:
+        if self.pairs is None or self.straightens is not None:
+            return attention
+        assert attention.angles is not None
+        q, k = attention.q, repeat_heads(attention.k, attention.n_heads)
+        q, k = (
+            self.in_heads(self.pairs.turned_back(x, attention.angles), x, dim=2) for x in (q, k)
+        )
+        return replace(attention, q=q, k=k)
+
+
+class Alibi(Removal):
+    """The bias is left out of the scores."""
+
+    kind = "alibi"
+
+    @classmethod
+    def has(cls, traits: Traits) -> bool:
+        return traits.alibi
+
+    def edit(self, attention: Attention) -> Attention:
+        if attention.bias is None:
+            return attention
+        bias = self.in_heads(torch.zeros_like(attention.bias), attention.bias, dim=1)
+        return replace(attention, bias=bias)
+
+
+class Sink(Removal):
+    """The sinks take no attention."""
+
+    kind = "sink"
+
+    @classmethod
+    def has(cls, traits: Traits) -> bool:
+        return traits.sinks
+
+    def edit(self, attention: Attention) -> Attention:
+        if attention.sinks is None:
+            return attention
+        none = torch.full_like(attention.sinks, -torch.inf)
+        return replace(attention, sinks=self.in_heads(none, attention.sinks, dim=0))
+
+
+class Weight(Removal):
+    """A replacement of W_Q, W_K or W_V writes the output, one head for each query head.
+
+    The model then norms and rotates the new output.
+    """
+
+    kind: ClassVar[Projection]
+
+    def __init__(self, target: Target, ablation: Ablation, calibration: Calibration | None) -> None:
+        super().__init__(target, ablation, calibration)
+        place = Place(
+            layer=target.layer,
+            name=self.kind,
+            replacement=str(ablation.replacement),
+            gain=ablation.scaling,
+            seed=ablation.seed,
+            calibration=calibration,
+            heads=target.heads,
+        )
+        self.replaced = ablation.stand_in.make(place)
+        self.inputs: list[Tensor] = []
+
+    @classmethod
+    def validate(cls, target: Target, ablation: Ablation) -> None:
+        reason = target.layer.why_not_replaced(cls.kind)
+        if reason is not None:
+            raise ValueError(f"{cls.kind} of L{target.layer.index} cannot be removed: {reason}")
+
+    @property
+    def input_point(self) -> str:
+        """The name of the hook point that carries the weight's input."""
+        return self.layer.norm_point("ln1")
+
+    def hooks(self) -> Iterator[PlacedHook]:
+        point = self.layer.point
+        yield first(point("hook_resid_pre"), self.drop)  # tensors of a pass that ended early
+        yield last(point(self.input_point), self.keep)
+        yield first(point(self.layer.output_point(self.kind)), self.write)
+        yield last(point("hook_resid_post"), self.drop)
+
+    def keep(self, tensor: Tensor, hook: HookPoint) -> None:
+        self.inputs.append(tensor)
+
+    def write(self, tensor: Tensor, hook: HookPoint) -> Tensor:
+        # A HookedTransformer norms the inputs of W_Q, W_K and W_V one after the other.
+        place = ("w_q", "w_k", "w_v").index(self.kind) if len(self.inputs) == 3 else -1
+        y = self.layer.norm_output("ln1", self.inputs[place])
+        new = self.replaced.outputs(y).to(tensor.dtype)
+        return self.in_heads(new, repeat_heads(tensor, self.layer.n_heads), dim=2)
+
+    def drop(self, tensor: Tensor, hook: HookPoint) -> None:
+        """Drop the tensors of a pass, because inputs and values of all blocks are gigabytes."""
+        self.inputs.clear()
+
+
+class WQ(Weight):
+    """The queries are a replacement's."""
+
+    kind = "w_q"
+
+
+class WK(Weight):
+    """The keys are a replacement's."""
+
+    kind = "w_k"
+
+
+class WV(Weight):
+    """The values are a replacement's."""
+
+    kind = "w_v"
+
+
+class WO(Weight):
+    """A replacement of W_O writes attention's output; if some heads keep W_O, its bias stays."""
+
+    kind = "w_o"
+
+    @property
+    def input_point(self) -> str:
+        return "attn.hook_z"
+
+    def write(self, tensor: Tensor, hook: HookPoint) -> Tensor:
+        z, heads = self.layer.by_head(self.inputs[-1]), self.heads
+        if heads is None:
+            return self.replaced.summed(z, range(self.layer.n_heads)).to(tensor.dtype)
+        weight = self.layer.weight_per_head("w_o")[heads].to(z)
+        removed = torch.einsum("bphd,hdm->bpm", z[:, :, heads], weight)
+        return (tensor - removed + self.replaced.summed(z, heads)).to(tensor.dtype)
+
+
+class Mlp(Removal):
+    """The MLP's output is 0, in blocks that do not attend too."""
+
+    kind = "mlp"
+
+    @classmethod
+    def is_in(cls, model: HookedModel) -> bool:
+        has_output = (find_point(block, "hook_mlp_out") is not None for block in blocks_of(model))
+        return not layers_of(model)[0].attention_only and any(has_output)
+
+    @classmethod
+    def groups(
+        cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
+    ) -> Iterator[HookGroup]:
+        for number, point in lone_mlps(model, ablation).items():
+            yield HookGroup(blocks_of(model)[number], [first(point, zeros)])
+
+    def hooks(self) -> Iterator[PlacedHook]:
+        if self.layer.has("hook_mlp_out"):
+            yield first(self.layer.point("hook_mlp_out"), zeros)
+
+
+class Norms(Removal):
+    """The weights of the norms before attention and MLP are 1, their biases 0."""
+
+    kind = "norms"
+
+    def hooks(self) -> Iterator[PlacedHook]:
+        for norm in get_args(NormName):
+            if self.layer.has(f"{norm}.hook_normalized"):
+                yield from self.layer.hooks_without_norm_weight(norm)
+
+
+class PosEmbed(Removal):
+    """Learned positions are replaced by their mean over positions."""
+
+    kind = "pos_embed"
+
+    @classmethod
+    def is_in(cls, model: HookedModel) -> bool:
+        return position_point(model) is not None
+
+    @classmethod
+    def groups(
+        cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
+    ) -> Iterator[HookGroup]:
+        point = position_point(model)
+        if point is not None:
+            yield HookGroup(position_module(model), [first(point, mean_over_positions)])
+
+
+class Position(Removal):
+    """A writer's mean output at each position becomes its mean over positions."""
+
+    kind = "position"
+
+    @classmethod
+    def groups(
+        cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
+    ) -> Iterator[HookGroup]:
+        for writer in ablation.condition.writers:
+            assert calibration is not None
+            yield without_position(model, writer, calibration.positions[writer])
+
+
+REMOVALS: dict[str, type[Removal]] = {
+    removal.kind: removal
+    for removal in (
+        *(Mask, Rope, WQ, WK, WO, WV, Mlp, PosEmbed, Alibi, Window, Sink, Norms, Position),
+    )
+}
+
+
+def removals_of(condition: Condition) -> list[type[Removal]]:
+    """Return the classes that remove what a condition removes, in the order of the rows."""
+    kinds = {name.kind for name in condition}
+    return [removal for kind, removal in REMOVALS.items() if kind in kinds]
+
+
+_POINTS = {
+    "HEAD": "hook_attn_out",
+    "ATTN": "hook_attn_out",
+    "MLP": "hook_mlp_out",
+    "BLOCK": "hook_resid_post",
+}
+
+
+def without_position(
+    model: HookedModel, writer: Writer, written: WrittenPosition, reader: int | None = None
+) -> HookGroup:
+    """Return the hook that takes a component's position out of the residual stream.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        writer: the component.
+        written: the position to remove.
+        reader: the only block whose input loses the position; by default the component's output
+            loses it, and so do all later blocks.
+    """
+    name = "hook_resid_pre" if reader is not None else _POINTS.get(writer.kind, "hook_resid_pre")
+    number, n = writer.block if reader is None else reader, len(written.vectors)
+    vectors = written.vectors / (1.0 if reader is not None else written.factor)
+
+    def subtract(tensor: Vectors, hook: HookPoint) -> Vectors:
+        if tensor.shape[1] != n:
+            raise ValueError(
+                f"sequences of {tensor.shape[1]} tokens, but the position of {writer} was "
+                f"calibrated on sequences of {n}: pass calibrate(model, tokens) of that length"
+            )
+        return tensor - vectors.to(tensor)
+
+    block, point = blocks_of(model)[number], block_point(model, number, name)
+    return HookGroup(block, [first(point, subtract)])
+
+
+def lone_mlps(model: HookedModel, ablation: Ablation) -> dict[int, HookPoint]:
+    """Return the outputs of the MLPs to remove in blocks that do not attend, by block number."""
+    if "mlp" not in ablation.condition:
+        return {}
+    attending = {layer.index for layer in layers_of(model)}
+    points = {
+        number: find_point(block, "hook_mlp_out")
+        for number, block in enumerate(blocks_of(model))
+        if number not in attending and (ablation.layers is None or number in ablation.layers)
+    }
+    return {number: point for number, point in points.items() if point is not None}
+
+
+def zeros(tensor: Tensor, hook: HookPoint) -> Tensor:
+    """Replace a tensor by zeros."""
+    return torch.zeros_like(tensor)
+
+
+def mean_over_positions(
+    tensor: Float[Tensor, "batch pos d_model"], hook: HookPoint
+) -> Float[Tensor, "batch pos d_model"]:
+    """Replace each position's vector by the mean over positions."""
+    return tensor.mean(-2, keepdim=True).expand_as(tensor).clone()
+
+
+def components(model: HookedModel) -> tuple[Component, ...]:
+    """Return the components that a model has.
+
+    RoPE counts if any block has it; a NoPE HookedTransformer (`W_pos = 0`) has no `pos_embed`.
+    """
+    return tuple(name for name in COMPONENTS if REMOVALS[name].is_in(model))
+
+
+def rope_layers(model: HookedModel) -> tuple[bool, ...]:
+    """Return for each block whether it rotates q and k."""
+    traits = traits_of(model)
+    return tuple(
+        number in traits and traits[number].rotary is not None
+        for number in range(len(blocks_of(model)))
+    )
+
+
+def rope_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None, ...]:
+    """Return for each block that attends the angle per position of its rotary pairs, or None."""
+    rotaries = [traits.rotary for traits in traits_of(model).values()]
+    return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries)
+
+
+def bands_of(model: HookedModel, n_bands: int) -> tuple[Component, ...]:
+    """Return the names of equal bands of a model's rotary pairs.
+
+    Raises:
+        UserError: for a model without RoPE, or more bands than pairs.
+    """
+    pairs = [len(angles) for angles in rope_frequencies(model) if angles is not None]
+    if not pairs:
+        has = ", ".join(components(model))
+        raise UserError(f"--bands divides RoPE, and the model has none; it has {has}")
+    try:
+        return equal_bands(min(pairs), n_bands)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def wavelengths_of(
+    model: HookedModel, names: Iterable[Component]
+) -> dict[str, tuple[float, float]]:
+    """Return the shortest and the longest wavelength of bands `rope[a:b]`, in tokens, by name.
+
+    There are none where the layers of a model rotate at different frequencies.
+    """
+    known = [2 * torch.pi / angles for angles in rope_frequencies(model) if angles is not None]
+    if not known or any(not torch.equal(known[0], other) for other in known):
+        return {}
+    bands = {name: name.pairs for name in names if name.pairs is not None}
+    return {name: (float(known[0][a]), float(known[0][b - 1])) for name, (a, b) in bands.items()}
