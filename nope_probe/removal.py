@@ -533,7 +533,7 @@ def validate_components(wanted: Condition, has: Collection[str]) -> None:
     Raises:
         UserError: naming a component that it lacks, and its own.
     """
-    lacking = [name for name in wanted.ordered if not name.writer and name.kind not in has]
+    lacking = [name for name in wanted.ordered if name.kind in {*COMPONENTS} - {*has}]
     if lacking:
         raise UserError(f"the model has no {lacking[0]}; it has {', '.join(has)}")
 

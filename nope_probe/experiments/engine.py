@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nope_probe.data.sequences import Kind, Sequences
 from nope_probe.errors import UserError
+from nope_probe.experiments.removing import RemovingSettings
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
@@ -58,7 +59,7 @@ from nope_probe.maps.maps import (
     stored_layers,
 )
 from nope_probe.maps.positions import PositionSums
-from nope_probe.removal import WEIGHTS, Condition, Writer
+from nope_probe.removal import WEIGHTS, Condition, Writer, validate_components
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
@@ -430,6 +431,17 @@ def validate_removable(model: HookedModel, removed: Condition) -> None:
         resolve_targets(model, Ablation(remove=removed.weights))
     except ValueError as error:
         raise UserError(f"{error}; name removals without it") from error
+
+
+def ablation_of(model: HookedModel, settings: RemovingSettings) -> Ablation:
+    """Return the ablation of all that a command removes at once, by its first replacement.
+
+    Raises:
+        UserError: for a component that the model lacks, or that cannot be removed, and why.
+    """
+    validate_components(settings.removed, components(model))
+    validate_removable(model, settings.removed)
+    return settings.ablations[0].without(settings.removed)
 
 
 def irreplaceable(model: HookedModel) -> dict[str, str]:

@@ -40,7 +40,6 @@ from nope_probe.errors import (
     validate_types,
 )
 from nope_probe.files import local_path
-from nope_probe.hooks.removing.stand_ins import WITH_GAIN
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.names import (
@@ -49,7 +48,6 @@ from nope_probe.models.names import (
     path_of,
     validate_revision,
 )
-from nope_probe.removal import Gain
 from nope_probe.runtime.processes import process_count, validate_one_process
 
 _arg = tyro.conf.arg
@@ -273,7 +271,6 @@ AllowUnusedFlag = Annotated[
 SeqsFlag = Annotated[int, COUNT, _arg(help="How many sequences.")]
 SeqLenFlag = Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")]
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
-GainFlag = Annotated[Gain, _arg(help=f"The size of the replacements {' and '.join(WITH_GAIN)}.")]
 OFFSET_BINS = _arg(
     help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
     "all: each distance has its own."

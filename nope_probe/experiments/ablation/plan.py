@@ -15,6 +15,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.passes import Pass
+from nope_probe.experiments.removing import parse_removed
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import folds_of
@@ -209,10 +210,7 @@ def make_plan(
         names = [name for name in remove if name != "sources"]
     if remove is not None or parameter_free:  # where weights are named, or never removed
         left_out = {name: why for name, why in left_out.items() if name in SOURCES}
-    try:
-        removed = [Condition.parse(name) for name in (*names, *bands)]
-    except ValueError as error:
-        raise UserError(f"--remove: {error}") from error
+    removed = [*map(parse_removed, (*names, *bands))]
     validate_components(Condition(chain.from_iterable(removed)), has)
     if parameter_free and any(condition.weights for condition in removed):
         raise UserError("the weights of a parameter-free model are identities already: name others")

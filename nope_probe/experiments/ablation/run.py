@@ -11,7 +11,7 @@ import pandas as pd
 from nope_probe.data.sequences import Sequences
 from nope_probe.experiments.ablation.analyse import analyse
 from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan
-from nope_probe.experiments.ablation.settings import FLAGS_OF_WEIGHTS, Settings
+from nope_probe.experiments.ablation.settings import Settings
 from nope_probe.experiments.engine import (
     Engine,
     idle_sources,
@@ -23,12 +23,10 @@ from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.experiments.passes import execute
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.components import bands_of, components
-from nope_probe.hooks.removing.removals import without_weights
 from nope_probe.removal import Condition
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
-from nope_probe.runtime.settings import validate_effects
 
 
 def run(settings: Settings, call: Call | None = None) -> Path:
@@ -74,8 +72,7 @@ def plan_of(session: Session[Settings], data: Sequences) -> Plan:
         per_head=settings.per_head,
     )
     validate_removable(loaded.model, Condition({*plan.sources}.union(*plan.removed)))
-    if not plan.replacing:
-        validate_effects(settings, without_weights(FLAGS_OF_WEIGHTS))
+    settings.validate_weights(plan.removed)
     return plan
 
 

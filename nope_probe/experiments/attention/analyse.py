@@ -28,10 +28,9 @@ from nope_probe.experiments.attention.settings import ALONE, MAP_BYTES, MIN_KEYS
 from nope_probe.experiments.attention.why import (
     captured_terms,
     query_of,
-    removed_components,
     why_table,
 )
-from nope_probe.experiments.engine import Engine, validate_first_sequence
+from nope_probe.experiments.engine import Engine, ablation_of, validate_first_sequence
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import attention_table, text_attention_table
 from nope_probe.figures.attention import UNIFORM
@@ -78,7 +77,7 @@ def capture(session: Session[Settings]) -> Heads:
     layers = settings.layers_of(session.loaded.info)
     size = settings.layers_at_a_time(session.loaded.info)
     groups = [layers[first : first + size] for first in range(0, len(layers), size)]
-    ablation = settings.ablation.without(removed_components(settings, session.loaded))
+    ablation = ablation_of(session.loaded.model, settings)
     engine = replace(Engine.of(session), query_rows=settings.rows)
     of_run = text_of(settings, session.loaded)
     text = None if of_run is None else of_run.tokens
@@ -207,7 +206,7 @@ def read_text(session: Session[Settings]) -> Run:
     assert of_run is not None
     text = of_run.tokens
     inputs = Sequences(inputs=text, name=ALONE, bos=of_run.bos)
-    ablation = settings.ablation.without(removed_components(settings, loaded))
+    ablation = ablation_of(loaded.model, settings)
     engine = replace(Engine.of(session, inputs), checkpoint=None).calibrated(None, [ablation])
     asked, query = settings.asked, query_of(settings, text)
     size = max(1, MAP_BYTES // (8 * loaded.info.n_heads * text.shape[1] ** 2))
@@ -250,7 +249,7 @@ def _record(
         **session.provenance(),
         **input_record(inputs, settings.n_skipped(inputs), counts),
         "layers": [*settings.layers_of(loaded.info)],
-        "removed": list(removed_components(settings, loaded)),
+        "removed": settings.removed.ordered,
     }
 
 

@@ -10,19 +10,15 @@ import tyro
 
 from nope_probe.data.documents import read_text, validate_text
 from nope_probe.errors import UserError
+from nope_probe.experiments.removing import RemovingSettings
 from nope_probe.files import reading, validate_regular
-from nope_probe.hooks.removing.removals import Ablation, validate_replacements, without_weights
-from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
-from nope_probe.removal import Condition, Writer
+from nope_probe.removal import Writer
 from nope_probe.runtime.settings import (
     COUNT,
     LAYERS,
-    GainFlag,
-    RunSettings,
     memory_of,
-    validate_effects,
 )
 
 _arg = tyro.conf.arg
@@ -48,24 +44,13 @@ OthersFlag = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(RunSettings):
+class Settings(RemovingSettings):
     """Split each head's attention into position, the same in every text, and content.
 
     Measures in nats how far each head's attention weights are from uniform, whether it decides
     about the first key or among the other keys, and which part of it is the same in every text.
     """
 
-    remove: Annotated[
-        tuple[str, ...],
-        _arg(
-            help="What to remove from the model before: of mask rope w_q w_k w_o w_v mlp pos_embed "
-            "and the circuits qk ov."
-        ),
-    ] = ()
-    replacement: Annotated[Replacement, _arg(help="What a removed weight is replaced by.")] = (
-        "identity"
-    )
-    gain: GainFlag = "output"
     # None becomes a value as soon as settings are made: a text that comes alone is read alone.
     data: DataFlag = None  # type: ignore[assignment]
     n_seqs: OthersFlag = None  # type: ignore[assignment]
@@ -129,9 +114,6 @@ class Settings(RunSettings):
                 f"attention is measured at queries of {MIN_KEYS} keys or more: take "
                 f"{self.length_of(MIN_KEYS)} or more"
             )
-        validate_replacements((self.replacement,), self.gain)
-        if not self.removed.weights:
-            validate_effects(self, without_weights(("gain", "replacement")))
         if self.shown_text is not None:
             self._validate_text(self.shown_text)
         if self.why is not None:
@@ -207,29 +189,12 @@ class Settings(RunSettings):
         """Return the settings that identify the run: the text itself, wherever it comes from."""
         return super().recorded() | {"text": self.shown_text}
 
-    unrecorded = (*RunSettings.unrecorded, "text_file")
-
-    @property
-    def removed(self) -> Condition:
-        """The components to remove, circuits as their weights.
-
-        Raises:
-            UserError: for a name that does not exist, or names that share a component.
-        """
-        try:
-            return Condition.parse(self.remove)
-        except ValueError as error:
-            raise UserError(f"--remove: {error}") from error
+    unrecorded = (*RemovingSettings.unrecorded, "text_file")
 
     @property
     def removes(self) -> bool:
         """Whether the run removes components."""
         return bool(self.remove)
-
-    @property
-    def ablation(self) -> Ablation:
-        """An ablation that removes nothing yet, by the replacement of removed weights."""
-        return Ablation(replacement=self.replacement, gain=self.gain, seed=self.seed)
 
     @property
     def rows(self) -> int:

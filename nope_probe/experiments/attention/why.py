@@ -18,15 +18,13 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.attention.on_text import shown_pieces, text_of
 from nope_probe.experiments.attention.settings import Settings
-from nope_probe.experiments.engine import Engine, validate_removable
+from nope_probe.experiments.engine import Engine, ablation_of
 from nope_probe.figures.attention import Why
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.hooks.removing.components import components
 from nope_probe.maps.folds import State
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.models.info import LoadedModel
-from nope_probe.removal import validate_components
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import changes_of_model
 from nope_probe.runtime.settings import GIVEN
@@ -69,7 +67,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
         skip_keys=settings.n_skipped(inputs),
         kept_positions=settings.n_kept(inputs),
     )
-    ablation = settings.ablation.without(removed_components(settings, loaded))
+    ablation = ablation_of(loaded.model, settings)
     engine = engine.calibrated(None, [ablation])
     kept_weights = run.maps["text_weights"][run.manifest["layers"].index(layer), head, query]
 
@@ -89,18 +87,6 @@ def query_of(settings: Settings, text: Int[Tensor, "1 pos"]) -> int:
     if not -n <= settings.query < n:
         raise UserError(f"--query {settings.query}: the text has {n} tokens, 0 to {n - 1}")
     return settings.query % n
-
-
-def removed_components(settings: Settings, loaded: LoadedModel) -> tuple[str, ...]:
-    """Return the components to remove, circuits as their weights, in the order of the components.
-
-    Raises:
-        UserError: for a component that the model lacks.
-    """
-    wanted, model = settings.removed, loaded.model
-    validate_components(wanted, components(model))
-    validate_removable(model, wanted)
-    return tuple(wanted.ordered)
 
 
 def captured_terms(

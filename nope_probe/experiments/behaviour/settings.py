@@ -10,11 +10,8 @@ from typing import Annotated, Literal, get_args
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.removing.removals import (
-    Ablation,
-    validate_replacements,
-    without_weights,
-)
+from nope_probe.experiments.removing import NAMES, RemovingSettings, parse_removed
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.models.names import CHECKPOINTS, trained_length
 from nope_probe.removal import (
@@ -22,7 +19,6 @@ from nope_probe.removal import (
     INTACT,
     POSITION_ENCODINGS,
     Component,
-    Condition,
     spelled,
     validate_components,
 )
@@ -30,8 +26,6 @@ from nope_probe.runtime.settings import (
     LARGEST,
     LAYERS,
     Bounds,
-    GainFlag,
-    RunSettings,
     SeqLenFlag,
     SeqsFlag,
     validate_effects,
@@ -182,12 +176,7 @@ def make_conditions(
     grouped = {name for group in GROUPS if group in names for name in GROUPS[group]}
     chosen = [*(name for name in REMOVED if name in grouped), *names]
     removable = {*has} - {*left_out}
-    try:
-        parsed = {
-            name: Condition.parse(name) for name in chosen if name not in (INTACT.name, *GROUPS)
-        }
-    except ValueError as error:
-        raise UserError(f"--remove: {error}") from error
+    parsed = {name: parse_removed(name) for name in chosen if name not in (INTACT.name, *GROUPS)}
     removed = {name: parts for name, parts in parsed.items() if name in names or parts <= removable}
     for components in removed.values():
         validate_components(components, has)
@@ -205,7 +194,7 @@ def make_conditions(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(RunSettings):
+class Settings(RemovingSettings):
     """Find what a model can no longer do without its mask, RoPE or weights.
 
     Runs the model with and without them, and reports losses by position, what context, order, BOS
@@ -217,9 +206,7 @@ class Settings(RunSettings):
     remove: Annotated[
         tuple[str, ...] | None,
         _arg(
-            help="The conditions, each a component (mask rope w_q w_k w_o w_v mlp pos_embed), a "
-            "circuit (qk ov), the position that a head, MLP or embedding writes (position[L1H0], "
-            "position[MLP0]), a union such as mask+rope, or a group, as far as the model has it: "
+            help=f"The conditions: {NAMES}; or a group, if the model has it: "
             "`sources` (rope mask mask+rope), `weights` (w_q w_k qk w_o ov mlp). By default "
             "`sources`, and `weights` too for a shipped model."
         ),
@@ -232,11 +219,10 @@ class Settings(RunSettings):
             "them are scored [half of --seq-len]."
         ),
     ] = None
-    gain: GainFlag = "output"
     replacement: Annotated[
         tuple[Replacement, ...],
         _arg(help="What stands for a removed weight; several are measured side by side."),
-    ] = ("identity",)
+    ] = ("identity",)  # type: ignore[assignment]
     heads: Annotated[
         bool, _arg(help="Remove each head's W_Q alone too: which heads does behaviour need?")
     ] = False
@@ -272,11 +258,8 @@ class Settings(RunSettings):
         return tuple(GROUPS) if self.model.lower() in CHECKPOINTS else ("sources",)
 
     @property
-    def ablations(self) -> tuple[Ablation, ...]:
-        """For each replacement of removed weights, an ablation that removes nothing yet."""
-        return tuple(
-            Ablation(replacement=name, gain=self.gain, seed=self.seed) for name in self.replacement
-        )
+    def conditions(self) -> None:
+        """The model decides on the conditions of groups: see `validate_removals`."""
 
     def validate(self) -> None:
         """Check what can be checked without the model."""
@@ -287,7 +270,6 @@ class Settings(RunSettings):
             raise UserError("expected one or more different values of --measures")
         if self.bos == "never" and "bos" in self.measures and self.measures != MEASURES:
             raise UserError("--bos never: the measure bos needs sequences that begin with BOS")
-        validate_replacements(self.replacement, self.gain)
         for measure in self.measures:
             if self.seq_len < (least := SHORTEST[measure]):
                 raise UserError(
@@ -310,8 +292,8 @@ class Settings(RunSettings):
         Raises:
             UserError: naming the flag.
         """
-        if not (self.heads or any(ablation.condition.weights for ablation in conditions.values())):
-            validate_effects(self, without_weights(("gain", "replacement")))
+        if not self.heads:
+            self.validate_weights(ablation.condition for ablation in conditions.values())
         scores_suffix = {"order", "loss"} & {*self.measures}  # of every condition
         removes_mask = any("mask" in ablation.condition for ablation in conditions.values())
         if not (scores_suffix or removes_mask):

@@ -17,7 +17,7 @@ from nope_probe.analyses.pattern import measure_pattern, query_stride
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.circuit.sections import report
 from nope_probe.experiments.circuit.settings import Settings
-from nope_probe.experiments.engine import Engine, are_finite, validate_removable
+from nope_probe.experiments.engine import Engine, ablation_of, are_finite
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import measures_table
 from nope_probe.hooks.layers.model import layers_of
@@ -26,7 +26,7 @@ from nope_probe.hooks.removing.components import components
 from nope_probe.maps.maps import StageMaps
 from nope_probe.maps.rows import MapRows
 from nope_probe.models.info import LoadedModel
-from nope_probe.removal import INTACT, Condition, validate_components
+from nope_probe.removal import INTACT
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
 from nope_probe.runtime.processes import status
@@ -92,8 +92,9 @@ def capture(session: Session[Settings]) -> Stages:
     Raises:
         UserError: for a component that the model lacks, or a stage with a non-finite value.
     """
-    layer, removed = session.settings.layer, removed_components(session)
-    ablation, engine = session.settings.ablation.without(removed), Engine.of(session)
+    settings, engine = session.settings, Engine.of(session)
+    layer, ablation = settings.layer, ablation_of(engine.model, settings)
+    removed = tuple(ablation.condition.ordered)
     gains = ["gains"] * ablation.needs_calibration
     keys = ["intact", *gains, *["ablated"] * bool(removed)]
     session.announce(1 + bool(removed), keys, n_seqs=len(engine.inputs))
@@ -121,19 +122,6 @@ def validate_finite_stages(maps: StageMaps, model: str) -> None:
         cells = maps.visible.get(letter, held)
         if not are_finite(folds, cells):
             raise UserError(f"non-finite values at stage ({letter}) of {model}")
-
-
-def removed_components(session: Session[Settings]) -> tuple[str, ...]:
-    """Return the components to remove, circuits as their weights, in the order of the components.
-
-    Raises:
-        UserError: for a component or band that the model lacks.
-    """
-    wanted = session.settings.removed
-    validate_components(wanted, components(session.loaded.model))
-    validate_removable(session.loaded.model, wanted)
-    norms = {"norms"} & {*session.settings.remove}
-    return tuple(Condition(wanted | norms).ordered)
 
 
 def analyse(session: Session[RunSettings], stages: Stages) -> Run:

@@ -8,20 +8,15 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.removing.removals import Ablation, validate_replacements, without_weights
-from nope_probe.hooks.removing.stand_ins import Replacement
+from nope_probe.experiments.removing import RemovingSettings
 from nope_probe.models.info import ModelInfo
-from nope_probe.removal import Condition
 from nope_probe.runtime.processes import validate_one_process
 from nope_probe.runtime.settings import (
     LAYERS,
     Bounds,
-    GainFlag,
     ModelFlag,
-    RunSettings,
     SeqLenFlag,
     SeqsFlag,
-    validate_effects,
 )
 
 _arg = tyro.conf.arg
@@ -29,7 +24,7 @@ N_STAGES = 9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(RunSettings):
+class Settings(RemovingSettings):
     """Follow one block from its input to the next block's scores (the paper's Figure 3).
 
     Writes the mean Gram or score map of each stage, (a) to (i), with standard errors, into a
@@ -42,44 +37,15 @@ class Settings(RunSettings):
         Bounds(0, LAYERS.high - 1),
         _arg(help="Which block, from 0; the last one has (a) to (g)."),
     ] = 0
-    remove: Annotated[
-        tuple[str, ...],
-        _arg(
-            help="What to remove in every block, for a comparison with the intact model: of mask "
-            "rope w_q w_k w_o w_v mlp pos_embed, the circuits qk ov, or norms (the weights of the "
-            "norms before attention and MLP)."
-        ),
-    ] = ()
-    replacement: Annotated[Replacement, _arg(help="What a removed weight is replaced by.")] = (
-        "identity"
-    )
-    gain: GainFlag = "output"
     n_seqs: SeqsFlag = 1000
     seq_len: SeqLenFlag = 50
     layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"
-    unrecorded: ClassVar[tuple[str, ...]] = (*RunSettings.unrecorded, "layers")
+    unrecorded: ClassVar[tuple[str, ...]] = (*RemovingSettings.unrecorded, "layers")
 
     def validate(self) -> None:
         """Check the settings that need no model."""
         validate_one_process()
         super().validate()
-        validate_replacements((self.replacement,), self.gain)
-        if not self.removed.weights:
-            validate_effects(self, without_weights(("gain", "replacement")))
-
-    @property
-    def removed(self) -> Condition:
-        """The components to remove, circuits as their weights.
-
-        Raises:
-            UserError: for a name that does not exist, or names that share a component.
-        """
-        if self.remove.count("norms") > 1:
-            raise UserError("--remove: norms is named twice")
-        try:
-            return Condition.parse(name for name in self.remove if name != "norms")
-        except ValueError as error:
-            raise UserError(f"--remove: {error}") from error
 
     def validate_layers(self, info: ModelInfo) -> None:
         """Check that the block attends.
@@ -94,8 +60,3 @@ class Settings(RunSettings):
     def n_maps(self, info: ModelInfo) -> int:
         """Return how many maps the run holds: stages (a) to (i), intact and ablated."""
         return N_STAGES * (1 + bool(self.remove))
-
-    @property
-    def ablation(self) -> Ablation:
-        """An ablation that removes nothing yet, by the replacement of removed weights."""
-        return Ablation(replacement=self.replacement, gain=self.gain, seed=self.seed)

@@ -20,7 +20,6 @@ from nope_probe.errors import (
 )
 from nope_probe.hooks.removing.stand_ins import (
     REPLACEMENTS,
-    WITH_GAIN,
     OwnReplacement,
     Replacement,
     StandIn,
@@ -197,23 +196,3 @@ class Ablation:
     def calibration_seed(self) -> int | None:
         """The seed to `calibrate` with; None where nothing is drawn."""
         return self.seed if self.stand_in.seed else None
-
-
-def validate_replacements(replacements: Sequence[Replacement], gain: Gain) -> None:
-    """Check that there are replacements, all different, and that the gain has an effect.
-
-    Raises:
-        UserError: for no replacement, a repeated one, or a gain without effect.
-    """
-    if not replacements or len(set(replacements)) < len(replacements):
-        raise UserError(f"expected each --replacement once, got {' '.join(replacements) or 'none'}")
-    if gain != "output" and not {*WITH_GAIN} & {*replacements}:
-        raise UserError(
-            f"--gain is for the replacements {' and '.join(WITH_GAIN)}, not "
-            f"{' '.join(replacements)}"
-        )
-
-
-def without_weights(flags: Sequence[str]) -> dict[str, str]:
-    """Return by flag, for `validate_effects`, the reason that no weight is removed."""
-    return dict.fromkeys(flags, "where no weight is removed")
