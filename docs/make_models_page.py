@@ -231,7 +231,7 @@ def _reasons(decoders: list[dict[str, Any]]) -> list[str]:
         if decoder["refused"]:
             weights[decoder["refused"], decoder["architecture"]] = []
         for weight, reason in decoder["not_removable"].items():
-            why = reason.partition("cannot be removed: ")[2] or reason
+            why = reason.partition("cannot be removed: ")[2].partition("; name")[0] or reason
             removed = weights.setdefault((why, decoder["architecture"]), [])
             if weight not in removed:
                 removed.append(weight)

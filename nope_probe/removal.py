@@ -154,7 +154,6 @@ ROWS: dict[str, Row] = {
     ),
     "position": Row(
         label="position",
-        phrase="the position",
         of_length=True,
         removed="its mean output at each position was replaced by its mean over positions",
     ),
@@ -535,21 +534,21 @@ def validate_components(wanted: Condition, has: Collection[str]) -> None:
     """
     lacking = [name for name in wanted.ordered if name.kind in {*COMPONENTS} - {*has}]
     if lacking:
-        raise UserError(f"the model has no {lacking[0]}; it has {', '.join(has)}")
+        raise UserError(f"the model has no {lacking[0]} to remove; it has {', '.join(has)}")
 
 
 def equal_bands(n_pairs: int, n_bands: int) -> tuple[Component, ...]:
     """Return bands that divide all pairs as equally as possible.
 
     Raises:
-        ValueError: for more bands than pairs, or no band.
+        UserError: for more bands than pairs, or no band.
 
     Example:
         >>> equal_bands(8, 3)
         ('rope[0:2]', 'rope[2:5]', 'rope[5:8]')
     """
     if not 1 <= n_bands <= n_pairs:
-        raise ValueError(f"expected from 1 to {n_pairs} bands for {n_pairs} pairs, got {n_bands}")
+        raise UserError(f"expected from 1 to {n_pairs} bands for {n_pairs} pairs, got {n_bands}")
     ends = [n_pairs * band // n_bands for band in range(n_bands + 1)]
     return tuple(Component(f"rope[{a}:{b}]") for a, b in pairwise(ends))
 

@@ -59,7 +59,7 @@ from nope_probe.maps.maps import (
     stored_layers,
 )
 from nope_probe.maps.positions import PositionSums
-from nope_probe.removal import WEIGHTS, Condition, Writer, validate_components
+from nope_probe.removal import WEIGHTS, Condition, Writer
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
@@ -423,14 +423,10 @@ def validate_removable(model: HookedModel, removed: Condition) -> None:
         UserError: naming a part that cannot be removed, and why.
     """
     try:
-        resolve_targets(model, Ablation(remove=removed.rope))
+        resolve_targets(model, Ablation(remove=removed.ordered))
         blocks_that_write(model, removed.writers)
     except ValueError as error:
         raise UserError(str(error)) from error
-    try:
-        resolve_targets(model, Ablation(remove=removed.weights))
-    except ValueError as error:
-        raise UserError(f"{error}; name removals without it") from error
 
 
 def ablation_of(model: HookedModel, settings: RemovingSettings) -> Ablation:
@@ -439,7 +435,6 @@ def ablation_of(model: HookedModel, settings: RemovingSettings) -> Ablation:
     Raises:
         UserError: for a component that the model lacks, or that cannot be removed, and why.
     """
-    validate_components(settings.removed, components(model))
     validate_removable(model, settings.removed)
     return settings.ablations[0].without(settings.removed)
 

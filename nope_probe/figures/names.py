@@ -12,7 +12,7 @@ TABLE: dict[str, Words] = {
     "all": Words(label="whole pattern"),
     "without_sources": Words(label="without any source", colour="#7a7a7a"),
     **ROWS,
-    **CIRCUITS,
+    **{UNION.join(circuit.parts): circuit for circuit in CIRCUITS.values()},
     "interaction": Words(label="interaction", colour="#ab3e98", marker="cross"),
     "mean_term": Words(
         label="mean term", phrase="the mean term", colour="#535dba", marker="square"
@@ -62,19 +62,13 @@ def plain(text: str) -> str:
 
 
 def words(name: str) -> str:
-    """Return the label of a component or term; of a union or interaction, its parts'.
+    """Return the label of a component, circuit or term; of a union or interaction, its parts'.
 
     Example:
-        >>> words("mask"), words("mask+w_q"), words("mask_x_rope")
-        ('causal mask', 'mask + W_Q', 'mask × RoPE')
+        >>> words("mask"), words("mask+w_q"), words("mask_x_rope"), words("w_q+w_k")
+        ('causal mask', 'mask + W_Q', 'mask × RoPE', 'QK circuit')
     """
-    sign, parts = parts_of(name)
-    if sign:
-        return _SIGNS[sign].join(map(short, parts))
-    writer = writer_of(name)
-    if writer is not None:
-        return f"position of {_WRITERS.get(writer, writer)}"
-    return TABLE[name].label if name in TABLE else name
+    return _words_of(name).label
 
 
 def short(name: str) -> str:
@@ -84,7 +78,7 @@ def short(name: str) -> str:
         >>> short("mask"), short("written_both"), short("covariance")
         ('mask', 'into both', 'covariance')
     """
-    return (TABLE[name].short if name in TABLE else "") or words(name)
+    return _words_of(name).short or words(name)
 
 
 def phrase(name: str) -> str:
@@ -96,30 +90,34 @@ def phrase(name: str) -> str:
         >>> phrase("position[L1H0]")
         'the position of L1H0'
     """
-    if writer_of(name) is not None:
-        return f"the {words(name)}"
-    sign, parts = parts_of(name)
-    if sign == INTERACTION:
-        *others, last = map(short, parts)
-        return f"{', '.join(others)} and {last} together"
-    return (TABLE[name].phrase if name in TABLE else "") or words(name)
+    return _words_of(name).phrase or words(name)
 
 
 def colour(name: str) -> str:
     """Return a component's colour, the same in every figure; unions and interactions share two."""
-    return _drawn_as(name).colour
+    return _words_of(name).colour
 
 
 def symbol(name: str) -> str:
     """Return a component's marker, so that colour is never the only sign."""
-    return _drawn_as(name).marker
+    return _words_of(name).marker
 
 
-def _drawn_as(name: str) -> Words:
+def _words_of(name: str) -> Words:
+    if name in TABLE:
+        return TABLE[name]
+    writer = writer_of(name)
+    if writer is not None:
+        label = f"position of {_WRITERS.get(writer, writer)}"
+        return Words(label=label, phrase=f"the {label}")
     sign, (*others, last) = parts_of(name)
-    if sign == INTERACTION and last == "window":
+    if not sign:
+        return Words(label=name)
+    joined = replace(TABLE["interaction"], label=_SIGNS[sign].join(map(short, (*others, last))))
+    if sign == UNION:
+        return joined
+    phrase = f"{', '.join(map(short, others))} and {short(last)} together"
+    if last == "window":
         marker = "star" if len(others) > 1 else "x" if others == ["mask"] else "triangle-left"
-        return replace(TABLE["interaction"], colour=TABLE["window"].colour, marker=marker)
-    if sign:
-        return TABLE["interaction"]
-    return TABLE.get(name, Words(label=name))
+        joined = replace(joined, colour=TABLE["window"].colour, marker=marker)
+    return replace(joined, phrase=phrase)

@@ -93,7 +93,7 @@ WITHOUT_EFFECT = [
     ("ablate --remove rope[0:9]+rope[7:16]", "rope[0:9] and rope[7:16] share rotary pairs"),
     ("ablate --remove qk+w_q", "qk and w_q share w_q"),
     ("ablate --remove nothing", "--remove: unknown component 'nothing'"),
-    ("behaviour --remove qk w_q+w_k", "--remove: qk and w_q+w_k remove the same"),
+    ("behaviour --remove qk w_q+w_k", "--remove names something twice"),
     ("behaviour --measures loss --layers 2", "--layers has no effect without the measure"),
     ("behaviour --measures in-context --remove mlp --prefix 8", "--prefix has no effect where the"),
     ("behaviour --remove mask mask", "--remove names something twice"),

@@ -418,7 +418,10 @@ def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(
         (["--measures", "copy", "--seq-len", 16], "copy needs windows of 17 tokens or more"),
         (["--measures", "loss", "loss"], "expected one or more different values of --measures"),
         (["--model", "parameter-free"], "behaviour is measured on text, with a language model"),
-        (["--model", "nope-tiny", "--remove", "rope"], "the model has no rope; it has mask"),
+        (
+            ["--model", "nope-tiny", "--remove", "rope"],
+            "the model has no rope to remove; it has mask",
+        ),
         (["--model", "BARE"], "tokenizer"),
         (
             ["--model", "nope-tiny", "--remove", "position[L9H0]"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain
 from typing import Annotated, Literal, get_args
 
 import tyro
@@ -19,6 +19,7 @@ from nope_probe.removal import (
     INTACT,
     POSITION_ENCODINGS,
     Component,
+    Condition,
     spelled,
     validate_components,
 )
@@ -171,25 +172,24 @@ def make_conditions(
         left_out: components that are removed only where they are named, not with a group.
 
     Raises:
-        UserError: for a name that does not exist, or a component that the model lacks.
+        UserError: for a name that does not exist, a component that the model lacks, or a condition
+            that is named twice.
     """
     grouped = {name for group in GROUPS if group in names for name in GROUPS[group]}
-    chosen = [*(name for name in REMOVED if name in grouped), *names]
+    of_groups = [parse_removed(name) for name in REMOVED if name in grouped]
+    named = [parse_removed(name) for name in names if name not in (INTACT.name, *GROUPS)]
+    if len({*named}) < len(named):
+        raise UserError(f"--remove names something twice: {' '.join(names)}")
     removable = {*has} - {*left_out}
-    parsed = {name: parse_removed(name) for name in chosen if name not in (INTACT.name, *GROUPS)}
-    removed = {name: parts for name, parts in parsed.items() if name in names or parts <= removable}
-    for components in removed.values():
-        validate_components(components, has)
-    for (one, first), (other, second) in combinations(removed.items(), 2):
-        if first == second:
-            raise UserError(f"--remove: {one} and {other} remove the same")
-    conditions = {INTACT.name: ablations[0].without(())}
-    for name, components in removed.items():
-        without = [ablation.without(components) for ablation in ablations]
-        if len(without) > 1 and components.weights:
-            conditions |= {f"{name}:{ablation.replacement}": ablation for ablation in without}
+    removed = dict.fromkeys([*(one for one in of_groups if one <= removable), *named])
+    validate_components(Condition(chain.from_iterable(removed)), has)
+    conditions = {INTACT.name: ablations[0]}
+    for condition in removed:
+        without = [ablation.without(condition) for ablation in ablations]
+        if len(without) > 1 and condition.weights:
+            conditions |= {f"{condition.name}:{one.replacement}": one for one in without}
         else:
-            conditions[name] = without[0]
+            conditions[condition.name] = without[0]
     return conditions
 
 
@@ -282,8 +282,6 @@ class Settings(RemovingSettings):
                 f"{self.prefix_len}"
             )
         if self.remove is not None:
-            if len({*self.removals}) < len(self.remove):
-                raise UserError(f"--remove names something twice: {' '.join(self.remove)}")
             self.validate_removals(make_conditions(COMPONENTS, self.removals, self.ablations))
 
     def validate_removals(self, conditions: Mapping[str, Ablation]) -> None:

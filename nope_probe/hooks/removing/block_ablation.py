@@ -18,7 +18,7 @@ from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.removing.components import Target, components, lone_mlps, removals_of
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
-from nope_probe.removal import COMPONENTS, Condition
+from nope_probe.removal import Condition, validate_components
 
 
 def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
@@ -28,10 +28,7 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
         ValueError: for a component, layer, head or band that the model does not have, or a prefix
             longer than its context; the message lists the model's own.
     """
-    condition, has = ablation.condition, components(model)
-    lacking = [name for name in condition.ordered if name.kind in {*COMPONENTS} - {*has}]
-    if lacking:
-        raise ValueError(f"the model has no {lacking[0]} to remove; it has {', '.join(has)}")
+    validate_components(ablation.condition, components(model))
     if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:
         raise ValueError(
             f"a prefix of {ablation.prefix} positions, but the model's context is {model.cfg.n_ctx}"
@@ -55,7 +52,7 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
         for layer in layers
     ]
     for target in targets:
-        for removal in removals_of(condition):
+        for removal in removals_of(ablation.condition):
             removal.validate(target, ablation)
     return targets
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import Attention, Visible, repeat_heads
 from nope_probe.hooks.layers.attention import Mask as AttentionMask
-from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors, find_point
+from nope_probe.hooks.layers.base_layer import Layer, NormName, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,
     HookGroup,
@@ -66,24 +66,22 @@ class Removal:
 
     Attributes:
         kind: the name of its row.
+        trait: the name among `Traits` of what a block with the component has.
         straightens: the rotary pairs that stay as at position 0 in every head.
     """
 
     kind: ClassVar[str]
+    trait: ClassVar[str] = ""
     straightens: RemovedPairs | None = None
 
     def __init__(self, target: Target, ablation: Ablation, calibration: Calibration | None) -> None:
         self.layer, self.heads, self.ablation = target.layer, target.heads, ablation
 
     @classmethod
-    def has(cls, traits: Traits) -> bool:
-        """Return whether a block has the component."""
-        return True
-
-    @classmethod
     def is_in(cls, model: HookedModel) -> bool:
-        """Return whether a model has the component."""
-        return any(map(cls.has, traits_of(model).values()))
+        """Return whether a model has the component, by default as the traits of its blocks say."""
+        known = (getattr(traits, cls.trait) for traits in traits_of(model).values())
+        return not cls.trait or any(known)
 
     @classmethod
     def validate(cls, target: Target, ablation: Ablation) -> None:
@@ -117,6 +115,14 @@ class Removal:
         mixed = old.clone()
         mixed.movedim(dim, 0)[self.heads] = new.movedim(dim, 0)[self.heads].to(old.dtype)
         return mixed
+
+    def filled(
+        self, tensor: Float[Tensor, "*shape"] | None, value: float, dim: int
+    ) -> Float[Tensor, "*shape"] | None:
+        """Return a tensor with a value in the heads that lose the component, if there is one."""
+        return (
+            tensor if tensor is None else self.in_heads(torch.full_like(tensor, value), tensor, dim)
+        )
 
 
 class OfMask(Removal):
@@ -157,11 +163,7 @@ class Mask(OfMask):
 class Window(OfMask):
     """Every query attends to all earlier keys."""
 
-    kind = "window"
-
-    @classmethod
-    def has(cls, traits: Traits) -> bool:
-        return traits.window
+    kind = trait = "window"
 
     def changed(self, mask: AttentionMask) -> AttentionMask:
         return mask.without_window()
@@ -170,31 +172,17 @@ class Window(OfMask):
 class Rope(Removal):
     """Queries and keys are rotated as at position 0, in all pairs or in some bands."""
 
-    kind = "rope"
+    kind, trait = "rope", "rotary"
 
     def __init__(self, target: Target, ablation: Ablation, calibration: Calibration | None) -> None:
         super().__init__(target, ablation, calibration)
-        self.pairs = self.pairs_of(target, ablation)
+        rotary, bands = target.rotary, ablation.condition.rope
+        self.pairs = None if rotary is None else RemovedPairs(bands=bands, rotary=rotary)
         self.straightens = self.pairs if target.heads is None else None
-
-    @staticmethod
-    def pairs_of(target: Target, ablation: Ablation) -> RemovedPairs | None:
-        """Return the pairs that a block loses; None if it rotates none.
-
-        Raises:
-            ValueError: for a band that the model does not have; the message lists its bands.
-        """
-        if target.rotary is None:
-            return None
-        return RemovedPairs(bands=ablation.condition.rope, rotary=target.rotary)
-
-    @classmethod
-    def has(cls, traits: Traits) -> bool:
-        return traits.rotary is not None
 
     @classmethod
     def validate(cls, target: Target, ablation: Ablation) -> None:
-        pairs = cls.pairs_of(target, ablation)
+        pairs = cls(target, ablation, None).pairs  # raises for a band that does not exist
         if pairs is not None and target.heads is not None and pairs.rotary.pairs is None:
             raise ValueError(
                 f"RoPE of L{target.layer.index} cannot be removed in some heads: its pairs of "
@@ -215,33 +203,19 @@ class Rope(Removal):
 class Alibi(Removal):
     """The bias is left out of the scores."""
 
-    kind = "alibi"
-
-    @classmethod
-    def has(cls, traits: Traits) -> bool:
-        return traits.alibi
+    kind = trait = "alibi"
 
     def edit(self, attention: Attention) -> Attention:
-        if attention.bias is None:
-            return attention
-        bias = self.in_heads(torch.zeros_like(attention.bias), attention.bias, dim=1)
-        return replace(attention, bias=bias)
+        return replace(attention, bias=self.filled(attention.bias, 0.0, dim=1))
 
 
 class Sink(Removal):
     """The sinks take no attention."""
 
-    kind = "sink"
-
-    @classmethod
-    def has(cls, traits: Traits) -> bool:
-        return traits.sinks
+    kind, trait = "sink", "sinks"
 
     def edit(self, attention: Attention) -> Attention:
-        if attention.sinks is None:
-            return attention
-        none = torch.full_like(attention.sinks, -torch.inf)
-        return replace(attention, sinks=self.in_heads(none, attention.sinks, dim=0))
+        return replace(attention, sinks=self.filled(attention.sinks, -torch.inf, dim=0))
 
 
 class Weight(Removal):
@@ -270,7 +244,10 @@ class Weight(Removal):
     def validate(cls, target: Target, ablation: Ablation) -> None:
         reason = target.layer.why_not_replaced(cls.kind)
         if reason is not None:
-            raise ValueError(f"{cls.kind} of L{target.layer.index} cannot be removed: {reason}")
+            raise ValueError(
+                f"{cls.kind} of L{target.layer.index} cannot be removed: {reason}; name removals "
+                "without it"
+            )
 
     @property
     def input_point(self) -> str:
@@ -508,10 +485,7 @@ def bands_of(model: HookedModel, n_bands: int) -> tuple[Component, ...]:
     if not pairs:
         has = ", ".join(components(model))
         raise UserError(f"--bands divides RoPE, and the model has none; it has {has}")
-    try:
-        return equal_bands(min(pairs), n_bands)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    return equal_bands(min(pairs), n_bands)
 
 
 def wavelengths_of(

@@ -53,32 +53,16 @@ class NamedStandIn(StandIn):
     column: str
 
 
-def _identity(place: Place) -> ReplacedWeight:
-    return place.identity()
-
-
-def _random(place: Place) -> ReplacedWeight:
-    return place.matrix(place.random_rows())
-
-
-def _mean(place: Place) -> ReplacedWeight:
-    return place.constant(place.mean_output())
-
-
-def _zero(place: Place) -> ReplacedWeight:
-    return place.constant()
-
-
 STAND_INS: dict[Replacement, NamedStandIn] = {
     "identity": NamedStandIn(
-        make=_identity,
+        make=lambda place: place.identity(),
         gain=True,
         methods="a rectangular identity",
         note="an identity as strong as the weight, so that coordinates pass on as they are",
         column="identity",
     ),
     "random": NamedStandIn(
-        make=_random,
+        make=lambda place: place.matrix(place.random_rows()),
         gain=True,
         seed=True,
         methods="orthonormal rows drawn from the run's seed",
@@ -86,14 +70,14 @@ STAND_INS: dict[Replacement, NamedStandIn] = {
         column="random",
     ),
     "mean": NamedStandIn(
-        make=_mean,
+        make=lambda place: place.constant(place.mean_output()),
         mean=True,
         methods="its mean output over tokens and positions",
         note="the mean of its output, whatever it reads",
         column="mean kept",
     ),
     "zero": NamedStandIn(
-        make=_zero,
+        make=lambda place: place.constant(),
         methods="zero",
         note="zero",
         column="zero",
@@ -106,8 +90,4 @@ def stand_in_of(replacement: Replacement | OwnReplacement) -> StandIn:
     """Return the record of a replacement by name, or one that makes a user's own."""
     if isinstance(replacement, str):
         return STAND_INS[replacement]
-
-    def make(place: Place) -> ReplacedWeight:
-        return place.own(replacement)
-
-    return StandIn(make=make)
+    return StandIn(make=lambda place: place.own(replacement))
