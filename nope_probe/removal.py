@@ -470,11 +470,6 @@ class Condition(frozenset[Component]):
         return tuple(name.writer for name in self.ordered if name.writer is not None)
 
     @property
-    def rope(self) -> tuple[Component, ...]:
-        """RoPE or its bands, if they are removed."""
-        return tuple(name for name in self.ordered if name.kind == "rope")
-
-    @property
     def are_sources(self) -> bool:
         """Whether all components are sources or bands of RoPE.
 

@@ -44,7 +44,7 @@ from nope_probe.hooks.reading.streaming import (
     restore,
     state_of,
 )
-from nope_probe.hooks.removing.block_ablation import resolve_targets
+from nope_probe.hooks.removing.block_ablation import ablations_of
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, WrittenPosition
@@ -59,7 +59,7 @@ from nope_probe.maps.maps import (
     stored_layers,
 )
 from nope_probe.maps.positions import PositionSums
-from nope_probe.removal import WEIGHTS, Condition, Writer
+from nope_probe.removal import WEIGHTS, Writer
 from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
@@ -416,15 +416,16 @@ def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:
     return n_folds
 
 
-def validate_removable(model: HookedModel, removed: Condition) -> None:
-    """Check that a model has bands of RoPE, weights as matrices of their own, and writers.
+def validate_removable(model: HookedModel, ablations: Iterable[Ablation]) -> None:
+    """Check that a model has what is removed: bands, weights as matrices of their own, writers.
 
     Raises:
         UserError: naming a part that cannot be removed, and why.
     """
     try:
-        resolve_targets(model, Ablation(remove=removed.ordered))
-        blocks_that_write(model, removed.writers)
+        for ablation in ablations:
+            ablations_of(model, ablation)
+            blocks_that_write(model, ablation.condition.writers)
     except ValueError as error:
         raise UserError(str(error)) from error
 
@@ -435,8 +436,9 @@ def ablation_of(model: HookedModel, settings: RemovingSettings) -> Ablation:
     Raises:
         UserError: for a component that the model lacks, or that cannot be removed, and why.
     """
-    validate_removable(model, settings.removed)
-    return settings.ablations[0].without(settings.removed)
+    ablation = settings.ablations[0].without(settings.removed)
+    validate_removable(model, [ablation])
+    return ablation
 
 
 def irreplaceable(model: HookedModel) -> dict[str, str]:

@@ -31,8 +31,8 @@ from nope_probe.hooks.removing.block_ablation import (
     ABLATED,
     ActiveAblation,
     BlockAblation,
+    ablations_of,
     is_ablated,
-    resolve_targets,
 )
 from nope_probe.hooks.removing.components import lone_mlps, removals_of, without_position
 from nope_probe.hooks.removing.removals import Ablation
@@ -84,12 +84,11 @@ def ablated(
         ...     logits = model(tokens)
     """
     model, ablation = model_of(model), Ablation.of(ablation)
-    targets = resolve_targets(model, ablation)
+    blocks = ablations_of(model, ablation)
     if is_ablated(model):
         raise RuntimeError("the model is ablated already: name all components in one Ablation")
     with used_alone(model), ExitStack() as stack:
         calibration = _calibration(model, ablation, calibration, tokens)
-        blocks = [BlockAblation(target, ablation, calibration) for target in targets]
         stack.enter_context(_in_place(model, _active(model, ablation, calibration, blocks)))
         stack.enter_context(_whole_sequences(model, ablation))
         for block in blocks:
@@ -126,7 +125,7 @@ def _active(
     blocks: Sequence[BlockAblation],
 ) -> ActiveAblation:
     """Return an ablation with its hooks, and the blocks and heads that lose something by it."""
-    groups = [block.group() for block in blocks]
+    groups = [block.group(calibration) for block in blocks]
     for removal in removals_of(ablation.condition):
         groups += removal.groups(model, ablation, calibration)
     # Blocks are targets of removed positions too, to check padding, and lose nothing by them.

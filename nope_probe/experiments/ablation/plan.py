@@ -85,10 +85,8 @@ class Plan:
 
     @property
     def calibrated(self) -> list[Ablation]:
-        """The removal of all that is removed and calibrated, by each replacement."""
-        removed = Condition(chain.from_iterable(self.removed))
-        names = [*removed.weights, *(writer.removal for writer in removed.writers)]
-        return [by.without(names) for by in self.ablations]
+        """The removals that may need a calibration, by each replacement."""
+        return [by.without(condition) for by in self.ablations for condition in self.removed]
 
     def passes(self, engine: Engine, shuffled: Sequences | None = None) -> Iterator[Pass]:
         """Yield all passes, in the order in which they are run.

@@ -23,7 +23,6 @@ from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.experiments.passes import execute
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.components import bands_of, components
-from nope_probe.removal import Condition
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Call, Session
@@ -71,7 +70,7 @@ def plan_of(session: Session[Settings], data: Sequences) -> Plan:
         left_out=irreplaceable(loaded.model) | idle_sources(loaded.model, data.inputs, len(layers)),
         per_head=settings.per_head,
     )
-    validate_removable(loaded.model, Condition({*plan.sources}.union(*plan.removed)))
+    validate_removable(loaded.model, plan.calibrated)
     settings.validate_weights(plan.removed)
     return plan
 

@@ -110,7 +110,7 @@ def _rows(plan: Plan, measured: MeasuredBehaviour, name: str) -> Iterator[Row]:
         reason = "" if intact.high < 0 else NO_COPY
     for condition in plan.conditions:
         value = difference = UNDEFINED
-        is_unmasked = plan.removes_mask(condition)
+        is_unmasked = "mask" in plan.conditions[condition].condition
         note = reason or (about.unmasked if is_unmasked else "")
         if not note:
             values = per_document(plan, measured, name, condition, is_unmasked)
@@ -181,7 +181,7 @@ def position_table(
     tables = [pd.DataFrame(columns=POSITION_COLUMNS)]
     for condition in plan.conditions if probe in plan.probes else ():
         losses = measured.losses[condition, probe]
-        first = plan.probes[probe].prefix if plan.removes_mask(condition) else 1
+        first = plan.probes[probe].prefix if "mask" in plan.conditions[condition].condition else 1
         starts = [first, *range(first + width - first % width, losses.shape[1] + 1, width)]
         stops = [*starts[1:], losses.shape[1] + 1]
         spans = [span_loss(losses, *ends) for ends in zip(starts, stops, strict=True)]

@@ -98,14 +98,6 @@ class Plan:
         """The length of a segment that fits into a window twice, after BOS."""
         return (self.text.tokens.shape[1] - self.bos) // 2
 
-    def removes_mask(self, name: str) -> bool:
-        """Return whether a condition removes the mask, so that prefixes are bidirectional."""
-        return "mask" in self.conditions[name].condition
-
-    def removes_sources_alone(self, name: str) -> bool:
-        """Return whether a condition removes nothing but sources, or bands of RoPE."""
-        return self.conditions[name].condition.are_sources
-
 
 def make_plan(session: Session[Settings]) -> Plan:
     """Return the measures and sequences of a run.
@@ -127,8 +119,8 @@ def make_plan(session: Session[Settings]) -> Plan:
     has, left_out = components(model), irreplaceable(model)
     conditions = make_conditions(has, settings.removals, settings.ablations, left_out)
     settings.validate_removals(conditions)
-    removed = Condition().union(*(ablation.condition for ablation in conditions.values()))
-    validate_removable(model, Condition(removed | ({"w_q"} if settings.heads else set())))
+    w_q = settings.ablations[0].without(["w_q"])
+    validate_removable(model, [*conditions.values(), *[w_q] * settings.heads])
     layers = settings.layers_of(session.loaded.info)  # refused before anything is run
     if text.n_documents < MIN_DOCUMENTS:
         raise UserError(
@@ -139,7 +131,6 @@ def make_plan(session: Session[Settings]) -> Plan:
     if not {*settings.measures} - {*skipped}:
         reasons = "; ".join(f"{name}: {skipped[name]}" for name in settings.measures)
         raise UserError(f"nothing to measure ({reasons})")
-    w_q = settings.ablations[0].without(["w_q"])
     return Plan(
         conditions=conditions,
         heads={

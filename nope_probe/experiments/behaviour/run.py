@@ -97,7 +97,9 @@ class _Runner:
         self.other_lengths = other_lengths if self.writing else []
         self.decoded: dict[str, list[str]] = {}
         if "position" in plan.measures:
-            only_sources = [name for name in plan.conditions if plan.removes_sources_alone(name)]
+            only_sources = [
+                name for name, of in plan.conditions.items() if of.condition.are_sources
+            ]
             self.decoded = {"distances": list(plan.conditions), "untrained": only_sources}
         self.without_sources = Ablation(remove=plan.sources.ordered)
         shown = () if "heads" in plan.skipped else plan.heads
@@ -159,7 +161,7 @@ class _Runner:
     def losses(self, name: str, probe_name: str) -> Losses:
         """Return the losses of a condition, means over the sequences of each document."""
         ablation, probe = self.conditions[name], self.plan.probes[probe_name]
-        if "mask" in ablation.remove:
+        if "mask" in ablation.condition:
             ablation = replace(ablation, prefix=probe.prefix)
         engine = self.on(probe)
         if ablation.condition.writers and probe_name in self.other_lengths:

@@ -21,12 +21,50 @@ from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.removal import Condition, validate_components
 
 
-def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
-    """Return the blocks that an ablation acts on.
+class BlockAblation:
+    """Removes components from one block, for as long as its hooks are attached.
+
+    Args:
+        target: the block, and the query heads that lose the components.
+        ablation: the removals.
 
     Raises:
-        ValueError: for a component, layer, head or band that the model does not have, or a prefix
-            longer than its context; the message lists the model's own.
+        ValueError: saying why the block cannot lose a component.
+    """
+
+    def __init__(self, target: Target, ablation: Ablation) -> None:
+        self.layer, self.heads, self.condition = target.layer, target.heads, ablation.condition
+        self.removals = [removal(target, ablation) for removal in removals_of(self.condition)]
+
+    @property
+    def straightens(self) -> RemovedPairs | None:
+        """The rotary pairs that stay as at position 0 in every head."""
+        return next((one.straightens for one in self.removals if one.straightens), None)
+
+    def group(self, calibration: Calibration | None) -> HookGroup:
+        """Return the block's hooks, given the result of `calibrate` if the ablation needs it."""
+        hooks = [hook for removal in self.removals for hook in removal.hooks(calibration)]
+        return HookGroup(self.layer.block, hooks)
+
+    def edit(self, attention: Attention) -> Attention:
+        """Return attention as every removal leaves it, the mask last: it needs the window's.
+
+        Raises:
+            ValueError: if keys come from a cache, or for padding that the removal would count.
+        """
+        if not all(name.row.by_token for name in self.condition):
+            check_sequences(attention, self.condition)
+        for removal in reversed(self.removals):
+            attention = removal.edit(attention)
+        return attention
+
+
+def ablations_of(model: HookedModel, ablation: Ablation) -> list[BlockAblation]:
+    """Return the ablations of the blocks that an ablation acts on.
+
+    Raises:
+        ValueError: for a component, layer, head or band that the model does not have or cannot
+            lose, or a prefix longer than its context; the message lists the model's own.
     """
     validate_components(ablation.condition, components(model))
     if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:
@@ -43,18 +81,15 @@ def resolve_targets(model: HookedModel, ablation: Ablation) -> list[Target]:
         layers = [] if numbers is not None and not len(numbers) else numbered_layers(model, numbers)
     except IndexError as error:
         raise ValueError(str(error)) from error
-    targets = [
+    targets = (
         Target(
             layer=layer,
             heads=None if heads is None else _heads(layer, heads[layer.index]),
             rotary=traits_of(model)[layer.index].rotary,
         )
         for layer in layers
-    ]
-    for target in targets:
-        for removal in removals_of(ablation.condition):
-            removal.validate(target, ablation)
-    return targets
+    )
+    return [BlockAblation(target, ablation) for target in targets]
 
 
 def _heads(layer: Layer, named: Sequence[int]) -> list[int] | None:
@@ -66,44 +101,6 @@ def _heads(layer: Layer, named: Sequence[int]) -> list[int] | None:
         )
     heads = sorted(set(named))
     return None if len(heads) == layer.n_heads else heads
-
-
-class BlockAblation:
-    """Removes components from one block, for as long as its hooks are attached.
-
-    Args:
-        target: the block, and the query heads that lose the components.
-        ablation: the removals.
-        calibration: the result of `calibrate`, if the ablation needs it.
-    """
-
-    def __init__(self, target: Target, ablation: Ablation, calibration: Calibration | None) -> None:
-        self.layer, self.heads, self.condition = target.layer, target.heads, ablation.condition
-        self.removals = [
-            removal(target, ablation, calibration) for removal in removals_of(self.condition)
-        ]
-
-    @property
-    def straightens(self) -> RemovedPairs | None:
-        """The rotary pairs that stay as at position 0 in every head."""
-        return next((one.straightens for one in self.removals if one.straightens), None)
-
-    def group(self) -> HookGroup:
-        """Return the block's hooks."""
-        hooks = [hook for removal in self.removals for hook in removal.hooks()]
-        return HookGroup(self.layer.block, hooks)
-
-    def edit(self, attention: Attention) -> Attention:
-        """Return attention as every removal leaves it, the mask last: it needs the window's.
-
-        Raises:
-            ValueError: if keys come from a cache, or for padding that the removal would count.
-        """
-        if not all(name.row.by_token for name in self.condition):
-            check_sequences(attention, self.condition)
-        for removal in reversed(self.removals):
-            attention = removal.edit(attention)
-        return attention
 
 
 def check_sequences(attention: Attention, remove: Condition) -> None:

@@ -62,7 +62,9 @@ class Removal:
     Args:
         target: the block, and the query heads that lose the component.
         ablation: all removals.
-        calibration: the result of `calibrate`, if the ablation needs it.
+
+    Raises:
+        ValueError: saying why the block cannot lose the component.
 
     Attributes:
         kind: the name of its row.
@@ -74,7 +76,7 @@ class Removal:
     trait: ClassVar[str] = ""
     straightens: RemovedPairs | None = None
 
-    def __init__(self, target: Target, ablation: Ablation, calibration: Calibration | None) -> None:
+    def __init__(self, target: Target, ablation: Ablation) -> None:
         self.layer, self.heads, self.ablation = target.layer, target.heads, ablation
 
     @classmethod
@@ -84,22 +86,14 @@ class Removal:
         return not cls.trait or any(known)
 
     @classmethod
-    def validate(cls, target: Target, ablation: Ablation) -> None:
-        """Check that a block can lose the component.
-
-        Raises:
-            ValueError: saying why it cannot.
-        """
-
-    @classmethod
     def groups(
         cls, model: HookedModel, ablation: Ablation, calibration: Calibration | None
     ) -> Iterator[HookGroup]:
         """Yield the hooks outside of the blocks that attend."""
         yield from ()
 
-    def hooks(self) -> Iterator[PlacedHook]:
-        """Yield the block's hooks."""
+    def hooks(self, calibration: Calibration | None) -> Iterator[PlacedHook]:
+        """Yield the block's hooks, given the result of `calibrate` if the ablation needs it."""
         yield from ()
 
     def edit(self, attention: Attention) -> Attention:
@@ -120,9 +114,9 @@ class Removal:
         self, tensor: Float[Tensor, "*shape"] | None, value: float, dim: int
     ) -> Float[Tensor, "*shape"] | None:
         """Return a tensor with a value in the heads that lose the component, if there is one."""
-        return (
-            tensor if tensor is None else self.in_heads(torch.full_like(tensor, value), tensor, dim)
-        )
+        if tensor is None:
+            return None
+        return self.in_heads(torch.full_like(tensor, value), tensor, dim)
 
 
 class OfMask(Removal):
@@ -174,16 +168,13 @@ class Rope(Removal):
 
     kind, trait = "rope", "rotary"
 
-    def __init__(self, target: Target, ablation: Ablation, calibration: Calibration | None) -> None:
-        super().__init__(target, ablation, calibration)
-        rotary, bands = target.rotary, ablation.condition.rope
+    def __init__(self, target: Target, ablation: Ablation) -> None:
+        super().__init__(target, ablation)
+        rotary = target.rotary
+        bands = [name for name in ablation.condition if name.kind == self.kind]
         self.pairs = None if rotary is None else RemovedPairs(bands=bands, rotary=rotary)
         self.straightens = self.pairs if target.heads is None else None
-
-    @classmethod
-    def validate(cls, target: Target, ablation: Ablation) -> None:
-        pairs = cls(target, ablation, None).pairs  # raises for a band that does not exist
-        if pairs is not None and target.heads is not None and pairs.rotary.pairs is None:
+        if rotary is not None and target.heads is not None and rotary.pairs is None:
             raise ValueError(
                 f"RoPE of L{target.layer.index} cannot be removed in some heads: its pairs of "
                 "coordinates were not recognised"
@@ -226,26 +217,13 @@ class Weight(Removal):
 
     kind: ClassVar[Projection]
 
-    def __init__(self, target: Target, ablation: Ablation, calibration: Calibration | None) -> None:
-        super().__init__(target, ablation, calibration)
-        place = Place(
-            layer=target.layer,
-            name=self.kind,
-            replacement=str(ablation.replacement),
-            gain=ablation.scaling,
-            seed=ablation.seed,
-            calibration=calibration,
-            heads=target.heads,
-        )
-        self.replaced = ablation.stand_in.make(place)
+    def __init__(self, target: Target, ablation: Ablation) -> None:
+        super().__init__(target, ablation)
         self.inputs: list[Tensor] = []
-
-    @classmethod
-    def validate(cls, target: Target, ablation: Ablation) -> None:
-        reason = target.layer.why_not_replaced(cls.kind)
+        reason = target.layer.why_not_replaced(self.kind)
         if reason is not None:
             raise ValueError(
-                f"{cls.kind} of L{target.layer.index} cannot be removed: {reason}; name removals "
+                f"{self.kind} of L{target.layer.index} cannot be removed: {reason}; name removals "
                 "without it"
             )
 
@@ -254,8 +232,18 @@ class Weight(Removal):
         """The name of the hook point that carries the weight's input."""
         return self.layer.norm_point("ln1")
 
-    def hooks(self) -> Iterator[PlacedHook]:
-        point = self.layer.point
+    def hooks(self, calibration: Calibration | None) -> Iterator[PlacedHook]:
+        ablation, point = self.ablation, self.layer.point
+        place = Place(
+            layer=self.layer,
+            name=self.kind,
+            replacement=str(ablation.replacement),
+            gain=ablation.scaling,
+            seed=ablation.seed,
+            calibration=calibration,
+            heads=self.heads,
+        )
+        self.replaced = ablation.stand_in.make(place)
         yield first(point("hook_resid_pre"), self.drop)  # tensors of a pass that ended early
         yield last(point(self.input_point), self.keep)
         yield first(point(self.layer.output_point(self.kind)), self.write)
@@ -329,7 +317,7 @@ class Mlp(Removal):
         for number, point in lone_mlps(model, ablation).items():
             yield HookGroup(blocks_of(model)[number], [first(point, zeros)])
 
-    def hooks(self) -> Iterator[PlacedHook]:
+    def hooks(self, calibration: Calibration | None) -> Iterator[PlacedHook]:
         if self.layer.has("hook_mlp_out"):
             yield first(self.layer.point("hook_mlp_out"), zeros)
 
@@ -339,7 +327,7 @@ class Norms(Removal):
 
     kind = "norms"
 
-    def hooks(self) -> Iterator[PlacedHook]:
+    def hooks(self, calibration: Calibration | None) -> Iterator[PlacedHook]:
         for norm in get_args(NormName):
             if self.layer.has(f"{norm}.hook_normalized"):
                 yield from self.layer.hooks_without_norm_weight(norm)
