@@ -566,6 +566,5 @@ def replaced_by(name: str) -> tuple[str, str]:
         >>> replaced_by("w_q:mean"), replaced_by("rope[0:4]")
         (('w_q', 'mean'), ('rope[0:4]', ''))
     """
-    named = re.fullmatch(r"(.+?)(?::([a-z]+))?", name)
-    assert named is not None
-    return named[1], named[2] or ""
+    removed, sign, replacement = name.rpartition(":")
+    return (removed, replacement) if sign and "]" not in replacement else (name, "")

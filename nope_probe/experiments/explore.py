@@ -15,6 +15,7 @@ from nope_probe.experiments.engine import (
     idle_sources,
     irreplaceable,
     name_of,
+    validate_removable,
 )
 from nope_probe.experiments.explorer import explorer_of
 from nope_probe.figures.explorer import Explorer
@@ -87,6 +88,7 @@ def explore(
         parameter_free=describe(model, name).parameter_free,
         left_out=left_out,
     )
+    validate_removable(model, plan.calibrated)
     engine = Engine(
         model=model,
         inputs=data.inputs,

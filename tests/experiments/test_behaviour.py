@@ -57,6 +57,7 @@ def done(tiny: Callable[[str], Any], texts: Path, tmp_path_factory: pytest.TempP
 def plain(done: Path, tiny: Callable[[str], Any]) -> Callable[[str, str], np.ndarray]:
     """Return the losses [seq, target] of an edited plain model on a probe of the run."""
     hf, tokens = tiny("llama").hf, load_file(done / "tokens.safetensors")
+
     @cache
     def losses(condition: str, probe: str, prefix: int = PREFIX) -> np.ndarray:
         remove = condition.split("+") if condition else ()

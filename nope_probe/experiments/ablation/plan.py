@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Any
 
 from nope_probe.analyses.attribution import conditions_of
@@ -28,7 +27,6 @@ from nope_probe.removal import (
     SOURCES,
     Component,
     Condition,
-    validate_components,
 )
 
 ConditionMaps = dict[Condition, Layers]
@@ -193,8 +191,7 @@ def make_plan(
         per_head: whether to keep the maps of heads too.
 
     Raises:
-        UserError: for a name that does not exist or that the model lacks, or a weight of a
-            parameter-free model.
+        UserError: for a name that does not exist, or a weight of a parameter-free model.
     """
     if "mask" not in has:
         raise UserError("the model has no causal mask: its attention is bidirectional")
@@ -209,7 +206,6 @@ def make_plan(
     if remove is not None or parameter_free:  # where weights are named, or never removed
         left_out = {name: why for name, why in left_out.items() if name in SOURCES}
     removed = [*map(parse_removed, (*names, *bands))]
-    validate_components(Condition(chain.from_iterable(removed)), has)
     if parameter_free and any(condition.weights for condition in removed):
         raise UserError("the weights of a parameter-free model are identities already: name others")
     return Plan(

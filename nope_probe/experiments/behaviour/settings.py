@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Annotated, Literal, get_args
 
 import tyro
@@ -19,9 +18,7 @@ from nope_probe.removal import (
     INTACT,
     POSITION_ENCODINGS,
     Component,
-    Condition,
     spelled,
-    validate_components,
 )
 from nope_probe.runtime.settings import (
     LARGEST,
@@ -172,8 +169,7 @@ def make_conditions(
         left_out: components that are removed only where they are named, not with a group.
 
     Raises:
-        UserError: for a name that does not exist, a component that the model lacks, or a condition
-            that is named twice.
+        UserError: for a name that does not exist, or a condition that is named twice.
     """
     grouped = {name for group in GROUPS if group in names for name in GROUPS[group]}
     of_groups = [parse_removed(name) for name in REMOVED if name in grouped]
@@ -182,7 +178,6 @@ def make_conditions(
         raise UserError(f"--remove names something twice: {' '.join(names)}")
     removable = {*has} - {*left_out}
     removed = dict.fromkeys([*(one for one in of_groups if one <= removable), *named])
-    validate_components(Condition(chain.from_iterable(removed)), has)
     conditions = {INTACT.name: ablations[0]}
     for condition in removed:
         without = [ablation.without(condition) for ablation in ablations]

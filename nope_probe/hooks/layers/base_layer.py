@@ -13,8 +13,9 @@ from typing import Any, ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook
-from nope_probe.hooks.layers.rotation import Rotary
+from nope_probe.hooks.layers.rotation import Rotary, fit_rotary
 from nope_probe.hooks.layers.tap import Tap
 from nope_probe.removal import Projection
 
@@ -38,6 +39,23 @@ class Traits:
     window: bool = False
     sinks: bool = False
     alibi: bool = False
+
+    @classmethod
+    def of(cls, attention: Attention, module: nn.Module) -> Traits:
+        """Return the traits of a bridge's block.
+
+        Args:
+            attention: of a sequence twice, the second time with the angles of position 0, and of
+                two positions that lie further apart than any window.
+            module: the module that attends.
+        """
+        return cls(
+            rotary=fit_rotary(attention.angles, *attention.q[:, 1]),
+            window=not bool(attention.mask.rows(slice(1, 2))[0, 0, 0, 0])
+            or getattr(module, "attention_type", "") == "local",  # of GPT-Neo
+            sinks=attention.sinks is not None,
+            alibi=attention.bias is not None,
+        )
 
 
 def find_point(block: nn.Module, name: str) -> HookPoint | None:

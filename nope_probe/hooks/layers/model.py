@@ -32,7 +32,7 @@ from nope_probe.hooks.layers.hook_points import (
     hooks_in_place,
     methods_replaced,
 )
-from nope_probe.hooks.layers.rotation import Angles, fit_rotary
+from nope_probe.hooks.layers.rotation import Angles
 from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read
 from nope_probe.hooks.layers.threads import used_alone
 
@@ -501,13 +501,7 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
     traits: dict[int, Traits] = {}
 
     def compare(layer: Layer, attention: Attention) -> None:
-        traits[layer.index] = Traits(
-            rotary=fit_rotary(attention.angles, *attention.q[:, 1]),
-            window=not bool(attention.mask.rows(slice(1, 2))[0, 0, 0, 0])
-            or getattr(layer.attending, "attention_type", "") == "local",  # of GPT-Neo
-            sinks=attention.sinks is not None,
-            alibi=attention.bias is not None,
-        )
+        traits[layer.index] = Traits.of(attention, layer.attending)
 
     def copy_first(tensor: Tensor, hook: HookPoint) -> Tensor:
         return tensor[:1].expand(2, *tensor.shape[1:])

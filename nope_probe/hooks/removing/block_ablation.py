@@ -13,7 +13,6 @@ from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel, HookGroup, HookPoint, restores_places
 from nope_probe.hooks.layers.model import layers_of, modules_of, numbered_layers, traits_of
-from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.removing.components import Target, components, lone_mlps, removals_of
 from nope_probe.hooks.removing.removals import Ablation
@@ -35,11 +34,7 @@ class BlockAblation:
     def __init__(self, target: Target, ablation: Ablation) -> None:
         self.layer, self.heads, self.condition = target.layer, target.heads, ablation.condition
         self.removals = [removal(target, ablation) for removal in removals_of(self.condition)]
-
-    @property
-    def straightens(self) -> RemovedPairs | None:
-        """The rotary pairs that stay as at position 0 in every head."""
-        return next((one.straightens for one in self.removals if one.straightens), None)
+        self.straightens = next((one.straightens for one in self.removals if one.straightens), None)
 
     def group(self, calibration: Calibration | None) -> HookGroup:
         """Return the block's hooks, given the result of `calibrate` if the ablation needs it."""
