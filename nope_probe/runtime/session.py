@@ -8,7 +8,7 @@ signals into a saved state. The computation is in the command's own `run(setting
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
-from rich.filesize import decimal
 
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
@@ -50,7 +49,7 @@ from nope_probe.runtime.identity import (
 from nope_probe.runtime.peers import Processes, own_device, process_group
 from nope_probe.runtime.places import checkpoint_dir, locked, validate_memory
 from nope_probe.runtime.processes import Signals, command_line, status, tell
-from nope_probe.runtime.settings import RunSettings, SessionSettings, memory_of
+from nope_probe.runtime.settings import RunSettings, SessionSettings
 from nope_probe.runtime.sources import load_model, make_sequences, validate_reach
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
@@ -138,7 +137,7 @@ class Session(Generic[Settings_co]):
         command: str,
         settings: Settings_co,
         call: Call | None = None,
-        load: Callable[[Settings_co, str], LoadedModel] | None = None,
+        load: Callable[[Settings_co, str], LoadedModel | None] = load_model,
     ) -> None:
         self._settings, self.call = settings, call or Call()
         self.recorded = settings.recorded() | self.call.recorded()
@@ -229,7 +228,7 @@ class Session(Generic[Settings_co]):
     def _load(self, device: str) -> dict[str, Any]:
         """Load the model, if the run has one, and return the run's identity."""
         self.sources = record_sources(self.call.sources(self.settings.sources()))
-        loaded = self.call.loaded or (self._load_model or load_model)(self.settings, device)
+        loaded = self.call.loaded or self._load_model(self.settings, device)
         if loaded is not None:
             self.loaded, self.weights = loaded, self.call.weights or fingerprint(loaded.model)
         made_with = {"versions": versions(), "weights": self.weights, **self._recorded_state()}
@@ -277,38 +276,6 @@ class Session(Generic[Settings_co]):
             self.checkpoint.save(key, tensors)
         return Sequences.from_tensors(self.checkpoint.load(key))
 
-    def announce(
-        self: Session[RunSettings],
-        n_conditions: int,
-        passes: Collection[str],
-        *,
-        n_seqs: int | None = None,
-    ) -> None:
-        """Print on stderr how much is about to be run, and refuse what does not fit into memory.
-
-        Args:
-            n_conditions: models that differ in what is removed.
-            passes: the checkpoint's keys of all passes over sequences.
-            n_seqs: how many sequences each pass has; None where they differ.
-
-        Raises:
-            UserError: for maps and a batch that are larger than the memory that is free.
-        """
-        settings, info = self.settings, self.loaded.info
-        n_bytes = memory_of(settings, n_maps=settings.n_maps(info), d_model=info.d_model)
-        validate_memory(n_bytes, SIZES)
-        n_done = sum(key in self.checkpoint for key in passes)
-        over = "" if n_seqs is None else f" over {_counted(n_seqs, 'sequence')}"
-        done = f", {n_done:,} of them done before" if n_done else ""
-        runs = f"{_counted(n_conditions, 'condition')} in {_counted(len(passes), 'pass', 'passes')}"
-        memory = f"; about {decimal(n_bytes)} of memory above the model"
-        tell(f"running {runs}{over}{done}{memory}")
-
-    @property
-    def n_own_seqs(self: Session[RunSettings]) -> int:
-        """The number of sequences that this process runs."""
-        return self.processes.n_own(self.settings.n_seqs, self.settings.seqs_per_batch)
-
     @property
     def lengths(self: Session[RunSettings]) -> dict[str, int]:
         """The lengths that the model's files state, in tokens; empty for a model in memory."""
@@ -344,11 +311,6 @@ class Session(Generic[Settings_co]):
         write_run(self.folder, run)
         self.checkpoint.discard()
         tell(f"took {run.manifest['seconds']:.0f} s")
-
-
-def _counted(n: int, one: str, several: str = "") -> str:
-    """Return a number of things in words, such as `1 pass` or `1,024 conditions`."""
-    return f"{n:,} {one if n == 1 else several or f'{one}s'}"
 
 
 @contextmanager

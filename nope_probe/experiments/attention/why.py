@@ -73,7 +73,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     engine = engine.calibrated(None, [ablation])
     kept_weights = run.maps["text_weights"][run.manifest["layers"].index(layer), head, query]
 
-    capture = partial(captured_terms, engine, asked, text, query, settings.n_kept(inputs))
+    capture = partial(captured_terms, engine, head=asked, text=text, query=query)
     terms = engine.once(None, capture, ablation if settings.remove else None)
     table = why_table(terms, torch.from_numpy(kept_weights), shown_pieces(run.manifest["text"]))
     return Why(head=str(settings.why), query=query, table=table)
@@ -105,26 +105,26 @@ def removed_components(settings: Settings, loaded: LoadedModel) -> tuple[str, ..
 
 def captured_terms(
     engine: Engine,
+    stream: StreamCheckpoint | None,
+    *,
     head: tuple[int, int],
     text: Int[Tensor, "1 pos"],
     query: int,
-    kept: int,
-    stream: StreamCheckpoint | None,
 ) -> State:
     """Return the terms of one query's scores by name, such as `key/L1H0`, nats; see `query_terms`.
 
     Args:
         engine: the model on the sequences that the text is compared with, or on the text alone.
+            Means over positions leave out its `kept_positions`.
+        stream: deals out batches and saves sums.
         head: the number of the layer, and of the head in it.
         text: the tokens.
         query: the position of the query in the text.
-        kept: how many first positions means over positions leave out.
-        stream: deals out batches and saves sums.
 
     Raises:
         UserError: for a model whose queries and keys are no sums over writers.
     """
-    layer, number = head
+    (layer, number), kept = head, engine.kept_positions or 0
     options: dict[str, Any] = {"layers": [layer], "per_head": True, "kept_positions": kept}
     whole = replace(engine, n_folds=1, documents=None)
     is_alone = engine.inputs is text
