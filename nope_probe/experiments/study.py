@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -159,7 +159,7 @@ def run_study(
 
 
 def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Iterator[tuple[str, Any]]:
-    """Run passes in turn, and yield the key and the result of each.
+    """Run passes in turn with a progress bar, and yield the key and the result of each.
 
     Args:
         session: the run, whose checkpoint keeps what is finished.
@@ -172,19 +172,25 @@ def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Iterator[tuple[
     n_done, memory = sum(key in session.checkpoint for key in keys), memory_of(session)
     done = f", {n_done:,} of them done before" if n_done else ""
     tell(f"running {len(keys):,} {'pass' if len(keys) == 1 else 'passes'}{done}; {memory}")
-    calibration = None
     for _, stage in groupby(passes, key=lambda one: one.n_seqs == 0):  # a progress bar for each
         together = list(stage)
         sizes = {key: n for one in together for key, n in one.sizes(session.processes).items()}
         with session.checkpoint.progress(sizes):
-            for inside, alike in groupby(together, key=lambda one: one.inside):
-                with inside(session.loaded.model):
-                    for one in alike:
-                        engine = replace(one.engine, calibration=calibration)
-                        result = one.read(engine, one.key, one.ablation)
-                        if one.calibrates:
-                            calibration = result
-                        yield one.key, result
+            yield from run_passes(together)
+
+
+def run_passes(passes: Iterable[Pass]) -> Iterator[tuple[str, Any]]:
+    """Run passes in turn, and yield the key and the result of each."""
+    measured = None
+    for inside, together in groupby(passes, key=lambda one: one.inside):
+        with ExitStack() as stack:
+            for index, one in enumerate(together):
+                if index == 0:
+                    stack.enter_context(inside(one.engine.model))
+                result = one.read(replace(one.engine, calibration=measured), one.key, one.ablation)
+                if one.calibrates:
+                    measured = result
+                yield one.key, result
 
 
 def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
