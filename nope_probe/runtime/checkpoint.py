@@ -28,7 +28,6 @@ from nope_probe.files import read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.fold_rows import Index
 from nope_probe.maps.folds import State
-from nope_probe.runtime.identity import changes_of_run
 from nope_probe.runtime.peers import Processes
 from nope_probe.runtime.places import atomic_write, clear, reason, write_json
 from nope_probe.runtime.processes import Progress, Signals
@@ -104,7 +103,8 @@ class RunCheckpoint:
         try:
             if not path.is_file():
                 write_json(path, self.about)
-            other = changes_of_run(read_json(path), self.about)
+            before = read_json(path)
+            other = [name for name, now in self.about.items() if before.get(name) != now]
         except OSError as error:
             raise StorageError(f"cannot write to {path.parent}: {reason(error)}") from error
         except (ValueError, AttributeError) as error:

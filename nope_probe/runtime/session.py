@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -38,10 +37,8 @@ from nope_probe.runtime.folder import (
     write_run,
 )
 from nope_probe.runtime.identity import (
-    State,
-    changes_of_state,
     fingerprint,
-    model_state,
+    interventions,
     tensor_checksum,
     threads,
     versions,
@@ -78,19 +75,17 @@ class Call:
         """Whether the call gave the model itself, which no name leads back to."""
         return self.loaded is not None and not self.is_named
 
-    @cached_property
-    def weights(self) -> str:
-        """The fingerprint of the model; empty without one."""
-        return "" if self.loaded is None else fingerprint(self.loaded.model)
-
     @property
     def device(self) -> str:
         """The device of the model; empty without one."""
         return "" if self.loaded is None else str(next(self.loaded.model.parameters()).device)
 
     def recorded(self) -> dict[str, Any]:
-        """Return the identity of the model's weights and sequences that have no path."""
-        record = {"weights": self.weights} if self.in_memory else {}
+        """Return the identity of the model and of the sequences that have no path."""
+        record: dict[str, Any] = {}
+        if self.loaded is not None and not self.is_named:
+            model = self.loaded.model
+            record = {"weights": fingerprint(model), **interventions(model)}
         if self.inputs is not None:
             tensors = self.inputs.to_tensors()
             checksums = [tensor_checksum(name, tensor) for name, tensor in tensors.items()]
@@ -147,18 +142,6 @@ class Session(Generic[Settings_co]):
         self.processes = Processes()
         self._exits = ExitStack()
 
-    @cached_property
-    def state(self) -> State | None:
-        """The state of a model in memory; None for a model by name."""
-        call, settings = self.call, self.settings
-        if call.loaded is None or call.is_named or not isinstance(settings, RunSettings):
-            return None
-        inputs = None if call.inputs is None else call.inputs.inputs
-        return model_state(call.loaded, inputs, settings.seq_len)
-
-    def _recorded_state(self) -> dict[str, State]:
-        return {} if self.state is None else {"state": self.state}
-
     @property
     def settings(self) -> Settings_co:
         """The settings of the command."""
@@ -183,18 +166,18 @@ class Session(Generic[Settings_co]):
         return self
 
     def _show_again(self) -> None:
-        """Check a finished run, and say that it is shown again."""
+        """Check a finished run, and say that it is shown again.
+
+        Raises:
+            UserError: for a model in memory: whatever changed it since cannot be seen.
+        """
+        if self.call.in_memory:
+            raise UserError(
+                f"{self.folder} holds a finished run, and a model in memory is run anew: name "
+                "another folder, or take read_run to read it"
+            )
         manifest, now = read_manifest(self.folder), self.call.sources(self.settings.sources())
         unknown = validate_unchanged(self.folder, manifest.get("sources"), now)
-        if self.state is not None:
-            before = manifest.get("state")
-            changes = changes_of_state(before or self.state, self.state)
-            if changes:
-                raise UserError(
-                    f"{' and '.join(changes)} of the model differ from those of the run in "
-                    f"{self.folder}; choose another --out"
-                )
-            unknown += [] if before else ["model's state"]
         tell_finished(self.folder, manifest, unknown)
 
     def _start(self, stack: ExitStack) -> None:
@@ -230,8 +213,9 @@ class Session(Generic[Settings_co]):
         self.sources = record_sources(self.call.sources(self.settings.sources()))
         loaded = self.call.loaded or self._load_model(self.settings, device)
         if loaded is not None:
-            self.loaded, self.weights = loaded, self.call.weights or fingerprint(loaded.model)
-        made_with = {"versions": versions(), "weights": self.weights, **self._recorded_state()}
+            given = self.recorded.get("given", {})
+            self.loaded, self.weights = loaded, given.get("weights") or fingerprint(loaded.model)
+        made_with = {"versions": versions(), "weights": self.weights}
         return {"settings": self.recorded, **made_with, **self.sources}
 
     def __exit__(
@@ -298,7 +282,6 @@ class Session(Generic[Settings_co]):
             "dtype": str(parameters[0].dtype).removeprefix("torch."),
             **self.timing(),
             "sources": self.sources,
-            **self._recorded_state(),
         }
 
     def timing(self) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from nope_probe.experiments.study import run_passes
 
 from nope_probe.conditions import INTACT
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan
 from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.study import run_passes
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import capture_written
 from nope_probe.hooks.reading.capture import capture_scores

@@ -141,8 +141,9 @@ def run_ablations(
             TransformerBridge. A model that is no name is studied in all its layers by default.
         inputs: what `capture_scores` takes; vectors for a parameter-free model. By default the
             sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
-        out: a folder for the run, as the command writes it; the same call reads it again. By
-            default nothing is kept.
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
         options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:

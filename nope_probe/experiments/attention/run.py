@@ -187,8 +187,9 @@ def run_attention(
             TransformerBridge. Inside `ablated`, the ablated model is measured.
         inputs: any inputs of `capture_scores`. By default the sequences that the options describe
             (`data`, `n_seqs`, `seq_len`, ...).
-        out: a folder for the run, as the command writes it; the same call reads it again. By
-            default nothing is kept.
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
         options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:

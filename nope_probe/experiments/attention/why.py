@@ -29,7 +29,6 @@ from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.models.info import LoadedModel
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import changes_of_model
-from nope_probe.runtime.settings import GIVEN
 
 MOST_WRITERS = 10  # with rows of their own: those whose terms differ most between keys
 OTHERS = "other writers"
@@ -55,8 +54,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     (layer, head), query = asked, query_of(settings, text)
     tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
     inputs = Sequences(inputs=tokens, name=about["name"], bos=about["bos"])
-    given = tokens if settings.data == GIVEN else None
-    changes = changes_of_model(run.manifest, loaded, given, settings.seq_len)
+    changes = changes_of_model(run.manifest, loaded)
     if changes:
         raise UserError(
             f"{' and '.join(changes)} of the model differ from those of the run: give the model, "

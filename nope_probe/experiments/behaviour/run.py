@@ -261,8 +261,9 @@ def run_behaviour(
             where `sequences` cut them. By default the sequences that the options describe (`data`,
             `n_seqs`, `seq_len`, ...). Extrapolation needs windows of its own, so it is measured
             without inputs alone.
-        out: a folder for the run, as the command writes it; the same call reads it again. By
-            default nothing is kept.
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
         options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:
