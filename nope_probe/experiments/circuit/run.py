@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.circuit.sections import report
 from nope_probe.experiments.circuit.settings import Settings
 from nope_probe.experiments.engine import Engine, are_finite, validate_removable
+from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.study import Pass, Study, calibration, run_study
 from nope_probe.experiments.tables import measures_table
-from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.model import Given, layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.targets import components
@@ -187,3 +189,36 @@ def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
     table = measures_table(measured, [layer], labels=("model", "stage"))
     table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]
     return table
+
+
+@takes(Settings)
+def run_circuit(
+    model: Model,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
+) -> Run:
+    """Capture the stages (a) to (i) of a block, as the `circuit` command does.
+
+    Args:
+        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
+            TransformerBridge.
+        inputs: any inputs of `capture_stages`. By default the sequences that the options describe
+            (`data`, `n_seqs`, `seq_len`, ...).
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
+        options: the command's flags, as below; a single value or a list may stand for a tuple.
+
+    Raises:
+        UserError: for what cannot be done.
+
+    Example:
+        >>> from nope_probe import run_circuit
+        >>> run = run_circuit("nope-tiny", layer=1, n_seqs=16, remove="mask")
+        >>> stages = run.tables["stages"]
+        >>> stages.groupby("model")["stage"].agg("".join).to_dict()
+        {'ablated': 'abcdefghi', 'intact': 'abcdefghi'}
+    """
+    return run_of(Run, Circuit, Settings, model, inputs, out, options)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
 from nope_probe.conditions import INTACT
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
+from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.experiments.scores.heads import (
     HeadMeans,
     HeadScores,
@@ -52,7 +54,7 @@ from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Inputs, first_keys_of, numbered_layers
+from nope_probe.hooks.layers.model import Given, Inputs, first_keys_of, numbered_layers
 from nope_probe.hooks.reading.accumulators import Cut
 from nope_probe.hooks.reading.attention import AttentionAccumulator, attention_maps
 from nope_probe.hooks.reading.batch_readings import read_rotations
@@ -376,3 +378,36 @@ def _folds(measured: MeasuredScores) -> dict[str, dict[str, np.ndarray]]:
         torch.stack([x.folds.cells_of(fold).float() for x in layers]) for fold in range(n_folds)
     ]
     return {"folds": {"score": torch.stack(folds).numpy()}}
+
+
+@takes(Settings)
+def run_scores(
+    model: Model,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
+) -> Run:
+    """Map a model's mean scores, whole or per head, as the `scores` command does.
+
+    Args:
+        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
+            TransformerBridge.
+            Inside `ablated`, the ablated model is measured.
+        inputs: any inputs of `capture_scores`. By default the sequences that the options describe
+            (`data`, `n_seqs`, `seq_len`, ...).
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
+        options: the command's flags, as below; a single value or a list may stand for a tuple.
+
+    Raises:
+        UserError: for what cannot be done.
+
+    Example:
+        >>> from nope_probe import run_scores
+        >>> run = run_scores("rope-tiny", layers=2, n_seqs=64, per_head=True)
+        >>> run.maps["score_per_head"].shape
+        (2, 4, 64, 64)
+    """
+    return run_of(Run, Scores, Settings, model, inputs, out, options)
