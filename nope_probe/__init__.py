@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from nope_probe.experiments.attention.run import run_attention as run_attention
     from nope_probe.experiments.behaviour.run import BehaviourStudy as BehaviourStudy
     from nope_probe.experiments.behaviour.run import run_behaviour as run_behaviour
+    from nope_probe.experiments.circuit.run import run_circuit as run_circuit
     from nope_probe.experiments.compare.analyse import difference as difference
     from nope_probe.experiments.scores.heads import head_scores as head_scores
+    from nope_probe.experiments.scores.run import run_scores as run_scores
     from nope_probe.experiments.trace.run import Trace as Trace
     from nope_probe.experiments.trace.run import run_trace as run_trace
     from nope_probe.figures.attention import Why as Why
@@ -62,8 +64,10 @@ _NAMES = {
     "nope_probe.experiments.ablation.run": "AblationStudy run_ablations",
     "nope_probe.experiments.attention.run": "AttentionStudy run_attention",
     "nope_probe.experiments.behaviour.run": "BehaviourStudy run_behaviour",
+    "nope_probe.experiments.circuit.run": "run_circuit",
     "nope_probe.experiments.compare.analyse": "difference",
     "nope_probe.experiments.scores.heads": "head_scores",
+    "nope_probe.experiments.scores.run": "run_scores",
     "nope_probe.experiments.trace.run": "Trace run_trace",
     "nope_probe.figures.attention": "Why",
     "nope_probe.figures.text_view": "TextView",

@@ -46,6 +46,9 @@ VERBOSE_HELP = "Print all tables, and how to read them; without it, the result a
 IMAGE = ("image", Annotated[Path | None, tyro.conf.arg(help=IMAGE_HELP)], None)
 VERBOSE = ("verbose", Annotated[bool, tyro.conf.arg(help=VERBOSE_HELP)], False)
 
+DRY_RUN_HELP = "Print the passes, their memory and, after a timed batch of each kind, their time."
+DRY_RUN = ("dry_run", Annotated[bool, tyro.conf.arg(help=DRY_RUN_HELP)], False)
+
 
 def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     """Return the settings on the command line; the class's docstring is the help.
@@ -95,20 +98,25 @@ def parse_with(
 def run_and_show(command: str, settings: type[SessionSettings], examples: Sequence[str]) -> None:
     """Run a command line, and print its result; draw its first figure for `--image`.
 
-    A finished run is shown without torch.
+    A finished run is shown without torch. With `--dry-run`, only what would be run is printed.
 
     Args:
         command: the command's name.
-        settings: the settings of the command; beside their module, `run.py` has the run, and
+        settings: the settings of the command; in their folder, `run.py` has the study, and
             `sections.py` says what to show of it.
         examples: arguments of the command, for its help.
     """
     with one_line_errors():
-        chosen, shown = parse_with(settings, examples, IMAGE, VERBOSE)
+        chosen, shown = parse_with(settings, examples, IMAGE, VERBOSE, DRY_RUN)
         chosen.validate()
+        dry = shown.pop("dry_run")
         from nope_probe.runtime.finished import finished_folder  # pandas, which --help does without
 
-        folder = finished_folder(command, chosen) or beside(settings, "run").run(chosen)
+        folder = None if dry else finished_folder(command, chosen)
+        if folder is None:
+            folder = beside(settings, "run").run(chosen, dry=dry)
+        if dry:
+            return
         if is_first_process():
             sections = import_module("nope_probe.experiments.sections")
             sections.show(beside(settings, "sections").report, folder, **shown)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from nope_probe.errors import UserError, as_tuple
 from nope_probe.experiments.engine import as_sequences, folds_for_intervals, name_of
+from nope_probe.experiments.study import Study, run_study
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, layers_of, model_of
 from nope_probe.hooks.removing.block_ablation import is_ablated
@@ -68,7 +69,7 @@ def takes(kind: type[RunSettings]) -> Callable[[Function], Function]:
 
 def run_of(
     result: type[Result],
-    run: Callable[[Settings, Call], Path],
+    study: type[Study[Settings]],
     kind: type[Settings],
     model: Model,
     inputs: Given | None,
@@ -79,7 +80,7 @@ def run_of(
 
     Args:
         result: the class of what is read.
-        run: the command's.
+        study: the command's.
         kind: the class of its settings.
         model: a name, as the command takes it, what `load` returns, a HookedTransformer or a
             TransformerBridge.
@@ -95,7 +96,7 @@ def run_of(
     settings, call = _settings_of(kind, model, inputs, {**options, "out": out})
     with TemporaryDirectory(prefix="nope-probe-") as temporary:
         settings = replace(settings, out=settings.out or Path(temporary, "run"))
-        folder = run(settings, replace(call, is_kept=out is not None))
+        folder = run_study(study, settings, replace(call, is_kept=out is not None))
         return result.read(folder)
 
 

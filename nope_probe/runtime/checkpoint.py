@@ -28,7 +28,6 @@ from nope_probe.files import read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.fold_rows import Index
 from nope_probe.maps.folds import State
-from nope_probe.runtime.identity import changes_of_run
 from nope_probe.runtime.peers import Processes
 from nope_probe.runtime.places import atomic_write, clear, reason, write_json
 from nope_probe.runtime.processes import Progress, Signals
@@ -36,14 +35,6 @@ from nope_probe.runtime.processes import Progress, Signals
 _ENDING = ".safetensors"
 _ABOUT = "about.json"  # which run a folder holds
 _DONE = "n_done"  # in the state of a stream: the sequences done
-_PHASES = {
-    "gains": "calibration",
-    "score": "scores",
-    "shuffled": "shuffled tokens",
-    "loss": "losses",
-    "intact": "intact model",
-    "ablated": "ablated model",
-}
 _WITH_ESTIMATE = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {remaining} left"
 ITEM = 4  # bytes of a float32
 Write = Callable[[str, Sequence[int], np.ndarray], None]
@@ -112,7 +103,8 @@ class RunCheckpoint:
         try:
             if not path.is_file():
                 write_json(path, self.about)
-            other = changes_of_run(read_json(path), self.about)
+            before = read_json(path)
+            other = [name for name, now in self.about.items() if before.get(name) != now]
         except OSError as error:
             raise StorageError(f"cannot write to {path.parent}: {reason(error)}") from error
         except (ValueError, AttributeError) as error:
@@ -179,19 +171,14 @@ class RunCheckpoint:
         return self.folder / f"{name}.partial"
 
     @contextmanager
-    def progress(
-        self, keys: Sequence[str] | Mapping[str, int], n_seqs: int = 0, unit: str = "seq"
-    ) -> Iterator[None]:
+    def progress(self, sizes: Mapping[str, int]) -> Iterator[None]:
         """Show on stderr how many sequences of all streams are done, in the first process.
 
         It names the stream in progress, and estimates the time that is left.
 
         Args:
-            keys: the streams of the run, or the number of sequences that this process runs in each.
-            n_seqs: where keys alone are given, the number for all; 0 if it is not known.
-            unit: what is counted.
+            sizes: by stream, how many sequences this process runs; 0 if that is not known.
         """
-        sizes = keys if isinstance(keys, Mapping) else dict.fromkeys(keys, n_seqs)
         done = sum(
             size if key in self else _SavedStream(self, key).n_saved for key, size in sizes.items()
         )
@@ -201,7 +188,7 @@ class RunCheckpoint:
         with Progress(
             total=total,
             initial=done,
-            unit=unit,
+            unit="seq",
             dynamic_ncols=True,
             disable=not self.processes.is_first,
             bar_format=_WITH_ESTIMATE if total else "{desc}{elapsed}",
@@ -224,7 +211,7 @@ class RunCheckpoint:
             place, n_streams = "", len(self._streams)
             if n_streams > 1 and self.counts(key):
                 place = f" ({self._streams.index(key) + 1} of {n_streams})"
-            self.bar.set_description(f"{phase_of(key)}{place}")
+            self.bar.set_description(f"{key}{place}")
         with self.signals.deferred():
             yield _SavedStream(self, key)
 
@@ -333,19 +320,6 @@ class StoredTensor:
             if index is ...:
                 return file.get_tensor(self.name).clone()
             return file.get_slice(self.name)[index].clone()
-
-
-def phase_of(key: str) -> str:
-    """Return a stream's key in words: the phase of the run and, if it has one, the condition.
-
-    Example:
-        >>> phase_of("gains"), phase_of("score/mask+rope"), phase_of("score-zero/rope/L2")
-        ('calibration', 'scores, condition mask+rope', 'scores (zero), condition rope, L2')
-    """
-    head, *condition = key.split("/")
-    name, _, variant = head.partition("-")
-    words = _PHASES.get(name, name) + (f" ({variant})" if variant else "")
-    return f"{words}, condition {', '.join(condition)}" if condition else words
 
 
 @contextmanager

@@ -8,17 +8,15 @@ signals into a saved state. The computation is in the command's own `run(setting
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
-from rich.filesize import decimal
 
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
@@ -39,10 +37,8 @@ from nope_probe.runtime.folder import (
     write_run,
 )
 from nope_probe.runtime.identity import (
-    State,
-    changes_of_state,
     fingerprint,
-    model_state,
+    interventions,
     tensor_checksum,
     threads,
     versions,
@@ -50,7 +46,7 @@ from nope_probe.runtime.identity import (
 from nope_probe.runtime.peers import Processes, own_device, process_group
 from nope_probe.runtime.places import checkpoint_dir, locked, validate_memory
 from nope_probe.runtime.processes import Signals, command_line, status, tell
-from nope_probe.runtime.settings import RunSettings, SessionSettings, memory_of
+from nope_probe.runtime.settings import RunSettings, SessionSettings
 from nope_probe.runtime.sources import load_model, make_sequences, validate_reach
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
@@ -79,19 +75,17 @@ class Call:
         """Whether the call gave the model itself, which no name leads back to."""
         return self.loaded is not None and not self.is_named
 
-    @cached_property
-    def weights(self) -> str:
-        """The fingerprint of the model; empty without one."""
-        return "" if self.loaded is None else fingerprint(self.loaded.model)
-
     @property
     def device(self) -> str:
         """The device of the model; empty without one."""
         return "" if self.loaded is None else str(next(self.loaded.model.parameters()).device)
 
     def recorded(self) -> dict[str, Any]:
-        """Return the identity of the model's weights and sequences that have no path."""
-        record = {"weights": self.weights} if self.in_memory else {}
+        """Return the identity of the model and of the sequences that have no path."""
+        record: dict[str, Any] = {}
+        if self.loaded is not None and not self.is_named:
+            model = self.loaded.model
+            record = {"weights": fingerprint(model), **interventions(model)}
         if self.inputs is not None:
             tensors = self.inputs.to_tensors()
             checksums = [tensor_checksum(name, tensor) for name, tensor in tensors.items()]
@@ -138,7 +132,7 @@ class Session(Generic[Settings_co]):
         command: str,
         settings: Settings_co,
         call: Call | None = None,
-        load: Callable[[Settings_co, str], LoadedModel] | None = None,
+        load: Callable[[Settings_co, str], LoadedModel | None] = load_model,
     ) -> None:
         self._settings, self.call = settings, call or Call()
         self.recorded = settings.recorded() | self.call.recorded()
@@ -147,18 +141,6 @@ class Session(Generic[Settings_co]):
         self.finished, self.started, self.weights = False, time.monotonic(), ""
         self.processes = Processes()
         self._exits = ExitStack()
-
-    @cached_property
-    def state(self) -> State | None:
-        """The state of a model in memory; None for a model by name."""
-        call, settings = self.call, self.settings
-        if call.loaded is None or call.is_named or not isinstance(settings, RunSettings):
-            return None
-        inputs = None if call.inputs is None else call.inputs.inputs
-        return model_state(call.loaded, inputs, settings.seq_len)
-
-    def _recorded_state(self) -> dict[str, State]:
-        return {} if self.state is None else {"state": self.state}
 
     @property
     def settings(self) -> Settings_co:
@@ -184,18 +166,18 @@ class Session(Generic[Settings_co]):
         return self
 
     def _show_again(self) -> None:
-        """Check a finished run, and say that it is shown again."""
+        """Check a finished run, and say that it is shown again.
+
+        Raises:
+            UserError: for a model in memory: whatever changed it since cannot be seen.
+        """
+        if self.call.in_memory:
+            raise UserError(
+                f"{self.folder} holds a finished run, and a model in memory is run anew: name "
+                "another folder, or take read_run to read it"
+            )
         manifest, now = read_manifest(self.folder), self.call.sources(self.settings.sources())
         unknown = validate_unchanged(self.folder, manifest.get("sources"), now)
-        if self.state is not None:
-            before = manifest.get("state")
-            changes = changes_of_state(before or self.state, self.state)
-            if changes:
-                raise UserError(
-                    f"{' and '.join(changes)} of the model differ from those of the run in "
-                    f"{self.folder}; choose another --out"
-                )
-            unknown += [] if before else ["model's state"]
         tell_finished(self.folder, manifest, unknown)
 
     def _start(self, stack: ExitStack) -> None:
@@ -229,10 +211,11 @@ class Session(Generic[Settings_co]):
     def _load(self, device: str) -> dict[str, Any]:
         """Load the model, if the run has one, and return the run's identity."""
         self.sources = record_sources(self.call.sources(self.settings.sources()))
-        loaded = self.call.loaded or (self._load_model or load_model)(self.settings, device)
+        loaded = self.call.loaded or self._load_model(self.settings, device)
         if loaded is not None:
-            self.loaded, self.weights = loaded, self.call.weights or fingerprint(loaded.model)
-        made_with = {"versions": versions(), "weights": self.weights, **self._recorded_state()}
+            given = self.recorded.get("given", {})
+            self.loaded, self.weights = loaded, given.get("weights") or fingerprint(loaded.model)
+        made_with = {"versions": versions(), "weights": self.weights}
         return {"settings": self.recorded, **made_with, **self.sources}
 
     def __exit__(
@@ -277,38 +260,6 @@ class Session(Generic[Settings_co]):
             self.checkpoint.save(key, tensors)
         return Sequences.from_tensors(self.checkpoint.load(key))
 
-    def announce(
-        self: Session[RunSettings],
-        n_conditions: int,
-        passes: Collection[str],
-        *,
-        n_seqs: int | None = None,
-    ) -> None:
-        """Print on stderr how much is about to be run, and refuse what does not fit into memory.
-
-        Args:
-            n_conditions: models that differ in what is removed.
-            passes: the checkpoint's keys of all passes over sequences.
-            n_seqs: how many sequences each pass has; None where they differ.
-
-        Raises:
-            UserError: for maps and a batch that are larger than the memory that is free.
-        """
-        settings, info = self.settings, self.loaded.info
-        n_bytes = memory_of(settings, n_maps=settings.n_maps(info), d_model=info.d_model)
-        validate_memory(n_bytes, SIZES)
-        n_done = sum(key in self.checkpoint for key in passes)
-        over = "" if n_seqs is None else f" over {_counted(n_seqs, 'sequence')}"
-        done = f", {n_done:,} of them done before" if n_done else ""
-        runs = f"{_counted(n_conditions, 'condition')} in {_counted(len(passes), 'pass', 'passes')}"
-        memory = f"; about {decimal(n_bytes)} of memory above the model"
-        tell(f"running {runs}{over}{done}{memory}")
-
-    @property
-    def n_own_seqs(self: Session[RunSettings]) -> int:
-        """The number of sequences that this process runs."""
-        return self.processes.n_own(self.settings.n_seqs, self.settings.seqs_per_batch)
-
     @property
     def lengths(self: Session[RunSettings]) -> dict[str, int]:
         """The lengths that the model's files state, in tokens; empty for a model in memory."""
@@ -331,7 +282,6 @@ class Session(Generic[Settings_co]):
             "dtype": str(parameters[0].dtype).removeprefix("torch."),
             **self.timing(),
             "sources": self.sources,
-            **self._recorded_state(),
         }
 
     def timing(self) -> dict[str, Any]:
@@ -344,11 +294,6 @@ class Session(Generic[Settings_co]):
         write_run(self.folder, run)
         self.checkpoint.discard()
         tell(f"took {run.manifest['seconds']:.0f} s")
-
-
-def _counted(n: int, one: str, several: str = "") -> str:
-    """Return a number of things in words, such as `1 pass` or `1,024 conditions`."""
-    return f"{n:,} {one if n == 1 else several or f'{one}s'}"
 
 
 @contextmanager

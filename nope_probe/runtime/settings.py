@@ -17,6 +17,7 @@ from typing import (
     ClassVar,
     Literal,
     Protocol,
+    Self,
     TypeVar,
     get_args,
     get_origin,
@@ -221,6 +222,10 @@ class SessionSettings(BoundedSettings):
     def out(self) -> Path | None:
         """The folder of the run; None for the default."""
 
+    def at(self, out: Path) -> Self:
+        """Return the same settings of a run in another folder."""
+        return type(self)(**{**vars(self), "out": out})
+
     @property
     def device(self) -> str:
         """The torch device, or `auto`."""
@@ -244,6 +249,10 @@ class SessionSettings(BoundedSettings):
     def least_memory(self) -> int:
         """The bytes that the run needs at one time, at least."""
         return 0
+
+    def memory(self, info: ModelInfo) -> int:
+        """Return the bytes that the run needs above its model."""
+        return self.least_memory
 
     def recorded(self) -> dict[str, Any]:
         """Return the settings that identify the run, as the manifest holds them."""
@@ -434,8 +443,12 @@ class RunSettings(SessionSettings):
         """The bytes of the sequences and of the layers' fold maps, before the model is known."""
         return memory_of(self, n_maps=self.layers if isinstance(self.layers, int) else 1)
 
+    def memory(self, info: ModelInfo) -> int:
+        """Return the bytes of the sequences, of a batch, and of the fold maps in memory."""
+        return memory_of(self, n_maps=self.n_maps(info), d_model=info.d_model)
+
     def n_maps(self, info: ModelInfo) -> int:
-        """Return how many maps (of float64, in every fold) the run holds at a time."""
+        """Return how many maps (of float64, in every fold) are in memory at a time."""
         return len(self.layers_of(info))
 
     def _validate_data(self) -> None:

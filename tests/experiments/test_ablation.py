@@ -182,9 +182,7 @@ def test_sources_alone_run_no_condition_of_weights(
     run_command(ablate, *SMALL, *nope, "--out", str(tmp_path / "run"))
     # Two conditions, on text and on shuffled tokens, and the positions.
     said = capsys.readouterr().err.splitlines()
-    assert any(
-        line.startswith("running 2 conditions in 5 passes over 16 sequences;") for line in said
-    )
+    assert any(line.startswith("running 5 passes;") for line in said)
     maps = load_file(tmp_path / "run" / "maps.safetensors")
     scores = {name for name in maps if name.startswith("score")}
     assert scores == {"score/intact", "score/mask"}

@@ -12,7 +12,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan
 from nope_probe.experiments.engine import Engine
-from nope_probe.experiments.passes import execute
+from nope_probe.experiments.study import run_passes
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import capture_written
 from nope_probe.hooks.reading.capture import capture_scores
@@ -20,6 +20,7 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.models.parameter_free import build, nope_llama
 from nope_probe.removal import INTACT
 from nope_probe.runtime.checkpoint import RunCheckpoint
+from nope_probe.runtime.peers import Processes
 
 pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 
@@ -53,7 +54,7 @@ def measured(
         batch_size=7,
         checkpoint=checkpoint,
     )
-    return Measured.of(plan, dict(execute(engine, plan.passes(engine, shuffled))))
+    return Measured.of(plan, dict(run_passes(plan.passes(engine, shuffled))))
 
 
 def powerset(names: list[str]) -> list[tuple[str, ...]]:
@@ -140,8 +141,9 @@ def test_keys_are_those_of_all_streams_in_the_order_of_the_run(removed: list[str
     tokens, checkpoint = random_tokens(), Listing(tmp_path)
     measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
     engine = Engine(model=None, inputs=tokens.inputs, n_folds=4)
-    keys = [key for one in plan.passes(engine, tokens) for key in one.keys]
-    assert checkpoint.streams == keys
+    sizes = [one.sizes(Processes()) for one in plan.passes(engine, tokens)]
+    assert checkpoint.streams == [key for of_pass in sizes for key in of_pass]
+    assert {n_seqs for of_pass in sizes for n_seqs in of_pass.values()} == {len(tokens)}
     assert len(set(checkpoint.streams)) == len(checkpoint.streams)
 
 

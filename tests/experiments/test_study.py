@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.numpy import load_file
+from support.command_line import run_command
 from support.rounding import MEASURE, assert_same
 
-from nope_probe import Ablation, ablated, capture_scores, load, run_ablations, sequences
+from nope_probe import Ablation, ablate, ablated, capture_scores, load, run_ablations, sequences
 from nope_probe.experiments.ablation.run import AblationStudy, run
 from nope_probe.experiments.ablation.settings import Settings
 
@@ -174,3 +175,21 @@ def test_a_study_is_one_line_and_in_a_notebook_a_row_per_table_and_group_of_maps
     assert len(rows) == len(tables) + len(groups)
     assert sum("term/..." in row for row in rows) == 1
     assert not any("lost_low" in row for row in rows)
+
+
+def test_a_dry_run_lists_every_pass_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    run_command(ablate, "--n-seqs", "8", "--folds", "4", "--seq-len", "16", "--dry-run")
+    printed = capsys.readouterr().out
+    header, *rows, last = printed.splitlines()
+    assert header.split() == ["pass", "removed", "tokens", "seconds"]
+    listed = {row.split()[0]: row.split()[1:] for row in rows}
+    assert listed["score/mask+rope"][:2] == ["mask+rope", str(8 * 16)]
+    assert listed["score-mean/w_k"][:2] == ["w_k", str(8 * 16)]
+    assert "gains" in listed
+    assert f"for {len(rows)} passes" in last
+    total = sum(float(columns[-1]) for columns in listed.values())
+    assert abs(float(last.split()[1]) - total) < 0.5 + 0.05 * len(rows)  # both are rounded
+    assert not list(tmp_path.iterdir())

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nope_probe import Ablation, ablated
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.scores.run import run
@@ -23,12 +22,10 @@ from nope_probe.models.load import load
 from nope_probe.models.parameter_free import build, parameter_free
 from nope_probe.runtime.finished import LARGE, record_sources, validate_unchanged
 from nope_probe.runtime.identity import (
-    changes_of_state,
     configuration,
     fingerprint,
     input_arrays,
     input_record,
-    model_state,
 )
 from nope_probe.runtime.places import checkpoint_dir
 from nope_probe.runtime.processes import command_line
@@ -46,8 +43,8 @@ class Bare(torch.nn.Module):
         self.register_buffer("cache", torch.zeros(3), persistent=False)
 
 
-@pytest.mark.parametrize("name", ["weight", "codes", "scale"])
-def test_every_value_of_a_weight_counts(name: str) -> None:
+@pytest.mark.parametrize("name", ["weight", "codes", "scale", "cache"])
+def test_every_value_of_a_weight_or_buffer_counts(name: str) -> None:
     for index in range(getattr(Bare(), name).numel()):
         model = Bare()
         before = fingerprint(model)
@@ -57,11 +54,8 @@ def test_every_value_of_a_weight_counts(name: str) -> None:
         assert fingerprint(model) != before
 
 
-def test_shapes_names_and_dtypes_count_and_what_is_not_stored_does_not() -> None:
-    model, values = Bare(), torch.arange(12.0)
-    before = fingerprint(model)
-    model.cache += 1
-    assert fingerprint(model) == before
+def test_shapes_names_and_dtypes_count() -> None:
+    values = torch.arange(12.0)
     variants = [{"a": values}, {"b": values}, {"a": values.view(3, 4)}]
     variants += [{"a": values.view(torch.int32)}, {"a": values[:6], "b": values[6:]}]
     found = set()
@@ -239,24 +233,3 @@ def test_model_versions_device_settings_and_time_are_recorded(
     # A wheel with CUDA says so in the module alone: 2.13.0 is 2.13.0+cu130 there.
     assert torch.__version__.startswith(record["versions"]["torch"])
     assert 0 <= record["seconds"] < 600
-
-
-@pytest.mark.parametrize("error", [2e-6, 2e-3])
-def test_outputs_of_a_state_agree_up_to_the_rounding_of_any_kernel(error: float) -> None:
-    state = model_state(load("nope-tiny", n_layers=1), None, seq_len=11)
-    n, scale = len(state["outputs"]), max(map(abs, state["outputs"]))
-    for place in (0, n - 1):
-        outputs = list(state["outputs"])
-        outputs[place] += error * scale
-        changes = changes_of_state(state, state | {"outputs": outputs})
-        assert changes == ([] if error < state["tolerance"] else ["outputs"])
-    assert changes_of_state(state, state | {"outputs": [float("nan")] * n}) == ["outputs"]
-    assert changes_of_state({}, state)[-1] == "outputs"
-
-
-def test_a_state_is_shown_by_vectors_where_a_model_takes_no_tokens() -> None:
-    loaded = load("parameter-free", n_layers=2)
-    intact = model_state(loaded, None, seq_len=11)
-    with ablated(loaded.model, Ablation(remove=["mask"])):
-        assert "outputs" in changes_of_state(intact, model_state(loaded, None, seq_len=11))
-    assert changes_of_state(intact, model_state(loaded, None, seq_len=11)) == []

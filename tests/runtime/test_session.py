@@ -11,8 +11,9 @@ from support.stream_checkpoints import out_of_memory_above
 
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.scores.run import capture, run
+from nope_probe.experiments.scores.run import Scores, run
 from nope_probe.experiments.scores.settings import Settings
+from nope_probe.experiments.study import run_passes
 from nope_probe.runtime.places import checkpoint_dir, locked
 from nope_probe.runtime.processes import Interrupted
 from nope_probe.runtime.session import Call, Session
@@ -31,7 +32,7 @@ def test_a_batch_that_does_not_fit_is_halved_with_a_message(
 ):
     settings = Settings(**SMALL | {"layers": 2}, batch_size=7, out=tmp_path / "run")
     with Session("scores", settings) as session, out_of_memory_above(4, session.loaded.model, 0):
-        maps = capture(session).first
+        maps = next(iter(dict(run_passes(Scores(session).passes()))["scores"].values()))
     assert "a batch does not fit into memory: going on with 3 at a time" in capfd.readouterr().err
     assert maps.counts.sum() == 13
 

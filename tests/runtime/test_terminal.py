@@ -78,14 +78,14 @@ def test_the_bar_names_the_stream_its_place_and_estimates_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terminal = open_terminal(monkeypatch)
-    with RunCheckpoint(tmp_path) as run, run.progress(["gains", "score/mask"], 7):
+    with RunCheckpoint(tmp_path) as run, run.progress({"gains": 7, "score/mask": 7}):
         with run.stream("gains") as stream:
             stream.advance(7)
         with run.stream("score/mask") as stream:
             stream.advance(7)
     shown = terminal.getvalue()
-    assert "calibration (1 of 2):   0%|" in shown
-    assert "scores, condition mask (2 of 2): " in shown
+    assert "gains (1 of 2):   0%|" in shown
+    assert "score/mask (2 of 2): " in shown
     assert " left" in shown
     assert "resuming" not in shown
 
@@ -97,7 +97,7 @@ def test_a_log_file_gets_whole_lines_of_progress_now_and_then(
     monkeypatch.setattr("nope_probe.runtime.processes.time.monotonic", lambda: next(clock))
     with (
         RunCheckpoint(tmp_path) as run,
-        run.progress(["score/mask"], 40),
+        run.progress({"score/mask": 40}),
         run.stream("score/mask") as stream,
     ):
         run.say("a line")
@@ -108,7 +108,7 @@ def test_a_log_file_gets_whole_lines_of_progress_now_and_then(
     assert said == "a line"
     assert "\r" not in shown
     assert len(lines) == 2, "of 8 batches of 3 seconds"
-    assert all(line.startswith("scores, condition mask:") for line in lines)
+    assert all(line.startswith("score/mask:") for line in lines)
     assert all(line.endswith(" left") for line in lines)
 
 
@@ -116,7 +116,7 @@ def interrupt(folder: Path) -> None:
     """Finish the first of two streams of 11, and two batches of the second."""
     with suppress(KeyboardInterrupt), RunCheckpoint(folder, every=1) as run:
         run.save("a", STATE)
-        with run.progress(["a", "b"], 11), run.stream("b") as stream:
+        with run.progress({"a": 11, "b": 11}), run.stream("b") as stream:
             for size in (3, 2):
                 stream.save(STATE)
                 stream.advance(size)
@@ -128,10 +128,10 @@ def test_a_resumed_run_says_where_and_counts_nothing_twice(
 ) -> None:
     interrupt(tmp_path / "run")
     assert "resuming at 50%" in capsys.readouterr().err  # a was finished, of a and b
-    with RunCheckpoint(tmp_path / "run") as run, run.progress(["c", "d"], 11):
+    with RunCheckpoint(tmp_path / "run") as run, run.progress({"c": 11, "d": 11}):
         pass
     assert "resuming" not in capsys.readouterr().err  # the state is another stream's
-    with RunCheckpoint(tmp_path / "run") as run, run.progress(["a", "b"], 11):
+    with RunCheckpoint(tmp_path / "run") as run, run.progress({"a": 11, "b": 11}):
         with run.stream("b") as stream:
             assert stream.restore().keys() == STATE.keys()
             for size in (3, 2, 6):

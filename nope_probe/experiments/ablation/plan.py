@@ -13,9 +13,8 @@ from nope_probe.analyses.reader import MIN_FOLDS
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine
-from nope_probe.experiments.passes import Pass
-from nope_probe.experiments.removing import parse_removed
-from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.experiments.study import Pass, calibration
+from nope_probe.hooks.removing.removals import Ablation, Substitute
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.maps import Layers
@@ -94,44 +93,50 @@ class Plan:
             shuffled: the same sequences with their tokens permuted, if they are a control.
         """
         of_sources = self.of_sources
-        yield from self._scores("score", of_sources)
+        yield from self._scores("score", engine, of_sources)
         if engine.n_folds >= MIN_FOLDS:
-            yield Pass(key="positions", read=self._read_positions)
-        if any(ablation.needs_calibration for ablation in self.calibrated):
-            yield Pass(key="gains", read=self._calibrate, calibrates=True)
-        yield from self._scores("score", [one for one in self.plain if one not in of_sources])
-        for by in self.ablations:
+            yield Pass(key="positions", engine=engine, read=self._read_positions)
+        yield from calibration("gains", engine, self.ablations)
+        yield from self._scores("score", engine, [x for x in self.plain if x not in of_sources])
+        for by in self.substitutes:
             run = dict.fromkeys(equivalent(condition, by) for condition in self.replacing)
-            yield from self._scores(f"score-{by.replacement}", run, by)
+            yield from self._scores(f"score-{by.replacement}", engine, run, by)
         if shuffled is not None:
-            yield from self._scores("shuffled", (INTACT, MASK), sequences=shuffled)
+            yield from self._scores("shuffled", engine.on(shuffled), (INTACT, MASK))
 
     def _scores(
         self,
         prefix: str,
+        engine: Engine,
         conditions: Iterable[Condition],
-        by: Ablation | None = None,
-        sequences: Sequences | None = None,
+        by: Substitute | None = None,
     ) -> Iterator[Pass]:
         """Yield the passes that capture the score maps of some conditions."""
-        of_heads = self.of_heads if sequences is None else ()
         for condition in conditions:
-            without = (by or Ablation()).without(condition)
-            per_head = condition in of_heads
+            without = (by or Substitute()).without(condition)
+            of_run = prefix != "shuffled"
+            per_head = of_run and condition in self.of_heads
+            mean_term = of_run and condition == INTACT
             yield Pass(
                 key=f"{prefix}/{condition.name}",
-                read=partial(self._read_scores, per_head=per_head),
+                engine=engine,
+                read=partial(self._read_scores, per_head=per_head, mean_term=mean_term),
                 ablation=without if condition else None,
-                sequences=sequences,
+                kind="" if mean_term else "scores of heads" if per_head else "scores",
             )
 
     def _read_scores(
-        self, engine: Engine, key: str, ablation: Ablation | None, per_head: bool
+        self,
+        engine: Engine,
+        key: str,
+        ablation: Ablation | None,
+        per_head: bool,
+        mean_term: bool,
     ) -> Layers:
         """Return score maps; the intact model's with their mean term if scores are plain q.k."""
         name = f"condition {key}"
         kept: dict[str, Any] = {"layers": self.layers, "per_head": per_head}
-        if ablation is None and key == f"score/{INTACT.name}":
+        if mean_term:
             name, folds = (
                 "the intact model",
                 folds_of(len(engine.inputs), engine.n_folds, engine.documents),
@@ -149,9 +154,6 @@ class Plan:
         with suppress(NotImplementedError):
             return engine.positions(key, ablation, layers=self.layers, writers="none")
         return None
-
-    def _calibrate(self, engine: Engine, key: str, ablation: Ablation | None) -> Calibration | None:
-        return engine.calibrated(key, self.calibrated).calibration
 
 
 def equivalent(condition: Condition, by: Ablation) -> Condition:

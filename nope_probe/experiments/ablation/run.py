@@ -1,14 +1,16 @@
-"""The `ablate` command's run: from settings to a folder, and from Python."""
+"""The `ablate` command's study: its passes and its run, and the function for Python."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from nope_probe.data.sequences import Sequences
+from nope_probe.conditions import INTACT
 from nope_probe.experiments.ablation.analyse import analyse
 from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan
 from nope_probe.experiments.ablation.settings import Settings
@@ -20,45 +22,50 @@ from nope_probe.experiments.engine import (
     validate_removable,
 )
 from nope_probe.experiments.given import Model, run_of, takes
-from nope_probe.experiments.passes import execute
+from nope_probe.experiments.study import Pass, Study, run_study
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.components import bands_of, components
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.processes import status
-from nope_probe.runtime.session import Call, Session
+from nope_probe.runtime.session import Session
+from nope_probe.runtime.settings import validate_effects
 
 
-def run(settings: Settings, call: Call | None = None) -> Path:
-    """Run the attribution unless it is finished, and return its folder.
+class Ablate(Study[Settings]):
+    """What the lead and the pattern of every layer lose without each source and each weight."""
 
-    Args:
-        settings: the command's.
-        call: the model and sequences of a Python call.
+    command = "ablate"
 
-    Raises:
-        UserError: for what cannot be done.
-    """
-    with Session("ablate", settings, call) as session:
-        if not session.finished:
-            plan = plan_of(session, session.sequences())
-            measured = measure(session, plan)
-            if session.is_first:
-                with status("analysing and writing", in_logs=True):
-                    session.write(analyse(session, plan, measured))
-    return session.folder
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        self.plan = plan_of(session)
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the passes that map the scores of every condition."""
+        engine, shuffled = Engine.of(self.session), None
+        if self.session.sequences().kind == "text":  # with an order that shuffling removes
+            shuffled = self.session.sequences("shuffled-inputs", shuffle=True)
+        if f"score/{INTACT.name}" not in self.session.checkpoint:
+            validate_first_sequence(engine.model, engine.inputs, self.plan.layers)
+        return self.plan.passes(engine, shuffled)
+
+    def analyse(self, results: Mapping[str, Any]) -> Run:
+        """Attribute the lead and the pattern of every layer, and return the run."""
+        return analyse(self.session, self.plan, Measured.of(self.plan, results))
 
 
-def plan_of(session: Session[Settings], data: Sequences) -> Plan:
+run = partial(run_study, Ablate)
+
+
+def plan_of(session: Session[Settings]) -> Plan:
     """Return what is removed.
 
     Args:
         session: the run's.
-        data: sequences of the run's kind and length.
 
     Raises:
         UserError: for components that the model does not have, or flags that need others.
     """
-    settings, loaded = session.settings, session.loaded
+    settings, loaded, inputs = session.settings, session.loaded, session.sequences().inputs
     layers = settings.layers_of(loaded.info)
     plan = make_plan(
         components(loaded.model),
@@ -67,30 +74,12 @@ def plan_of(session: Session[Settings], data: Sequences) -> Plan:
         layers=layers,
         bands=bands_of(loaded.model, settings.bands) if settings.bands else (),
         parameter_free=loaded.info.parameter_free,
-        left_out=irreplaceable(loaded.model) | idle_sources(loaded.model, data.inputs, len(layers)),
+        left_out=irreplaceable(loaded.model) | idle_sources(loaded.model, inputs, len(layers)),
         per_head=settings.per_head,
     )
     validate_removable(loaded.model, plan.calibrated)
     settings.validate_weights(plan.removed)
     return plan
-
-
-def measure(session: Session[Settings], plan: Plan) -> Measured:
-    """Return the score maps of all conditions, from the checkpoint or captured and saved.
-
-    Raises:
-        UserError: for a non-finite score.
-    """
-    engine, shuffled = Engine.of(session), None
-    if session.sequences().kind == "text":  # with an order that shuffling removes
-        shuffled = session.sequences("shuffled-inputs", shuffle=True)
-    passes = list(plan.passes(engine, shuffled))
-    if passes[0].key not in session.checkpoint:
-        validate_first_sequence(engine.model, engine.inputs, plan.layers)
-    keys = [key for one in passes for key in one.keys]
-    session.announce(len(plan.plain) + len(plan.replacing), keys, n_seqs=len(engine.inputs))
-    with session.checkpoint.progress(keys, session.n_own_seqs):
-        return Measured.of(plan, dict(execute(engine, passes)))
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -150,8 +139,9 @@ def run_ablations(
             TransformerBridge. A model that is no name is studied in all its layers by default.
         inputs: what `capture_scores` takes; vectors for a parameter-free model. By default the
             sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
-        out: a folder for the run, as the command writes it; the same call reads it again. By
-            default nothing is kept.
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
         options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:
@@ -168,4 +158,4 @@ def run_ablations(
         >>> study.maps["term/mask"].shape
         (3, 16, 16)
     """
-    return run_of(AblationStudy, run, Settings, model, inputs, out, options)
+    return run_of(AblationStudy, Ablate, Settings, model, inputs, out, options)

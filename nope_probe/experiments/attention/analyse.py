@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pandas as pd
@@ -22,22 +21,21 @@ from nope_probe.analyses.attention import (
 )
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.experiments.attention.on_text import RunText, shown_pieces, text_of, text_record
+from nope_probe.experiments.attention.on_text import RunText, shown_pieces, text_record
 from nope_probe.experiments.attention.sections import report
-from nope_probe.experiments.attention.settings import ALONE, MAP_BYTES, MIN_KEYS, Settings
+from nope_probe.experiments.attention.settings import MIN_KEYS, Settings
 from nope_probe.experiments.attention.why import (
-    captured_terms,
     query_of,
     why_table,
 )
-from nope_probe.experiments.engine import Engine, ablation_of, validate_first_sequence
+from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.tables import attention_table, text_attention_table
 from nope_probe.figures.attention import UNIFORM
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.estimates import Estimates, fold_weights
-from nope_probe.maps.folds import State, under
+from nope_probe.maps.folds import State
 from nope_probe.maps.rows import choose_rows
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
@@ -67,42 +65,10 @@ class Heads:
     why: State
 
 
-def capture(session: Session[Settings]) -> Heads:
-    """Return every head's attention, some layers at a time, without what is to be removed.
-
-    Raises:
-        UserError: for a component that the model lacks, or attention that is not finite.
-    """
-    settings, model = session.settings, session.loaded.model
-    layers = settings.layers_of(session.loaded.info)
-    size = settings.layers_at_a_time(session.loaded.info)
-    groups = [layers[first : first + size] for first in range(0, len(layers), size)]
-    ablation = ablation_of(session.loaded.model, settings)
-    engine = replace(Engine.of(session), query_rows=settings.rows)
-    of_run = text_of(settings, session.loaded)
-    text = None if of_run is None else of_run.tokens
-    query = None if text is None else query_of(settings, text)
-    keys = [f"attention-L{group[0]}" for group in groups]
-    if keys[0] not in session.checkpoint:
-        validate_first_sequence(model, engine.inputs, layers)
-        if settings.asked is not None and text is not None and query is not None:
-            kept = settings.n_kept(session.sequences())
-            alone = replace(engine, inputs=text, documents=None, query_rows=text.shape[1])
-            captured_terms(alone, settings.asked, text, query, kept, None)  # or why not
-    gains, asked = ["gains"] * ablation.needs_calibration, settings.asked
-    steps, condition = [*gains, *keys, *["why"] * (asked is not None)], None
-    session.announce(1, steps, n_seqs=len(engine.inputs))
-    with session.checkpoint.progress(steps, session.n_own_seqs):
-        engine, why = engine.calibrated("gains", [ablation]), {}
-        condition = ablation if settings.remove else None
-        parts = [
-            engine.once(key, partial(measured, engine, group, text), condition)
-            for key, group in zip(keys, groups, strict=True)
-        ]
-        if asked is not None and text is not None and query is not None:
-            kept = settings.n_kept(session.sequences())
-            explain = partial(captured_terms, engine, asked, text, query, kept)
-            why = engine.once("why", explain, condition)
+def heads_of(
+    parts: Sequence[State], layers: Sequence[int], text: RunText | None, why: State
+) -> Heads:
+    """Return the attention of every head from that of some layers at a time."""
     splits, gaps = (torch.cat([part[name] for part in parts]) for name in ("splits", "gaps"))
     counts = parts[0]["counts"]
     return Heads(
@@ -113,7 +79,7 @@ def capture(session: Session[Settings]) -> Heads:
         },
         weights=torch.cat([part["weights"] for part in parts]),
         counts=counts,
-        text=of_run,
+        text=text,
         on_text=torch.cat([part["on_text"] for part in parts]),
         why=why,
     )
@@ -121,9 +87,10 @@ def capture(session: Session[Settings]) -> Heads:
 
 def measured(
     engine: Engine,
+    stream: StreamCheckpoint | None,
+    *,
     layers: Sequence[int],
     text: Int[Tensor, "1 pos"] | None,
-    stream: StreamCheckpoint | None,
 ) -> State:
     """Return the estimates of every head of some layers, and its mean weights, without fold means.
 
@@ -192,52 +159,50 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
     return _run(session, inputs, record | too_few, maps, tables)
 
 
-def read_text(session: Session[Settings]) -> Run:
+def captured_text(
+    engine: Engine, stream: StreamCheckpoint | None, *, layers: Sequence[int], size: int
+) -> State:
+    """Return the attention of every head in one text, some layers at a time.
+
+    Args:
+        engine: the model on the text.
+        stream: unused: one text is one batch.
+        layers: the numbers of the layers.
+        size: of how many layers the maps fit into memory.
+
+    Raises:
+        UserError: for attention that is not finite.
+    """
+    text = engine.inputs
+    options: dict[str, Any] = {"query_rows": text.shape[1], "skip_keys": engine.skip_keys}
+    groups = [layers[first : first + size] for first in range(0, len(layers), size)]
+    parts = [capture_attention(engine.model, text, layers=group, **options) for group in groups]
+    information = torch.cat([part.information[0] for part in parts])
+    if not information.isfinite().all():
+        raise UserError("the model's attention in the text is not finite")
+    return {
+        "weights": torch.cat([part.mean for part in parts]),
+        "information": information,
+        "visible": torch.cat([part.visible for part in parts]),
+    }
+
+
+def analyse_text(session: Session[Settings], text: RunText, read: State, why: State) -> Run:
     """Return the run of a text alone: where each head looks, and why if that is asked.
 
     Its maps are `text_weights`, [layer, head, pos, key_pos], and `text_content`, here the relative
     entropy to uniform weights, [layer, head, pos], nats.
-
-    Raises:
-        UserError: for a component that the model lacks, or attention that is not finite.
     """
-    settings, loaded = session.settings, session.loaded
-    of_run, layers = text_of(settings, loaded), settings.layers_of(loaded.info)
-    assert of_run is not None
-    text = of_run.tokens
-    inputs = Sequences(inputs=text, name=ALONE, bos=of_run.bos)
-    ablation = ablation_of(loaded.model, settings)
-    engine = replace(Engine.of(session, inputs), checkpoint=None).calibrated(None, [ablation])
-    asked, query = settings.asked, query_of(settings, text)
-    size = max(1, MAP_BYTES // (8 * loaded.info.n_heads * text.shape[1] ** 2))
-
-    def read(stream: StreamCheckpoint | None) -> State:
-        options: dict[str, Any] = {"query_rows": text.shape[1], "skip_keys": engine.skip_keys}
-        parts = [
-            capture_attention(engine.model, text, layers=layers[first : first + size], **options)
-            for first in range(0, len(layers), size)
-        ]
-        read = {
-            "weights": torch.cat([part.mean for part in parts]),
-            "information": torch.cat([part.information[0] for part in parts]),
-            "visible": torch.cat([part.visible for part in parts]),
-        }
-        if asked is None:
-            return read
-        terms = captured_terms(engine, asked, text, query, settings.n_kept(inputs), stream)
-        return read | {f"why.{name}": values for name, values in terms.items()}
-
-    result = engine.once(None, read, ablation if settings.remove else None)
-    weights, information = result["weights"].float(), result["information"]
-    if not information.isfinite().all():
-        raise UserError("the model's attention in the text is not finite")
-    rows = (result["visible"].sum(-1) >= MIN_KEYS)[:, None].expand_as(information)
+    settings, inputs = session.settings, text.alone
+    weights, information = read["weights"].float(), read["information"]
+    rows = (read["visible"].sum(-1) >= MIN_KEYS)[:, None].expand_as(information)
     first = weights[..., : settings.n_skipped(inputs)].sum(-1)
     nats, share = (x.double().where(rows, torch.nan).nanmean(-1) for x in (information, first))
-    about, why = _of_text(session, of_run, weights, under(result, "why."))
+    about, tables = _of_text(session, text, weights, why)
     record = _record(session, inputs, torch.ones(1, dtype=torch.long)) | about
     maps = {"text_weights": weights, "text_content": information.float()}
-    tables = {"attention": text_attention_table(nats, share, layers)} | why
+    layers = settings.layers_of(session.loaded.info)
+    tables = {"attention": text_attention_table(nats, share, layers)} | tables
     return _run(session, inputs, record, maps, tables)
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nope_probe.data.documents import TextReader
-from nope_probe.data.sequences import first_token
+from nope_probe.data.sequences import Sequences, first_token
 from nope_probe.errors import UserError
-from nope_probe.experiments.attention.settings import TEXT_TOKENS, Settings
+from nope_probe.experiments.attention.settings import ALONE, TEXT_TOKENS, Settings
 from nope_probe.figures.attention import Why
 from nope_probe.figures.text_view import TextView, mark_of
 from nope_probe.hooks.layers.model import validate_inputs
@@ -36,6 +36,14 @@ class RunText:
     tokens: Int[Tensor, "1 pos"]
     bos: bool
     notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def alone(self) -> Sequences:
+        """The text as the only sequence of a run."""
+        return Sequences(inputs=self.tokens, name=ALONE, bos=self.bos)
 
 
 def text_of(settings: Settings, loaded: LoadedModel) -> RunText | None:

@@ -1,19 +1,34 @@
-"""The `attention` command's run: from settings to a folder, and from Python."""
+"""The `attention` command's study: its passes and its run, and the function for Python."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import pandas as pd
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.attention.analyse import analyse, capture, read_text
-from nope_probe.experiments.attention.on_text import stored_why, text_view
-from nope_probe.experiments.attention.settings import Settings
-from nope_probe.experiments.attention.why import explained
+from nope_probe.experiments.attention.analyse import (
+    analyse,
+    analyse_text,
+    captured_text,
+    heads_of,
+    measured,
+)
+from nope_probe.experiments.attention.on_text import stored_why, text_of, text_view
+from nope_probe.experiments.attention.settings import MAP_BYTES, Settings
+from nope_probe.experiments.attention.why import (
+    captured_terms,
+    explained,
+    query_of,
+    removed_components,
+)
+from nope_probe.experiments.engine import Engine, validate_first_sequence
 from nope_probe.experiments.given import Model, as_loaded, run_of, takes
+from nope_probe.experiments.study import Pass, Study, calibration, once, run_study
 from nope_probe.figures.attention import Why
 from nope_probe.figures.text_view import TextView
 from nope_probe.hooks.layers.model import Given
@@ -21,33 +36,63 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.peers import own_device
-from nope_probe.runtime.processes import status
-from nope_probe.runtime.session import Call, Session
+from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import Dtype, settings_from
 from nope_probe.runtime.sources import load_first_layers
 
 UNNAMED = ("format", "given")  # of a manifest's settings: no flags
 
 
-def run(settings: Settings, call: Call | None = None) -> Path:
-    """Measure the heads' attention unless the run is finished, and return the run's folder.
+class Attention(Study[Settings]):
+    """Position and content in the attention of every head, on average and in one text."""
 
-    Args:
-        settings: the command's settings.
-        call: the model and sequences of a call from Python.
+    command = "attention"
 
-    Raises:
-        UserError: for settings that the model or the data cannot satisfy.
-    """
-    with Session("attention", settings, call) as session:
-        if not session.finished and settings.reads_corpus:
-            heads = capture(session)
-            if session.is_first:
-                with status("analysing and writing", in_logs=True):
-                    session.write(analyse(session, heads))
-        elif not session.finished and session.is_first:  # one text needs one process
-            session.write(read_text(session))
-    return session.folder
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        settings, loaded = self.settings, session.loaded
+        self.layers = settings.layers_of(loaded.info)
+        self.ablation = settings.substitute.without(removed_components(settings, loaded))
+        self.text = text_of(settings, loaded)
+        alone = None if settings.reads_corpus or self.text is None else self.text.alone
+        self.engine = replace(Engine.of(session, alone), query_rows=settings.rows)
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the passes that average some layers at a time, or that read one text alone."""
+        settings, engine, layers, text = self.settings, self.engine, self.layers, self.text
+        condition = self.ablation if settings.remove else None
+        asked = None
+        if text is not None and settings.asked is not None:
+            query = query_of(settings, text.tokens)
+            asked = partial(captured_terms, head=settings.asked, text=text.tokens, query=query)
+        if settings.reads_corpus:
+            size = settings.layers_at_a_time(self.session.loaded.info)
+            groups = [layers[first : first + size] for first in range(0, len(layers), size)]
+            tokens = None if text is None else text.tokens
+            reads = {f"attention-L{g[0]}": partial(measured, layers=g, text=tokens) for g in groups}
+        else:
+            assert text is not None
+            size = max(1, MAP_BYTES // (8 * self.session.loaded.info.n_heads * len(text) ** 2))
+            reads = {"text": partial(captured_text, layers=layers, size=size)}
+        if settings.reads_corpus and next(iter(reads)) not in self.session.checkpoint:
+            validate_first_sequence(engine.model, engine.inputs, layers)
+            if text is not None and asked is not None:  # or why not
+                asked(replace(engine.on(text.alone), query_rows=len(text)), None)
+        yield from calibration("gains", engine, [self.ablation])
+        for key, capture in [*reads.items(), *([] if asked is None else [("why", asked)])]:
+            yield Pass(key=key, engine=engine, read=partial(once, capture), ablation=condition)
+
+    def analyse(self, results: Mapping[str, Any]) -> Run:
+        """Return the run of the heads' attention."""
+        why = results.get("why", {})
+        if not self.settings.reads_corpus:
+            assert self.text is not None
+            return analyse_text(self.session, self.text, results["text"], why)
+        parts = [result for key, result in results.items() if key.startswith("attention-")]
+        return analyse(self.session, heads_of(parts, self.layers, self.text, why))
+
+
+run = partial(run_study, Attention)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -142,8 +187,9 @@ def run_attention(
             TransformerBridge. Inside `ablated`, the ablated model is measured.
         inputs: any inputs of `capture_scores`. By default the sequences that the options describe
             (`data`, `n_seqs`, `seq_len`, ...).
-        out: a folder for the run, as the command writes it; the same call reads it again. By
-            default nothing is kept.
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
         options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:
@@ -157,5 +203,5 @@ def run_attention(
         >>> f"L{layer}H{head}"
         'L1H3'
     """
-    study = run_of(AttentionStudy, run, Settings, model, inputs, out, options)
+    study = run_of(AttentionStudy, Attention, Settings, model, inputs, out, options)
     return replace(study, model=model)

@@ -27,7 +27,6 @@ from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.models.info import LoadedModel
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import changes_of_model
-from nope_probe.runtime.settings import GIVEN
 
 MOST_WRITERS = 10  # with rows of their own: those whose terms differ most between keys
 OTHERS = "other writers"
@@ -53,8 +52,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     (layer, head), query = asked, query_of(settings, text)
     tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
     inputs = Sequences(inputs=tokens, name=about["name"], bos=about["bos"])
-    given = tokens if settings.data == GIVEN else None
-    changes = changes_of_model(run.manifest, loaded, given, settings.seq_len)
+    changes = changes_of_model(run.manifest, loaded)
     if changes:
         raise UserError(
             f"{' and '.join(changes)} of the model differ from those of the run: give the model, "
@@ -71,7 +69,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     engine = engine.calibrated(None, [ablation])
     kept_weights = run.maps["text_weights"][run.manifest["layers"].index(layer), head, query]
 
-    capture = partial(captured_terms, engine, asked, text, query, settings.n_kept(inputs))
+    capture = partial(captured_terms, engine, head=asked, text=text, query=query)
     terms = engine.once(None, capture, ablation if settings.remove else None)
     table = why_table(terms, torch.from_numpy(kept_weights), shown_pieces(run.manifest["text"]))
     return Why(head=str(settings.why), query=query, table=table)
@@ -91,26 +89,26 @@ def query_of(settings: Settings, text: Int[Tensor, "1 pos"]) -> int:
 
 def captured_terms(
     engine: Engine,
+    stream: StreamCheckpoint | None,
+    *,
     head: tuple[int, int],
     text: Int[Tensor, "1 pos"],
     query: int,
-    kept: int,
-    stream: StreamCheckpoint | None,
 ) -> State:
     """Return the terms of one query's scores by name, such as `key/L1H0`, nats; see `query_terms`.
 
     Args:
         engine: the model on the sequences that the text is compared with, or on the text alone.
+            Means over positions leave out its `kept_positions`.
+        stream: deals out batches and saves sums.
         head: the number of the layer, and of the head in it.
         text: the tokens.
         query: the position of the query in the text.
-        kept: how many first positions means over positions leave out.
-        stream: deals out batches and saves sums.
 
     Raises:
         UserError: for a model whose queries and keys are no sums over writers.
     """
-    layer, number = head
+    (layer, number), kept = head, engine.kept_positions or 0
     options: dict[str, Any] = {"layers": [layer], "per_head": True, "kept_positions": kept}
     whole = replace(engine, n_folds=1, documents=None)
     is_alone = engine.inputs is text

@@ -1,12 +1,14 @@
-"""The `behaviour` command's run: from settings to a folder, in every condition, and from Python."""
+"""The `behaviour` command's study: its passes and its run, and the function for Python."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import torch
@@ -19,215 +21,211 @@ from nope_probe.experiments.behaviour.plan import (
     Distances,
     Losses,
     MeasuredBehaviour,
-    Plan,
     Probe,
     head_name,
     make_plan,
 )
 from nope_probe.experiments.behaviour.settings import Settings
-from nope_probe.experiments.engine import Engine, position_keys
+from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.given import Model, run_of, takes
+from nope_probe.experiments.study import Pass, Study, calibration, once, run_study
+from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.replacements import WrittenPosition
 from nope_probe.maps.folds import State
 from nope_probe.maps.layers import shared_patterns
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.processes import status
-from nope_probe.runtime.session import Call, Session
+from nope_probe.runtime.session import Session
 
+Name = TypeVar("Name")
 HEAD_PROBES = ("text", "copy_text")  # on which single heads are removed
 
 
-def run(settings: Settings, call: Call | None = None) -> Path:
-    """Measure the model's behaviour unless that is finished, and return the run's folder.
+class Behaviour(Study[Settings]):
+    """What a model does with context, order, BOS, copies and length, in every condition."""
 
-    Args:
-        settings: the command's.
-        call: the model and sequences of a Python call.
+    command = "behaviour"
 
-    Raises:
-        UserError: for what cannot be done.
-    """
-    with Session("behaviour", settings, call) as session:
-        if not session.finished:
-            plan = make_plan(session)
-            measured = capture(session, plan)
-            if session.is_first:
-                with status("analysing and writing", in_logs=True):
-                    session.write(analyse(session, plan, measured))
-    return session.folder
-
-
-def capture(session: Session[Settings], plan: Plan) -> MeasuredBehaviour:
-    """Return all measurements, from the checkpoint or captured and saved.
-
-    Args:
-        session: the run.
-        plan: its plan.
-    """
-    runner = _Runner(session, plan)
-    sizes = runner.sizes()
-    session.announce(len(plan.conditions) + len(plan.heads), [*sizes])
-    with session.checkpoint.progress(sizes):
-        return runner.run()
-
-
-class _Runner:
-    """The conditions of a plan, each with the captures that its measures need."""
-
-    def __init__(self, session: Session[Settings], plan: Plan) -> None:
-        self.settings, self.plan, self.processes = session.settings, plan, session.processes
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        self.plan = make_plan(session)
         self.skip = self.settings.n_skipped(session.sequences())
-        self.engine = Engine.of(session)
-        self.fit, self.held_out = (plan.text.subset(half) for half in halves(plan.text.documents))
-        heads = {head_name(*place): ablation for place, ablation in plan.heads.items()}
-        self.conditions = plan.conditions | heads
-        self.scored = [
-            (name, probe)
-            for name, ablation in self.conditions.items()
-            for probe in plan.probes
-            if ablation.heads is None or probe in HEAD_PROBES
-        ]
-        self.writing = [one for one in self.conditions.values() if one.condition.writers]
-        lengths = {name: probe.tokens.shape[1] for name, probe in plan.probes.items()}
-        other_lengths = [name for name, length in lengths.items() if length != lengths["text"]]
-        self.other_lengths = other_lengths if self.writing else []
-        self.decoded: dict[str, list[str]] = {}
+        heads = {head_name(*place): ablation for place, ablation in self.plan.heads.items()}
+        self.conditions = self.plan.conditions | heads
+        self.writing = [ablation for ablation in self.conditions.values() if ablation.writers]
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the passes of the losses, of the heads' patterns, and of decoded positions."""
+        plan, seed = self.plan, self.settings.seed
+        engines = {name: self._on(probe) for name, probe in plan.probes.items()}
+        yield from calibration("calibration", engines["text"], [*self.conditions.values()])
+        for probe, engine in engines.items():
+            if self._writes_elsewhere(engine):
+                key = f"positions/{probe}"
+                yield Pass(key=key, engine=engine, read=self._read_positions)
+        for name, ablation in self.conditions.items():
+            for probe, engine in engines.items():
+                if ablation.heads is None or probe in HEAD_PROBES:
+                    yield self._losses(name, probe, engine)
+        if "heads" not in plan.skipped:
+            yield from self._head_patterns(engines["text"])
         if "position" in plan.measures:
-            only_sources = [
-                name for name, of in plan.conditions.items() if of.condition.are_sources
-            ]
-            self.decoded = {"distances": list(plan.conditions), "untrained": only_sources}
-        self.without_sources = Ablation(remove=plan.sources.ordered)
-        shown = () if "heads" in plan.skipped else plan.heads
-        self.layers = list(dict.fromkeys(layer for layer, _ in shown))
+            of_sources = [name for name in plan.conditions if plan.removes_sources_alone(name)]
+            yield from self._decoding("distances", [*plan.conditions], nullcontext)
+            yield from self._decoding("untrained", of_sources, partial(untrained, seed=seed))
 
-    def sizes(self) -> dict[str, int]:
-        """Return how many sequences this process runs in each stream, by the stream's key."""
-        return {
-            part: self.processes.n_own(len(probe.tokens), self.seqs_per_batch(probe))
-            for key, probe, ablation in self.streams()
-            for part in (*position_keys(key, ablation).values(), key)
-        }
-
-    def streams(self) -> Iterator[tuple[str, Probe, Ablation]]:
-        """Yield the key of each stream, its sequences and its removals."""
-        text, intact = self.plan.text, Ablation()
-        if any(condition.needs_calibration for condition in self.conditions.values()):
-            yield "calibration", text, intact
-        for name in self.other_lengths:
-            yield f"positions/{name}", self.plan.probes[name], intact
-        for name, probe in self.scored:
-            yield f"loss/{name}/{probe}", self.plan.probes[probe], self.conditions[name]
-        for layer in self.layers:
-            yield f"head/L{layer}/intact", text, intact
-            yield f"head/L{layer}/content", text, self.without_sources
-        for weights, names in self.decoded.items():
-            for name in names:
-                yield f"{weights}/{name}/fit", self.fit, self.conditions[name]
-                yield f"{weights}/{name}/distance", self.held_out, self.conditions[name]
-
-    def seqs_per_batch(self, probe: Probe) -> int:
-        """Return how many sequences make about as many tokens as a batch of text windows.
+    def _on(self, probe: Probe) -> Engine:
+        """Return the engine on a probe, in batches of as many tokens as one of text windows.
 
         Every process that shares the run gets a batch.
         """
         n_seqs, length = probe.tokens.shape
         same_tokens = self.settings.seqs_per_batch * self.settings.seq_len // length
-        return max(1, min(same_tokens, n_seqs // self.processes.count))
-
-    def on(self, probe: Probe) -> Engine:
-        """Return the engine on the sequences of a probe."""
         return replace(
-            self.engine,
+            Engine.of(self.session),
             inputs=probe.tokens,
             documents=probe.documents,
-            batch_size=self.seqs_per_batch(probe),
+            batch_size=max(1, min(same_tokens, n_seqs // self.session.processes.count)),
         )
 
-    def run(self) -> MeasuredBehaviour:
-        """Return the losses and decodability of all conditions, and the heads' patterns."""
-        text = self.on(self.plan.text)
-        self.engine = text.calibrated("calibration", self.conditions.values())
-        return MeasuredBehaviour(
-            losses={place: self.losses(*place) for place in self.scored},
-            head_patterns={layer: self.head_patterns(layer) for layer in self.layers},
-            **{weights: self.decode(weights) for weights in self.decoded},
-        )
+    def _writes_elsewhere(self, engine: Engine) -> bool:
+        """Return whether positions that writers write are removed at another length than text's."""
+        length = self.plan.text.tokens.shape[1]
+        return bool(self.writing) and engine.inputs.shape[1] != length
 
-    def losses(self, name: str, probe_name: str) -> Losses:
-        """Return the losses of a condition, means over the sequences of each document."""
-        ablation, probe = self.conditions[name], self.plan.probes[probe_name]
-        if "mask" in ablation.condition:
-            ablation = replace(ablation, prefix=probe.prefix)
-        engine = self.on(probe)
-        if ablation.condition.writers and probe_name in self.other_lengths:
-            engine = self.with_positions(engine, probe_name)
-        losses = engine.losses(f"loss/{name}/{probe_name}", ablation)
-        return by_document(losses, probe.documents)
+    def _read_positions(
+        self, engine: Engine, key: str, ablation: Ablation | None
+    ) -> Mapping[str, WrittenPosition]:
+        measured = engine.calibrated(key, self.writing).calibration
+        assert measured is not None
+        return measured.positions
 
-    def with_positions(self, engine: Engine, probe_name: str) -> Engine:
-        """Return the engine with writers' positions in windows of a probe's own length."""
-        own = engine.calibrated(f"positions/{probe_name}", self.writing).calibration
-        assert own is not None
-        assert engine.calibration is not None
-        return replace(engine, calibration=replace(engine.calibration, positions=own.positions))
+    def _losses(self, name: str, probe: str, engine: Engine) -> Pass:
+        """Return the pass that reads the losses of a condition on a probe."""
+        ablation = self.conditions[name]
+        if "mask" in ablation.remove:
+            ablation = replace(ablation, prefix=self.plan.probes[probe].prefix)
 
-    def head_patterns(self, layer: int) -> list[Interval]:
-        """Return the RMS of p of each head of a layer, whose maps are held one layer at a time."""
-        text = self.on(self.plan.text)
-        both = [
-            text.scores(f"head/L{layer}/{name}", ablation, layers=[layer], per_head=True)
-            for name, ablation in (("intact", Ablation()), ("content", self.without_sources))
-        ]
-        heads = zip(*(maps.by_layer[layer].heads for maps in both), strict=True)
-        grams = (ContrastGram.of(dict(enumerate(shared_patterns(both)))) for both in heads)
-        return [gram.size({0: 1.0, 1: -1.0}) for gram in grams]
+        def read(engine: Engine, key: str, ablation: Ablation | None) -> Losses:
+            if ablation is not None and ablation.writers and self._writes_elsewhere(engine):
+                positions = self._read_positions(engine, f"positions/{probe}", None)
+                assert engine.calibration is not None
+                own = replace(engine.calibration, positions=positions)
+                engine = replace(engine, calibration=own)
+            return by_document(engine.losses(key, ablation), self.plan.probes[probe].documents)
 
-    def decode(self, weights: str) -> dict[str, Distances]:
-        """Return the distances of every condition, of the trained or of random weights."""
-        model, seed = self.engine.model, self.settings.seed
-        with untrained(model, seed) if weights == "untrained" else nullcontext():
-            return {
-                name: self.distances(f"{weights}/{name}", name) for name in self.decoded[weights]
-            }
+        kind, key = f"loss of {engine.inputs.shape[1]} tokens", f"loss/{name}/{probe}"
+        return Pass(key=key, engine=engine, read=read, ablation=ablation, kind=kind)
 
-    def distances(self, key: str, name: str) -> Distances:
-        """Return the distances of true and fitted index in the documents held out of the fit."""
-        fit, held_out, ablation = self.on(self.fit), self.on(self.held_out), self.conditions[name]
-        generator = torch.Generator().manual_seed(self.settings.seed)
-        n_seqs, seq_len = fit.inputs.shape
-        targets = index_targets(n_seqs, seq_len, self.skip, generator)
+    def _head_patterns(self, engine: Engine) -> Iterator[Pass]:
+        """Yield two passes for each layer, whose second gives the RMS of p of each of its heads."""
+        without_sources = Ablation(remove=self.plan.sources.ordered)
+        for layer in dict.fromkeys(layer for layer, _ in self.plan.heads):
+            scores = partial(Engine.scores, layers=[layer], per_head=True)
 
-        def regress(stream: StreamCheckpoint | None) -> State:
-            xx, xy = capture_moments(
-                fit.model,
-                fit.inputs,
-                targets,
-                n_layers=len(self.plan.layers),
-                skip=self.skip,
-                batch_size=fit.batch_size,
-                checkpoint=stream,
+            def read(
+                engine: Engine, key: str, ablation: Ablation | None, layer: int = layer
+            ) -> list[Interval]:
+                scores = partial(engine.scores, layers=[layer], per_head=True)
+                both = [scores(f"head/L{layer}/intact", Ablation()), scores(key, ablation)]
+                heads = zip(*(maps.by_layer[layer].heads for maps in both), strict=True)
+                grams = [ContrastGram.of(dict(enumerate(shared_patterns(two)))) for two in heads]
+                return [gram.size({0: 1.0, 1: -1.0}) for gram in grams]
+
+            intact, content = f"head/L{layer}/intact", f"head/L{layer}/content"
+            yield Pass(key=intact, engine=engine, read=scores, ablation=Ablation())
+            yield Pass(key=content, engine=engine, read=read, ablation=without_sources)
+
+    def _decoding(
+        self,
+        weights: str,
+        names: Sequence[str],
+        inside: Callable[[HookedModel], AbstractContextManager[object]],
+    ) -> Iterator[Pass]:
+        """Yield two passes for each condition: one fits the index, and one reads it elsewhere.
+
+        Half of the documents are fitted, and the distances of true and fitted index are those of
+        the other half.
+        """
+        fit, held_out = (self.plan.text.subset(x) for x in halves(self.plan.text.documents))
+        for name in names:
+            key, ablation = f"{weights}/{name}", self.conditions[name]
+            fitted = Pass(
+                key=f"{key}/fit",
+                engine=self._on(fit),
+                read=partial(once, self._regress),
+                ablation=ablation,
+                inside=inside,
+                kind="fit",
             )
-            return {"weights": ridge(xx, xy)}
+            yield fitted
+            yield replace(
+                fitted,
+                key=f"{key}/distance",
+                engine=self._on(held_out),
+                read=partial(self._distances, fitted),
+                kind="distance",
+            )
 
-        def read(stream: StreamCheckpoint | None) -> State:
+    def _regress(self, engine: Engine, stream: StreamCheckpoint | None) -> State:
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        n_seqs, seq_len = engine.inputs.shape
+        xx, xy = capture_moments(
+            engine.model,
+            engine.inputs,
+            index_targets(n_seqs, seq_len, self.skip, generator),
+            n_layers=len(self.plan.layers),
+            skip=self.skip,
+            batch_size=engine.batch_size,
+            checkpoint=stream,
+        )
+        return {"weights": ridge(xx, xy)}
+
+    def _distances(
+        self, fitted: Pass, engine: Engine, key: str, ablation: Ablation | None
+    ) -> Distances:
+        """Return the distances of a fit, by document; the fit's pass came before."""
+        fit = replace(fitted.engine, calibration=engine.calibration)
+        weights = fitted.read(fit, fitted.key, ablation)["weights"]
+
+        def read(engine: Engine, stream: StreamCheckpoint | None) -> State:
             distances = capture_distances(
-                held_out.model,
-                held_out.inputs,
-                fits,
+                engine.model,
+                engine.inputs,
+                weights,
                 skip=self.skip,
-                batch_size=held_out.batch_size,
+                batch_size=engine.batch_size,
                 checkpoint=stream,
             )
             return {"distances": distances}
 
-        fits = fit.once(f"{key}/fit", regress, ablation)["weights"]
-        distances = held_out.once(f"{key}/distance", read, ablation)["distances"]
-        return by_document(distances, self.held_out.documents)
+        documents = engine.documents
+        assert documents is not None
+        return by_document(once(read, engine, key, ablation)["distances"], documents)
+
+    def analyse(self, results: Mapping[str, Any]) -> Run:
+        """Estimate every measure in every condition, and return the run."""
+        plan = self.plan
+
+        def found(keys: Mapping[Name, str]) -> dict[Name, Any]:
+            return {name: results[key] for name, key in keys.items() if key in results}
+
+        places = product(self.conditions, plan.probes)
+        layers = {layer for layer, _ in plan.heads}
+        measured = MeasuredBehaviour(
+            losses=found({(name, probe): f"loss/{name}/{probe}" for name, probe in places}),
+            head_patterns=found({layer: f"head/L{layer}/content" for layer in layers}),
+            distances=found({name: f"distances/{name}/distance" for name in plan.conditions}),
+            untrained=found({name: f"untrained/{name}/distance" for name in plan.conditions}),
+        )
+        return analyse(self.session, plan, measured)
+
+
+run = partial(run_study, Behaviour)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -263,8 +261,9 @@ def run_behaviour(
             where `sequences` cut them. By default the sequences that the options describe (`data`,
             `n_seqs`, `seq_len`, ...). Extrapolation needs windows of its own, so it is measured
             without inputs alone.
-        out: a folder for the run, as the command writes it; the same call reads it again. By
-            default nothing is kept.
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
         options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:
@@ -278,4 +277,4 @@ def run_behaviour(
         >>> bool(table.loc[("loss", "mlp"), "difference_low"] > 1)
         True
     """
-    return run_of(BehaviourStudy, run, Settings, model, inputs, out, options)
+    return run_of(BehaviourStudy, Behaviour, Settings, model, inputs, out, options)

@@ -1,10 +1,11 @@
-"""The `circuit` command's run: from settings to stages, and their table."""
+"""The `circuit` command's study: its passes, and the run of their stages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,95 +18,74 @@ from nope_probe.analyses.pattern import measure_pattern, query_stride
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.circuit.sections import report
 from nope_probe.experiments.circuit.settings import Settings
-from nope_probe.experiments.engine import Engine, ablation_of, are_finite
+from nope_probe.experiments.engine import Engine, are_finite, validate_removable
+from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.experiments.sections import with_page
+from nope_probe.experiments.study import Pass, Study, calibration, run_study
 from nope_probe.experiments.tables import measures_table
-from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.layers.model import Given, layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
-from nope_probe.hooks.removing.components import components
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.maps import StageMaps
 from nope_probe.maps.rows import MapRows
 from nope_probe.models.info import LoadedModel
 from nope_probe.removal import INTACT
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
-from nope_probe.runtime.processes import status
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import RunSettings
 from nope_probe.runtime.sources import load_layers
 
 ABLATED = "ablated"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stages:
-    """The stages of a block.
+class Circuit(Study[Settings]):
+    """The stages of a block, of the intact model and, with an ablation, of the ablated model."""
 
-    Attributes:
-        layer: the block, from 0.
-        intact: the stages of the intact model.
-        ablated: the stages of the ablated model; None without an ablation.
-        removed: the removed components, and `norms`.
-    """
+    command = "circuit"
 
-    layer: int
-    intact: StageMaps
-    ablated: StageMaps | None
-    removed: tuple[str, ...]
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        self.removed = removed_components(session)
 
+    @staticmethod
+    def load(settings: Settings, device: str) -> LoadedModel:
+        """Load the blocks up to the one after the block under study, if there is one.
 
-def run(settings: Settings) -> Path:
-    """Capture a block's stages unless the run is finished, and return the run's folder.
+        Raises:
+            UserError: if the model does not have the block.
+        """
+        layer = settings.layer
+        try:
+            return load_layers(settings, device, layer + 2)
+        except TooFewLayersError as error:
+            if error.depth == layer + 1:
+                return load_layers(settings, device, layer + 1)
+            raise UserError(
+                f"{error.source} has {error.depth} layers, L0 to L{error.depth - 1}; "
+                f"there is no --layer {layer}"
+            ) from error
 
-    Raises:
-        UserError: for settings that the model or the data cannot satisfy.
-    """
-    with Session("circuit", settings, load=load_blocks) as session:
-        if not session.finished:
-            stages = capture(session)
-            with status("analysing and writing", in_logs=True):
-                session.write(analyse(session, stages))
-    return session.folder
+    def passes(self) -> Iterator[Pass]:
+        """Yield the passes that capture the stages."""
+        ablation, engine = self.settings.substitute.without(self.removed), Engine.of(self.session)
+        yield Pass(key=INTACT.name, engine=engine, read=self._read)
+        yield from calibration("gains", engine, [ablation])
+        if self.removed:
+            yield Pass(key=ABLATED, engine=engine, read=self._read, ablation=ablation)
 
+    def _read(self, engine: Engine, key: str, ablation: Ablation | None) -> StageMaps:
+        maps = engine.stages(key, ablation, layer=self.settings.layer)
+        validate_finite_stages(maps, f"the {key} model")
+        return maps
 
-def load_blocks(settings: Settings, device: str) -> LoadedModel:
-    """Load the blocks up to the one after the block under study, if there is one.
-
-    Raises:
-        UserError: if the model does not have the block.
-    """
-    layer = settings.layer
-    try:
-        return load_layers(settings, device, layer + 2)
-    except TooFewLayersError as error:
-        if error.depth == layer + 1:
-            return load_layers(settings, device, layer + 1)
-        raise UserError(
-            f"{error.source} has {error.depth} layers, L0 to L{error.depth - 1}; "
-            f"there is no --layer {layer}"
-        ) from error
+    def analyse(self, results: Mapping[str, Any]) -> Run:
+        """Measure the stages, and return the run."""
+        maps = [results[name] for name in (INTACT.name, ABLATED) if name in results]
+        return analyse(self.session, maps, self.removed)
 
 
-def capture(session: Session[Settings]) -> Stages:
-    """Return the stages of the intact model and, with an ablation, of the ablated model.
-
-    Raises:
-        UserError: for a component that the model lacks, or a stage with a non-finite value.
-    """
-    settings, engine = session.settings, Engine.of(session)
-    layer, ablation = settings.layer, ablation_of(engine.model, settings)
-    removed = tuple(ablation.condition.ordered)
-    gains = ["gains"] * ablation.needs_calibration
-    keys = ["intact", *gains, *["ablated"] * bool(removed)]
-    session.announce(1 + bool(removed), keys, n_seqs=len(engine.inputs))
-    with session.checkpoint.progress(keys, session.n_own_seqs):
-        intact, without = engine.stages("intact", layer=layer), None
-        validate_finite_stages(intact, "the intact model")
-        engine = engine.calibrated("gains", [ablation])
-        if removed:
-            without = engine.stages("ablated", ablation, layer=layer)
-            validate_finite_stages(without, "the ablated model")
-    return Stages(layer=layer, intact=intact, ablated=without, removed=removed)
+run = partial(run_study, Circuit)
 
 
 def validate_finite_stages(maps: StageMaps, model: str) -> None:
@@ -124,21 +104,39 @@ def validate_finite_stages(maps: StageMaps, model: str) -> None:
             raise UserError(f"non-finite values at stage ({letter}) of {model}")
 
 
-def analyse(session: Session[RunSettings], stages: Stages) -> Run:
-    """Measure the stages, and return the run."""
-    inputs, layer = session.sequences(), stages.layer
+def removed_components(session: Session[Settings]) -> tuple[str, ...]:
+    """Return the components to remove, circuits as their weights, in the order of the components.
+
+    Raises:
+        UserError: for a component or band that the model lacks.
+    """
+    wanted = session.settings.removed
+    validate_components(wanted, components(session.loaded.model))
+    validate_removable(session.loaded.model, wanted)
+    norms = {"norms"} & {*session.settings.remove}
+    return tuple(Condition(wanted | norms).ordered)
+
+
+def analyse(session: Session[Settings], maps: Sequence[StageMaps], removed: Sequence[str]) -> Run:
+    """Measure the stages, and return the run.
+
+    Args:
+        session: the run in progress.
+        maps: the stages of the intact model and, with an ablation, of the ablated model.
+        removed: the removed components, and `norms`.
+    """
+    inputs, layer = session.sequences(), session.settings.layer
     skip_keys = session.settings.n_skipped(inputs)
-    maps = [captured for captured in (stages.intact, stages.ablated) if captured is not None]
     table = stages_table(maps, layer)
     model = session.loaded.model
     blocks = {block.index: block for block in layers_of(model)}
     manifest = {
         **session.provenance(),
-        **input_record(inputs, skip_keys, stages.intact.counts),
-        "query_stride": query_stride(len(stages.intact.query_positions)),
+        **input_record(inputs, skip_keys, maps[0].counts),
+        "query_stride": query_stride(len(maps[0].query_positions)),
         "layer": layer,
         "components": list(components(model)),
-        "removed": list(stages.removed),
+        "removed": list(removed),
         "absent": absent_stages(blocks, layer, session.loaded.info.n_layers),
     }
     arrays = {name: array.float().cpu().numpy() for name, array in _arrays(maps).items()}
@@ -191,3 +189,36 @@ def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
     table = measures_table(measured, [layer], labels=("model", "stage"))
     table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]
     return table
+
+
+@takes(Settings)
+def run_circuit(
+    model: Model,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
+) -> Run:
+    """Capture the stages (a) to (i) of a block, as the `circuit` command does.
+
+    Args:
+        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
+            TransformerBridge.
+        inputs: any inputs of `capture_stages`. By default the sequences that the options describe
+            (`data`, `n_seqs`, `seq_len`, ...).
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
+        options: the command's flags, as below; a single value or a list may stand for a tuple.
+
+    Raises:
+        UserError: for what cannot be done.
+
+    Example:
+        >>> from nope_probe import run_circuit
+        >>> run = run_circuit("nope-tiny", layer=1, n_seqs=16, remove="mask")
+        >>> stages = run.tables["stages"]
+        >>> stages.groupby("model")["stage"].agg("".join).to_dict()
+        {'ablated': 'abcdefghi', 'intact': 'abcdefghi'}
+    """
+    return run_of(Run, Circuit, Settings, model, inputs, out, options)

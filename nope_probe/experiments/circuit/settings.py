@@ -57,6 +57,11 @@ class Settings(RemovingSettings):
             named = ", ".join(f"L{layer}" for layer in info.attending)
             raise UserError(f"--layer {self.layer} of {info.name} does not attend; {named} do")
 
+    @property
+    def removes(self) -> bool:
+        """Whether the run removes components."""
+        return bool(self.remove)
+
     def n_maps(self, info: ModelInfo) -> int:
         """Return how many maps the run holds: stages (a) to (i), intact and ablated."""
         return N_STAGES * (1 + bool(self.remove))

@@ -1,12 +1,13 @@
-"""The `scores` command's run: from settings to maps, tables and pages."""
+"""The `scores` command's study: its passes, and the run of their maps and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,7 @@ from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
+from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.experiments.scores.heads import (
     HeadMeans,
     HeadScores,
@@ -33,6 +35,7 @@ from nope_probe.experiments.scores.heads import (
 from nope_probe.experiments.scores.sections import report
 from nope_probe.experiments.scores.settings import Settings
 from nope_probe.experiments.sections import with_page
+from nope_probe.experiments.study import Pass, Study, once, run_study
 from nope_probe.experiments.tables import (
     WEIGHTS,
     attention_table,
@@ -50,14 +53,16 @@ from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Inputs, first_keys_of, numbered_layers
+from nope_probe.hooks.layers.model import Given, Inputs, first_keys_of, numbered_layers
 from nope_probe.hooks.reading.accumulators import Cut
 from nope_probe.hooks.reading.attention import AttentionAccumulator, attention_maps
 from nope_probe.hooks.reading.batch_readings import read_rotations
 from nope_probe.hooks.reading.capture import capture_bands
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.estimates import Estimates
-from nope_probe.maps.folds import folds_of, pooled
+from nope_probe.maps.folds import State, folds_of, pooled
 from nope_probe.maps.layers import LayerMaps, windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import choose_rows
@@ -66,7 +71,7 @@ from nope_probe.reports.notes import WITHOUT_SHARES
 from nope_probe.runtime.checkpoint import ITEM
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.identity import input_arrays, input_record
-from nope_probe.runtime.processes import status, tell
+from nope_probe.runtime.processes import tell
 from nope_probe.runtime.session import Session
 from nope_probe.runtime.settings import RunSettings
 
@@ -99,68 +104,82 @@ class MeasuredScores:
         return next(iter(self.layers.values()))
 
 
-def run(settings: Settings) -> Path:
-    """Map the scores unless the run is finished, and return the run's folder.
+class Scores(Study[Settings]):
+    """The mean scores of every layer, whole or per head, and in bands of RoPE."""
 
-    Raises:
-        UserError: for settings that the model or the data cannot satisfy.
-    """
-    with Session("scores", settings) as session:
-        if not session.finished:
-            measured = capture(session, per_head=settings.per_head, choice=settings.bands)
-            if session.is_first:
-                with status("analysing and writing", in_logs=True):
-                    session.write(analyse(session, measured, settings.offset_bins))
-    return session.folder
+    command = "scores"
 
-
-def capture(
-    session: Session[RunSettings], *, per_head: bool = False, choice: BandChoice | None = None
-) -> MeasuredScores:
-    """Return the model's score maps, from the checkpoint or captured and saved.
-
-    Args:
-        session: the run.
-        per_head: whether to keep each head's map too.
-        choice: the bands of RoPE to split the maps by, if any.
-
-    Raises:
-        UserError: for a non-finite score, or for scores that cannot be split into bands.
-    """
-    inputs, model = session.sequences().inputs, session.loaded.model
-    layers = session.settings.layers_of(session.loaded.info)
-    bands = [] if choice is None else bands_of(model, inputs, layers, choice)
-    if "scores" not in session.checkpoint:
-        validate_first_sequence(model, inputs, layers)
-    engine, keys = Engine.of(session), ["scores", "bands"] if bands else ["scores"]
-    session.announce(1, keys, n_seqs=len(inputs))
-    with session.checkpoint.progress(keys, session.n_own_seqs):
-        name = "the intact model"
-        fold_of = folds_of(len(inputs), engine.n_folds, engine.documents)
-        sums, attention = list[HeadScores](), list[AttentionAccumulator]()
-        if per_head:
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        settings, engine, model = self.settings, Engine.of(session), session.loaded.model
+        layers = settings.layers_of(session.loaded.info)
+        self.engine, self.layers = engine, layers
+        bands, inputs = settings.bands, engine.inputs
+        self.bands = [] if bands is None else bands_of(model, inputs, layers, bands)
+        self.sums: list[HeadScores] = []
+        self.attention: list[AttentionAccumulator] = []
+        self.fold_of = folds_of(len(inputs), engine.n_folds, engine.documents)
+        if settings.per_head:
             if layers_without_shares(model, layers):
                 tell(WITHOUT_SHARES)
-            sums = head_sums(model, layers, session.sequences(), engine.n_folds)
-            attention = attention_sums(engine, layers, fold_of)
-        maps = engine.stored_scores(
-            "scores", name=name, layers=layers, per_head=per_head, beside=[*sums, *attention]
+            self.sums = head_sums(model, layers, session.sequences(), engine.n_folds)
+            self.attention = attention_sums(engine, layers, self.fold_of)
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the pass that maps the scores, and the one that splits them into bands."""
+        if "scores" not in self.session.checkpoint:
+            validate_first_sequence(self.engine.model, self.engine.inputs, self.layers)
+        yield Pass(key="scores", engine=self.engine, read=self._read_scores)
+        if self.bands:
+            yield Pass(key="bands", engine=self.engine, read=partial(once, self._capture_bands))
+
+    def _read_scores(self, engine: Engine, key: str, ablation: Ablation | None) -> Layers:
+        return engine.stored_scores(
+            key,
+            ablation,
+            name="the intact model",
+            layers=self.layers,
+            per_head=self.settings.per_head,
+            beside=[*self.sums, *self.attention],
         )
-        heads = HeadMeans.of(sums, fold_of) if sums else None
-        measured = MeasuredScores(layers=maps, heads=heads, attention=attention, bands=bands)
-        if not bands:
-            return measured
-        coordinates = [[band.coordinates for band in of_layer] for of_layer in bands]
-        band_maps = engine.once(
-            "bands",
-            lambda stream: {"folds": engine.by_fold(capture_bands, stream, groups=coordinates)},
-        )["folds"]
-    for place, (number, layer) in enumerate(maps.items()):
+
+    def _capture_bands(self, engine: Engine, stream: StreamCheckpoint | None) -> State:
+        groups = [[band.coordinates for band in of_layer] for of_layer in self.bands]
+        return {"folds": engine.by_fold(capture_bands, stream, groups=groups)}
+
+    def analyse(self, results: Mapping[str, Any]) -> Run:
+        """Measure the maps, and return the run.
+
+        Raises:
+            UserError: for scores that cannot be split into bands.
+        """
+        layers, band_maps = results["scores"], results.get("bands", {}).get("folds")
+        if band_maps is not None:
+            validate_bands(layers, band_maps)
+        measured = MeasuredScores(
+            layers=layers,
+            heads=HeadMeans.of(self.sums, self.fold_of) if self.sums else None,
+            attention=self.attention,
+            bands=self.bands,
+            band_maps=band_maps,
+        )
+        return analyse(self.session, measured, self.settings.offset_bins)
+
+
+run = partial(run_study, Scores)
+
+
+def validate_bands(layers: Layers, band_maps: Float[Tensor, "fold layer band row key_pos"]) -> None:
+    """Check that the maps of bands add up to the scores.
+
+    Raises:
+        UserError: naming the first layer whose scores are not q.k.
+    """
+    for place, (number, layer) in enumerate(layers.items()):
         scores, added = layer.folds.maps, band_maps[:, place].sum(1)
         visible = ~scores[0].isnan()
         if not relative_error(added[:, visible], scores[:, visible]) < ADDS_UP:
             raise UserError(f"--bands: the scores of L{number} are not q.k, so they have no bands")
-    return replace(measured, band_maps=band_maps)
 
 
 def attention_sums(
@@ -359,3 +378,36 @@ def _folds(measured: MeasuredScores) -> dict[str, dict[str, np.ndarray]]:
         torch.stack([x.folds.cells_of(fold).float() for x in layers]) for fold in range(n_folds)
     ]
     return {"folds": {"score": torch.stack(folds).numpy()}}
+
+
+@takes(Settings)
+def run_scores(
+    model: Model,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
+) -> Run:
+    """Map a model's mean scores, whole or per head, as the `scores` command does.
+
+    Args:
+        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
+            TransformerBridge.
+            Inside `ablated`, the ablated model is measured.
+        inputs: any inputs of `capture_scores`. By default the sequences that the options describe
+            (`data`, `n_seqs`, `seq_len`, ...).
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
+        options: the command's flags, as below; a single value or a list may stand for a tuple.
+
+    Raises:
+        UserError: for what cannot be done.
+
+    Example:
+        >>> from nope_probe import run_scores
+        >>> run = run_scores("rope-tiny", layers=2, n_seqs=64, per_head=True)
+        >>> run.maps["score_per_head"].shape
+        (2, 4, 64, 64)
+    """
+    return run_of(Run, Scores, Settings, model, inputs, out, options)

@@ -29,6 +29,11 @@ class Settings(RunSettings):
     ] = None
     offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
 
+    @property
+    def removes(self) -> bool:
+        """Whether the run removes components."""
+        return False
+
     def n_maps(self, info: ModelInfo) -> int:
         """Return how many maps the run holds; of a head two, with half the bytes of a layer's."""
         n_layers = len(self.layers_of(info))

@@ -1,12 +1,12 @@
-"""The runs of `simulate`, from settings to maps and tables, and of `theory`, which prints."""
+"""The study of `simulate`: its passes and its run; and `theory`, which prints."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,10 @@ from nope_probe.analyses.parameter_free.theory import (
     smallest_steps,
     theory_scores,
 )
+from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.simulation.sections import report
 from nope_probe.experiments.simulation.settings import Settings, TheorySettings
+from nope_probe.experiments.study import Pass, Study, once, run_study
 from nope_probe.experiments.tables import columns_of
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.centred import diagonal_normalised
@@ -42,65 +44,73 @@ from nope_probe.runtime.folder import Run
 from nope_probe.runtime.places import validate_memory
 from nope_probe.runtime.processes import Progress, status
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import SessionSettings
 
 Maps = dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
 N_ALPHAS = 17  # alphas of the grid
 N_LIVE = 11  # maps of each alpha in memory at a time, as measured
 
 
-def run(settings: Settings) -> Path:
-    """Run a simulation unless it is finished, and return its folder.
+class Simulate(Study[Settings]):
+    """The mean scores of the parameter-free transformer at each alpha, next to the theory's."""
 
-    Raises:
-        UserError: for settings that cannot be run.
-    """
-    with Session("simulate", settings, load=build_model) as session:
-        if not session.finished:
-            simulated = simulations(session)
-            with status("analysing and writing", in_logs=True):
-                session.write(analyse(session, simulated))
-    return session.folder
+    command = "simulate"
 
+    @staticmethod
+    def load(settings: Settings, device: str) -> LoadedModel:
+        """Build the parameter-free transformer."""
+        with status("loading TransformerLens"):
+            # It takes seconds to import, and `theory` does without it.
+            from nope_probe.models.parameter_free import build, parameter_free
 
-def build_model(settings: Settings, device: str) -> LoadedModel:
-    """Build the parameter-free transformer."""
-    with status("loading TransformerLens"):
-        # It takes seconds to import, and `theory` does without it.
-        from nope_probe.models.parameter_free import build, parameter_free
-
-        model = build(
-            parameter_free(
-                settings.n_layers, settings.d_model, settings.norm, settings.rope, settings.causal
+            model = build(
+                parameter_free(
+                    settings.n_layers,
+                    settings.d_model,
+                    settings.norm,
+                    settings.rope,
+                    settings.causal,
+                )
             )
-        )
-    return LoadedModel(model=model, tokenizer=None, info=describe(model, str(model.cfg.model_name)))
+        info = describe(model, str(model.cfg.model_name))
+        return LoadedModel(model=model, tokenizer=None, info=info)
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the pass that simulates each alpha, on samples that are drawn meanwhile."""
+        model, nothing = self.session.loaded.model, torch.empty(0, self.settings.seq_len)
+        engine = Engine(model=model, inputs=nothing, checkpoint=self.session.checkpoint)
+        for alpha in self.settings.alpha:
+            read, n_samples = partial(once, partial(self._simulate, alpha)), self.settings.samples
+            yield Pass(key=key_of(alpha), engine=engine, read=read, n_seqs=n_samples or 0)
+
+    def _simulate(self, alpha: float, engine: Engine, stream: StreamCheckpoint | None) -> State:
+        settings = self.settings
+        return simulate_scores(
+            engine.model,
+            alpha=alpha,
+            seq_len=settings.seq_len,
+            n_samples=settings.samples,
+            target_se=settings.target_se,
+            control_variate=settings.control_variate,
+            seed=settings.seed,
+            checkpoint=stream,
+        ).to_tensors()
+
+    def analyse(self, results: Mapping[str, Any]) -> Run:
+        """Compare the simulations with the theory, and return the run."""
+        alphas = self.settings.alpha
+        simulations = {alpha: Simulation.from_tensors(results[key_of(alpha)]) for alpha in alphas}
+        return analyse(self.session, simulations)
 
 
-def simulations(session: Session[Settings]) -> dict[float, Simulation]:
-    """Return the simulation at each alpha, from the checkpoint or run and saved."""
-    settings, checkpoint, simulated = session.settings, session.checkpoint, {}
-    keys = {alpha: f"alpha={alpha:g}" for alpha in settings.alpha}
-    with checkpoint.progress(list(keys.values()), settings.samples or 0, unit="sample"):
-        for alpha, key in keys.items():
-
-            def simulate(stream: StreamCheckpoint, alpha: float = alpha) -> State:
-                return simulate_scores(
-                    session.loaded.model,
-                    alpha=alpha,
-                    seq_len=settings.seq_len,
-                    n_samples=settings.samples,
-                    target_se=settings.target_se,
-                    control_variate=settings.control_variate,
-                    seed=settings.seed,
-                    checkpoint=stream,
-                ).to_tensors()
-
-            simulated[alpha] = Simulation.from_tensors(checkpoint.once(key, simulate))
-    return simulated
+run = partial(run_study, Simulate)
 
 
-def analyse(session: Session[SessionSettings], simulations: Mapping[float, Simulation]) -> Run:
+def key_of(alpha: float) -> str:
+    """Return the name of the simulation at an alpha."""
+    return f"alpha={alpha:g}"
+
+
+def analyse(session: Session[Settings], simulations: Mapping[float, Simulation]) -> Run:
     """Compare simulations with theory, and return the run.
 
     Args:
@@ -124,7 +134,7 @@ def analyse(session: Session[SessionSettings], simulations: Mapping[float, Simul
             "normalised": diagonal_normalised(simulation.best.mean),
         }
         for kind, tensor in kinds.items():
-            maps[f"{kind}/alpha={alpha:g}"] = tensor.float().numpy()
+            maps[f"{kind}/{key_of(alpha)}"] = tensor.float().numpy()
     manifest = {
         **session.provenance(),
         "data": {"name": "Gaussian unit vectors", "alpha": list(simulations)},

@@ -1,8 +1,11 @@
-"""The `trace` command's run: from settings to a folder, and from Python."""
+"""The `trace` command's study: its passes and its run, and the function for Python."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,60 +14,61 @@ import pandas as pd
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
 from nope_probe.experiments.given import Model, run_of, takes
+from nope_probe.experiments.study import Pass, Study, run_study
 from nope_probe.experiments.trace.analyse import TraceTables, analyse, trace_of
 from nope_probe.experiments.trace.sections import lead
 from nope_probe.experiments.trace.settings import Settings
 from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.maps.positions import PositionSums
 from nope_probe.runtime.folder import Run
-from nope_probe.runtime.processes import status
-from nope_probe.runtime.session import Call, Session
 
 
-def run(settings: Settings, call: Call | None = None) -> Path:
-    """Trace position unless the run is finished, and return the run's folder.
+class TracePosition(Study[Settings]):
+    """The writers of the position that each layer or head reads, and what it loses without them."""
 
-    Args:
-        settings: the command's settings.
-        call: the further arguments of a call from Python.
+    command = "trace"
 
-    Raises:
-        UserError: for settings that the model or the data cannot satisfy.
-    """
-    with Session("trace", settings, call) as session:
-        if not session.finished:
-            trace = capture(session)
-            if session.is_first:
-                with status("writing", in_logs=True):
-                    session.write(analyse(session, trace, settings.reader))
-    return session.folder
+    def passes(self) -> Iterator[Pass]:
+        """Yield the pass that sums the writers' parts, and those that take positions away."""
+        session, engine = self.session, Engine.of(self.session)
+        if "positions" not in session.checkpoint:
+            layers = self.settings.layers_of(session.loaded.info)
+            validate_first_sequence(session.loaded.model, engine.inputs, layers)
+        yield Pass(key="positions", engine=engine, read=self._read_positions)
+        yield Pass(key="effects", engine=engine, read=self._read_effects, n_seqs=0)
 
-
-def capture(session: Session[Settings]) -> TraceTables:
-    """Return the trace: sums from the checkpoint, or captured and saved, and effects.
-
-    Raises:
-        UserError: for a model that cannot be traced, or a non-finite score.
-    """
-    settings, data = session.settings, session.sequences()
-    engine, model, keys = Engine.of(session), session.loaded.model, ["positions"]
-    layers = settings.layers_of(session.loaded.info)
-    if "positions" not in session.checkpoint:
-        validate_first_sequence(model, data.inputs, layers)
-    session.announce(1, keys, n_seqs=len(data))
-    try:
-        with session.checkpoint.progress(keys, session.n_own_seqs):
-            sums = engine.positions(
-                "positions",
-                layers=layers,
-                writers=settings.writers,
-                per_head=settings.traces_heads,
+    def _read_positions(self, engine: Engine, key: str, ablation: Ablation | None) -> PositionSums:
+        with self._traceable():
+            return engine.positions(
+                key,
+                ablation,
+                layers=self.settings.layers_of(self.session.loaded.info),
+                writers=self.settings.writers,
+                per_head=self.settings.traces_heads,
             )
-        with status("splitting the patterns", in_logs=True):
-            trace = trace_of(sums)
-        with session.checkpoint.progress([]):
-            return trace.with_effects(engine, sums, settings.confirm, settings.reader)
-    except NotImplementedError as error:
-        raise UserError(f"{session.loaded.info.name} cannot be traced: {error}") from error
+
+    def _read_effects(self, engine: Engine, key: str, ablation: Ablation | None) -> TraceTables:
+        """Return the tables; which positions are taken away follows from those of `positions`."""
+        sums = self._read_positions(engine, "positions", ablation)
+        with self._traceable():
+            confirm, reader = self.settings.confirm, self.settings.reader
+            return trace_of(sums).with_effects(engine, sums, confirm, reader)
+
+    @contextmanager
+    def _traceable(self) -> Iterator[None]:
+        try:
+            yield
+        except NotImplementedError as error:
+            name = self.session.loaded.info.name
+            raise UserError(f"{name} cannot be traced: {error}") from error
+
+    def analyse(self, results: Mapping[str, Any]) -> Run:
+        """Return the run of the trace."""
+        return analyse(self.session, results["effects"], self.settings.reader)
+
+
+run = partial(run_study, TracePosition)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -120,8 +124,9 @@ def run_trace(
             Inside `ablated`, the ablated model is traced, with `confirm=0`.
         inputs: any inputs of `capture_scores`; vectors for a parameter-free model. By default the
             sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
-        out: a folder for the run, as the command writes it; the same call reads it again. By
-            default nothing is kept.
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
         options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:
@@ -138,4 +143,4 @@ def run_trace(
         >>> sorted(shares[shares > 0.5].index)
         ['L1H0', 'L1H1']
     """
-    return run_of(Trace, run, Settings, model, inputs, out, options)
+    return run_of(Trace, TracePosition, Settings, model, inputs, out, options)
