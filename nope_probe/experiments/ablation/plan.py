@@ -13,8 +13,9 @@ from nope_probe.analyses.reader import MIN_FOLDS
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine
+from nope_probe.experiments.removing import parse_removed
 from nope_probe.experiments.study import Pass, calibration
-from nope_probe.hooks.removing.removals import Ablation, Substitute
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.maps import Layers
@@ -96,9 +97,9 @@ class Plan:
         yield from self._scores("score", engine, of_sources)
         if engine.n_folds >= MIN_FOLDS:
             yield Pass(key="positions", engine=engine, read=self._read_positions)
-        yield from calibration("gains", engine, self.ablations)
+        yield from calibration("gains", engine, self.calibrated)
         yield from self._scores("score", engine, [x for x in self.plain if x not in of_sources])
-        for by in self.substitutes:
+        for by in self.ablations:
             run = dict.fromkeys(equivalent(condition, by) for condition in self.replacing)
             yield from self._scores(f"score-{by.replacement}", engine, run, by)
         if shuffled is not None:
@@ -109,11 +110,11 @@ class Plan:
         prefix: str,
         engine: Engine,
         conditions: Iterable[Condition],
-        by: Substitute | None = None,
+        by: Ablation | None = None,
     ) -> Iterator[Pass]:
         """Yield the passes that capture the score maps of some conditions."""
         for condition in conditions:
-            without = (by or Substitute()).without(condition)
+            without = (by or Ablation()).without(condition)
             of_run = prefix != "shuffled"
             per_head = of_run and condition in self.of_heads
             mean_term = of_run and condition == INTACT
@@ -249,10 +250,9 @@ class Measured:
 
         replaced: dict[str, ConditionMaps] = {}
         for by in plan.ablations if plan.replacing else ():
-            run = maps(f"score-{by.replacement}", {equivalent(one, by) for one in plan.replacing})
-            replaced[str(by.replacement)] = {
-                one: run[equivalent(one, by)] for one in plan.replacing
-            }
+            of = {one: equivalent(one, by) for one in plan.replacing}
+            run = maps(f"score-{by.replacement}", {*of.values()})
+            replaced[str(by.replacement)] = {one: run[other] for one, other in of.items()}
         intact = results[f"score/{INTACT.name}"]
         has_mean_term = all(layer.mean_term is not None for layer in intact.values())
         return cls(

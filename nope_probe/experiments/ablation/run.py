@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-from nope_probe.conditions import INTACT
 from nope_probe.experiments.ablation.analyse import analyse
 from nope_probe.experiments.ablation.plan import Measured, Plan, make_plan
 from nope_probe.experiments.ablation.settings import Settings
@@ -25,9 +24,9 @@ from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.experiments.study import Pass, Study, run_study
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.components import bands_of, components
+from nope_probe.removal import INTACT
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.session import Session
-from nope_probe.runtime.settings import validate_effects
 
 
 class Ablate(Study[Settings]):

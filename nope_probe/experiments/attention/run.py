@@ -24,9 +24,8 @@ from nope_probe.experiments.attention.why import (
     captured_terms,
     explained,
     query_of,
-    removed_components,
 )
-from nope_probe.experiments.engine import Engine, validate_first_sequence
+from nope_probe.experiments.engine import Engine, ablation_of, validate_first_sequence
 from nope_probe.experiments.given import Model, as_loaded, run_of, takes
 from nope_probe.experiments.study import Pass, Study, calibration, once, run_study
 from nope_probe.figures.attention import Why
@@ -52,7 +51,7 @@ class Attention(Study[Settings]):
         super().__init__(session)
         settings, loaded = self.settings, session.loaded
         self.layers = settings.layers_of(loaded.info)
-        self.ablation = settings.substitute.without(removed_components(settings, loaded))
+        self.ablation = ablation_of(loaded.model, settings)
         self.text = text_of(settings, loaded)
         alone = None if settings.reads_corpus or self.text is None else self.text.alone
         self.engine = replace(Engine.of(session, alone), query_rows=settings.rows)

@@ -56,7 +56,7 @@ class Behaviour(Study[Settings]):
         self.skip = self.settings.n_skipped(session.sequences())
         heads = {head_name(*place): ablation for place, ablation in self.plan.heads.items()}
         self.conditions = self.plan.conditions | heads
-        self.writing = [ablation for ablation in self.conditions.values() if ablation.writers]
+        self.writing = [x for x in self.conditions.values() if x.condition.writers]
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes of the losses, of the heads' patterns, and of decoded positions."""
@@ -74,7 +74,7 @@ class Behaviour(Study[Settings]):
         if "heads" not in plan.skipped:
             yield from self._head_patterns(engines["text"])
         if "position" in plan.measures:
-            of_sources = [name for name in plan.conditions if plan.removes_sources_alone(name)]
+            of_sources = [name for name, of in plan.conditions.items() if of.condition.are_sources]
             yield from self._decoding("distances", [*plan.conditions], nullcontext)
             yield from self._decoding("untrained", of_sources, partial(untrained, seed=seed))
 
@@ -107,11 +107,15 @@ class Behaviour(Study[Settings]):
     def _losses(self, name: str, probe: str, engine: Engine) -> Pass:
         """Return the pass that reads the losses of a condition on a probe."""
         ablation = self.conditions[name]
-        if "mask" in ablation.remove:
+        if "mask" in ablation.condition:
             ablation = replace(ablation, prefix=self.plan.probes[probe].prefix)
 
         def read(engine: Engine, key: str, ablation: Ablation | None) -> Losses:
-            if ablation is not None and ablation.writers and self._writes_elsewhere(engine):
+            if (
+                ablation is not None
+                and ablation.condition.writers
+                and self._writes_elsewhere(engine)
+            ):
                 positions = self._read_positions(engine, f"positions/{probe}", None)
                 assert engine.calibration is not None
                 own = replace(engine.calibration, positions=positions)

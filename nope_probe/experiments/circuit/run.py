@@ -18,7 +18,7 @@ from nope_probe.analyses.pattern import measure_pattern, query_stride
 from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.experiments.circuit.sections import report
 from nope_probe.experiments.circuit.settings import Settings
-from nope_probe.experiments.engine import Engine, are_finite, validate_removable
+from nope_probe.experiments.engine import Engine, ablation_of, are_finite
 from nope_probe.experiments.given import Model, run_of, takes
 from nope_probe.experiments.sections import with_page
 from nope_probe.experiments.study import Pass, Study, calibration, run_study
@@ -46,7 +46,7 @@ class Circuit(Study[Settings]):
 
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
-        self.removed = removed_components(session)
+        self.ablation = ablation_of(session.loaded.model, self.settings)
 
     @staticmethod
     def load(settings: Settings, device: str) -> LoadedModel:
@@ -68,10 +68,10 @@ class Circuit(Study[Settings]):
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that capture the stages."""
-        ablation, engine = self.settings.substitute.without(self.removed), Engine.of(self.session)
+        ablation, engine = self.ablation, Engine.of(self.session)
         yield Pass(key=INTACT.name, engine=engine, read=self._read)
         yield from calibration("gains", engine, [ablation])
-        if self.removed:
+        if ablation.condition:
             yield Pass(key=ABLATED, engine=engine, read=self._read, ablation=ablation)
 
     def _read(self, engine: Engine, key: str, ablation: Ablation | None) -> StageMaps:
@@ -82,7 +82,7 @@ class Circuit(Study[Settings]):
     def analyse(self, results: Mapping[str, Any]) -> Run:
         """Measure the stages, and return the run."""
         maps = [results[name] for name in (INTACT.name, ABLATED) if name in results]
-        return analyse(self.session, maps, self.removed)
+        return analyse(self.session, maps, self.ablation.condition.ordered)
 
 
 run = partial(run_study, Circuit)
@@ -102,19 +102,6 @@ def validate_finite_stages(maps: StageMaps, model: str) -> None:
         cells = maps.visible.get(letter, held)
         if not are_finite(folds, cells):
             raise UserError(f"non-finite values at stage ({letter}) of {model}")
-
-
-def removed_components(session: Session[Settings]) -> tuple[str, ...]:
-    """Return the components to remove, circuits as their weights, in the order of the components.
-
-    Raises:
-        UserError: for a component or band that the model lacks.
-    """
-    wanted = session.settings.removed
-    validate_components(wanted, components(session.loaded.model))
-    validate_removable(session.loaded.model, wanted)
-    norms = {"norms"} & {*session.settings.remove}
-    return tuple(Condition(wanted | norms).ordered)
 
 
 def analyse(session: Session[Settings], maps: Sequence[StageMaps], removed: Sequence[str]) -> Run:
