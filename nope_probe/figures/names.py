@@ -12,6 +12,7 @@ TABLE: dict[str, Words] = {
     "all": Words(label="whole pattern"),
     "without_sources": Words(label="without any source", colour="#7a7a7a"),
     **ROWS,
+    **CIRCUITS,
     **{UNION.join(circuit.parts): circuit for circuit in CIRCUITS.values()},
     "interaction": Words(label="interaction", colour="#ab3e98", marker="cross"),
     "mean_term": Words(

@@ -84,8 +84,8 @@ def test_nesting_two_ablations_is_an_error_and_the_outer_one_stays(
 
 def test_two_models_may_be_ablated_at_once(bridge: ByName) -> None:
     with (
-        ablated(bridge("llama"), Ablation(remove=["mask"])),
-        ablated(bridge("qwen3"), Ablation(remove=["mask"])),
+        ablated(bridge("llama"), Ablation(remove=["mlp"])),
+        ablated(bridge("qwen3"), Ablation(remove=["mlp"])),
     ):
         assert hooks_left(bridge("llama"))
         assert hooks_left(bridge("qwen3"))

@@ -18,7 +18,7 @@ from nope_probe.hooks.layers.rotation import RemovedPairs, Rotary
 from nope_probe.hooks.removing.components import rope_frequencies
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.models.load import load
-from nope_probe.removal import equal_bands
+from nope_probe.removal import Component, equal_bands
 
 # Rotary pairs: 5 of Llama and SmolLM3, 4 of Phi-3's 7 (partial), 3 of Qwen3.
 N_PAIRS = {"llama": 5, "phi3": 4, "qwen3": 3, "smollm3": 5, "smollm3-rope": 5}
@@ -96,7 +96,8 @@ def test_frequencies_are_those_of_the_rotary_embedding(
 
 def test_pairs_of_a_length_that_nothing_turns_within_are_low() -> None:
     rope = RemovedPairs(
-        bands=["rope_low"], rotary=Rotary(frequencies=torch.tensor([1.0, 0.5, 0.0]), factor=1.0)
+        bands=[Component("rope_low")],
+        rotary=Rotary(frequencies=torch.tensor([1.0, 0.5, 0.0]), factor=1.0),
     )
     assert rope.mask(7).tolist() == [False, True, True]
     assert rope.mask(13).tolist() == [False, False, True]
