@@ -114,16 +114,16 @@ def run_and_show(command: str, settings: type[SessionSettings], examples: Sequen
 
         folder = None if dry else finished_folder(command, chosen)
         if folder is None:
-            folder = beside(settings, "run").run(chosen, dry=dry)
+            folder = module_of(settings, "run").run(chosen, dry=dry)
         if dry:
             return
         if is_first_process():
             sections = import_module("nope_probe.experiments.sections")
-            sections.show(beside(settings, "sections").report, folder, **shown)
+            sections.show(module_of(settings, "sections").report, folder, **shown)
 
 
-def beside(settings: type, name: str) -> ModuleType:
-    """Import a module beside that of a command's settings, once the command line is parsed.
+def module_of(settings: type, name: str) -> ModuleType:
+    """Import a module of a command's folder, once the command line is parsed.
 
     `--help`, and a mistake on the command line, wait for no torch.
     """

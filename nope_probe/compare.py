@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nope_probe.cli import VERBOSE, beside, one_line_errors, parse_with
+from nope_probe.cli import VERBOSE, module_of, one_line_errors, parse_with
 from nope_probe.experiments.compare.settings import Settings
 
 EXAMPLES = (
@@ -15,7 +15,7 @@ def main() -> None:
     """Run the command line."""
     with one_line_errors():
         settings, shown = parse_with(Settings, EXAMPLES, VERBOSE)
-        beside(Settings, "run").run_and_show(settings, **shown)
+        module_of(Settings, "run").run_and_show(settings, **shown)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nope_probe.cli import beside, one_line_errors, parse
+from nope_probe.cli import module_of, one_line_errors, parse
 from nope_probe.experiments.simulation.settings import TheorySettings as Settings
 
 EXAMPLES = (
@@ -15,7 +15,7 @@ def main() -> None:
     """Run the command line."""
     with one_line_errors():
         settings = parse(Settings, EXAMPLES)
-        beside(Settings, "run").print_critical_alphas(settings)
+        module_of(Settings, "run").print_critical_alphas(settings)
 
 
 if __name__ == "__main__":

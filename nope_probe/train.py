@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from nope_probe.cli import beside, one_line_errors, parse
+from nope_probe.cli import module_of, one_line_errors, parse
 from nope_probe.errors import printable
 from nope_probe.runtime.processes import is_first_process
 from nope_probe.training.settings import Settings
@@ -20,7 +20,7 @@ def main() -> None:
     with one_line_errors():
         settings = parse(Settings, EXAMPLES)
         settings.validate()
-        work = beside(Settings, "run")
+        work = module_of(Settings, "run")
         folder = work.run(settings)
         if is_first_process():
             lines = work.closing(settings, folder)

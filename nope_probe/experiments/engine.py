@@ -117,7 +117,7 @@ class Engine:
             kept_positions=settings.n_kept(data),
         )
 
-    def on(self, data: Sequences) -> Engine:
+    def with_sequences(self, data: Sequences) -> Engine:
         """Return the engine of the same model on other sequences."""
         return replace(self, inputs=data.inputs, documents=data.documents)
 
@@ -131,7 +131,7 @@ class Engine:
         if not needing:
             return self
         seeds = [ablation.calibration_seed for ablation in needing]
-        measured = self.once(
+        measured = self.load_or_compute(
             key,
             lambda stream: calibrate(
                 self.model,
@@ -153,7 +153,9 @@ class Engine:
     def _kept(self) -> int | None:
         return self.skip_keys if self.kept_positions is None else self.kept_positions
 
-    def once(self, key: str | None, capture: Capture, ablation: Ablation | None = None) -> State:
+    def load_or_compute(
+        self, key: str | None, capture: Capture, ablation: Ablation | None = None
+    ) -> State:
         """Return the result of a capture, from the checkpoint or computed and saved.
 
         Args:
@@ -166,7 +168,7 @@ class Engine:
                 return capture(None)
         if key not in self.checkpoint:
             with self._without(key, ablation):
-                return self.checkpoint.once(key, capture)
+                return self.checkpoint.load_or_compute(key, capture)
         return self.checkpoint.load(key)
 
     def _without(
@@ -195,7 +197,7 @@ class Engine:
         return calibration
 
     def _written(self, key: str | None, writer: Writer) -> WrittenPosition:
-        tensors = self.once(
+        tensors = self.load_or_compute(
             key,
             lambda stream: capture_written(
                 self.model,
@@ -248,7 +250,7 @@ class Engine:
             sums = state_of(beside) if beside else {}
             return packed_tensors(maps) | {f"beside.{name}": sums[name] for name in sums}
 
-        tensors = self.once(key, capture, ablation)
+        tensors = self.load_or_compute(key, capture, ablation)
         restore(beside, under(tensors, "beside."))
         stored = tensors if self.checkpoint is None else self.checkpoint.open(key)
         captured = stored_layers(stored)
@@ -288,7 +290,7 @@ class Engine:
         **options: Any,
     ) -> State:
         """Return the tensors of a capture of `hooks.reading` with some options, once."""
-        return self.once(
+        return self.load_or_compute(
             key, lambda stream: self.by_fold(capture, stream, **options).to_tensors(), ablation
         )
 
@@ -311,7 +313,7 @@ class Engine:
         self, key: str | None, ablation: Ablation | None = None
     ) -> Float[Tensor, "seq target"]:
         """Return the loss of every token, nats; see `capture_losses`."""
-        tensors = self.once(
+        tensors = self.load_or_compute(
             key,
             lambda stream: {
                 "losses": capture_losses(

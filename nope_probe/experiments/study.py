@@ -87,14 +87,14 @@ def calibration(key: str, engine: Engine, ablations: Sequence[Ablation]) -> Iter
         yield Pass(key=key, engine=engine, read=read, calibrates=True)
 
 
-def once(
+def captured(
     capture: Callable[[Engine, StreamCheckpoint | None], State],
     engine: Engine,
     key: str,
     ablation: Ablation | None,
 ) -> State:
-    """Return the tensors of a capture; `partial(once, capture)` reads a pass."""
-    return engine.once(key, partial(capture, engine), ablation)
+    """Return the tensors of a capture; `partial(captured, capture)` reads a pass."""
+    return engine.load_or_compute(key, partial(capture, engine), ablation)
 
 
 class Study(ABC, Generic[Chosen]):

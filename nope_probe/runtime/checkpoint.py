@@ -152,7 +152,7 @@ class RunCheckpoint:
                 for name in file.keys()  # noqa: SIM118
             }
 
-    def once(self, key: str, compute: Callable[[StreamCheckpoint], State]) -> State:
+    def load_or_compute(self, key: str, compute: Callable[[StreamCheckpoint], State]) -> State:
         """Return the tensors of a part of the run, computed and saved unless that is finished.
 
         Args:

@@ -29,7 +29,7 @@ TIMEOUT = timedelta(hours=3)
 Value = TypeVar("Value")
 
 
-def meet() -> tuple[Store, int, int]:
+def connect() -> tuple[Store, int, int]:
     """Return the store that all processes share, this process's rank, and their number.
 
     Raises:
@@ -145,7 +145,7 @@ def process_group(device: str) -> Iterator[Processes]:
     if dist.is_initialized():
         yield Processes(rank=dist.get_rank(), count=dist.get_world_size())
         return
-    store, rank, count = meet()
+    store, rank, count = connect()
     store.set_timeout(TIMEOUT)
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:

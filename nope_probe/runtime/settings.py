@@ -293,7 +293,7 @@ AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 # The `data` of a run on sequences that a call from Python gives.
 GIVEN = "given in Python"
 # The settings without effect on a source of data; another value than the default is refused.
-MEANINGLESS = {
+NO_EFFECT_ON = {
     "gaussian": ("windows", "pack", "bos", "shuffle"),
     "random": ("windows", "pack", "alpha", "shuffle"),
 }
@@ -435,7 +435,7 @@ class RunSettings(SessionSettings):
 
     def without_effect(self) -> dict[str, str]:
         """Return by name why settings have no effect beside the others."""
-        unused = MEANINGLESS.get(self.data, ("alpha",))
+        unused = NO_EFFECT_ON.get(self.data, ("alpha",))
         return dict.fromkeys(unused, f"on --data {self.data}")
 
     @property

@@ -11,7 +11,7 @@ import torch
 from transformers import set_seed
 
 from nope_probe.models.parameter_free import smollm3_config
-from nope_probe.runtime.peers import meet
+from nope_probe.runtime.peers import connect
 from nope_probe.runtime.places import checkpoint_dir, locked
 from nope_probe.runtime.processes import Signals, is_first_process, process_count, status
 from nope_probe.training.checkpoints import (
@@ -49,7 +49,7 @@ def run(settings: Settings) -> Path:
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         # Trainer joins the other processes; a minute is enough to see that they are missing.
-        store = meet() if process_count() > 1 else None
+        store = connect() if process_count() > 1 else None
         if is_first_process():
             stack.enter_context(locked(checkpoint_dir(out)))
             settings.validate()  # another process may have ended in between

@@ -45,7 +45,7 @@ def test_a_part_is_computed_once_however_often_the_run_is_resumed(tmp_path: Path
 
     for _ in range(3):
         with RunCheckpoint(tmp_path / "run") as run:
-            found = run.once("part", compute)["sums"]
+            found = run.load_or_compute("part", compute)["sums"]
         assert torch.equal(found, torch.arange(7.0))
     assert len(computed) == 1
 

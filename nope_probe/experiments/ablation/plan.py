@@ -103,7 +103,7 @@ class Plan:
             run = dict.fromkeys(equivalent(condition, by) for condition in self.replacing)
             yield from self._scores(f"score-{by.replacement}", engine, run, by)
         if shuffled is not None:
-            yield from self._scores("shuffled", engine.on(shuffled), (INTACT, MASK))
+            yield from self._scores("shuffled", engine.with_sequences(shuffled), (INTACT, MASK))
 
     def _scores(
         self,

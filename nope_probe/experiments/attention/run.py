@@ -27,7 +27,7 @@ from nope_probe.experiments.attention.why import (
 )
 from nope_probe.experiments.engine import Engine, ablation_of, validate_first_sequence
 from nope_probe.experiments.given import Model, as_loaded, run_of, takes
-from nope_probe.experiments.study import Pass, Study, calibration, once, run_study
+from nope_probe.experiments.study import Pass, Study, calibration, captured, run_study
 from nope_probe.figures.attention import Why
 from nope_probe.figures.text_view import TextView
 from nope_probe.hooks.layers.model import Given
@@ -76,10 +76,10 @@ class Attention(Study[Settings]):
         if settings.reads_corpus and next(iter(reads)) not in self.session.checkpoint:
             validate_first_sequence(engine.model, engine.inputs, layers)
             if text is not None and asked is not None:  # or why not
-                asked(replace(engine.on(text.alone), query_rows=len(text)), None)
+                asked(replace(engine.with_sequences(text.alone), query_rows=len(text)), None)
         yield from calibration("gains", engine, [self.ablation])
         for key, capture in [*reads.items(), *([] if asked is None else [("why", asked)])]:
-            yield Pass(key=key, engine=engine, read=partial(once, capture), ablation=condition)
+            yield Pass(key=key, engine=engine, read=partial(captured, capture), ablation=condition)
 
     def analyse(self, results: Mapping[str, Any]) -> Run:
         """Return the run of the heads' attention."""

@@ -70,7 +70,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     kept_weights = run.maps["text_weights"][run.manifest["layers"].index(layer), head, query]
 
     capture = partial(captured_terms, engine, head=asked, text=text, query=query)
-    terms = engine.once(None, capture, ablation if settings.remove else None)
+    terms = engine.load_or_compute(None, capture, ablation if settings.remove else None)
     table = why_table(terms, torch.from_numpy(kept_weights), shown_pieces(run.manifest["text"]))
     return Why(head=str(settings.why), query=query, table=table)
 

@@ -28,7 +28,7 @@ from nope_probe.experiments.behaviour.plan import (
 from nope_probe.experiments.behaviour.settings import Settings
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.given import Model, run_of, takes
-from nope_probe.experiments.study import Pass, Study, calibration, once, run_study
+from nope_probe.experiments.study import Pass, Study, calibration, captured, run_study
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
@@ -161,7 +161,7 @@ class Behaviour(Study[Settings]):
             fitted = Pass(
                 key=f"{key}/fit",
                 engine=self._on(fit),
-                read=partial(once, self._regress),
+                read=partial(captured, self._regress),
                 ablation=ablation,
                 inside=inside,
                 kind="fit",
@@ -209,7 +209,7 @@ class Behaviour(Study[Settings]):
 
         documents = engine.documents
         assert documents is not None
-        return by_document(once(read, engine, key, ablation)["distances"], documents)
+        return by_document(captured(read, engine, key, ablation)["distances"], documents)
 
     def analyse(self, results: Mapping[str, Any]) -> Run:
         """Estimate every measure in every condition, and return the run."""

@@ -35,7 +35,7 @@ from nope_probe.experiments.scores.heads import (
 from nope_probe.experiments.scores.sections import report
 from nope_probe.experiments.scores.settings import Settings
 from nope_probe.experiments.sections import with_page
-from nope_probe.experiments.study import Pass, Study, once, run_study
+from nope_probe.experiments.study import Pass, Study, captured, run_study
 from nope_probe.experiments.tables import (
     WEIGHTS,
     attention_table,
@@ -131,7 +131,7 @@ class Scores(Study[Settings]):
             validate_first_sequence(self.engine.model, self.engine.inputs, self.layers)
         yield Pass(key="scores", engine=self.engine, read=self._read_scores)
         if self.bands:
-            yield Pass(key="bands", engine=self.engine, read=partial(once, self._capture_bands))
+            yield Pass(key="bands", engine=self.engine, read=partial(captured, self._capture_bands))
 
     def _read_scores(self, engine: Engine, key: str, ablation: Ablation | None) -> Layers:
         return engine.stored_scores(

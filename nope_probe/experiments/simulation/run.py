@@ -33,7 +33,7 @@ from nope_probe.analyses.parameter_free.theory import (
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.simulation.sections import report
 from nope_probe.experiments.simulation.settings import Settings, TheorySettings
-from nope_probe.experiments.study import Pass, Study, once, run_study
+from nope_probe.experiments.study import Pass, Study, captured, run_study
 from nope_probe.experiments.tables import columns_of
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.centred import diagonal_normalised
@@ -79,7 +79,10 @@ class Simulate(Study[Settings]):
         model, nothing = self.session.loaded.model, torch.empty(0, self.settings.seq_len)
         engine = Engine(model=model, inputs=nothing, checkpoint=self.session.checkpoint)
         for alpha in self.settings.alpha:
-            read, n_samples = partial(once, partial(self._simulate, alpha)), self.settings.samples
+            read, n_samples = (
+                partial(captured, partial(self._simulate, alpha)),
+                self.settings.samples,
+            )
             yield Pass(key=key_of(alpha), engine=engine, read=read, n_seqs=n_samples or 0)
 
     def _simulate(self, alpha: float, engine: Engine, stream: StreamCheckpoint | None) -> State:
