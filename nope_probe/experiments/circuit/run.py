@@ -25,8 +25,8 @@ from nope_probe.experiments.study import Pass, Study, calibration, run_study
 from nope_probe.experiments.tables import measures_table
 from nope_probe.hooks.layers.model import Given, layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
+from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.targets import components
 from nope_probe.maps.maps import StageMaps
 from nope_probe.maps.rows import MapRows
 from nope_probe.models.info import LoadedModel

@@ -166,9 +166,9 @@ class Ablation:
             )
         return cls(remove=[str(name) for name in as_tuple(given)])
 
-    def without(self, names: Iterable[str], layers: Sequence[int] | None = None) -> Ablation:
-        """Return the ablation of other components, in some layers or in all."""
-        return replace(self, remove=Condition(names).ordered, layers=layers)
+    def without(self, names: Iterable[str]) -> Ablation:
+        """Return the ablation of other components."""
+        return replace(self, remove=Condition(names).ordered)
 
     @cached_property
     def condition(self) -> Condition:
