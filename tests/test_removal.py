@@ -117,3 +117,4 @@ def test_all_ways_to_name_a_condition_give_the_same() -> None:
     assert Condition.parse("mask") == MASK
     assert Condition(["pos_embed", "position[pos_embed]"]).name == "pos_embed"
     assert all(Condition.parse(one.name) == one for one in (whole, INTACT, MASK))
+    assert Ablation(remove=whole.name).condition == whole

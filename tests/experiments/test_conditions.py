@@ -110,6 +110,11 @@ def test_conditions_are_named_by_what_they_remove(removed: list[str]):
     assert "mask+rope+rope_high" not in names, "RoPE is gone as a whole"
 
 
+def test_removals_that_change_the_same_output_are_calibrated_one_by_one() -> None:
+    plan = make_plan(LLAMA, ["w_o", "position[L1H0]"])
+    assert [one.condition.name for one in plan.calibrated] == ["w_o", "position[L1H0]"]
+
+
 def test_what_cannot_be_removed_is_removed_by_no_default_and_no_source() -> None:
     has, why = (*LLAMA, "window"), {"window": "hides nothing", "w_k": "is no matrix"}
     plan = make_plan(has, left_out={**why, "sink": "the model has none"})
