@@ -484,7 +484,7 @@ def test_why_is_refused_where_the_model_is_not_that_of_the_run(tmp_path: Path) -
         run = run_attention(loaded, out=tmp_path / "kept", **ASKED)
         assert run.why("L1H3").head == "L1H3"
     with pytest.raises(
-        UserError, match=r"^ablation and outputs of the model differ from those of "
+        UserError, match=r"^ablation of the model differ from those of "
     ):
         run.why("L1H3")
     with pytest.raises(UserError, match="was given in memory and is not kept in its folder"):
@@ -547,7 +547,7 @@ def test_why_is_refused_where_hooks_or_removals_differ_from_the_runs() -> None:
     run = run_attention(model, **ASKED)
     expected = run.why("L1H3", query=2).table
     without = ablated(model, Ablation(remove="w_v", gain="norm"))
-    for inside, said in ((with_a_hook(model), "hooks and outputs"), (without, "ablation and out")):
+    for inside, said in ((with_a_hook(model), "hooks"), (without, "ablation")):
         with inside, pytest.raises(UserError, match=f"^{said}.* differ from those of the run"):
             run.why("L1H3", query=2)
     pd.testing.assert_frame_equal(run.why("L1H3", query=2).table, expected)

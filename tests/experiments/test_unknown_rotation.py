@@ -57,7 +57,7 @@ def test_scores_says_before_the_capture_which_shares_are_empty(
     result = read_run(run(settings))
     note = "Positional and symbolic shares of heads are empty: RoPE's pairs"
     told = capsys.readouterr().err
-    assert told.index("running 1 condition") < told.index(note)
+    assert told.index(note) < told.index("running 1 pass;")
     assert result.tables["heads"]["positional"].isna().all()
     assert result.manifest["without_shares"] == [0, 1, 2]
     assert note.partition(":")[0] in (tmp_path / "run" / "report.html").read_text()
