@@ -529,7 +529,7 @@ def validate_components(wanted: Condition, has: Collection[str]) -> None:
     """
     lacking = [name for name in wanted.ordered if name.kind in {*COMPONENTS} - {*has}]
     if lacking:
-        raise UserError(f"the model has no {lacking[0]} to remove; it has {', '.join(has)}")
+        raise UserError(f"the model has no {lacking[0]}; it has {', '.join(has)}")
 
 
 def equal_bands(n_pairs: int, n_bands: int) -> tuple[Component, ...]:

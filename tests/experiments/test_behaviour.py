@@ -423,7 +423,7 @@ def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(
         (["--model", "parameter-free"], "behaviour is measured on text, with a language model"),
         (
             ["--model", "nope-tiny", "--remove", "rope"],
-            "the model has no rope to remove; it has mask",
+            "the model has no rope; it has mask",
         ),
         (["--model", "BARE"], "tokenizer"),
         (

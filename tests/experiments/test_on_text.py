@@ -483,9 +483,7 @@ def test_why_is_refused_where_the_model_is_not_that_of_the_run(tmp_path: Path) -
     with ablated(loaded.model, Ablation(remove=["rope"])):
         run = run_attention(loaded, out=tmp_path / "kept", **ASKED)
         assert run.why("L1H3").head == "L1H3"
-    with pytest.raises(
-        UserError, match=r"^ablation of the model differ from those of "
-    ):
+    with pytest.raises(UserError, match=r"^ablation of the model differ from those of "):
         run.why("L1H3")
     with pytest.raises(UserError, match="was given in memory and is not kept in its folder"):
         AttentionStudy.read(tmp_path / "kept").why("L1H3")

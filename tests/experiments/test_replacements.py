@@ -62,7 +62,7 @@ def test_each_band_of_rope_has_its_loss_and_all_together_are_rope(
         ("llama", "--bands 6", "expected from 1 to 5 bands for 5 pairs, got 6"),
         ("llama", "--remove rope[4:6]", "no band rope[4:6]: the model rotates 5 pairs"),
         ("smollm3-nope", "--bands 2", "--bands divides RoPE, and the model has none; it has mask"),
-        ("smollm3-nope", "--remove rope_high", "the model has no rope_high to remove; it has mask"),
+        ("smollm3-nope", "--remove rope_high", "the model has no rope_high; it has mask"),
     ],
 )
 def test_bands_that_the_model_lacks_are_refused(

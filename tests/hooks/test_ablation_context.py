@@ -143,7 +143,7 @@ def test_removing_what_a_model_does_not_have_is_an_error(
     spec: str, component: Any, model_of: ModelOf
 ) -> None:
     model, _ = model_of(spec)
-    lacks = rf"no {component} to remove; it has mask, .*mlp"
+    lacks = rf"no {component}; it has mask, .*mlp"
     with pytest.raises(ValueError, match=lacks), ablated(model, Ablation(remove=[component])):
         pass
 

@@ -109,8 +109,8 @@ def test_pairs_of_a_length_that_nothing_turns_within_are_low() -> None:
     [
         ("bridge:llama", "rope[4:6]", "no band rope[4:6]: the model rotates 5 pairs, rope[0:5]"),
         ("bridge:llama", "rope[2:2]", "no band rope[2:2]: the model rotates 5 pairs, rope[0:5]"),
-        ("bridge:smollm3-nope", "rope_high", "the model has no rope_high to remove; it has mask"),
-        ("bridge:gpt2", "rope[0:1]", "the model has no rope[0:1] to remove; it has mask"),
+        ("bridge:smollm3-nope", "rope_high", "the model has no rope_high; it has mask"),
+        ("bridge:gpt2", "rope[0:1]", "the model has no rope[0:1]; it has mask"),
     ],
 )
 def test_a_band_that_does_not_exist_is_an_error(
