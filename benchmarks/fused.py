@@ -23,12 +23,11 @@ from rows import Row, row, show
 from nope_probe import Ablation, ablated, capture_attention, capture_scores
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.removal import Component
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-REMOVED: tuple[tuple[Component, ...], ...] = ((), ("mask",), ("rope",), ("w_k",), ("w_v",))
+REMOVED: tuple[tuple[str, ...], ...] = ((), ("mask",), ("rope",), ("w_k",), ("w_v",))
 Alone: TypeAlias = Literal["plain", "intact"]
 EAGER = "the paper's way (eager, all attention weights)"
 SIZES = capture.Settings(n_kv_heads=4, batch_size=4, n_seqs=4)
@@ -124,7 +123,7 @@ def plain_pass(model: LlamaForCausalLM, tokens: torch.Tensor) -> None:
         model(tokens, output_attentions=model.config._attn_implementation == "eager")
 
 
-def fused_capture(model: HookedModel, tokens: torch.Tensor, remove: tuple[Component, ...]) -> None:
+def fused_capture(model: HookedModel, tokens: torch.Tensor, remove: tuple[str, ...]) -> None:
     with ablated(model, Ablation(remove=remove, gain="norm")):
         capture_scores(model, tokens, batch_size=4, n_folds=4)
 

@@ -27,7 +27,7 @@ from nope_probe.analyses.contrasts import (
     without_sources,
 )
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.errors import UserError, closed_choices, kind_of
+from nope_probe.errors import UserError, as_tuple, closed_choices, kind_of
 from nope_probe.maps.layers import (
     LayerMaps,
     Name,
@@ -117,11 +117,11 @@ class LayerAttribution:
         return {**lead, "pattern": self.pattern}
 
 
-@closed_choices("sources", "skip_keys")
+@closed_choices("skip_keys")
 def attribute(
     maps: Mapping[Removed, ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"]],
     *,
-    sources: Sequence[Component] | Literal["auto"] = "auto",
+    sources: Sequence[str] | str = "auto",
     skip_keys: int | Literal["auto"] = "auto",
 ) -> list[LayerAttribution]:
     """Attribute each layer's lead and pattern to the sources, and find the weights they need.
@@ -157,11 +157,11 @@ def attribute(
     return list(attribute_layers(*_complete(maps, sources, skip_keys)))
 
 
-@closed_choices("sources", "skip_keys")
+@closed_choices("skip_keys")
 def attribute_heads(
     maps: Mapping[Removed, ScoreMaps | Layers],
     *,
-    sources: Sequence[Component] | Literal["auto"] = "auto",
+    sources: Sequence[str] | str = "auto",
     skip_keys: int | Literal["auto"] = "auto",
 ) -> dict[tuple[int, int], LayerAttribution]:
     """Attribute each head's lead and pattern, by layer and number, as `attribute` does a layer's.
@@ -192,22 +192,23 @@ def attribute_heads(
 
 def _complete(
     maps: Mapping[Removed, ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"]],
-    sources: Sequence[Component] | Literal["auto"],
+    sources: Sequence[str] | str,
     skip_keys: int | Literal["auto"],
-) -> tuple[dict[Condition, Layers], Sequence[Component]]:
+) -> tuple[dict[Condition, Layers], Sequence[str]]:
     """Return the maps by condition, checked to be all that are needed, and the sources."""
     conditions = layers_by_condition(maps)
     if skip_keys == "auto":
         every_layer = chain.from_iterable(layers.values() for layers in conditions.values())
         skip_keys = max(layer.skip_keys for layer in every_layer)
     conditions = {name: with_skip_keys(layers, skip_keys) for name, layers in conditions.items()}
-    sources = sources_of(conditions) if sources == "auto" else sources
+    named = [Component(str(name)) for name in as_tuple(sources) if name != "auto"]
+    sources = named or sources_of(conditions)
     validate_complete(conditions, sources)
     return conditions, sources
 
 
 def attribute_layers(
-    maps: Mapping[Condition, Layers], sources: Sequence[Component]
+    maps: Mapping[Condition, Layers], sources: Sequence[str]
 ) -> Iterator[LayerAttribution]:
     """Yield the attribution of each layer, as `attribute` returns it.
 
@@ -221,7 +222,7 @@ def attribute_layers(
 
 
 def attribute_each_head(
-    maps: Mapping[Condition, Layers], sources: Sequence[Component]
+    maps: Mapping[Condition, Layers], sources: Sequence[str]
 ) -> Iterator[LayerAttribution]:
     """Yield the attribution of each head, from maps with heads as `attribute_layers` takes them."""
     heads = {condition: heads_of(layers) for condition, layers in maps.items()}
@@ -231,7 +232,7 @@ def attribute_each_head(
 
 
 def attributions_of(
-    patterns: Mapping[Condition, Pattern], sources: Sequence[Component]
+    patterns: Mapping[Condition, Pattern], sources: Sequence[str]
 ) -> tuple[Attribution | None, Attribution]:
     """Return the attributions of a lead, if there is one, and of a pattern in all conditions."""
     grams = contrast_grams(patterns)
@@ -239,7 +240,7 @@ def attributions_of(
     return lead, attribution_of(grams["pattern"], sources)
 
 
-def attribution_of(gram: ContrastGram[Condition], sources: Sequence[Component]) -> Attribution:
+def attribution_of(gram: ContrastGram[Condition], sources: Sequence[str]) -> Attribution:
     """Return the attribution of a lead or a pattern, from the inner products of its conditions."""
     intact, position = {INTACT: 1.0}, positional(INTACT, sources)
     return Attribution(
@@ -323,9 +324,7 @@ def sources_of(conditions: Iterable[Condition]) -> tuple[Component, ...]:
     return tuple(name for name in SOURCES if name in removed)
 
 
-def conditions_of(
-    sources: Sequence[Component], removed: Iterable[Condition] = ()
-) -> list[Condition]:
+def conditions_of(sources: Sequence[str], removed: Iterable[Condition] = ()) -> list[Condition]:
     """Return the conditions that an attribution needs, the intact model first.
 
     Args:
@@ -344,7 +343,7 @@ def conditions_of(
     return list(dict.fromkeys([INTACT, *ordered, *beyond]))
 
 
-def validate_complete(conditions: Collection[Condition], sources: Sequence[Component]) -> None:
+def validate_complete(conditions: Collection[Condition], sources: Sequence[str]) -> None:
     """Check that there are maps of all conditions of the sources, and of what else is removed.
 
     Raises:

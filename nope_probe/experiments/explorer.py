@@ -13,7 +13,7 @@ from nope_probe.figures.explorer import Explorer, RemovedMaps
 from nope_probe.figures.names import words
 from nope_probe.figures.panels import Pooled, RowMaps, pool_with_leads
 from nope_probe.maps.layers import LayerMaps, shared_patterns
-from nope_probe.removal import INTACT, Component, Condition
+from nope_probe.removal import INTACT, Condition
 
 PAGE_BYTES = 900_000  # next to all other maps of a report
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are
@@ -23,7 +23,7 @@ Panels = Mapping[Condition, Sequence[Sequence[LayerMaps]]]  # [layer][panel] of 
 
 def explorer_of(
     maps: Panels,
-    sources: Sequence[Component],
+    sources: Sequence[str],
     shown: Sequence[Condition],
     *,
     layers: Sequence[int],
@@ -93,7 +93,7 @@ def explorer_of(
 
 
 def _numbers(
-    maps: Mapping[Condition, LayerMaps], sources: Sequence[Component], shown: Sequence[Condition]
+    maps: Mapping[Condition, LayerMaps], sources: Sequence[str], shown: Sequence[Condition]
 ) -> Float[np.ndarray, "condition 4 3"]:
     """Return lead, lead lost, amplitude and pattern lost of one panel, each with its interval."""
     patterns = dict(zip(maps, shared_patterns([*maps.values()]), strict=True))
@@ -110,7 +110,7 @@ def _numbers(
 
 
 def _of(
-    gram: ContrastGram[Condition] | None, removed: Condition, sources: Sequence[Component]
+    gram: ContrastGram[Condition] | None, removed: Condition, sources: Sequence[str]
 ) -> tuple[Interval, Interval]:
     """Return the size of a lead or pattern without some components, and what is lost of it."""
     if gram is None:

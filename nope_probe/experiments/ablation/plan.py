@@ -169,7 +169,7 @@ def equivalent(condition: Condition, by: Ablation) -> Condition:
 
 
 def make_plan(
-    has: Sequence[Component],
+    has: Sequence[str],
     remove: Sequence[str] | None = None,
     *,
     ablations: Sequence[Ablation] = (Ablation(),),

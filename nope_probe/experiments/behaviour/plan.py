@@ -28,7 +28,7 @@ from nope_probe.experiments.engine import irreplaceable, validate_first_sequence
 from nope_probe.hooks.layers.model import numbered_layers, positions_of
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.removal import SOURCES, Component, Condition
+from nope_probe.removal import SOURCES, Condition
 from nope_probe.runtime.session import Session
 
 MIN_DOCUMENTS = 8  # four to fit on and four held out
@@ -153,7 +153,7 @@ def make_plan(session: Session[Settings]) -> Plan:
 
 
 def make_probes(
-    session: Session[Settings], has: Sequence[Component]
+    session: Session[Settings], has: Sequence[str]
 ) -> tuple[dict[str, Probe], dict[str, str]]:
     """Return the sequences that the measures need, and which measures are skipped and why.
 
@@ -250,7 +250,7 @@ def repeated(
     return torch.cat([tokens[:, :start], segment, segment], 1)
 
 
-def long_windows(session: Session[Settings], has: Sequence[Component]) -> Probe:
+def long_windows(session: Session[Settings], has: Sequence[str]) -> Probe:
     """Return windows beyond the trained context.
 
     Raises:

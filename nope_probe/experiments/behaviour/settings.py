@@ -17,7 +17,6 @@ from nope_probe.removal import (
     COMPONENTS,
     INTACT,
     POSITION_ENCODINGS,
-    Component,
     spelled,
 )
 from nope_probe.runtime.settings import (
@@ -152,7 +151,7 @@ QUANTITIES: dict[str, Quantity] = {
 
 
 def make_conditions(
-    has: Sequence[Component],
+    has: Sequence[str],
     names: Sequence[str],
     ablations: Sequence[Ablation],
     left_out: Collection[str] = (),
