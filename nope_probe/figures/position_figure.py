@@ -258,7 +258,7 @@ def _places(edges: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     nodes = pd.DataFrame(index=pd.Index(dict.fromkeys(names)))
     nodes["kind"] = [writer.short if (writer := Writer.parse(name)) else "" for name in nodes.index]
     rows = sorted({*nodes["kind"]}, key=lambda kind: (kind != "", kind[:1] != "H", len(kind), kind))
-    layers = nodes.index.str.extract(r"(\d+)", expand=False).fillna(-1).astype(float)
+    layers = nodes.index.str.extract(r"(\d+)", expand=False).astype(float).fillna(-1)
     nodes["x"] = layers + np.where(nodes["kind"] == "", 0, 0.5)
     nodes["y"] = [-rows.index(kind) for kind in nodes["kind"]]
     nodes["text"] = nodes["kind"].where(nodes["kind"] != "", nodes.index)
@@ -317,7 +317,7 @@ def _nodes(nodes: pd.DataFrame) -> Trace:
         "x": nodes["x"],
         "y": nodes["y"],
         "mode": "markers+text" if is_small else "markers",
-        "text": nodes["text"],
+        "text": nodes["text"].tolist(),
         "textfont": {"size": 10, "color": INK},
         "marker": {
             "size": NODE if is_small else DOT,
@@ -326,7 +326,7 @@ def _nodes(nodes: pd.DataFrame) -> Trace:
             "opacity": 1,
             "line": {"color": ZERO, "width": 1},
         },
-        "hovertext": nodes.index,
+        "hovertext": nodes.index.tolist(),
         "hovertemplate": "%{hovertext}<extra></extra>",
         "showlegend": False,
     }
@@ -368,9 +368,8 @@ def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFram
     if clocks is None or clocks.empty:
         return {}
     rows = with_readers(clocks)
-    rows = rows[(rows["reader"] == reader) & (rows["side"] == "key")].sort_values(
-        "position", kind="stable"
-    )
+    rows = rows[(rows["reader"] == reader) & (rows["side"] == "key")]
+    rows = rows.sort_values("position", kind="stable")
     return {
         f"<b>{reader}</b>: its mean keys" if writer == ALL else f"what {writer} adds": own
         for writer, own in list(rows.groupby("writer", sort=False))[:CLOCKS]
