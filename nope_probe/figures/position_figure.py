@@ -34,6 +34,7 @@ from nope_probe.figures.style import (
     SEQUENTIAL,
     TEMPLATE,
     ZERO,
+    Layout,
     Trace,
     axis,
     colour_bar,
@@ -137,43 +138,25 @@ def position_circuit(
     traces += [(trace, {*views}) for trace in (*_legend(edges), _nodes(nodes))]
     dials = {name: _dials_of(name, clocks) for name in readers}
     below = {ALL: first} | {name: name for name in readers}
-    titles, keys = {}, {}
+    notes, keys = {}, {}
     for name in readers:
         of_reader = {view for view, (of, _) in views.items() if below[of] == name}
-        cells = {
-            panel: pool_with_leads(
-                RowMaps(
-                    values=np.asarray(maps[f"{name}/{term}"], float)[None],
-                    queries=maps.get("query_positions"),
-                ),
-                max_positions,
-                skip_keys if "lead" in questions else 0,
-            )
-            for panel, term in enumerate(names, start=1)
-            if f"{name}/{term}" in maps
-        }
-        top = max((symmetric(of_term.values, FLOOR) for of_term in cells.values()), default=FLOOR)
-        divisor = lead_divisor([*cells.values()], 0, top)
-        for panel, of_term in cells.items():
-            drawn = _map(of_term, panel, short(names[panel - 1]), divisor)
-            traces += [(trace, of_reader) for trace in drawn]
-        for panel, rows in enumerate(dials[name].values(), start=1 + len(names)):
-            traces.append((_dial(rows, panel), of_reader))
-        titles[name] = [*map(short, names), *dials[name]]
+        cells = _cells(name, names, maps, max_positions, skip_keys if "lead" in questions else 0)
+        drawn, keys[name] = _maps(cells, names)
+        drawn += [_dial(rows, at) for at, rows in enumerate(dials[name].values(), 1 + len(names))]
+        traces += [(trace, of_reader) for trace in drawn]
+        notes[name] = [*map(short, names), *dials[name]]
         if names:
-            titles[name][0] = f"<b>{name}</b>: {titles[name][0]}"
-        keys[name] = colour_limits((-top, top), "coloraxis.")
-        if "lead" in questions:
-            keys[name]["coloraxis.colorbar.title.text"] = f"nats; first key ÷ {divisor:.2g}"
+            notes[name][0] = f"<b>{name}</b>: {notes[name][0]}"
     n_dials = max(map(len, dials.values()))
     figure = _place(nodes, len(names), n_dials)
     choices: dict[str, Choice] = {}
     for view, (name, _) in views.items():
-        blank = [" "] * (len(names) + n_dials - len(titles[below[name]]))
-        texts = [*titles[below[name]], *blank, *_table(shown[view])]
-        notes = {f"annotations[{i}].text": text for i, text in enumerate(texts)}
+        blank = [" "] * (len(names) + n_dials - len(notes[below[name]]))
+        texts = [*notes[below[name]], *blank, *_table(shown[view])]
+        written = {f"annotations[{i}].text": text for i, text in enumerate(texts)}
         visible = [view in shown_in for _, shown_in in traces]
-        choices[view] = [{"visible": visible}, keys[below[name]] | notes]
+        choices[view] = [{"visible": visible}, keys[below[name]] | written]
     layout = figure.to_dict()["layout"]
     add_switches(layout, {"Reader": choices})
     layout["updatemenus"][0] |= {"x": 1, "xanchor": "right", "pad": {"b": 36}}  # above the legend
@@ -269,6 +252,7 @@ def _places(edges: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 def _edge(edge: pd.Series, nodes: pd.DataFrame) -> Trace:
     """Return a curve from a writer or an encoding to a reader."""
+    widest = WIDEST * min(1.0, 2 * FEW / nodes["x"].max())
     (x0, y0), (x1, y1) = nodes.loc[[edge["start"], edge["reader"]], ["x", "y"]].to_numpy(float)
     t, bend = np.linspace(0, 1, 25), BENDS[edge["into"]]
     about = _named(edge)
@@ -280,7 +264,7 @@ def _edge(edge: pd.Series, nodes: pd.DataFrame) -> Trace:
         "mode": "lines",
         "line": {
             "color": WITH if edge["share"] > 0 else AGAINST,
-            "width": np.clip(WIDEST * abs(edge["share"]), 1, WIDEST),
+            "width": np.clip(widest * abs(edge["share"]), 1, widest),
             "dash": "dash" if edge["into"] == ALL_PATHS else "solid",
         },
         "name": about,
@@ -354,13 +338,47 @@ def _terms_in(maps: Mapping[str, np.ndarray], readers: Sequence[str]) -> list[st
     ]
 
 
-def _map(cells: Pooled, panel: int, name: str, divisor: float) -> list[Trace]:
-    """Return the map of a term, and its lead, divided to have the colours of the map."""
-    span, value = float(cells.block), "%{z:.3g} nat"
-    of_map = heat_map(cells.values[0], span, panel, name=name, coloraxis="coloraxis", value=value)
-    if cells.leads is None:
-        return [of_map]
-    return [of_map, lead_column(cells.leads[0], of_map, divisor)]
+def _cells(
+    reader: str,
+    names: Sequence[str],
+    maps: Mapping[str, np.ndarray],
+    max_positions: int,
+    skip_keys: int,
+) -> dict[int, Pooled]:
+    """Return the pooled patterns of a reader's terms, with their leads, by panel."""
+    return {
+        panel: pool_with_leads(
+            RowMaps(
+                values=np.asarray(maps[f"{reader}/{term}"], float)[None],
+                queries=maps.get("query_positions"),
+            ),
+            max_positions,
+            skip_keys,
+        )
+        for panel, term in enumerate(names, start=1)
+        if f"{reader}/{term}" in maps
+    }
+
+
+def _maps(cells: Mapping[int, Pooled], names: Sequence[str]) -> tuple[list[Trace], Layout]:
+    """Return the maps of a reader's terms, leads divided to have their colours, and the scale."""
+    top = max((symmetric(of_term.values, FLOOR) for of_term in cells.values()), default=FLOOR)
+    divisor, traces = lead_divisor([*cells.values()], 0, top), list[Trace]()
+    keys = colour_limits((-top, top), "coloraxis.")
+    for panel, of_term in cells.items():
+        of_map = heat_map(
+            of_term.values[0],
+            float(of_term.block),
+            panel,
+            name=short(names[panel - 1]),
+            coloraxis="coloraxis",
+            value="%{z:.3g} nat",
+        )
+        traces.append(of_map)
+        if of_term.leads is not None:
+            traces.append(lead_column(of_term.leads[0], of_map, divisor))
+            keys["coloraxis.colorbar.title.text"] = f"nats; first key ÷ {divisor:.2g}"
+    return traces, keys
 
 
 def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFrame]:
@@ -435,13 +453,13 @@ def _arrange(n_maps: int, n_dials: int, columns: int, left: int, width: int) -> 
         top = [(GRAPH, _span(left)), (TABLE, table)]
     counts = [min(columns, n - at) for n in (n_maps, n_dials) for at in range(0, n, columns)]
     side = min(LARGEST, width / columns)
-    below = [(side, [*[{}] * n, *[None] * (columns - n)]) for n in counts]
-    heights, specs = zip(*top, *below, strict=True)
+    heights = [*(height for height, _ in top), *[side] * len(counts)]
+    specs = [*(cells for _, cells in top), *([*[{}] * n, *[None] * (columns - n)] for n in counts)]
     inner = sum(heights) + ROW_GAP * (len(heights) - 1)
     figure = make_subplots(
         len(specs),
         columns,
-        specs=[*specs],
+        specs=specs,
         row_heights=heights,
         horizontal_spacing=0.04,
         vertical_spacing=ROW_GAP / inner,
