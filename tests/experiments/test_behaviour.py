@@ -30,7 +30,8 @@ from nope_probe.removal import MASK
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
 SMALL += ["--prefix", PREFIX, "--gain", "norm", "--trained-len", TRAINED]
-REMOVED = ("mask", "rope", "w_q", "mlp", "rope+mask", "ov")
+TYPED = ("mask", "rope", "w_q", "mlp", "rope+mask", "ov")
+REMOVED = ("mask", "rope", "w_q", "mlp", "mask+rope", "w_o+w_v")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def done(tiny: Callable[[str], Any], texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the folder of a Llama with grouped keys and a BOS token."""
     out = tmp_path_factory.mktemp("runs") / "llama"
-    model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *REMOVED]
+    model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *TYPED]
     run_command(behaviour, *SMALL, *model, "--out", out)
     return out
 
@@ -325,7 +326,7 @@ def test_a_finished_run_says_what_was_done_and_is_shown_again(
     assert "the next token is in sight" in page
     assert f"the first {PREFIX} tokens of a window see each other" in page
     assert 'src="http' not in page
-    model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *REMOVED]
+    model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *TYPED]
     run_command(behaviour, *SMALL, *model, "--out", done)
     shown = " ".join(capsys.readouterr().out.split())
     sentence = sections.lead("llama", pd.read_csv(done / "behaviour.csv")).sentence
