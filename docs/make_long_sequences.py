@@ -29,7 +29,7 @@ from nope_probe.experiments.tables import writer_table
 from nope_probe.figures.dots import curve_in_band
 from nope_probe.figures.intervals import interval_text
 from nope_probe.figures.names import colour, words
-from nope_probe.figures.style import Grid, draw_guide, place, set_axes
+from nope_probe.figures.style import GUIDE, place_panels
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.layers import LayerMaps
@@ -340,23 +340,21 @@ def add_curve(figure: go.Figure, panel: int, rows: pd.DataFrame, label: str, lin
 
 def lay_out(figure: go.Figure, titles: list[str], columns: int, x_title: str) -> None:
     """Place panels whose logarithmic axes have a line at the trained length."""
-    wide = Grid(
+    placed = place_panels(
+        "",
+        titles,
         columns=columns,
         panel=240,
         row_gap=70,
         bottom=125,
-        right=30,
         x_title=x_title,
         y_title="nats",
-    )
-    layout = place("", titles, wide)
+    ).add_traces(figure.data)
     ticks = [2**power for power in range(12)]
     shown = np.log10([EDGES[0], max(LENGTHS)]).tolist()
-    set_axes(layout, "x", type="log", tickvals=ticks, range=shown)
-    set_axes(layout, "y", rangemode="tozero")
-    for panel in range(len(titles)):
-        draw_guide(layout, panel, x=TRAINED)
-    figure.update_layout(layout)
+    placed.update_xaxes(type="log", tickvals=ticks, range=shown)
+    placed.update_yaxes(rangemode="tozero")
+    figure.update_layout(placed.add_vline(TRAINED, line=GUIDE).layout)
 
 
 def called(removed: str) -> str:

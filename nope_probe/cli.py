@@ -110,6 +110,10 @@ def run_and_show(command: str, settings: type[SessionSettings], examples: Sequen
         chosen, shown = parse_with(settings, examples, IMAGE, VERBOSE, DRY_RUN)
         chosen.validate()
         dry = shown.pop("dry_run")
+        if dry and any(shown.values()):
+            raise UserError(
+                "--image and --verbose have no effect with --dry-run, which runs nothing"
+            )
         from nope_probe.runtime.finished import finished_folder  # pandas, which --help does without
 
         folder = None if dry else finished_folder(command, chosen)

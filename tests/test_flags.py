@@ -100,7 +100,7 @@ ablate --model llama-3.1-8b --revision main --data my.jsonl --windows start --bo
     --out runs/a --image a.png --verbose
 ablate --data short.jsonl --pack --remove qk --replacement random mean --gain norm
 ablate --remove rope_low w_q --data prose --bos .. --no-pack --no-shuffle --skip-keys 0
-    --no-beyond-context --no-allow-unused --no-verbose --no-per-head
+    --no-beyond-context --no-allow-unused --no-verbose --no-dry-run --no-per-head
 ablate --bands 2 --remove w_q --per-head
 ablate --remove sources --seq-len 8
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
@@ -113,14 +113,14 @@ attention --model models/qwen3-8b --device-map sequential --data short.jsonl --p
     --gain identity --text ab
 attention --text-file ab.txt
 attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle
-    --remove rope --no-beyond-context --no-allow-unused --no-verbose
+    --remove rope --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 scores --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype bfloat16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
     --bands 3 --no-per-head --beyond-context --allow-unused --query-rows 5 --offset-bins all
     --out runs/s --image s.svg --verbose
 scores --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --per-head
 scores --model parameter-free --data gaussian --alpha 0.3 --no-pack --no-shuffle --no-beyond-context
-    --no-allow-unused --no-verbose
+    --no-allow-unused --no-verbose --no-dry-run
 circuit --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
     --device cpu --dtype float16 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
     --layer 1 --remove qk --replacement mean --beyond-context --allow-unused --query-rows 5
@@ -128,7 +128,7 @@ circuit --model llama-3.1-8b --revision main --data my.jsonl --windows start --b
 circuit --model models/qwen3-8b --device-map balanced --data short.jsonl --pack --remove ov norms
     --gain identity
 circuit --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --remove rope
-    --no-beyond-context --no-allow-unused --no-verbose
+    --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 behaviour --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always
     --shuffle --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3 --layers 1
     --checkpoint-every 1 --remove mask+w_v --prefix 5 --replacement zero random --gain identity
@@ -137,7 +137,7 @@ behaviour --model llama-3.1-8b --revision main --data my.jsonl --windows start -
 behaviour --model models/qwen3-8b --device-map auto --data short.jsonl --pack --measures position
     --remove rope qk
 behaviour --measures position bos --no-pack --no-shuffle --no-heads --alpha 0 --remove mask mlp
-    --no-beyond-context --no-allow-unused --no-verbose
+    --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 compare runs/one runs/two --out runs/compared --verbose
 compare runs/one runs/two --no-verbose
 layers --model llama-3.1-8b --revision main --layers 1 --seq-len 19 --seed 3 --device cpu --no-json
@@ -147,7 +147,7 @@ layers --model rope-tiny --layers 1 --seq-len 30 --no-beyond-context
     --no-allow-unused --no-verbose
 simulate --alpha 0.1 --norm layernorm-d --no-rope --no-causal --no-control-variate --n-layers 2
     --seed 3 --checkpoint-every 1 --out runs/m --image m.svg --verbose
-simulate --rope --causal --control-variate --norm layernorm-sqrt-d --no-verbose
+simulate --rope --causal --control-variate --norm layernorm-sqrt-d --no-verbose --no-dry-run
 theory --d-model 8 --norm layernorm-d --rope --n-layers 2
 theory --d-model 7 --norm l2 --no-rope --alpha 0 0.9
 trace --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
@@ -156,12 +156,18 @@ trace --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos
     --out runs/w --image w.svg --verbose
 trace --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-per-head
 trace --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --per-head
-    --no-beyond-context --no-allow-unused --no-verbose
+    --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 train --preset rope-tiny --seed 3 --no-resume --out runs/t
 train --preset nope-tiny --resume --out runs/trained
 reproduce figure9 --seed 3 --out runs/figure9 --image figure9.svg --verbose
 reproduce figure8 --model path/to/a/hugging-face-folder --data my.jsonl --windows random
     --no-verbose
+attention --dry-run
+scores --dry-run
+circuit --dry-run
+behaviour --dry-run
+simulate --dry-run
+trace --dry-run
 """
 
 
@@ -347,6 +353,9 @@ def assert_finished(line: Line, end: Ended, folder: Path) -> None:
     """Check that a command printed what it found, and left a finished folder if it writes one."""
     groups = dict(line.groups)
     assert end.out or line.command == "train"
+    if "--dry-run" in groups:
+        assert re.search(r"^about \d+ s for \d+ passes, which begin after", end.out, re.MULTILINE)
+        return
     assert not [*folder.rglob("*.unfinished*")]
     if line.command == "train":
         (out,) = groups.get("--out", (f"runs/train-{groups['--preset'][0]}",))

@@ -28,7 +28,7 @@ from nope_probe.runtime.checkpoint import RunCheckpoint
 from nope_probe.runtime.folder import Run
 from nope_probe.runtime.peers import Processes
 from nope_probe.runtime.places import validate_memory
-from nope_probe.runtime.processes import status, tell
+from nope_probe.runtime.processes import status, tell, validate_one_process
 from nope_probe.runtime.session import SIZES, Call, Session
 from nope_probe.runtime.settings import SessionSettings
 from nope_probe.runtime.sources import load_model
@@ -142,6 +142,7 @@ def run_study(
     """
     with ExitStack() as stack:
         if dry:
+            validate_one_process()
             place = stack.enter_context(TemporaryDirectory(prefix="nope-probe-"))
             settings = settings.at(Path(place, "run"))
         session = stack.enter_context(Session(kind.command, settings, call, kind.load))

@@ -11,8 +11,9 @@ import plotly.graph_objects as go
 from plotly.colors import qualitative
 
 from nope_probe.figures.intervals import FLOOR, estimates_of
+from nope_probe.figures.measures import layers_by_heads
 from nope_probe.figures.names import colour, plain, words
-from nope_probe.figures.style import SEQUENTIAL, Grid, colour_bar, place
+from nope_probe.figures.style import SEQUENTIAL, colour_bar, place_panels
 from nope_probe.removal import INK
 
 CELL = 32  # px a layer
@@ -76,24 +77,16 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
             "line": {"width": RING * first, "color": INK},
         },
     }
-    n_layers = table["layer"].nunique()
-    wide = Grid(
-        columns=1, panel=max(160, CELL * n_layers), bottom=124, x_title="head", y_title="layer"
+    n_layers, n_heads = table[["layer", "head"]].nunique()
+    figure = layers_by_heads("Position in each head's attention", n_layers, n_heads, CELL)
+    figure.update_xaxes(range=[-0.7, int(table["head"].max()) + 0.7])
+    figure.update_yaxes(range=[int(table["layer"].max()) + 0.7, int(table["layer"].min()) - 0.7])
+    bar = {**colour_bar("positional share"), "tickformat": ".0%"}
+    return figure.add_traces([rings, heads]).update_layout(
+        coloraxis={"colorscale": SEQUENTIAL, "cmin": 0.0, "cmax": 1.0, "colorbar": bar},
+        meta=figure.layout.meta | {"opens_heads": True},
+        showlegend=False,
     )
-    layout = place("Position in each head's attention", [""], wide, left=50)
-    ticks = {"zeroline": False, "tickformat": "d"}
-    ends = [-0.7, int(table["head"].max()) + 0.7]
-    layout["xaxis"] |= {**ticks, "nticks": min(17, 1 + table["head"].nunique()), "range": ends}
-    ends = [int(table["layer"].max()) + 0.7, int(table["layer"].min()) - 0.7]
-    layout["yaxis"] |= {**ticks, "nticks": min(33, 1 + n_layers), "range": ends}
-    layout["coloraxis"] = {
-        "colorscale": SEQUENTIAL,
-        "cmin": 0.0,
-        "cmax": 1.0,
-        "colorbar": {**colour_bar("positional share"), "tickformat": ".0%"},
-    }
-    layout["meta"]["opens_heads"] = True
-    return go.Figure([rings, heads], {**layout, "showlegend": False})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,16 +167,13 @@ def why_bars(table: pd.DataFrame, title: str) -> go.Figure:
             "marker": {"color": INK, "size": 8, "symbol": "diamond"},
         }
     )
-    below = 60 + 20 * -(-len(traces) // 3)
-    wide = Grid(
-        columns=1,
+    figure = place_panels(
+        title,
+        [""],
         panel=ROW * max(4, len(names)),
         x_title="nats above the mean of the keys",
-        y_title="key",
-        bottom=below,
-        left=120,
+        bottom=60 + 20 * -(-len(traces) // 3),
+        phone={"bottom": 60 + 20 * len(traces)},
     )
-    layout = place(title, [""], wide, left=96, bottom=60 + 20 * len(traces))
-    layout |= {"barmode": "relative", "bargap": 0.25}
-    layout["yaxis"] |= {"autorange": "reversed", "type": "category"}
-    return go.Figure(traces, layout)
+    figure.update_yaxes(autorange="reversed", type="category", title_text="key")
+    return figure.add_traces(traces).update_layout(barmode="relative", bargap=0.25)

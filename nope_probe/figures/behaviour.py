@@ -19,14 +19,10 @@ from nope_probe.figures.dots import (
 from nope_probe.figures.intervals import estimates_of
 from nope_probe.figures.names import colour, symbol, words
 from nope_probe.figures.style import (
-    Grid,
+    GUIDE,
     Trace,
-    axis,
-    draw_guide,
     layer_colours,
-    patch,
-    place,
-    set_axes,
+    place_panels,
 )
 from nope_probe.removal import INTACT, Condition, replaced_by
 
@@ -57,19 +53,18 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
                 line={"color": ink, "width": 1.5, "dash": _dash(name)},
                 showlegend=name != INTACT.name or panel == 0,
             )
-    wide = Grid(
+    figure = place_panels(
+        title,
+        list(groups),
+        zoom="xy",
         columns=len(groups),
         panel=320,
         x_title="position in the window",
         y_title="loss, nats",
         bottom=110,
-        left=70,
-    )
-    layout = place(title, list(groups), wide, "xy", columns=1, panel=240, bottom=260, left=50)
-    if trained is not None:
-        for panel in range(len(groups)):
-            draw_guide(layout, panel, x=float(trained))
-    return go.Figure(traces, layout)
+        phone={"bottom": 260},
+    ).add_traces(traces)
+    return figure if trained is None else figure.add_vline(float(trained), line=GUIDE)
 
 
 def _panels(conditions: Sequence[str]) -> dict[str, list[str]]:
@@ -180,37 +175,30 @@ def differences(
                     sideways=True,
                 )
             )
-    height = max(120, 22 * len(conditions))
-    wide = Grid(
-        columns=min(3, len(shown)), panel=height, shared_y=True, left=160, bottom=56, row_gap=86
-    )
-    heading, phone = "What each removal changes, less the intact model", min(2, len(shown))
-    layout = place(
-        heading,
-        [titles[m] for m in shown],
-        wide,
-        "y",
-        columns=phone,
-        left=140,
-        gap=0.1,
+    figure = place_panels(
+        "What each removal changes, less the intact model",
+        [titles[name] for name in shown],
+        columns=min(3, len(shown)),
+        panel=max(120, 22 * len(conditions)),
+        zoom="y",
+        shared_y=True,
         bottom=90,
-        row_gap=106,
-    )
-    below = {f"xaxis{axis(i)}.title.text": units[name] for i, name in enumerate(shown)}
-    patch(layout, below)
-    in_lines = {
-        key: text.replace("; ", "<br>").replace(": ", ":<br>") for key, text in below.items()
-    }
-    layout["meta"]["narrow"] |= in_lines
+        row_gap=86,
+        phone={"columns": min(2, len(shown)), "row_gap": 106},
+    ).add_traces(traces)
+    for x_axis, name in zip(figure.select_xaxes(), shown, strict=False):
+        x_axis.title.text = units[name]
+        in_lines = units[name].replace("; ", "<br>").replace(": ", ":<br>")
+        figure.layout.meta["narrow"][f"{x_axis.plotly_name}.title.text"] = in_lines
     names = [label(condition) for condition in reversed(conditions)]
-    set_axes(layout, "y", categoryarray=names, range=[-0.5, len(names) - 0.5])
-    set_axes(layout, "x", zerolinewidth=2, nticks=4, rangemode="tozero")
+    figure.update_yaxes(categoryarray=names, range=[-0.5, len(names) - 0.5])
+    figure.update_xaxes(zerolinewidth=2, nticks=4, rangemode="tozero")
     panels_of: dict[str, list[int]] = {}
     for panel, name in enumerate(shown):
         panels_of.setdefault(units[name].partition(";")[0], []).append(panel)
     ends = [estimates_of(rows, "difference") for rows in by_measure]
-    fit_axes(layout, "x", ends, [*panels_of.values()])
-    return go.Figure(traces, {**layout, "showlegend": False})
+    fit_axes(figure, "x", ends, [*panels_of.values()])
+    return figure.update_layout(showlegend=False)
 
 
 def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
@@ -235,12 +223,10 @@ def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
         )
         for (layer, rows), ink in zip(table.groupby("layer"), layer_colours(n_layers), strict=True)
     ]
-    wide = Grid(
-        columns=1,
+    return place_panels(
+        "Heads: pattern and behaviour",
+        [""],
         panel=320,
-        left=70,
         x_title="the head's positional pattern, nats",
         y_title="rise of the loss without its W_Q, nats",
-    )
-    layout = place("Heads: pattern and behaviour", [""], wide, panel=240, left=50)
-    return go.Figure(traces, layout)
+    ).add_traces(traces)

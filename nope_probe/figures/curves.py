@@ -34,14 +34,10 @@ from nope_probe.figures.intervals import (
 from nope_probe.figures.names import TABLE, colour, words
 from nope_probe.figures.style import (
     ZERO,
-    Grid,
-    Layout,
     Trace,
-    axes,
     on,
-    place,
+    place_panels,
     scatter,
-    set_axes,
 )
 from nope_probe.removal import INK
 
@@ -75,11 +71,10 @@ def band_amplitudes(table: pd.DataFrame) -> go.Figure:
         if is_noise(*ends):
             flat.append(panel)
     title, x_title = "The positional pattern by RoPE band", "wavelength, positions"
-    layout = _place_layers(table, title, x_title, "xy", bottom=120, ticks=50)
-    if (limits := axis_range(*estimates_of(table, "amplitude"))) is not None:
-        layout["yaxis"]["range"] = limits
-    note_flat(layout, flat)
-    return go.Figure(traces, layout)
+    figure = _layer_panels(table, title, x_title, "xy", bottom=120, ticks=50)
+    figure.update_yaxes(range=axis_range(*estimates_of(table, "amplitude")))
+    note_flat(figure, flat)
+    return figure.add_traces(traces)
 
 
 def offset_profiles(table: pd.DataFrame) -> go.Figure:
@@ -103,10 +98,10 @@ def offset_profiles(table: pd.DataFrame) -> go.Figure:
     title = "Mean by distance from query to key"
     # Softmax ignores the scores' level, which differs between layers.
     zoom = "x" if "score" in set(table["term"]) else "xy"
-    layout = _place_layers(table, title, "distance i - j", zoom)
+    figure = _layer_panels(table, title, "distance i - j", zoom)
     if "last_offset" in table:  # bins that grow with distance
-        set_axes(layout, "x", type="log")
-    return go.Figure(traces, layout)
+        figure.update_xaxes(type="log")
+    return figure.add_traces(traces)
 
 
 def query_strengths(table: pd.DataFrame, lengths: Mapping[str, int]) -> go.Figure:
@@ -137,7 +132,7 @@ def query_strengths(table: pd.DataFrame, lengths: Mapping[str, int]) -> go.Figur
             label = f"{name} ({length:,})"
             traces.append(scatter(panel, label, "", **ends, mode="lines", line=line))
     title = "The strength of the positional pattern by query"
-    return go.Figure(traces, _place_layers(table, title, "query position", "x"))
+    return _layer_panels(table, title, "query position", "x").add_traces(traces)
 
 
 def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
@@ -147,26 +142,27 @@ def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
     return (first + rows[last].to_numpy(int)) / 2 if last in rows else first
 
 
-def _place_layers(
+def _layer_panels(
     table: pd.DataFrame,
     title: str,
     x_title: str,
     zoom: str,
     bottom: int = 84,
     ticks: int = 0,
-) -> Layout:
-    """Place a panel per layer; tick labels of x may stand on end, `ticks` px high."""
+) -> go.Figure:
+    """Return an empty panel per layer; tick labels of x may stand on end, `ticks` px high."""
     names = [f"L{layer}" for layer in sorted({*table["layer"]})]
-    wide = Grid(
+    return place_panels(
+        title,
+        names,
+        zoom=zoom,
         columns=min(MOST_COLUMNS, len(names)),
         panel=200,
-        row_gap=90 + ticks,
+        row_gap=60 + ticks,
         bottom=bottom,
         x_title=x_title,
         y_title="nats",
     )
-    phone = {"columns": 1, "panel": 160, "row_gap": 80 + ticks, "left": 50}
-    return place(title, names, wide, zoom, **phone)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,16 +236,22 @@ def _panels(
             )
             traces += [theory, simulation]
     ranges = [_noise_range(curves.values(), layer) for layer in range(n_layers)]
-    wide = Grid(columns=min(4, n_layers), panel=230, x_title=x_title, y_title=y_title, bottom=110)
-    phone = {"columns": min(2, n_layers), "panel": 150, "gap": 0.14, "left": 50}
-    titles = [f"L{layer}{FLAT_WORDS if limits else ''}" for layer, limits in enumerate(ranges)]
-    layout = place(title, titles, wide, "x", **phone)
-    set_axes(layout, "y", **y_axis)
-    for keys, limits in zip(axes(layout, "y"), ranges, strict=True):
-        if limits is not None:
-            middle = {"tickvals": [sum(limits) / 2], "tickformat": ".3~f"}  # the rest is noise
-            keys |= {"range": limits, **middle}
-    return go.Figure(traces, layout)
+    figure = place_panels(
+        title,
+        [f"L{layer}{FLAT_WORDS if limits else ''}" for layer, limits in enumerate(ranges)],
+        zoom="x",
+        columns=min(MOST_COLUMNS, n_layers),
+        panel=230,
+        x_title=x_title,
+        y_title=y_title,
+        bottom=110,
+        phone={"columns": min(2, n_layers), "panel": 150, "gap": 0.14},
+    )
+    figure.update_yaxes(**y_axis)
+    for keys, limits in zip(figure.select_yaxes(), ranges, strict=True):
+        if limits is not None:  # all but the middle is noise
+            keys.update(range=limits, tickvals=[sum(limits) / 2], tickformat=".3~f")
+    return figure.add_traces(traces)
 
 
 def _noise_range(curves: Collection[Curves], layer: int) -> tuple[float, float] | None:

@@ -29,15 +29,12 @@ from nope_probe.figures.names import colour, symbol, words
 from nope_probe.figures.style import (
     BLANK,
     GRID,
-    Grid,
-    Layout,
     Trace,
     axis,
     inside,
     on,
-    place,
+    place_panels,
     scatter,
-    set_axes,
 )
 
 WIDTH = 0.6  # width of a layer's dots, in layers
@@ -186,18 +183,22 @@ def over_layers(
     many, deep = (columns or 1) > 1, len(layers) > MOST_TICKS
     n_names = len({trace["name"] for trace in traces})
     across = columns or len(panels)
-    wide = Grid(
+    figure = place_panels(
+        title,
+        list(panels),
+        zoom="x",
         columns=max(1, across // 2) if deep else across,
         panel=170 if many or deep else 260,
         x_title="layer",
         bottom=60 + LEGEND_ROW * -(-n_names // 6),
+        phone={
+            "columns": 2 if many and not deep else 1,
+            "panel": 120 if many else 220,
+            "bottom": 60 + LEGEND_ROW * -(-n_names // 2),
+            "gap": 0.14,
+        },
     )
-    phone = {"columns": 2 if many and not deep else 1, "panel": 120 if many else 220}
-    phone["bottom"] = 60 + LEGEND_ROW * -(-n_names // 2)
-    layout = place(title, list(panels), wide, "x", **phone, gap=0.14, left=40)
-    set_axes(
-        layout,
-        "x",
+    figure.update_xaxes(
         range=[layers[0] - 0.5, layers[-1] + 0.5],
         showgrid=False,
         zeroline=False,
@@ -205,14 +206,14 @@ def over_layers(
         dtick=-(-len(layers) // MOST_TICKS),
         minor={"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID},
     )
-    set_axes(layout, "y", rangemode="tozero", zerolinewidth=2, nticks=5)
-    for panel, of_panel in enumerate(panels.values()):
+    figure.update_yaxes(rangemode="tozero", zerolinewidth=2, nticks=5)
+    for y_axis, of_panel in zip(figure.select_yaxes(), panels.values(), strict=True):
         if all(series.column.startswith(SHARES) for series in of_panel):
-            layout[f"yaxis{axis(panel)}"]["tickformat"] = ".0%"
-    mark_empty_layers(layout, panels)
+            y_axis.tickformat = ".0%"
+    mark_empty_layers(figure, panels)
     ends = [np.concatenate([s.estimates for s in of_panel], axis=1) for of_panel in panels.values()]
-    fit_axes(layout, "y", ends, same_y)
-    return go.Figure(traces, layout)
+    fit_axes(figure, "y", ends, same_y)
+    return figure.add_traces(traces)
 
 
 def _layer_dots(series: Dots, panel: int, offset: float) -> Trace:
@@ -231,11 +232,11 @@ def _layer_dots(series: Dots, panel: int, offset: float) -> Trace:
     )
 
 
-def mark_empty_layers(layout: Layout, panels: Mapping[str, Sequence[Dots]]) -> None:
+def mark_empty_layers(figure: go.Figure, panels: Mapping[str, Sequence[Dots]]) -> None:
     """Mark the layers in which no series of a panel has a number.
 
     Args:
-        layout: the figure's layout, with its panels.
+        figure: the figure with its panels.
         panels: series by the panel's title.
     """
     note = {**NOTE, "text": NO_PATTERN, "textangle": -90}
@@ -243,11 +244,12 @@ def mark_empty_layers(layout: Layout, panels: Mapping[str, Sequence[Dots]]) -> N
         values = pd.concat([pd.Series(s.estimates[0], index=s.layers) for s in of_panel])
         known = values.groupby(level=0).count()
         where = {**inside(panel), "xref": f"x{axis(panel)}", "y": 0.5}
-        layout["annotations"] += [{**note, **where, "x": at} for at in known.index[known == 0]]
+        for layer in known.index[known == 0]:
+            figure.add_annotation(**note, **where, x=layer)
 
 
 def fit_axes(
-    layout: Layout,
+    figure: go.Figure,
     along: str,
     ends: Sequence[Float[np.ndarray, "3 _"]],
     groups: Sequence[Sequence[int]] = (),
@@ -255,7 +257,7 @@ def fit_axes(
     """Match the axes of panels on one scale, and keep noise flat, with a note.
 
     Args:
-        layout: the figure's layout, with its panels.
+        figure: the figure with its panels.
         along: `x` or `y`, the axes that the numbers are along.
         ends: each panel's estimates, lower and upper bounds.
         groups: panels, by their numbers, that share one scale; by default every panel has its own.
@@ -266,14 +268,12 @@ def fit_axes(
         if limits is None and len(group) > 1:  # plotly.js scales a panel without numbers itself
             limits = padded_range(together)
         for panel in group:
-            keys = layout[f"{along}axis{axis(panel)}"]
-            if panel != group[0]:
-                keys["matches"] = f"{along}{axis(group[0])}"
-            if limits is not None:
-                keys["range"] = limits
-    note_flat(layout, [panel for panel, numbers in enumerate(ends) if is_noise(*numbers)])
+            matched = None if panel == group[0] else f"{along}{axis(group[0])}"
+            figure.layout[f"{along}axis{axis(panel)}"].update(matches=matched, range=limits)
+    note_flat(figure, [panel for panel, numbers in enumerate(ends) if is_noise(*numbers)])
 
 
-def note_flat(layout: Layout, panels: Iterable[int]) -> None:
+def note_flat(figure: go.Figure, panels: Iterable[int]) -> None:
     """Note in some panels that their numbers are flat within noise."""
-    layout["annotations"] += [{**inside(panel), **FLAT_NOTE} for panel in panels]
+    for panel in panels:
+        figure.add_annotation(**inside(panel), **FLAT_NOTE)

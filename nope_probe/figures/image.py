@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from nope_probe.errors import UserError, closed_choices
 from nope_probe.figures.maps import unfold_layers
-from nope_probe.figures.style import SLIDER, TITLE_HEIGHT, patch, set_axes
+from nope_probe.figures.style import SLIDER, TITLE_HEIGHT, patch
 from nope_probe.files import NO_BROWSER, local_path, validate_image_name, validate_kaleido
 
 Width = Literal["column", "page"]
@@ -49,7 +49,6 @@ def save(
     if width == "column":
         patch(layout, layout.get("meta", {}).get("narrow", {}))
         enlarge_text(spec, SMALLEST_PX)
-        set_axes(layout, "y", automargin=True)  # room for the larger names
         if layout["height"] > LONGEST_COLUMN:
             raise UserError(
                 f"a column of this figure is {layout['height']:,.0f} px long, and a page holds "

@@ -44,11 +44,11 @@ from nope_probe.figures.style import (
     DIVERGING,
     SEQUENTIAL,
     ColourScale,
-    Grid,
     Layout,
     add_slider,
     colour_bar,
     colour_limits,
+    plot_height,
 )
 
 if TYPE_CHECKING:
@@ -286,11 +286,11 @@ def _layered(
     has_leads = any(maps.leads is not None for maps in pooled)
     units = [f"nats; first key ÷ {x:.2g}" if has_leads else "nats" for x in divisors]
 
-    def bar(grid: Grid) -> Layout:
-        below = colour_bar(units[first], (0.35, 0.65), -(BAR_DROP + AXES) / grid.inner(n))
+    def bar(at: Layout, columns: int) -> Layout:
+        below = colour_bar(units[first], (0.35, 0.65), -(BAR_DROP + AXES) / plot_height(at))
         return {"coloraxis.colorbar": {**below, "nticks": 6}}
 
-    layout = place_squares(
+    figure = place_squares(
         title,
         titles[first],
         columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
@@ -298,14 +298,14 @@ def _layered(
         row_gap=64,
         bars=bar,
     )
-    layout["coloraxis"] |= {"colorscale": colours, **colour_limits(limits[first])}
+    figure.update_coloraxes(colorscale=colours, **colour_limits(limits[first]))
     texts: list[Layout] = [
         {f"annotations[{i}].text": t for i, t in enumerate(of_layer)}
         | ({"coloraxis.colorbar.title.text": unit} if has_leads else {})
         for of_layer, unit in zip(titles, units, strict=True)
     ]
-    add_slider(layout, layers, len(traces) // len(layers), first, limits, texts)
-    return go.Figure(traces, layout)
+    add_slider(figure, layers, len(traces) // len(layers), first, limits, texts)
+    return figure.add_traces(traces)
 
 
 def lead_divisor(pooled: Sequence[Pooled], place: int, limit: float) -> float:

@@ -24,12 +24,10 @@ from nope_probe.figures.names import colour, words
 from nope_probe.figures.style import (
     BLANK,
     DIVERGING,
+    GUIDE,
     SEQUENTIAL,
-    Grid,
     colour_bar,
-    draw_guide,
-    place,
-    set_axes,
+    place_panels,
 )
 from nope_probe.figures.words import ATTENTION, MEASURES
 from nope_probe.removal import INK, INTACT, Condition
@@ -147,23 +145,33 @@ def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
         "hoverongaps": False,
         "hovertemplate": f"L%{{y}}H%{{x}}<br>%{{z:.3g}} {BOUNDS}<extra>{about.title}</extra>",
     }
-    wide = Grid(
-        columns=1, panel=max(160, CELL * n_layers), bottom=124, x_title="head", y_title="layer"
-    )
-    layout = place(f"Each head's {about.title}", [""], wide, left=50)
-    ticks = {"showgrid": False, "zeroline": False, "tickformat": "d"}
-    layout["xaxis"] |= {**ticks, "nticks": min(17, 1 + n_heads)}
-    layout["yaxis"] |= {**ticks, "autorange": "reversed", "nticks": min(33, 1 + n_layers)}
+    figure = layers_by_heads(f"Each head's {about.title}", n_layers, n_heads, CELL)
+    figure.update_xaxes(showgrid=False)
+    figure.update_yaxes(showgrid=False, autorange="reversed")
     known = np.abs(values.to_numpy(float))
     # Colours of a signed measure run around zero, of other measures from zero on.
     top = 1.0 if about.bounded else max(FLOOR, float(np.nan_to_num(known).max(initial=0.0)))
-    layout["coloraxis"] = {
+    colours = {
         "colorscale": DIVERGING if about.signed else SEQUENTIAL,
         "cmin": -top if about.signed else 0.0,
         "cmax": top,
         "colorbar": colour_bar(about.unit),
     }
-    return go.Figure(heads, {**layout, "plot_bgcolor": BLANK})
+    return figure.add_trace(heads).update_layout(coloraxis=colours, plot_bgcolor=BLANK)
+
+
+def layers_by_heads(title: str, n_layers: int, n_heads: int, cell: int) -> go.Figure:
+    """Return an empty panel of all heads, layer by head, with a row of some px for each layer."""
+    figure = place_panels(
+        title,
+        [""],
+        panel=max(160, cell * n_layers),
+        bottom=124,
+        x_title="head",
+        y_title="layer",
+    )
+    figure.update_xaxes(zeroline=False, tickformat="d", nticks=min(17, 1 + n_heads))
+    return figure.update_yaxes(zeroline=False, tickformat="d", nticks=min(33, 1 + n_layers))
 
 
 STAGE_MEASURES = ("locality", "monotonicity")
@@ -176,16 +184,20 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
         table: `stages.csv`: model (intact or ablated), stage, and the measures with their bounds.
         removed: the components that the ablation removed; the first fixes the colour.
     """
-    wide = Grid(columns=2, panel=240, gap=0.08, x_title="stage")
-    titles = [MEASURES[measure].title for measure in STAGE_MEASURES]
-    title = "Measures of each stage's positional pattern"
-    layout, traces = place(title, titles, wide, "x", columns=1, panel=200, left=44), []
+    figure = place_panels(
+        "Measures of each stage's positional pattern",
+        [MEASURES[measure].title for measure in STAGE_MEASURES],
+        zoom="x",
+        columns=2,
+        panel=240,
+        x_title="stage",
+    )
     for panel, measure in enumerate(STAGE_MEASURES):
         for model, rows in table.groupby("model", sort=False):
             ablated = model == "ablated"
             ink = colour(removed[0]) if ablated and removed else INK
             shape = "circle-open" if ablated else "circle"
-            traces.append(
+            figure.add_trace(
                 interval_dots(
                     rows["stage"].tolist(),
                     estimates_of(rows, measure),
@@ -199,7 +211,6 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
                     line={"color": ink, "width": 1, "dash": "dot" if ablated else "solid"},
                 )
             )
-        draw_guide(layout, panel, y=MEASURES[measure].neutral)
-    set_axes(layout, "x", type="category", categoryorder="array", categoryarray=list(LETTERS))
-    layout["yaxis"]["range"], layout["yaxis2"]["range"] = [-1.08, 1.08], [-0.04, 1.04]
-    return go.Figure(traces, layout)
+        figure.add_hline(MEASURES[measure].neutral, row=1, col=panel + 1, line=GUIDE)
+    figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(LETTERS))
+    return figure.update_layout(yaxis_range=[-1.08, 1.08], yaxis2_range=[-0.04, 1.04])

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import floor, log10
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -20,15 +19,15 @@ from nope_probe.figures.style import (
     BLANK,
     DIVERGING,
     SEQUENTIAL,
-    Grid,
     Layout,
     Trace,
     axis,
     colour_bar,
     on,
     patch,
-    place,
-    set_axes,
+    place_panels,
+    places,
+    plot_height,
 )
 
 MAX_POSITIONS = 256
@@ -86,20 +85,18 @@ def panel_groups(
     panels, size = [panel for group in groups for panel in group], len(groups[0])
     scales = [[panel.scale for panel in group] for group in groups]
     shared = len(groups) > 1 and all(group == scales[0] for group in scales)
-    layout = place_squares(
+    figure = place_squares(
         title,
         [panel.name for panel in panels],
         columns=max(size, size * min(len(groups), ACROSS // size)),
         phone=size if size <= 3 else 2,
         row_gap=52 if shared else 52 + BAR,
         bars=partial(_bars, panels, size, shared),
-    )
-    traces = []
+    ).update_annotations(font_size=12)
     for index, panel in enumerate(panels):
-        layout["annotations"][index]["font"] = {"size": 12}
         coloraxis = f"coloraxis{axis(index)}"
         colours = {"colorscale": DIVERGING if panel.diverging else SEQUENTIAL}
-        layout[coloraxis] |= {**colours, "cmin": panel.low, "cmax": panel.high}
+        figure.layout[coloraxis].update(**colours, cmin=panel.low, cmax=panel.high)
         cells = RowMaps(values=panel.values[None], queries=panel.query_positions)
         small = pool(cells, max_positions)
         n_cells = panel.values.shape[1]
@@ -108,10 +105,9 @@ def panel_groups(
         of_map = heat_map(
             small.values[0], span, index, name=panel.name, coloraxis=coloraxis, value=value
         )
-        traces.append(of_map)
-        if panel.leads is not None:
-            traces.append(lead_column(panel.leads, of_map))
-    return go.Figure(traces, layout)
+        columns = [] if panel.leads is None else [lead_column(panel.leads, of_map)]
+        figure.add_traces([of_map, *columns])
+    return figure
 
 
 def heat_map(
@@ -189,9 +185,9 @@ def place_squares(
     columns: int,
     phone: int,
     row_gap: int,
-    bars: Callable[[Grid], Layout],
-) -> Layout:
-    """Return the layout of square maps, with queries downwards; all maps zoom and pan together.
+    bars: Callable[[Layout, int], Layout],
+) -> go.Figure:
+    """Return empty panels of square maps, with queries downwards; all zoom and pan together.
 
     Args:
         title: the figure's title.
@@ -199,10 +195,14 @@ def place_squares(
         columns: maps in a row.
         phone: maps in a row on a phone.
         row_gap: height between two rows, px.
-        bars: returns the layout keys of the colour bars on a wide screen or on a phone.
+        bars: returns the layout keys of the colour bars, from the keys that place the maps and
+            the number of maps in a row.
     """
     largest = 400 if len(names) == 1 else 330
-    wide = Grid(
+    figure = place_panels(
+        title,
+        names,
+        zoom="xy",
         columns=columns,
         panel=int(min(largest, WIDTH * (1 - GAP * (columns - 1)) / columns)),
         gap=GAP,
@@ -211,44 +211,43 @@ def place_squares(
         y_title="query position",
         row_gap=row_gap,
         bottom=BAR_DROP + BAR + AXES,
-        left=50,
+        phone={"columns": phone, "panel": 300 // phone},
     )
-    on_phone: dict[str, Any] = {"columns": phone, "panel": 300 // phone}
-    layout = place(title, names, wide, "xy", **on_phone)
     same = {"constrain": "domain", "showgrid": False, "zeroline": False}
     same["nticks"] = 4 if columns > 2 else None
-    set_axes(layout, "x", **same)
-    set_axes(layout, "y", **same, autorange="reversed", constraintoward="top")
+    figure.update_xaxes(same)
+    figure.update_yaxes(same, autorange="reversed", constraintoward="top")
     # All maps are square, because they match the first, which is square.
-    layout["yaxis"]["scaleanchor"] = "x"
-    layout["plot_bgcolor"] = BLANK
-    patch(layout, bars(wide))
+    layout: Layout = {"yaxis": {"scaleanchor": "x"}, "plot_bgcolor": BLANK}
+    patch(layout, bars(places(figure), columns))
+    figure.update_layout(layout)
+    narrow = figure.layout.meta["narrow"]
     few = {f"{xy}axis{axis(i)}.nticks": 3 for i in range(len(names)) for xy in "xy"}
-    layout["meta"]["narrow"] |= {**few, **bars(replace(wide, **on_phone))}
-    return layout
+    narrow |= {**few, **bars(narrow, phone)}
+    return figure
 
 
-def _bars(panels: Sequence[Panel], size: int, shared: bool, grid: Grid) -> Layout:
+def _bars(panels: Sequence[Panel], size: int, shared: bool, at: Layout, columns: int) -> Layout:
     """Return the layout keys of the colour bars: below each scale's first map in its row."""
     keys: Layout = {}
-    domains, inner = grid.domains(len(panels)), grid.inner(len(panels))
-    last_row = (len(panels) - 1) // grid.columns * grid.columns
+    last_row = (len(panels) - 1) // columns * columns
     for index, panel in enumerate(panels):
+        bottom, is_last = at[f"yaxis{axis(index)}.domain"][0], index >= len(panels) - columns
         start = index - index % size
         alike = [
-            at
-            for at in range(start, start + size)
-            if panels[at].scale == panel.scale and domains[at][1] == domains[index][1]
+            other
+            for other in range(start, start + size)
+            if panels[other].scale == panel.scale and other // columns == index // columns
         ]
         bar = f"coloraxis{axis(index)}"
         is_first = index == alike[0]
         keys[f"{bar}.showscale"] = is_first and (not shared or last_row <= index < last_row + size)
-        left, right = domains[index][0][0], domains[alike[-1]][0][1]
-        drop = (BAR_DROP + (AXES if index >= len(panels) - grid.columns else 0)) / inner
+        left, right = at[f"xaxis{axis(index)}.domain"][0], at[f"xaxis{axis(alike[-1])}.domain"][1]
+        drop = (BAR_DROP + AXES * is_last) / plot_height(at)
         length = min(0.3, 0.8 * (right - left))
         across = (left + right - length) / 2, (left + right + length) / 2
         keys[f"{bar}.colorbar"] = {
-            **colour_bar(panel.unit, across, domains[index][1][0] - drop),
+            **colour_bar(panel.unit, across, bottom - drop),
             **_ticks(panel.low, panel.high),
         }
     return keys

@@ -1,20 +1,20 @@
-"""Writers and readers of position: an edge for each writer, maps of a reader's terms, clocks.
+"""Writers and readers of position: a graph, its edges in a table, maps of a reader's terms, clocks.
 
-The circuit on top has a column for each layer: a box of its heads, which stands for the layer as a
-reader, its MLP below and RoPE above. A switch chooses a reader's lead or pattern; maps and clocks
-below the circuit belong to the reader.
+In the graph, a layer as a reader is on top, with RoPE above it; its heads and its MLP, which write
+for later layers, are right of it. A switch chooses a reader's lead or pattern; the maps and clocks
+below the graph belong to the reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from nope_probe.figures.circuit_figure import MENU, Choice, add_switches
 from nope_probe.figures.intervals import (
@@ -28,23 +28,9 @@ from nope_probe.figures.intervals import (
 from nope_probe.figures.maps import MAX_POSITIONS, lead_divisor
 from nope_probe.figures.names import short
 from nope_probe.figures.panels import Pooled, RowMaps, heat_map, lead_column, pool_with_leads
-from nope_probe.figures.position_paths import (
-    ALL_PATHS,
-    BOX,
-    CIRCUIT,
-    HEIGHT,
-    LABEL_FONT,
-    LEFT,
-    PHONE,
-    Labels,
-    Point,
-    boxes_of,
-    edge_paths,
-    layer_of,
-    x_range,
-)
 from nope_probe.figures.style import (
     DIVERGING,
+    GRID,
     SEQUENTIAL,
     TEMPLATE,
     ZERO,
@@ -53,33 +39,35 @@ from nope_probe.figures.style import (
     axis,
     colour_bar,
     colour_limits,
-    inside,
     on,
     patch,
+    places,
 )
 from nope_probe.figures.words import shown_readers, strongest_reader, with_readers
 from nope_probe.removal import INK, Writer
 
 TITLE = "Who writes position, and who reads it"
 ALL = "all"  # the whole pattern; readers; or writers of a clock
+ALL_PATHS = "all paths"  # the edge of a total effect
 WRITTEN = ("written_key", "written_query", "written_both")
 TERMS = (ALL, "rotation", "alibi", *WRITTEN, "covariance")  # in the order of their panels
 ENCODINGS = {"rotation": "RoPE", "alibi": "ALiBi"}  # encodings of terms that no component writes
 SIDES = {"key": "keys", "query": "queries"}
+BENDS = {"keys": 0.0, "queries": 0.5, ALL_PATHS: -0.5, "": 0.0}  # of edges between two nodes, rows
 WITH, AGAINST = "rgba(217, 115, 13, 0.8)", "rgba(43, 123, 186, 0.8)"
 MOST_EDGES = 12  # edges of a reader
-MOST_TOGETHER = 24  # edges of all readers together
-LEAST, LEAST_BESIDE = 0.01, 0.1  # smallest share with an edge, alone and beside other readers
+MOST_TOGETHER = 24  # edges of all readers together, besides the encodings'
+LEAST, LEAST_TOGETHER = 0.01, 0.1  # smallest share with an edge, of a reader and among all readers
 MOSTLY = 0.5  # of a pattern: if more of it was written, patterns come first
-WIDEST = 14.0  # px of an edge that stands for the whole pattern
-MARGIN = 0.05  # below the lowest edge
-FEW = 8  # up to this number of heads, nodes have labels
+WIDEST = 14.0  # px of an edge of the whole pattern
+FEW, NODE, DOT = 5, 30, 6  # with up to some layers, nodes have their names inside; px of both
 CLOCKS = 4  # panels: all writers together, and the strongest writers
-WIDE = 1050  # px of the plotting area
-LARGEST, GAP, ROW_GAP = 230, 44, 74  # px: a panel's side, and the gaps between panels
+GRAPH, TABLE, LARGEST, ROW_GAP = 430, 300, 210, 70  # px: heights of rows, and between rows
+WIDE, PHONE = 1020, 310  # px across of the plotting area
+ROWS = 18  # of the table
+AS_TEXT = {"xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 12}}
 TOP, BOTTOM = 70 + MENU, 96  # px
 LEGEND = 36  # px of two further rows of the legend, on a phone
-Traces = list[tuple[Trace, set[str]]]  # traces with the choices that show them
 
 
 def position_circuit(
@@ -93,7 +81,7 @@ def position_circuit(
     max_positions: int = MAX_POSITIONS,
     skip_keys: int = 1,
 ) -> go.Figure:
-    """Draw the writers of the position that each layer or head reads.
+    """Draw the writers of the position that each layer or head reads, and a table of their shares.
 
     An edge is as wide as the writer's share of the reader's lead or pattern: orange with it, blue
     against it. A dashed edge is a total effect that differs from the direct share by more than both
@@ -135,73 +123,44 @@ def position_circuit(
     if first not in readers:
         raise ValueError(f"no reader {first!r}; there are {', '.join(readers)}")
     edges = _edges(terms, writers, effects)
-    edges = edges[edges["reader"].isin(readers)].copy()
-    places = _places(edges, readers)
-    names, queries = _terms_in(maps, readers), maps.get("query_positions")
+    edges = edges[edges["reader"].isin(readers)]
+    questions, names = _questions(terms, first), _terms_in(maps, readers)
+    views = {
+        _view(name, of, several=len(questions) > 1): (name, of)
+        for of, name in product(questions, [ALL, *readers])
+    }
+    shown = {view: _shown(edges, *of, first) for view, of in views.items()}
+    nodes = _places(edges, [*readers, *edges["writer"][edges["into"] != ""]])
+    traces: list[tuple[Trace, set[str]]] = [
+        (_edge(edge, nodes), {view for view in views if index in shown[view].index})
+        for index, edge in edges.iterrows()
+    ]
+    traces += [(trace, {*views}) for trace in (*_legend(edges), _nodes(nodes))]
     dials = {name: _dials_of(name, clocks) for name in readers}
-    n_dials = max(map(len, dials.values()))
-    widest = WIDEST * min(1.0, 2 * FEW / len(boxes_of(places)))
-    edges["width"] = (widest * edges["share"].abs()).clip(1.0, widest)
-    questions, shown = _questions(terms, first), [ALL, *readers]
-    view = partial(_view, several=len(questions) > 1)
-    own_views = [view(*of) for of in zip(edges["reader"], edges["of"], strict=True)]
-    edges["view"] = pd.Series(own_views, edges.index, dtype=str)
-    views = _views(edges, {question: view(ALL, question) for question in questions})
-    paths, nodes = edge_paths(edges, places, views), _nodes(places)
-    everywhere = {view(name, question) for question in questions for name in shown}
-    traces: Traces = [(trace, everywhere) for trace in (*_legend(edges), nodes)]
-    limits, divisors = dict[str, float](), dict[str, float]()
-    traces += _edge_traces(
-        edges, paths, views, Labels(places, nodes, paths, edges["width"].to_dict(), views), first
-    )
+    below = {ALL: first} | {name: name for name in readers}
+    notes, keys = {}, {}
     for name in readers:
-        chosen = {
-            view(of, q) for of in ([name, ALL] if name == first else [name]) for q in questions
-        }
-        drawn = {
-            panel: pool_with_leads(
-                RowMaps(values=np.asarray(maps[f"{name}/{term}"], float)[None], queries=queries),
-                max_positions,
-                skip_keys if "lead" in questions else 0,
-            )
-            for panel, term in enumerate(names, start=1)
-            if f"{name}/{term}" in maps
-        }
-        limits[name] = max(
-            (symmetric(cells.values, FLOOR) for cells in drawn.values()), default=FLOOR
-        )
-        divisors[name] = lead_divisor([*drawn.values()], 0, limits[name])
-        for panel, cells in drawn.items():
-            term = short(names[panel - 1])
-            traces += [(trace, chosen) for trace in _map(cells, panel, term, divisors[name])]
-        for panel, rows in enumerate(dials[name].values(), start=1 + len(names)):
-            traces.append((_dial(rows, panel), chosen))
-    layout = _place(places, len(names), n_dials)
-    lowest = min((y for path in paths.values() for _, y in path), default=0.0)
-    highest = 1.05 if (edges["into"] != "").all() else HEIGHT[1]  # nothing above the boxes
-    layout["yaxis"]["range"] = (min(0.0, lowest) - MARGIN, highest)
-    above = {"x": 0.5, "y": 1, "yanchor": "bottom", "showarrow": False, "font": {"size": 12}}
-    n_panels = len(names) + n_dials
-    layout["annotations"] = [{**inside(1 + panel), **above} for panel in range(n_panels)]
-    choices: dict[str, Choice] = {}
-    for question, name in product(questions, shown):
-        below, choice = first if name == ALL else name, view(name, question)
-        top = limits[below]
-        keys: dict[str, Any] = colour_limits((-top, top), "coloraxis.")
-        if "lead" in questions:
-            keys["coloraxis.colorbar.title.text"] = f"nats; first key ÷ {divisors[below]:.2g}"
-        titles = [*map(short, names), *dials[below], *[""] * (n_dials - len(dials[below]))]
-        keys |= {f"annotations[{i}].text": text for i, text in enumerate(titles)}
+        of_reader = {view for view, (of, _) in views.items() if below[of] == name}
+        cells = _cells(name, names, maps, max_positions, skip_keys if "lead" in questions else 0)
+        drawn, keys[name] = _maps(cells, names)
+        drawn += [_dial(rows, at) for at, rows in enumerate(dials[name].values(), 1 + len(names))]
+        traces += [(trace, of_reader) for trace in drawn]
+        notes[name] = [*map(short, names), *dials[name]]
         if names:
-            keys["annotations[0].text"] = f"<b>{below}</b>: {titles[0]}"
-        keys |= {
-            f"shapes[{layer}].line.color": INK if layer == layer_of(below) else ZERO
-            for layer in range(len(boxes_of(places)))
-        }
-        choices[choice] = [{"visible": [choice in shown_in for _, shown_in in traces]}, keys]
+            notes[name][0] = f"<b>{name}</b>: {notes[name][0]}"
+    n_dials = max(map(len, dials.values()))
+    figure = _place(nodes, len(names), n_dials)
+    choices: dict[str, Choice] = {}
+    for view, (name, _) in views.items():
+        blank = [" "] * (len(names) + n_dials - len(notes[below[name]]))
+        texts = [*notes[below[name]], *blank, *_table(shown[view])]
+        written = {f"annotations[{i}].text": text for i, text in enumerate(texts)}
+        visible = [view in shown_in for _, shown_in in traces]
+        choices[view] = [{"visible": visible}, keys[below[name]] | written]
+    layout = figure.to_dict()["layout"]
     add_switches(layout, {"Reader": choices})
-    layout["updatemenus"][0] |= {"x": 1, "xanchor": "right", "pad": {"b": LEGEND}}  # above it
-    at_first = view(ALL, questions[0])
+    layout["updatemenus"][0] |= {"x": 1, "xanchor": "right", "pad": {"b": 36}}  # above the legend
+    at_first = next(iter(views))
     patch(layout, choices[at_first][1])
     return go.Figure([{**trace, "visible": at_first in of} for trace, of in traces], layout)
 
@@ -228,8 +187,8 @@ def _edges(
 
     Returns:
         reader, of (lead or pattern), writer (a component or a position encoding), share with its
-        bounds, and into: `keys` or `queries`; `all paths` for a total effect; empty for an
-        encoding.
+        bounds; into: `keys` or `queries`; `all paths` for a total effect; empty for an encoding;
+        and start, the name of the node of the writer or encoding.
     """
     encodings = terms[terms["term"].isin(ENCODINGS)]
     encodings = encodings.assign(writer=encodings["term"].map(ENCODINGS), into="")
@@ -246,135 +205,124 @@ def _edges(
     strongest = written.iloc[(-written["share"].abs()).argsort(kind="stable")]
     edges = pd.concat([encodings, strongest.groupby(["reader", "of"], sort=False).head(MOST_EDGES)])
     drawn = excludes_zero(edges, "share") & (edges["share"].abs() >= LEAST)
+    layers = edges["layer"].astype(str)
+    edges["start"] = edges["writer"].where(edges["into"] != "", edges["writer"] + ", L" + layers)
     return edges[drawn].reset_index(drop=True)
 
 
-def _places(edges: pd.DataFrame, readers: Sequence[str]) -> dict[str, Point]:
-    """Return the place of each node: its layer to the right, 0 to 1 upwards inside the box.
+def _shown(edges: pd.DataFrame, reader: str, question: str, first: str) -> pd.DataFrame:
+    """Return the edges of a view, the strongest first; among all readers, strong edges alone.
 
-    A layer's own name is the left side of its box.
+    Among all readers, a total effect shows only where the direct edge does not, and the edges of
+    the reader whose maps are shown come first.
     """
-    n_layers = 1 + max(map(layer_of, readers))
-    names = {*readers, *edges["writer"][edges["into"] != ""]}
-    heads = [writer.head for name in names if (writer := Writer.parse(name)) is not None]
-    n_heads = 1 + max((head for head in heads if head is not None), default=-1)
-    places: dict[str, Point] = {}
-    for layer in range(n_layers):
-        places[f"L{layer}"] = layer + LEFT, 0.6
-        for head in range(n_heads):
-            places[f"L{layer}H{head}"] = float(layer), 0.92 - 0.64 * (head + 0.5) / n_heads
-        for kind, (right, y) in {"ATTN": (0, 0.6), "BLOCK": (0, 0.6), "MLP": (0.32, 0.1)}.items():
-            if f"{kind}{layer}" in names or (kind == "MLP" and layer < n_layers - 1):
-                places[f"{kind}{layer}"] = float(layer + right), y
-    sources = [name for name in ("pos_embed", "embed", "bias") if name in names]
-    return places | {name: (-0.6, 0.7 - 0.3 * i) for i, name in enumerate(sources)}
+    edges = edges[edges["of"] == question]
+    if reader != ALL:
+        edges = edges[edges["reader"] == reader]
+    sizes = edges["share"].abs().sort_values(ascending=False, kind="stable")
+    edges = edges.loc[sizes.index]
+    if reader == ALL:
+        edges = edges[edges["share"].abs() >= LEAST_TOGETHER]
+        ends, total = edges["writer"] + " " + edges["reader"], edges["into"] == ALL_PATHS
+        edges = edges[~(total & ends.isin(ends[~total]))]
+        edges = edges.drop(edges.index[edges["into"] != ""][MOST_TOGETHER:])
+    return edges.sort_values("reader", key=lambda name: name != first, kind="stable")
 
 
-def _legend(edges: pd.DataFrame) -> Iterator[Trace]:
-    """Yield the legend's entries for the colours and dashes in use."""
+def _places(edges: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+    """Return the nodes by name: x (layers to the right), y (a row for each kind), and their text.
+
+    Layers as readers are in the upper row, with encodings above and to the left of them.
+
+    Args:
+        edges: with the `start` of encodings.
+        names: readers, and writers with edges.
+    """
+    nodes = pd.DataFrame(index=pd.Index(dict.fromkeys(names)))
+    nodes["kind"] = [writer.short if (writer := Writer.parse(name)) else "" for name in nodes.index]
+    rows = sorted({*nodes["kind"]}, key=lambda kind: (kind != "", kind[:1] != "H", len(kind), kind))
+    layers = nodes.index.str.extract(r"(\d+)", expand=False).astype(float).fillna(-1)
+    nodes["x"] = layers + np.where(nodes["kind"] == "", 0, 0.5)
+    nodes["y"] = [-rows.index(kind) for kind in nodes["kind"]]
+    nodes["text"] = nodes["kind"].where(nodes["kind"] != "", nodes.index)
+    encodings = edges[edges["into"] == ""].drop_duplicates("start").set_index("start")
+    above = pd.DataFrame({"x": encodings["layer"] - 0.3, "y": 1, "text": encodings["writer"]})
+    return pd.concat([nodes, above])
+
+
+def _edge(edge: pd.Series, nodes: pd.DataFrame) -> Trace:
+    """Return a curve from a writer or an encoding to a reader."""
+    widest = WIDEST * min(1.0, 2 * FEW / nodes["x"].max())
+    (x0, y0), (x1, y1) = nodes.loc[[edge["start"], edge["reader"]], ["x", "y"]].to_numpy(float)
+    t, bend = np.linspace(0, 1, 25), BENDS[edge["into"]]
+    about = _named(edge)
+    share = interval_text(percent(interval_of(edge, "share")), "z.1f", "%")
+    return {
+        "type": "scatter",
+        "x": x0 + (x1 - x0) * t,
+        "y": y0 + (y1 - y0) * t + 4 * bend * t * (1 - t),
+        "mode": "lines",
+        "line": {
+            "color": WITH if edge["share"] > 0 else AGAINST,
+            "width": np.clip(widest * abs(edge["share"]), 1, widest),
+            "dash": "dash" if edge["into"] == ALL_PATHS else "solid",
+        },
+        "name": about,
+        "hovertemplate": f"{about}<br>{share} of its {edge['of']}<extra></extra>",
+        "showlegend": False,
+    }
+
+
+def _legend(edges: pd.DataFrame) -> list[Trace]:
+    """Return the legend's entries for the colours and dashes in use."""
     kinds = {
         "with the lead or pattern": (WITH, "solid", edges["share"] > 0),
         "against it": (AGAINST, "solid", edges["share"] < 0),
         "on all paths, where that differs": (ZERO, "dash", edges["into"] == ALL_PATHS),
     }
-    for label, (colour, dash, drawn) in kinds.items():
-        if drawn.any():
-            line = {"color": colour, "dash": dash, "width": 4}
-            nowhere = {"type": "scatter", "x": [None], "y": [None]}
-            yield {**nowhere, "mode": "lines", "line": line, "name": label}
+    nowhere = {"type": "scatter", "x": [None], "y": [None], "mode": "lines"}
+    return [
+        {**nowhere, "name": label, "line": {"color": colour, "dash": dash, "width": 4}}
+        for label, (colour, dash, drawn) in kinds.items()
+        if drawn.any()
+    ]
 
 
-def _nodes(places: Mapping[str, Point]) -> Trace:
-    """Return a node for each head, MLP and embedding; a small model's nodes have labels."""
-    boxes = boxes_of(places)
-    names = [Writer(name) for name in places if name not in boxes]
-    n_heads = sum(name.head is not None and name.block == 0 for name in names)
-    is_small = n_heads <= FEW and len(boxes) <= FEW
+def _named(edge: Mapping[Any, Any] | pd.Series, to: str = "to") -> str:
+    """Return the ends of an edge, and into what of its reader it leads."""
+    return f"{edge['writer']} {to} {edge['reader']}" + (edge["into"] and f", {edge['into']}")
+
+
+def _nodes(nodes: pd.DataFrame) -> Trace:
+    """Return the nodes, readers as squares; those of a few layers have their names inside."""
+    is_small = nodes["x"].max() < FEW
     return {
         "type": "scatter",
-        "x": [places[name][0] for name in names],
-        "y": [places[name][1] for name in names],
+        "x": nodes["x"],
+        "y": nodes["y"],
         "mode": "markers+text" if is_small else "markers",
-        "text": [name.short for name in names],
-        "textposition": "bottom center",
-        "textfont": {"size": 11},
-        "marker": {"size": 9 if is_small else 5, "color": INK},
-        "hovertext": names,
+        "text": nodes["text"].tolist(),
+        "textfont": {"size": 10, "color": INK},
+        "marker": {
+            "size": NODE if is_small else DOT,
+            "symbol": np.where(nodes["kind"] == "", "square", "circle"),
+            "color": GRID,
+            "opacity": 1,
+            "line": {"color": ZERO, "width": 1},
+        },
+        "hovertext": nodes.index.tolist(),
         "hovertemplate": "%{hovertext}<extra></extra>",
         "showlegend": False,
     }
 
 
-def _views(edges: pd.DataFrame, of_all: Mapping[str, str]) -> dict[Hashable, list[str]]:
-    """Return the views that show each edge: its reader's, and the view of all readers.
-
-    Among other readers, an edge shows only if it is strong, and one of the strongest.
-
-    Args:
-        edges: their views, of their readers.
-        of_all: the view of all readers' leads, and of all patterns.
-    """
-    strong, total = edges["share"].abs() >= LEAST_BESIDE, edges["into"] == ALL_PATHS
-    pairs = edges["writer"] + edges["view"]
-    together = strong & ~(total & pairs.isin(pairs[strong & ~total]))
-    sizes = edges["share"].abs().where(together)
-    rank = sizes.groupby(edges["of"]).rank(method="first", ascending=False)
-    together &= (rank <= MOST_TOGETHER) | (edges["into"] == "")
-    both = zip(edges.index, edges["view"], edges["of"], together, strict=True)
-    return {
-        at: [view, of_all[question]] if is_together else [view]
-        for at, view, question, is_together in both
-    }
-
-
-def _edge_traces(
-    edges: pd.DataFrame,
-    paths: Mapping[Hashable, Sequence[Point]],
-    views: Mapping[Hashable, Sequence[str]],
-    labels: Labels,
-    first: str,
-) -> Traces:
-    """Return the edges of all readers, and above them the labels of each view.
-
-    The edges of the reader that is shown at first get their labels first, then stronger edges.
-    Without a free place, the share shows on hovering.
-    """
-    traces = Traces()
-    ranked = edges["share"].abs() + edges["share"].abs().max() * (edges["reader"] == first)
-    for at in ranked.sort_values(ascending=False, kind="stable").index:
-        edge = edges.loc[at]
-        text = f"{100 * edge['share']:+.0f}%"
-        text = text if edge["into"] else f"{edge['writer']}<br>{text}"
-        placed = [view for view in views[at] if labels.place(view, at, text)]
-        is_above = edge["into"] == "" and placed == views[at]
-        labels.write([] if is_above else placed, text)
-        traces.append((_edge_trace(edge, paths[at], text if is_above else ""), {*views[at]}))
-    return [*traces, *labels.traces()]
-
-
-def _edge_trace(edge: pd.Series, path: Sequence[Point], text: str) -> Trace:
-    """Return an edge; that of an encoding has its label at its upper end."""
-    about = f"{edge['writer']} to {edge['reader']}" + (edge["into"] and f", {edge['into']}")
-    share = interval_text(percent(interval_of(edge, "share")), "z.1f", "%")
-    line = {
-        "color": WITH if edge["share"] > 0 else AGAINST,
-        "width": edge["width"],
-        "dash": "dash" if edge["into"] == ALL_PATHS else "solid",
-    }
-    return {
-        "type": "scatter",
-        "x": [point[0] for point in path],
-        "y": [point[1] for point in path],
-        "mode": "lines" if edge["into"] else "lines+text",
-        "line": line,
-        "text": ["" if edge["into"] else text, *[""] * (len(path) - 1)],
-        "textposition": "top center",
-        "textfont": LABEL_FONT,
-        "cliponaxis": not text,
-        "name": about,
-        "hovertemplate": f"{about}<br>{share} of its {edge['of']}<extra></extra>",
-        "showlegend": False,
-    }
+def _table(edges: pd.DataFrame) -> tuple[str, str]:
+    """Return the strongest edges of a view, and their shares with intervals, as lines."""
+    rows = edges.iloc[:ROWS].to_dict("records")
+    names = [_named(row, "→") for row in rows]
+    shares = [interval_text(percent(interval_of(row, "share")), "z.1f", "%") for row in rows]
+    more = [f"and {len(edges) - ROWS} more"] if len(edges) > ROWS else []
+    return "<br>".join(["<b>edge</b>", *names, *more]), "<br>".join(["<b>share</b>", *shares])
 
 
 def _terms_in(maps: Mapping[str, np.ndarray], readers: Sequence[str]) -> list[str]:
@@ -390,13 +338,47 @@ def _terms_in(maps: Mapping[str, np.ndarray], readers: Sequence[str]) -> list[st
     ]
 
 
-def _map(cells: Pooled, panel: int, name: str, divisor: float) -> list[Trace]:
-    """Return the map of a term, and its lead, divided to have the colours of the map."""
-    span, value = float(cells.block), "%{z:.3g} nat"
-    of_map = heat_map(cells.values[0], span, panel, name=name, coloraxis="coloraxis", value=value)
-    if cells.leads is None:
-        return [of_map]
-    return [of_map, lead_column(cells.leads[0], of_map, divisor)]
+def _cells(
+    reader: str,
+    names: Sequence[str],
+    maps: Mapping[str, np.ndarray],
+    max_positions: int,
+    skip_keys: int,
+) -> dict[int, Pooled]:
+    """Return the pooled patterns of a reader's terms, with their leads, by panel."""
+    return {
+        panel: pool_with_leads(
+            RowMaps(
+                values=np.asarray(maps[f"{reader}/{term}"], float)[None],
+                queries=maps.get("query_positions"),
+            ),
+            max_positions,
+            skip_keys,
+        )
+        for panel, term in enumerate(names, start=1)
+        if f"{reader}/{term}" in maps
+    }
+
+
+def _maps(cells: Mapping[int, Pooled], names: Sequence[str]) -> tuple[list[Trace], Layout]:
+    """Return the maps of a reader's terms, leads divided to have their colours, and the scale."""
+    top = max((symmetric(of_term.values, FLOOR) for of_term in cells.values()), default=FLOOR)
+    divisor, traces = lead_divisor([*cells.values()], 0, top), list[Trace]()
+    keys = colour_limits((-top, top), "coloraxis.")
+    for panel, of_term in cells.items():
+        of_map = heat_map(
+            of_term.values[0],
+            float(of_term.block),
+            panel,
+            name=short(names[panel - 1]),
+            coloraxis="coloraxis",
+            value="%{z:.3g} nat",
+        )
+        traces.append(of_map)
+        if of_term.leads is not None:
+            traces.append(lead_column(of_term.leads[0], of_map, divisor))
+            keys["coloraxis.colorbar.title.text"] = f"nats; first key ÷ {divisor:.2g}"
+    return traces, keys
 
 
 def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFrame]:
@@ -404,7 +386,8 @@ def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFram
     if clocks is None or clocks.empty:
         return {}
     rows = with_readers(clocks)
-    rows = rows[(rows["reader"] == reader) & (rows["side"] == "key")].sort_values("position")
+    rows = rows[(rows["reader"] == reader) & (rows["side"] == "key")]
+    rows = rows.sort_values("position", kind="stable")
     return {
         f"<b>{reader}</b>: its mean keys" if writer == ALL else f"what {writer} adds": own
         for writer, own in list(rows.groupby("writer", sort=False))[:CLOCKS]
@@ -427,84 +410,81 @@ def _dial(rows: pd.DataFrame, panel: int) -> Trace:
     }
 
 
-def _place(places: Mapping[str, Point], n_maps: int, n_dials: int) -> Layout:
-    """Return the layout of the circuit over square maps and clocks, also for a phone."""
-    boxes = boxes_of(places)
+def _place(nodes: pd.DataFrame, n_maps: int, n_dials: int) -> go.Figure:
+    """Return the graph beside its table, over square maps and clocks, without traces."""
+    columns = max(3, n_maps, n_dials)
+    wide = _arrange(n_maps, n_dials, columns, round(0.6 * columns), WIDE)
+    narrow = _arrange(n_maps, n_dials, 2, 2, PHONE)
+    narrow.layout.margin.t += LEGEND
+    narrow.layout.height += LEGEND
+    x, y = nodes["x"], nodes["y"]
     bare = {"showgrid": False, "zeroline": False, "fixedrange": True}
-    layers = {"tickvals": [*range(len(boxes))], "ticktext": boxes}
-    half = {"len": 0.42, "lenmode": "fraction"}
-    right = {"x": 1, "xanchor": "right"}
-    maps, clocks = {**colour_bar("nats"), **half}, {**colour_bar("position"), **half, **right}
-    every = -(-len(boxes) // FEW)
-    narrow = _layout(PHONE, CIRCUIT[1], (n_maps, 2), (n_dials, 2))
-    narrow["height"] += LEGEND
-    narrow["margin"]["t"] += LEGEND
-    narrow |= {"xaxis.tickvals": layers["tickvals"][::every], "xaxis.ticktext": boxes[::every]}
-    layout: Layout = {
-        "template": TEMPLATE,
-        "title": {"text": TITLE},
-        "legend": {"y": 1, "yref": "paper", "yanchor": "bottom"},
-        "xaxis": {
-            **bare,
-            **layers,
-            "range": x_range(places),
-        },
-        "yaxis": {**bare, "range": HEIGHT, "showticklabels": False},
-        "shapes": [
-            {
-                "type": "rect",
-                "x0": places[name][0],
-                "x1": places[name][0] - 2 * LEFT,
-                "y0": BOX[0],
-                "y1": BOX[1],
-                "line": {"width": 1.5, "color": ZERO},
-            }
-            for name in boxes
-        ],
-        "coloraxis": {"colorscale": DIVERGING, "showscale": n_maps > 0, "colorbar": maps},
-        "coloraxis2": {"colorscale": SEQUENTIAL, "showscale": n_dials > 0, "colorbar": clocks},
-        "meta": {"narrow": narrow},
-    }
-    for panel in range(1, 1 + n_maps + n_dials):
-        is_map, at = panel <= n_maps, axis(panel)
-        first = axis(1 if is_map else 1 + n_maps)
-        same = {"showgrid": False, "zeroline": not is_map, "nticks": 4, "constrain": "domain"}
-        x, y = {**same, "anchor": f"y{at}"}, {**same, "anchor": f"x{at}"}
-        if is_map:
-            y |= {"autorange": "reversed", "constraintoward": "top"}
-        if at == first:
-            if is_map:  # all maps are square, because the first is
-                y["scaleanchor"] = f"x{at}"
-            x["title"] = {"text": "key position" if is_map else "first principal axis"}
-            y["title"] = {"text": "query position" if is_map else "second"}
-        else:
-            x |= {"matches": f"x{first}"}
-            y |= {"matches": f"y{first}", "showticklabels": False}
-        layout |= {f"xaxis{at}": x, f"yaxis{at}": y}
-    patch(layout, _layout(WIDE, CIRCUIT[0], (n_maps, n_maps), (n_dials, n_dials)))
-    return layout
+    ends = {"range": [x.min() - 0.3, x.max() + 0.3], "dtick": -(-int(x.max() + 1) // FEW)}
+    half, right = {"len": 0.42, "lenmode": "fraction"}, {"x": 1, "xanchor": "right"}
+    bars = {**colour_bar("nats"), **half}, {**colour_bar("position"), **half, **right}
+    wide.update_layout(
+        title_text=TITLE,
+        legend={"y": 1, "yref": "paper", "yanchor": "bottom"},
+        xaxis={**bare, **ends, "tickprefix": "L", "tick0": 0},
+        yaxis={**bare, "range": [y.min() - 0.7, y.max() + 0.7], "showticklabels": False},
+        coloraxis={"colorscale": DIVERGING, "showscale": n_maps > 0, "colorbar": bars[0]},
+        coloraxis2={"colorscale": SEQUENTIAL, "showscale": n_dials > 0, "colorbar": bars[1]},
+    )
+    return wide.update_layout(meta={"narrow": places(narrow)})
 
 
-def _layout(width: int, circuit: int, *rows: tuple[int, int]) -> dict[str, Any]:
-    """Return the layout keys that place the circuit, and rows of square panels below it.
+def _span(columns: int, **kind: str) -> list[dict[str, Any] | None]:
+    return [{"colspan": columns, **kind}, *[None] * (columns - 1)]
+
+
+def _arrange(n_maps: int, n_dials: int, columns: int, left: int, width: int) -> go.Figure:
+    """Return the panels on one kind of screen.
 
     Args:
-        width: the plotting area's width, px.
-        circuit: the circuit's height, px.
-        rows: for each kind of panels, their number, and how many stand side by side.
+        n_maps: how many maps are below graph and table.
+        n_dials: how many clocks are below the maps.
+        columns: panels in a row.
+        left: the columns of the graph; the table has the others, or is below.
+        width: of the plotting area, px.
     """
-    boxes: list[tuple[float, float, float, float]] = [(0.0, 0.0, width, circuit)]  # px from the top
-    bottom = float(circuit)
-    for n_panels, columns in rows:
-        side = min(LARGEST, (width - GAP * (columns - 1)) / max(1, columns))
-        for panel in range(n_panels):
-            row, column = divmod(panel, columns)
-            top = bottom + row * (side + ROW_GAP) + ROW_GAP
-            boxes.append((column * (side + GAP), top, side, side))
-        bottom += -(-n_panels // max(1, columns)) * (side + ROW_GAP)
-    keys: dict[str, Any] = {"height": bottom + TOP + BOTTOM}
-    keys["margin"] = {"t": TOP, "b": BOTTOM, "l": 50, "r": 24}
-    for panel, (left, top, across, down) in enumerate(boxes):
-        keys[f"xaxis{axis(panel)}.domain"] = [left / width, min(1.0, (left + across) / width)]
-        keys[f"yaxis{axis(panel)}.domain"] = [max(0.0, 1 - (top + down) / bottom), 1 - top / bottom]
-    return keys
+    table = _span(columns - left or columns, type="table")
+    top = [(GRAPH, [*_span(left), *table])]
+    if left == columns:
+        top = [(GRAPH, _span(left)), (TABLE, table)]
+    counts = [min(columns, n - at) for n in (n_maps, n_dials) for at in range(0, n, columns)]
+    side = min(LARGEST, width / columns)
+    heights = [*(height for height, _ in top), *[side] * len(counts)]
+    specs = [*(cells for _, cells in top), *([*[{}] * n, *[None] * (columns - n)] for n in counts)]
+    inner = sum(heights) + ROW_GAP * (len(heights) - 1)
+    figure = make_subplots(
+        len(specs),
+        columns,
+        specs=specs,
+        row_heights=heights,
+        horizontal_spacing=0.04,
+        vertical_spacing=ROW_GAP / inner,
+        subplot_titles=["", "", *[" "] * (n_maps + n_dials)],
+    ).update_annotations(font_size=12)
+    place = figure.get_subplot(len(top), 1 + left % columns)
+    for x, end in zip(place.x, ("left", "right"), strict=True):
+        figure.add_annotation(x=x, y=place.y[1], xanchor=end, align=end, yanchor="top", **AS_TEXT)
+    for panel in range(1, 1 + n_maps + n_dials):
+        is_map, first = panel <= n_maps, 1 if panel <= n_maps else 1 + n_maps
+        x, y = (figure.layout[f"{along}axis{axis(panel)}"] for along in "xy")
+        same = {"showgrid": False, "zeroline": not is_map, "nticks": 4, "constrain": "domain"}
+        x.update(same, matches=None if panel == first else f"x{axis(first)}")
+        y.update(same, matches=None if panel == first else f"y{axis(first)}")
+        y.showticklabels = panel == first
+        if is_map:
+            y.update(autorange="reversed", constraintoward="top")
+    if n_maps:  # all maps are square, because the first is
+        figure.layout.yaxis2.update(scaleanchor="x2", title_text="query position")
+        figure.layout.xaxis2.title.text = "key position"
+    if n_dials:
+        figure.layout[f"xaxis{axis(1 + n_maps)}"].title.text = "first principal axis"
+        figure.layout[f"yaxis{axis(1 + n_maps)}"].title.text = "second"
+    return figure.update_layout(
+        template=TEMPLATE,
+        height=inner + TOP + BOTTOM,
+        margin={"t": TOP, "b": BOTTOM, "l": 24, "r": 24},
+    )

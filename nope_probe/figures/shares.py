@@ -15,13 +15,11 @@ from nope_probe.figures.names import symbol, words
 from nope_probe.figures.style import (
     BLANK,
     DIVERGING,
+    GUIDE,
     SEQUENTIAL,
-    Grid,
-    axis,
     colour_bar,
-    draw_guide,
     on,
-    place,
+    place_panels,
     scatter,
 )
 from nope_probe.figures.words import reader_of
@@ -138,13 +136,18 @@ def head_losses(table: pd.DataFrame, pattern: pd.DataFrame) -> go.Figure:
     titles = {name: f"lost without {words(name)}" for name in sources}
     maker = words(sources[0]) if len(sources) == 1 else "all sources"
     titles |= {"size": "size, nats", "made": f"made by {maker}"}
-    wide = Grid(columns=2, panel=340, gap=0.1, x_title=titles[x], y_title=titles[y], bottom=124)
-    names = [QUESTIONS[question] for question in panels]
-    layout = place("What each head loses", names, wide, columns=1, panel=280, left=64)
-    traces = []
+    figure = place_panels(
+        "What each head loses",
+        [QUESTIONS[question] for question in panels],
+        columns=2,
+        panel=340,
+        x_title=titles[x],
+        y_title=titles[y],
+        bottom=124,
+    )
     for panel, rows in enumerate(panels.values()):
         size = rows["size"].abs()
-        traces.append(
+        figure.add_trace(
             scatter(
                 panel,
                 "heads",
@@ -163,14 +166,12 @@ def head_losses(table: pd.DataFrame, pattern: pd.DataFrame) -> go.Figure:
                 showlegend=False,
             )
         )
-        for along, name in (("x", x), ("y", y)):
-            if name != "size":
-                layout[f"{along}axis{axis(panel)}"]["tickformat"] = ".0%"
-                draw_guide(layout, panel, **{along: 1.0})
-    layout["coloraxis"] = {"colorscale": SEQUENTIAL, "colorbar": colour_bar("layer")}
-    layers = table["layer"]
-    layout["coloraxis"] |= {"cmin": int(layers.min()), "cmax": max(1, int(layers.max()))}
-    return go.Figure(traces, layout)
+    figure.add_hline(1.0, line=GUIDE).update_yaxes(tickformat=".0%")
+    if x != "size":
+        figure.add_vline(1.0, line=GUIDE).update_xaxes(tickformat=".0%")
+    limits = {"cmin": int(table["layer"].min()), "cmax": max(1, int(table["layer"].max()))}
+    colours = {"colorscale": SEQUENTIAL, "colorbar": colour_bar("layer"), **limits}
+    return figure.update_layout(coloraxis=colours)
 
 
 def heads_with(table: pd.DataFrame, pattern: pd.DataFrame, question: str) -> pd.DataFrame:
@@ -236,17 +237,14 @@ def head_bands(
         if rows["lost"].notna().any()
     }
     row, upright = max(5, min(CELL, MOST // len(heads))), len(names) > FEW
-    wide = Grid(
+    figure = place_panels(
+        "What each head loses without a band",
+        [f"{QUESTIONS[question]}, lost" for question in panels],
         columns=2,
         panel=max(160, row * len(heads)),
-        gap=0.1,
         bottom=230 if upright else 170,
         x_title="wavelength, tokens" if ends else "band of RoPE",
-    )
-    titles = [f"{QUESTIONS[question]}, lost" for question in panels]
-    layout, traces = (
-        place("What each head loses without a band", titles, wide, columns=1, row_gap=170, left=56),
-        [],
+        phone={"row_gap": 170},
     )
     first = heads.index[~heads["layer"].duplicated()]
     for panel, rows in enumerate(panels.values()):
@@ -255,7 +253,7 @@ def head_bands(
         z, *bounds = (
             cells[column][names].to_numpy(float) for column in ("lost", *bound_columns("lost"))
         )
-        traces.append(
+        figure.add_trace(
             {
                 "type": "heatmap",
                 **on(panel),
@@ -268,18 +266,17 @@ def head_bands(
                 "hovertemplate": f"%{{text}}, %{{x}}<br>lost %{{z:.1%}} {PERCENT}<extra></extra>",
             }
         )
-        layout[f"xaxis{axis(panel)}"] |= {"type": "category", "showgrid": False}
-        layout[f"xaxis{axis(panel)}"] |= {"tickangle": -90} if upright else {}
-        layout[f"yaxis{axis(panel)}"] |= {
-            "autorange": "reversed",
-            "showgrid": False,
-            "zeroline": False,
-            "tickvals": first.tolist(),
-            "ticktext": [f"L{layer}H{head}" for layer, head in heads.loc[first].to_numpy()],
-        }
+    figure.update_xaxes(type="category", showgrid=False, tickangle=-90 if upright else None)
+    figure.update_yaxes(
+        autorange="reversed",
+        showgrid=False,
+        zeroline=False,
+        tickvals=first.tolist(),
+        ticktext=[f"L{layer}H{head}" for layer, head in heads.loc[first].to_numpy()],
+    )
     bar = {**colour_bar("lost"), "tickformat": ".0%"}
-    layout["coloraxis"] = {"colorscale": DIVERGING, "cmin": -1.0, "cmax": 1.0, "colorbar": bar}
-    return go.Figure(traces, {**layout, "plot_bgcolor": BLANK})
+    colours = {"colorscale": DIVERGING, "cmin": -1.0, "cmax": 1.0, "colorbar": bar}
+    return figure.update_layout(coloraxis=colours, plot_bgcolor=BLANK)
 
 
 def band_label(name: str, wavelengths: Mapping[str, tuple[float, float]]) -> str:

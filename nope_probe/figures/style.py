@@ -9,13 +9,13 @@ the end.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 from plotly.colors import sample_colorscale, sequential
+from plotly.subplots import make_subplots
 
 from nope_probe.figures.names import plain
 from nope_probe.removal import INK
@@ -25,6 +25,7 @@ Layout: TypeAlias = dict[str, Any]  # nested, or flat with keys such as `xaxis2.
 Trace: TypeAlias = dict[str, Any]
 SLIDER = 84  # px of a slider, with its value above and its labels below
 GRID, BLANK, ZERO = "#d9dce1", "#eceef1", "#8b949e"
+TOP = 64  # px of the margin above the panels, with the figure's title
 TITLE_HEIGHT = 16  # px of a figure's title in the top margin
 # Signed values, blue to red (ColorBrewer's RdBu): zero is light on paper, and dark on dark screens.
 _SIGNED = "#053061 #2166ac #4393c3 #92c5de #d1e5f0 #f7f7f7 #fddbc7 #f4a582 #d6604d #b2182b #67001f"
@@ -39,6 +40,7 @@ SEQUENTIAL: ColourScale = "Viridis"
 DIVERGING: ColourScale = [(index / 10, stop) for index, stop in enumerate(STOPS["diverging"])]
 ON_DARK = {INK: "#e8eaed", GRID: "#3a4048", BLANK: "#262b32"}
 ON_DARK |= dict(zip(STOPS["diverging"], STOPS["divergingOnDark"], strict=True))
+GUIDE = {"color": ZERO, "width": 1, "dash": "dot"}  # a line at one value, across a panel
 TICKS = {"exponentformat": "power", "minexponent": 4}  # no "200n", no "50k"
 _AXIS = {
     **TICKS,  # else 2e-7 nats are written 200n
@@ -46,6 +48,7 @@ _AXIS = {
     "zerolinecolor": ZERO,
     "linecolor": GRID,
     "title": {"standoff": 8, "font": {"size": 13}},
+    "automargin": True,
 }
 TEMPLATE = go.layout.Template(
     layout={
@@ -87,72 +90,6 @@ def colour_bar(
     return {**bar, **along, **down, "thickness": 8, "tickfont": {"size": 10}, "nticks": 4}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grid:
-    """A layout of panels in rows.
-
-    Attributes:
-        columns: panels in a row.
-        panel: height of a panel, px.
-        row_gap: height between two rows, for titles and ticks, px.
-        gap: width between panels in a row, as a share of the figure's width.
-        top, bottom, left, right: margins, px; the bottom margin has the legend or colour bar.
-        x_title, y_title: the axes' titles, once per column and row; empty for none.
-        shared_y: whether the panels of a row share the ticks of the first panel.
-    """
-
-    columns: int
-    panel: int
-    row_gap: int = 60
-    gap: float = 0.06
-    top: int = 64
-    bottom: int = 84
-    left: int = 60
-    right: int = 12
-    x_title: str = ""
-    y_title: str = ""
-    shared_y: bool = False
-
-    def rows(self, panels: int) -> int:
-        """Return the number of rows for this number of panels."""
-        return -(-panels // self.columns)
-
-    def height(self, panels: int) -> int:
-        """Return the figure's height in px."""
-        return self.inner(panels) + self.top + self.bottom
-
-    def inner(self, panels: int) -> int:
-        """Return the plotting area's height in px."""
-        return self.rows(panels) * (self.panel + self.row_gap) - self.row_gap
-
-    def domains(self, panels: int) -> list[tuple[Extent, Extent]]:
-        """Return each panel's extent along x and y, as shares of the plotting area."""
-        width = (1 - self.gap * (self.columns - 1)) / self.columns
-        inner = self.inner(panels)
-        tall, step = self.panel / inner, (self.panel + self.row_gap) / inner
-        extents = []
-        for panel in range(panels):
-            row, column = divmod(panel, self.columns)
-            left, top = column * (width + self.gap), 1 - row * step
-            extents.append(((left, min(1.0, left + width)), (max(0.0, top - tall), top)))
-        return extents
-
-    def layout(self, panels: int) -> Layout:
-        """Return the layout keys that place the panels, as one flat dictionary."""
-        keys: Layout = {
-            "height": self.height(panels),
-            "margin": {"t": self.top, "b": self.bottom, "l": self.left, "r": self.right},
-        }
-        for index, (x, y) in enumerate(self.domains(panels)):
-            first, last = index % self.columns == 0, index + self.columns >= panels
-            keys[f"xaxis{axis(index)}.domain"] = list(x)
-            keys[f"yaxis{axis(index)}.domain"] = list(y)
-            keys[f"xaxis{axis(index)}.title.text"] = self.x_title if last else ""
-            keys[f"yaxis{axis(index)}.title.text"] = self.y_title if first else ""
-            keys[f"yaxis{axis(index)}.showticklabels"] = first or not self.shared_y
-        return keys
-
-
 def axis(panel: int) -> str:
     """Return plotly's suffix for a panel's axes: empty for the first, then 2, 3, ...
 
@@ -163,41 +100,90 @@ def axis(panel: int) -> str:
     return "" if panel == 0 else str(panel + 1)
 
 
-def place(title: str, panels: Sequence[str], wide: Grid, zoom: str = "", **phone: Any) -> Layout:
-    """Return a figure's layout: its title, its panels and their titles, and its layout for a phone.
+def place_panels(
+    title: str,
+    names: Sequence[str],
+    *,
+    panel: int,
+    zoom: str = "",
+    phone: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> go.Figure:
+    """Return a figure of empty panels of one size, with its layout for a phone.
 
     Args:
         title: the figure's title.
-        panels: the panels' titles.
-        wide: the layout for a wide screen.
+        names: the panels' titles.
+        panel: height of a panel, px.
         zoom: `x`, `y` or `xy`, the axes that all panels share.
-        phone: the fields of `Grid` that differ on a phone.
+        phone: the arguments that differ on a phone; by default panels are lower, in one column.
+        others: the arguments of `_arrange`.
     """
-    above = {"x": 0.5, "y": 1, "yanchor": "bottom", "showarrow": False}
-    layout: Layout = {
-        "template": TEMPLATE,
-        "title": {"text": title},
-        "annotations": [{"text": name, **inside(i), **above} for i, name in enumerate(panels)],
-        "meta": {"narrow": replace(wide, **phone).layout(len(panels))},
-    }
-    for at in (axis(index) for index in range(len(panels))):
-        layout |= {f"xaxis{at}": {"anchor": f"y{at}"}, f"yaxis{at}": {"anchor": f"x{at}"}}
+    names = names or [""]
+    figure = _arrange(names, panel=panel, **others)
+    lower = {"columns": 1, "panel": int(0.8 * panel)}
+    narrow = places(_arrange(names, **{**others, **lower, **(phone or {})}))
+    figure.update_layout(title_text=title, meta={"narrow": narrow})
     for letter in zoom:
-        set_axes(layout, letter, matches=letter)
-        del layout[f"{letter}axis"]["matches"]
-    patch(layout, wide.layout(len(panels)))
-    return layout
+        figure.update_layout(
+            {f"{letter}axis{axis(i)}_matches": letter for i in range(1, len(names))}
+        )
+    return figure
 
 
-def axes(layout: Layout, along: str) -> list[dict[str, Any]]:
-    """Return the keys of each panel's axis along `x` or `y`, to be set."""
-    return [keys for name, keys in layout.items() if name.startswith(f"{along}axis")]
+def _arrange(
+    names: Sequence[str],
+    *,
+    panel: int,
+    columns: int = 1,
+    gap: float = 0.08,
+    row_gap: int = 60,
+    bottom: int = 84,
+    x_title: str = "",
+    y_title: str = "",
+    shared_y: bool = False,
+) -> go.Figure:
+    """Return empty panels on one kind of screen.
+
+    Args:
+        names: the panels' titles.
+        panel: height of a panel, px.
+        columns: panels in a row.
+        gap: width between two panels in a row, as a share of the plotting area.
+        row_gap: height between two rows, for titles and ticks, px.
+        bottom: the margin that has the legend or colour bar, px.
+        x_title: the title of each column's lowest x axis; empty for none.
+        y_title: the title of each row's first y axis; empty for none.
+        shared_y: whether the panels of a row share the ticks of the first panel.
+    """
+    n, starts = len(names), range(0, len(names), columns)
+    inner = panel * len(starts) + row_gap * (len(starts) - 1)
+    figure = make_subplots(
+        len(starts),
+        columns,
+        specs=[[{} if at + i < n else None for i in range(columns)] for at in starts],
+        horizontal_spacing=gap,
+        vertical_spacing=min(1.0, row_gap / inner),
+        subplot_titles=[name or " " for name in names],
+    )
+    for index, (x, y) in enumerate(zip(figure.select_xaxes(), figure.select_yaxes(), strict=True)):
+        x.title.text = x_title if index + columns >= n else ""
+        is_first = index % columns == 0
+        y.update(title_text=y_title if is_first else "", showticklabels=is_first or not shared_y)
+    margin = {"t": TOP, "b": bottom, "l": 16, "r": 12}
+    figure.update_layout(height=inner + TOP + bottom, margin=margin, template=TEMPLATE)
+    return figure.update_annotations(font_size=13)
 
 
-def set_axes(layout: Layout, along: str, **keys: object) -> None:
-    """Set keys of all axes along `x` or `y`."""
-    for of_axis in axes(layout, along):
-        of_axis |= keys
+def places(figure: go.Figure) -> Layout:
+    """Return the layout keys that place a figure's panels, as one flat dictionary."""
+    layout = figure.layout
+    keys: Layout = {"height": layout.height, "margin": layout.margin.to_plotly_json()}
+    for panel in (*figure.select_xaxes(), *figure.select_yaxes()):
+        keys |= {f"{panel.plotly_name}.{k}": v for k, v in panel.to_plotly_json().items()}
+    for index, note in enumerate(layout.annotations):
+        keys |= {f"annotations[{index}].x": note.x, f"annotations[{index}].y": note.y}
+    return keys
 
 
 def on(panel: int) -> dict[str, str]:
@@ -224,18 +210,9 @@ def inside(panel: int) -> dict[str, str]:
     return {"xref": f"x{axis(panel)} domain", "yref": f"y{axis(panel)} domain"}
 
 
-def draw_guide(layout: Layout, panel: int, **at: float) -> None:
-    """Draw a dotted line across a panel, at one value of `x` or of `y`."""
-    ((across, value),) = at.items()
-    along = "y" if across == "x" else "x"
-    line = {
-        **{f"{across}0": value, f"{across}1": value, f"{along}0": 0, f"{along}1": 1},
-        **{f"{across}ref": f"{across}{axis(panel)}"},
-        **{f"{along}ref": f"{along}{axis(panel)} domain"},
-        "type": "line",
-        "line": {"color": ZERO, "width": 1, "dash": "dot"},
-    }
-    layout.setdefault("shapes", []).append(line)
+def plot_height(at: Layout) -> float:
+    """Return the height of the plotting area in px, from the keys that `places` returns."""
+    return at["height"] - at["margin"]["t"] - at["margin"]["b"]
 
 
 def patch(layout: Layout, keys: Mapping[str, Any]) -> None:
@@ -249,17 +226,17 @@ def patch(layout: Layout, keys: Mapping[str, Any]) -> None:
 
 
 def add_slider(
-    layout: Layout,
+    figure: go.Figure,
     layers: Sequence[int],
     panels: int,
     first: int,
     scales: Float[np.ndarray, "layer 2"],
     patches: Sequence[Layout],
 ) -> None:
-    """Add a layer slider below placed panels; traces go by layer, then panel.
+    """Add a layer slider below the panels; traces go by layer, then panel.
 
     Args:
-        layout: the figure's layout.
+        figure: the figure with its panels.
         layers: the numbers of the layers that its traces show.
         panels: traces per layer.
         first: the place of the layer that is shown first.
@@ -273,14 +250,16 @@ def add_slider(
         step = {"label": str(layer), "method": "update", "args": [{"visible": visible}, keys]}
         steps.append(step)
     # The margin grows by the slider's height, so that the panels keep their size.
-    margin, meta = layout["margin"], layout["meta"]
-    inner = layout["height"] - margin["t"] - margin["b"]
-    where = {"x": 0, "len": 1, "y": -margin["b"] / inner, "yanchor": "top"}
+    layout, below = figure.layout, figure.layout.margin.b
+    where = {"x": 0, "len": 1, "y": -below / plot_height(layout), "yanchor": "top"}
     look = {"currentvalue": {"prefix": "L"}, "pad": {"t": 0, "b": 0}}
-    layout["sliders"] = [{"active": first, "steps": steps, **where, **look}]
-    margin["b"] += SLIDER
-    layout["height"] += SLIDER
-    meta |= {"n_layers": len(layers), "first": first, "patches": patches, "scales": scales.tolist()}
+    meta = {"n_layers": len(layers), "first": first, "patches": patches, "scales": scales.tolist()}
+    figure.update_layout(
+        sliders=[{"active": first, "steps": steps, **where, **look}],
+        margin_b=below + SLIDER,
+        height=layout.height + SLIDER,
+        meta=layout.meta | meta,
+    )
 
 
 def colour_limits(limits: Iterable[float], prefix: str = "") -> Layout:

@@ -11,7 +11,7 @@ from nope_probe.errors import UserError
 from nope_probe.figures.circuit_figure import circuit
 from nope_probe.figures.image import export, without_controls
 from nope_probe.figures.panels import Panel, RowMaps, panel_groups, pool
-from nope_probe.figures.style import Grid
+from nope_probe.figures.style import axis, patch, place_panels
 
 
 def group(layer: int, top: float = 1.0) -> list[Panel]:
@@ -73,12 +73,23 @@ def test_an_image_without_kaleido_or_chrome_is_refused_with_the_remedy(
         export(figure, tmp_path / "figure.png")
 
 
-def test_panels_fill_the_width_and_never_overlap() -> None:
-    domains = Grid(columns=3, panel=100).domains(5)
-    assert domains[0][0][0] == 0
-    assert domains[2][0][1] == pytest.approx(1)
-    assert domains[0][0][1] < domains[1][0][0]
-    assert domains[3][1][1] < domains[0][1][0], "the second row stands below the first"
+@pytest.mark.parametrize("screen", ["wide", "phone"])
+def test_panels_fill_the_width_are_as_high_as_asked_and_never_overlap(screen: str) -> None:
+    figure = place_panels("title", list("abcde"), columns=3, panel=100, phone={"columns": 2})
+    layout, columns, height = figure.to_dict()["layout"], 3, 100
+    if screen == "phone":
+        columns, height = 2, 80
+        patch(layout, layout["meta"]["narrow"])
+    inner = layout["height"] - layout["margin"]["t"] - layout["margin"]["b"]
+    at = [(layout[f"xaxis{axis(i)}"], layout[f"yaxis{axis(i)}"]) for i in range(5)]
+    assert [y["domain"][1] - y["domain"][0] for _, y in at] == pytest.approx([height / inner] * 5)
+    assert at[0][0]["domain"][0] == 0
+    assert at[columns - 1][0]["domain"][1] == pytest.approx(1)
+    assert at[0][0]["domain"][1] < at[1][0]["domain"][0]
+    assert at[columns][1]["domain"][1] < at[0][1]["domain"][0], "the second row stands below"
+    for (x, y), title in zip(at, layout["annotations"], strict=True):
+        assert title["x"] == pytest.approx(sum(x["domain"]) / 2)
+        assert title["y"] == pytest.approx(y["domain"][1])
 
 
 def test_pooling_averages_blocks_and_leaves_the_masked_triangle_out() -> None:
