@@ -65,7 +65,7 @@ def query_terms(
     own_q = _vectors(text.q)[query]
 
     def turned(x: Vectors) -> Vectors:
-        return x if text.turns is None else text.turns.turned(x[:, None])[:, 0]
+        return text.rotation.turned(x[:, None])[:, 0]
 
     def products(of_query: Float[Tensor, " d_head"], turned_keys: Vectors) -> Tensor:
         return turned_keys @ turned(of_query.expand(n, -1))[query] * text.scale

@@ -12,6 +12,7 @@ the rounding of the scores is therefore set to 0.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -65,6 +66,34 @@ class NonRelativeRows:
         stop = start + patterns.shape[-2]
         fit = distance_rows(self.f, start, stop) + self.a[:, start:stop, None]
         return (patterns - fit).where(self.cells.rows(start, stop), 0.0)
+
+
+def non_relative(pattern: Pattern) -> Float[Tensor, "fold row key_pos"]:
+    """Return the non-relative parts of a layer's fold patterns, 0 outside the kept cells."""
+    fit, n = NonRelativeRows(pattern_distance_sums(pattern), pattern.cells), pattern.maps.n
+    blocks = [fit.of(block.rows, block.start) for block in pattern.blocks()]
+    return torch.cat([pad(rows, (0, n - rows.shape[-1])) for rows in blocks], -2)
+
+
+def pattern_grams(
+    blocks: Iterable[tuple[int, Float[Tensor, "map row key_pos"]]], cells: KeptCells
+) -> tuple[Float[Tensor, "map map2"], Float[Tensor, "map map2"]]:
+    """Return the inner products of patterns, and of their non-relative parts, as sums over cells.
+
+    A pattern has rows of mean 0, so its product with the projection of another pattern on
+    a(i) + f(i - j) needs only f and the pattern's sums over each distance.
+
+    Args:
+        blocks: the patterns by blocks of rows, 0 outside the kept cells, with the first query.
+        cells: the kept cells.
+    """
+    gram, by_distance = torch.zeros(()), torch.zeros(())
+    for start, rows in blocks:
+        flat = rows.flatten(1)
+        gram = gram + flat @ flat.T
+        by_distance = by_distance + distance_sums(rows, start, cells.n)
+    _, f = relative_fit(by_distance, cells)
+    return gram, gram - f @ by_distance.T
 
 
 def mean_squares(

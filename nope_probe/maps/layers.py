@@ -245,6 +245,17 @@ class Lead:
         return queries[(self.cells.sees_first & (self.cells.n_keys >= MIN_KEYS))[queries]]
 
     @cached_property
+    def weights(self) -> Float[Tensor, "row key_pos"]:
+        """The weight of each score in its row's lead: 1/k at k first keys, -1/n at n others.
+
+        Rows without a lead have the weight 0.
+        """
+        others = self.cells.mask.double()
+        weights = -others / others.sum(1, keepdim=True).clamp_min(1)
+        weights[:, : self.cells.skip_keys] = 1 / self.cells.skip_keys
+        return weights * torch.isin(self.cells.query_positions, self.queries)[:, None]
+
+    @cached_property
     def folds(self) -> Float[Tensor, "fold query"]:
         """The lead of each query in each fold, nats, float64."""
         maps = self.maps.folds

@@ -40,7 +40,6 @@ from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.batch_readings import (
     HeadReading,
     head_reading,
-    is_recognised,
     weights_on,
 )
 from nope_probe.hooks.reading.streaming import stream
@@ -268,8 +267,8 @@ def head_sums(
 
 def layers_without_shares(model: HookedModel, layers: Sequence[int]) -> list[int]:
     """Return the layers whose rotation was not recognised, so that no key can be moved."""
-    traits = traits_of(model)
-    return [layer for layer in layers if not is_recognised(traits[layer].rotary)]
+    rotations = {layer: traits_of(model)[layer].rotary for layer in layers}
+    return [layer for layer, rotary in rotations.items() if rotary and rotary.pairs is None]
 
 
 def _other_bos(inputs: Sequences, bos_token_id: int) -> Sequences:
@@ -309,10 +308,9 @@ def _moved(
 
     There are none if the rotation was not recognised.
     """
-    if reading.rotation is None:
+    if reading.rotation.pairs is None:
         return
-    kept = slice(skip_keys, -1)
-    rotation = reading.rotation[kept].double()
+    kept, rotation = slice(skip_keys, -1), reading.rotation.among(slice(skip_keys, -1))
     for q, k in zip(reading.q.split(size), reading.k[:, kept].split(size), strict=True):
         moved = reading.scale * moved_scores(q.double(), k.double(), rotation)
         if reading.soft_cap is not None:

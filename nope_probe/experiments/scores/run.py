@@ -20,7 +20,6 @@ from nope_probe.analyses.jackknife import jackknife, mean_intervals, standard_er
 from nope_probe.analyses.offsets import OffsetBins, bin_means, offset_bins
 from nope_probe.analyses.pattern import edge_contrast, measure, measure_heads, query_stride
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
-from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
@@ -208,7 +207,7 @@ def bands_of(
     if capped:
         raise UserError(f"--bands: the scores of {capped[0]} are soft-capped, so they are no sum")
     try:
-        rotations = list(map(recover_rotation, read_rotations(model, inputs[:1], len(blocks))))
+        rotations = read_rotations(model, inputs[:1], len(blocks))
         return make_bands(rotations, blocks[0].d_head, choice, layers)
     except (NotImplementedError, ValueError) as error:
         raise UserError(f"--bands: {error}") from error

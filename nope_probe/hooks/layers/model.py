@@ -32,9 +32,9 @@ from nope_probe.hooks.layers.hook_points import (
     hooks_in_place,
     methods_replaced,
 )
-from nope_probe.hooks.layers.rotation import Angles
 from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read
 from nope_probe.hooks.layers.threads import used_alone
+from nope_probe.maps.rotation import Angles
 
 Reading = TypeVar("Reading")
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]

@@ -47,7 +47,8 @@ from nope_probe.hooks.reading.writers import (
     written_by_blocks,
 )
 from nope_probe.maps.folds import Part, State, folds_of, product_parts, sum_parts
-from nope_probe.maps.positions import PositionSums, ReaderSums, Turns
+from nope_probe.maps.positions import PositionSums, ReaderSums
+from nope_probe.maps.rotation import NO_ROTATION, Rotation
 from nope_probe.maps.rows import chosen_rows, rows_of
 
 # The relative error up to which writers' parts add up to queries and keys: of float32 and float64,
@@ -193,16 +194,17 @@ class MeansAccumulator(Accumulator):
                 f"RoPE's pairs of coordinates in L{self.layer.index} were not recognised"
             )
         angles = angles if rope is None else rope.straightened(angles)
-        cos, sin = (turn[0].double() / self.rotary.factor for turn in self.rotary.turns(angles))
-        return flags | {"cos": cos.clone(), "sin": sin.clone()}
+        rotation = self.rotary.at(angles)
+        cos, sin = (x[0].double().clone() for x in (rotation.cos, rotation.sin))
+        return flags | {"cos": cos, "sin": sin}
 
     @property
-    def turns(self) -> Turns | None:
-        """The turns of the layer's queries and keys by RoPE."""
+    def rotation(self) -> Rotation:
+        """The rotation of the layer's queries and keys by RoPE."""
         if self.rotary is None or self.rotary.pairs is None or "cos" not in self.flags:
-            return None
+            return NO_ROTATION
         cos, sin = self.flags["cos"].cpu(), self.flags["sin"].cpu()
-        return Turns(pairs=self.rotary.pairs, cos=cos, sin=sin)
+        return Rotation(pairs=self.rotary.pairs, cos=cos, sin=sin)
 
     def _score_parts(self, attention: Attention, q: Tensor) -> list[Part]:
         """Return the sums of q.k times the scale, over heads or per head."""
@@ -232,9 +234,7 @@ class MeansAccumulator(Accumulator):
             name: total.double().cpu() / n_seqs.view(-1, *[1] * (total.ndim - 1))
             for name, total in totals
         }
-        turns = self.turns
-        if turns is not None:
-            means |= {name: turns.turned_back(means[name]) for name in ("q", "k")}
+        means |= {name: self.rotation.turned_back(means[name]) for name in ("q", "k")}
         return self.sums_of(means)
 
     def sums_of(self, means: State) -> ReaderSums:
@@ -249,7 +249,7 @@ class MeansAccumulator(Accumulator):
             scores=scores.masked_fill(~self.flags["visible"].cpu(), torch.nan),
             bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
             scale=scale if self.per_head else scale / self.layer.n_heads,
-            turns=self.turns,
+            rotation=self.rotation,
             query_positions=queries.clone(),  # every reader is saved by itself
         )
 
@@ -371,9 +371,7 @@ class ReaderAccumulator(MeansAccumulator):
         """Return the scales of the norms inside attention."""
         if not self.projection.parts:
             return y.new_ones(*y.shape[:2], 1, 1)
-        heads = wide(torch.cat((attention.q, attention.k), 2))
-        turns = self.turns
-        heads = heads if turns is None else turns.turned_back(heads)
+        heads = self.rotation.turned_back(wide(torch.cat((attention.q, attention.k), 2)))
         return self.projection.gains(y, heads, self.tolerance)
 
     def _brought(
