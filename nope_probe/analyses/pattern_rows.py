@@ -12,7 +12,6 @@ the rounding of the scores is therefore set to 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,53 +46,42 @@ def score_distance_sums(pattern: Pattern) -> Float[Tensor, "fold distance"]:
     return sums
 
 
-class NonRelativeRows:
-    """The non-relative parts of a layer's fold patterns.
-
-    Args:
-        by_distance: the result of `pattern_distance_sums`.
-        cells: the kept cells.
-    """
-
-    def __init__(self, by_distance: Float[Tensor, "fold distance"], cells: KeptCells) -> None:
-        self.a, self.f = relative_fit(by_distance, cells)
-        self.cells = cells
-
-    def of(
-        self, patterns: Float[Tensor, "fold row key_pos"], start: int
-    ) -> Float[Tensor, "fold row key_pos"]:
-        """Return a block of rows of the patterns less their fit, 0 outside the kept cells."""
-        stop = start + patterns.shape[-2]
-        fit = distance_rows(self.f, start, stop) + self.a[:, start:stop, None]
-        return (patterns - fit).where(self.cells.rows(start, stop), 0.0)
-
-
-def non_relative(pattern: Pattern) -> Float[Tensor, "fold row key_pos"]:
-    """Return the non-relative parts of a layer's fold patterns, 0 outside the kept cells."""
-    fit, n = NonRelativeRows(pattern_distance_sums(pattern), pattern.cells), pattern.maps.n
-    blocks = [fit.of(block.rows, block.start) for block in pattern.blocks()]
-    return torch.cat([pad(rows, (0, n - rows.shape[-1])) for rows in blocks], -2)
-
-
-def pattern_grams(
-    blocks: Iterable[tuple[int, Float[Tensor, "map row key_pos"]]], cells: KeptCells
-) -> tuple[Float[Tensor, "map map2"], Float[Tensor, "map map2"]]:
-    """Return the inner products of patterns, and of their non-relative parts, as sums over cells.
+class PatternSums:
+    """Inner products of patterns and of their non-relative parts, added up over blocks of rows.
 
     A pattern has rows of mean 0, so its product with the projection of another pattern on
     a(i) + f(i - j) needs only f and the pattern's sums over each distance.
 
     Args:
-        blocks: the patterns by blocks of rows, 0 outside the kept cells, with the first query.
         cells: the kept cells.
     """
-    gram, by_distance = torch.zeros(()), torch.zeros(())
-    for start, rows in blocks:
+
+    def __init__(self, cells: KeptCells) -> None:
+        self.cells, self.gram, self.by_distance = cells, torch.zeros(()), torch.zeros(())
+
+    def add(self, rows: Float[Tensor, "map row key_pos"], start: int) -> None:
+        """Add the rows of patterns from the query `start` on, 0 outside the kept cells."""
         flat = rows.flatten(1)
-        gram = gram + flat @ flat.T
-        by_distance = by_distance + distance_sums(rows, start, cells.n)
-    _, f = relative_fit(by_distance, cells)
-    return gram, gram - f @ by_distance.T
+        self.gram = self.gram + flat @ flat.T
+        self.by_distance = self.by_distance + distance_sums(rows, start, self.cells.n)
+
+    @property
+    def grams(self) -> tuple[Float[Tensor, "map map2"], Float[Tensor, "map map2"]]:
+        """The inner products of patterns, and of their non-relative parts, as sums over cells."""
+        _, f = relative_fit(self.by_distance, self.cells)
+        return self.gram, self.gram - f @ self.by_distance.T
+
+
+def non_relative(pattern: Pattern) -> Float[Tensor, "fold row key_pos"]:
+    """Return the non-relative parts of a layer's fold patterns, 0 outside the kept cells."""
+    a, f = relative_fit(pattern_distance_sums(pattern), pattern.cells)
+    blocks: list[Tensor] = []
+    for start, _, rows in pattern.blocks():
+        stop = start + rows.shape[1]
+        rest = rows - distance_rows(f, start, stop) - a[:, start:stop, None]
+        rest = rest.where(pattern.cells.rows(start, stop), 0.0)
+        blocks.append(pad(rest, (0, pattern.maps.n - stop)))
+    return torch.cat(blocks, 1)
 
 
 def mean_squares(

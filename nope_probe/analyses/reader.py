@@ -24,9 +24,9 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval, jackknife, rms
 from nope_probe.analyses.pattern_rows import (
+    PatternSums,
     beyond_rounding,
     mean_squares,
-    pattern_grams,
 )
 from nope_probe.maps.centred import centred_rows
 from nope_probe.maps.estimates import Estimates, ProductSums
@@ -281,13 +281,15 @@ class Reader:
     def size_of(self, maps: Maps) -> Size:
         """Return the size of the leads or patterns of fold maps, nats."""
         if self.lead is None:
-            blocks = ((block.start, block.rows) for block in self.pattern_of(maps).blocks())
-            grams = pattern_grams(blocks, self.pattern.cells)
-            square, rest = (self._over_folds(gram) for gram in grams)
+            sums = PatternSums(self.pattern.cells)
+            for block in self.pattern_of(maps).blocks():
+                sums.add(block.rows, block.start)
+            square, rest = map(self.pattern.estimates, sums.grams)
             return Size(square=square, rest=rest)
         leads = self.values_of(maps).flatten(1)
         means = Estimates.of_means(leads.sum(1) / self.n_values, self.weights)
-        return Size(square=self._over_folds(leads @ leads.T), mean=means)
+        square = ProductSums((leads @ leads.T)[None, :, None]).product(self.n_values, self.weights)
+        return Size(square=square, mean=means)
 
     def pair_size(self, q: Vectors, k: Vectors) -> Size:
         """Return the size of the lead or pattern of <R_i q_i, R_j k_j>.
@@ -295,8 +297,7 @@ class Reader:
         Queries and keys come from different folds, so a square takes four different folds.
         """
         if self.lead is None:
-            grams = pattern_grams(self._pair_blocks(q, k), self.pattern.cells)
-            square, rest = (self._over_quads(gram) for gram in grams)
+            square, rest = map(self._over_quads, self._pair_sums(q, k).grams)
             return Size(square=square, rest=rest)
         # A row's lead is the product with the keys' sum, weighted as in the lead.
         left, right = self.factors(q, k)
@@ -307,22 +308,20 @@ class Reader:
         mean = Estimates(values=means, weights=self.weights)
         return Size(square=self._over_quads(leads @ leads.T), mean=mean)
 
-    def _over_folds(self, gram: Float[Tensor, "fold fold2"]) -> Estimates:
-        return ProductSums(gram[None, :, None]).product(self.n_values, self.weights)
-
     def _over_quads(self, gram: Float[Tensor, "pair pair2"]) -> Estimates:
         values = torch.einsum("fxy,xy->f", _quad_weights(self.weights), gram)
         return Estimates(values=values / self.n_values, weights=self.weights)
 
-    def _pair_blocks(self, q: Vectors, k: Vectors) -> Iterator[tuple[int, Maps]]:
-        """Yield the patterns of <R_i q_i, R_j k_j> for all pairs of folds, by blocks of rows."""
+    def _pair_sums(self, q: Vectors, k: Vectors) -> PatternSums:
+        """Return the sums of the patterns of <R_i q_i, R_j k_j> for all pairs of folds."""
         left, right = self.factors(q, k)
-        (first, second), row = _pairs(len(left)).T, 0
+        (first, second), row, sums = _pairs(len(left)).T, 0, PatternSums(self.pattern.cells)
         for start, stop in self.maps.folds.where.blocks(len(first)):
             queries = left[:, row : row + stop - start]
             row += stop - start
             products = torch.stack([queries @ keys[:stop].T for keys in right], 1)
-            yield start, self.pattern.centred(products[first, second], start)
+            sums.add(self.pattern.centred(products[first, second], start), start)
+        return sums
 
 
 def _pairs(n_folds: int) -> Int[Tensor, "pair two"]:

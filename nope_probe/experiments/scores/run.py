@@ -52,7 +52,7 @@ from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, Inputs, first_keys_of, numbered_layers
+from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers, skip_keys_of
 from nope_probe.hooks.reading.accumulators import Cut
 from nope_probe.hooks.reading.attention import AttentionAccumulator, attention_maps
 from nope_probe.hooks.reading.batch_readings import read_rotations
@@ -188,7 +188,7 @@ def attention_sums(
     cut = Cut(
         counts=fold_of.bincount(),
         queries=choose_rows(engine.inputs.shape[1], engine.query_rows),
-        skip_keys=first_keys_of(engine.inputs) if engine.skip_keys is None else engine.skip_keys,
+        skip_keys=skip_keys_of(engine.inputs) if engine.skip_keys is None else engine.skip_keys,
     )
     blocks = numbered_layers(engine.model, layers)
     return [AttentionAccumulator(layer, cut, keeps_scores=False) for layer in blocks]

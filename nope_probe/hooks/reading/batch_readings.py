@@ -181,47 +181,6 @@ ROWS = 128  # queries whose scores are held at once
 Weights = Float[Tensor, "batch head query_pos which"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadReading:
-    """The attention of one block's heads in a pass over a batch.
-
-    Attributes:
-        weights: each query's attention to the chosen keys.
-        q: the last query, as it is multiplied.
-        k: keys, repeated for each query head, as they are multiplied.
-        rotation: the rotation of queries and keys.
-        scale: the factor between q.k and a score.
-        soft_cap: the soft cap of the scores, or None.
-    """
-
-    weights: Weights
-    q: Float[Tensor, "batch head d_head"]
-    k: Float[Tensor, "batch pos head d_head"]
-    rotation: Rotation
-    scale: float
-    soft_cap: float | None
-
-
-def head_reading(
-    attention: Attention, keys: Int[Tensor, "which query_pos"], rotary: Rotation | None
-) -> HeadReading:
-    """Return the reading of a block's heads in a pass.
-
-    Args:
-        attention: of the block.
-        keys: the keys whose attention is read, per query.
-        rotary: the block's rotation, if it has one.
-    """
-    return HeadReading(
-        weights=weights_on(attention, keys),
-        q=attention.q[:, -1].cpu(),
-        k=repeat_heads(attention.k, attention.n_heads).cpu(),
-        rotation=rotation_of(attention, rotary),
-        scale=attention.scale,
-        soft_cap=attention.soft_cap,
-    )
-
-
 def weights_on(attention: Attention, keys: Int[Tensor, "which query_pos"]) -> Weights:
     """Return each query's attention to chosen keys, on the CPU.
 

@@ -33,8 +33,9 @@ from nope_probe.hooks.layers.model import (
     as_inputs,
     begins_alike,
     documents_of,
-    first_keys_of,
+    kept_positions_of,
     numbered_layers,
+    skip_keys_of,
     traits_of,
 )
 from nope_probe.hooks.reading.accumulators import Accumulator, Cut
@@ -68,7 +69,6 @@ def capture_positions(
     n_folds: int | None = None,
     documents: Int[Tensor, " seq"] | None = None,
     query_rows: int | None = None,
-    skip_keys: int | None = None,
     kept_positions: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> PositionSums:
@@ -87,7 +87,6 @@ def capture_positions(
             sequences (documents) if these are fewer.
         documents: the document of each sequence, whose sequences go to one fold.
         query_rows: how many rows the maps of scores have; see `capture_scores`.
-        skip_keys: how many keys count as first; by default 1 for tokens, 0 for vectors.
         kept_positions: how many first positions means over positions leave out; by default 1 if all
             sequences begin with the same token, else 0.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
@@ -110,9 +109,9 @@ def capture_positions(
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     readers = sorted(numbered_layers(model, layers), key=lambda layer: layer.index)
     fold_of = folds_of(len(inputs), n_folds, documents)
-    kept = int(begins_alike(inputs)) if kept_positions is None else kept_positions
+    kept = kept_positions_of(inputs) if kept_positions is None else kept_positions
     queries = chosen_rows(inputs.shape[1], query_rows)
-    cut = Cut(counts=fold_of.bincount(), queries=queries, skip_keys=kept)
+    cut = Cut(counts=fold_of.bincount(), queries=queries, kept_positions=kept)
     first: list[FirstKeyAccumulator] = []
     if writers == "none":
         accumulators = [MeansAccumulator(model, layer, cut, per_head) for layer in readers]
@@ -131,7 +130,7 @@ def capture_positions(
         readers={accumulator.layer.index: accumulator.sums() for accumulator in accumulators},
         counts=cut.counts,
         bos=begins_alike(inputs),
-        skip_keys=first_keys_of(inputs) if skip_keys is None else skip_keys,
+        skip_keys=skip_keys_of(inputs),
         kept_positions=kept,
     )
 
@@ -459,7 +458,7 @@ class ReaderAccumulator(MeansAccumulator):
         At each position, the mean scale of the norms multiplies the residual stream's mean over
         positions, and the mean scale of inner norms the constants before them.
         """
-        stream = means["stream"][:, self.cut.skip_keys :].mean(1)
+        stream = means["stream"][:, self.cut.kept_positions :].mean(1)
         through = torch.einsum("fm,mhd->fhd", stream, self.weight)[:, None]
         scale, gain = (self.projection.spread(means[name]) for name in ("scales", "gains"))
         return scale * through + gain * self._bias()
