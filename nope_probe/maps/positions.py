@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.maps.folds import State, tensors_of, under
+from nope_probe.maps.folds import State, read_tensors, tensors_of
 from nope_probe.maps.rotation import NO_ROTATION, Rotation
 from nope_probe.maps.rows import QueryPositions
 
 Queries = Float[Tensor, "fold pos head d_head"]
 Keys = Float[Tensor, "fold pos kv_head d_head"]
-NUMBERS = {"bos": bool, "skip_keys": int, "kept_positions": int}  # of `PositionSums`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,35 +102,9 @@ class PositionSums:
 
     def to_tensors(self) -> State:
         """Return the sums by name, for `from_tensors`."""
-        numbers = {name: torch.tensor(getattr(self, name)) for name in NUMBERS}
-        return tensors_of(self.readers) | {"counts": self.counts} | numbers
+        return tensors_of(self)
 
     @classmethod
     def from_tensors(cls, tensors: State) -> PositionSums:
         """Return the sums that `to_tensors` turned into these tensors."""
-        layers = sorted({int(name.partition("/")[0]) for name in tensors if "/" in name})
-        return cls(
-            readers={layer: _reader(under(tensors, f"{layer}/")) for layer in layers},
-            counts=tensors["counts"],
-            **{name: kind(tensors[name]) for name, kind in NUMBERS.items()},
-        )
-
-
-def _reader(values: State) -> ReaderSums:
-    rotation = under(values, "rotation/")
-    return ReaderSums(
-        q=values["q"],
-        k=values["k"],
-        queries=under(values, "queries/"),
-        keys=under(values, "keys/"),
-        first_queries=under(values, "first_queries/"),
-        first_keys=under(values, "first_keys/"),
-        norm_queries=values.get("norm_queries"),
-        norm_keys=values.get("norm_keys"),
-        norm_scale=values.get("norm_scale"),
-        scores=values["scores"],
-        bias=values.get("bias"),
-        scale=float(values["scale"]),
-        rotation=Rotation(pairs=rotation["pairs"], cos=rotation["cos"], sin=rotation["sin"]),
-        query_positions=values.get("query_positions"),
-    )
+        return read_tensors(cls, tensors)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from support.dense_patterns import estimates
 
-from nope_probe.analyses import reader as reader_module
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms, share
 from nope_probe.analyses.positions import (
     TERMS,
@@ -434,12 +433,10 @@ def test_queries_whose_window_hides_the_first_key_have_no_lead() -> None:
     assert of_vectors.question == "pattern", "no vector is first"
 
 
-@pytest.mark.parametrize("n_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("window", [N_POS, 5])
 def test_squares_of_chosen_rows_are_products_of_the_maps_of_four_different_folds(
-    n_bytes: int, window: int, monkeypatch: pytest.MonkeyPatch
+    window: int,
 ) -> None:
-    monkeypatch.setattr(reader_module, "PAIR_BYTES", n_bytes)
     queries, key = torch.tensor([2, 5, 7, 11, 12]), torch.arange(N_POS)
     q, k = (random_vectors(seed)[:5] for seed in (1, 2))
     sums = sums_of(q, k, rope())
