@@ -20,7 +20,7 @@ last. No block depends on the basis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import floor, log2, pi
@@ -95,7 +95,7 @@ def make_bands(
         ValueError: if no layer has RoPE, or for more bands than pairs.
 
     Example:
-        >>>         >>> from nope_probe.maps.rotation import Rotation
+        >>> from nope_probe.maps.rotation import Rotation
         >>> angles = torch.arange(2)[:, None] * torch.tensor([1.0, 0.1])
         >>> pairs = torch.tensor([[0, 2], [1, 3]])
         >>> rotation = Rotation(pairs=pairs, cos=angles.cos(), sin=angles.sin())
@@ -103,44 +103,56 @@ def make_bands(
         ['4-8', '32-64']
     """
     turning = [rotation.turning for rotation in rotations]
-    wavelengths = [(2 * pi / rotation.frequencies.abs()).tolist() for rotation in turning]
-    most = max(map(len, wavelengths), default=0)
+    most = max((len(rotation.known_pairs) for rotation in turning), default=0)
     if most == 0:
         raise ValueError("no layer has RoPE: there are no frequencies to split a score by")
     if choice != "octaves" and not 1 <= choice <= most:
         raise ValueError(f"expected from 1 to {most} bands (rotary pairs), got {choice}")
-    keys = [
-        [
-            floor(log2(wavelength)) if choice == "octaves" else pair * choice // len(of_layer)
-            for pair, wavelength in enumerate(of_layer)
-        ]
-        for of_layer in wavelengths
-    ]
+    keys = [_keys(rotation, choice) for rotation in turning]
     names = {
         key: f"{2**key}-{2 ** (key + 1)}" if choice == "octaves" else str(key)
         for key in sorted({key for of_layer in keys for key in of_layer})
     }
-    bands: list[list[Band]] = []
-    for place, rotation in enumerate(turning):
-        layer, pairs = place if layers is None else layers[place], rotation.known_pairs.tolist()
-        of_layer = []
-        for key, name in names.items():
-            in_band = tuple(pair for pair, band in enumerate(keys[place]) if band == key)
-            band = Band(
-                layer=layer,
-                name=name,
-                pairs=in_band,
-                wavelengths=tuple(wavelengths[place][pair] for pair in in_band),
-                coordinates=tuple(chain.from_iterable(pairs[pair] for pair in in_band)),
-            )
-            of_layer.append(band)
-        rest = tuple(sorted({*range(d_head)} - {*chain.from_iterable(pairs)}))
-        of_layer.append(
-            Band(layer=layer, name=UNROTATED, pairs=(), wavelengths=(), coordinates=rest)
-        )
-        bands.append(of_layer)
+    numbers = range(len(turning)) if layers is None else layers
+    bands = [
+        [*_bands(layer, rotation, of_pairs, names), _rest(layer, rotation, d_head)]
+        for layer, rotation, of_pairs in zip(numbers, turning, keys, strict=True)
+    ]
     has_rest = any(of_layer[-1].coordinates for of_layer in bands)
     return bands if has_rest else [of_layer[:-1] for of_layer in bands]
+
+
+def _wavelengths(rotation: Rotation) -> list[float]:
+    return (2 * pi / rotation.frequencies.abs()).tolist()
+
+
+def _keys(rotation: Rotation, choice: BandChoice) -> list[int]:
+    """Return the band of each pair as a number; bands are in the order of these numbers."""
+    if choice == "octaves":
+        return [floor(log2(wavelength)) for wavelength in _wavelengths(rotation)]
+    n_pairs = len(rotation.known_pairs)
+    return [pair * choice // n_pairs for pair in range(n_pairs)]
+
+
+def _bands(
+    layer: int, rotation: Rotation, keys: Sequence[int], names: Mapping[int, str]
+) -> Iterator[Band]:
+    pairs, wavelengths = rotation.known_pairs.tolist(), _wavelengths(rotation)
+    for key, name in names.items():
+        in_band = tuple(pair for pair, band in enumerate(keys) if band == key)
+        yield Band(
+            layer=layer,
+            name=name,
+            pairs=in_band,
+            wavelengths=tuple(wavelengths[pair] for pair in in_band),
+            coordinates=tuple(chain.from_iterable(pairs[pair] for pair in in_band)),
+        )
+
+
+def _rest(layer: int, rotation: Rotation, d_head: int) -> Band:
+    turned = {*rotation.known_pairs.flatten().tolist()}
+    rest = tuple(c for c in range(d_head) if c not in turned)
+    return Band(layer=layer, name=UNROTATED, pairs=(), wavelengths=(), coordinates=rest)
 
 
 def split_bands(
