@@ -52,6 +52,7 @@ def read_tensors(kind: type[Read], tensors: State) -> Read:
         tensors: its tensors and numbers by name; a field without one has its default.
 
     Example:
+        >>> from dataclasses import dataclass
         >>> @dataclass
         ... class Sums:
         ...     means: dict[int, Tensor]
