@@ -151,7 +151,7 @@ def measure_estimates(pattern: Pattern, *, n_bytes: int = BLOCK_BYTES) -> dict[s
     for block in pattern.blocks(n_bytes):
         known |= validated_cells(block.scores, block.start, maps).any()
         score_square += mean_squares(block.scores, block.start, cells).mean()
-        patterns.add(block.rows, block.start)
+        patterns.add(block.rows, block.queries)
         trends.add_block(block.rows, block.start)
         if lead is not None:
             leads.append(lead.rows(block.scores, block.start))

@@ -66,7 +66,7 @@ def non_relative_squares(pattern: Pattern) -> Estimates:
     sums, score_square = PatternSums(pattern.cells), torch.zeros((), dtype=torch.float64)
     for block in pattern.blocks():
         score_square += mean_squares(block.scores, block.start, pattern.cells).mean()
-        sums.add(block.rows, block.start)
+        sums.add(block.rows, block.queries)
     _, rest = sums.grams
     return beyond_rounding(pattern.estimates(rest), score_square)
 

@@ -59,11 +59,15 @@ class PatternSums:
     def __init__(self, cells: KeptCells) -> None:
         self.cells, self.gram, self.by_distance = cells, torch.zeros(()), torch.zeros(())
 
-    def add(self, rows: Float[Tensor, "map row key_pos"], start: int) -> None:
-        """Add the rows of patterns from the query `start` on, 0 outside the kept cells."""
+    def add(self, rows: Float[Tensor, "map row key_pos"], queries: Int[Tensor, " row"]) -> None:
+        """Add rows of patterns, 0 outside the kept cells, with the keys up to the last query."""
         flat = rows.flatten(1)
         self.gram = self.gram + flat @ flat.T
-        self.by_distance = self.by_distance + distance_sums(rows, start, self.cells.n)
+        ends = (queries.diff() > 1).nonzero().flatten() + 1
+        runs = zip(rows.tensor_split(ends, 1), queries.tensor_split(ends), strict=True)
+        for run, (start, last) in ((run, of_run[[0, -1]].tolist()) for run, of_run in runs):
+            sums = distance_sums(run[..., : last + 1], start, self.cells.n)
+            self.by_distance = self.by_distance + sums
 
     @property
     def grams(self) -> tuple[Float[Tensor, "map map2"], Float[Tensor, "map map2"]]:

@@ -35,6 +35,7 @@ from nope_probe.maps.layers import LayerMaps, Lead, Pattern, Question
 from nope_probe.maps.positions import ReaderSums
 
 MIN_FOLDS = 5  # four folds are multiplied, and one is left out
+PAIR_BYTES = 1 << 24  # maps of pairs of folds at once
 Side = Literal["key", "query"]
 Vectors = Float[Tensor, "fold pos head d_head"]
 Maps = Float[Tensor, "map row key_pos"]
@@ -283,7 +284,7 @@ class Reader:
         if self.lead is None:
             sums = PatternSums(self.pattern.cells)
             for block in self.pattern_of(maps).blocks():
-                sums.add(block.rows, block.start)
+                sums.add(block.rows, block.queries)
             square, rest = map(self.pattern.estimates, sums.grams)
             return Size(square=square, rest=rest)
         leads = self.values_of(maps).flatten(1)
@@ -315,12 +316,14 @@ class Reader:
     def _pair_sums(self, q: Vectors, k: Vectors) -> PatternSums:
         """Return the sums of the patterns of <R_i q_i, R_j k_j> for all pairs of folds."""
         left, right = self.factors(q, k)
-        (first, second), row, sums = _pairs(len(left)).T, 0, PatternSums(self.pattern.cells)
-        for start, stop in self.maps.folds.where.blocks(len(first)):
-            queries = left[:, row : row + stop - start]
-            row += stop - start
-            products = torch.stack([queries @ keys[:stop].T for keys in right], 1)
-            sums.add(self.pattern.centred(products[first, second], start), start)
+        (first, second), cells = _pairs(len(left)).T, self.pattern.cells
+        sums, size = PatternSums(cells), max(1, PAIR_BYTES // (8 * len(first) * cells.n))
+        for rows in torch.arange(len(self.maps.queries)).split(size):
+            queries = self.maps.queries[rows]
+            stop = int(queries[-1]) + 1
+            products = torch.stack([left[:, rows] @ keys[:stop].T for keys in right], 1)
+            kept = cells.of_queries(queries, stop)
+            sums.add(centred_rows(products[first, second], kept), queries)
         return sums
 
 

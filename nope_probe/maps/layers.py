@@ -128,6 +128,11 @@ class Block(NamedTuple):
     scores: Rows
     rows: Rows
 
+    @property
+    def queries(self) -> Int[Tensor, " row"]:
+        """The queries of the rows."""
+        return torch.arange(self.start, self.start + self.rows.shape[1])
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pattern:

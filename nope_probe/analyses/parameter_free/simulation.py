@@ -106,7 +106,7 @@ class Simulation:
 
     n_samples: int
     plain: Estimate
-    controlled: Estimate | None
+    controlled: Estimate | None = None
 
     def to_tensors(self) -> State:
         """Return the estimates by name, for `from_tensors`."""
