@@ -22,7 +22,8 @@ from PIL import Image
 from nope_probe import figures, load, sequences
 from nope_probe.analyses.behaviour import by_document, mean_interval, span_loss
 from nope_probe.analyses.jackknife import Interval, mean_intervals, rms
-from nope_probe.analyses.offsets import offset_bins, offset_means
+from nope_probe.analyses.offsets import bin_means, offset_bins
+from nope_probe.analyses.pattern_rows import score_distance_sums
 from nope_probe.analyses.positions import position_terms, readers
 from nope_probe.experiments.engine import Engine
 from nope_probe.experiments.tables import writer_table
@@ -223,7 +224,8 @@ def profile_rows(sums: PositionSums, layer: int) -> Iterator[Row]:
     for first, stop in PROFILES:
         rows = torch.linspace(first, stop - 1, 64).round().long()
         scores = with_rows(sums, rows).readers[layer].scores
-        means = offset_means(LayerMaps.of(scores, None, rows, SKIP), bins)
+        pattern = LayerMaps.of(scores, None, rows, SKIP).pattern
+        means = bin_means([pattern], score_distance_sums, bins)[:, 0]
         intervals = mean_intervals(means - means[:, : NEAREST - 1].mean(1, True), weights)
         for at in (bins < first - SKIP).nonzero().flatten().tolist():
             end = int(bins[at + 1]) - 1

@@ -275,3 +275,19 @@ def printable(text: str, keep: str = "") -> str:
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+def beyond_context(seq_len: int, n_ctx: int) -> UserError:
+    """Return the error for a sequence beyond the context without `--beyond-context`."""
+    return UserError(
+        f"--seq-len {seq_len} is beyond the model's context {n_ctx}: take --beyond-context, or "
+        "shorter sequences"
+    )
+
+
+def beyond_table(seq_len: int, n_ctx: int) -> UserError:
+    """Return the error for a sequence beyond a model's table of positions."""
+    return UserError(
+        f"--seq-len {seq_len} is beyond the model's context {n_ctx}, where its table of positions "
+        "ends: --beyond-context cannot help, take shorter sequences"
+    )

@@ -220,7 +220,8 @@ def split_head(maps: AttentionMaps, place: int, head: int) -> AttentionSplit:
         if maps.scores is not None:
             scores = maps.scores[:, place, head, rows].double()
             mean_scores = torch.einsum("mf,frk->mrk", of_means, scores)
-            missed = _divergence(mean, mean_scores, visible[rows], skip_keys)
+            others = (x[..., skip_keys:] for x in (mean, mean_scores, visible[rows]))
+            missed = _divergence(*others)
         parts.append(torch.stack((at_first, among_others, missed)).sum(-1))
     sums = torch.stack(parts).sum(0) if parts else torch.full((3, len(of_means)), torch.nan)
     first_position, others_position, unexplained = (
@@ -279,11 +280,15 @@ def _divergence(
     weights: Float[Tensor, "*batch row key_pos"],
     scores: Float[Tensor, "*batch row key_pos"],
     visible: Bool[Tensor, "row key_pos"],
-    skip_keys: int,
 ) -> Float[Tensor, "*batch row"]:
-    """Return (1 - m) KL(M', softmax of scores) among the other keys, nats."""
-    cells, others = visible[..., skip_keys:], weights[..., skip_keys:]
-    logits = scores[..., skip_keys:].masked_fill(~cells, -torch.inf).log_softmax(-1)
-    rest = others.sum(-1)
-    expected = (others * logits.masked_fill(~cells, 0)).sum(-1)
-    return _xlogx(others) - torch.special.xlogy(rest, rest) - expected
+    """Return (1 - m) KL(M', softmax of scores) among the other keys, nats.
+
+    Args:
+        weights: mean weights of the other keys; 1 - m is their sum.
+        scores: mean scores of the other keys, nats.
+        visible: which of them each query sees.
+    """
+    logits = scores.masked_fill(~visible, -torch.inf).log_softmax(-1)
+    rest = weights.sum(-1)
+    expected = (weights * logits.masked_fill(~visible, 0)).sum(-1)
+    return _xlogx(weights) - torch.special.xlogy(rest, rest) - expected

@@ -9,9 +9,8 @@ components (`()`, `"mask"`, `("mask", "rope")`); here such a name becomes a `Con
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal, TypeVar
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from nope_probe.analyses.contrasts import (
     ContrastGram,
+    Grams,
     contrast_grams,
     lost,
     positional,
@@ -40,6 +40,7 @@ from nope_probe.maps.maps import Layers, ScoreMaps, heads_of, layers_of
 from nope_probe.removal import INTACT, MASK, SOURCES, Component, Condition
 
 Removed = TypeVar("Removed", bound=str | Iterable[str])
+Named = TypeVar("Named", bound=Hashable)  # a condition, or a replacement and a condition
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,22 +155,21 @@ def attribute(
         >>> layer.pattern.from_sources.value > 0.9
         True
     """
-    return list(attribute_layers(*_complete(maps, sources, skip_keys)))
+    conditions = {
+        condition: with_skip_keys(layers, skip_keys)
+        for condition, layers in layers_by_condition(maps).items()
+    }
+    return list(attribute_layers(*_complete(conditions, sources)))
 
 
-@closed_choices("skip_keys")
 def attribute_heads(
-    maps: Mapping[Removed, ScoreMaps | Layers],
-    *,
-    sources: Sequence[str] | str = "auto",
-    skip_keys: int | Literal["auto"] = "auto",
+    maps: Mapping[Removed, ScoreMaps | Layers], *, sources: Sequence[str] | str = "auto"
 ) -> dict[tuple[int, int], LayerAttribution]:
     """Attribute each head's lead and pattern, by layer and number, as `attribute` does a layer's.
 
     Args:
         maps: results of `capture_scores(..., per_head=True)`, by the removed components.
         sources: as in `attribute`.
-        skip_keys: as in `attribute`.
 
     Raises:
         KeyError: as in `attribute`.
@@ -186,21 +186,14 @@ def attribute_heads(
         >>> head.pattern.from_sources.value > 0.9
         True
     """
-    heads = attribute_each_head(*_complete(maps, sources, skip_keys))
+    heads = attribute_each_head(*_complete(layers_by_condition(maps), sources))
     return {(head.layer, head.head or 0): head for head in heads}
 
 
 def _complete(
-    maps: Mapping[Removed, ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"]],
-    sources: Sequence[str] | str,
-    skip_keys: int | Literal["auto"],
-) -> tuple[dict[Condition, Layers], Sequence[str]]:
+    conditions: Mapping[Condition, Layers], sources: Sequence[str] | str
+) -> tuple[Mapping[Condition, Layers], Sequence[str]]:
     """Return the maps by condition, checked to be all that are needed, and the sources."""
-    conditions = layers_by_condition(maps)
-    if skip_keys == "auto":
-        every_layer = chain.from_iterable(layers.values() for layers in conditions.values())
-        skip_keys = max(layer.skip_keys for layer in every_layer)
-    conditions = {name: with_skip_keys(layers, skip_keys) for name, layers in conditions.items()}
     named = [Component(str(name)) for name in as_tuple(sources) if name != "auto"]
     sources = named or sources_of(conditions)
     validate_complete(conditions, sources)
@@ -217,8 +210,7 @@ def attribute_layers(
         sources: the sources.
     """
     for layer in maps[INTACT]:
-        lead, pattern = attributions_of(patterns_of(maps, layer), sources)
-        yield LayerAttribution(layer=layer, lead=lead, pattern=pattern)
+        yield attributed(contrast_grams(patterns_of(maps, layer)), sources, layer)
 
 
 def attribute_each_head(
@@ -227,17 +219,17 @@ def attribute_each_head(
     """Yield the attribution of each head, from maps with heads as `attribute_layers` takes them."""
     heads = {condition: heads_of(layers) for condition, layers in maps.items()}
     for layer, head in heads[INTACT]:
-        lead, pattern = attributions_of(patterns_of(heads, (layer, head)), sources)
-        yield LayerAttribution(layer=layer, head=head, lead=lead, pattern=pattern)
+        yield attributed(contrast_grams(patterns_of(heads, (layer, head))), sources, layer, head)
 
 
-def attributions_of(
-    patterns: Mapping[Condition, Pattern], sources: Sequence[str]
-) -> tuple[Attribution | None, Attribution]:
-    """Return the attributions of a lead, if there is one, and of a pattern in all conditions."""
-    grams = contrast_grams(patterns)
-    lead = attribution_of(grams["lead"], sources) if "lead" in grams else None
-    return lead, attribution_of(grams["pattern"], sources)
+def attributed(
+    grams: Grams[Condition], sources: Sequence[str], layer: int, head: int | None = None
+) -> LayerAttribution:
+    """Return the attribution of a layer or head, from the inner products of its conditions."""
+    of_questions = {question: attribution_of(gram, sources) for question, gram in grams.items()}
+    return LayerAttribution(
+        layer=layer, head=head, lead=of_questions.get("lead"), pattern=of_questions["pattern"]
+    )
 
 
 def attribution_of(gram: ContrastGram[Condition], sources: Sequence[str]) -> Attribution:
@@ -281,9 +273,7 @@ def removals_in(conditions: Iterable[Condition], sources: Sequence[str]) -> list
     ]
 
 
-def patterns_of(
-    maps: Mapping[Condition, Mapping[Name, LayerMaps]], name: Name
-) -> dict[Condition, Pattern]:
+def patterns_of(maps: Mapping[Named, Mapping[Name, LayerMaps]], name: Name) -> dict[Named, Pattern]:
     """Return the pattern of one layer or head in each condition, on shared cells."""
     named = [by_name[name] for by_name in maps.values()]
     return dict(zip(maps, shared_patterns(named), strict=True))

@@ -28,6 +28,7 @@ from nope_probe.removal import INTACT, INTERACTION, Condition
 
 GRAM_BYTES = 1 << 26
 Name = TypeVar("Name", bound=Hashable)  # names a map: a condition, or a term of a split
+Other = TypeVar("Other", bound=Hashable)
 Contrast = Mapping[Condition, float]
 
 
@@ -120,6 +121,20 @@ class ContrastGram(Generic[Name]):
         """Return the inner products of patterns on shared cells."""
         return contrast_grams(patterns)["pattern"]
 
+    def renamed(self, names: Mapping[Other, Name]) -> ContrastGram[Other]:
+        """Return the inner products of some maps under other names.
+
+        Args:
+            names: the present name of each map, by its new name.
+        """
+        return ContrastGram(
+            row={new: self.row[old] for new, old in names.items()},
+            products=self.products,
+            weights=self.weights,
+            score_squares=self.score_squares,
+            means=self.means,
+        )
+
     def product(self, one: Mapping[Name, float], other: Mapping[Name, float]) -> Estimates:
         """Return <one, other>, in squared nats.
 
@@ -152,10 +167,13 @@ class ContrastGram(Generic[Name]):
         return beyond_rounding(self.product(contrast, contrast), score_square)
 
     def _coefficients(self, contrast: Mapping[Name, float]) -> Float[Tensor, " condition"]:
-        vector = torch.zeros(len(self.row), dtype=torch.float64)
+        vector = torch.zeros(len(self.score_squares), dtype=torch.float64)
         for condition, weight in contrast.items():
             vector[self.row[condition]] += weight
         return vector
+
+
+Grams = Mapping[Question, ContrastGram[Name]]  # of the pattern, and of the lead if there is one
 
 
 def contrast_grams(

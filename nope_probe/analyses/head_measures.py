@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.maps.rotation import Rotation
+
 SINK = 0.3
 
 
@@ -71,18 +73,17 @@ def induction_attention(
 def moved_scores(
     q: Float[Tensor, "batch head d_head"],
     k: Float[Tensor, "batch pos head d_head"],
-    rotation: Float[Tensor, "pos d_head d_head"],
+    rotation: Rotation,
 ) -> Float[Tensor, "batch head place key"]:
     """Return q.k of one query with every key moved to every place: [j, k] is key k placed at j.
 
     Args:
         q: one query, rotated.
         k: all keys, rotated at their own positions.
-        rotation: the matrix that the block applies at each position.
+        rotation: the rotation at these positions.
     """
-    unrotated = torch.einsum("pde,bphe->bphd", torch.linalg.inv(rotation), k)
-    turned_back = torch.einsum("pde,bhd->bhpe", rotation, q)
-    return torch.einsum("bhpe,bkhe->bhpk", turned_back, unrotated)
+    at_places = q[:, None].expand(-1, k.shape[1], -1, -1)
+    return torch.einsum("bphd,bkhd->bhpk", *map(rotation.turned_back, (at_places, k)))
 
 
 def position_and_content(

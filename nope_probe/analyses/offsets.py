@@ -14,8 +14,8 @@ from nope_probe.analyses.jackknife import (
     Intervals,
     mean_intervals,
 )
+from nope_probe.analyses.pattern_rows import score_distance_sums
 from nope_probe.maps import ALL_ROWS
-from nope_probe.maps.centred import KeptCells
 from nope_probe.maps.estimates import Estimates, ProductSums
 from nope_probe.maps.layers import LayerMaps, Pattern
 
@@ -50,33 +50,6 @@ def offset_bins(n_offsets: int, choice: OffsetBins = "auto") -> Int[Tensor, " bi
 def bin_of_offset(offsets: Int[Tensor, " offset"], bins: Int[Tensor, " bin"]) -> Tensor:
     """Return the number of the bin that holds each distance."""
     return torch.searchsorted(bins, offsets, right=True) - 1
-
-
-def offset_means(
-    maps: LayerMaps, bins: Int[Tensor, " bin"] | None = None
-) -> Float[Tensor, "fold bin"]:
-    """Return the mean of each fold over the other keys j < i at each distance i - j, from 1 on.
-
-    The mean is NaN at distances whose cells are all hidden by a window, or that no row has.
-
-    Args:
-        maps: the scores of a layer, or its patterns.
-        bins: the first distance of each bin; by default every distance has a bin.
-
-    Example:
-        >>> offset_means(LayerMaps.of(torch.tensor([[[0., 0, 0], [5, 0, 0], [1, 3, 0]]])))
-        tensor([[4., 1.]], dtype=torch.float64)
-    """
-    where, skip_keys = maps.folds.where, maps.skip_keys
-    cells = KeptCells.of(torch.zeros_like(where.queries), skip_keys, where).mask
-    bins = offset_bins(where.n - 1 - skip_keys, "all") if bins is None else bins
-    place = bin_of_offset((where.queries[:, None] - torch.arange(where.n))[cells], bins)
-    values = maps.folds.maps.double()[..., cells]
-    sums, counts = (values.new_zeros(len(values), len(bins)) for _ in range(2))
-    known = ~values.isnan()
-    sums.index_add_(-1, place, values.where(known, 0.0))
-    counts.index_add_(-1, place, known.double())
-    return sums / counts
 
 
 def bin_means(
@@ -116,8 +89,9 @@ def offset_profiles(
     Returns:
         [layer, bin], with intervals.
     """
-    means = torch.stack([offset_means(maps, bins) for maps in layers], 1)
-    return mean_intervals(means, layers[0].weights)
+    patterns, first = [maps.pattern for maps in layers], layers[0]
+    bins = offset_bins(first.n - 1 - first.skip_keys, "all") if bins is None else bins
+    return mean_intervals(bin_means(patterns, score_distance_sums, bins), first.weights)
 
 
 def mean_squares_by_query(pattern: Pattern) -> list[tuple[tuple[int, int], Estimates]]:

@@ -49,7 +49,7 @@ class QueryTerms:
 
 
 def query_terms(
-    text: ReaderSums, others: ReaderSums | None, query: int, *, skip_keys: int = 0
+    text: ReaderSums, others: ReaderSums | None, query: int, *, kept_positions: int = 0
 ) -> QueryTerms:
     """Split one query's scores in one text into position, and content by writer.
 
@@ -58,14 +58,14 @@ def query_terms(
         others: its means over other texts, in one fold, as long as the text or longer; None for a
             text alone, whose scores are split by the keys' writers.
         query: the query's position.
-        skip_keys: how many first positions the means over positions leave out.
+        kept_positions: how many first positions the means over positions leave out.
     """
     n = text.k.shape[1]
     seen = text.scores[0, query].isfinite()
     own_q = _vectors(text.q)[query]
 
     def turned(x: Vectors) -> Vectors:
-        return x if text.turns is None else text.turns.turned(x[:, None])[:, 0]
+        return text.rotation.turned(x[:, None])[:, 0]
 
     def products(of_query: Float[Tensor, " d_head"], turned_keys: Vectors) -> Tensor:
         return turned_keys @ turned(of_query.expand(n, -1))[query] * text.scale
@@ -77,7 +77,7 @@ def query_terms(
     keys = {writer: _vectors(key) for writer, key in text.keys.items()}
     if others is not None:
         mean_q, mean_k = (_vectors(x) for x in (others.q, others.k))
-        q0, k0 = (x[skip_keys:].mean(0) for x in (mean_q, mean_k))
+        q0, k0 = (x[kept_positions:].mean(0) for x in (mean_q, mean_k))
         mean_k = mean_k[:n]
         dq, dk = mean_q[query] - q0, mean_k - k0
         constant, written, at_mean = map(turned, (k0.expand(n, -1), dk, mean_k))

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, jackknife, rms
 from nope_probe.analyses.pattern_rows import (
-    NonRelativeRows,
+    PatternSums,
     beyond_rounding,
     distance_sums,
     mean_squares,
 )
 from nope_probe.errors import closed_choices
-from nope_probe.maps.estimates import Estimates, ProductSums
+from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import MIN_KEYS, LayerMaps, Pattern, with_skip_keys
 from nope_probe.maps.maps import Layers, ScoreMaps, heads_of, layers_of
 from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions
@@ -97,15 +97,11 @@ def measure(
     return [measure_pattern(layer.pattern) for layer in with_skip_keys(layers, skip_keys).values()]
 
 
-@closed_choices("skip_keys")
-def measure_heads(
-    maps: ScoreMaps | Layers, skip_keys: int | Literal["auto"] = "auto"
-) -> dict[tuple[int, int], Measures]:
+def measure_heads(maps: ScoreMaps | Layers) -> dict[tuple[int, int], Measures]:
     """Measure the lead and pattern of each head, by layer and number, as `measure` does of a layer.
 
     Args:
         maps: the result of `capture_scores(..., per_head=True)`.
-        skip_keys: how many keys count as first, as in `measure`.
 
     Raises:
         ValueError: as in `measure`, or for maps that were captured without heads.
@@ -118,7 +114,7 @@ def measure_heads(
         >>> measure_heads(maps)[1, 3].amplitude.value > 1
         True
     """
-    heads = heads_of(with_skip_keys(layers_of(maps), skip_keys))
+    heads = heads_of(layers_of(maps))
     return {place: measure_pattern(maps_of_head.pattern) for place, maps_of_head in heads.items()}
 
 
@@ -150,22 +146,19 @@ def measure_estimates(pattern: Pattern, *, n_bytes: int = BLOCK_BYTES) -> dict[s
     """
     maps, cells, lead = pattern.maps, pattern.cells, pattern.lead
     score_square, leads = torch.zeros((), dtype=torch.float64), []
-    patterns, trends = _PatternSums(pattern), TrendSums(pattern)
+    patterns, trends = PatternSums(cells), TrendSums(pattern)
     known = torch.zeros((), dtype=torch.bool)
     for block in pattern.blocks(n_bytes):
         known |= validated_cells(block.scores, block.start, maps).any()
         score_square += mean_squares(block.scores, block.start, cells).mean()
-        patterns.add(block.rows, block.start)
+        patterns.add(block.rows, block.queries)
         trends.add_block(block.rows, block.start)
         if lead is not None:
             leads.append(lead.rows(block.scores, block.start))
     if not known:
         raise ValueError("a score map has no finite cell")
-    rest, fit = _PatternSums(pattern), NonRelativeRows(patterns.by_distance, cells)
-    for block in pattern.blocks(n_bytes):
-        rest.add(fit.of(block.rows, block.start), block.start)
     squares, rest_squares = (
-        beyond_rounding(pattern.estimates(sums.products), score_square) for sums in (patterns, rest)
+        beyond_rounding(pattern.estimates(gram), score_square) for gram in patterns.grams
     )
     estimates = {
         "amplitude_squared": squares,
@@ -191,19 +184,6 @@ def validated_cells(
     if not known[maps.visible.rows(start, start + scores.shape[1])].all():
         raise ValueError("a score map has a non-finite cell below the diagonal")
     return known
-
-
-class _PatternSums:
-    """Sums over blocks of rows of patterns, or of a part of them; 0 outside the kept cells."""
-
-    def __init__(self, pattern: Pattern) -> None:
-        self.products, self.n = ProductSums(), pattern.maps.n
-        self.by_distance = torch.zeros(pattern.n_folds, self.n, dtype=torch.float64)
-
-    def add(self, rows: Float[Tensor, "fold row key_pos"], start: int) -> None:
-        """Add a block of rows, from the query `start` on."""
-        self.products.add(rows[None])
-        self.by_distance += distance_sums(rows, start, self.n)
 
 
 def edge_contrast(pattern: Pattern) -> Float[Tensor, " fold"]:

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from math import hypot
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from nope_probe.analyses.jackknife import (
     UNDEFINED,
@@ -24,12 +22,11 @@ from nope_probe.analyses.jackknife import (
 )
 from nope_probe.analyses.pattern import measure_estimates
 from nope_probe.analyses.pattern_rows import (
-    NonRelativeRows,
+    PatternSums,
     beyond_rounding,
     mean_squares,
-    pattern_distance_sums,
 )
-from nope_probe.maps.estimates import Estimates, ProductSums, cross_products
+from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import Pattern
 
 
@@ -66,13 +63,12 @@ def non_relative_squares(pattern: Pattern) -> Estimates:
 
     It is 0 within the rounding of the scores.
     """
-    products, cells = ProductSums(), pattern.cells
-    rest = NonRelativeRows(pattern_distance_sums(pattern), cells)
-    score_square = torch.zeros((), dtype=torch.float64)
+    sums, score_square = PatternSums(pattern.cells), torch.zeros((), dtype=torch.float64)
     for block in pattern.blocks():
-        score_square += mean_squares(block.scores, block.start, cells).mean()
-        products.add(rest.of(block.rows, block.start)[None])
-    return beyond_rounding(pattern.estimates(products), score_square)
+        score_square += mean_squares(block.scores, block.start, pattern.cells).mean()
+        sums.add(block.rows, block.queries)
+    _, rest = sums.grams
+    return beyond_rounding(pattern.estimates(rest), score_square)
 
 
 def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[str, Interval]:
@@ -116,8 +112,8 @@ def pattern_difference(one: Pattern, other: Pattern, *, paired: bool) -> Interva
     """
     x, y = (pattern.dense()[:, pattern.cells.mask] for pattern in (one, other))
     if paired:
-        return rms(_inner(x - y, x - y, one))
-    squares = _inner(x, x, one), _inner(y, y, other)
+        return rms(one.estimates((x - y) @ (x - y).T))
+    squares = one.estimates(x @ x.T), other.estimates(y @ y.T)
     x_means, y_means = one.maps.without_each(x), other.maps.without_each(y)
     x_y, y_x = (x_means * y_means[0]).mean(-1), (y_means * x_means[0]).mean(-1)
     # <x, x> - 2 <x, y> + <y, y>: the folds of x and of y vary independently.
@@ -149,11 +145,3 @@ def independent_difference(one: Interval, other: Interval) -> Interval:
     down = hypot(one.value - one.low, other.high - other.value)
     up = hypot(one.high - one.value, other.value - other.low)
     return Interval(value=value, low=value - down, high=value + up)
-
-
-def _inner(
-    x: Float[Tensor, "fold cell"], y: Float[Tensor, "fold cell"], pattern: Pattern
-) -> Estimates:
-    """Return <x, y> between different folds, on all folds and without each fold."""
-    values = cross_products(x[None], y[None], pattern.maps.weights)[:, 0, 0]
-    return Estimates(values=values, weights=pattern.maps.weights)

@@ -46,25 +46,46 @@ def score_distance_sums(pattern: Pattern) -> Float[Tensor, "fold distance"]:
     return sums
 
 
-class NonRelativeRows:
-    """The non-relative parts of a layer's fold patterns.
+class PatternSums:
+    """Inner products of patterns and of their non-relative parts, added up over blocks of rows.
+
+    A pattern has rows of mean 0, so its product with the projection of another pattern on
+    a(i) + f(i - j) needs only f and the pattern's sums over each distance.
 
     Args:
-        by_distance: the result of `pattern_distance_sums`.
         cells: the kept cells.
     """
 
-    def __init__(self, by_distance: Float[Tensor, "fold distance"], cells: KeptCells) -> None:
-        self.a, self.f = relative_fit(by_distance, cells)
-        self.cells = cells
+    def __init__(self, cells: KeptCells) -> None:
+        self.cells, self.gram, self.by_distance = cells, torch.zeros(()), torch.zeros(())
 
-    def of(
-        self, patterns: Float[Tensor, "fold row key_pos"], start: int
-    ) -> Float[Tensor, "fold row key_pos"]:
-        """Return a block of rows of the patterns less their fit, 0 outside the kept cells."""
-        stop = start + patterns.shape[-2]
-        fit = distance_rows(self.f, start, stop) + self.a[:, start:stop, None]
-        return (patterns - fit).where(self.cells.rows(start, stop), 0.0)
+    def add(self, rows: Float[Tensor, "map row key_pos"], queries: Int[Tensor, " row"]) -> None:
+        """Add rows of patterns, 0 outside the kept cells, with the keys up to the last query."""
+        flat = rows.flatten(1)
+        self.gram = self.gram + flat @ flat.T
+        ends = (queries.diff() > 1).nonzero().flatten() + 1
+        runs = zip(rows.tensor_split(ends, 1), queries.tensor_split(ends), strict=True)
+        for run, (start, last) in ((run, of_run[[0, -1]].tolist()) for run, of_run in runs):
+            sums = distance_sums(run[..., : last + 1], start, self.cells.n)
+            self.by_distance = self.by_distance + sums
+
+    @property
+    def grams(self) -> tuple[Float[Tensor, "map map2"], Float[Tensor, "map map2"]]:
+        """The inner products of patterns, and of their non-relative parts, as sums over cells."""
+        _, f = relative_fit(self.by_distance, self.cells)
+        return self.gram, self.gram - f @ self.by_distance.T
+
+
+def non_relative(pattern: Pattern) -> Float[Tensor, "fold row key_pos"]:
+    """Return the non-relative parts of a layer's fold patterns, 0 outside the kept cells."""
+    a, f = relative_fit(pattern_distance_sums(pattern), pattern.cells)
+    blocks: list[Tensor] = []
+    for start, _, rows in pattern.blocks():
+        stop = start + rows.shape[1]
+        rest = rows - distance_rows(f, start, stop) - a[:, start:stop, None]
+        rest = rest.where(pattern.cells.rows(start, stop), 0.0)
+        blocks.append(pad(rest, (0, pattern.maps.n - stop)))
+    return torch.cat(blocks, 1)
 
 
 def mean_squares(

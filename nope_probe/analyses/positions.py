@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
-from nope_probe.analyses.pattern_rows import beyond_rounding
+from nope_probe.analyses.pattern_rows import beyond_rounding, non_relative
 from nope_probe.analyses.reader import PARTS, Maps, Reader, Side, Size, Vectors
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import pooled
@@ -52,7 +52,7 @@ def position_terms(reader: Reader) -> dict[str, Term]:
     `norm` is a part of the written terms: what the norms make of vectors that know nothing of
     position, because their mean scale depends on the position.
     """
-    products, sizes = {"all": reader.square}, {"all": reader.size_of(reader.values)}
+    products, sizes = {"all": reader.square}, {"all": reader.size_of(reader.scores)}
     pairs = {name: reader.term(name) for name in PARTS}
     if reader.of_norm is not None:
         pairs["norm"] = reader.of_norm
@@ -60,18 +60,18 @@ def position_terms(reader: Reader) -> dict[str, Term]:
         products[name] = reader.products(q, k, reader.values)
         sizes[name] = reader.pair_size(q, k)
     products["covariance"] = products["all"] - products["mean"]
-    without_bias, rest_crossed = reader.values_of(reader.sums.scores.double()), None
+    without_bias, rest_crossed = reader.sums.scores.double(), None
     if reader.question == "pattern":
-        rest_crossed = reader.products(*pairs["mean"], reader.non_relative(without_bias))
-    sizes["covariance"] = reader.size_of(without_bias).less(
-        sizes["mean"], reader.products(*pairs["mean"], without_bias), rest_crossed
-    )
+        rest = non_relative(reader.pattern_of(without_bias))
+        rest_crossed = reader.products(*pairs["mean"], rest)
+    crossed = reader.products(*pairs["mean"], reader.values_of(without_bias))
+    sizes["covariance"] = reader.size_of(without_bias).less(sizes["mean"], crossed, rest_crossed)
     if reader.sums.bias is not None:
-        bias = reader.values_of(reader.sums.bias[None].double())
-        by_fold = (bias * reader.values).sum((1, 2)) / reader.n_values
+        bias = reader.sums.bias[None].double()
+        by_fold = (reader.values_of(bias) * reader.values).sum((1, 2)) / reader.n_values
         products["alibi"] = Estimates.of_means(by_fold, reader.weights)
         products["covariance"] = products["covariance"] - products["alibi"]
-        sizes["alibi"] = reader.size_of(bias.expand_as(reader.values))
+        sizes["alibi"] = reader.size_of(bias.expand_as(reader.scores))
     return {name: _term(reader, products[name], sizes[name]) for name in products}
 
 
@@ -125,7 +125,7 @@ def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
     for writer, x in brought.items():
         written = reader.part(x, "written")
         pair = (sums.q, written) if side == "key" else (written, reader.mean(sums.k))
-        of_pair = reader.pair_size(*pair, non_relative=False)
+        of_pair = reader.pair_size(*pair)
         size, exceeds_rounding = _beyond_rounding(reader, of_pair)
         product = reader.written_products(readings, x) * exceeds_rounding
         from_first = UNDEFINED
@@ -170,9 +170,10 @@ def scores_without(reader: Reader, writer: Writer) -> Maps:
     query, key = (pooled(x.double(), reader.counts) for x in written_by(reader, writer))
 
     def products(queries: Vectors, keys: Vectors) -> Maps:
-        return torch.einsum("fihd,fjhd->fij", reader.at_rows(queries), reader.turned(keys))
+        left, right = reader.factors(queries, keys)
+        return left @ right.mT
 
-    return reader.scores + (products(q - query, k - key) - products(q, k)) * reader.sums.scale
+    return reader.scores + products(q - query, k - key) - products(q, k)
 
 
 def term_maps(reader: Reader) -> dict[str, Float[Tensor, "row key_pos"]]:
@@ -185,7 +186,9 @@ def term_maps(reader: Reader) -> dict[str, Float[Tensor, "row key_pos"]]:
     if reader.sums.bias is not None:
         scores["alibi"] = reader.sums.bias.double()
     scores["covariance"] = scores["all"] - sum(scores[x] for x in ("mean", "alibi") if x in scores)
-    return {name: reader.with_lead(of_term) for name, of_term in scores.items()}
+    return {
+        name: reader.pattern_of(of_term[None]).mean_with_lead() for name, of_term in scores.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,12 +9,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from nope_probe.maps.rotation import Rotation
+
 Kind = Literal["causal", "window", "chunks", "prefix", "bidirectional", "two-sided window", "other"]
-Layout = Literal["halves", "adjacent", "other"]
-SLOWEST = 1e-10  # radians per position; below it a coordinate does not turn
 FOLLOWS = 1e-3  # relative deviation of a frequency that still follows the power law
 ROWS = 256  # queries whose mask is compared at once
 LINEAR = 1e-4  # relative error up to which scores are a multiple of q.k
@@ -81,34 +81,6 @@ def mask_shape(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotation:
-    """The rotation of a block's queries and keys.
-
-    Attributes:
-        pairs: the two coordinates of each pair that turns, in the order of the first coordinate.
-        frequencies: the angle of each pair per position, radians; negative where the second
-            coordinate turns to the first.
-        size: the length of a turned unit vector at position 0 (1, unless RoPE also scales).
-    """
-
-    pairs: Int[Tensor, "pair two"]
-    frequencies: Float[Tensor, " pair"]
-    size: float
-
-    @property
-    def layout(self) -> Layout | None:
-        """`halves` for the pairs (f, f + n), `adjacent` for (2f, 2f + 1); None without pairs."""
-        if not len(self.pairs):
-            return None
-        low, high = self.pairs.T
-        f, n = torch.arange(len(self.pairs)), len(self.pairs)
-        if torch.equal(low, f) and torch.equal(high, f + n):
-            return "halves"
-        adjacent = torch.equal(low, 2 * f) and torch.equal(high, 2 * f + 1)
-        return "adjacent" if adjacent else "other"
-
-
-@dataclass(frozen=True, kw_only=True)
 class PowerLaw:
     """Frequencies theta_0 base^(-f/n) of the pairs f = 0, ..., n - 1.
 
@@ -125,46 +97,25 @@ class PowerLaw:
     n_following: int
 
 
-def recover_rotation(matrices: Float[Tensor, "pos d_head d_head"]) -> Rotation:
-    """Return the rotation from the matrix that a block applies at each position.
-
-    Args:
-        matrices: M of y = M x at positions 0, 1, ...; only the first two are used.
-
-    Example:
-        >>> turn = torch.tensor([[0.0, -1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
-        >>> recover_rotation(torch.stack([torch.eye(3), turn])).pairs
-        tensor([[0, 1]])
-    """
-    first, second = matrices[:2].double()
-    step = second @ torch.linalg.inv(first)
-    off = step - torch.diag(step.diag())
-    strength, partner = off.abs().max(-1)
-    low = ((strength > SLOWEST) & (torch.arange(len(step)) < partner)).nonzero().flatten()
-    high = partner[low]
-    angles = torch.atan2(step[high, low], step[low, low])
-    size = float(first[:, low].norm(dim=0).mean()) if len(low) else 1.0
-    return Rotation(pairs=torch.stack([low, high], -1), frequencies=angles, size=size)
-
-
-def turning_matrices(
+def recover_rotation(
     straight: Float[Tensor, "two vector d_head"], turned: Float[Tensor, "two vector d_head"]
-) -> Float[Tensor, "two d_head d_head"] | None:
-    """Return the matrices that turn vectors at two positions, fitted to the vectors themselves.
+) -> Rotation | None:
+    """Return the rotation that turns vectors at two positions, fitted to the vectors themselves.
 
     Args:
         straight: the vectors at positions 0 and 1 without RoPE.
         turned: the same vectors with RoPE.
 
     Returns:
-        The matrices; None if neither neighbouring coordinates nor coordinates half the width apart
+        The rotation; None if neither neighbouring coordinates nor coordinates half the width apart
         turn in pairs.
 
     Example:
         >>> x = torch.randn(2, 5, 3)
         >>> turned = torch.stack([x[0], x[1, :, [1, 0, 2]] * x.new([-1, 1, 1])])
-        >>> turning_matrices(x, turned)[1].round().int().tolist()
-        [[0, -1, 0], [1, 0, 0], [0, 0, 1]]
+        >>> rotation = recover_rotation(x, turned)
+        >>> rotation.pairs.tolist(), round(float(rotation.frequencies), 3)
+        ([[0, 1]], 1.571)
     """
     moved = (straight != turned).any(0).any(0).nonzero().flatten()
     if len(moved) % 2:
@@ -174,10 +125,9 @@ def turning_matrices(
         before, after = (torch.complex(x[..., low], x[..., high]) for x in (straight, turned))
         turn = (after * before.conj()).sum(1) / before.abs().square().sum(1)
         if (turn[:, None] * before - after).abs().max() <= FOLLOWS * after.abs().max():
-            matrices = torch.eye(straight.shape[-1], dtype=turn.real.dtype).repeat(2, 1, 1)
-            matrices[:, low, low] = matrices[:, high, high] = turn.real
-            matrices[:, high, low], matrices[:, low, high] = turn.imag, -turn.imag
-            return matrices
+            factor = float(turn[0].abs().mean())
+            cos, sin = turn.real / factor, turn.imag / factor
+            return Rotation(pairs=pairs, cos=cos, sin=sin, factor=factor)
     return None
 
 

@@ -20,8 +20,9 @@ last. No block depends on the basis.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import floor, log2, pi
 from typing import Literal
 
@@ -32,8 +33,8 @@ from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import (
     Interval,
 )
-from nope_probe.analyses.recover import Rotation
 from nope_probe.maps.layers import LayerMaps, Pattern
+from nope_probe.maps.rotation import Rotation
 
 UNROTATED = "unrotated"
 BandChoice = int | Literal["octaves"]
@@ -90,60 +91,66 @@ def make_bands(
         layers: the layers' numbers; from 0 by default.
 
     Raises:
+        NotImplementedError: if the pairs of a rotation are not known.
         ValueError: if no layer has RoPE, or for more bands than pairs.
 
     Example:
-        >>> from nope_probe.analyses.recover import Rotation
+        >>> from nope_probe.maps.rotation import Rotation
+        >>> angles = torch.arange(2)[:, None] * torch.tensor([1.0, 0.1])
         >>> pairs = torch.tensor([[0, 2], [1, 3]])
-        >>> turns = Rotation(pairs=pairs, frequencies=torch.tensor([1.0, 0.1]), size=1.0)
-        >>> [band.name for band in make_bands([turns], 4, "octaves")[0]]
+        >>> rotation = Rotation(pairs=pairs, cos=angles.cos(), sin=angles.sin())
+        >>> [band.name for band in make_bands([rotation], 4, "octaves")[0]]
         ['4-8', '32-64']
     """
-    most = max((len(rotation.pairs) for rotation in rotations), default=0)
+    turning = [rotation.turning for rotation in rotations]
+    most = max((len(rotation.known_pairs) for rotation in turning), default=0)
     if most == 0:
         raise ValueError("no layer has RoPE: there are no frequencies to split a score by")
     if choice != "octaves" and not 1 <= choice <= most:
         raise ValueError(f"expected from 1 to {most} bands (rotary pairs), got {choice}")
-    keys = [
-        [_key(rotation, f, choice) for f in range(len(rotation.pairs))] for rotation in rotations
+    keys = [_keys(rotation, choice) for rotation in turning]
+    names = {
+        key: f"{2**key}-{2 ** (key + 1)}" if choice == "octaves" else str(key)
+        for key in sorted({key for of_layer in keys for key in of_layer})
+    }
+    numbers = range(len(turning)) if layers is None else layers
+    bands = [
+        [*_bands(layer, rotation, of_pairs, names), _rest(layer, rotation, d_head)]
+        for layer, rotation, of_pairs in zip(numbers, turning, keys, strict=True)
     ]
-    names = sorted({key for some in keys for key in some})
-    has_rest = any(2 * len(rotation.pairs) < d_head for rotation in rotations)
-    return [
-        [
-            *(_band(layer, turns, key, of_pairs, choice) for key in names),
-            *([_rest(layer, turns, d_head)] if has_rest else []),
-        ]
-        for layer, turns, of_pairs in zip(
-            range(len(rotations)) if layers is None else layers, rotations, keys, strict=True
-        )
-    ]
+    has_rest = any(of_layer[-1].coordinates for of_layer in bands)
+    return bands if has_rest else [of_layer[:-1] for of_layer in bands]
 
 
-def _key(rotation: Rotation, pair: int, choice: BandChoice) -> int:
-    """Return the band of a pair as a number; bands are in the order of these numbers."""
+def _wavelengths(rotation: Rotation) -> list[float]:
+    return (2 * pi / rotation.frequencies.abs()).tolist()
+
+
+def _keys(rotation: Rotation, choice: BandChoice) -> list[int]:
+    """Return the band of each pair as a number; bands are in the order of these numbers."""
     if choice == "octaves":
-        return floor(log2(_wavelength(rotation, pair)))
-    return pair * choice // len(rotation.pairs)
+        return [floor(log2(wavelength)) for wavelength in _wavelengths(rotation)]
+    n_pairs = len(rotation.known_pairs)
+    return [pair * choice // n_pairs for pair in range(n_pairs)]
 
 
-def _wavelength(rotation: Rotation, pair: int) -> float:
-    return 2 * pi / abs(float(rotation.frequencies[pair]))
+def _bands(
+    layer: int, rotation: Rotation, keys: Sequence[int], names: Mapping[int, str]
+) -> Iterator[Band]:
+    pairs, wavelengths = rotation.known_pairs.tolist(), _wavelengths(rotation)
+    for key, name in names.items():
+        in_band = tuple(pair for pair, band in enumerate(keys) if band == key)
+        yield Band(
+            layer=layer,
+            name=name,
+            pairs=in_band,
+            wavelengths=tuple(wavelengths[pair] for pair in in_band),
+            coordinates=tuple(chain.from_iterable(pairs[pair] for pair in in_band)),
+        )
 
 
-def _band(layer: int, turns: Rotation, key: int, keys: list[int], choice: BandChoice) -> Band:
-    pairs = tuple(f for f, band in enumerate(keys) if band == key)
-    return Band(
-        layer=layer,
-        name=f"{2**key}-{2 ** (key + 1)}" if choice == "octaves" else str(key),
-        pairs=pairs,
-        wavelengths=tuple(_wavelength(turns, f) for f in pairs),
-        coordinates=tuple(int(c) for f in pairs for c in turns.pairs[f]),
-    )
-
-
-def _rest(layer: int, turns: Rotation, d_head: int) -> Band:
-    turned = set(turns.pairs.flatten().tolist())
+def _rest(layer: int, rotation: Rotation, d_head: int) -> Band:
+    turned = {*rotation.known_pairs.flatten().tolist()}
     rest = tuple(c for c in range(d_head) if c not in turned)
     return Band(layer=layer, name=UNROTATED, pairs=(), wavelengths=(), coordinates=rest)
 

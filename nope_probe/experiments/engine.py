@@ -81,9 +81,9 @@ class Engine:
         batch_size: sequences per forward pass.
         n_folds: parts of the data that intervals are made from.
         calibration: gains, means and positions of removals, from `calibrated`.
-        skip_keys: how many first keys stand apart in patterns; by default as captures set it.
+        skip_keys: how many keys count as first; by default as captures set it.
         kept_positions: how many first positions keep what writers write there (see `calibrate`);
-            by default as many as `skip_keys`.
+            by default as captures set it.
         query_rows: how many rows maps have; see `capture_scores`.
 
     A capture's `key` names it in the checkpoint; with the key None it is not kept. A capture's
@@ -113,8 +113,8 @@ class Engine:
             batch_size=settings.seqs_per_batch,
             n_folds=settings.folds,
             query_rows=settings.query_rows,
-            skip_keys=settings.n_skipped(data),
-            kept_positions=settings.n_kept(data),
+            skip_keys=settings.skip_keys_of(data),
+            kept_positions=settings.kept_positions_of(data),
         )
 
     def with_sequences(self, data: Sequences) -> Engine:
@@ -141,17 +141,13 @@ class Engine:
                 writers=sorted(
                     {name for ablation in needing for name in ablation.condition.writers}
                 ),
-                skip_keys=self._kept,
+                kept_positions=self.kept_positions,
                 checkpoint=stream,
             ).to_tensors(),
         )
         checksum = weights_checksum(self.model)
         calibration = Calibration.from_tensors(measured, checksum)
         return replace(self, calibration=calibration)
-
-    @property
-    def _kept(self) -> int | None:
-        return self.skip_keys if self.kept_positions is None else self.kept_positions
 
     def load_or_compute(
         self, key: str | None, capture: Capture, ablation: Ablation | None = None
@@ -203,7 +199,7 @@ class Engine:
                 self.model,
                 self.inputs,
                 [writer],
-                skip_keys=self._kept,
+                kept_positions=self.kept_positions,
                 batch_size=self.batch_size,
                 checkpoint=stream,
             )[writer].to_tensors(),
@@ -274,9 +270,9 @@ class Engine:
     ) -> PositionSums:
         """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
         options = {"layers": layers, "writers": writers, "per_head": per_head}
-        first = {"skip_keys": self.skip_keys, "kept_positions": self._kept}
-        tensors = self._captured(key, capture_positions, ablation, **options, **first)
-        return PositionSums.from_tensors(tensors)
+        kept = {"kept_positions": self.kept_positions}
+        tensors = self._captured(key, capture_positions, ablation, **options, **kept)
+        return self._with_skip_keys(PositionSums.from_tensors(tensors))
 
     def _with_skip_keys(self, maps: Maps) -> Maps:
         """Return captured maps with the engine's first keys apart, if it names any."""

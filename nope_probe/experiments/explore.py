@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from nope_probe.analyses.attribution import conditions_of
 from nope_probe.errors import closed_choices
@@ -17,10 +16,10 @@ from nope_probe.experiments.engine import (
     name_of,
     validate_removable,
 )
-from nope_probe.experiments.explorer import explorer_of
+from nope_probe.experiments.explorer import explorer_of, panel_grams
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, first_keys_of, layers_of
+from nope_probe.hooks.layers.model import Given, layers_of, skip_keys_of
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.stand_ins import Replacement
@@ -31,7 +30,7 @@ from nope_probe.removal import Condition, Gain
 from nope_probe.runtime.processes import Progress
 
 
-@closed_choices("replacement", "gain", "skip_keys")
+@closed_choices("replacement", "gain")
 def explore(
     model: HookedModel,
     tokens: Given,
@@ -41,7 +40,6 @@ def explore(
     n_folds: int | None = None,
     replacement: Replacement = "mean",
     gain: Gain = "output",
-    skip_keys: int | Literal["auto"] = "auto",
 ) -> Explorer:
     """Run a model without each source and weight, and return the choice for a notebook.
 
@@ -60,7 +58,6 @@ def explore(
             as there are sequences (documents) if these are fewer.
         replacement: what a removed weight is replaced by.
         gain: the size of the replacements identity and random.
-        skip_keys: how many keys count as first; `auto`: 1 for tokens, 0 for vectors.
 
     Returns:
         An explorer that notebooks show, and that `save` writes as a page.
@@ -77,8 +74,7 @@ def explore(
         (3, 2, 5, 12, 12)
     """
     data, has, name = as_sequences(model, tokens), components(model), name_of(model)
-    skipped = first_keys_of(data.inputs) if skip_keys == "auto" else skip_keys
-    kept_cells(data.inputs.shape[1], skipped)  # raises where no keys are left
+    kept_cells(data.inputs.shape[1], skip_keys_of(data.inputs))  # raises where no keys are left
     left_out = irreplaceable(model) | idle_sources(model, data.inputs, len(layers_of(model)))
     by = Ablation(replacement=replacement, gain=gain)
     plan = make_plan(
@@ -95,7 +91,6 @@ def explore(
         documents=data.documents,
         batch_size=batch_size,
         n_folds=folds_for_intervals(data, n_folds),
-        skip_keys=skipped,
     ).calibrated(None, plan.calibrated)
     needed = conditions_of(plan.sources, plan.removed)
     run = dict.fromkeys(equivalent(condition, by) for condition in needed)
@@ -108,6 +103,7 @@ def explore(
     replaced = f" A removed weight's replacement is {replacement}." if plan.replacing else ""
     return explorer_of(
         panels,
+        panel_grams(panels),
         plan.sources,
         shown,
         layers=[layer.index for layer in layers_of(model)],

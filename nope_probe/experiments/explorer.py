@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from nope_probe.analyses.contrasts import ContrastGram, contrast_grams, lost, positional
+from nope_probe.analyses.attribution import patterns_of
+from nope_probe.analyses.contrasts import ContrastGram, Grams, contrast_grams, lost, positional
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.figures.explorer import Explorer, RemovedMaps
 from nope_probe.figures.names import words
 from nope_probe.figures.panels import Pooled, RowMaps, pool_with_leads
-from nope_probe.maps.layers import LayerMaps, shared_patterns
+from nope_probe.maps.layers import LayerMaps
 from nope_probe.removal import INTACT, Condition
 
 PAGE_BYTES = 900_000  # next to all other maps of a report
@@ -23,6 +24,7 @@ Panels = Mapping[Condition, Sequence[Sequence[LayerMaps]]]  # [layer][panel] of 
 
 def explorer_of(
     maps: Panels,
+    grams: Sequence[Sequence[Grams[Condition]]],
     sources: Sequence[str],
     shown: Sequence[Condition],
     *,
@@ -39,7 +41,8 @@ def explorer_of(
     runs, without the mask.
 
     Args:
-        maps: score maps by layer and panel, in all conditions that losses need.
+        maps: score maps by layer and panel, in the conditions to choose from.
+        grams: the inner products by layer and panel, of all conditions that losses need.
         sources: the sources.
         shown: the conditions to choose from, the intact model first.
         layers: the layers' numbers.
@@ -50,19 +53,8 @@ def explorer_of(
         max_bytes: of the page.
     """
     n_panels = len(maps[INTACT][0])
-    measures = np.stack(
-        [
-            np.stack(
-                [
-                    _numbers({one: of[place][panel] for one, of in maps.items()}, sources, shown)
-                    for panel in range(n_panels)
-                ],
-                1,
-            )
-            for place in range(len(layers))
-        ],
-        1,
-    )
+    numbers = [[_numbers(of_panel, sources, shown) for of_panel in row] for row in grams]
+    measures = np.moveaxis(np.array(numbers), 2, 0)
     small = [
         [[_pooled(maps[c][i][p]) for p in range(n_panels)] for i in range(len(layers))]
         for c in shown
@@ -92,12 +84,22 @@ def explorer_of(
     )
 
 
+def panel_grams(maps: Panels) -> list[list[Grams[Condition]]]:
+    """Return the inner products of the conditions of each panel, by layer and panel."""
+    by_panel = {
+        condition: {(i, p): panel for i, row in enumerate(rows) for p, panel in enumerate(row)}
+        for condition, rows in maps.items()
+    }
+    return [
+        [contrast_grams(patterns_of(by_panel, (i, p))) for p in range(len(row))]
+        for i, row in enumerate(maps[INTACT])
+    ]
+
+
 def _numbers(
-    maps: Mapping[Condition, LayerMaps], sources: Sequence[str], shown: Sequence[Condition]
+    grams: Grams[Condition], sources: Sequence[str], shown: Sequence[Condition]
 ) -> Float[np.ndarray, "condition 4 3"]:
     """Return lead, lead lost, amplitude and pattern lost of one panel, each with its interval."""
-    patterns = dict(zip(maps, shared_patterns([*maps.values()]), strict=True))
-    grams = contrast_grams(patterns)
     rows = [
         [
             number

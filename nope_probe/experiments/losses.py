@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any
 
 import pandas as pd
@@ -246,7 +247,7 @@ def sources_sentence(
         layer: the layer.
         losses: of `lead` and `pattern`, the loss without each source, where it is defined.
         sources: the model's sources.
-        from_sources: how much of lead and pattern the sources make.
+        from_sources: how much of lead and pattern the sources make; NaN within noise.
         left: the lead without any source, nats.
         lead: the lead, nats.
 
@@ -265,6 +266,8 @@ the other keys (102%)."
         own = LEAD_IS_THE_TOKENS.format(layer=layer, left=f"{left[0]:.1f}", size=f"{lead:.1f}")
         rest = {name: some for name, some in losses.items() if name != "lead"}
         return " ".join([own, sources_sentence(layer, rest, sources, from_sources)])
+    if len(sources) == 1:
+        questions = tuple(name for name in questions if not isnan(from_sources[name][0]))
     if not questions:
         return ""
     if len(sources) == 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 
 State = dict[str, Tensor]
 DEFAULT_FOLDS = 8
+Read = TypeVar("Read")
 Part = tuple[int | slice, Tensor]  # folds of a total, and the tensor to add to them
 
 
@@ -38,6 +41,52 @@ def tensors_of(value: object, name: str = "") -> State:
     for key, part in value.items():
         tensors |= tensors_of(part, f"{name}/{key}" if name else str(key))
     return tensors
+
+
+def read_tensors(kind: type[Read], tensors: State) -> Read:
+    """Return the dataclass that `tensors_of` turned into tensors.
+
+    Args:
+        kind: a dataclass of tensors, numbers, tuples of numbers, mappings by name or number, and
+            other such dataclasses.
+        tensors: its tensors and numbers by name; a field without one has its default.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Sums:
+        ...     means: dict[int, Tensor]
+        ...     scale: float = 1.0
+        >>> read_tensors(Sums, tensors_of(Sums(means={2: torch.zeros(1)}, scale=0.5)))
+        Sums(means={2: tensor([0.])}, scale=0.5)
+    """
+    fields_of, hints = _parts(tensors), get_type_hints(kind)
+    return kind(**{name: _value(hints[name], part) for name, part in fields_of.items()})
+
+
+def _parts(tensors: State) -> dict[str, State]:
+    """Return the tensors by the first part of their names, under the rest of their names."""
+    parts: dict[str, State] = {}
+    for name, tensor in tensors.items():
+        first, _, rest = name.partition("/")
+        parts.setdefault(first, {})[rest] = tensor
+    return parts
+
+
+def _value(kind: Any, tensors: State) -> Any:
+    """Return a field's value of some type from its tensors."""
+    if isinstance(kind, UnionType):  # or None
+        kind = get_args(kind)[0]
+    if is_dataclass(kind):
+        return read_tensors(cast(type[Any], kind), tensors)
+    if "" not in tensors:
+        key, value = get_args(kind)
+        values = {key(n) if key is int else n: _value(value, x) for n, x in _parts(tensors).items()}
+        return dict(sorted(values.items())) if key is int else values
+    tensor = tensors[""]
+    if get_origin(kind) is tuple:
+        return tuple(tensor.tolist())
+    return kind(tensor) if kind in (bool, int, float) else tensor
 
 
 def under(state: State, prefix: str) -> State:

@@ -128,6 +128,11 @@ class Block(NamedTuple):
     scores: Rows
     rows: Rows
 
+    @property
+    def queries(self) -> Int[Tensor, " row"]:
+        """The queries of the rows."""
+        return torch.arange(self.start, self.start + self.rows.shape[1])
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pattern:
@@ -211,9 +216,9 @@ class Pattern:
         maps, cells = self.maps.folds.maps.double(), self.cells.mask
         return centred_rows(maps, cells).where(cells, torch.nan)
 
-    def estimates(self, sums: ProductSums) -> Estimates:
-        """Return a mean over the cells from sums over blocks."""
-        return sums.product(self.cells.count, self.maps.weights)
+    def estimates(self, gram: Float[Tensor, "fold fold2"]) -> Estimates:
+        """Return the estimates of a mean square from the inner products of fold patterns."""
+        return ProductSums(gram[None, :, None]).product(self.cells.count, self.maps.weights)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -243,6 +248,17 @@ class Lead:
         """The queries that have a lead."""
         queries = self.cells.query_positions
         return queries[(self.cells.sees_first & (self.cells.n_keys >= MIN_KEYS))[queries]]
+
+    @cached_property
+    def weights(self) -> Float[Tensor, "row key_pos"]:
+        """The weight of each score in its row's lead: 1/k at k first keys, -1/n at n others.
+
+        Rows without a lead have the weight 0.
+        """
+        others = self.cells.mask.double()
+        weights = -others / others.sum(1, keepdim=True).clamp_min(1)
+        weights[:, : self.cells.skip_keys] = 1 / self.cells.skip_keys
+        return weights * torch.isin(self.cells.query_positions, self.queries)[:, None]
 
     @cached_property
     def folds(self) -> Float[Tensor, "fold query"]:
@@ -295,16 +311,17 @@ def shared_patterns(maps: Sequence[LayerMaps]) -> list[Pattern]:
 def with_skip_keys(
     layers: Mapping[Name, LayerMaps], skip_keys: int | Literal["auto"]
 ) -> dict[Name, LayerMaps]:
-    """Return maps of which so many keys count as first.
+    """Return maps of which so many keys count as first; with `auto`, as many as the maps say.
 
-    `auto` is 1 for captured maps of tokens, and 0 for maps of vectors and for bare fold means.
+    Captured maps of tokens say 1, maps of vectors and bare fold means 0.
     """
-    first = max(layer.skip_keys for layer in layers.values()) if skip_keys == "auto" else skip_keys
+    if skip_keys == "auto":
+        return dict(layers)
     return {
         name: replace(
             layer,
-            skip_keys=first,
-            heads=tuple(replace(head, skip_keys=first) for head in layer.heads),
+            skip_keys=skip_keys,
+            heads=tuple(replace(head, skip_keys=skip_keys) for head in layer.heads),
         )
         for name, layer in layers.items()
     }

@@ -12,10 +12,10 @@ from torch import Tensor
 from nope_probe.errors import UserError, kind_of
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms
 from nope_probe.maps.fold_rows import PackedFolds, Stored
-from nope_probe.maps.folds import State, pooled, tensors_of, under
+from nope_probe.maps.folds import State, pooled, read_tensors, tensors_of
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import MapRows, QueryPositions, rows_of
-from nope_probe.stages import LETTERS, Letter
+from nope_probe.stages import Letter
 
 Layers = dict[int, LayerMaps]  # the maps of a model's layers, by their numbers
 
@@ -109,14 +109,7 @@ class ScoreMaps:
     @classmethod
     def from_tensors(cls, tensors: State) -> ScoreMaps:
         """Return the maps that `to_tensors` turned into these tensors."""
-        numbers = ("bos", "layers", "skip_keys")
-        others = {name: tensor for name, tensor in tensors.items() if name not in numbers}
-        return cls(
-            **others,
-            layers=tuple(tensors["layers"].tolist()),
-            bos=bool(tensors["bos"]),
-            skip_keys=int(tensors["skip_keys"]),
-        )
+        return read_tensors(cls, tensors)
 
 
 def layers_of(
@@ -268,15 +261,7 @@ class StageMaps:
     @classmethod
     def from_tensors(cls, tensors: State) -> StageMaps:
         """Return the maps that `to_tensors` turned into these tensors."""
-        folds, visible = under(tensors, "folds/"), under(tensors, "visible/")
-        return cls(
-            folds={letter: folds[letter] for letter in LETTERS if letter in folds},
-            visible={letter: visible[letter] for letter in LETTERS if letter in visible},
-            counts=tensors["counts"],
-            bos=bool(tensors["bos"]),
-            skip_keys=int(tensors["skip_keys"]),
-            query_positions=tensors["query_positions"],
-        )
+        return read_tensors(cls, tensors)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -326,9 +311,7 @@ class AttentionMaps:
     @classmethod
     def from_tensors(cls, tensors: State) -> AttentionMaps:
         """Return the maps that `to_tensors` turned into these tensors."""
-        others = {n: x for n, x in tensors.items() if n not in ("layers", "skip_keys")}
-        layers = tuple(tensors["layers"].tolist())
-        return cls(**others, layers=layers, skip_keys=int(tensors["skip_keys"]))
+        return read_tensors(cls, tensors)
 
 
 def _data(maps: ScoreMaps | StageMaps) -> str:

@@ -5,60 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.maps.folds import State, tensors_of, under
+from nope_probe.maps.folds import State, read_tensors, tensors_of
+from nope_probe.maps.rotation import NO_ROTATION, Rotation
 from nope_probe.maps.rows import QueryPositions
 
 Queries = Float[Tensor, "fold pos head d_head"]
 Keys = Float[Tensor, "fold pos kv_head d_head"]
-NUMBERS = {"bos": bool, "skip_keys": int, "kept_positions": int}  # of `PositionSums`
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Turns:
-    """The rotation of a head's pairs of coordinates by RoPE at each position.
-
-    Attributes:
-        pairs: the two coordinates of each pair.
-        cos, sin: cos and sin of the angle of each pair at each position.
-    """
-
-    pairs: Int[Tensor, "pair two"]
-    cos: Float[Tensor, "pos pair"]
-    sin: Float[Tensor, "pos pair"]
-
-    def turned(
-        self, x: Float[Tensor, "*batch pos head d_head"]
-    ) -> Float[Tensor, "*batch pos head d_head"]:
-        """Return queries or keys turned as at their positions."""
-        return self._turned(x, self.sin)
-
-    def turned_back(
-        self, x: Float[Tensor, "*batch pos head d_head"]
-    ) -> Float[Tensor, "*batch pos head d_head"]:
-        """Return turned queries or keys as at position 0."""
-        return self._turned(x, -self.sin)
-
-    def _turned(self, x: Tensor, sin: Tensor) -> Tensor:
-        first, second = self.pairs.T
-        return turned_in_pairs(x, first, second, self.cos[:, None].to(x), sin[:, None].to(x))
-
-
-def turned_in_pairs(
-    x: Float[Tensor, "*batch d_head"],
-    first: slice | Int[Tensor, " pair"],
-    second: slice | Int[Tensor, " pair"],
-    cos: Float[Tensor, "*#batch pair"],
-    sin: Float[Tensor, "*#batch pair"],
-) -> Float[Tensor, "*batch d_head"]:
-    """Return vectors with pairs of coordinates turned by angles, of which cos and sin are given."""
-    result, low, high = x.clone(), x[..., first], x[..., second]
-    result[..., first] = (low * cos - high * sin).to(x.dtype)
-    result[..., second] = (high * cos + low * sin).to(x.dtype)
-    return result
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,7 +32,7 @@ class ReaderSums:
         scores: mean q.k times the scale, nats, over heads or per head; NaN where masked.
         bias: the bias added to the scores (ALiBi), nats; None without a bias.
         scale: the factor between the sum of q.k over the heads of `q` and `scores`.
-        turns: the rotation of q and k by RoPE; None without RoPE.
+        rotation: the rotation of q and k by RoPE.
         query_positions: the queries of the rows of scores; all by default.
     """
 
@@ -93,7 +48,7 @@ class ReaderSums:
     scores: Float[Tensor, "fold *head row key_pos"]
     bias: Float[Tensor, "*head row key_pos"] | None = None
     scale: float
-    turns: Turns | None = None
+    rotation: Rotation = NO_ROTATION
     query_positions: QueryPositions = None
 
     @property
@@ -147,37 +102,9 @@ class PositionSums:
 
     def to_tensors(self) -> State:
         """Return the sums by name, for `from_tensors`."""
-        readers = tensors_of(self.readers)
-        tensors = {name.replace("/turns/", "/turns."): tensor for name, tensor in readers.items()}
-        numbers = {name: torch.tensor(getattr(self, name)) for name in NUMBERS}
-        return tensors | {"counts": self.counts} | numbers
+        return tensors_of(self)
 
     @classmethod
     def from_tensors(cls, tensors: State) -> PositionSums:
         """Return the sums that `to_tensors` turned into these tensors."""
-        layers = sorted({int(name.partition("/")[0]) for name in tensors if "/" in name})
-        return cls(
-            readers={layer: _reader(under(tensors, f"{layer}/")) for layer in layers},
-            counts=tensors["counts"],
-            **{name: kind(tensors[name]) for name, kind in NUMBERS.items()},
-        )
-
-
-def _reader(values: State) -> ReaderSums:
-    turns = under(values, "turns.")
-    return ReaderSums(
-        q=values["q"],
-        k=values["k"],
-        queries=under(values, "queries/"),
-        keys=under(values, "keys/"),
-        first_queries=under(values, "first_queries/"),
-        first_keys=under(values, "first_keys/"),
-        norm_queries=values.get("norm_queries"),
-        norm_keys=values.get("norm_keys"),
-        norm_scale=values.get("norm_scale"),
-        scores=values["scores"],
-        bias=values.get("bias"),
-        scale=float(values["scale"]),
-        turns=Turns(**turns) if turns else None,
-        query_positions=values.get("query_positions"),
-    )
+        return read_tensors(cls, tensors)

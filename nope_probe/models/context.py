@@ -19,7 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, SmolLM3Config
 from transformers.models.auto import modeling_auto as auto
 
-from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.errors import TooFewLayersError, UserError, beyond_context, beyond_table
 from nope_probe.files import read_json
 from nope_probe.models.gguf import read_gguf_config
 from nope_probe.models.names import (
@@ -110,22 +110,6 @@ def validate_context(
         raise beyond_table(seq_len, n_ctx)
     if not beyond:
         raise beyond_context(seq_len, n_ctx)
-
-
-def beyond_context(seq_len: int, n_ctx: int) -> UserError:
-    """Return the error for a sequence beyond the context without `--beyond-context`."""
-    return UserError(
-        f"--seq-len {seq_len} is beyond the model's context {n_ctx}: take --beyond-context, or "
-        "shorter sequences"
-    )
-
-
-def beyond_table(seq_len: int, n_ctx: int) -> UserError:
-    """Return the error for a sequence beyond a model's table of positions."""
-    return UserError(
-        f"--seq-len {seq_len} is beyond the model's context {n_ctx}, where its table of positions "
-        "ends: --beyond-context cannot help, take shorter sequences"
-    )
 
 
 def has_position_table(name: str, revision: str | None = None) -> bool:

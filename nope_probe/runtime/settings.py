@@ -527,11 +527,11 @@ class RunSettings(SessionSettings):
         """Whether the run removes components, which a model inside `ablated` does not allow."""
         return True
 
-    def n_skipped(self, inputs: Beginnings) -> int:
-        """Return how many keys count as first in positional patterns."""
+    def skip_keys_of(self, inputs: Beginnings) -> int:
+        """Return how many keys count as first: 1 for tokens, 0 for vectors."""
         return int(inputs.kind != "vectors") if self.skip_keys == "auto" else self.skip_keys
 
-    def n_kept(self, inputs: Beginnings) -> int:
+    def kept_positions_of(self, inputs: Beginnings) -> int:
         """Return how many first positions keep what writers write there: 1 for a BOS token."""
         return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
 

@@ -6,7 +6,7 @@ import torch
 
 from nope_probe.data.documents import file_of, is_data_set, validate_folds, validate_readable
 from nope_probe.data.sequences import Sequences, gaussian, sequences
-from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.errors import TooFewLayersError, UserError, beyond_context
 from nope_probe.hooks.layers.model import validate_inputs
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, validate_hub_answers, validate_reachable
@@ -100,8 +100,6 @@ def make_sequences(
     """
     info = loaded.info
     if settings.seq_len > info.n_ctx and not settings.beyond_context:
-        from nope_probe.models.context import beyond_context  # needs transformers
-
         raise beyond_context(settings.seq_len, info.n_ctx)
     if (settings.data == "gaussian") != info.parameter_free:
         kind = "gaussian vectors" if info.parameter_free else "text or random tokens"

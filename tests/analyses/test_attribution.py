@@ -196,7 +196,7 @@ def test_a_head_is_attributed_like_a_layer_of_its_maps() -> None:
         removed: torch.randn(5, 2, 3, 11, 11, generator=generator).double() for removed in MAPS
     }
     captured = {removed: replace(MAPS[removed], per_head=heads[removed]) for removed in MAPS}
-    for options in ({}, {"sources": ["mask", "rope"], "skip_keys": 1}):
+    for options in ({}, {"sources": ["mask", "rope"]}):
         attributed = attribute_heads(captured, **options)
         assert [*attributed] == [(layer, head) for layer in (0, 1) for head in range(3)]
         for (layer, head), of_head in attributed.items():

@@ -13,6 +13,7 @@ from nope_probe.analyses.head_measures import (
     previous_token_attention,
     sink_share,
 )
+from nope_probe.maps.rotation import Rotation
 
 # Rows add to 1: half to the first key, a quarter to the key before, the rest to the query's own.
 BY_HAND = torch.tensor(
@@ -76,7 +77,8 @@ def test_moved_keys_are_turned_as_at_their_new_place():
     q, k = torch.randn(3, 2, 2, generator=generator), torch.randn(3, 5, 2, 2, generator=generator)
     q, k = q.double(), k.double()
     rotated = torch.einsum("pde,bphe->bphd", rotation, k)
-    moved = moved_scores(q, rotated, rotation)
+    pairs = torch.tensor([[0, 1]])
+    moved = moved_scores(q, rotated, Rotation(pairs=pairs, cos=c[:, None], sin=s[:, None]))
     for place in range(5):
         for key in range(5):
             true = torch.einsum("bhd,de,bhe->bh", q, rotation[place], k[:, key])

@@ -26,23 +26,23 @@ def centred_over(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
 
 
 def terms_of(
-    model: HookedModel, text: torch.Tensor, inputs: torch.Tensor, head: int, skip_keys: int = 0
+    model: HookedModel, text: torch.Tensor, inputs: torch.Tensor, head: int, kept: int = 0
 ) -> QueryTerms:
     own, others = (
         dict(
-            capture_positions(model, x, layers=[1], per_head=True, n_folds=1, skip_keys=skip_keys)
+            capture_positions(model, x, layers=[1], per_head=True, n_folds=1, kept_positions=kept)
             .readers[1]
             .heads()
         )[head]
         for x in (text, inputs)
     )
-    return query_terms(own, others, QUERY, skip_keys=skip_keys)
+    return query_terms(own, others, QUERY, kept_positions=kept)
 
 
-@pytest.mark.parametrize("skip_keys", [0, 1])
+@pytest.mark.parametrize("kept", [0, 1])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt2"])
-def test_the_terms_add_up_to_the_scores(name: str, skip_keys: int, bridge: ByName) -> None:
-    terms = terms_of(bridge(name), TEXT, INPUTS, 1, skip_keys)
+def test_the_terms_add_up_to_the_scores(name: str, kept: int, bridge: ByName) -> None:
+    terms = terms_of(bridge(name), TEXT, INPUTS, 1, kept)
     parts = (terms.position, terms.of_key, terms.of_query)
     added = sum((x for part in parts for x in part.values()), torch.zeros(N_POS))
     scale = terms.scores[SEEN].abs().max()

@@ -12,9 +12,9 @@ from support.dense_patterns import estimates, locality, monotonicity
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import jackknife
-from nope_probe.analyses.offsets import offset_means, offset_profiles
+from nope_probe.analyses.offsets import bin_means, offset_bins, offset_profiles
 from nope_probe.analyses.pattern import edge_contrast, measure_estimates
-from nope_probe.analyses.pattern_rows import relative_part
+from nope_probe.analyses.pattern_rows import relative_part, score_distance_sums
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
 from nope_probe.maps.estimates import cross_products, fold_weights, leave_one_out
 from nope_probe.maps.fold_rows import PackedFolds, TensorFolds
@@ -146,7 +146,8 @@ def test_trends_are_those_of_the_queries_that_have_rows() -> None:
 @pytest.mark.parametrize("skip", [0, 2])
 def test_a_profile_is_the_mean_of_each_diagonal_of_the_kept_keys(skip: int) -> None:
     maps = torch.randn(3, 7, 7, generator=torch.Generator().manual_seed(0)).double()
-    result = offset_means(LayerMaps.of(maps, skip_keys=skip))
+    pattern = LayerMaps.of(maps, skip_keys=skip).pattern
+    result = bin_means([pattern], score_distance_sums, offset_bins(6 - skip))[:, 0]
     for index in range(3):
         kept = maps[index, skip:, skip:].numpy()
         true = [np.diagonal(kept, -tau).mean() for tau in range(1, 7 - skip)]

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nope_probe.analyses.recover import Rotation
 from nope_probe.analyses.splits import (
     Band,
     make_bands,
@@ -16,6 +15,7 @@ from nope_probe.analyses.splits import (
     split_mean_covariance,
 )
 from nope_probe.maps.layers import LayerMaps, Pattern
+from nope_probe.maps.rotation import Rotation
 
 SEEDS = st.integers(0, 2**32 - 1)
 SKIPS = st.integers(0, 3)
@@ -55,7 +55,8 @@ def turning(*frequencies: float) -> Rotation:
     """Return a rotation in halves."""
     n = len(frequencies)
     pairs = torch.tensor([[f, f + n] for f in range(n)], dtype=torch.long).reshape(n, 2)
-    return Rotation(pairs=pairs, frequencies=torch.tensor(frequencies), size=1.0)
+    angles = torch.arange(2.0)[:, None] * torch.tensor(frequencies)
+    return Rotation(pairs=pairs, cos=angles.cos(), sin=angles.sin())
 
 
 def test_octaves_hold_the_pairs_of_their_wavelengths():

@@ -220,7 +220,7 @@ def test_a_head_of_a_layer_without_rope_is_symbolic_and_one_with_rope_is_not(
     bridge: Callable[[str], Any],
 ):
     model = bridge("smollm3")
-    sums = [HeadScores(model, layer, 5, skip_keys=0) for layer in layers_of(model)[:3]]
+    sums = [HeadScores(model, layer, 5, kept_positions=0) for layer in layers_of(model)[:3]]
     measured = HeadMeans.captured(model, tokens(10, N_POS), sums, FOLD_OF).means
     total = measured["total"].mean(0)
     symbolic, positional = (measured[name].mean(0) / total for name in ("symbolic", "positional"))

@@ -1,5 +1,6 @@
 """The first sentences and table of a run of ablate, and the terminal, from tables made by hand."""
 
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,8 @@ def test_where_one_source_is_needed_for_both_or_none_is_the_sentence_says_so() -
     )
     of_vectors = sources_sentence(2, {"pattern": both["pattern"]}, ["mask"], made)
     assert of_vectors == "The causal mask alone makes L2's positional pattern (101%)."
+    within_noise = made | {"lead": (nan, nan, nan)}
+    assert sources_sentence(2, both, ["mask"], within_noise) == of_vectors
     none = {"lead": {"mask": around(0.4)}, "pattern": {"rope": around(0.6, 0.2)}}
     assert sources_sentence(2, none, sources, made) == (
         "No source alone is needed for the first key's lead of L2. No source alone is needed for "

@@ -9,13 +9,13 @@ from scipy.stats import spearmanr
 
 from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.offsets import (
+    bin_means,
     bin_of_offset,
     mean_squares_by_query,
     offset_bins,
-    offset_means,
 )
 from nope_probe.analyses.pattern import LAG, measure_estimates
-from nope_probe.analyses.pattern_rows import relative_fit
+from nope_probe.analyses.pattern_rows import relative_fit, score_distance_sums
 from nope_probe.maps.centred import diagonal_normalised, row_centred
 from nope_probe.maps.estimates import cross_products, fold_weights
 from nope_probe.maps.fold_rows import PackedFolds
@@ -183,7 +183,8 @@ def test_centred_and_normalised_rows_are_those_of_their_cells() -> None:
     distance = QUERIES[:, None] - torch.arange(N)
     of_distance = [normalised[distance == d].nansum().abs() for d in range(N)]
     assert max(map(float, of_distance)) < 1e-9
-    [means] = offset_means(LayerMaps.of(rows[None], None, QUERIES, 2))
+    pattern = LayerMaps.of(rows[None], None, QUERIES, 2).pattern
+    means = bin_means([pattern], score_distance_sums, offset_bins(N - 3))[0, 0]
     kept = (distance == 3) & (torch.arange(N) >= 2)
     assert float(means[2]) == pytest.approx(float(rows[kept].mean()))
 
@@ -212,7 +213,8 @@ def test_offsets_have_bins_of_their_own_to_64_and_then_eight_a_doubling() -> Non
 def test_the_mean_of_a_bin_is_that_of_its_cells() -> None:
     rows, bins = folds()[0, QUERIES], torch.tensor([1, 2, 5, 11])
     distance = QUERIES[:, None] - torch.arange(N)
-    [means] = offset_means(LayerMaps.of(rows[None], None, QUERIES), bins)
+    pattern = LayerMaps.of(rows[None], None, QUERIES).pattern
+    means = bin_means([pattern], score_distance_sums, bins)[0, 0]
     for index, (first, behind) in enumerate([(1, 2), (2, 5), (5, 11), (11, N)]):
         cells = rows[(distance >= first) & (distance < behind)]
         assert float(means[index]) == pytest.approx(float(cells.mean()))

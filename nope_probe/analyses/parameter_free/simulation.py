@@ -37,7 +37,14 @@ from nope_probe.analyses.parameter_free.theory import (
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.capture import ScoreSums
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.maps.folds import State, fold_counts, fold_products, pooled
+from nope_probe.maps.folds import (
+    State,
+    fold_counts,
+    fold_products,
+    pooled,
+    read_tensors,
+    tensors_of,
+)
 from nope_probe.stages import Norm
 
 BLOCK = 64  # samples that one seed draws
@@ -99,29 +106,16 @@ class Simulation:
 
     n_samples: int
     plain: Estimate
-    controlled: Estimate | None
+    controlled: Estimate | None = None
 
     def to_tensors(self) -> State:
         """Return the estimates by name, for `from_tensors`."""
-        tensors = {"n_samples": torch.tensor(self.n_samples), "counts": self.plain.counts}
-        tensors["plain"] = self.plain.folds
-        if self.controlled is not None:
-            tensors["controlled"] = self.controlled.folds
-        return tensors
+        return tensors_of(self)
 
     @classmethod
     def from_tensors(cls, tensors: State) -> Simulation:
         """Return the simulation that `to_tensors` turned into these tensors."""
-        estimates = {
-            name: Estimate(folds=tensors[name], counts=tensors["counts"])
-            for name in ("plain", "controlled")
-            if name in tensors
-        }
-        return cls(
-            n_samples=int(tensors["n_samples"]),
-            plain=estimates["plain"],
-            controlled=estimates.get("controlled"),
-        )
+        return read_tensors(cls, tensors)
 
     @property
     def best(self) -> Estimate:
@@ -277,7 +271,7 @@ class _Sums:
         controlled = None
         if self.control_variate is not None:
             folds = plain.folds - self.control_variate.deviations()
-            controlled = Estimate(folds=folds, counts=plain.counts)
+            controlled = Estimate(folds=folds, counts=plain.counts.clone())  # saved by itself
         return Simulation(n_samples=self.n_samples, plain=plain, controlled=controlled)
 
 

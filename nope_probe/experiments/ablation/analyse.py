@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -12,10 +13,10 @@ import pandas as pd
 from nope_probe.analyses.attribution import (
     LayerAttribution,
     attribute_each_head,
-    attribute_layers,
+    attributed,
     patterns_of,
 )
-from nope_probe.analyses.contrasts import contrast_map, source_terms
+from nope_probe.analyses.contrasts import Grams, contrast_grams, contrast_map, source_terms
 from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.offsets import OffsetBins, bin_means, offset_bins
 from nope_probe.analyses.pattern import Measures, measure, measure_heads, query_stride
@@ -68,7 +69,7 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
         plan: the conditions.
         measured: their score maps.
     """
-    inputs, skip_keys = session.sequences(), session.settings.n_skipped(session.sequences())
+    inputs, skip_keys = session.sequences(), session.settings.skip_keys_of(session.sequences())
     analysis = Analysis(
         plan=plan,
         measured=measured,
@@ -125,20 +126,6 @@ class Analysis:
     offset_bins: OffsetBins = "auto"
 
     @cached_property
-    def layers(self) -> list[LayerAttribution]:
-        """The attribution of each layer, from the conditions that replace no weight."""
-        return list(attribute_layers(self.measured.maps, self.plan.sources))
-
-    @cached_property
-    def by_replacement(self) -> dict[str, list[LayerAttribution]]:
-        """The attribution of each layer, with the losses without weights, by replacement."""
-        of_sources = {one: self.measured.maps[one] for one in self.plan.of_sources}
-        return {
-            replacement: list(attribute_layers(of_sources | maps, self.plan.sources))
-            for replacement, maps in self.measured.replaced.items()
-        }
-
-    @cached_property
     def conditions(self) -> list[tuple[Condition, str, Layers]]:
         """Each condition with its replacement, if it replaces weights, and its maps."""
         by_replacement = {NO_REPLACEMENT: self.measured.maps, **self.measured.replaced}
@@ -147,6 +134,42 @@ class Analysis:
             for replacement, of_replacement in by_replacement.items()
             for condition, maps in of_replacement.items()
         ]
+
+    @cached_property
+    def grams(self) -> list[Grams[tuple[str, Condition]]]:
+        """The inner products of all conditions of each layer, by replacement and condition."""
+        named = {(replacement, one): maps for one, replacement, maps in self.conditions}
+        return [contrast_grams(patterns_of(named, layer)) for layer in self.plan.layers]
+
+    def grams_of(self, named: Mapping[str, Iterable[Condition]]) -> list[Grams[Condition]]:
+        """Return the inner products of some conditions of each layer.
+
+        Args:
+            named: the conditions, by replacement.
+        """
+        names = {one: (name, one) for name, conditions in named.items() for one in conditions}
+        return [
+            {question: gram.renamed(names) for question, gram in of_layer.items()}
+            for of_layer in self.grams
+        ]
+
+    def attributed(self, named: Mapping[str, Iterable[Condition]]) -> list[LayerAttribution]:
+        """Return the attribution of each layer from some conditions, by replacement."""
+        layers = zip(self.grams_of(named), self.plan.layers, strict=True)
+        return [attributed(grams, self.plan.sources, layer) for grams, layer in layers]
+
+    @cached_property
+    def layers(self) -> list[LayerAttribution]:
+        """The attribution of each layer, from the conditions that replace no weight."""
+        return self.attributed({NO_REPLACEMENT: self.measured.maps})
+
+    @cached_property
+    def by_replacement(self) -> dict[str, list[LayerAttribution]]:
+        """The attribution of each layer, with the losses without weights, by replacement."""
+        return {
+            name: self.attributed({NO_REPLACEMENT: self.plan.of_sources, name: replaced})
+            for name, replaced in self.measured.replaced.items()
+        }
 
     @cached_property
     def measures(self) -> list[list[Measures]]:
@@ -214,12 +237,14 @@ class Analysis:
     def explorer(self) -> Explorer:
         """Return the explorer of all that is removed, weights by the first replacement."""
         plan, measured = self.plan, self.measured
-        maps, replaced = measured.maps, ""
+        maps, replaced = {NO_REPLACEMENT: measured.maps}, ""
         for replacement, of_replacement in [*measured.replaced.items()][:1]:
-            maps = maps | of_replacement
+            maps[replacement] = of_replacement
             replaced = f" A removed weight's replacement is {replacement}."
+        shown = {one: of_one for part in maps.values() for one, of_one in part.items()}
         return explorer_of(
-            {key: [[layer] for layer in of_key.values()] for key, of_key in maps.items()},
+            {one: [[layer] for layer in of_one.values()] for one, of_one in shown.items()},
+            [[grams] for grams in self.grams_of(maps)],
             plan.sources,
             [*plan.of_sources, *plan.removed],
             layers=plan.layers,

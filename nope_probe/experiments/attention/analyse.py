@@ -196,7 +196,7 @@ def analyse_text(session: Session[Settings], text: RunText, read: State, why: St
     settings, inputs = session.settings, text.alone
     weights, information = read["weights"].float(), read["information"]
     rows = (read["visible"].sum(-1) >= MIN_KEYS)[:, None].expand_as(information)
-    first = weights[..., : settings.n_skipped(inputs)].sum(-1)
+    first = weights[..., : settings.skip_keys_of(inputs)].sum(-1)
     nats, share = (x.double().where(rows, torch.nan).nanmean(-1) for x in (information, first))
     about, tables = _of_text(session, text, weights, why)
     record = _record(session, inputs, torch.ones(1, dtype=torch.long)) | about
@@ -212,7 +212,7 @@ def _record(
     settings, loaded = session.settings, session.loaded
     return {
         **session.provenance(),
-        **input_record(inputs, settings.n_skipped(inputs), counts),
+        **input_record(inputs, settings.skip_keys_of(inputs), counts),
         "layers": [*settings.layers_of(loaded.info)],
         "removed": settings.removed.ordered,
     }

@@ -62,8 +62,8 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
         model=loaded.model,
         inputs=tokens if settings.reads_corpus else text,
         batch_size=settings.seqs_per_batch,
-        skip_keys=settings.n_skipped(inputs),
-        kept_positions=settings.n_kept(inputs),
+        skip_keys=settings.skip_keys_of(inputs),
+        kept_positions=settings.kept_positions_of(inputs),
     )
     ablation = ablation_of(loaded.model, settings)
     engine = engine.calibrated(None, [ablation])
@@ -118,7 +118,7 @@ def captured_terms(
     except NotImplementedError as error:
         raise UserError(f"--why L{layer}H{number}: {error}") from error
     of_others = None if others is None else _head(others, layer, number)
-    terms = query_terms(_head(own, layer, number), of_others, query, skip_keys=kept)
+    terms = query_terms(_head(own, layer, number), of_others, query, kept_positions=kept)
     named: dict[str, Mapping[str, Tensor]] = {
         "position": terms.position,
         "key": terms.of_key,

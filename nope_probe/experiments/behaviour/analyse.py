@@ -55,7 +55,7 @@ def analyse(session: Session[Settings], plan: Plan, measured: MeasuredBehaviour)
         if not losses.isfinite().all():
             raise UserError(f"non-finite losses in condition {condition} ({probe})")
     inputs, n_folds = session.sequences(), session.settings.folds
-    skip = session.settings.n_skipped(inputs)
+    skip = session.settings.skip_keys_of(inputs)
     documents = plan.text.documents
     fold_sizes = folds_of(len(documents), n_folds, documents).bincount(minlength=n_folds)
     manifest = {

@@ -53,7 +53,7 @@ class Behaviour(Study[Settings]):
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
         self.plan = make_plan(session)
-        self.skip = self.settings.n_skipped(session.sequences())
+        self.skip = self.settings.skip_keys_of(session.sequences())
         heads = {head_name(*place): ablation for place, ablation in self.plan.heads.items()}
         self.conditions = self.plan.conditions | heads
         self.writing = [x for x in self.conditions.values() if x.condition.writers]

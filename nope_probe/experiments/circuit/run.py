@@ -113,7 +113,7 @@ def analyse(session: Session[Settings], maps: Sequence[StageMaps], removed: Sequ
         removed: the removed components, and `norms`.
     """
     inputs, layer = session.sequences(), session.settings.layer
-    skip_keys = session.settings.n_skipped(inputs)
+    skip_keys = session.settings.skip_keys_of(inputs)
     table = stages_table(maps, layer)
     model = session.loaded.model
     blocks = {block.index: block for block in layers_of(model)}

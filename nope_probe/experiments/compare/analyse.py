@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import pandas as pd
 
@@ -15,14 +14,14 @@ from nope_probe.analyses.pattern_changes import (
     measure_differences,
     pattern_difference,
 )
-from nope_probe.errors import UserError, closed_choices, kind_of
+from nope_probe.errors import UserError, kind_of
 from nope_probe.experiments.compare.members import Member, share_sequences
-from nope_probe.experiments.explorer import PAGE_BYTES, explorer_of
+from nope_probe.experiments.explorer import PAGE_BYTES, explorer_of, panel_grams
 from nope_probe.experiments.tables import Row, interval_columns
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.words import MEASURES
-from nope_probe.maps.layers import LayerMaps, shared_patterns, with_skip_keys
+from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.removal import INTACT, SOURCES, Condition
 
@@ -40,11 +39,9 @@ TABLE_ORDER = ("sources", "terms", "weights", "pattern", "stages", "layers")
 RESULTS = ("verdict",)  # words that are results, not names of rows
 
 
-@closed_choices("skip_keys")
 def difference(
     base: ScoreMaps,
     other: ScoreMaps,
-    skip_keys: int | Literal["auto"] = "auto",
     *,
     paired: bool = True,
 ) -> pd.DataFrame:
@@ -56,8 +53,6 @@ def difference(
     Args:
         base: the maps to compare with, as `capture_scores` returns them.
         other: the maps of the other model, of as many positions and with rows of the same queries.
-        skip_keys: how many first keys to leave out; `auto`: 1 for maps of tokens, 0 for
-            maps of vectors.
         paired: whether both were captured on the same sequences, dealt to the same folds.
 
     Returns:
@@ -90,8 +85,7 @@ def difference(
         raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")
     if paired and not base.counts.equal(other.counts):
         raise UserError("the maps have unlike folds: pass paired=False for other sequences")
-    skipped = max(other.skip_keys, base.skip_keys) if skip_keys == "auto" else skip_keys
-    both = [with_skip_keys(maps.by_layer, skipped) for maps in (other, base)]
+    both = [maps.by_layer for maps in (other, base)]
     rows: list[Row] = []
     for layer in layers:
         shared = shared_patterns([maps[layer] for maps in both])
@@ -134,6 +128,7 @@ def explorer_of_runs(members: Sequence[Member]) -> Explorer | None:
                 of_layer.append(maps)
     return explorer_of(
         panels,
+        panel_grams(panels),
         sources,
         conditions,
         layers=layers,

@@ -14,13 +14,11 @@ from torch import Tensor
 
 from nope_probe.analyses.recover import (
     MaskShape,
-    Rotation,
     ScoreProduct,
     fit_score_product,
     mask_shape,
     power_law,
     recover_rotation,
-    turning_matrices,
 )
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.attention import Attention, query_blocks
@@ -32,16 +30,17 @@ from nope_probe.hooks.layers.model import (
     read_attention,
     traits_of,
 )
-from nope_probe.hooks.layers.rotation import Rotary, cos_and_sin
 from nope_probe.hooks.reading.batch_readings import (
     LayerReading,
     hooks_scaling,
     hooks_without_learned_positions,
     read_layers,
+    rotation_of,
     scaled_point,
 )
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.maps.rotation import NO_ROTATION, Rotation
 
 N_SHORT = 48  # positions of the batch for all findings but the mask
 UPSCALED = 64.0  # factor of q and k: a norm undoes it, and a soft cap shows
@@ -185,11 +184,11 @@ class LengthReading:
     """The queries of one layer in a sequence of some length.
 
     Attributes:
-        rotation: the rotation by RoPE; None if it is not recognised, or without RoPE.
+        rotation: the rotation by RoPE.
         query_lengths: the root mean square over heads of the length of each query.
     """
 
-    rotation: Rotation | None
+    rotation: Rotation
     query_lengths: Float[Tensor, " pos"]
 
 
@@ -201,22 +200,12 @@ def read_queries(
 
     def read(layer: Layer, attention: Attention) -> LengthReading:
         return LengthReading(
-            rotation=_first_rotation(attention, traits[layer.index].rotary),
+            rotation=rotation_of(attention, traits[layer.index].rotary).among(slice(2)),
             query_lengths=attention.q[0].float().square().sum(-1).mean(-1).sqrt().cpu(),
         )
 
     depth = len(layers_of(model)) if n_layers is None else n_layers
     return read_attention(model, inputs, read, n_layers=depth)
-
-
-def _first_rotation(attention: Attention, rotary: Rotary | None) -> Rotation | None:
-    """Return the rotation by RoPE at positions 0 and 1; None if it is not recognised."""
-    angles = attention.angles
-    if rotary is None or rotary.pairs is None or angles is None:
-        return None
-    cos, sin = (table[..., :2, :] for table in cos_and_sin(angles))
-    matrices = rotary.matrices((cos, sin), attention.q.shape[-1])
-    return recover_rotation(matrices.cpu())
 
 
 def with_lengths(
@@ -258,11 +247,14 @@ def with_lengths(
         )
 
 
-def _rescaling(before: Rotation | None, after: Rotation | None) -> float:
+def _rescaling(before: Rotation, after: Rotation) -> float:
     """Return the ratio of the most changed frequency (or factor); 1 within rounding."""
-    if before is None or after is None or len(before.pairs) != len(after.pairs):
+    if before.pairs is None or after.pairs is None:
         return 1.0
-    sizes = torch.tensor([after.size / before.size], dtype=torch.float64)
+    before, after = before.turning, after.turning
+    if len(before.known_pairs) != len(after.known_pairs) or not len(before.known_pairs):
+        return 1.0
+    sizes = torch.tensor([after.factor / before.factor], dtype=torch.float64)
     ratios = torch.cat([after.frequencies / before.frequencies, sizes])
     furthest = ratios[ratios.log().abs().argmax()]
     return float(furthest) if abs(furthest - 1) > RESCALED else 1.0
@@ -286,22 +278,23 @@ def _findings(
         scaled_point(layer, name) is not None and change[name] < 0.01 * largest
         for name in ("q", "k")
     )
-    law = power_law(rotation.frequencies) if len(rotation.pairs) else None
+    pairs = rotation.known_pairs
+    law = power_law(rotation.frequencies) if len(pairs) else None
     smallest, unrotated = ACTS * largest, changed["rope"]
     acting = _pairs_acting(intact, unrotated, rotation, cells, smallest / abs(product.scale))
     return LayerFindings(
         layer=layer.index,
         rope=change["rope"] > smallest,
         rope_change=change["rope"],
-        rope_pairs=len(rotation.pairs),
+        rope_pairs=len(pairs),
         rope_pairs_acting=acting,
         rope_base=law.base if law else None,
         rope_pairs_following=law.n_following if law else 0,
         rope_first=float(rotation.frequencies[0]) if law else None,
         rope_scale=law.scale if law else None,
-        rotary_fraction=2 * len(rotation.pairs) / intact.q.shape[-1],
+        rotary_fraction=2 * len(pairs) / intact.q.shape[-1],
         rope_layout=rotation.layout,
-        rope_factor=rotation.size,
+        rope_factor=rotation.factor,
         learned_positions_change=change["learned"],
         mask=mask[0],
         mask_same_in_all_heads=mask[1],
@@ -319,16 +312,14 @@ def _findings(
 
 def _rotation(intact: LayerReading, unrotated: LayerReading) -> Rotation:
     """Return RoPE's rotation of queries, from the block's angles or from the queries."""
-    matrices = intact.rotation
-    if matrices is None:
+    rotation: Rotation | None = intact.rotation
+    if intact.rotation.pairs is None:
         straight, turned = (
             rearrange(reading.q[:, :2].double(), "batch pos head d_head -> pos (batch head) d_head")
             for reading in (unrotated, intact)
         )
-        matrices = turning_matrices(straight, turned)
-    if matrices is None:  # the pairs were not recognised
-        matrices = torch.eye(intact.q.shape[-1]).expand(2, -1, -1)
-    return recover_rotation(matrices)
+        rotation = recover_rotation(straight, turned)
+    return NO_ROTATION if rotation is None else rotation.turning
 
 
 def _norm_over(
@@ -343,7 +334,8 @@ def _norm_over(
 
 def _shares_rotary_keys(intact: LayerReading, rotation: Rotation) -> bool:
     shared = (intact.k == intact.k[:, :, :1]).all(0).all(0).all(0)
-    return bool(len(rotation.pairs) and shared[rotation.pairs].all() and not shared.all())
+    pairs = rotation.known_pairs
+    return bool(len(pairs) and shared[pairs].all() and not shared.all())
 
 
 def _bias_within_rows(
@@ -376,7 +368,7 @@ def _pairs_acting(
 ) -> int:
     """Return how many pairs change q.k by more than `smallest` if not turned."""
     count = 0
-    for pair in rotation.pairs:
+    for pair in rotation.known_pairs:
         turned, straight = (
             torch.einsum("bqhd,bkhd->bhqk", reading.q[..., pair], reading.k[..., pair])
             for reading in (intact, unrotated)

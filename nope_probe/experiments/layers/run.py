@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from nope_probe.data.sequences import forces_bos
-from nope_probe.errors import UserError, printable
+from nope_probe.errors import UserError, beyond_context, printable
 from nope_probe.experiments.layers.expect import (
     LENGTHS,
     TOLERANCE,
@@ -30,7 +30,7 @@ from nope_probe.experiments.sections import (
 )
 from nope_probe.figures.words import listed, numbered_layers
 from nope_probe.hooks.layers.model import Inputs, hugging_face_config
-from nope_probe.models.context import beyond_context, validate_context
+from nope_probe.models.context import validate_context
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, validate_reachable
 from nope_probe.reports.page import Lead

@@ -25,7 +25,7 @@ from nope_probe.analyses.jackknife import jackknife
 from nope_probe.data.sequences import Sequences, sequences
 from nope_probe.experiments.engine import as_sequences, first_layers, folds_for_intervals
 from nope_probe.experiments.tables import interval_columns
-from nope_probe.hooks.layers.attention import Attention
+from nope_probe.hooks.layers.attention import Attention, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
@@ -38,14 +38,13 @@ from nope_probe.hooks.layers.model import (
 )
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.batch_readings import (
-    HeadReading,
-    head_reading,
-    is_recognised,
+    rotation_of,
     weights_on,
 )
 from nope_probe.hooks.reading.streaming import stream
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 from nope_probe.maps.folds import folds_of, pooled, sum_parts
+from nope_probe.maps.rotation import Rotation
 
 N_OTHER = 32  # number of the run's sequences that are read with BOS added or left out
 N_REPEATED = 16  # number of sequences of repeated random tokens
@@ -67,14 +66,14 @@ class HeadScores(Accumulator):
         model: the model.
         layer: the layer.
         n_folds: parts of the sequences.
-        skip_keys: first keys that position and content leave out.
+        kept_positions: how many first positions position and content leave out.
     """
 
     reads_attention = True
 
-    def __init__(self, model: HookedModel, layer: Layer, n_folds: int, skip_keys: int) -> None:
+    def __init__(self, model: HookedModel, layer: Layer, n_folds: int, kept_positions: int) -> None:
         super().__init__(n_folds)
-        self.layer, self.skip_keys = layer, skip_keys
+        self.layer, self.kept_positions = layer, kept_positions
         self.rotary = traits_of(model)[layer.index].rotary
 
     def read(self, attention: Attention) -> None:
@@ -93,15 +92,18 @@ class HeadScores(Accumulator):
         """Return each measure of every sequence of a batch."""
         n_pos = attention.q.shape[1]
         keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), _keys_before(n_pos, 1)))
-        reading = head_reading(attention, keys, self.rotary)
-        size = max(1, N_CELLS // n_pos**2)
-        first_key = first_key_attention(reading.weights[..., 0])
-        parts = [position_and_content(moved) for moved in _moved(reading, self.skip_keys, size)]
+        weights = weights_on(attention, keys)
+        first_key = first_key_attention(weights[..., 0])
+        rotation = rotation_of(attention, self.rotary)
+        parts = [
+            position_and_content(moved)
+            for moved in _moved(attention, rotation, slice(self.kept_positions, -1))
+        ]
         if not parts:  # keys cannot be moved by a rotation that is not known
             parts = [(first_key * torch.nan,) * 3]
         return {
             "first_key": first_key,
-            "previous_token": previous_token_attention(reading.weights[..., 1]),
+            "previous_token": previous_token_attention(weights[..., 1]),
             **dict(zip((*SHARES, "total"), map(torch.cat, zip(*parts, strict=True)), strict=True)),
         }
 
@@ -114,7 +116,7 @@ class InductionScores(HeadScores):
     """
 
     def __init__(self, model: HookedModel, layer: Layer, n_folds: int, n_tokens: int) -> None:
-        super().__init__(model, layer, n_folds, skip_keys=0)
+        super().__init__(model, layer, n_folds, kept_positions=0)
         self.n_tokens = n_tokens
 
     def measures(self, attention: Attention) -> dict[str, Float[Tensor, "batch head"]]:
@@ -268,8 +270,8 @@ def head_sums(
 
 def layers_without_shares(model: HookedModel, layers: Sequence[int]) -> list[int]:
     """Return the layers whose rotation was not recognised, so that no key can be moved."""
-    traits = traits_of(model)
-    return [layer for layer in layers if not is_recognised(traits[layer].rotary)]
+    rotations = {layer: traits_of(model)[layer].rotary for layer in layers}
+    return [layer for layer, rotary in rotations.items() if rotary and rotary.pairs is None]
 
 
 def _other_bos(inputs: Sequences, bos_token_id: int) -> Sequences:
@@ -303,20 +305,20 @@ def _keys_before(n_pos: int, distance: int) -> Int[Tensor, " query_pos"]:
 
 
 def _moved(
-    reading: HeadReading, skip_keys: int, size: int
+    attention: Attention, rotation: Rotation, kept: slice
 ) -> Iterator[Float[Tensor, "batch head place key"]]:
-    """Yield the last query's scores with every key moved to every place, nats, in small batches.
+    """Yield the last query's scores with every kept key moved to every place, nats.
 
-    There are none if the rotation was not recognised.
+    The batches are small. There are none if the rotation was not recognised.
     """
-    if reading.rotation is None:
+    if rotation.pairs is None:
         return
-    kept = slice(skip_keys, -1)
-    rotation = reading.rotation[kept].double()
-    for q, k in zip(reading.q.split(size), reading.k[:, kept].split(size), strict=True):
-        moved = reading.scale * moved_scores(q.double(), k.double(), rotation)
-        if reading.soft_cap is not None:
-            moved = reading.soft_cap * torch.tanh(moved / reading.soft_cap)
+    size, rotation = max(1, N_CELLS // attention.q.shape[1] ** 2), rotation.among(kept)
+    last, keys = attention.q[:, -1].cpu(), repeat_heads(attention.k[:, kept], attention.n_heads)
+    for q, k in zip(last.split(size), keys.cpu().split(size), strict=True):
+        moved = attention.scale * moved_scores(q.double(), k.double(), rotation)
+        if attention.soft_cap is not None:
+            moved = attention.soft_cap * torch.tanh(moved / attention.soft_cap)
         yield moved
 
 

@@ -20,7 +20,6 @@ from nope_probe.analyses.jackknife import jackknife, mean_intervals, standard_er
 from nope_probe.analyses.offsets import OffsetBins, bin_means, offset_bins
 from nope_probe.analyses.pattern import edge_contrast, measure, measure_heads, query_stride
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
-from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import Band, BandChoice, make_bands, split_bands
 from nope_probe.errors import UserError
 from nope_probe.experiments.engine import Engine, validate_first_sequence
@@ -53,7 +52,7 @@ from nope_probe.figures.measures import HEAD_MEASURES
 from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.layers.attention import relative_error
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, Inputs, first_keys_of, numbered_layers
+from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers, skip_keys_of
 from nope_probe.hooks.reading.accumulators import Cut
 from nope_probe.hooks.reading.attention import AttentionAccumulator, attention_maps
 from nope_probe.hooks.reading.batch_readings import read_rotations
@@ -189,7 +188,7 @@ def attention_sums(
     cut = Cut(
         counts=fold_of.bincount(),
         queries=choose_rows(engine.inputs.shape[1], engine.query_rows),
-        skip_keys=first_keys_of(engine.inputs) if engine.skip_keys is None else engine.skip_keys,
+        skip_keys=skip_keys_of(engine.inputs) if engine.skip_keys is None else engine.skip_keys,
     )
     blocks = numbered_layers(engine.model, layers)
     return [AttentionAccumulator(layer, cut, keeps_scores=False) for layer in blocks]
@@ -208,7 +207,7 @@ def bands_of(
     if capped:
         raise UserError(f"--bands: the scores of {capped[0]} are soft-capped, so they are no sum")
     try:
-        rotations = list(map(recover_rotation, read_rotations(model, inputs[:1], len(blocks))))
+        rotations = read_rotations(model, inputs[:1], len(blocks))
         return make_bands(rotations, blocks[0].d_head, choice, layers)
     except (NotImplementedError, ValueError) as error:
         raise UserError(f"--bands: {error}") from error

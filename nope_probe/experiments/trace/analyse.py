@@ -307,8 +307,8 @@ def analyse(session: Session[RunSettings], trace: TraceTables, reader: str | Non
     counts = folds_of(len(inputs), settings.folds, inputs.documents).bincount()
     manifest: dict[str, Any] = {
         **session.provenance(),
-        **input_record(inputs, settings.n_skipped(inputs), counts),
-        "kept_positions": settings.n_kept(inputs),
+        **input_record(inputs, settings.skip_keys_of(inputs), counts),
+        "kept_positions": settings.kept_positions_of(inputs),
         "layers": sorted(int(layer) for layer in trace.terms["layer"].unique()),
         "reader": reader or strongest_reader(trace.terms),
     }

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from nope_probe.hooks.layers.rotation import Angles
+from nope_probe.maps.rotation import Angles
 
 Heads = Float[Tensor, "batch pos head d_head"]
 # With a KV cache there are more keys than queries; a removed W_K or W_V leaves a key or value head

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook
-from nope_probe.hooks.layers.rotation import Rotary, fit_rotary
+from nope_probe.hooks.layers.rotation import fit_rotary
 from nope_probe.hooks.layers.tap import Tap
+from nope_probe.maps.rotation import Rotation
 from nope_probe.removal import Projection
 
 Kind = Literal["HookedTransformer", "TransformerBridge"]
@@ -35,7 +36,7 @@ class Traits:
         alibi: whether a bias is added to the scores.
     """
 
-    rotary: Rotary | None
+    rotary: Rotation | None
     window: bool = False
     sinks: bool = False
     alibi: bool = False

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from nope_probe.hooks.layers.attention import Attention, Mask, repeat_heads, unmasked
 from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, keep_and_write, last
-from nope_probe.hooks.layers.rotation import Rotary
 from nope_probe.hooks.layers.tap import NAME, attend_inline, current, register
+from nope_probe.maps.rotation import Rotation
 from nope_probe.removal import Projection
 
 # Options of TransformerLens that change the formula of attention beyond that of `_attend`.
@@ -143,18 +143,14 @@ class HookedLayer(Layer):
             alibi=self.cfg.positional_embedding_type == "alibi",
         )
 
-    def _rotary(self) -> Rotary | None:
+    def _rotary(self) -> Rotation | None:
         if self.cfg.positional_embedding_type != "rotary":
             return None
         pairs = self._pairs()
         tables = self.attn.rotary_cos, self.attn.rotary_sin
         cos, sin = (table[:2, pairs.T[0]].double().cpu() for table in tables)
-        return Rotary(
-            frequencies=torch.atan2(sin[1], cos[1]),
-            factor=float(cos[0, 0]),
-            pairs=pairs,
-            columns=torch.arange(len(pairs)),
-        )
+        blank = Rotation(pairs=pairs, cos=cos, sin=sin, columns=torch.arange(len(pairs)))
+        return blank.at((cos, sin))
 
     def norm_point(self, norm: NormName) -> str:
         if self.has(f"{norm}.hook_normalized"):

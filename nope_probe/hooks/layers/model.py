@@ -32,9 +32,9 @@ from nope_probe.hooks.layers.hook_points import (
     hooks_in_place,
     methods_replaced,
 )
-from nope_probe.hooks.layers.rotation import Angles
 from nope_probe.hooks.layers.tap import StopForward, positions_far_apart, taps_read
 from nope_probe.hooks.layers.threads import used_alone
+from nope_probe.maps.rotation import Angles
 
 Reading = TypeVar("Reading")
 Inputs: TypeAlias = Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
@@ -197,7 +197,16 @@ def begins_alike(inputs: Inputs) -> bool:
     return bool((inputs[:, 0] == inputs[0, 0]).all())
 
 
-def first_keys_of(inputs: Inputs) -> int:
+def kept_positions_of(inputs: Inputs) -> int:
+    """Return how many first positions keep what is written there when a writer's position goes.
+
+    It is 1 where all sequences begin with the same token: what is written there marks the token,
+    and no position.
+    """
+    return int(begins_alike(inputs))
+
+
+def skip_keys_of(inputs: Inputs) -> int:
     """Return how many keys count as first in patterns: 1 for tokens, 0 for vectors.
 
     Under a causal mask the first position sees itself alone, and models make it a sink, whether or

@@ -33,8 +33,8 @@ from nope_probe.hooks.layers.attention import (
     unmasked,
 )
 from nope_probe.hooks.layers.hook_points import HookPoint
-from nope_probe.hooks.layers.rotation import Angles
 from nope_probe.hooks.layers.threads import in_this_thread
+from nope_probe.maps.rotation import Angles
 
 NAME = "nope_probe"  # of our functions among transformers' own
 

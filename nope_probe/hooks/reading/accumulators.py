@@ -220,12 +220,14 @@ class Cut:
     Attributes:
         counts: sequences per fold.
         queries: the queries of the rows; None where all have rows.
-        skip_keys: how many first keys stand apart, for sums that are taken apart there.
+        skip_keys: how many keys count as first, for sums that separate these.
+        kept_positions: how many first positions means over positions leave out.
     """
 
     counts: Int[Tensor, " fold"]
     queries: QueryPositions = None
     skip_keys: int = 0
+    kept_positions: int = 0
 
     @property
     def rows(self) -> Int[Tensor, " row"] | slice:

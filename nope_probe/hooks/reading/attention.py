@@ -18,9 +18,9 @@ from nope_probe.hooks.layers.model import (
     HasModel,
     as_inputs,
     documents_of,
-    first_keys_of,
     model_of,
     numbered_layers,
+    skip_keys_of,
 )
 from nope_probe.hooks.reading.accumulators import Cut, MapAccumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
@@ -80,7 +80,7 @@ def capture_attention(
     blocks = numbered_layers(model, layers)
     fold_of = folds_of(len(inputs), n_folds, documents)
     queries = choose_rows(inputs.shape[1], query_rows)
-    first = first_keys_of(inputs) if skip_keys is None else skip_keys
+    first = skip_keys_of(inputs) if skip_keys is None else skip_keys
     cut = Cut(counts=fold_of.bincount(), queries=queries, skip_keys=first)
     sums = [AttentionAccumulator(layer, cut) for layer in blocks]
     stream(model, inputs, sums, fold_of, batch_size, checkpoint)

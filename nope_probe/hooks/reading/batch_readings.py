@@ -26,8 +26,8 @@ from nope_probe.hooks.layers.model import (
     read_attention,
     traits_of,
 )
-from nope_probe.hooks.layers.rotation import Rotary
 from nope_probe.hooks.removing.components import mean_over_positions
+from nope_probe.maps.rotation import NO_ROTATION, Rotation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,7 @@ class LayerReading:
         visible: the cells of the first sequence that are not masked.
         products: q.k of every query and key, without scale and soft cap.
         q, k: queries, and keys repeated for each query head, as they are multiplied.
-        rotation: the matrix that the block applies to a query at each position; None if
-            RoPE's pairs of coordinates were not recognised.
+        rotation: the rotation of queries and keys.
         bias: the number added to every score, nats, or None.
         sinks: whether a learned sink takes a share of each row's attention.
     """
@@ -52,7 +51,7 @@ class LayerReading:
     products: Float[Tensor, "batch head query_pos key_pos"]
     q: Float[Tensor, "batch pos head d_head"]
     k: Float[Tensor, "batch pos head d_head"]
-    rotation: Float[Tensor, "pos d_head d_head"] | None
+    rotation: Rotation
     bias: Float[Tensor, "one_or_batch head query_pos key_pos"] | None = None
     sinks: bool = False
 
@@ -87,7 +86,7 @@ def read_layers(
             products=torch.einsum("bqhd,bkhd->bhqk", q, k).cpu(),
             q=q.cpu(),
             k=k.cpu(),
-            rotation=_known_rotation(attention, rotary),
+            rotation=rotation_of(attention, rotary),
             bias=None if bias is None else bias.cpu(),
             sinks=attention.sinks is not None,
         )
@@ -102,24 +101,13 @@ def read_layers(
         return read_attention(model, inputs, read)
 
 
-def is_recognised(rotary: Rotary | None) -> bool:
-    """Return whether `rotation_of` has a block's matrices; not where attention makes its angles."""
-    return rotary is None or rotary.pairs is not None
-
-
-def rotation_of(attention: Attention, rotary: Rotary | None) -> Float[Tensor, "pos d_head d_head"]:
-    """Return the matrix that a block applies to a query at each position."""
-    n_pos, d_head = attention.q.shape[1], attention.q.shape[3]
+def rotation_of(attention: Attention, rotary: Rotation | None) -> Rotation:
+    """Return a block's rotation in a pass."""
     if rotary is None:
-        return torch.eye(d_head, dtype=attention.q.dtype).expand(n_pos, -1, -1)
-    return rotary.matrices(attention.angles, d_head)
-
-
-def _known_rotation(
-    attention: Attention, rotary: Rotary | None
-) -> Float[Tensor, "pos d_head d_head"] | None:
-    """Return the matrices of `rotation_of` in main memory; None if they are not known."""
-    return rotation_of(attention, rotary).cpu() if is_recognised(rotary) else None
+        return NO_ROTATION
+    if attention.angles is None or rotary.columns is None:
+        return rotary
+    return rotary.at(attention.angles)
 
 
 def window_hides(model: HookedModel, inputs: Inputs, n_layers: int) -> bool:
@@ -131,10 +119,8 @@ def window_hides(model: HookedModel, inputs: Inputs, n_layers: int) -> bool:
     return any(read_attention(model, inputs, hides, n_layers=n_layers))
 
 
-def read_rotations(
-    model: HookedModel, inputs: Inputs, n_layers: int
-) -> list[Float[Tensor, "two d_head d_head"]]:
-    """Return the matrix that each of the first blocks applies to a query at positions 0 and 1.
+def read_rotations(model: HookedModel, inputs: Inputs, n_layers: int) -> list[Rotation]:
+    """Return the rotation of each of the first blocks in a pass, at positions 0 and 1.
 
     All positions are run, because some models' angles depend on the number of positions.
 
@@ -145,8 +131,8 @@ def read_rotations(
     """
     traits = traits_of(model)
 
-    def read(layer: Layer, attention: Attention) -> Tensor:
-        return rotation_of(attention, traits[layer.index].rotary)[:2].cpu().clone()
+    def read(layer: Layer, attention: Attention) -> Rotation:
+        return rotation_of(attention, traits[layer.index].rotary).among(slice(2))
 
     return read_attention(model, inputs, read, n_layers=n_layers)
 
@@ -193,48 +179,6 @@ def _write(residual: Tensor, tensor: Tensor, hook: HookPoint) -> Tensor:
 
 ROWS = 128  # queries whose scores are held at once
 Weights = Float[Tensor, "batch head query_pos which"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadReading:
-    """The attention of one block's heads in a pass over a batch.
-
-    Attributes:
-        weights: each query's attention to the chosen keys.
-        q: the last query, as it is multiplied.
-        k: keys, repeated for each query head, as they are multiplied.
-        rotation: the matrix that the block applies to a query at each position; None if RoPE's
-            pairs of coordinates were not recognised.
-        scale: the factor between q.k and a score.
-        soft_cap: the soft cap of the scores, or None.
-    """
-
-    weights: Weights
-    q: Float[Tensor, "batch head d_head"]
-    k: Float[Tensor, "batch pos head d_head"]
-    rotation: Float[Tensor, "pos d_head d_head"] | None
-    scale: float
-    soft_cap: float | None
-
-
-def head_reading(
-    attention: Attention, keys: Int[Tensor, "which query_pos"], rotary: Rotary | None
-) -> HeadReading:
-    """Return the reading of a block's heads in a pass.
-
-    Args:
-        attention: of the block.
-        keys: the keys whose attention is read, per query.
-        rotary: the block's rotation, if it has one.
-    """
-    return HeadReading(
-        weights=weights_on(attention, keys),
-        q=attention.q[:, -1].cpu(),
-        k=repeat_heads(attention.k, attention.n_heads).cpu(),
-        rotation=_known_rotation(attention, rotary),
-        scale=attention.scale,
-        soft_cap=attention.soft_cap,
-    )
 
 
 def weights_on(attention: Attention, keys: Int[Tensor, "which query_pos"]) -> Weights:

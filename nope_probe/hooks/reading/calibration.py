@@ -19,9 +19,9 @@ from nope_probe.hooks.layers.model import (
     HasModel,
     Inputs,
     as_inputs,
-    begins_alike,
     block_point,
     blocks_of,
+    kept_positions_of,
     layers_of,
     model_of,
 )
@@ -56,7 +56,7 @@ def calibrate(
     batch_size: int = 32,
     seed: int | None = None,
     writers: Sequence[str] = (),
-    skip_keys: int | None = None,
+    kept_positions: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> Calibration:
     """Measure the gains `output` and mean outputs of all projections in one pass.
@@ -70,7 +70,7 @@ def calibrate(
         batch_size: sequences per forward pass.
         seed: the seed of the replacement `random`, to measure its gains too.
         writers: the components whose position is to be removed, such as `L1H0` or `MLP1`.
-        skip_keys: how many first positions keep the writers' output, and stay out of its mean
+        kept_positions: how many first positions keep the writers' output, and stay out of its mean
             over positions; by default 1 if all sequences begin with the same token, else 0.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
@@ -92,7 +92,7 @@ def calibrate(
             "the model is ablated: calibrate it before `ablated`, while it is intact"
         )
     accumulators = [_OutputAccumulator(layer, seed) for layer in layers_of(model)]
-    cut = _one_fold(inputs, skip_keys)
+    cut = _one_fold(inputs, kept_positions)
     written = _position_accumulators(model, inputs, writers, cut)
     one_fold = torch.zeros(len(inputs), dtype=torch.long)
     with used_alone(model):
@@ -124,7 +124,7 @@ def capture_written(
     inputs: Inputs,
     writers: Sequence[str],
     *,
-    skip_keys: int | None = None,
+    kept_positions: int | None = None,
     batch_size: int = 32,
     checkpoint: StreamCheckpoint | None = None,
 ) -> dict[str, WrittenPosition]:
@@ -132,7 +132,7 @@ def capture_written(
 
     Inside `ablated`, it is their output in the ablated model.
     """
-    cut = _one_fold(inputs, skip_keys)
+    cut = _one_fold(inputs, kept_positions)
     accumulators = _position_accumulators(model, inputs, writers, cut)
     one_fold = torch.zeros(len(inputs), dtype=torch.long)
     stream(model, inputs, accumulators, one_fold, batch_size, checkpoint)
@@ -205,9 +205,9 @@ def _row_sums(weight: Tensor) -> Tensor:
     return rows.view(_INTEGERS[8 if aligned else size]).sum(-1, dtype=torch.int64)
 
 
-def _one_fold(inputs: Inputs, skip_keys: int | None) -> Cut:
-    first = int(begins_alike(inputs)) if skip_keys is None else skip_keys
-    return Cut(counts=torch.tensor([len(inputs)]), skip_keys=first)
+def _one_fold(inputs: Inputs, kept_positions: int | None) -> Cut:
+    first = kept_positions_of(inputs) if kept_positions is None else kept_positions
+    return Cut(counts=torch.tensor([len(inputs)]), kept_positions=first)
 
 
 def _position_accumulators(
@@ -287,7 +287,7 @@ class _PositionAccumulator(Accumulator):
 
     def written(self, writer: Writer) -> WrittenPosition:
         """Return a component's mean output at each position, less its mean over positions."""
-        block, skip = self.block, self.cut.skip_keys
+        block, skip = self.block, self.cut.kept_positions
         mean = self.totals[writer][0].cpu() / self.cut.counts[0]
         if writer.head is not None:
             assert block.w_o is not None

@@ -23,10 +23,10 @@ from nope_probe.hooks.layers.model import (
     as_inputs,
     begins_alike,
     documents_of,
-    first_keys_of,
     layers_of,
     model_of,
     numbered_layers,
+    skip_keys_of,
 )
 from nope_probe.hooks.reading.accumulators import (
     STAGES,
@@ -119,7 +119,7 @@ def capture_scores(
         counts=cut.counts,
         layers=tuple(layer.index for layer in blocks),
         bos=begins_alike(inputs),
-        skip_keys=first_keys_of(inputs),
+        skip_keys=skip_keys_of(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
     )
 
@@ -189,7 +189,7 @@ def capture_stages(
         },
         counts=cut.counts,
         bos=begins_alike(inputs),
-        skip_keys=first_keys_of(inputs),
+        skip_keys=skip_keys_of(inputs),
         query_positions=choose_rows(inputs.shape[1], query_rows),
     )
 

@@ -33,8 +33,9 @@ from nope_probe.hooks.layers.model import (
     as_inputs,
     begins_alike,
     documents_of,
-    first_keys_of,
+    kept_positions_of,
     numbered_layers,
+    skip_keys_of,
     traits_of,
 )
 from nope_probe.hooks.reading.accumulators import Accumulator, Cut
@@ -47,7 +48,8 @@ from nope_probe.hooks.reading.writers import (
     written_by_blocks,
 )
 from nope_probe.maps.folds import Part, State, folds_of, product_parts, sum_parts
-from nope_probe.maps.positions import PositionSums, ReaderSums, Turns
+from nope_probe.maps.positions import PositionSums, ReaderSums
+from nope_probe.maps.rotation import NO_ROTATION, Rotation
 from nope_probe.maps.rows import chosen_rows, rows_of
 
 # The relative error up to which writers' parts add up to queries and keys: of float32 and float64,
@@ -67,7 +69,6 @@ def capture_positions(
     n_folds: int | None = None,
     documents: Int[Tensor, " seq"] | None = None,
     query_rows: int | None = None,
-    skip_keys: int | None = None,
     kept_positions: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> PositionSums:
@@ -86,7 +87,6 @@ def capture_positions(
             sequences (documents) if these are fewer.
         documents: the document of each sequence, whose sequences go to one fold.
         query_rows: how many rows the maps of scores have; see `capture_scores`.
-        skip_keys: how many keys count as first; by default 1 for tokens, 0 for vectors.
         kept_positions: how many first positions means over positions leave out; by default 1 if all
             sequences begin with the same token, else 0.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
@@ -109,9 +109,9 @@ def capture_positions(
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     readers = sorted(numbered_layers(model, layers), key=lambda layer: layer.index)
     fold_of = folds_of(len(inputs), n_folds, documents)
-    kept = int(begins_alike(inputs)) if kept_positions is None else kept_positions
+    kept = kept_positions_of(inputs) if kept_positions is None else kept_positions
     queries = chosen_rows(inputs.shape[1], query_rows)
-    cut = Cut(counts=fold_of.bincount(), queries=queries, skip_keys=kept)
+    cut = Cut(counts=fold_of.bincount(), queries=queries, kept_positions=kept)
     first: list[FirstKeyAccumulator] = []
     if writers == "none":
         accumulators = [MeansAccumulator(model, layer, cut, per_head) for layer in readers]
@@ -130,7 +130,7 @@ def capture_positions(
         readers={accumulator.layer.index: accumulator.sums() for accumulator in accumulators},
         counts=cut.counts,
         bos=begins_alike(inputs),
-        skip_keys=first_keys_of(inputs) if skip_keys is None else skip_keys,
+        skip_keys=skip_keys_of(inputs),
         kept_positions=kept,
     )
 
@@ -193,16 +193,17 @@ class MeansAccumulator(Accumulator):
                 f"RoPE's pairs of coordinates in L{self.layer.index} were not recognised"
             )
         angles = angles if rope is None else rope.straightened(angles)
-        cos, sin = (turn[0].double() / self.rotary.factor for turn in self.rotary.turns(angles))
-        return flags | {"cos": cos.clone(), "sin": sin.clone()}
+        rotation = self.rotary.at(angles)
+        cos, sin = (x[0].double().clone() for x in (rotation.cos, rotation.sin))
+        return flags | {"cos": cos, "sin": sin}
 
     @property
-    def turns(self) -> Turns | None:
-        """The turns of the layer's queries and keys by RoPE."""
+    def rotation(self) -> Rotation:
+        """The rotation of the layer's queries and keys by RoPE."""
         if self.rotary is None or self.rotary.pairs is None or "cos" not in self.flags:
-            return None
+            return NO_ROTATION
         cos, sin = self.flags["cos"].cpu(), self.flags["sin"].cpu()
-        return Turns(pairs=self.rotary.pairs, cos=cos, sin=sin)
+        return Rotation(pairs=self.rotary.pairs, cos=cos, sin=sin)
 
     def _score_parts(self, attention: Attention, q: Tensor) -> list[Part]:
         """Return the sums of q.k times the scale, over heads or per head."""
@@ -232,9 +233,7 @@ class MeansAccumulator(Accumulator):
             name: total.double().cpu() / n_seqs.view(-1, *[1] * (total.ndim - 1))
             for name, total in totals
         }
-        turns = self.turns
-        if turns is not None:
-            means |= {name: turns.turned_back(means[name]) for name in ("q", "k")}
+        means |= {name: self.rotation.turned_back(means[name]) for name in ("q", "k")}
         return self.sums_of(means)
 
     def sums_of(self, means: State) -> ReaderSums:
@@ -249,7 +248,7 @@ class MeansAccumulator(Accumulator):
             scores=scores.masked_fill(~self.flags["visible"].cpu(), torch.nan),
             bias=self.flags["bias"].cpu() if "bias" in self.flags else None,
             scale=scale if self.per_head else scale / self.layer.n_heads,
-            turns=self.turns,
+            rotation=self.rotation,
             query_positions=queries.clone(),  # every reader is saved by itself
         )
 
@@ -371,9 +370,7 @@ class ReaderAccumulator(MeansAccumulator):
         """Return the scales of the norms inside attention."""
         if not self.projection.parts:
             return y.new_ones(*y.shape[:2], 1, 1)
-        heads = wide(torch.cat((attention.q, attention.k), 2))
-        turns = self.turns
-        heads = heads if turns is None else turns.turned_back(heads)
+        heads = self.rotation.turned_back(wide(torch.cat((attention.q, attention.k), 2)))
         return self.projection.gains(y, heads, self.tolerance)
 
     def _brought(
@@ -461,7 +458,7 @@ class ReaderAccumulator(MeansAccumulator):
         At each position, the mean scale of the norms multiplies the residual stream's mean over
         positions, and the mean scale of inner norms the constants before them.
         """
-        stream = means["stream"][:, self.cut.skip_keys :].mean(1)
+        stream = means["stream"][:, self.cut.kept_positions :].mean(1)
         through = torch.einsum("fm,mhd->fhd", stream, self.weight)[:, None]
         scale, gain = (self.projection.spread(means[name]) for name in ("scales", "gains"))
         return scale * through + gain * self._bias()

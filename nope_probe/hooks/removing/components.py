@@ -35,9 +35,10 @@ from nope_probe.hooks.layers.model import (
     position_point,
     traits_of,
 )
-from nope_probe.hooks.layers.rotation import RemovedPairs, Rotary
+from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, Place, WrittenPosition
+from nope_probe.maps.rotation import Rotation
 from nope_probe.removal import COMPONENTS, Component, Condition, Projection, Writer, equal_bands
 
 
@@ -53,7 +54,7 @@ class Target:
 
     layer: Layer
     heads: list[int] | None
-    rotary: Rotary | None
+    rotary: Rotation | None
 
 
 class Removal:

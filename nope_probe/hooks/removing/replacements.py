@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 
 from nope_probe.hooks.layers.attention import Heads, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
-from nope_probe.maps.folds import State, tensors_of, under
+from nope_probe.maps.folds import State, read_tensors, tensors_of, under
 from nope_probe.removal import WEIGHTS, Gain, Projection
 
 OwnReplacement: TypeAlias = Tensor | Callable[[Tensor, "Place"], Tensor]
@@ -315,4 +315,4 @@ class WrittenPosition:
     @classmethod
     def from_tensors(cls, tensors: State) -> WrittenPosition:
         """Return the position that `to_tensors` turned into these tensors."""
-        return cls(vectors=tensors["vectors"], factor=float(tensors["factor"]))
+        return read_tensors(cls, tensors)

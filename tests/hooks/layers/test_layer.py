@@ -85,9 +85,7 @@ def test_a_rotation_is_recognised_and_turned_back(layout: str, d_rotary: int) ->
     assert rotary is not None
     assert rotary.factor == pytest.approx(1.2, rel=rounding(d_rotary))
     assert_same(rotary.frequencies, theta, rounding(d_rotary))
-    matrices = rotary.matrices(angles, 10)
-    scaled = torch.einsum("pde,hpe->hpd", matrices, x[0].transpose(0, 1)).transpose(0, 1)
-    assert_same(scaled, turned[0], rounding(d_rotary))
+    assert_same(rotary.at(angles).turned(straight), turned, rounding(d_rotary))
     removed = RemovedPairs(bands=["rope"], rotary=rotary)
     assert_same(removed.turned_back(turned, angles), straight, rounding(d_rotary))
 

@@ -8,7 +8,6 @@ from support.plain_states import plain_states
 from support.rounding import NETWORK, assert_same
 from support.tiny_models import ByName, tokens
 
-from nope_probe.analyses.recover import recover_rotation
 from nope_probe.analyses.splits import make_bands
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.batch_readings import read_layers
@@ -19,7 +18,7 @@ N_SEQS, N_POS, N_FOLDS = 23, 13, 5
 
 def bands_of(model: Any, choice: Any) -> list[list[Any]]:
     inputs = tokens(1, N_POS)
-    rotations = [recover_rotation(read_layer.rotation) for read_layer in read_layers(model, inputs)]
+    rotations = [reading.rotation for reading in read_layers(model, inputs)]
     return make_bands(rotations, layers_of(model)[0].d_head, choice)
 
 

@@ -14,9 +14,10 @@ from support.tiny_models import ByName, ModelOf, Tiny, distance, tokens
 
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.model import logits_of
-from nope_probe.hooks.layers.rotation import RemovedPairs, Rotary
+from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.components import rope_frequencies
 from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.maps.rotation import Rotation
 from nope_probe.models.load import load
 from nope_probe.removal import Component, equal_bands
 
@@ -95,10 +96,9 @@ def test_frequencies_are_those_of_the_rotary_embedding(
 
 
 def test_pairs_of_a_length_that_nothing_turns_within_are_low() -> None:
-    rope = RemovedPairs(
-        bands=[Component("rope_low")],
-        rotary=Rotary(frequencies=torch.tensor([1.0, 0.5, 0.0]), factor=1.0),
-    )
+    angles = torch.arange(2)[:, None] * torch.tensor([1.0, 0.5, 0.0])
+    rotary = Rotation(pairs=None, cos=angles.cos(), sin=angles.sin())
+    rope = RemovedPairs(bands=[Component("rope_low")], rotary=rotary)
     assert rope.mask(7).tolist() == [False, True, True]
     assert rope.mask(13).tolist() == [False, False, True]
     assert rope.mask(6).tolist() == [True, True, True]

@@ -110,7 +110,7 @@ def test_a_model_equals_plain_transformers_whose_outputs_lose_the_same_vectors(
     hf, text = tiny(name).hf, tokens(13, seed=7)
     before = hooked_run(model, text)
     writers = [*WRITERS, "pos_embed"] if name == "gpt2" else WRITERS
-    calibration = calibrate(model, text, batch_size=5, writers=writers, skip_keys=2)
+    calibration = calibrate(model, text, batch_size=5, writers=writers, kept_positions=2)
     for writer in writers:
         with ablated(model, Ablation(remove=[f"position[{writer}]"]), calibration):
             run = hooked_run(model, text)
