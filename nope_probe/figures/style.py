@@ -212,7 +212,7 @@ def inside(panel: int) -> dict[str, str]:
 
 def plot_height(at: Layout) -> float:
     """Return the height of the plotting area in px, from the keys that `places` returns."""
-    return at["height"] - at["margin"]["t"] - at["margin"]["b"]
+    return float(at["height"] - at["margin"]["t"] - at["margin"]["b"])
 
 
 def patch(layout: Layout, keys: Mapping[str, Any]) -> None:
@@ -251,7 +251,7 @@ def add_slider(
         steps.append(step)
     # The margin grows by the slider's height, so that the panels keep their size.
     layout, below = figure.layout, figure.layout.margin.b
-    where = {"x": 0, "len": 1, "y": -below / plot_height(layout), "yanchor": "top"}
+    where = {"x": 0, "len": 1, "y": -below / plot_height(places(figure)), "yanchor": "top"}
     look = {"currentvalue": {"prefix": "L"}, "pad": {"t": 0, "b": 0}}
     meta = {"n_layers": len(layers), "first": first, "patches": patches, "scales": scales.tolist()}
     figure.update_layout(
