@@ -7,7 +7,7 @@ PINS := constraints-tl4.txt
 EXTRA := test
 # Where TransformerLens has no part, the tests with 3.9 say enough; so they do of the shapes of
 # tensors. TESTS=tests runs all.
-TESTS := tests/hooks tests/models tests/experiments
+TESTS := tests/hooks tests/models tests/studies
 SHAPES :=
 CHECKS :=
 else ifeq ($(TL),3.9)
@@ -18,7 +18,7 @@ TESTS := tests
 # Checks of shapes and types at every call double a test's time: these tests alone run with them.
 EXPERIMENTS := ablation attention behaviour circuit compare layers on_text paper scores simulation trace
 SHAPES := tests/analyses tests/maps tests/hooks/layers/test_layer.py tests/training/test_train.py \
-	$(EXPERIMENTS:%=tests/experiments/test_%.py)
+	$(EXPERIMENTS:%=tests/studies/test_%.py)
 CHECKS := lint types shapes
 else
 $(error TL is 3.9 or 4, not $(TL))

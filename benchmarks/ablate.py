@@ -26,9 +26,9 @@ from rows import row, show
 
 from nope_probe import load, sequences
 from nope_probe.data.sequences import Sequences
-from nope_probe.experiments.ablation.plan import make_plan
-from nope_probe.experiments.engine import Engine
 from nope_probe.hooks.removing.components import components
+from nope_probe.studies.ablation.plan import make_plan
+from nope_probe.studies.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)

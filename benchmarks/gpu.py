@@ -20,10 +20,10 @@ from rounds import interleaved_times
 from rows import Row, row, show
 
 from nope_probe import capture_scores
-from nope_probe.experiments.ablation.plan import make_plan
-from nope_probe.experiments.engine import Engine
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.components import components
+from nope_probe.studies.ablation.plan import make_plan
+from nope_probe.studies.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from make_smollm2 import COMMANDS, CONTENT, IMAGES, POSITIONAL, QUERY, finished
 from PIL import Image
 
 from nope_probe import figures
-from nope_probe.experiments.attention.on_text import text_view
 from nope_probe.figures.text_view import TextView
+from nope_probe.studies.attention.on_text import text_view
 
 HEIGHT = 224  # px of the picture of the text
 STYLE = """.chooser { display: none }

@@ -17,14 +17,14 @@ STEPS = (
     ("maps", "fold means, in memory or in a file", "maps/maps.py, maps/layers.py"),
     ("pattern", "less each row's mean over j < i", "maps/layers.py"),
     ("estimates", "on all folds, then without each", "analyses/, maps/estimates.py"),
-    ("tables", "value, low and high per row", "experiments/COMMAND/run.py"),
-    ("report", "sentences, tables, figures", "experiments/COMMAND/sections.py"),
+    ("tables", "value, low and high per row", "studies/COMMAND/study.py"),
+    ("report", "sentences, tables, figures", "studies/COMMAND/page.py"),
 )
 # What joins the way beside a step: its name, and the file that makes it.
 ASIDES = {
     1: ("an ablation edits the pass", "hooks/ablation.py"),
-    2: ("the checkpoint keeps the sums", "runtime/checkpoint.py"),
-    6: ("the run's folder keeps the tables", "runtime/folder.py"),
+    2: ("the checkpoint keeps the sums", "run/checkpoint.py"),
+    6: ("the run's folder keeps the tables", "run/folder.py"),
     7: ("page, terminal, --image", "reports/page.py"),
 }
 WIDTH, BOX_X, BOX_WIDTH, BOX, ROW, TOP = 760, 20, 430, 48, 74, 12

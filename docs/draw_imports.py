@@ -13,10 +13,10 @@ OUT = ROOT / "docs" / "images" / "imports.svg"
 # Where each folder stands: its row, its centre across, and what is in it.
 PLACES = {
     COMMANDS: (0, 620, "ablate, scores, circuit, ..."),
-    "experiments": (1, 300, "what a command computes"),
+    "studies": (1, 300, "what a command computes"),
     "training": (1, 620, "recipes, corpus, dynamics"),
     "reports": (2, 110, "the HTML page"),
-    "runtime": (2, 800, "sessions and checkpoints"),
+    "run": (2, 800, "sessions and checkpoints"),
     "figures": (3, 110, "arrays to plotly"),
     "analyses": (3, 330, "what maps mean"),
     "data": (3, 540, "sequences of tokens"),

@@ -15,12 +15,12 @@ COMMANDS = "commands"  # the other modules at the root of the package
 
 # What each folder may import beside itself. Folders come from the top down: arrows run one way.
 RULE: dict[str, tuple[str, ...]] = {
-    PUBLIC: ("experiments", "runtime", "models", "data", "figures", "analyses", "hooks", "maps"),
-    COMMANDS: ("experiments", "training", "runtime", "cli"),
-    "cli": ("runtime",),
-    "experiments": ("runtime", "reports", "models", "data", "figures", "analyses", "hooks", "maps"),
-    "training": ("runtime", "models", "data", "analyses", "hooks"),
-    "runtime": ("models", "data", "hooks", "maps"),
+    PUBLIC: ("studies", "run", "models", "data", "figures", "analyses", "hooks", "maps"),
+    COMMANDS: ("studies", "training", "run", "cli"),
+    "cli": ("run",),
+    "studies": ("run", "reports", "models", "data", "figures", "analyses", "hooks", "maps"),
+    "training": ("run", "models", "data", "analyses", "hooks"),
+    "run": ("models", "data", "hooks", "maps"),
     "reports": ("figures",),
     "models": ("hooks",),
     "data": ("hooks",),
@@ -123,5 +123,5 @@ def _is_up_within_hooks(module: str, imported: str) -> bool:
 
 def _is_across_commands(module: str, imported: str) -> bool:
     """Return whether the folder of one command imports that of another; `paper` runs others."""
-    folders = [name.split(".")[2:-1] for name in (module, imported) if ".experiments." in name]
+    folders = [name.split(".")[2:-1] for name in (module, imported) if ".studies." in name]
     return len(folders) == 2 and [] not in folders and folders[0] not in (["paper"], folders[1])

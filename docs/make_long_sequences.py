@@ -25,8 +25,6 @@ from nope_probe.analyses.jackknife import Interval, mean_intervals, rms
 from nope_probe.analyses.offsets import bin_means, offset_bins
 from nope_probe.analyses.pattern_rows import score_distance_sums
 from nope_probe.analyses.positions import position_terms, readers
-from nope_probe.experiments.engine import Engine
-from nope_probe.experiments.tables import writer_table
 from nope_probe.figures.dots import curve_in_band
 from nope_probe.figures.intervals import interval_text
 from nope_probe.figures.names import colour, words
@@ -36,6 +34,8 @@ from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.positions import PositionSums
 from nope_probe.maps.rows import choose_rows
+from nope_probe.studies.engine import Engine
+from nope_probe.studies.tables import writer_table
 
 STORED = Path(__file__).parent / "long-sequences.csv"
 TRAINED, N_TOKENS, FOLDS = 128, 65_536, 8

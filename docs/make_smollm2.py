@@ -20,11 +20,11 @@ from jaxtyping import Float
 from make_long_sequences import Row, markdown
 
 from nope_probe import figures, read_run
-from nope_probe.experiments.paper.panels import published, resampled
-from nope_probe.experiments.paper.settings import LANGUAGE_MODELS
 from nope_probe.figures.intervals import interval_text
 from nope_probe.figures.panels import Panel, panel_groups
-from nope_probe.runtime.folder import Run
+from nope_probe.run.folder import Run
+from nope_probe.studies.paper.panels import published, resampled
+from nope_probe.studies.paper.settings import LANGUAGE_MODELS
 
 Cells = Float[np.ndarray, "query_pos key_pos"]
 NAME, TITLE = "smollm2-135m", "SmolLM2-135M"

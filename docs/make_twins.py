@@ -26,7 +26,7 @@ from plotly.subplots import make_subplots
 
 from nope_probe import row_centred
 from nope_probe.figures.intervals import interval_text
-from nope_probe.runtime.folder import Run
+from nope_probe.run.folder import Run
 
 TWINS = ("nope-tiny", "rope-tiny")
 KINDS = {

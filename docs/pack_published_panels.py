@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-TARGET = Path(__file__).parent.parent / "nope_probe/experiments/paper/panels.safetensors"
+TARGET = Path(__file__).parent.parent / "nope_probe/studies/paper/panels.safetensors"
 PROVENANCE = (
     "Kim et al., Behind RoPE: How Does Causal Mask Encode Positional Information?, arXiv "
     "2509.21042v1: colours of the published figures, turned back into values with each panel's "

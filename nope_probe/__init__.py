@@ -20,18 +20,6 @@ if TYPE_CHECKING:
     from nope_probe.data.sequences import Sequences as Sequences
     from nope_probe.data.sequences import gaussian as gaussian
     from nope_probe.data.sequences import sequences as sequences
-    from nope_probe.experiments.ablation.run import AblationStudy as AblationStudy
-    from nope_probe.experiments.ablation.run import run_ablations as run_ablations
-    from nope_probe.experiments.attention.run import AttentionStudy as AttentionStudy
-    from nope_probe.experiments.attention.run import run_attention as run_attention
-    from nope_probe.experiments.behaviour.run import BehaviourStudy as BehaviourStudy
-    from nope_probe.experiments.behaviour.run import run_behaviour as run_behaviour
-    from nope_probe.experiments.circuit.run import run_circuit as run_circuit
-    from nope_probe.experiments.compare.analyse import difference as difference
-    from nope_probe.experiments.scores.heads import head_scores as head_scores
-    from nope_probe.experiments.scores.run import run_scores as run_scores
-    from nope_probe.experiments.trace.run import Trace as Trace
-    from nope_probe.experiments.trace.run import run_trace as run_trace
     from nope_probe.figures.attention import Why as Why
     from nope_probe.figures.text_view import TextView as TextView
     from nope_probe.hooks.ablation import ablated as ablated
@@ -50,8 +38,20 @@ if TYPE_CHECKING:
     from nope_probe.models.load import load as load
     from nope_probe.models.parameter_free import build as build
     from nope_probe.models.parameter_free import parameter_free as parameter_free
-    from nope_probe.runtime.folder import Run as Run
-    from nope_probe.runtime.folder import read_run as read_run
+    from nope_probe.run.folder import Run as Run
+    from nope_probe.run.folder import read_run as read_run
+    from nope_probe.studies.ablation.study import AblationStudy as AblationStudy
+    from nope_probe.studies.ablation.study import run_ablations as run_ablations
+    from nope_probe.studies.attention.study import AttentionStudy as AttentionStudy
+    from nope_probe.studies.attention.study import run_attention as run_attention
+    from nope_probe.studies.behaviour.study import BehaviourStudy as BehaviourStudy
+    from nope_probe.studies.behaviour.study import run_behaviour as run_behaviour
+    from nope_probe.studies.circuit.study import run_circuit as run_circuit
+    from nope_probe.studies.compare.analyse import difference as difference
+    from nope_probe.studies.scores.heads import head_scores as head_scores
+    from nope_probe.studies.scores.study import run_scores as run_scores
+    from nope_probe.studies.trace.study import Trace as Trace
+    from nope_probe.studies.trace.study import run_trace as run_trace
 
 _NAMES = {
     "nope_probe.analyses.attention": "AttentionSplit split_attention",
@@ -61,14 +61,14 @@ _NAMES = {
     "nope_probe.analyses.parameter_free.theory": "theory_scores",
     "nope_probe.analyses.pattern": "Measures measure measure_heads",
     "nope_probe.data.sequences": "Sequences gaussian sequences",
-    "nope_probe.experiments.ablation.run": "AblationStudy run_ablations",
-    "nope_probe.experiments.attention.run": "AttentionStudy run_attention",
-    "nope_probe.experiments.behaviour.run": "BehaviourStudy run_behaviour",
-    "nope_probe.experiments.circuit.run": "run_circuit",
-    "nope_probe.experiments.compare.analyse": "difference",
-    "nope_probe.experiments.scores.heads": "head_scores",
-    "nope_probe.experiments.scores.run": "run_scores",
-    "nope_probe.experiments.trace.run": "Trace run_trace",
+    "nope_probe.studies.ablation.study": "AblationStudy run_ablations",
+    "nope_probe.studies.attention.study": "AttentionStudy run_attention",
+    "nope_probe.studies.behaviour.study": "BehaviourStudy run_behaviour",
+    "nope_probe.studies.circuit.study": "run_circuit",
+    "nope_probe.studies.compare.analyse": "difference",
+    "nope_probe.studies.scores.heads": "head_scores",
+    "nope_probe.studies.scores.study": "run_scores",
+    "nope_probe.studies.trace.study": "Trace run_trace",
     "nope_probe.figures.attention": "Why",
     "nope_probe.figures.text_view": "TextView",
     "nope_probe.hooks.ablation": "ablated",
@@ -82,7 +82,7 @@ _NAMES = {
     "nope_probe.models.info": "LoadedModel",
     "nope_probe.models.load": "load",
     "nope_probe.models.parameter_free": "build parameter_free",
-    "nope_probe.runtime.folder": "Run read_run",
+    "nope_probe.run.folder": "Run read_run",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nope_probe.cli import run_and_show
-from nope_probe.experiments.ablation.settings import Settings
+from nope_probe.studies.ablation.settings import Settings
 
 EXAMPLES = (
     "--model rope-tiny",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nope_probe.cli import run_and_show
-from nope_probe.experiments.attention.settings import Settings
+from nope_probe.studies.attention.settings import Settings
 
 EXAMPLES = (
     "--model rope-tiny --text 'def area(width, height): return width * height'",

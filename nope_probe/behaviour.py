@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nope_probe.cli import run_and_show
-from nope_probe.experiments.behaviour.settings import Settings
+from nope_probe.studies.behaviour.settings import Settings
 
 EXAMPLES = (
     "--model nope-tiny",

@@ -23,8 +23,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import tyro
 
 from nope_probe.errors import UserError, line_of, printable
-from nope_probe.runtime.places import validate_image_place
-from nope_probe.runtime.processes import (
+from nope_probe.run.paths import validate_image_place
+from nope_probe.run.processes import (
     HEAD_START,
     Signals,
     is_first_of_machine,
@@ -34,7 +34,7 @@ from nope_probe.runtime.processes import (
     record_error,
     status,
 )
-from nope_probe.runtime.settings import SessionSettings
+from nope_probe.run.settings import SessionSettings
 
 Settings = TypeVar("Settings")
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
@@ -102,8 +102,8 @@ def run_and_show(command: str, settings: type[SessionSettings], examples: Sequen
 
     Args:
         command: the command's name.
-        settings: the settings of the command; in their folder, `run.py` has the study, and
-            `sections.py` says what to show of it.
+        settings: the settings of the command; in their folder, `study.py` has the study, and
+            `page.py` says what to show of it.
         examples: arguments of the command, for its help.
     """
     with one_line_errors():
@@ -114,16 +114,16 @@ def run_and_show(command: str, settings: type[SessionSettings], examples: Sequen
             raise UserError(
                 "--image and --verbose have no effect with --dry-run, which runs nothing"
             )
-        from nope_probe.runtime.finished import finished_folder  # pandas, which --help does without
+        from nope_probe.run.finished_run import finished_folder  # pandas, which --help does without
 
         folder = None if dry else finished_folder(command, chosen)
         if folder is None:
-            folder = module_of(settings, "run").run(chosen, dry=dry)
+            folder = module_of(settings, "study").run(chosen, dry=dry)
         if dry:
             return
         if is_first_process():
-            sections = import_module("nope_probe.experiments.sections")
-            sections.show(module_of(settings, "sections").report, folder, **shown)
+            page = import_module("nope_probe.studies.page")
+            page.show(module_of(settings, "page").report, folder, **shown)
 
 
 def module_of(settings: type, name: str) -> ModuleType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nope_probe.cli import VERBOSE, module_of, one_line_errors, parse_with
 from nope_probe.errors import UserError
-from nope_probe.experiments.layers.settings import Settings
+from nope_probe.studies.layers.settings import Settings
 
 EXAMPLES = (
     "--model rope-tiny",
@@ -19,7 +19,7 @@ def main() -> None:
         settings.validate()
         if settings.json and shown["verbose"]:
             raise UserError("--verbose has no effect with --json, which holds all findings")
-        module_of(Settings, "run").run_and_show(settings, **shown)
+        module_of(Settings, "study").run_and_show(settings, **shown)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nope_probe.cli import IMAGE, VERBOSE, module_of, one_line_errors, parse_with
-from nope_probe.experiments.paper.settings import Settings
+from nope_probe.studies.paper.settings import Settings
 
 EXAMPLES = (
     "figure2",
@@ -18,7 +18,7 @@ def main() -> None:
         if shown["image"] is not None:
             settings.validate_drawable()
         settings.validate()
-        module_of(Settings, "run").run_and_show(settings, **shown)
+        module_of(Settings, "study").run_and_show(settings, **shown)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nope_probe.cli import run_and_show
-from nope_probe.experiments.simulation.settings import Settings
+from nope_probe.studies.simulation.settings import Settings
 
 EXAMPLES = (
     "--alpha 0 0.2",

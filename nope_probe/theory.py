@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nope_probe.cli import module_of, one_line_errors, parse
-from nope_probe.experiments.simulation.settings import TheorySettings as Settings
+from nope_probe.studies.simulation.settings import TheorySettings as Settings
 
 EXAMPLES = (
     "",
@@ -15,7 +15,7 @@ def main() -> None:
     """Run the command line."""
     with one_line_errors():
         settings = parse(Settings, EXAMPLES)
-        module_of(Settings, "run").print_critical_alphas(settings)
+        module_of(Settings, "study").print_critical_alphas(settings)
 
 
 if __name__ == "__main__":

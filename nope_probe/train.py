@@ -6,7 +6,7 @@ import sys
 
 from nope_probe.cli import module_of, one_line_errors, parse
 from nope_probe.errors import printable
-from nope_probe.runtime.processes import is_first_process
+from nope_probe.run.processes import is_first_process
 from nope_probe.training.settings import Settings
 
 EXAMPLES = (

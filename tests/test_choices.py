@@ -66,7 +66,7 @@ def public() -> Iterator[tuple[str, Any]]:
             if isfunction(getattr(module, name)) or name in MADE:
                 yield name, getattr(module, name)
     for settings in SETTINGS:
-        yield settings.__module__.removeprefix("nope_probe.experiments."), settings
+        yield settings.__module__.removeprefix("nope_probe.studies."), settings
 
 
 PARAMETERS = [

@@ -15,7 +15,7 @@ from command_reference import command_text, commands, flags_of, settings_of, val
 from nope_probe import __main__ as umbrella
 from nope_probe import ablate, scores
 from nope_probe.cli import find_commands
-from nope_probe.runtime.processes import command_line
+from nope_probe.run.processes import command_line
 
 COMMANDS = (
     "ablate",

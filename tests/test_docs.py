@@ -160,7 +160,7 @@ def test_what_a_user_calls_has_a_docstring_with_an_example_of_public_names(name:
     (example,) = re.findall(r"Example:\n(.*)", documented, re.DOTALL)
     assert re.search(rf">>> .*\b{name}\b", example)
     inner = re.findall(r"from (nope_probe\.\S+) import", example)
-    assert inner == (["nope_probe.runtime.folder"] if name == "read_run" else [])
+    assert inner == (["nope_probe.run.folder"] if name == "read_run" else [])
 
 
 @pytest.mark.parametrize("name", figures.__all__)

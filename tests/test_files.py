@@ -15,7 +15,7 @@ from nope_probe import files, simulate
 from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
 from nope_probe.files import local_path, read_json, reading, validate_nesting
-from nope_probe.runtime.folder import read_run
+from nope_probe.run.folder import read_run
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "ablation": {},
@@ -43,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("command", SETTINGS)
 def test_the_paths_of_every_command_are_absolute(command: str, home: Path) -> None:
     module = "paper.settings" if command == "paper" else f"{command}.run"
-    make = import_module(f"nope_probe.experiments.{module}").Settings
+    make = import_module(f"nope_probe.studies.{module}").Settings
     for out in ("~/x", Path("../home/x")):
         settings = make(out=out, **SETTINGS[command])
         assert settings.out.is_absolute()

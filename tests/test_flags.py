@@ -32,8 +32,8 @@ from support.short_training import shorten_training
 from support.tiny_models import CONFIGS, smollm3_config, write_tiny
 
 from nope_probe.cli import find_commands, overview
-from nope_probe.experiments.paper import settings as paper
 from nope_probe.models.names import FETCHED
+from nope_probe.studies.paper import settings as paper
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 

@@ -24,15 +24,15 @@ def test_every_import_is_one_that_the_rule_allows() -> None:
         ("hooks.reading.fused", "hooks.removing.components", "hooks.ablation"),
         ("hooks.removing.components", "hooks.layers.model", "hooks.reading.fused"),
         ("hooks.ablation", "hooks.reading.capture hooks.removing.components", "data.sequences"),
-        ("scores", "cli errors experiments.scores.run", "hooks.ablation"),
+        ("scores", "cli errors studies.scores.study", "hooks.ablation"),
         ("data.sequences", "errors", "cli"),
-        ("runtime.session", "models.load", "ablate"),
-        ("experiments.circuit.run", "experiments.engine", "experiments.ablation.plan"),
-        ("experiments.explore", "experiments.ablation.plan", "training.run"),
-        ("experiments.paper.run", "experiments.scores.run", "cli"),
-        ("figures", "experiments.explore", ""),  # it lists what is public
-        ("figures.maps", "maps.centred", "experiments.explorer"),
-        ("models", "hooks.ablation", "experiments.explorer"),
+        ("run.session", "models.load", "ablate"),
+        ("studies.circuit.study", "studies.engine", "studies.ablation.plan"),
+        ("studies.explore", "studies.ablation.plan", "training.run"),
+        ("studies.paper.study", "studies.scores.study", "cli"),
+        ("figures", "studies.explore", ""),  # it lists what is public
+        ("figures.maps", "maps.centred", "studies.explorer"),
+        ("models", "hooks.ablation", "studies.explorer"),
     ],
 )
 def test_an_import_against_the_rule_is_found(importing: str, allowed: str, refused: str) -> None:
@@ -43,9 +43,9 @@ def test_an_import_against_the_rule_is_found(importing: str, allowed: str, refus
 
 
 def test_the_package_itself_is_imported_by_nothing_and_may_list_everything() -> None:
-    assert violations({"nope_probe": {"nope_probe.experiments.explore"}}) == []
-    broken = violations({"nope_probe.runtime.session": {"nope_probe"}})
-    assert broken == ["nope_probe.runtime.session imports nope_probe"]
+    assert violations({"nope_probe": {"nope_probe.studies.explore"}}) == []
+    broken = violations({"nope_probe.run.session": {"nope_probe"}})
+    assert broken == ["nope_probe.run.session imports nope_probe"]
 
 
 def test_imports_are_read_wherever_they_stand(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_importing_the_package_and_its_figures_waits_for_no_heavy_library() -> N
     assert not HEAVY & imported("import nope_probe\ndir(nope_probe)")
 
 
-@pytest.mark.parametrize("folder", ["figures", "reports", "runtime.folder", "errors", "cli"])
+@pytest.mark.parametrize("folder", ["figures", "reports", "run.folder", "errors", "cli"])
 def test_what_reads_a_finished_run_needs_no_torch(folder: str) -> None:
     names = [name for name in modules() if f"{name}.".startswith(f"nope_probe.{folder}.")]
     assert not HEAVY & imported("\n".join(f"import {name}" for name in names))
@@ -128,7 +128,7 @@ def test_a_mistake_on_the_command_line_waits_for_no_torch() -> None:
 def test_a_commands_report_is_printed_without_torch(command: str) -> None:
     settings = import_module(f"nope_probe.{command}").Settings.__module__
     loaded = imported(f"import {settings}, {settings.removesuffix('settings')}sections")
-    assert "nope_probe.experiments.sections" in loaded
+    assert "nope_probe.studies.page" in loaded
     assert not HEAVY & loaded
 
 
@@ -142,7 +142,7 @@ def test_a_finished_run_is_shown_again_without_torch(tmp_path: Path) -> None:
 
 
 def test_a_run_waits_for_transformer_lens_only_where_it_loads_a_model() -> None:
-    runs = [name for name in modules() if ".experiments." in name and name.endswith(".run")]
+    runs = [name for name in modules() if ".studies." in name and name.endswith(".study")]
     loaded = imported("\n".join(f"import {name}" for name in runs))
     assert "torch" in loaded
     assert "transformer_lens" not in loaded

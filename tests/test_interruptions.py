@@ -12,9 +12,9 @@ from nope_probe.cli import find_commands, one_line_errors
 
 # Of the commands without a session, the function in which each spends its time.
 ENTERED = {
-    "compare": "nope_probe.experiments.compare.run.read_members",
-    "layers": "nope_probe.experiments.layers.run.load_model",
-    "theory": "nope_probe.experiments.simulation.run.print_critical_alphas",
+    "compare": "nope_probe.studies.compare.study.read_members",
+    "layers": "nope_probe.studies.layers.study.load_model",
+    "theory": "nope_probe.studies.simulation.study.print_critical_alphas",
     "train": "nope_probe.training.run.tokenizer_of",
 }
 ARGUMENTS = {
@@ -38,7 +38,7 @@ def test_a_signal_ends_every_command_in_one_line_and_leaves_nothing(
         os.kill(os.getpid(), signum)
         raise AssertionError("not reached")
 
-    entered = ENTERED.get(name, "nope_probe.runtime.session.record_sources")
+    entered = ENTERED.get(name, "nope_probe.run.session.record_sources")
     monkeypatch.setattr(entered, get_signal)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=str(code)):

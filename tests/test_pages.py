@@ -20,7 +20,7 @@ from nope_probe import (
     simulate,
     trace,
 )
-from nope_probe.experiments.sections import NAMES, columns_that_fit
+from nope_probe.studies.page import NAMES, columns_that_fit
 
 pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 

@@ -2,7 +2,7 @@
 
 Maps are arrays, tensors or the result of a capture; tables are those of a run or a study. No figure
 needs torch except `explore`, which runs a model in every combination of removed components.
-`explore` lives in `experiments`, and this file only names it.
+`explore` lives in `studies`, and this file only names it.
 
 Example:
     >>> import numpy as np
@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 _NAMES = {
-    "nope_probe.experiments.explore": "explore",
+    "nope_probe.studies.explore": "explore",
     "nope_probe.figures.attention": "attention_heads",
     "nope_probe.figures.behaviour": "decodability differences heads_and_behaviour loss_by_position",
     "nope_probe.figures.circuit_figure": "circuit",

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from nope_probe.errors import StorageError, UserError
 from nope_probe.files import file_checksum, json_checksum, read_json
-from nope_probe.runtime.places import reason, write_json
+from nope_probe.run.paths import reason, write_json
 
 # torch.save reports a failure to write as a RuntimeError of its zip writer.
 _TORCH_SAVE = re.compile("PytorchStreamWriter|inline_container")

@@ -11,9 +11,9 @@ import torch
 from transformers import set_seed
 
 from nope_probe.models.parameter_free import smollm3_config
-from nope_probe.runtime.peers import connect
-from nope_probe.runtime.places import checkpoint_dir, locked
-from nope_probe.runtime.processes import Signals, is_first_process, process_count, status
+from nope_probe.run.paths import checkpoint_dir, locked
+from nope_probe.run.process_group import connect
+from nope_probe.run.processes import Signals, is_first_process, process_count, status
 from nope_probe.training.checkpoints import (
     FINISHED,
     full_disk_is_one_line,

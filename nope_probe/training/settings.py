@@ -11,9 +11,9 @@ import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.models.names import validate_hub_answers, validate_reachable
-from nope_probe.runtime.places import output_folder, validate_folder_place
-from nope_probe.runtime.processes import process_count
-from nope_probe.runtime.settings import COUNT, SEED, BoundedSettings
+from nope_probe.run.paths import output_folder, validate_folder_place
+from nope_probe.run.processes import process_count
+from nope_probe.run.settings import COUNT, SEED, BoundedSettings
 from nope_probe.training.checkpoints import OWN_FILES, validate_same_training
 
 PresetName = Literal["nope-tiny", "rope-tiny", "nope-1.5b", "rope-1.5b"]

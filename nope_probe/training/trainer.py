@@ -29,8 +29,8 @@ from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.errors import UserError
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import to_hooked
-from nope_probe.runtime.places import atomic_write, write_json
-from nope_probe.runtime.processes import Signals, is_first_process, process_count
+from nope_probe.run.paths import atomic_write, write_json
+from nope_probe.run.processes import Signals, is_first_process, process_count
 from nope_probe.training.checkpoints import FINISHED, mark_whole
 from nope_probe.training.corpus import Corpus
 from nope_probe.training.settings import Recipe, split_batch

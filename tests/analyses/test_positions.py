@@ -20,13 +20,13 @@ from nope_probe.analyses.positions import (
     written_terms,
 )
 from nope_probe.analyses.reader import Reader
-from nope_probe.experiments.tables import writer_table
 from nope_probe.maps.centred import row_centred
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import Question
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.maps.rotation import NO_ROTATION, Rotation
 from nope_probe.removal import Writer
+from nope_probe.studies.tables import writer_table
 
 N_FOLDS, N_POS, N_HEADS, D_HEAD = 7, 13, 2, 6
 CAUSAL = torch.ones(N_POS, N_POS).tril().bool()

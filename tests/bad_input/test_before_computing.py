@@ -20,8 +20,8 @@ FREE = "--model parameter-free --data gaussian"
 COMPUTED = (
     "nope_probe.models.load.load",
     "nope_probe.models.parameter_free.build",
-    "nope_probe.experiments.simulation.run.critical_alphas",
-    "nope_probe.experiments.paper.run.run_experiments",
+    "nope_probe.studies.simulation.study.critical_alphas",
+    "nope_probe.studies.paper.study.run_experiments",
     "nope_probe.training.run.corpus_of",
 )
 NUMBERS = [
@@ -129,7 +129,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in COMPUTED:
         module, _, function = name.rpartition(".")
         monkeypatch.setattr(import_module(module), function, compute)
-    monkeypatch.setattr("nope_probe.runtime.places.validate_browser", lambda: None)
+    monkeypatch.setattr("nope_probe.run.paths.validate_browser", lambda: None)
     for name in ("full",):
         (tmp_path / name).mkdir()
     for name in ("file", "full/x"):

@@ -20,9 +20,9 @@ from support.tiny_models import N_POS, distance, tokens
 
 from nope_probe import Ablation, ablated, calibrate, run_ablations, run_trace
 from nope_probe.errors import UserError
-from nope_probe.experiments.engine import irreplaceable
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.components import components
+from nope_probe.studies.engine import irreplaceable
 
 pytestmark = pytest.mark.hooked_transformer
 

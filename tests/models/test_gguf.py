@@ -19,12 +19,12 @@ from transformers import LlamaForCausalLM
 
 from nope_probe import scores
 from nope_probe.errors import UserError
-from nope_probe.experiments.methods import methods_paragraph
 from nope_probe.files import read_json
 from nope_probe.models.context import configured_context
 from nope_probe.models.load import load
 from nope_probe.models.names import FETCHED, is_on_hub, path_of, resolve, validate_reachable
-from nope_probe.runtime.identity import fingerprint
+from nope_probe.run.identity import fingerprint
+from nope_probe.studies.methods import methods_paragraph
 
 REPOSITORY = "owner/tiny-GGUF"
 

@@ -14,12 +14,12 @@ import pandas as pd
 import pytest
 from support.chromium import needs_chromium, opened
 
-from nope_probe.experiments.ablation import sections
 from nope_probe.figures.explorer import Explorer, RemovedMaps
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Lead, Listing, Section, page, positions
-from nope_probe.runtime.folder import Run
+from nope_probe.run.folder import Run
+from nope_probe.studies.ablation import page as ablation_page
 
 TERMS = ("mask", "rope", "mask_x_rope")
 
@@ -79,7 +79,7 @@ LEAD = Lead(
 
 def report(layers: int = 2, n: int = 11, explorer: Explorer | None = None) -> str:
     run = Run(manifest=MANIFEST, arrays={"maps": maps(layers, n)}, tables=tables(layers))
-    return replace(sections.report(run, explorer), lead=LEAD).html(run.manifest)
+    return replace(ablation_page.report(run, explorer), lead=LEAD).html(run.manifest)
 
 
 class Reader(HTMLParser):

@@ -9,7 +9,7 @@ from support.tiny_models import Tiny
 
 TEXT = {"n_seqs": 8, "seq_len": 24, "folds": 5}
 RANDOM = {**TEXT, "seq_len": 12, "data": "random"}
-# Of each command: its folder in `experiments`, and the sizes of its run.
+# Of each command: its folder in `studies`, and the sizes of its run.
 COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
     "layers": ("layers", {"seq_len": 12}),
     "scores": ("scores", {**RANDOM, "layers": "all", "per_head": True}),
@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[str, dict[str, Any]]] = {
 def run_command(name: str, tiny: Tiny, out: Path) -> None:
     """Run a command on a decoder into a folder; `circuit` on the first layer that attends."""
     folder, sizes = COMMANDS[name]
-    module: Any = import_module(f"nope_probe.experiments.{folder}.run")
+    module: Any = import_module(f"nope_probe.studies.{folder}.study")
     place = {} if name == "layers" else {"out": out}
     first = (
         {"layer": min(plain_attention(tiny.hf, tiny.tokens), default=0)}

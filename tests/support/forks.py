@@ -246,8 +246,8 @@ def prepare() -> None:
     """Import what commands need, so that their forks have it, and shorten training."""
     torch.set_num_threads(1)
     names = ["scores", "ablate", "circuit", "simulate", "layers", "compare", "reproduce", "trace"]
-    experiments = ("ablation", "behaviour", "circuit", "scores", "simulation", "trace")
-    names += [f"experiments.{name}.run" for name in experiments]
+    studies = ("ablation", "behaviour", "circuit", "scores", "simulation", "trace")
+    names += [f"studies.{name}.study" for name in studies]
     for name in names:
         import_module(f"nope_probe.{name}")
     import_module("nope_probe").load("nope-tiny")

@@ -17,8 +17,8 @@ from support.short_training import SHORT, short_corpus, shorten_training
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainerState
 
 from nope_probe.errors import StorageError, UserError
-from nope_probe.runtime.places import locked
-from nope_probe.runtime.processes import Interrupted
+from nope_probe.run.paths import locked
+from nope_probe.run.processes import Interrupted
 from nope_probe.training import trainer as trainer_module
 from nope_probe.training.run import run
 from nope_probe.training.settings import RECIPES, Settings, split_batch

@@ -136,7 +136,7 @@ def test_a_process_without_the_others_does_not_train(
     variables = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("nope_probe.runtime.peers.JOIN_TIMEOUT", timedelta(seconds=1))
+    monkeypatch.setattr("nope_probe.run.process_group.JOIN_TIMEOUT", timedelta(seconds=1))
     monkeypatch.setattr("nope_probe.training.run.corpus_of", None)  # not reached
     line = refused(capfd, tmp_path, train, *NOPE[1:], "--out", "run", code=1)
     assert line.startswith("2 processes did not meet within 1 s (")

@@ -36,7 +36,7 @@ from nope_probe.maps.folds import State, under
 class StreamCheckpoint:
     """Decides which batches of a stream a process runs, and when its sums are saved.
 
-    This class runs all batches and saves nothing; `nope_probe.runtime.checkpoint` has a subclass
+    This class runs all batches and saves nothing; `nope_probe.run.checkpoint` has a subclass
     that saves.
 
     Attributes:

@@ -14,10 +14,10 @@ from support.rounding import NETWORK
 from support.tiny_models import tokens
 
 from nope_probe import load, scores
-from nope_probe.experiments.layers.probe import probe_layers
 from nope_probe.hooks.layers import attention as module
 from nope_probe.hooks.layers.attention import Mask
 from nope_probe.hooks.layers.model import attention_read, run_blocks, run_forward
+from nope_probe.studies.layers.probe import probe_layers
 
 N = 61
 

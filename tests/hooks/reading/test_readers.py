@@ -15,12 +15,12 @@ from support.tiny_models import N_POS, distance, tokens
 from support.traced import bos_reader
 
 from nope_probe import Ablation, ablated, load
-from nope_probe.experiments.tables import term_table, writer_table
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.readers import capture_positions
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.maps.rows import choose_rows
+from nope_probe.studies.tables import term_table, writer_table
 
 ModelOf = Callable[[str], tuple[Any, str]]
 TinyOf = Callable[[str], Any]

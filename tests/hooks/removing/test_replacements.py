@@ -21,7 +21,6 @@ from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import ByName, ModelOf, tokens
 
 from nope_probe.errors import UserError
-from nope_probe.experiments.ablation.run import run_ablations
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
@@ -31,6 +30,7 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Place, random_rows
 from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, STAND_INS
 from nope_probe.models.load import load
+from nope_probe.studies.ablation.study import run_ablations
 
 MODELS = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope")
 OTHERS = ("random", "mean", "zero")

@@ -1,0 +1,371 @@
+"""The parts that a resumed run reads: finished ones, and the state of a stream in progress.
+
+The parts stay in a hidden folder beside the run's folder, `.NAME.unfinished`, which is removed when
+the run is written. A file in it is complete or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from nope_probe.errors import StorageError, UserError, is_mistake, printable
+from nope_probe.files import read_json
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.maps.fold_rows import Index
+from nope_probe.maps.folds import State
+from nope_probe.run.paths import atomic_write, clear, reason, write_json
+from nope_probe.run.process_group import Processes
+from nope_probe.run.processes import Progress, Signals
+
+_ENDING = ".safetensors"
+_ABOUT = "about.json"  # which run a folder holds
+_DONE = "n_done"  # in the state of a stream: the sequences done
+_WITH_ESTIMATE = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {unit}, {remaining} left"
+ITEM = 4  # bytes of a float32
+Write = Callable[[str, Sequence[int], np.ndarray], None]
+
+
+class RunCheckpoint:
+    """The finished parts of a run by key, and the state of its stream in progress.
+
+    Args:
+        folder: where they are saved, which this process holds.
+        about: the run's identity; an unfinished run of another identity is not resumed.
+        processes: the processes that share the run and its folder.
+        signals: how signals end a stream.
+        every: batches between two saved states of a stream.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder, RunCheckpoint(Path(folder)) as checkpoint:
+        ...     checkpoint.save("inputs", {"tokens": torch.zeros(2, 3)})
+        ...     "inputs" in checkpoint, checkpoint.load("inputs")["tokens"].shape
+        (True, torch.Size([2, 3]))
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        about: Mapping[str, Any] | None = None,
+        processes: Processes | None = None,
+        signals: Signals | None = None,
+        every: int = 32,
+    ) -> None:
+        self.folder, self.about, self.every = folder, json.loads(json.dumps(about or {})), every
+        self.processes, self.signals = processes or Processes(), signals or Signals()
+        self.bar: tqdm | None = None
+        self._streams: list[str] = []
+        self._finished: set[str] = set()
+
+    def __enter__(self) -> RunCheckpoint:
+        """Find an earlier process's parts.
+
+        Raises:
+            UserError: in the first process, if the folder belongs to another run.
+        """
+        finished: set[str] = set()
+        if self.processes.is_first:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._validate_same_run(self.folder / _ABOUT)
+            finished = {path.stem for path in self.folder.glob(f"*{_ENDING}")}
+        self._finished = self.processes.broadcast(finished)
+        self.signals.message = "progress was saved; run the same command to resume"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        # After a user's mistake there is nothing to resume: the command has to be changed.
+        if kind and is_mistake(kind):
+            self.discard()
+
+    def _validate_same_run(self, path: Path) -> None:
+        """Check the settings, versions, weights and data of the run in a folder, or write them.
+
+        Raises:
+            UserError: naming what differs.
+            StorageError: if the file cannot be written, or is broken.
+        """
+        try:
+            if not path.is_file():
+                write_json(path, self.about)
+            before = read_json(path)
+            other = [name for name, now in self.about.items() if before.get(name) != now]
+        except OSError as error:
+            raise StorageError(f"cannot write to {path.parent}: {reason(error)}") from error
+        except (ValueError, AttributeError) as error:
+            raise StorageError(f"{path} is broken; remove {path.parent} and run again") from error
+        if other:
+            raise UserError(
+                f"{path.parent} holds an unfinished run with other {' and '.join(other)}; "
+                "remove it, or choose another --out"
+            )
+
+    def discard(self) -> None:
+        """Remove the parts: the run is written, or cannot be."""
+        if self.processes.is_first:
+            clear(self.folder)
+
+    def __contains__(self, key: str) -> bool:
+        return _name(key) in self._finished
+
+    def save(self, key: str, tensors: State) -> None:
+        """Save a finished part of the run, in the first process."""
+        if self.processes.is_first:
+            _write(self._path(key), tensors)
+        self.processes.barrier()
+        self._finished.add(_name(key))
+        _SavedStream(self, key).path.unlink(missing_ok=True)
+
+    def load(self, key: str) -> State:
+        """Return the tensors of a finished part, which are memory-mapped.
+
+        Raises:
+            StorageError: if the file is broken.
+        """
+        return _read(self._path(key))
+
+    def open(self, key: str) -> dict[str, StoredTensor]:
+        """Return the tensors of a finished part, which are read from disk as they are asked for.
+
+        Raises:
+            StorageError: if the file is broken.
+        """
+        path = self._path(key)
+        with _opened(path) as file:
+            return {
+                name: StoredTensor(path=path, name=name, shape=file.get_slice(name).get_shape())
+                for name in file.keys()  # noqa: SIM118
+            }
+
+    def load_or_compute(self, key: str, compute: Callable[[StreamCheckpoint], State]) -> State:
+        """Return the tensors of a part of the run, computed and saved unless that is finished.
+
+        Args:
+            key: the part's name in the run.
+            compute: given the part's stream, which it resumes and saves its progress in, returns
+                the part's tensors.
+        """
+        if key not in self:
+            with self.stream(key) as stream:
+                tensors = compute(stream)
+            self.save(key, tensors)
+        return self.load(key)
+
+    def scratch(self, name: str) -> Path:
+        """Return the path of a file of this name, which is removed with the checkpoint."""
+        return self.folder / f"{name}.partial"
+
+    @contextmanager
+    def progress(self, sizes: Mapping[str, int]) -> Iterator[None]:
+        """Show on stderr how many sequences of all streams are done, in the first process.
+
+        It names the stream in progress, and estimates the time that is left.
+
+        Args:
+            sizes: by stream, how many sequences this process runs; 0 if that is not known.
+        """
+        done = sum(
+            size if key in self else _SavedStream(self, key).n_saved for key, size in sizes.items()
+        )
+        self._streams, total = list(sizes), sum(sizes.values())
+        if done and self.processes.is_first:
+            sys.stderr.write(f"resuming{f' at {100 * done / total:.0f}%' if total else ''}\n")
+        with Progress(
+            total=total,
+            initial=done,
+            unit="seq",
+            dynamic_ncols=True,
+            disable=not self.processes.is_first,
+            bar_format=_WITH_ESTIMATE if total else "{desc}{elapsed}",
+        ) as self.bar:
+            yield
+        self.bar = None
+
+    def counts(self, key: str) -> bool:
+        """Return whether the progress bar counts the sequences of a stream."""
+        return key in self._streams
+
+    def say(self, line: str) -> None:
+        """Write a line on stderr, above the progress bar."""
+        tqdm.write(printable(line), file=sys.stderr)
+
+    @contextmanager
+    def stream(self, key: str) -> Iterator[StreamCheckpoint]:
+        """Save a stream's state every so many batches; a signal ends it between batches."""
+        if self.bar is not None:
+            place, n_streams = "", len(self._streams)
+            if n_streams > 1 and self.counts(key):
+                place = f" ({self._streams.index(key) + 1} of {n_streams})"
+            self.bar.set_description(f"{key}{place}")
+        with self.signals.deferred():
+            yield _SavedStream(self, key)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / (_name(key) + _ENDING)
+
+
+class _SavedStream(StreamCheckpoint):
+    """The state of one stream of a run, in one process."""
+
+    def __init__(self, run: RunCheckpoint, key: str) -> None:
+        self.run, self.key, self.n_batches, self.n_done = run, key, 0, 0
+        self.rank, self.n_processes = run.processes.rank, run.processes.count
+        self.n_counted = self.n_saved  # with which the bar began
+
+    @property
+    def path(self) -> Path:
+        """The file of the state."""
+        share = f"state-{self.rank}-of-{self.n_processes}"
+        return self.run.folder / f"{share}-{_name(self.key)}.partial"
+
+    @property
+    def n_saved(self) -> int:
+        """The sequences of this stream that an earlier process saved, less its last batch."""
+        return int(self._read().get(_DONE, 0))
+
+    def _read(self) -> State:
+        return _read(self.path) if self.path.is_file() else {}
+
+    def restore(self) -> State:
+        return {name: tensor for name, tensor in self._read().items() if name != _DONE}
+
+    def is_due(self) -> bool:
+        self.n_batches += 1
+        return self.run.signals.received is not None or self.n_batches % self.run.every == 0
+
+    def save(self, state: State) -> None:
+        _write(self.path, {**state, _DONE: torch.tensor(self.n_done)})
+
+    def advance(self, n_seqs: int) -> None:
+        counted = min(self.n_counted, n_seqs)
+        self.n_counted -= counted
+        self.n_done += n_seqs
+        if self.run.bar is not None and self.run.counts(self.key):
+            self.run.bar.update(n_seqs - counted)
+        self.run.signals.raise_if_received()
+
+    def all_reduce(self, totals: Sequence[Tensor]) -> None:
+        self.run.signals.stop_deferring()
+        self.run.processes.all_reduce(totals)
+
+    def batch_halved(self, batch_size: int) -> None:
+        self.run.say(f"a batch does not fit into memory: going on with {batch_size} at a time")
+
+
+def _name(key: str) -> str:
+    """Return a key as a file name."""
+    return key.replace("/", ",")
+
+
+def _write(path: Path, tensors: State) -> None:
+    """Write tensors; a process killed on the way leaves the file as it was."""
+    contiguous = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        with atomic_write(path) as partial:
+            save_file(contiguous, partial)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"cannot write {path}: {reason(error)}") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"{path} is broken ({error}); remove it and run again") from error
+
+
+def _read(path: Path) -> State:
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor in a file, of which only requested parts are read.
+
+    Attributes:
+        path: the file.
+        name: the tensor's name there.
+        shape: the size of each dimension.
+    """
+
+    path: Path
+    name: str
+    shape: Sequence[int]
+
+    def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
+        """Return a part, all of it for `...`; the file is mapped into memory only meanwhile.
+
+        Raises:
+            StorageError: if the file is broken.
+        """
+        with _opened(self.path) as file:
+            if index is ...:
+                return file.get_tensor(self.name).clone()
+            return file.get_slice(self.name)[index].clone()
+
+
+@contextmanager
+def tensor_writer(path: Path, shapes: Mapping[str, Sequence[int]]) -> Iterator[Write]:
+    """Yield a function that writes blocks into a safetensors file of float32 tensors.
+
+    safetensors' own functions need all tensors in memory at once. The function yielded takes a
+    tensor's name, the index of the block's first cell (indices that are left out are 0) and a block
+    whose cells follow each other in the tensor. Cells not written are 0. Where writing fails,
+    the file is removed: a full disk gets its room back.
+
+    Args:
+        path: the file.
+        shapes: the shape of each tensor by its name.
+
+    Raises:
+        StorageError: if the file cannot be written.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from safetensors.numpy import load_file
+        >>> with TemporaryDirectory() as folder:
+        ...     with tensor_writer(Path(folder, "maps.safetensors"), {"score": (2, 3)}) as write:
+        ...         write("score", (1, 1), np.ones(2, np.float32))
+        ...     load_file(Path(folder, "maps.safetensors"))["score"].tolist()
+        [[0.0, 0.0, 0.0], [0.0, 1.0, 1.0]]
+    """
+    fields, end = dict[str, dict[str, Any]](), 0
+    for name, shape in sorted(shapes.items()):
+        begin, end = end, end + ITEM * prod(shape)
+        fields[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    header = json.dumps(fields, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+
+    def write(name: str, where: Sequence[int], block: Float32[np.ndarray, "*block"]) -> None:
+        shape, (begin, _) = shapes[name], fields[name]["data_offsets"]
+        first = sum(at * prod(shape[axis + 1 :]) for axis, at in enumerate(where))
+        file.seek(8 + len(header) + begin + ITEM * first)
+        file.write(np.ascontiguousarray(block, "<f4").data)
+
+    try:
+        with path.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header)
+            file.truncate(8 + len(header) + end)
+            yield write
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise StorageError(f"cannot write {path}: {reason(error)}") from error

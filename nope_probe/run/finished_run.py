@@ -1,0 +1,152 @@
+"""A finished run: whether it is the one that is asked for, and its files are as they were.
+
+A run is shown again only where the files of its model and its data are the same.
+Neither needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from nope_probe.errors import UserError
+from nope_probe.files import file_checksum, json_checksum, read_json
+from nope_probe.run.folder import check_output_dir, read_manifest
+from nope_probe.run.paths import checkpoint_dir, default_output_dir, output_folder, remove
+from nope_probe.run.processes import tell
+from nope_probe.run.settings import SessionSettings
+
+Record = dict[str, dict[str, Any]]  # the hash of each file of a source, by the file's name
+# The bytes read of a source; size and time of change identify the files beyond.
+LARGE = 1 << 30
+_MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
+_UNREAD = ("generation_config.json", "run.json")
+# Who wrote a model's configuration, and where from, does not change its numbers.
+UNUSED_IN_FILE = ("_name_or_path", "transformers_version")
+
+
+def folder_of(command: str, settings: SessionSettings, recorded: Mapping[str, Any]) -> Path:
+    """Return the folder of a run.
+
+    Args:
+        command: the command's name.
+        settings: its settings.
+        recorded: what identifies the run, as its manifest holds it.
+    """
+    if settings.out is None:
+        return default_output_dir(command, settings.subject, recorded)
+    return output_folder(settings.out)
+
+
+def finished_folder(command: str, settings: SessionSettings) -> Path | None:
+    """Return the folder of a run that is finished, and say that it is shown again; or None.
+
+    Args:
+        command: the command's name.
+        settings: its settings, validated.
+
+    Raises:
+        UserError: for a folder that holds something else, or a source that changed since.
+    """
+    recorded = settings.recorded()
+    folder = folder_of(command, settings, recorded)
+    if not check_output_dir(folder, recorded):
+        return None
+    manifest = read_manifest(folder)
+    unknown = validate_unchanged(folder, manifest.get("sources"), settings.sources())
+    tell_finished(folder, manifest, unknown)
+    return folder
+
+
+def tell_finished(folder: Path, manifest: Mapping[str, Any], unknown: list[str]) -> None:
+    """Announce that a finished run is shown again, and remove what a killed process left of it.
+
+    Args:
+        folder: the run's.
+        manifest: the run's.
+        unknown: what was not compared with the run's.
+    """
+    # A process may have been killed after it wrote the run and before it cleaned up.
+    remove(checkpoint_dir(folder))
+    if unknown:
+        what = f"{' and '.join(unknown)} changed since was not compared"
+        tell(f"the run in {folder} was finished before; whether its {what}")
+    seconds = manifest.get("seconds", 0)
+    tell(f"finished before, in {seconds:.0f} s: shown again from {folder}")
+
+
+def record_sources(sources: Mapping[str, Path | None]) -> dict[str, Record | None]:
+    """Return the hashes of the files of each source; None for a source without files here.
+
+    Raises:
+        UserError: for a file that cannot be read.
+    """
+    return {name: None if path is None else _record(path) for name, path in sources.items()}
+
+
+def _record(path: Path) -> Record:
+    """Return the hashes of a source's files, the smallest first, up to a gigabyte in all."""
+    record, total = Record(), 0
+    try:
+        stats = {file: file.stat() for file in _source_files(path)}
+        for file, stat in sorted(stats.items(), key=lambda item: item[1].st_size):
+            name = file.name if file == path else file.relative_to(path).as_posix()
+            total += stat.st_size
+            if total > LARGE:
+                record[name] = {"size": stat.st_size, "modified": stat.st_mtime_ns}
+            else:
+                record[name] = {"sha256": _source_checksum(file)}
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    return record
+
+
+def _source_files(path: Path) -> list[Path]:
+    """Return the files at a path: the file itself, a model's, or all in a folder."""
+    if path.is_file():
+        return [path]
+    if (path / "config.json").is_file():
+        files = [file for pattern in _MODEL_FILES for file in path.glob(pattern)]
+        return sorted(file for file in files if file.name not in _UNREAD)
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def _source_checksum(path: Path) -> str:
+    """Return the checksum of a file; of a configuration, only settings that change numbers."""
+    if path.name == "config.json":
+        with suppress(ValueError, AttributeError):  # loading the model says what is wrong with it
+            config = read_json(path)
+            return json_checksum({k: v for k, v in config.items() if k not in UNUSED_IN_FILE})
+    return file_checksum(path)
+
+
+def validate_unchanged(
+    run: Path,
+    recorded: Mapping[str, Record | None] | None,
+    sources: Mapping[str, Path | None],
+) -> list[str]:
+    """Check that a finished run's sources are unchanged, and return sources not compared.
+
+    Args:
+        run: the run's folder or file.
+        recorded: its manifest's record; None if the manifest is older than such records.
+        sources: where the sources are now.
+
+    Raises:
+        UserError: naming a file that differs.
+    """
+    unknown = []
+    for name, now in record_sources(sources).items():
+        before = (recorded or {}).get(name)
+        if now is None or before is None:
+            unknown.append(name)
+            continue
+        changed = [file for file in {*before, *now} if before.get(file) != now.get(file)]
+        if changed:
+            raise UserError(
+                f"the {name} has changed since the run in {run}: {sources[name]} "
+                f"({min(changed)}); choose another --out"
+            )
+    return unknown

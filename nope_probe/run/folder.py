@@ -1,0 +1,297 @@
+"""A run on disk: its arrays, tables and page, and a manifest with their checksums.
+
+A run appears whole or not at all: it is written into a hidden folder beside its own and renamed,
+the manifest last. Reading needs neither torch nor TransformerLens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Int
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save_file
+
+from nope_probe.errors import StorageError, UserError
+from nope_probe.files import file_checksum, json_checksum, local_path, read_json
+from nope_probe.run.paths import checkpoint_dir, reason, remove, validate_folder_place
+from nope_probe.run.settings import FORMAT
+
+PAGE = "report.html"
+Read = TypeVar("Read", bound="Run")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Run:
+    """A finished run.
+
+    Attributes:
+        manifest: command, settings, versions, and checksums of the files.
+        arrays: per .safetensors file, without its ending, the named arrays (`maps`, `tokens`).
+        tables: per .csv file, without its ending, the table.
+        page: the report, as HTML.
+        files: files that are moved into the run's folder under these names.
+    """
+
+    kind: ClassVar[str] = ""  # the command whose runs a subclass reads; empty: any
+    manifest: dict[str, Any]
+    arrays: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    page: str = ""
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Return the names of the tables that have rows, and the number of maps, in one line."""
+        tables = ", ".join(name for name, table in self.tables.items() if len(table))
+        maps = {
+            name: array for name, array in self.arrays.get("maps", {}).items() if array.ndim > 1
+        }
+        held = f"; {len(maps)} maps ({_shape_of(maps)})" if maps else ""
+        of = (self.manifest.get("model") or {}).get("name") or self.manifest["kind"]
+        return f"{type(self).__name__} of {of}: tables: {tables}{held}"
+
+    def _repr_html_(self) -> str:
+        """Return what the run holds as a table of a notebook, a row per table and group of maps."""
+        rows = [
+            (f"tables[{name!r}]", f"{len(table):,} rows", ", ".join(_without_bounds(table)))
+            for name, table in self.tables.items()
+            if len(table)
+        ]
+        groups: dict[str, dict[str, np.ndarray]] = {}
+        for name, array in self.arrays.get("maps", {}).items():
+            group, slash, of_group = name.partition("/")
+            groups.setdefault(group + slash, {})[of_group] = array
+        for group, maps in groups.items():
+            rows.append(
+                (f"maps[{group + '...'!r}]", _shape_of(maps), ", ".join(filter(None, maps)))
+            )
+        held = pd.DataFrame(rows, columns=["what", "size", "holds"])
+        return held.to_html(index=False, border=0)
+
+    @classmethod
+    def read(cls: type[Read], folder: Path | str) -> Read:
+        """Return a finished run as this class; see `read_run`.
+
+        Raises:
+            UserError: for a run of another command.
+        """
+        run = read_run(folder)
+        kind = run.manifest.get("kind")
+        if cls.kind and kind != cls.kind:
+            raise UserError(
+                f"{folder} holds a run of {kind}, and {cls.__name__} reads runs of {cls.kind}: "
+                "read_run reads a run of any command"
+            )
+        return cls(**vars(run))
+
+    @property
+    def methods(self) -> str:
+        """What a paper says of the run: model, data, removals, noise and versions.
+
+        The paragraph of a command without one, such as `compare`, is empty.
+        """
+        return str(self.manifest.get("methods", ""))
+
+    @property
+    def maps(self) -> Mapping[str, np.ndarray]:
+        """The arrays of maps.safetensors."""
+        return self.arrays["maps"]
+
+    @property
+    def query_positions(self) -> Int[np.ndarray, " row"] | None:
+        """The queries of the maps' rows; None where maps have all rows."""
+        queries = self.arrays.get("maps", {}).get("query_positions")
+        return None if queries is None else queries.astype("int64")
+
+
+def _shape_of(maps: Mapping[str, np.ndarray]) -> str:
+    """Return the shape of the largest of some arrays."""
+    return " × ".join(map(str, max(maps.values(), key=np.ndim).shape))
+
+
+def _without_bounds(table: pd.DataFrame) -> list[str]:
+    """Return a table's columns without those of the ends of intervals."""
+    return [str(name) for name in table if not str(name).endswith(("_low", "_high"))]
+
+
+def write_run(out: Path, run: Run) -> None:
+    """Write a run into a folder that does not exist yet, or is empty.
+
+    The process holds the run's unfinished folder, if others may write the run too. Remains of a
+    killed process are removed.
+
+    Raises:
+        StorageError: if the folder holds something, or cannot be written to.
+    """
+    partial = checkpoint_dir(out) / "run"
+    remove(partial)
+    try:
+        partial.mkdir(parents=True)
+        _write_files(partial, run)
+        if out.is_dir():
+            out.rmdir()
+        partial.rename(out)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"cannot write the run to {out}: {reason(error)}") from error
+    finally:
+        remove(partial)
+
+
+def _write_files(folder: Path, run: Run) -> None:
+    for name, arrays in run.arrays.items():
+        contiguous = {key: np.ascontiguousarray(array) for key, array in arrays.items()}
+        save_file(contiguous, folder / f"{name}.safetensors")
+    for name, table in run.tables.items():
+        table.to_csv(folder / f"{name}.csv", index=False, float_format="%.8g")
+    (folder / PAGE).write_text(run.page, encoding="utf-8")
+    for name, path in run.files.items():
+        shutil.move(path, folder / name)
+    for path in folder.glob("*.safetensors"):  # safetensors lets only their owner read them
+        shutil.copymode(folder / PAGE, path)
+    checksums = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
+    about = {**run.manifest, "format": FORMAT, "checksums": checksums, "complete": True}
+    manifest = json.loads(json.dumps(about))
+    manifest["checksum"] = json_checksum(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
+    """Return whether a folder holds the finished run of these settings already, every file intact.
+
+    Raises:
+        UserError: if it holds something else or a file was changed, or it cannot be made.
+    """
+    if os.path.isfile(out / "manifest.json"):
+        manifest = read_manifest(out)
+        if manifest.get("settings") != json.loads(json.dumps(settings)):
+            raise UserError(f"{out} holds a run with other settings; choose another --out")
+        validate_files(out, manifest)
+        return True
+    if os.path.isdir(out) and os.listdir(out):
+        raise UserError(f"{out} holds other files; choose another --out")
+    validate_folder_place(out)
+    return False
+
+
+def read_manifest(out: Path) -> dict[str, Any]:
+    """Read a run's manifest, and check that it is as the run wrote it.
+
+    Raises:
+        UserError: if no manifest can be read, it was changed, or the run has another format.
+    """
+    try:
+        manifest = read_json(out / "manifest.json")
+        rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    except FileNotFoundError as error:
+        unfinished = f"the run in {out} is unfinished; run its command again to finish it"
+        no_run = f"{out} holds no run: it has no manifest.json"
+        raise UserError(unfinished if checkpoint_dir(out).is_dir() else no_run) from error
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{out} holds no run: its manifest cannot be read; remove {out} and run again"
+        ) from error
+    if "checksum" not in manifest:
+        raise UserError(
+            f"{out} holds a run of an older version, or an edited one; remove it and run again"
+        )
+    if manifest["checksum"] != json_checksum(rest):
+        raise _not_as_written(out, "manifest.json")
+    if manifest.get("format") != FORMAT:
+        of = f"format {manifest['format']}" if "format" in manifest else "an earlier format"
+        raise UserError(
+            f"{out} holds a run of {of}, and this version of nope_probe reads format {FORMAT}: "
+            "numbers of the same name may mean other things; remove it and run its command again"
+        )
+    return manifest
+
+
+def validate_files(out: Path, manifest: Mapping[str, Any]) -> None:
+    """Check every file of a run against the checksum in its manifest.
+
+    Raises:
+        UserError: naming a file that differs.
+    """
+    for name, checksum in manifest["checksums"].items():
+        if not (out / name).is_file() or file_checksum(out / name) != checksum:
+            raise _not_as_written(out, name)
+
+
+def _not_as_written(out: Path, name: str) -> UserError:
+    return UserError(f"{out / name} is not the file that the run wrote; remove {out} and run again")
+
+
+class StoredArrays(Mapping[str, np.ndarray]):
+    """The arrays of a safetensors file, each read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with safe_open(path, framework="np") as file:
+            self.names = list(file.keys())
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.names:
+            raise KeyError(name)
+        with safe_open(self.path, framework="np") as file:
+            return file.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def read_run(folder: Path | str) -> Run:
+    """Read a finished run of any command: its tables and maps, without the model.
+
+    The page and the fold maps stay on disk.
+
+    Args:
+        folder: the run's folder.
+
+    Raises:
+        UserError: if it is incomplete or a file is not the one that the manifest names.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> import pandas as pd
+        >>> from nope_probe import read_run
+        >>> from nope_probe.run.folder import Run, write_run
+        >>> run = Run(
+        ...     manifest={"settings": {}},
+        ...     arrays={"maps": {"score": np.zeros((1, 5, 5))}},
+        ...     tables={"pattern": pd.DataFrame({"layer": [0], "amplitude": [0.5]})},
+        ... )
+        >>> with TemporaryDirectory() as folder:
+        ...     write_run(Path(folder, "run"), run)
+        ...     saved = read_run(Path(folder, "run"))
+        >>> saved.tables["pattern"]["amplitude"].item(), saved.maps["score"].shape
+        (0.5, (1, 5, 5))
+    """
+    out = local_path(folder)
+    manifest = read_manifest(out)
+    validate_files(out, manifest)
+    files = [out / name for name in sorted(manifest["checksums"])]
+    arrays = [file for file in files if file.name in ("maps.safetensors", "tokens.safetensors")]
+    return Run(
+        manifest=manifest,
+        arrays={file.stem: load_file(file) for file in arrays},
+        tables={file.stem: read_table(file) for file in files if file.suffix == ".csv"},
+    )
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a run's table; a table without columns is empty."""
+    if path.stat().st_size <= 1:
+        return pd.DataFrame()
+    return pd.read_csv(path, keep_default_na=False, na_values=[""])

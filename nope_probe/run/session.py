@@ -1,0 +1,311 @@
+"""Session: a run of a command, from its settings to its folder, as every command uses it.
+
+A session validates the settings and the run's folder before anything is computed, joins the
+processes that share the run, loads the model, opens the checkpoint of an unfinished run, and turns
+signals into a saved state. The computation is in the command's own `run(settings)`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from nope_probe.data.sequences import Sequences
+from nope_probe.errors import UserError
+from nope_probe.files import json_checksum
+from nope_probe.models.info import LoadedModel
+from nope_probe.run.checkpoint import RunCheckpoint
+from nope_probe.run.finished_run import (
+    Record,
+    folder_of,
+    record_sources,
+    tell_finished,
+    validate_unchanged,
+)
+from nope_probe.run.folder import (
+    Run,
+    check_output_dir,
+    read_manifest,
+    write_run,
+)
+from nope_probe.run.identity import (
+    fingerprint,
+    interventions,
+    tensor_checksum,
+    threads,
+    versions,
+)
+from nope_probe.run.paths import checkpoint_dir, locked, validate_memory
+from nope_probe.run.process_group import Processes, own_device, process_group
+from nope_probe.run.processes import Signals, command_line, status, tell
+from nope_probe.run.settings import RunSettings, SessionSettings
+from nope_probe.run.sources import load_model, make_sequences, validate_reach
+
+SIZES = "--seq-len, the number of sequences or samples, or that of layers"
+NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interrupted"
+Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """The model and sequences that a call from Python gives a run.
+
+    Attributes:
+        loaded: the model; None where the session loads what the settings name.
+        is_named: whether `loaded` is the model that the settings name, loaded for its inputs.
+        inputs: the sequences; None where the settings describe the sequences.
+        is_kept: whether the run's folder outlives the call, so that its page can be opened.
+    """
+
+    loaded: LoadedModel | None = None
+    is_named: bool = False
+    inputs: Sequences | None = None
+    is_kept: bool = True
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the call gave the model itself, which no name leads back to."""
+        return self.loaded is not None and not self.is_named
+
+    @property
+    def device(self) -> str:
+        """The device of the model; empty without one."""
+        return "" if self.loaded is None else str(next(self.loaded.model.parameters()).device)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the identity of the model and of the sequences that have no path."""
+        record: dict[str, Any] = {}
+        if self.loaded is not None and not self.is_named:
+            model = self.loaded.model
+            record = {"weights": fingerprint(model), **interventions(model)}
+        if self.inputs is not None:
+            tensors = self.inputs.to_tensors()
+            checksums = [tensor_checksum(name, tensor) for name, tensor in tensors.items()]
+            record |= {"inputs": json_checksum(checksums)[:16], "kind": self.inputs.kind}
+        return {"given": record} if record else {}
+
+    def sources(self, named: Mapping[str, Path | None]) -> dict[str, Path | None]:
+        """Return the files of a run's settings that the run reads."""
+        given = {"model": self.in_memory, "data": self.inputs is not None}
+        return {name: path for name, path in named.items() if not given.get(name)}
+
+
+class Session(Generic[Settings_co]):
+    """A run in progress, or a finished one.
+
+    Args:
+        command: the command's name.
+        settings: its settings.
+        call: the model and sequences of a Python call.
+        load: loads the model onto a device; by default the first layers that the settings name.
+
+    Attributes:
+        folder: the run's folder.
+        finished: whether the folder holds the finished run; then no model is loaded.
+        recorded: the settings as the manifest holds them.
+        loaded: the model, if the run has one.
+        weights: its fingerprint; empty without a model.
+        sources: the record of the files of the model and of the data.
+        checkpoint: the finished parts of the run, and its stream in progress.
+        started: the start, in seconds of the monotonic clock, which is never set back.
+
+    Raises:
+        UserError: on entering, for settings, a folder or a model that cannot be used; on leaving,
+            if the device ran out of memory.
+        Interrupted: on a signal; progress is saved.
+    """
+
+    loaded: LoadedModel
+    sources: dict[str, Record | None]
+    checkpoint: RunCheckpoint
+
+    def __init__(
+        self,
+        command: str,
+        settings: Settings_co,
+        call: Call | None = None,
+        load: Callable[[Settings_co, str], LoadedModel | None] = load_model,
+    ) -> None:
+        self._settings, self.call = settings, call or Call()
+        self.recorded = settings.recorded() | self.call.recorded()
+        self._command, self._load_model = command, load
+        self.folder = folder_of(command, settings, self.recorded)
+        self.finished, self.started, self.weights = False, time.monotonic(), ""
+        self.processes = Processes()
+        self._exits = ExitStack()
+
+    @property
+    def settings(self) -> Settings_co:
+        """The settings of the command."""
+        return self._settings
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.processes.is_first
+
+    def __enter__(self) -> Session[Settings_co]:
+        self.settings.validate()
+        self.finished = check_output_dir(self.folder, self.recorded)
+        if not self.finished:
+            validate_memory(self.settings.least_memory, SIZES)
+        with ExitStack() as stack:
+            if not self.finished:
+                self._start(stack)
+            if self.finished:
+                self._show_again()
+            self._exits = stack.pop_all()
+        return self
+
+    def _show_again(self) -> None:
+        """Check a finished run, and say that it is shown again.
+
+        Raises:
+            UserError: for a model in memory: whatever changed it since cannot be seen.
+        """
+        if self.call.in_memory:
+            raise UserError(
+                f"{self.folder} holds a finished run, and a model in memory is run anew: name "
+                "another folder, or take read_run to read it"
+            )
+        manifest, now = read_manifest(self.folder), self.call.sources(self.settings.sources())
+        unknown = validate_unchanged(self.folder, manifest.get("sources"), now)
+        tell_finished(self.folder, manifest, unknown)
+
+    def _start(self, stack: ExitStack) -> None:
+        """Join the processes, lock the run, load the model and open the checkpoint."""
+        signals = stack.enter_context(Signals())
+        if self.call.loaded is None:
+            with status("looking for model and data"):
+                validate_reach(self.settings)
+        with status("loading torch"):
+            device = own_device(self.call.device or self.settings.device)
+        self.processes = stack.enter_context(process_group(device))
+        stack.enter_context(out_of_memory_is_a_user_error())
+        if self.is_first:
+            stack.enter_context(locked(checkpoint_dir(self.folder)))
+            self.finished = check_output_dir(self.folder, self.recorded)  # again, now locked
+        self.finished = self.processes.broadcast(self.finished)
+        if not self.finished:
+            about = self._load(device)
+            self.checkpoint = stack.enter_context(
+                RunCheckpoint(
+                    checkpoint_dir(self.folder),
+                    about=about,
+                    processes=self.processes,
+                    signals=signals,
+                    every=self.settings.checkpoint_every,
+                )
+            )
+            if not self.call.is_kept:
+                signals.message = NOT_KEPT
+
+    def _load(self, device: str) -> dict[str, Any]:
+        """Load the model, if the run has one, and return the run's identity."""
+        self.sources = record_sources(self.call.sources(self.settings.sources()))
+        loaded = self.call.loaded or self._load_model(self.settings, device)
+        if loaded is not None:
+            given = self.recorded.get("given", {})
+            self.loaded, self.weights = loaded, given.get("weights") or fingerprint(loaded.model)
+        made_with = {"versions": versions(), "weights": self.weights}
+        return {"settings": self.recorded, **made_with, **self.sources}
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None:
+                self.processes.barrier()
+        finally:
+            self._exits.__exit__(kind, error, traceback)
+
+    def sequences(
+        self: Session[RunSettings],
+        key: str = "inputs",
+        *,
+        shuffle: bool | None = None,
+        settings: RunSettings | None = None,
+    ) -> Sequences:
+        """Return the run's sequences: made once, in the first process, and then read.
+
+        Args:
+            key: the sequences' name in the checkpoint.
+            shuffle: whether to permute tokens; as in the settings by default.
+            settings: of other sequences than the run's own.
+
+        Raises:
+            UserError: in the first process, if they cannot be made.
+        """
+        if key not in self.checkpoint:
+            tensors = {}
+            if self.is_first:
+                made, chosen = self.call.inputs, settings or self.settings
+                if made is None or settings is not None:
+                    with status(f"reading {chosen.data}"):
+                        made = make_sequences(chosen, self.loaded, shuffle=shuffle)
+                elif shuffle:
+                    made = made.shuffled(chosen.seed)
+                tensors = made.to_tensors()
+            self.checkpoint.save(key, tensors)
+        return Sequences.from_tensors(self.checkpoint.load(key))
+
+    @property
+    def lengths(self: Session[RunSettings]) -> dict[str, int]:
+        """The lengths that the model's files state, in tokens; empty for a model in memory."""
+        from nope_probe.models.context import stated_lengths  # needs transformers
+
+        model, revision = self.settings.model, self.settings.revision
+        return {} if self.call.in_memory else stated_lengths(model, revision)
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what a manifest records of any run: command, model, versions, device, duration."""
+        parameters = list(self.loaded.model.parameters())
+        return {
+            "kind": self._command,
+            "command": command_line(),
+            "settings": self.recorded,
+            "model": {**self.loaded.info.to_dict(), "weights": self.weights},
+            "versions": versions(),
+            "threads": threads(),
+            "device": ", ".join(sorted({str(parameter.device) for parameter in parameters})),
+            "dtype": str(parameters[0].dtype).removeprefix("torch."),
+            **self.timing(),
+            "sources": self.sources,
+        }
+
+    def timing(self) -> dict[str, Any]:
+        """Return the end of a run, and how long it took, as a manifest records them."""
+        seconds = round(time.monotonic() - self.started, 3)
+        return {"finished": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": seconds}
+
+    def write(self, run: Run) -> None:
+        """Write the finished run, and remove the checkpoint."""
+        write_run(self.folder, run)
+        self.checkpoint.discard()
+        tell(f"took {run.manifest['seconds']:.0f} s")
+
+
+@contextmanager
+def out_of_memory_is_a_user_error() -> Iterator[None]:
+    """Turn an out-of-memory error that smaller batches did not cure into one line."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        on_cpu = "can't allocate memory" in str(error)  # where torch raises a RuntimeError
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and not on_cpu:
+            raise
+        raise UserError(
+            "a single sequence, or the model, does not fit into the memory of the device; lower "
+            "--seq-len or --layers, or take --device-map auto"
+        ) from error

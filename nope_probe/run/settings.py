@@ -1,0 +1,563 @@
+"""The settings that the commands on models share, and the checks of all settings.
+
+Numbers are within bounds, words are choices, paths are absolute, and a flag that has no effect
+beside the other flags is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from inspect import Parameter
+from pathlib import Path
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+    runtime_checkable,
+)
+
+import tyro
+
+from nope_probe.data.documents import (
+    MIN_FOLDS,
+    file_of,
+    validate_packing,
+)
+from nope_probe.errors import (
+    TooFewLayersError,
+    UserError,
+    as_tuple,
+    leaves_of,
+    validate_choices,
+    validate_types,
+)
+from nope_probe.files import local_path
+from nope_probe.maps import default_rows
+from nope_probe.models.info import ModelInfo
+from nope_probe.models.names import (
+    CHECKPOINTS,
+    PARAMETER_FREE,
+    path_of,
+    validate_revision,
+)
+from nope_probe.run.processes import process_count, validate_one_process
+
+_arg = tyro.conf.arg
+Chosen = TypeVar("Chosen", bound="BoundedSettings")
+
+
+@runtime_checkable
+class Beginnings(Protocol):
+    """How the sequences of a run begin, as `data.sequences.Sequences` say it (they need torch)."""
+
+    @property
+    def kind(self) -> str:
+        """`vectors`, or a kind of tokens."""
+
+    @property
+    def bos(self) -> bool:
+        """Whether all sequences begin with a BOS token."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The numbers that a flag may have.
+
+    Attributes:
+        low: the lowest.
+        high: the highest.
+        open_above: whether `high` itself is left out.
+    """
+
+    low: int | float
+    high: int | float
+    open_above: bool = False
+
+    def __contains__(self, value: int | float) -> bool:
+        if self.open_above:
+            return self.low <= value < self.high
+        return self.low <= value <= self.high
+
+    def validate(self, flag: str, values: tuple[Any, ...]) -> None:
+        """Check the numbers among a flag's values; None and words such as `auto` are left alone."""
+        for value in values:
+            if isinstance(value, int | float) and value not in self:
+                raise UserError(f"{flag} {value}: expected {self.describe(flag.strip('-'))}")
+
+    def describe(self, name: str) -> str:
+        """Return the bounds of a number in one line.
+
+        Example:
+            >>> ALPHA.describe("alpha")
+            '0 <= alpha < 1'
+        """
+        return f"{self.low:.12g} <= {name} {'<' if self.open_above else '<='} {self.high:.12g}"
+
+
+LARGEST = 2**31 - 1  # so that products with sizes of a model fit into 64 bits
+SEED = Bounds(0, 2**32 - 1)  # as NumPy takes it
+COUNT = Bounds(1, LARGEST)
+LAYERS = Bounds(1, 1000)
+SEQ_LEN = Bounds(4, LARGEST)
+ALPHA = Bounds(0, 1, open_above=True)
+
+
+class BoundedSettings:
+    """A base for dataclasses of settings, which have `Bounds` and `Literal`s in their annotations.
+
+    Paths become absolute; in Python they may be given as text. Values from Python are checked
+    against their types too.
+
+    Example:
+        >>> from nope_probe.scores import Settings
+        >>> Settings(n_seqs=0)
+        Traceback (most recent call last):
+        nope_probe.errors.UserError: --n-seqs 0: expected 1 <= n-seqs <= 2147483647
+    """
+
+    def __post_init__(self) -> None:
+        kind: type = type(self)
+        hints = _hints_of(kind)
+        validate_choices(hints, vars(self))
+        validate_types(hints, vars(self))
+        for name, hint in hints.items():
+            value = getattr(self, name)
+            values = value if isinstance(value, tuple) else (value,)
+            for bounds in getattr(hint, "__metadata__", ()):
+                if isinstance(bounds, Bounds):
+                    bounds.validate(flag_of(name), values)
+            if Path in leaves_of(hint) and value is not None:
+                paths = tuple(map(local_path, values))
+                object.__setattr__(self, name, paths if isinstance(value, tuple) else paths[0])
+
+
+def settings_from(kind: type[Chosen], values: Mapping[str, Any]) -> Chosen:
+    """Return settings from values by name, with tuples for lists and for single values.
+
+    Args:
+        kind: the class of the settings.
+        values: some of its values.
+
+    Raises:
+        UserError: for a name that is no option, with those that are.
+
+    Example:
+        >>> from nope_probe.behaviour import Settings
+        >>> settings_from(Settings, {"measures": "loss", "remove": ["mask", "mlp"]}).remove
+        ('mask', 'mlp')
+    """
+    dataclass_type: type = kind
+    hints, chosen = _hints_of(dataclass_type), dict(values)
+    for name, value in values.items():
+        if name not in hints:
+            raise UserError(f"unknown option {name!r}; there are {', '.join(sorted(hints))}")
+        if value is not None and _takes_several(hints[name]):
+            chosen[name] = as_tuple(value)
+    return kind(**chosen)
+
+
+def _takes_several(hint: object) -> bool:
+    """Return whether values of a type are tuples, or tuples among others."""
+    return get_origin(hint) is tuple or any(map(_takes_several, get_args(hint)))
+
+
+@cache
+def _hints_of(settings: type) -> dict[str, Any]:
+    hints = get_type_hints(settings, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(settings)}
+
+
+def options_of(settings: type) -> Iterator[tuple[Parameter, str]]:
+    """Yield the settings as keyword parameters of a function, each with its help."""
+    for field in fields(settings):
+        plain, *extras = get_args(_hints_of(settings)[field.name])
+        text = "".join(getattr(extra, "help", None) or "" for extra in extras)
+        yield (
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=plain),
+            text,
+        )
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a setting.
+
+    Example:
+        >>> flag_of("n_seqs")
+        '--n-seqs'
+    """
+    return f"--{name.replace('_', '-')}"
+
+
+def validate_effects(settings: Any, without_effect: Mapping[str, str]) -> None:
+    """Check that no flag without an effect was given another value than its default.
+
+    Args:
+        settings: a dataclass.
+        without_effect: by setting, the reason, as in `no effect on --data random`.
+
+    Raises:
+        UserError: naming the flag, and why it has no effect.
+    """
+    for field in fields(settings):
+        if field.name in without_effect and getattr(settings, field.name) != field.default:
+            raise UserError(f"{flag_of(field.name)} has no effect {without_effect[field.name]}")
+
+
+class SessionSettings(BoundedSettings):
+    """The settings of a command that runs in a session.
+
+    By default a run has one process's CPU, no model, no files, and needs nothing worth a check.
+    """
+
+    @property
+    def out(self) -> Path | None:
+        """The folder of the run; None for the default."""
+
+    def at(self: Chosen, out: Path) -> Chosen:
+        """Return the same settings of a run in another folder."""
+        return type(self)(**{**vars(self), "out": out})
+
+    @property
+    def device(self) -> str:
+        """The torch device, or `auto`."""
+        return "cpu"
+
+    @property
+    def checkpoint_every(self) -> int:
+        """Batches between two saved states."""
+        return 1
+
+    @property
+    def subject(self) -> str:
+        """What the default folder is named after."""
+        return ""
+
+    def validate(self) -> None:
+        """Check without the model that a single process was started."""
+        validate_one_process()
+
+    @property
+    def least_memory(self) -> int:
+        """The bytes that the run needs at one time, at least."""
+        return 0
+
+    def memory(self, info: ModelInfo) -> int:
+        """Return the bytes that the run needs above its model."""
+        return self.least_memory
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that identify the run, as the manifest holds them."""
+        raise NotImplementedError
+
+    def sources(self) -> dict[str, Path | None]:
+        """Return the paths of the model's and the data's files; None for files elsewhere."""
+        return {}
+
+
+ModelFlag = Annotated[
+    str,
+    _arg(
+        help="A shipped or friendly name, a Hub id, a local Hugging Face folder, or a GGUF file "
+        "here or on the Hub (owner/name/FILE.gguf)."
+    ),
+]
+RevisionFlag = Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")]
+BeyondContextFlag = Annotated[
+    bool, _arg(help="Take a --seq-len beyond the model's context; no table of positions does.")
+]
+AllowUnusedFlag = Annotated[
+    bool, _arg(help="Load a model whose files hold tensors that it does not use.")
+]
+SeqsFlag = Annotated[int, COUNT, _arg(help="How many sequences.")]
+SeqLenFlag = Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")]
+Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
+OFFSET_BINS = _arg(
+    help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
+    "all: each distance has its own."
+)
+# Raised when a column, an array or a setting begins to mean something else: runs of another format
+# are neither read nor taken up.
+FORMAT = 5
+FIRST_LAYERS = 4  # that are studied by default
+# A batch of long sequences must not take minutes: a run stops between batches.
+AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
+# The `data` of a run on sequences that a call from Python gives.
+GIVEN = "given in Python"
+# The settings without effect on a source of data; another value than the default is refused.
+NO_EFFECT_ON = {
+    "gaussian": ("windows", "pack", "bos", "shuffle"),
+    "random": ("windows", "pack", "alpha", "shuffle"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(SessionSettings):
+    """Which model is run, on which sequences, and how."""
+
+    model: ModelFlag = "rope-tiny"
+    revision: RevisionFlag = None
+    allow_unused: AllowUnusedFlag = False
+    data: Annotated[
+        str,
+        _arg(
+            help="shipped (Python source), prose (Python's language reference), stdlib, random, "
+            "gaussian, a .txt, .jsonl or .parquet file, fineweb-edu, a Hub data set (owner/name or "
+            "owner/name:config) or a local folder of one."
+        ),
+    ] = "shipped"
+    windows: Annotated[
+        Literal["random", "start"],
+        _arg(help="Where sequences begin in documents; start: at the first token (the paper's)."),
+    ] = "random"
+    pack: Annotated[
+        bool,
+        _arg(help="Join documents, an EOS token after each, and cut sequences across them."),
+    ] = False
+    bos: Annotated[
+        str,
+        _arg(
+            help="Begin sequences with the BOS token: always, never, or auto, if the tokenizer "
+            "adds one; or with another token, given as its text."
+        ),
+    ] = "auto"
+    alpha: Annotated[float, ALPHA, _arg(help="With --data gaussian: expected inner product.")] = 0.0
+    shuffle: Annotated[bool, _arg(help="Permute the tokens in each sequence.")] = False
+    layers: Annotated[
+        int | Literal["auto", "all"],
+        LAYERS,
+        _arg(help="How many first layers to study, or all; auto: 4, or all of fewer."),
+    ] = "auto"
+    n_seqs: SeqsFlag = 64
+    seq_len: SeqLenFlag = 64
+    beyond_context: BeyondContextFlag = False
+    batch_size: Annotated[
+        int | Literal["auto"],
+        COUNT,
+        _arg(help="Sequences per forward pass; auto: 8,192 tokens, at most 32 sequences."),
+    ] = "auto"
+    folds: Annotated[
+        int,
+        Bounds(MIN_FOLDS, LARGEST),
+        _arg(help="Parts of the data that intervals are made from."),
+    ] = 8
+    query_rows: Annotated[
+        int | None,
+        COUNT,
+        _arg(help="Rows of the maps: evenly spread queries; all up to 2,048 tokens, 512 above."),
+    ] = None
+    skip_keys: Annotated[
+        int | Literal["auto"],
+        Bounds(0, LARGEST),
+        _arg(help="How many keys count as first; auto: 1 for tokens (trace: for BOS), else 0."),
+    ] = "auto"
+    seed: Annotated[int, SEED, _arg(help="Seed of every random choice.")] = 0
+    device: Annotated[
+        str, _arg(help="A torch device, or auto; under torchrun each process takes a GPU.")
+    ] = "auto"
+    device_map: Annotated[
+        Literal["auto", "balanced", "sequential"] | None,
+        _arg(help="Spread a model that is larger than one GPU over all of them."),
+    ] = None
+    dtype: Annotated[
+        Dtype,
+        _arg(help="The type of the weights; auto: bfloat16 on a GPU, else float32."),
+    ] = "auto"
+    checkpoint_every: Annotated[
+        int,
+        COUNT,
+        _arg(help="Batches between two saved states; a killed run resumes from the last."),
+    ] = 32
+    out: Annotated[Path | None, _arg(help="Folder of the run [runs/COMMAND-MODEL-HASH].")] = None
+
+    # Settings that change neither the numbers nor the folder's name.
+    unrecorded: ClassVar[tuple[str, ...]] = ("out", "checkpoint_every")
+
+    @property
+    def subject(self) -> str:
+        """What the default folder is named after."""
+        return self.model
+
+    def length_of(self, n: int) -> str:
+        """Return what gives sequences of n tokens: the flag, or a call's inputs."""
+        return f"sequences of {n} tokens" if self.data == GIVEN else f"--seq-len {n}"
+
+    @property
+    def seqs_per_batch(self) -> int:
+        """Sequences per forward pass."""
+        if self.batch_size == "auto":
+            return max(1, min(AUTO_BATCH_SEQS, AUTO_BATCH_TOKENS // self.seq_len))
+        return self.batch_size
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that identify the run, as its manifest holds them."""
+        settings = {"format": FORMAT, **asdict(self), "batch_size": self.seqs_per_batch}
+        # Defaults are left out: runs from before these settings existed keep their identity.
+        defaults = {
+            "query_rows": None,
+            "beyond_context": False,
+            "offset_bins": "auto",
+            "allow_unused": False,
+        }
+        unset = [name for name, default in defaults.items() if settings.get(name) == default]
+        left_out = {*self.unrecorded, *unset}
+        return {key: value for key, value in settings.items() if key not in left_out}
+
+    def validate(self) -> None:
+        """Check what can be checked without the model.
+
+        Raises:
+            UserError: naming the flag.
+        """
+        if self.reads_corpus and self.n_seqs < self.folds:
+            raise UserError(f"{self.n_seqs} sequences do not fill {self.folds} folds")
+        if self.query_rows is not None and self.query_rows > self.seq_len:
+            raise UserError(f"--query-rows {self.query_rows} is more than {self.seq_len} tokens")
+        if self.skip_keys != "auto" and self.skip_keys > self.seq_len - 3:
+            raise UserError(f"--skip-keys {self.skip_keys} leaves no keys of {self.seq_len}")
+        self._validate_devices()
+        self._validate_data()
+        if self.revision is not None:
+            validate_revision(self.model)
+
+    @property
+    def reads_corpus(self) -> bool:
+        """Whether the run reads the sequences that `data` names."""
+        return True
+
+    def without_effect(self) -> dict[str, str]:
+        """Return by name why settings have no effect beside the others."""
+        unused = NO_EFFECT_ON.get(self.data, ("alpha",))
+        return dict.fromkeys(unused, f"on --data {self.data}")
+
+    @property
+    def least_memory(self) -> int:
+        """The bytes of the sequences and of the layers' fold maps, before the model is known."""
+        return memory_of(self, n_maps=self.layers if isinstance(self.layers, int) else 1)
+
+    def memory(self, info: ModelInfo) -> int:
+        """Return the bytes of the sequences, of a batch, and of the fold maps in memory."""
+        return memory_of(self, n_maps=self.n_maps(info), d_model=info.d_model)
+
+    def n_maps(self, info: ModelInfo) -> int:
+        """Return how many maps (of float64, in every fold) are in memory at a time."""
+        return len(self.layers_of(info))
+
+    def _validate_data(self) -> None:
+        if self.pack:
+            validate_packing(self.data, self.windows)
+        validate_effects(self, self.without_effect())
+        if not self.reads_corpus:
+            return
+        if self.model.lower() in PARAMETER_FREE and self.data not in ("gaussian", GIVEN):
+            raise UserError(f"{self.model} takes gaussian vectors, not --data {self.data}")
+        if self.model.lower() in CHECKPOINTS and self.data == "gaussian":
+            raise UserError(f"{self.model} takes text or random tokens, not --data gaussian")
+
+    def _validate_devices(self) -> None:
+        n_processes, n_batches = process_count(), -(-self.n_seqs // self.seqs_per_batch)
+        if n_batches < n_processes:
+            raise UserError(
+                f"{self.n_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches} "
+                f"batches, too few for {n_processes} processes; lower --batch-size"
+            )
+        if self.device_map is None:
+            return
+        if self.device != "auto":
+            raise UserError("--device is for one device and --device-map for several: take one")
+        if n_processes > 1:
+            raise UserError(
+                "--device-map gives one process all GPUs, and torchrun gives each its own: take one"
+            )
+
+    def sources(self) -> dict[str, Path | None]:
+        """Return the paths of the model's and the data's files.
+
+        A path is None for the Hub, and for the standard library, which comes with Python.
+        """
+        made_here = self.model.lower().startswith("parameter-free")
+        files = {} if made_here else {"model": path_of(self.model)}
+        has_no_file = self.data in ("random", "gaussian") or not self.reads_corpus
+        return files if has_no_file else files | {"data": file_of(self.data)}
+
+    @property
+    def depth(self) -> int | None:
+        """How many first layers of the model to load, if it has as many; None for all."""
+        if self.layers == "auto":
+            return FIRST_LAYERS
+        return None if self.layers == "all" else self.layers
+
+    def depth_in(self, info: ModelInfo) -> int:
+        """Return how many first layers of a model to study."""
+        if self.layers == "auto":
+            return min(FIRST_LAYERS, info.n_layers)
+        return info.n_layers if self.layers == "all" else self.layers
+
+    @property
+    def positions(self) -> int | None:
+        """How many positions the model is to take beyond its context; None for no more."""
+        return self.seq_len if self.beyond_context else None
+
+    def validate_layers(self, info: ModelInfo) -> None:
+        """Check that there are the layers that the run measures, and that some of them attends.
+
+        Raises:
+            UserError: for a missing layer, or no attention.
+        """
+        depth = self.depth_in(info)
+        if depth > info.n_layers:
+            raise TooFewLayersError(info.name, depth=info.n_layers, requested=depth)
+        if not self.layers_of(info):
+            first = info.attending[0]
+            raise UserError(
+                f"the first {depth} layers of {info.name} do not attend: L{first} is the "
+                f"first that does, try --layers {first + 1}"
+            )
+
+    @property
+    def removes(self) -> bool:
+        """Whether the run removes components, which a model inside `ablated` does not allow."""
+        return True
+
+    def skip_keys_of(self, inputs: Beginnings) -> int:
+        """Return how many keys count as first: 1 for tokens, 0 for vectors."""
+        return int(inputs.kind != "vectors") if self.skip_keys == "auto" else self.skip_keys
+
+    def kept_positions_of(self, inputs: Beginnings) -> int:
+        """Return how many first positions keep what writers write there: 1 for a BOS token."""
+        return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
+
+    def layers_of(self, info: ModelInfo) -> tuple[int, ...]:
+        """Return the numbers of the layers that have maps: the first layers that attend."""
+        return tuple(layer for layer in info.attending if layer < self.depth_in(info))
+
+
+# Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.
+VECTORS_OF_BLOCK = 16
+
+
+def memory_of(settings: RunSettings, *, n_maps: int, d_model: int = 0) -> int:
+    """Return the bytes that a run needs above its model: sequences, fold maps and a batch.
+
+    Args:
+        settings: the run's.
+        n_maps: how many maps it holds at a time.
+        d_model: the width of the model, for the activations of a batch; 0 leaves these out.
+
+    Example:
+        >>> from nope_probe.scores import Settings
+        >>> memory_of(Settings(n_seqs=8, seq_len=100, folds=4), n_maps=2)
+        646400
+    """
+    n_rows = settings.query_rows or default_rows(settings.seq_len)
+    cells = settings.folds * n_maps * n_rows * settings.seq_len
+    tokens = settings.seqs_per_batch * settings.seq_len
+    inputs = settings.n_seqs * settings.seq_len
+    return 8 * (inputs + cells) + 4 * tokens * VECTORS_OF_BLOCK * d_model

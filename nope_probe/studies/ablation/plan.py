@@ -1,0 +1,269 @@
+"""What a run of `ablate` removes, and the score maps of every condition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from nope_probe.analyses.attribution import conditions_of
+from nope_probe.analyses.reader import MIN_FOLDS
+from nope_probe.data.sequences import Sequences
+from nope_probe.errors import UserError
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.folds import folds_of
+from nope_probe.maps.maps import Layers
+from nope_probe.maps.positions import PositionSums
+from nope_probe.removal import (
+    CIRCUITS,
+    INTACT,
+    MASK,
+    SOURCES,
+    Component,
+    Condition,
+)
+from nope_probe.studies.engine import Engine
+from nope_probe.studies.removing import parse_removed
+from nope_probe.studies.study import Pass, calibration
+
+ConditionMaps = dict[Condition, Layers]
+DEFAULT_WEIGHTS: tuple[str, ...] = ("w_q", "w_k", "w_o")  # each alone, then the circuits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is removed, and how.
+
+    Attributes:
+        sources: the mask, and the window and position encodings that the model has as well. They
+            are removed in all combinations.
+        removed: what else is removed, one at a time, with the sources and without them.
+        ablations: for each replacement of removed weights, an ablation that removes nothing yet.
+        layers: the numbers of the layers to map.
+        left_out: components that by default are no sources or not removed here, and why.
+        per_head: whether the maps of each head are kept where sources alone are removed.
+    """
+
+    sources: tuple[Component, ...]
+    removed: tuple[Condition, ...] = ()
+    ablations: tuple[Ablation, ...] = ()
+    layers: tuple[int, ...] = (0,)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    per_head: bool = False
+
+    @property
+    def of_sources(self) -> list[Condition]:
+        """The conditions that remove sources alone, the intact model first."""
+        return conditions_of(self.sources)
+
+    @property
+    def of_heads(self) -> list[Condition]:
+        """The conditions with maps of heads: those of sources, and of bands of RoPE."""
+        return [one for one in self.plain if self.per_head and one.are_sources]
+
+    @property
+    def plain(self) -> list[Condition]:
+        """The conditions that replace no weight, the intact model first."""
+        kept = [condition for condition in self.removed if not condition.weights]
+        return conditions_of(self.sources, kept)
+
+    @property
+    def replacing(self) -> list[Condition]:
+        """The conditions that replace a weight."""
+        needed = conditions_of(self.sources, self.removed)
+        return [condition for condition in needed if condition.weights]
+
+    @property
+    def replacements(self) -> list[str]:
+        """The names of the replacements; none where no weight is removed."""
+        return [str(by.replacement) for by in self.ablations] if self.replacing else []
+
+    @property
+    def calibrated(self) -> list[Ablation]:
+        """The removals that may need a calibration, by each replacement."""
+        return [by.without(condition) for by in self.ablations for condition in self.removed]
+
+    def passes(self, engine: Engine, shuffled: Sequences | None = None) -> Iterator[Pass]:
+        """Yield all passes, in the order in which they are run.
+
+        Args:
+            engine: the model on the run's sequences.
+            shuffled: the same sequences with their tokens permuted, if they are a control.
+        """
+        of_sources = self.of_sources
+        yield from self._scores("score", engine, of_sources)
+        if engine.n_folds >= MIN_FOLDS:
+            yield Pass(key="positions", engine=engine, read=self._read_positions)
+        yield from calibration("gains", engine, self.calibrated)
+        yield from self._scores("score", engine, [x for x in self.plain if x not in of_sources])
+        for by in self.ablations:
+            run = dict.fromkeys(equivalent(condition, by) for condition in self.replacing)
+            yield from self._scores(f"score-{by.replacement}", engine, run, by)
+        if shuffled is not None:
+            yield from self._scores("shuffled", engine.with_sequences(shuffled), (INTACT, MASK))
+
+    def _scores(
+        self,
+        prefix: str,
+        engine: Engine,
+        conditions: Iterable[Condition],
+        by: Ablation | None = None,
+    ) -> Iterator[Pass]:
+        """Yield the passes that capture the score maps of some conditions."""
+        for condition in conditions:
+            without = (by or Ablation()).without(condition)
+            of_run = prefix != "shuffled"
+            per_head = of_run and condition in self.of_heads
+            mean_term = of_run and condition == INTACT
+            yield Pass(
+                key=f"{prefix}/{condition.name}",
+                engine=engine,
+                read=partial(self._read_scores, per_head=per_head, mean_term=mean_term),
+                ablation=without if condition else None,
+                kind="" if mean_term else "scores of heads" if per_head else "scores",
+            )
+
+    def _read_scores(
+        self,
+        engine: Engine,
+        key: str,
+        ablation: Ablation | None,
+        per_head: bool,
+        mean_term: bool,
+    ) -> Layers:
+        """Return score maps; the intact model's with their mean term if scores are plain q.k."""
+        name = f"condition {key}"
+        kept: dict[str, Any] = {"layers": self.layers, "per_head": per_head}
+        if mean_term:
+            name, folds = (
+                "the intact model",
+                folds_of(len(engine.inputs), engine.n_folds, engine.documents),
+            )
+            # The mean term is a difference between sequences; a soft cap or bias leaves none.
+            with suppress(NotImplementedError):
+                has_mean_term = int(folds.bincount().min()) >= 2
+                return engine.stored_scores(key, name=name, mean_term=has_mean_term, **kept)
+        return engine.stored_scores(key, ablation, name=name, **kept)
+
+    def _read_positions(
+        self, engine: Engine, key: str, ablation: Ablation | None
+    ) -> PositionSums | None:
+        """Return the intact model's mean queries and keys, if its scores are q.k of rotations."""
+        with suppress(NotImplementedError):
+            return engine.positions(key, ablation, layers=self.layers, writers="none")
+        return None
+
+
+def equivalent(condition: Condition, by: Ablation) -> Condition:
+    """Return the condition that is run for another: W_V does not matter behind a constant W_O.
+
+    Example:
+        >>> equivalent(Condition.parse("ov"), Ablation(replacement="mean")).name
+        'w_o'
+    """
+    has_constant = "w_o" in condition and not by.stand_in.gain
+    return Condition(condition - {"w_v"}) if has_constant else condition
+
+
+def make_plan(
+    has: Sequence[str],
+    remove: Sequence[str] | None = None,
+    *,
+    ablations: Sequence[Ablation] = (Ablation(),),
+    layers: Sequence[int] = (0,),
+    bands: Sequence[str] = (),
+    parameter_free: bool = False,
+    left_out: Mapping[str, str] | None = None,
+    per_head: bool = False,
+) -> Plan:
+    """Return the plan for a model.
+
+    Args:
+        has: the components that the model has.
+        remove: what to remove besides the sources, one at a time: components, circuits, bands of
+            RoPE, positions of writers and unions of these; None for W_Q, W_K, W_O and the circuits;
+            `["sources"]` for the sources alone.
+        ablations: for each replacement of removed weights, an ablation that removes nothing yet.
+        layers: the numbers of the layers to map.
+        bands: bands of RoPE that are removed in turn as well.
+        parameter_free: whether the weights are identities already, which nothing replaces.
+        left_out: components that are no source, and removed only where they are named, and why.
+        per_head: whether to keep the maps of heads too.
+
+    Raises:
+        UserError: for a name that does not exist, or a weight of a parameter-free model.
+    """
+    if "mask" not in has:
+        raise UserError("the model has no causal mask: its attention is bidirectional")
+    left_out = {name: why for name, why in (left_out or {}).items() if name in has}
+    sources = tuple(name for name in SOURCES if name in has and name not in left_out)
+    if remove is None:
+        there = {*has} - {*left_out}
+        circuits = [name for name, circuit in CIRCUITS.items() if {*circuit.parts} <= there]
+        names = [] if parameter_free else [*(n for n in DEFAULT_WEIGHTS if n in there), *circuits]
+    else:
+        names = [name for name in remove if name != "sources"]
+    if remove is not None or parameter_free:  # where weights are named, or never removed
+        left_out = {name: why for name, why in left_out.items() if name in SOURCES}
+    removed = [*map(parse_removed, (*names, *bands))]
+    if parameter_free and any(condition.weights for condition in removed):
+        raise UserError("the weights of a parameter-free model are identities already: name others")
+    return Plan(
+        sources=sources,
+        removed=tuple(one for one in dict.fromkeys(removed) if not one <= {*sources}),
+        ablations=tuple(ablations),
+        layers=tuple(layers),
+        left_out=left_out,
+        per_head=per_head,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The score maps of every condition.
+
+    Attributes:
+        maps: of the conditions that replace no weight; the intact model's with their mean term,
+            where scores are q.k.
+        replaced: by replacement, of the conditions that replace a weight.
+        gains: gains and means of the replacements, where weights are removed and need them.
+        shuffled: of the intact model and the model without mask on shuffled tokens, if wanted.
+        positions: the intact model's mean queries and keys, where its scores split into terms.
+    """
+
+    maps: ConditionMaps
+    replaced: dict[str, ConditionMaps] = field(default_factory=dict)
+    gains: Calibration | None = None
+    shuffled: ConditionMaps = field(default_factory=dict)
+    positions: PositionSums | None = None
+
+    @classmethod
+    def of(cls, plan: Plan, results: Mapping[str, Any]) -> Measured:
+        """Return the maps of a plan's passes from their results by key."""
+
+        def maps(prefix: str, conditions: Iterable[Condition]) -> ConditionMaps:
+            keys = {condition: f"{prefix}/{condition.name}" for condition in conditions}
+            return {condition: results[key] for condition, key in keys.items() if key in results}
+
+        replaced: dict[str, ConditionMaps] = {}
+        for by in plan.ablations if plan.replacing else ():
+            of = {one: equivalent(one, by) for one in plan.replacing}
+            run = maps(f"score-{by.replacement}", {*of.values()})
+            replaced[str(by.replacement)] = {one: run[other] for one, other in of.items()}
+        intact = results[f"score/{INTACT.name}"]
+        has_mean_term = all(layer.mean_term is not None for layer in intact.values())
+        return cls(
+            maps=maps("score", plan.plain),
+            replaced=replaced,
+            gains=results.get("gains"),
+            shuffled=maps("shuffled", (INTACT, MASK)),
+            positions=results.get("positions") if has_mean_term else None,
+        )
+
+    @property
+    def intact(self) -> Layers:
+        """The intact model's maps of each layer."""
+        return self.maps[INTACT]

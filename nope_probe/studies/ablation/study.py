@@ -1,0 +1,160 @@
+"""The `ablate` command's study: its passes and its run, and the function for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.removing.components import bands_of, components
+from nope_probe.removal import INTACT
+from nope_probe.run.folder import Run
+from nope_probe.run.session import Session
+from nope_probe.studies.ablation.analyse import analyse
+from nope_probe.studies.ablation.plan import Measured, Plan, make_plan
+from nope_probe.studies.ablation.settings import Settings
+from nope_probe.studies.engine import (
+    Engine,
+    idle_sources,
+    irreplaceable,
+    validate_first_sequence,
+    validate_removable,
+)
+from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.study import Pass, Study, run_study
+
+
+class Ablate(Study[Settings]):
+    """What the lead and the pattern of every layer lose without each source and each weight."""
+
+    command = "ablate"
+
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        self.plan = plan_of(session)
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the passes that map the scores of every condition."""
+        engine, shuffled = Engine.of(self.session), None
+        if self.session.sequences().kind == "text":  # with an order that shuffling removes
+            shuffled = self.session.sequences("shuffled-inputs", shuffle=True)
+        if f"score/{INTACT.name}" not in self.session.checkpoint:
+            validate_first_sequence(engine.model, engine.inputs, self.plan.layers)
+        return self.plan.passes(engine, shuffled)
+
+    def analyse(self, results: Mapping[str, Any]) -> Run:
+        """Attribute the lead and the pattern of every layer, and return the run."""
+        return analyse(self.session, self.plan, Measured.of(self.plan, results))
+
+
+run = partial(run_study, Ablate)
+
+
+def plan_of(session: Session[Settings]) -> Plan:
+    """Return what is removed.
+
+    Args:
+        session: the run's.
+
+    Raises:
+        UserError: for components that the model does not have, or flags that need others.
+    """
+    settings, loaded, inputs = session.settings, session.loaded, session.sequences().inputs
+    layers = settings.layers_of(loaded.info)
+    plan = make_plan(
+        components(loaded.model),
+        settings.removed_names,
+        ablations=settings.ablations,
+        layers=layers,
+        bands=bands_of(loaded.model, settings.bands) if settings.bands else (),
+        parameter_free=loaded.info.parameter_free,
+        left_out=irreplaceable(loaded.model) | idle_sources(loaded.model, inputs, len(layers)),
+        per_head=settings.per_head,
+    )
+    validate_removable(loaded.model, plan.calibrated)
+    settings.validate_weights(plan.removed)
+    return plan
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AblationStudy(Run):
+    """Where a model's lead of the first key and pattern among the other keys come from.
+
+    Its `tables` are those of the run's CSV files: `sources`, `terms`, `weights`, `pattern`,
+    `non_relative`, `controls`, `mean_covariance`, `offsets`, `queries`; of each head, with
+    `per_head`, `head_sources`, `head_terms`, `head_pattern`. Its `maps` are those of
+    maps.safetensors, [layer, row, key_pos] in nats: `score/<removed>`, `pattern/intact`,
+    `term/<term>`, ... In a pattern the first key's column holds the lead.
+    """
+
+    kind = "ablate"
+
+    @property
+    def sources(self) -> pd.DataFrame:
+        """Per layer, question (lead, pattern) and source, what is lost without it."""
+        return self.tables["sources"]
+
+    @property
+    def terms(self) -> pd.DataFrame:
+        """Per layer and question, the exact terms of the sources, and what is left without them."""
+        return self.tables["terms"]
+
+    @property
+    def pattern(self) -> pd.DataFrame:
+        """Per layer and removal, the lead, and the pattern's measures."""
+        return self.tables["pattern"]
+
+    @property
+    def weights(self) -> pd.DataFrame:
+        """Per layer, question and removal, what is lost by each replacement; amplification."""
+        return self.tables["weights"]
+
+    @property
+    def skip_keys(self) -> int:
+        """How many keys count as first."""
+        return int(self.manifest["skip_keys"])
+
+
+@takes(Settings)
+def run_ablations(
+    model: Model,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
+) -> AblationStudy:
+    """Find where a model's lead and pattern come from, and which weights they need.
+
+    Runs the model with and without its mask, position encoding and weights, as the `ablate` command
+    does. A progress bar goes to stderr.
+
+    Args:
+        model: a name, as the command takes it; what `load` returns; a HookedTransformer or a
+            TransformerBridge. A model that is no name is studied in all its layers by default.
+        inputs: what `capture_scores` takes; vectors for a parameter-free model. By default the
+            sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
+        options: the command's flags, as below; a single value or a list may stand for a tuple.
+
+    Raises:
+        UserError: for what cannot be done, such as components that the model lacks, too few
+            sequences, or a folder that holds another run.
+
+    Example:
+        >>> from nope_probe import load, run_ablations, sequences
+        >>> loaded = load("nope-tiny", n_layers=3)
+        >>> data = sequences("random", tokenizer=loaded.tokenizer, n_seqs=64, seq_len=16)
+        >>> study = run_ablations(loaded, data, remove=["w_k"], replacement="mean")
+        >>> study.weights.query("layer == 2 and of == 'pattern'")["lost"].item() > 0.9
+        True
+        >>> study.maps["term/mask"].shape
+        (3, 16, 16)
+    """
+    return run_of(AblationStudy, Ablate, Settings, model, inputs, out, options)

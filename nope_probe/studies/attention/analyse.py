@@ -1,0 +1,265 @@
+"""From the captured attention of every head to its table, and to the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.analyses.attention import (
+    GAP_TO_REACH,
+    LARGEST_GAP,
+    AttentionSplit,
+    relative_entropy,
+    split_attention,
+)
+from nope_probe.data.sequences import Sequences
+from nope_probe.errors import UserError
+from nope_probe.figures.attention import UNIFORM
+from nope_probe.hooks.reading.attention import capture_attention
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.maps.estimates import Estimates, fold_weights
+from nope_probe.maps.folds import State
+from nope_probe.maps.rows import choose_rows
+from nope_probe.run.folder import Run
+from nope_probe.run.identity import input_arrays, input_record
+from nope_probe.run.session import Session
+from nope_probe.studies.attention.on_text import RunText, shown_pieces, text_record
+from nope_probe.studies.attention.page import report
+from nope_probe.studies.attention.settings import MIN_KEYS, Settings
+from nope_probe.studies.attention.why import (
+    query_of,
+    why_table,
+)
+from nope_probe.studies.engine import Engine
+from nope_probe.studies.page import with_page
+from nope_probe.studies.tables import attention_table, text_attention_table
+
+PARTS = tuple(field.name for field in fields(AttentionSplit) if field.type == "Estimates")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """The measured attention of every head.
+
+    Attributes:
+        splits: by layer and head.
+        weights: the mean attention weights, 0 where the model masks.
+        counts: sequences per fold.
+        text: the run's text, if it has one.
+        on_text: its attention weights; empty without a text.
+        why: the terms of the scores that the run asks about, nats; empty if it asks nothing.
+    """
+
+    splits: dict[tuple[int, int], AttentionSplit]
+    weights: Float[Tensor, "layer head row key_pos"]
+    counts: Int[Tensor, " fold"]
+    text: RunText | None
+    on_text: Float[Tensor, "layer head text_pos text_pos"]
+    why: State
+
+
+def heads_of(
+    parts: Sequence[State], layers: Sequence[int], text: RunText | None, why: State
+) -> Heads:
+    """Return the attention of every head from that of some layers at a time."""
+    splits, gaps = (torch.cat([part[name] for part in parts]) for name in ("splits", "gaps"))
+    counts = parts[0]["counts"]
+    return Heads(
+        splits={
+            (layer, head): _split_of(splits[place, head], gaps[place, head], counts)
+            for place, layer in enumerate(layers)
+            for head in range(splits.shape[1])
+        },
+        weights=torch.cat([part["weights"] for part in parts]),
+        counts=counts,
+        text=text,
+        on_text=torch.cat([part["on_text"] for part in parts]),
+        why=why,
+    )
+
+
+def measured(
+    engine: Engine,
+    stream: StreamCheckpoint | None,
+    *,
+    layers: Sequence[int],
+    text: Int[Tensor, "1 pos"] | None,
+) -> State:
+    """Return the estimates of every head of some layers, and its mean weights, without fold means.
+
+    `on_text` are its weights in a text; empty without a text.
+
+    Raises:
+        UserError: for attention that is not finite.
+    """
+    options = {"layers": layers, "skip_keys": engine.skip_keys}
+    maps = engine.by_fold(capture_attention, stream, **options)
+    for place, layer in enumerate(maps.layers):
+        if not maps.information[:, place].isfinite().all():
+            raise UserError(f"non-finite attention in L{layer}")
+    heads = split_attention(maps).values()
+    splits = [torch.stack([getattr(head, part).values for part in PARTS]) for head in heads]
+    gaps = [[head.first_gap, head.others_gap] for head in heads]
+    n_layers, n_heads = maps.weights.shape[1:3]
+    on_text = maps.weights.new_empty(n_layers, n_heads, 0, 0)
+    if text is not None:
+        of_text = capture_attention(engine.model, text, layers=layers, query_rows=text.shape[1])
+        on_text = of_text.mean.float()
+    return {
+        "splits": torch.stack(splits).unflatten(0, (n_layers, n_heads)),
+        "gaps": torch.tensor(gaps, dtype=torch.float64).unflatten(0, (n_layers, n_heads)),
+        "weights": maps.mean,
+        "counts": maps.counts,
+        "on_text": on_text,
+    }
+
+
+def _split_of(
+    values: Float[Tensor, "part one_plus_folds"],
+    gaps: Float[Tensor, " gap"],
+    counts: Int[Tensor, " fold"],
+) -> AttentionSplit:
+    weights = fold_weights(len(counts), counts)
+    parts = (Estimates(values=part, weights=weights) for part in values)
+    first, others = gaps.tolist()
+    return AttentionSplit(
+        **dict(zip(PARTS, parts, strict=True)), first_gap=first, others_gap=others
+    )
+
+
+def analyse(session: Session[Settings], heads: Heads) -> Run:
+    """Return the run of the heads' attention.
+
+    Its map `weights` is [layer, head, row, key_pos], float32; if some queries have no rows,
+    `query_positions` are the queries of the rows. Of a text, `text_weights` is [layer, head, pos,
+    key_pos], and `text_content` the relative entropy to the mean weights, [layer, head, pos], nats.
+    """
+    inputs, settings = session.sequences(), session.settings
+    maps = {"weights": heads.weights.float()}
+    tables = {"attention": attention_table(heads.splits)}
+    n = inputs.inputs.shape[1]
+    if settings.rows < n:
+        maps["query_positions"] = choose_rows(n, settings.rows).float()
+    record = _record(session, inputs, heads.counts)
+    if heads.text is not None:
+        n_pos = heads.text.tokens.shape[1]
+        expected = heads.weights[..., :n_pos, :n_pos]
+        maps["text_weights"] = heads.on_text
+        maps["text_content"] = relative_entropy(heads.on_text, expected).float()
+        about, why = _of_text(session, heads.text, heads.on_text, heads.why)
+        record, tables = record | about, tables | why
+    too_few = too_few_sequences(tables["attention"], len(inputs))
+    return _run(session, inputs, record | too_few, maps, tables)
+
+
+def captured_text(
+    engine: Engine, stream: StreamCheckpoint | None, *, layers: Sequence[int], size: int
+) -> State:
+    """Return the attention of every head in one text, some layers at a time.
+
+    Args:
+        engine: the model on the text.
+        stream: unused: one text is one batch.
+        layers: the numbers of the layers.
+        size: of how many layers the maps fit into memory.
+
+    Raises:
+        UserError: for attention that is not finite.
+    """
+    text = engine.inputs
+    options: dict[str, Any] = {"query_rows": text.shape[1], "skip_keys": engine.skip_keys}
+    groups = [layers[first : first + size] for first in range(0, len(layers), size)]
+    parts = [capture_attention(engine.model, text, layers=group, **options) for group in groups]
+    information = torch.cat([part.information[0] for part in parts])
+    if not information.isfinite().all():
+        raise UserError("the model's attention in the text is not finite")
+    return {
+        "weights": torch.cat([part.mean for part in parts]),
+        "information": information,
+        "visible": torch.cat([part.visible for part in parts]),
+    }
+
+
+def analyse_text(session: Session[Settings], text: RunText, read: State, why: State) -> Run:
+    """Return the run of a text alone: where each head looks, and why if that is asked.
+
+    Its maps are `text_weights`, [layer, head, pos, key_pos], and `text_content`, here the relative
+    entropy to uniform weights, [layer, head, pos], nats.
+    """
+    settings, inputs = session.settings, text.alone
+    weights, information = read["weights"].float(), read["information"]
+    rows = (read["visible"].sum(-1) >= MIN_KEYS)[:, None].expand_as(information)
+    first = weights[..., : settings.skip_keys_of(inputs)].sum(-1)
+    nats, share = (x.double().where(rows, torch.nan).nanmean(-1) for x in (information, first))
+    about, tables = _of_text(session, text, weights, why)
+    record = _record(session, inputs, torch.ones(1, dtype=torch.long)) | about
+    maps = {"text_weights": weights, "text_content": information.float()}
+    layers = settings.layers_of(session.loaded.info)
+    tables = {"attention": text_attention_table(nats, share, layers)} | tables
+    return _run(session, inputs, record, maps, tables)
+
+
+def _record(
+    session: Session[Settings], inputs: Sequences, counts: Int[Tensor, " fold"]
+) -> dict[str, Any]:
+    settings, loaded = session.settings, session.loaded
+    return {
+        **session.provenance(),
+        **input_record(inputs, settings.skip_keys_of(inputs), counts),
+        "layers": [*settings.layers_of(loaded.info)],
+        "removed": settings.removed.ordered,
+    }
+
+
+def _of_text(
+    session: Session[Settings],
+    text: RunText,
+    weights: Float[Tensor, "layer head text_pos text_pos"],
+    why: State,
+) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
+    """Return what the manifest records of the run's text, and the table of its `why` if asked."""
+    settings, tokenizer = session.settings, session.loaded.tokenizer
+    assert tokenizer is not None
+    about: dict[str, Any] = {"text": text_record(text, tokenizer)}
+    if settings.asked is None:
+        return about, {}
+    query, (layer, head) = query_of(settings, text.tokens), settings.asked
+    place = settings.layers_of(session.loaded.info).index(layer)
+    table = why_table(why, weights[place, head, query], shown_pieces(about["text"]))
+    return about | {"why": {"head": settings.why, "query": query}}, {"why": table}
+
+
+def _run(
+    session: Session[Settings],
+    inputs: Sequences,
+    manifest: dict[str, Any],
+    maps: State,
+    tables: dict[str, pd.DataFrame],
+) -> Run:
+    """Return the run with its page."""
+    arrays = {name: array.numpy() for name, array in maps.items()}
+    kept = {"tokens": input_arrays(inputs), "maps": arrays}
+    return with_page(session, Run(manifest=manifest, arrays=kept, tables=tables), report)
+
+
+def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> dict[str, Any]:
+    """Return for the manifest how many heads have no share, and how many sequences would do.
+
+    Args:
+        table: of attention.
+        n_seqs: how many sequences the run has.
+    """
+    informed = table[table["information"] >= UNIFORM]
+    gaps = informed["positional_share_gap"]
+    if not (gaps > LARGEST_GAP).any():
+        return {}
+    needed = gaps.max() / GAP_TO_REACH * n_seqs
+    rounded = math.ceil(needed / 100) * 100
+    return {"too_few": {"n_heads": int((gaps > LARGEST_GAP).sum()), "n_seqs": rounded}}

@@ -1,0 +1,230 @@
+"""The report of a run of `attention`: all heads on one map, their parts, and each head's map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from nope_probe.figures.attention import UNIFORM, attention_heads, term_styles
+from nope_probe.figures.explorer import HEADS_BYTES, head_maps
+from nope_probe.figures.intervals import estimate_text
+from nope_probe.figures.names import phrase
+from nope_probe.figures.panels import RowMaps
+from nope_probe.figures.text_view import TextView
+from nope_probe.figures.words import listed, reader_of
+from nope_probe.reports import notes
+from nope_probe.reports.page import Lead, Section
+from nope_probe.run.folder import Run
+from nope_probe.studies.attention.on_text import has_other_texts, stored_why, text_view
+from nope_probe.studies.page import MOST_ROWS, Report
+
+MOSTLY, HARDLY = 0.5, 0.2  # of a head's information
+AT_AN_END = MOST_ROWS // 2  # heads in the lead's table: the most and the least positional
+MAPS_BYTES = 1_600_000  # of the heads' mean maps beside a text
+
+
+def report(run: Run) -> Report:
+    """Return the report of a run.
+
+    Args:
+        run: the table `attention`, and the map `weights`, [layer, head, row, key_pos].
+    """
+    table, name = run.tables["attention"], notes.model_name(run.manifest)
+    removed = [phrase(part) for part in run.manifest["removed"]]
+    full = f"{name} without {listed(removed)}" if removed else name
+    subject = f"ablated {name}" if removed else name
+    return Report(
+        title=f"Position and content in the attention of {full}",
+        lead=lead(subject, table, text_line(run)) if has_other_texts(run) else alone(run),
+        sections=[*_head_sections(run), *text_sections(run), *why_sections(run), *_maps(run)],
+        how_to_read=notes.how_to_read("attention"),
+    )
+
+
+def _head_sections(run: Run) -> Iterator[Section]:
+    """Yield the map of all heads; of a text alone, if a query sees 8 keys."""
+    table, compared = run.tables["attention"], has_other_texts(run)
+    if not compared and table["information"].isna().all():
+        return
+    colour = "Colour: the positional share. " if compared else ""
+    yield Section(
+        title="All heads: position, information, first key",
+        figure=partial(attention_heads, table),
+        caption=f"{colour}Area: the information. Ring: the first key's weight. Grey: no share is "
+        "given. A click on a head opens its map below.",
+        table=table.dropna(axis=1, how="all"),
+    )
+
+
+def lead(subject: str, table: pd.DataFrame, text: str = "") -> Lead:
+    """Return how much of a model's attention is position, and its most and least positional heads.
+
+    Args:
+        subject: the model.
+        table: `attention.csv`.
+        text: a line on the run's text.
+    """
+    known = table.dropna(subset=["information"])
+    if known.empty:
+        return Lead(
+            sentence=f"No query of {subject} sees 8 keys, so no head is measured.", also=text
+        )
+    informed = known[known["information"] >= UNIFORM]
+    if informed.empty:
+        most = known["information"].max()
+        return Lead(
+            sentence=f"All {len(known)} heads of {subject} attend uniformly: their weights are at "
+            f"most {most:.1g} nats above uniform, and no head is classed.",
+            also=text,
+        )
+    share = informed["positional_share"]
+    if share.isna().all():
+        return Lead(
+            sentence=f"These sequences are too few to say how much of {subject}'s attention is "
+            "position.",
+            also=text,
+        )
+    position = known["first_position"] + known["others_position"]
+    whole = position.sum() / known["information"].sum()
+    uniform = len(known) - len(informed)
+    return Lead(
+        sentence=f"{whole:.0%} of the information in {subject}'s attention is position: "
+        f"{(share >= MOSTLY).sum()} of {len(known)} heads at {MOSTLY:.0%} or more, "
+        f"{(share < HARDLY).sum()} below {HARDLY:.0%}{f', {uniform} uniform' * (uniform > 0)}.",
+        table=_most_and_least(informed.dropna(subset=["positional_share"])),
+        caption="The most and the least positional heads, by the share of their information that "
+        "is the same in every text. Among others: the same among the keys after the first. "
+        "Missed: by the softmax of mean scores.",
+        also=text,
+    )
+
+
+def _most_and_least(heads: pd.DataFrame) -> pd.DataFrame:
+    """Return the heads with the largest and the smallest positional shares, as text."""
+    ordered = heads.sort_values("positional_share", ascending=False, kind="stable")
+    ends = ordered.iloc[:AT_AN_END], ordered.iloc[AT_AN_END:][-AT_AN_END:]
+    rows = pd.concat(ends).to_dict("records")
+    columns = {
+        "positional": "positional_share",
+        "among others": "others_share",
+        "on first key": "first_weight",
+        "missed": "pattern_missed",
+    }
+    cells = {"head": [reader_of(row) for row in rows]}
+    cells["nats above uniform"] = [f"{row['information']:.2f}" for row in rows]
+    for heading, column in columns.items():
+        cells[heading] = [estimate_text(row, column, "z.0f") for row in rows]
+    return pd.DataFrame(cells)
+
+
+def alone(run: Run) -> Lead:
+    """Return where heads look in a text that was read without other texts.
+
+    Args:
+        run: a run of a text alone.
+    """
+    return Lead(
+        sentence=text_line(run),
+        caption="Only the text was read, so position and content are not told apart: --n-seqs or "
+        "--data reads other texts too.",
+    )
+
+
+def text_line(run: Run) -> str:
+    """Return what a run says of its text: the answer to its `why`, or where a head looks.
+
+    The head is the one that differs most from other texts; without other texts it is the one that
+    gives the most weight to a key after the first and before the query.
+    """
+    view = text_view(run)
+    if view is None:
+        return ""
+    why = stored_why(run)
+    if why is not None:
+        rows = why.table.to_dict("records")
+        term = max(rows, key=lambda row: (row["weight"], row["nats"]))  # of the key attended most
+        name = term_styles(why.table)[term["side"], term["term"]][0]
+        nats = f"{term['nats']:+.1f} of {term['score']:+.1f} nats"
+        looks_at = looks(view, why.head, why.query, term["key"])
+        return f"In the text {looks_at}: the largest term is {name} ({nats})."
+    head, query, key = view.strongest()
+    compared = ""
+    if view.position is not None:
+        layer, number = view.place_of(head)
+        compared = f" ({view.position[layer, number, query, key]:.0%} in other texts)"
+    return f"In the text {looks(view, head, query, key)}{compared}."
+
+
+def looks(view: TextView, head: str, query: int, key: int) -> str:
+    """Return a sentence on how much weight a head gives a key of a text."""
+    layer, number = view.place_of(head)
+    weight = view.weights[layer, number, query, key]
+    return f"{head} gives {weight:.0%} of token {query}, {view.named(query)}, to {view.named(key)}"
+
+
+def text_sections(run: Run) -> Iterator[Section]:
+    """Yield the section with the run's text, if it has one."""
+    view = text_view(run)
+    if view is not None:
+        compared = view.position is not None
+        bar = "from other texts' mean" if compared else "above uniform weights"
+        yield Section(
+            title="Attention on your text",
+            html=view.html(),
+            caption="Click a token to shade the keys it attends to. The bar under it: how far "
+            f"these weights are {bar}, in nats.",
+        )
+
+
+def why_sections(run: Run) -> Iterator[Section]:
+    """Yield the section with the terms of the scores that the run asks about, if it asks."""
+    why = stored_why(run)
+    if why is not None:
+        terms = (
+            "They are position, and what earlier components wrote into this text's key or query."
+            if has_other_texts(run)
+            else "They are what earlier components wrote into the key, in this text alone."
+        )
+        yield Section(
+            title="Why the head looks there",
+            figure=lambda: why.figure,
+            caption="Terms of the scores of the most attended keys, less their mean. "
+            f"{terms} The dot is their sum.",
+            table=why.table,
+        )
+
+
+def _maps(run: Run) -> Iterator[Section]:
+    if has_other_texts(run):
+        yield Section(
+            title="Each head's mean weights",
+            html=weight_maps(run),
+            caption="Means over texts, as the logarithm of their ratio to uniform weights: red "
+            "keys get more attention than uniform, blue keys less. A click or Enter enlarges a "
+            "map, arrow keys go on.",
+        )
+
+
+def weight_maps(run: Run) -> str:
+    """Return every head's mean weights, as log ratios to uniform weights, for the page."""
+    weights: Float[np.ndarray, "layer head row key_pos"] = run.maps["weights"]
+    seen = weights > 0
+    n_keys = seen.sum(-1, keepdims=True).clip(1)
+    with np.errstate(divide="ignore"):
+        ratios = np.where(seen, np.log(weights * n_keys), np.nan)
+    table = run.tables["attention"]
+    amplitudes = {end: table[f"information{end}"] for end in ("", "_low")}
+    heads = table[["layer", "head"]].assign(
+        amplitude=amplitudes[""], amplitude_low=amplitudes["_low"]
+    )
+    return head_maps(
+        RowMaps(values=ratios, queries=run.query_positions),
+        heads,
+        HEADS_BYTES if run.manifest.get("text") is None else MAPS_BYTES,
+        what="attention",
+        measure="above uniform",
+    )

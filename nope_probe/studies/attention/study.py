@@ -1,0 +1,206 @@
+"""The `attention` command's study: its passes and its run, and the function for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+import pandas as pd
+
+from nope_probe.errors import UserError
+from nope_probe.figures.attention import Why
+from nope_probe.figures.text_view import TextView
+from nope_probe.hooks.layers.model import Given
+from nope_probe.models.info import LoadedModel
+from nope_probe.models.names import validate_reachable
+from nope_probe.run.folder import Run
+from nope_probe.run.process_group import own_device
+from nope_probe.run.session import Session
+from nope_probe.run.settings import Dtype, settings_from
+from nope_probe.run.sources import load_first_layers
+from nope_probe.studies.attention.analyse import (
+    analyse,
+    analyse_text,
+    captured_text,
+    heads_of,
+    measured,
+)
+from nope_probe.studies.attention.on_text import stored_why, text_of, text_view
+from nope_probe.studies.attention.settings import MAP_BYTES, Settings
+from nope_probe.studies.attention.why import (
+    captured_terms,
+    explained,
+    query_of,
+)
+from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
+from nope_probe.studies.from_python import Model, as_loaded, run_of, takes
+from nope_probe.studies.study import Pass, Study, calibration, captured, run_study
+
+UNNAMED = ("format", "given")  # of a manifest's settings: no flags
+
+
+class Attention(Study[Settings]):
+    """Position and content in the attention of every head, on average and in one text."""
+
+    command = "attention"
+
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        settings, loaded = self.settings, session.loaded
+        self.layers = settings.layers_of(loaded.info)
+        self.ablation = ablation_of(loaded.model, settings)
+        self.text = text_of(settings, loaded)
+        alone = None if settings.reads_corpus or self.text is None else self.text.alone
+        self.engine = replace(Engine.of(session, alone), query_rows=settings.rows)
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the passes that average some layers at a time, or that read one text alone."""
+        settings, engine, layers, text = self.settings, self.engine, self.layers, self.text
+        condition = self.ablation if settings.remove else None
+        asked = None
+        if text is not None and settings.asked is not None:
+            query = query_of(settings, text.tokens)
+            asked = partial(captured_terms, head=settings.asked, text=text.tokens, query=query)
+        if settings.reads_corpus:
+            size = settings.layers_at_a_time(self.session.loaded.info)
+            groups = [layers[first : first + size] for first in range(0, len(layers), size)]
+            tokens = None if text is None else text.tokens
+            reads = {f"attention-L{g[0]}": partial(measured, layers=g, text=tokens) for g in groups}
+        else:
+            assert text is not None
+            size = max(1, MAP_BYTES // (8 * self.session.loaded.info.n_heads * len(text) ** 2))
+            reads = {"text": partial(captured_text, layers=layers, size=size)}
+        if settings.reads_corpus and next(iter(reads)) not in self.session.checkpoint:
+            validate_first_sequence(engine.model, engine.inputs, layers)
+            if text is not None and asked is not None:  # or why not
+                asked(replace(engine.with_sequences(text.alone), query_rows=len(text)), None)
+        yield from calibration("gains", engine, [self.ablation])
+        for key, capture in [*reads.items(), *([] if asked is None else [("why", asked)])]:
+            yield Pass(key=key, engine=engine, read=partial(captured, capture), ablation=condition)
+
+    def analyse(self, results: Mapping[str, Any]) -> Run:
+        """Return the run of the heads' attention."""
+        why = results.get("why", {})
+        if not self.settings.reads_corpus:
+            assert self.text is not None
+            return analyse_text(self.session, self.text, results["text"], why)
+        parts = [result for key, result in results.items() if key.startswith("attention-")]
+        return analyse(self.session, heads_of(parts, self.layers, self.text, why))
+
+
+run = partial(run_study, Attention)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AttentionStudy(Run):
+    """The position and content in the attention of every head of a model.
+
+    Its map `weights` has the mean attention weights of every head, [layer, head, row, key_pos];
+    where only some queries have rows, `query_positions` are the queries of the rows.
+
+    Attributes:
+        model: the model that the call gave; None for a run that is read from its folder.
+    """
+
+    kind = "attention"
+
+    model: Model | None = None
+
+    @property
+    def attention(self) -> pd.DataFrame:
+        """Per head: information and its four parts (nats), positional share, first key's weight."""
+        return self.tables["attention"]
+
+    @property
+    def on_text(self) -> TextView:
+        """The run's text with each head's attention in it, which a notebook shows.
+
+        Raises:
+            UserError: for a run without a text.
+        """
+        view = text_view(self)
+        if view is None:
+            raise UserError("the run has no text: run_attention(model, text=...) shows one")
+        return view
+
+    def why(self, head: str, query: int = -1) -> Why:
+        """Return why a head looks where it looks from a token of the run's text.
+
+        The terms are exact, and computed from the run's sequences and text with the model of the
+        call, or the model that the run names, loaded again. The run keeps those of its own `why`.
+
+        Args:
+            head: the head, such as `L1H3`.
+            query: the token's position in the text; -1 is the last.
+
+        Raises:
+            UserError: for a run without a text, a head or token that does not exist, a model that
+                cannot be split into writers, cannot be loaded, or has other weights or another
+                ablation than the run's.
+
+        Example:
+            >>> from nope_probe import run_attention
+            >>> run = run_attention("rope-tiny", layers=2, n_seqs=64, text="def area(width):")
+            >>> terms = run.why("L1H3", query=4).table.set_index(["key", "term"])["nats"]
+            >>> terms[3].idxmax()
+            'rotation'
+        """
+        n = len(self.on_text.pieces)
+        recorded = {k: v for k, v in self.manifest["settings"].items() if k not in UNNAMED}
+        settings = replace(settings_from(Settings, recorded), why=head, query=query)
+        kept = stored_why(self)
+        if kept is not None and (kept.head, kept.query) == (head, query % n) and -n <= query < n:
+            return kept
+        settings.validate()
+        return explained(self, settings, self._loaded(settings))
+
+    def _loaded(self, settings: Settings) -> LoadedModel:
+        if self.model is not None and not isinstance(self.model, str):
+            return as_loaded(self.model)
+        if "weights" in self.manifest["settings"].get("given", {}):
+            raise UserError(
+                "the run's model was given in memory and is not kept in its folder: call "
+                "run_attention again with the model, then ask why"
+            )
+        validate_reachable(settings.model, settings.revision)
+        if settings.dtype == "auto" and self.manifest["dtype"] in get_args(Dtype):
+            settings = replace(settings, dtype=self.manifest["dtype"])  # as the run's device chose
+        return load_first_layers(settings, own_device(settings.device))
+
+
+@takes(Settings)
+def run_attention(
+    model: Model,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
+) -> AttentionStudy:
+    """Split each head's attention into position and content, as the `attention` command does.
+
+    Args:
+        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
+            TransformerBridge. Inside `ablated`, the ablated model is measured.
+        inputs: any inputs of `capture_scores`. By default the sequences that the options describe
+            (`data`, `n_seqs`, `seq_len`, ...).
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
+        options: the command's flags, as below; a single value or a list may stand for a tuple.
+
+    Raises:
+        UserError: for what cannot be done.
+
+    Example:
+        >>> from nope_probe import run_attention
+        >>> run = run_attention("rope-tiny", layers=2, n_seqs=64)
+        >>> heads = run.attention.set_index(["layer", "head"])
+        >>> layer, head = heads["positional_share"].idxmax()
+        >>> f"L{layer}H{head}"
+        'L1H3'
+    """
+    study = run_of(AttentionStudy, Attention, Settings, model, inputs, out, options)
+    return replace(study, model=model)

@@ -1,0 +1,284 @@
+"""The `behaviour` command's study: its passes and its run, and the function for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pandas as pd
+import torch
+
+from nope_probe.analyses.behaviour import by_document, halves, index_targets, ridge
+from nope_probe.analyses.contrasts import ContrastGram
+from nope_probe.analyses.jackknife import Interval
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.removing.edited_weights import untrained
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.replacements import WrittenPosition
+from nope_probe.maps.folds import State
+from nope_probe.maps.layers import shared_patterns
+from nope_probe.run.folder import Run
+from nope_probe.run.session import Session
+from nope_probe.studies.behaviour.analyse import analyse
+from nope_probe.studies.behaviour.plan import (
+    Distances,
+    Losses,
+    MeasuredBehaviour,
+    Probe,
+    head_name,
+    make_plan,
+)
+from nope_probe.studies.behaviour.settings import Settings
+from nope_probe.studies.engine import Engine
+from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.study import Pass, Study, calibration, captured, run_study
+
+Name = TypeVar("Name")
+HEAD_PROBES = ("text", "copy_text")  # on which single heads are removed
+
+
+class Behaviour(Study[Settings]):
+    """What a model does with context, order, BOS, copies and length, in every condition."""
+
+    command = "behaviour"
+
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        self.plan = make_plan(session)
+        self.skip = self.settings.skip_keys_of(session.sequences())
+        heads = {head_name(*place): ablation for place, ablation in self.plan.heads.items()}
+        self.conditions = self.plan.conditions | heads
+        self.writing = [x for x in self.conditions.values() if x.condition.writers]
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the passes of the losses, of the heads' patterns, and of decoded positions."""
+        plan, seed = self.plan, self.settings.seed
+        engines = {name: self._on(probe) for name, probe in plan.probes.items()}
+        yield from calibration("calibration", engines["text"], [*self.conditions.values()])
+        for probe, engine in engines.items():
+            if self._writes_elsewhere(engine):
+                key = f"positions/{probe}"
+                yield Pass(key=key, engine=engine, read=self._read_positions)
+        for name, ablation in self.conditions.items():
+            for probe, engine in engines.items():
+                if ablation.heads is None or probe in HEAD_PROBES:
+                    yield self._losses(name, probe, engine)
+        if "heads" not in plan.skipped:
+            yield from self._head_patterns(engines["text"])
+        if "position" in plan.measures:
+            of_sources = [name for name, of in plan.conditions.items() if of.condition.are_sources]
+            yield from self._decoding("distances", [*plan.conditions], nullcontext)
+            yield from self._decoding("untrained", of_sources, partial(untrained, seed=seed))
+
+    def _on(self, probe: Probe) -> Engine:
+        """Return the engine on a probe, in batches of as many tokens as one of text windows.
+
+        Every process that shares the run gets a batch.
+        """
+        n_seqs, length = probe.tokens.shape
+        same_tokens = self.settings.seqs_per_batch * self.settings.seq_len // length
+        return replace(
+            Engine.of(self.session),
+            inputs=probe.tokens,
+            documents=probe.documents,
+            batch_size=max(1, min(same_tokens, n_seqs // self.session.processes.count)),
+        )
+
+    def _writes_elsewhere(self, engine: Engine) -> bool:
+        """Return whether positions that writers write are removed at another length than text's."""
+        length = self.plan.text.tokens.shape[1]
+        return bool(self.writing) and engine.inputs.shape[1] != length
+
+    def _read_positions(
+        self, engine: Engine, key: str, ablation: Ablation | None
+    ) -> Mapping[str, WrittenPosition]:
+        measured = engine.calibrated(key, self.writing).calibration
+        assert measured is not None
+        return measured.positions
+
+    def _losses(self, name: str, probe: str, engine: Engine) -> Pass:
+        """Return the pass that reads the losses of a condition on a probe."""
+        ablation = self.conditions[name]
+        if "mask" in ablation.condition:
+            ablation = replace(ablation, prefix=self.plan.probes[probe].prefix)
+
+        def read(engine: Engine, key: str, ablation: Ablation | None) -> Losses:
+            if (
+                ablation is not None
+                and ablation.condition.writers
+                and self._writes_elsewhere(engine)
+            ):
+                positions = self._read_positions(engine, f"positions/{probe}", None)
+                assert engine.calibration is not None
+                own = replace(engine.calibration, positions=positions)
+                engine = replace(engine, calibration=own)
+            return by_document(engine.losses(key, ablation), self.plan.probes[probe].documents)
+
+        kind, key = f"loss of {engine.inputs.shape[1]} tokens", f"loss/{name}/{probe}"
+        return Pass(key=key, engine=engine, read=read, ablation=ablation, kind=kind)
+
+    def _head_patterns(self, engine: Engine) -> Iterator[Pass]:
+        """Yield two passes for each layer, whose second gives the RMS of p of each of its heads."""
+        without_sources = Ablation(remove=self.plan.sources.ordered)
+        for layer in dict.fromkeys(layer for layer, _ in self.plan.heads):
+            scores = partial(Engine.scores, layers=[layer], per_head=True)
+
+            def read(
+                engine: Engine, key: str, ablation: Ablation | None, layer: int = layer
+            ) -> list[Interval]:
+                scores = partial(engine.scores, layers=[layer], per_head=True)
+                both = [scores(f"head/L{layer}/intact", Ablation()), scores(key, ablation)]
+                heads = zip(*(maps.by_layer[layer].heads for maps in both), strict=True)
+                grams = [ContrastGram.of(dict(enumerate(shared_patterns(two)))) for two in heads]
+                return [gram.size({0: 1.0, 1: -1.0}) for gram in grams]
+
+            intact, content = f"head/L{layer}/intact", f"head/L{layer}/content"
+            yield Pass(key=intact, engine=engine, read=scores, ablation=Ablation())
+            yield Pass(key=content, engine=engine, read=read, ablation=without_sources)
+
+    def _decoding(
+        self,
+        weights: str,
+        names: Sequence[str],
+        inside: Callable[[HookedModel], AbstractContextManager[object]],
+    ) -> Iterator[Pass]:
+        """Yield two passes for each condition: one fits the index, and one reads it elsewhere.
+
+        Half of the documents are fitted, and the distances of true and fitted index are those of
+        the other half.
+        """
+        fit, held_out = (self.plan.text.subset(x) for x in halves(self.plan.text.documents))
+        for name in names:
+            key, ablation = f"{weights}/{name}", self.conditions[name]
+            fitted = Pass(
+                key=f"{key}/fit",
+                engine=self._on(fit),
+                read=partial(captured, self._regress),
+                ablation=ablation,
+                inside=inside,
+                kind="fit",
+            )
+            yield fitted
+            yield replace(
+                fitted,
+                key=f"{key}/distance",
+                engine=self._on(held_out),
+                read=partial(self._distances, fitted),
+                kind="distance",
+            )
+
+    def _regress(self, engine: Engine, stream: StreamCheckpoint | None) -> State:
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        n_seqs, seq_len = engine.inputs.shape
+        xx, xy = capture_moments(
+            engine.model,
+            engine.inputs,
+            index_targets(n_seqs, seq_len, self.skip, generator),
+            n_layers=len(self.plan.layers),
+            skip=self.skip,
+            batch_size=engine.batch_size,
+            checkpoint=stream,
+        )
+        return {"weights": ridge(xx, xy)}
+
+    def _distances(
+        self, fitted: Pass, engine: Engine, key: str, ablation: Ablation | None
+    ) -> Distances:
+        """Return the distances of a fit, by document; the fit's pass came before."""
+        fit = replace(fitted.engine, calibration=engine.calibration)
+        weights = fitted.read(fit, fitted.key, ablation)["weights"]
+
+        def read(engine: Engine, stream: StreamCheckpoint | None) -> State:
+            distances = capture_distances(
+                engine.model,
+                engine.inputs,
+                weights,
+                skip=self.skip,
+                batch_size=engine.batch_size,
+                checkpoint=stream,
+            )
+            return {"distances": distances}
+
+        documents = engine.documents
+        assert documents is not None
+        return by_document(captured(read, engine, key, ablation)["distances"], documents)
+
+    def analyse(self, results: Mapping[str, Any]) -> Run:
+        """Estimate every measure in every condition, and return the run."""
+        plan = self.plan
+
+        def found(keys: Mapping[Name, str]) -> dict[Name, Any]:
+            return {name: results[key] for name, key in keys.items() if key in results}
+
+        places = product(self.conditions, plan.probes)
+        layers = {layer for layer, _ in plan.heads}
+        measured = MeasuredBehaviour(
+            losses=found({(name, probe): f"loss/{name}/{probe}" for name, probe in places}),
+            head_patterns=found({layer: f"head/L{layer}/content" for layer in layers}),
+            distances=found({name: f"distances/{name}/distance" for name in plan.conditions}),
+            untrained=found({name: f"untrained/{name}/distance" for name in plan.conditions}),
+        )
+        return analyse(self.session, plan, measured)
+
+
+run = partial(run_study, Behaviour)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class BehaviourStudy(Run):
+    """What a model can no longer do without its mask, position encoding or weights.
+
+    Its `tables` are those of the run's CSV files: `behaviour`, `loss_by_position`, `extrapolation`,
+    `decodability`, `heads`.
+    """
+
+    kind = "behaviour"
+
+    @property
+    def behaviour(self) -> pd.DataFrame:
+        """Per measure and condition, its value and its difference to the intact model."""
+        return self.tables["behaviour"]
+
+
+@takes(Settings)
+def run_behaviour(
+    model: Model,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
+) -> BehaviourStudy:
+    """Measure a model's behaviour as the `behaviour` command does, and return its tables.
+
+    Args:
+        model: a name, as the command takes it; what `load` returns; a HookedTransformer or a
+            TransformerBridge, with its tokenizer.
+        inputs: text, as `capture_losses` takes it; the sequences of one text are one document only
+            where `sequences` cut them. By default the sequences that the options describe (`data`,
+            `n_seqs`, `seq_len`, ...). Extrapolation needs windows of its own, so it is measured
+            without inputs alone.
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
+        options: the command's flags, as below; a single value or a list may stand for a tuple.
+
+    Raises:
+        UserError: for what cannot be done.
+
+    Example:
+        >>> from nope_probe import run_behaviour
+        >>> small = dict(n_seqs=16, seq_len=24, measures=["loss"], remove=["mlp"])
+        >>> run = run_behaviour("nope-tiny", **small)
+        >>> table = run.tables["behaviour"].set_index(["measure", "condition"])
+        >>> bool(table.loc[("loss", "mlp"), "difference_low"] > 1)
+        True
+    """
+    return run_of(BehaviourStudy, Behaviour, Settings, model, inputs, out, options)

@@ -1,0 +1,240 @@
+"""The differences of runs to the first run, in every number that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
+
+from nope_probe.analyses.attribution import conditions_of
+from nope_probe.analyses.jackknife import UNDEFINED, Interval
+from nope_probe.analyses.pattern import Measures, measure_pattern
+from nope_probe.analyses.pattern_changes import (
+    independent_difference,
+    measure_differences,
+    pattern_difference,
+)
+from nope_probe.errors import UserError, kind_of
+from nope_probe.figures.explorer import Explorer
+from nope_probe.figures.intervals import bound_columns
+from nope_probe.figures.words import MEASURES
+from nope_probe.maps.layers import LayerMaps, shared_patterns
+from nope_probe.maps.maps import ScoreMaps
+from nope_probe.removal import INTACT, SOURCES, Condition
+from nope_probe.studies.compare.members import Member, share_sequences
+from nope_probe.studies.explorer import PAGE_BYTES, explorer_of, panel_grams
+from nope_probe.studies.tables import Row, interval_columns
+
+PAIRED, UNPAIRED = "paired", "unpaired"
+OF_OTHER = " of other"  # ends the columns of the second run
+COLUMNS = ["table", "item", "measure", "run", "value", "low", "high", "base_value"]
+COLUMNS += ["difference", "difference_low", "difference_high", "method"]
+# Numeric columns that name rows.
+LABELS = ("layer", "head", "position")
+# Profiles hold hundreds of numbers, one per distance, which would hide all other numbers.
+OF_FIGURE_5 = "edge_contrast"  # of the paper's figure alone: softmax does not see it
+PROFILES = ("offsets", "head_offsets", "queries")
+# Tables in the order of the page; others follow.
+TABLE_ORDER = ("sources", "terms", "weights", "pattern", "stages", "layers")
+RESULTS = ("verdict",)  # words that are results, not names of rows
+
+
+def difference(
+    base: ScoreMaps,
+    other: ScoreMaps,
+    *,
+    paired: bool = True,
+) -> pd.DataFrame:
+    """Compare the positional patterns of two models, or two states of a model, as `compare` does.
+
+    Differences are `other` less `base`. Paired differences are taken fold by fold, so that the
+    sequences' common noise cancels.
+
+    Args:
+        base: the maps to compare with, as `capture_scores` returns them.
+        other: the maps of the other model, of as many positions and with rows of the same queries.
+        paired: whether both were captured on the same sequences, dealt to the same folds.
+
+    Returns:
+        A row for each common layer and each measure of `measure`, with the columns of `compare`'s
+        differences.csv: `item`, `measure`, `value` with its bounds, `base_value`, `difference` with
+        its bounds, and `method`. The row `pattern` has the RMS of the difference of the two
+        patterns, in nats, and no values.
+
+    Raises:
+        TypeError: for what are no maps of `capture_scores`.
+        ValueError: for maps without a common layer, of unlike positions or rows, or, if paired,
+            of different folds.
+
+    Example:
+        >>> from nope_probe import Ablation, ablated, capture_scores, difference, load, sequences
+        >>> loaded = load("nope-tiny", n_layers=3)
+        >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
+        >>> intact = capture_scores(loaded.model, data)
+        >>> with ablated(loaded.model, Ablation(remove=["mask"])):
+        ...     table = difference(intact, capture_scores(loaded.model, data))
+        >>> amplitudes = table[table["measure"] == "amplitude"].set_index("item")
+        >>> bool(amplitudes.loc["L2", "difference_high"] < 0)
+        True
+    """
+    for maps in (base, other):
+        if not isinstance(maps, ScoreMaps):
+            raise TypeError(f"expected maps of `capture_scores`, got {kind_of(maps)}")
+    layers = [layer for layer in base.layers if layer in other.layers]
+    if not layers:
+        raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")
+    if paired and not base.counts.equal(other.counts):
+        raise UserError("the maps have unlike folds: pass paired=False for other sequences")
+    both = [maps.by_layer for maps in (other, base)]
+    rows: list[Row] = []
+    for layer in layers:
+        shared = shared_patterns([maps[layer] for maps in both])
+        changes = {"pattern": pattern_difference(*shared, paired=paired)}
+        x, y = (maps[layer].pattern for maps in both)
+        changes |= measure_differences(x, y, paired=paired)
+        after, before = (vars(measure_pattern(pattern)) for pattern in (x, y))
+        for name in ("pattern", *Measures.__dataclass_fields__):
+            value = after.get(name, UNDEFINED)
+            row = {"item": f"L{layer}", "measure": name, **interval_columns(value=value)}
+            row |= {"base_value": before.get(name, UNDEFINED).value}
+            row |= interval_columns(difference=changes[name])
+            rows.append({**row, "method": PAIRED if paired else UNPAIRED})
+    return pd.DataFrame(rows).rename(columns={"value_low": "low", "value_high": "high"})
+
+
+def explorer_of_runs(members: Sequence[Member]) -> Explorer | None:
+    """Return the runs without each source, side by side, in all layers that the runs share.
+
+    A run that lacks a source is shown as it is.
+
+    Returns:
+        None for other runs than `ablate`'s, and if a run did not keep the folds of a condition.
+    """
+    have = [member.manifest.get("positional_sources", ()) for member in members]
+    sources = [source for source in SOURCES if any(source in names for names in have)]
+    if not sources:
+        return None
+    base, *others = members
+    layers = [layer for layer in base.layers if all(layer in other.layers for other in others)]
+    conditions = conditions_of(sources)
+    panels: dict[Condition, list[list[LayerMaps]]] = {}
+    for condition in conditions:
+        panels[condition] = [[] for _ in layers]
+        for member, own in zip(members, have, strict=True):
+            for of_layer, layer in zip(panels[condition], layers, strict=True):
+                maps = member.folds(f"L{layer}", Condition(condition & {*own}).name)
+                if maps is None:
+                    return None
+                of_layer.append(maps)
+    return explorer_of(
+        panels,
+        panel_grams(panels),
+        sources,
+        conditions,
+        layers=layers,
+        title="Remove a source, and see what each run loses",
+        note="Maps and numbers are the runs'. A source is removed in every run that has it. Each "
+        "run has colour scales of its own. Brackets: 95% intervals.",
+        panels=[member.label for member in members],
+        together=True,
+        max_bytes=PAGE_BYTES,
+    )
+
+
+def differences_table(members: Sequence[Member]) -> pd.DataFrame:
+    """Return every number that the runs share, except profiles, and its difference to the first.
+
+    Rows are by table, item (a layer, head, stage, ...), measure and run but the first. The measures
+    of a pattern are compared fold by fold if the runs had the same sequences and kept their fold
+    maps. All other differences treat the estimates as independent.
+
+    Args:
+        members: the runs; the first is the base.
+    """
+    rows = [row for other in members[1:] for row in _rows(members[0], other)]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _rows(base: Member, other: Member) -> Iterator[Row]:
+    paired = share_sequences([base, other])
+    shared = [name for name in base.tables if name in other.tables and name not in PROFILES]
+    for name in sorted(shared, key=lambda name: (*TABLE_ORDER, name).index(name)):
+        one, two = base.tables[name], other.tables[name]
+        keys = [key for key in _keys(one) if key in two]
+        measures = [column for column in _measures(one) if column in two]
+        if not keys or not measures or not len(one) or not len(two):
+            continue
+        for _, row in one.merge(two, on=keys, suffixes=("", OF_OTHER), how="inner").iterrows():
+            fold_by_fold = _paired(base, other, name, row) if paired else {}
+            for column in measures:
+                before, after = _interval(row, column), _interval(row, column, OF_OTHER)
+                change = fold_by_fold.get(column) or independent_difference(after, before)
+                yield {
+                    "table": name,
+                    "item": _item(row, keys),
+                    "measure": column,
+                    "run": other.label,
+                    **{"value": after.value, "low": after.low, "high": after.high},
+                    "base_value": before.value,
+                    **interval_columns(difference=change),
+                    "method": PAIRED if column in fold_by_fold else UNPAIRED,
+                }
+
+
+def _keys(table: pd.DataFrame) -> list[str]:
+    """Return the columns that name a table's rows: words, and numbers such as the layer."""
+    return [
+        str(name)
+        for name in table.columns
+        if name in LABELS
+        or (name not in RESULTS and not pd.api.types.is_numeric_dtype(table[name]))
+    ]
+
+
+def _measures(table: pd.DataFrame) -> list[str]:
+    """Return the columns that have bounds."""
+    return [
+        str(name)
+        for name in table.columns
+        if {*bound_columns(str(name))} <= {*table.columns} and name not in (*LABELS, OF_FIGURE_5)
+    ]
+
+
+def _item(row: pd.Series, keys: Sequence[str]) -> str:
+    """Return the item of a row, such as `L2, mask`."""
+    parts = []
+    for key in sorted(keys, key=lambda key: (key != "layer", key != "head")):
+        value = row[key]
+        if key in ("layer", "head"):
+            parts.append(f"{key[0].upper()}{value:.0f}")
+        elif key in LABELS:
+            parts.append(f"{key} = {value:g}")
+        elif not (key == "removed" and value == INTACT.name) and value:
+            parts.append(str(value))
+    return ", ".join(parts).replace(", H", "H", 1) if "head" in keys else ", ".join(parts)
+
+
+def _interval(row: pd.Series, measure: str, suffix: str = "") -> Interval:
+    columns = (measure, *bound_columns(measure))
+    value, low, high = (float(row[f"{column}{suffix}"]) for column in columns)
+    return Interval(value=value, low=low, high=high)
+
+
+def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str, Interval]:
+    """Return the paired differences of a row's pattern measures; empty for other tables."""
+    if table == "pattern":
+        name, removed = f"L{row['layer']:.0f}", str(row.get("removed", INTACT.name))
+    elif table == "stages" and _shown(base) == _shown(other) == row["model"]:
+        name, removed = f"({row['stage']})", INTACT.name
+    else:
+        return {}
+    x, y = other.folds(name, removed), base.folds(name, removed)
+    if x is None or y is None:
+        return {}
+    differences = measure_differences(x.pattern, y.pattern, paired=True)
+    return {name: difference for name, difference in differences.items() if name in MEASURES}
+
+
+def _shown(member: Member) -> str:
+    """Return the model whose folds a circuit run keeps: the ablated model, if it has one."""
+    return "ablated" if member.manifest.get("removed") else INTACT.name

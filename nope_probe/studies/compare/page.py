@@ -1,0 +1,153 @@
+"""The report of a comparison: what the runs lose side by side, and their differences."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from nope_probe.figures.explorer import Explorer
+from nope_probe.figures.intervals import excludes_zero, interval_of, interval_text
+from nope_probe.removal import INTACT
+from nope_probe.reports import notes
+from nope_probe.reports.page import Lead, Link, Listing, Section, explorer_section
+from nope_probe.run.folder import Run
+from nope_probe.studies.compare.analyse import PAIRED
+from nope_probe.studies.compare.members import Member, share_sequences
+from nope_probe.studies.losses import LayerLosses
+from nope_probe.studies.page import MOST_ROWS, Report, fold_sizes_of, strongest
+
+OF_SIDES = "Percent of position's part, in the strongest layer of each run, by lead and pattern."
+LESS = "A difference is a run's number less that of {base}."
+METHODS = {
+    "others": "The runs had different sequences, so differences are unpaired.",
+    "foldless": "The runs had the same sequences but kept no fold maps, so differences are "
+    "unpaired.",
+    "paired": "The runs had the same sequences: differences of positional patterns and of their "
+    "measures are paired over folds, others are unpaired.",
+}
+TOPICS = {  # of the tables whose names are no words
+    "pattern": "Positional pattern",
+    "mean_covariance": "Mean and covariance term",
+    "non_relative": "Non-relative part",
+    "bands": "RoPE bands",
+}
+
+
+def report(
+    run: Run, folder: Path, members: Sequence[Member], explorer: Explorer | None = None
+) -> Report:
+    """Return the report of a comparison.
+
+    Args:
+        run: its `differences`, and the `headline` and `labels` of its manifest.
+        folder: the comparison's folder, from which the page links to the runs.
+        members: the runs; the first is the base.
+        explorer: the runs without each source, if the page shows them.
+    """
+    table, labels = run.tables["differences"], run.manifest["labels"]
+    sentence, *method = run.manifest["headline"]
+    sides = side_by_side(members)
+    less = LESS.format(base=labels[0])
+    return Report(
+        title=f"{', '.join(labels[1:])} against {labels[0]}",
+        lead=Lead(
+            sentence=sentence,
+            table=_brief(table) if sides.empty else sides,
+            caption=less if sides.empty else OF_SIDES,
+        ),
+        sections=[
+            *explorer_section(explorer),
+            _runs(members, folder),
+            *_tables(table),
+        ],
+        how_to_read=[*notes.how_to_read("compare"), *method, less],
+    )
+
+
+def headline(members: Sequence[Member], table: pd.DataFrame) -> list[str]:
+    """Return the result in two sentences, and how differences were taken."""
+    losses = {member.label: _losses(member) for member in members}
+    sentences = []
+    if all(losses.values()):
+        sentences = [f"{label}: {of.sources_sentence()}" for label, of in losses.items() if of]
+    n, known = excludes_zero(table, "difference").sum(), table["difference_low"].notna().sum()
+    sentences.append(
+        f"{n} of {known} numbers differ beyond their 95% interval; by chance 1 in 20 would."
+    )
+    if not share_sequences(members):
+        method = "others"
+    else:
+        method = "paired" if (table["method"] == PAIRED).any() else "foldless"
+    return [" ".join(sentences), METHODS[method]]
+
+
+def _losses(member: Member) -> LayerLosses | None:
+    """Return what the strongest layer of a run of `ablate` loses; None without a pattern."""
+    if member.kind != "ablate":
+        return None
+    pattern = member.tables["pattern"]
+    intact = pattern[pattern["removed"] == INTACT.name]
+    row = strongest(intact, fold_sizes_of(member.manifest))
+    if row is None:
+        return None
+    return LayerLosses.of(member.tables, member.manifest, int(row["layer"]))
+
+
+def side_by_side(members: Sequence[Member]) -> pd.DataFrame:
+    """Return what the strongest layer of each run loses; empty for other runs than `ablate`'s."""
+    losses = {member.label: _losses(member) for member in members}
+    tables = []
+    for label, of in losses.items():
+        if of is None:
+            return pd.DataFrame()
+        rows = of.table()
+        name, *numbers = rows.columns
+        headings = {column: f"{label} L{of.layer}, {column}" for column in numbers}
+        tables.append(
+            rows.rename(columns=headings).set_index(rows[name].rename("")).drop(columns=name)
+        )
+    return pd.concat(tables, axis=1).fillna("").reset_index()
+
+
+def _brief(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the first differences beyond their interval, as text."""
+    rows = table[excludes_zero(table, "difference")][:MOST_ROWS]
+    return pd.DataFrame(
+        {
+            "what": [f"{row['item']}: {row['measure']}" for row in rows.to_dict("records")],
+            "run": rows["run"].tolist(),
+            "difference": [
+                interval_text(interval_of(row, "difference"), "+z.3g", "")
+                for row in rows.to_dict("records")
+            ],
+        }
+    )
+
+
+def _tables(differences: pd.DataFrame) -> Iterator[Section]:
+    for name, rows in differences.groupby("table", sort=False):
+        yield Section(
+            title=TOPICS.get(str(name), str(name).replace("_", " ").capitalize()),
+            caption="",
+            table=rows.drop(columns="table"),
+        )
+
+
+def _runs(members: Sequence[Member], folder: Path) -> Section:
+    pages = [Path(os.path.relpath(member.folder / "report.html", folder)) for member in members]
+    rows = [
+        (
+            Link(text=member.label, href=page.as_posix()),
+            str(member.manifest.get("command", "")),
+            page.parent.name,
+        )
+        for member, page in zip(members, pages, strict=True)
+    ]
+    return Section(
+        title="The runs' own pages",
+        caption="The first run is the one that the others are compared with.",
+        listing=Listing(columns=("run", "command", "folder"), rows=rows),
+    )

@@ -1,0 +1,91 @@
+"""The `layers` command's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from nope_probe.errors import UserError
+from nope_probe.models.names import path_of, validate_revision
+from nope_probe.run.settings import (
+    LAYERS,
+    SEED,
+    SEQ_LEN,
+    AllowUnusedFlag,
+    BeyondContextFlag,
+    BoundedSettings,
+    ModelFlag,
+    RevisionFlag,
+    validate_effects,
+)
+from nope_probe.studies.layers.expect import Expectation, parse_expectation
+
+_arg = tyro.conf.arg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(BoundedSettings):
+    """Find what each layer of a model does about position.
+
+    The findings are RoPE's action, pairs and base, the mask's shape, norms, soft cap, scale and
+    BOS. They come from interventions on one short batch, never from the configuration. Prints one
+    table, and the differences to the configuration.
+    """
+
+    model: ModelFlag = "rope-tiny"
+    revision: RevisionFlag = None
+    allow_unused: AllowUnusedFlag = False
+    layers: Annotated[int | Literal["all"], LAYERS, _arg(help="How many first layers to read.")] = (
+        "all"
+    )
+    seq_len: Annotated[
+        int | Literal["auto"],
+        SEQ_LEN,
+        _arg(
+            help="Positions on which the mask and what changes with length are read; a window "
+            "shows if it is shorter."
+        ),
+    ] = "auto"
+    beyond_context: BeyondContextFlag = False
+    expect: Annotated[
+        tuple[str, ...],
+        _arg(
+            metavar="KEY=VALUE",
+            help="What to hold the model against, such as no_rope_layers=3,7,11 or "
+            "sliding_window=4096; exit code 1 if it differs.",
+        ),
+    ] = ()
+    json: Annotated[bool, _arg(help="Print JSON instead of the table.")] = False
+    seed: Annotated[int, SEED, _arg(help="Seed of the batch.")] = 0
+    device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
+
+    def sources(self) -> dict[str, Path | None]:
+        """Return the paths of the model's files; None for a model on the Hub."""
+        made_here = self.model.lower().startswith("parameter-free")
+        return {} if made_here else {"model": path_of(self.model)}
+
+    @property
+    def expectations(self) -> list[Expectation]:
+        """The expectations of the model.
+
+        Raises:
+            UserError: for a text that is none.
+        """
+        return [parse_expectation(text) for text in self.expect]
+
+    def validate(self) -> None:
+        """Check the settings that need no model.
+
+        Raises:
+            UserError: naming the flag.
+        """
+        expectations = self.expectations
+        if len({expectation.key for expectation in expectations}) < len(expectations):
+            raise UserError(f"--expect names a key twice: {' '.join(self.expect)}")
+        if self.seq_len == "auto":
+            validate_effects(self, {"beyond_context": "without a --seq-len"})
+        if self.revision is not None:
+            validate_revision(self.model)

@@ -1,0 +1,426 @@
+"""The report of a finished run, declared once for its page, the terminal and images.
+
+What several commands ask of their tables comes last: what exceeds the noise, the strongest row.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import plotly.graph_objects as go
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nope_probe.errors import UserError, printable
+from nope_probe.figures.curves import band_amplitudes, offset_profiles, query_strengths
+from nope_probe.figures.image import export
+from nope_probe.figures.intervals import (
+    bound_columns,
+    estimate_text,
+    excludes_zero,
+    interval_of,
+    is_number,
+    numbers_as_text,
+)
+from nope_probe.figures.maps import unfold_layers
+from nope_probe.figures.style import TITLE_HEIGHT
+from nope_probe.figures.words import reader_of
+from nope_probe.reports import notes
+from nope_probe.reports.page import Lead, Section, page
+from nope_probe.run.folder import Run, read_run
+from nope_probe.studies.methods import methods_paragraph
+from nope_probe.studies.verdicts import (
+    EIGHT_FOLDS,
+    HeadsVerdict,
+    exceeds_noise,
+    verdict_on_heads,
+)
+
+if TYPE_CHECKING:
+    from nope_probe.run.session import Session
+
+WIDTH, GAP, NAMES = 80, 2, 44  # of a terminal, between columns, and of a line in the first
+MOST_ROWS = 8  # of a lead's table
+HIDDEN: Mapping[HeadsVerdict, str] = {
+    "opposite": "Heads of opposite sign cancel in their mean.",
+    "unclear": "Single heads have a pattern that their mean does not show.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A run's findings.
+
+    Attributes:
+        title: of the page.
+        lead: the result: one sentence and one small table.
+        sections: figures with captions and tables, in the page's order.
+        how_to_read: how to read the figures, a sentence or two each.
+    """
+
+    title: str
+    lead: Lead
+    sections: Sequence[Section]
+    how_to_read: Sequence[str] = ()
+
+    def html(self, manifest: Mapping[str, Any]) -> str:
+        """Return the page of a run, given its manifest."""
+        return page(self.title, self.lead, self.sections, manifest, self.how_to_read)
+
+    def image(self) -> go.Figure:
+        """Return the first figure, all layers of its maps, with its section's title.
+
+        Raises:
+            UserError: if the report has no figure.
+        """
+        for section in self.sections:
+            figure = section.drawn()
+            if figure is not None:
+                return _titled(figure, section.title)
+        raise UserError("there is no figure on the page to draw as an image")
+
+
+def with_page(session: Session[Any], run: Run, report_of: Callable[[Run], Report]) -> Run:
+    """Return a run with its methods paragraph and its page.
+
+    There is no page where the run's folder is removed at the end of a Python call.
+    """
+    run = replace(run, manifest={**run.manifest, "methods": methods_paragraph(run.manifest)})
+    if not session.call.is_kept:
+        return run
+    return replace(run, page=report_of(run).html(run.manifest))
+
+
+def _titled(figure: go.Figure, title: str) -> go.Figure:
+    unfolded = unfold_layers(figure)
+    if unfolded is figure:
+        # A figure with its own title has that height already.
+        room = 0 if figure.layout.title.text else TITLE_HEIGHT
+        unfolded = go.Figure(figure)
+        unfolded.layout.height += room
+        unfolded.layout.margin.t += room
+    return unfolded.update_layout(title={"text": title})
+
+
+def show(
+    report_of: Callable[[Run], Report],
+    folder: Path,
+    image: Path | None = None,
+    verbose: bool = False,
+) -> None:
+    """Print a finished run's findings, and draw its first figure into a file.
+
+    Args:
+        report_of: makes the report of a run.
+        folder: the finished run.
+        image: a .pdf, .png or .svg file, which is overwritten; None for no image.
+        verbose: whether to print all tables.
+
+    Raises:
+        UserError: if the image cannot be drawn or written.
+    """
+    run = read_run(folder)
+    report = report_of(run)
+    print_report(report, run.manifest, folder, verbose)
+    if image is not None:
+        export(report.image(), image)
+
+
+class PlainConsole(Console):
+    """A console on stdout that reads no markup, and shows control characters escaped.
+
+    Tables and sentences hold names of models, files and folders, which others chose.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """Let the command end as SIGPIPE ends it; rich's own exit code would say that it failed.
+
+        Raises:
+            BrokenPipeError: always.
+        """
+        raise BrokenPipeError
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text as rich prints it; markup stays as it is written."""
+        return super().render_str(printable(text, keep="\n"), **options | {"markup": False})
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines on stdout, with control characters escaped."""
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
+
+
+def print_report(
+    report: Report, manifest: Mapping[str, Any], folder: Path, verbose: bool = False
+) -> None:
+    """Print a run's sentence and table, and the path of its page; all tables if `verbose`."""
+    console = PlainConsole()
+    if facts := notes.about(manifest):
+        console.print("; ".join(facts.values()), style="dim")
+    print_lead(console, report.lead)
+    if verbose:
+        for section in report.sections:
+            if section.table is not None and len(section.table):
+                print_table(console, rows_by_name(section.table), section.title)
+        how_to_read = [*report.how_to_read, *notes.intervals_note(manifest)]
+        console.print(*how_to_read, sep="\n", style="dim")
+    for note in notes.run_notes(manifest):
+        console.print(note)
+    console.print(f"open {folder / 'report.html'}", soft_wrap=True)
+
+
+def print_lead(console: Console, lead: Lead) -> None:
+    """Print a result: its sentence, its table, how to read it, and a second result."""
+    console.print(lead.sentence, end="\n\n")
+    print_table(console, lead.table)
+    if lead.caption:
+        console.print(lead.caption, style="dim")
+    if lead.also:
+        console.print(f"\n{lead.also}")
+
+
+def print_table(console: Console, table: pd.DataFrame, title: str = "") -> None:
+    """Print a table of text in parts that are narrow enough for a terminal."""
+    if title:
+        console.print(title)
+    if len(table):
+        names = table.iloc[:, 0].map(lambda text: "\n".join(wrap(text, NAMES)) or text)
+        table = pd.concat([names, table.iloc[:, 1:]], axis=1)
+    for part in tables_that_fit(table) if len(table) else ():
+        console.print(part, end="\n\n")
+
+
+def rows_by_name(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table as text, with the columns before its first estimate as one.
+
+    Example:
+        >>> lost = {"lost": [0.5], "lost_low": [0.4], "lost_high": [0.6]}
+        >>> rows_by_name(pd.DataFrame({"layer": [1], "removed": ["mask"], **lost})).iloc[0].tolist()
+        ['1, mask', '50.0% [40.0, 60.0]']
+    """
+    texts = numbers_as_text(table)
+    estimates = [name for name in texts if bound_columns(str(name))[0] in table]
+    n_names = [*texts].index(estimates[0]) if estimates else 1
+    names = texts.iloc[:, :n_names].agg(", ".join, axis=1)
+    names = names.rename(", ".join(texts.columns[:n_names]))
+    return pd.concat([names, texts.iloc[:, n_names:]], axis=1)
+
+
+def tables_that_fit(texts: pd.DataFrame) -> Iterator[Table]:
+    """Yield a table of text as tables that are narrow enough for a terminal.
+
+    The first column names the rows and is in every table; rows with an empty name belong to the
+    row before, and a rule stands between such groups.
+    """
+    headings = list(texts.columns)
+    is_grouped = bool((texts[headings[0]] == "").any())
+    widths = [
+        max(len(line) for text in (heading, *texts[heading]) for line in str(text).split("\n"))
+        for heading in headings
+    ]
+    for group in columns_that_fit(widths):
+        table = Table(box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False)
+        for place in group:
+            numeric = place > 0 and texts[headings[place]].map(is_number).all()
+            table.add_column(headings[place], justify="right" if numeric else "left", no_wrap=True)
+        for index, row in enumerate(texts.itertuples(index=False)):
+            if is_grouped and index and row[0]:
+                table.add_section()
+            table.add_row(*(str(row[place]) for place in group))
+        yield table
+
+
+def columns_that_fit(widths: Sequence[int]) -> list[list[int]]:
+    """Return the places of a table's columns, in groups that are narrow enough for a terminal.
+
+    Args:
+        widths: of the columns; the first column names the rows, in every group.
+
+    Example:
+        >>> columns_that_fit([5, 30, 30, 60])
+        [[0, 1, 2], [0, 3]]
+    """
+    groups: list[list[int]] = []
+    for place in range(1, len(widths)):
+        here = [*groups[-1], place] if groups else [0, place]
+        if not groups or sum(widths[column] + GAP for column in here) - GAP > WIDTH:
+            groups.append([0, place])
+        else:
+            groups[-1].append(place)
+    return groups
+
+
+def lengths_of(run: Run) -> dict[str, int]:
+    """Return the lengths that a model states, and the windows of its layers, in tokens."""
+    windows = {int(window) for window in run.manifest.get("windows", {}).values()}
+    named = {f"window {window}": window for window in sorted(windows)}
+    return {**run.manifest.get("lengths", {}), **named}
+
+
+def split_sections(
+    tables: Mapping[str, pd.DataFrame], lengths: Mapping[str, int] | None = None
+) -> Iterator[Section]:
+    """Return the page's sections of the splits.
+
+    Args:
+        tables: the run's.
+        lengths: that the model states, such as its context, in tokens.
+    """
+    if "bands" in tables:
+        yield Section(
+            title="The pattern by RoPE band",
+            figure=partial(band_amplitudes, tables["bands"]),
+            caption="A score is a sum over RoPE's pairs, so its map is a sum over bands. Each bar "
+            "is the strength of a band's own pattern. Bands can cancel; their shares add up to "
+            "100%.",
+            table=tables["bands"],
+        )
+    if "offsets" in tables:
+        yield Section(
+            title="Scores by distance",
+            figure=partial(offset_profiles, tables["offsets"]),
+            caption="The mean over all queries and keys at each distance, of the scores and of the "
+            "positional pattern. Shaded: 95% intervals.",
+        )
+    if "queries" in tables:
+        yield Section(
+            title="The pattern by the query's position",
+            figure=partial(query_strengths, tables["queries"], lengths or {}),
+            caption="The strength of the pattern in the rows of neighbouring queries. A later row "
+            "has more keys. Dotted lines: the lengths that the model states. Shaded: 95% "
+            "intervals.",
+            table=tables["queries"],
+        )
+
+
+def fold_sizes_of(manifest: Mapping[str, Any]) -> Sequence[int]:
+    """Return the sequences per fold of a run, or equal folds where its manifest names none."""
+    return manifest.get("fold_sizes", EIGHT_FOLDS)
+
+
+def above_noise(
+    rows: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS, amplitude: str = "amplitude"
+) -> pd.Series[bool]:
+    """Return which rows have an amplitude that exceeds the noise of all rows.
+
+    Args:
+        rows: one model's layers, or its heads.
+        fold_sizes: sequences per fold.
+        amplitude: the column of the amplitude, nats.
+    """
+    ends = zip(rows[amplitude], rows[bound_columns(amplitude)[0]], strict=True)
+    clear = [exceeds_noise(value, low, len(rows), fold_sizes) for value, low in ends]
+    return pd.Series(clear, rows.index, dtype=bool)
+
+
+def strongest(
+    rows: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS, amplitude: str = "amplitude"
+) -> pd.Series | None:
+    """Return the row with the largest lead and pattern together, if a pattern exceeds the noise.
+
+    See `above_noise`. Rows without a lead are compared by their patterns.
+    """
+    above = rows[above_noise(rows, fold_sizes, amplitude)]
+    if above.empty:
+        return None
+    sizes = above[amplitude] + (above["lead"].abs().fillna(0.0) if "lead" in above else 0.0)
+    return above.iloc[int(sizes.argmax())]
+
+
+def no_pattern(
+    name: str,
+    pattern: pd.DataFrame,
+    heads: pd.DataFrame | None = None,
+    fold_sizes: Sequence[int] = EIGHT_FOLDS,
+) -> Lead:
+    """Return the lead of a model without a pattern above the noise: the heads that have one.
+
+    Args:
+        name: the model's.
+        pattern: the measures of the means over heads, a row per layer.
+        heads: the amplitude of each head, a row per layer and head, if heads were measured.
+        fold_sizes: sequences per fold.
+    """
+    sentence = f"{name} shows no positional pattern in its mean over heads that exceeds the noise."
+    verdict, rows = ("none", None) if heads is None else hidden_heads(pattern, heads, fold_sizes)
+    if rows is None:
+        return Lead(sentence=sentence)
+    table = pd.DataFrame(
+        {
+            "head": [reader_of(row) for row in rows.to_dict("records")],
+            "its pattern, nats": [nats(row, "amplitude") for row in rows.to_dict("records")],
+        }
+    )
+    return Lead(sentence=sentence, table=table, caption=HIDDEN[verdict])
+
+
+def hidden_heads(
+    pattern: pd.DataFrame, heads: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS
+) -> tuple[HeadsVerdict, pd.DataFrame | None]:
+    """Return the strongest heads of a layer whose mean has no pattern, and how they hide.
+
+    Args:
+        pattern: the measures of the means over heads, a row per layer.
+        heads: the amplitude of each head, a row per layer and head.
+        fold_sizes: sequences per fold.
+    """
+    flat = pattern[~above_noise(pattern, fold_sizes)]
+    clear = above_noise(heads, fold_sizes)
+    hidden = heads[clear & heads["layer"].isin(flat["layer"])].sort_values("amplitude")
+    if hidden.empty:
+        return "none", None
+    layer = int(hidden.iloc[-1]["layer"])
+    lows = heads["amplitude_low"].where(clear, 0.0)
+    own = of_layer(heads.assign(amplitude_low=lows), layer).to_dict("records")
+    mean = interval_of(of_layer(flat, layer).iloc[0], "amplitude")
+    verdict = verdict_on_heads(mean, [interval_of(row, "amplitude") for row in own])
+    return verdict, of_layer(hidden, layer).iloc[: -MOST_ROWS - 1 : -1]
+
+
+def nats(row: Mapping[Any, Any] | pd.Series, column: str) -> str:
+    """Return an amplitude of a table's row with its interval, nats, unless it is noise."""
+    return estimate_text(row, column, "z.2f")
+
+
+def preferred_keys(row: Mapping[Any, Any] | pd.Series) -> str:
+    """Return which keys a row's pattern prefers: `near`, `far` or `neither`."""
+    if row["locality_low"] > 0:
+        return "near"
+    return "far" if row["locality_high"] < 0 else "neither"
+
+
+def of_layer(table: pd.DataFrame, layer: int | None) -> pd.DataFrame:
+    """Return a table's rows of one layer; none if there is no such layer."""
+    return table[table["layer"] == (-1 if layer is None else layer)]
+
+
+def largest(table: pd.DataFrame, column: str) -> pd.Series:
+    """Return the row with the largest absolute value."""
+    return table.iloc[int(table[column].abs().to_numpy(float).argmax())]
+
+
+def noisy_layers(table: pd.DataFrame, name: str, column: str) -> dict[str, list[int]]:
+    """Return per item of a table the layers in which its estimate does not exceed the noise.
+
+    Args:
+        table: `layer`, the items' column, and the estimate with its bounds.
+        name: the items' column.
+        column: the estimate; an item is above the noise where its interval excludes zero.
+    """
+    flat = table[~excludes_zero(table, column)]
+    return {
+        str(item): [int(layer) for layer in flat[flat[name] == item]["layer"]]
+        for item in table[name].unique()
+    }

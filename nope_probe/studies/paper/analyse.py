@@ -1,0 +1,213 @@
+"""From finished experiments to the run of a figure, and to the page of all sixteen figures.
+
+A figure has claims, panels, notes and a page. The page of all figures says which figures were run,
+which claims hold and which panels agree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from nope_probe.reports import notes
+from nope_probe.reports.page import Cell, Lead, Link, Listing, Section, page
+from nope_probe.run.folder import Run, read_manifest, read_run
+from nope_probe.run.identity import versions
+from nope_probe.run.paths import atomic_write
+from nope_probe.run.processes import command_line
+from nope_probe.run.session import Session
+from nope_probe.studies.page import PlainConsole, print_lead, print_lines
+from nope_probe.studies.paper.claims import Claim, claims_of
+from nope_probe.studies.paper.page import report, verdict_mark
+from nope_probe.studies.paper.panels import agreements, pairs_of, verdict
+from nope_probe.studies.paper.settings import FIGURES, Settings, title_of
+
+NOPE_NOTE = (
+    "run on {model}; the paper used its own 1.5B model (nope-1.5b), and the first 50 tokens of "
+    "documents of fineweb-edu."
+)
+SCORES_NOTE = (
+    "the paper used llama-3.1-8b, phi-4 and qwen3-8b, and the first 1,024 tokens of 1,000 "
+    "documents of fineweb-edu."
+)
+TRUE_MEANS = (
+    "the published Figures 11 to 16 are 50 times too small in scale (20 sequences, divided by 50); "
+    "these maps are true means."
+)
+INDEX_COLUMNS = ("figure", "the paper's claim", "verdict", "numbers")
+Runs = Mapping[str, tuple[Path, Mapping[str, Any]]]  # folder and manifest by figure
+
+
+def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
+    """Check the claims, compare the published panels, and return the run.
+
+    Args:
+        session: the figure's run.
+        folders: its finished experiments by name.
+    """
+    settings, figure = session.settings, session.settings.figure
+    runs = {name: read_run(folder) for name, folder in folders.items()}
+    claims, pairs = claims_of(figure, runs), pairs_of(figure, runs)
+    agreement = agreements(pairs)
+    sentence = "" if agreement.empty else verdict(agreement)
+    manifest: dict[str, Any] = {
+        "command": command_line(),
+        "kind": "reproduce",
+        "settings": session.recorded,
+        "sources": session.sources,
+        "as_the_paper": settings.is_as_the_paper,
+        "experiments": {
+            name: Path(os.path.relpath(folder, session.folder)).as_posix()
+            for name, folder in folders.items()
+        },
+        "claims": [asdict(claim) for claim in claims],
+        "panels": {
+            "published": len(pairs),
+            "compared": len(agreement),
+            "exact": int((agreement["within_one"] == 1).sum()),
+            "agree": int(agreement["agrees"].sum()),
+            "verdict": sentence,
+        },
+        "headline": [*verdicts(claims), *filter(None, [sentence])],
+        "notes": notes_of(settings),
+        "versions": versions(),
+        **session.timing(),
+    }
+    steps = {pair.published.key: pair.steps for pair in pairs}
+    differences = {key: step.astype(np.float32) for key, step in steps.items() if step is not None}
+    run = Run(
+        manifest=manifest,
+        arrays={"maps": differences},
+        tables={"claims": pd.DataFrame(manifest["claims"]), "panels": agreement},
+    )
+    return replace(run, page=report(run, pairs).html(manifest))
+
+
+def notes_of(settings: Settings) -> list[str]:
+    """Return sentences on the differences between a figure's run and the paper's."""
+    figure, notes = FIGURES[settings.figure], []
+    if figure.is_of_nope and not settings.is_as_the_paper:
+        notes.append(NOPE_NOTE.format(model=settings.models[0]))
+    elif figure.maps and not settings.is_as_the_paper:
+        notes.append(SCORES_NOTE)
+    return [*notes, TRUE_MEANS] if len(figure.maps) == 1 else notes  # of the appendix
+
+
+def verdicts(claims: Sequence[Claim]) -> list[str]:
+    """Return sentences on the number of reproduced claims, and on the claims that failed."""
+    failed = [claim.paper for claim in claims if not claim.reproduced]
+    held = len(claims) - len(failed)
+    sentences = [f"Reproduced: {held} of {len(claims)} claims of the paper."] if claims else []
+    return sentences + ([f"Not reproduced: {'; '.join(failed)}."] if failed else [])
+
+
+def write_index(folder: Path, own: Mapping[str, Path]) -> None:
+    """Write the page of all figures and its lines, from the finished runs beside its folder.
+
+    Args:
+        folder: the page's folder.
+        own: the folders of the figures that this command ran; they go before other runs.
+    """
+    runs = best_runs(own, folder.parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [row for figure in FIGURES for row in index_rows(figure, runs, folder)]
+    text = [[cell.href if isinstance(cell, Link) else cell for cell in row] for row in rows]
+    with atomic_write(folder / "figures.csv") as path:
+        pd.DataFrame(text, columns=list(INDEX_COLUMNS)).to_csv(path, index=False)
+    section = Section(
+        title="Figure by figure",
+        caption="Each claim of the paper, whether it is reproduced, and by which numbers.",
+        listing=Listing(columns=INDEX_COLUMNS, rows=rows),
+    )
+    manifest = {
+        "command": command_line(),
+        "figures": {figure: str(run) for figure, (run, _) in runs.items()},
+        "versions": versions(),
+    }
+    lead = index_lead([manifest for _, manifest in runs.values()])
+    how_to_read = notes.how_to_read("reproduce all")
+    html = page("The paper, reproduced", lead, [section], manifest, how_to_read)
+    with atomic_write(folder / "report.html") as path:
+        path.write_text(html, encoding="utf-8")
+
+
+def best_runs(own: Mapping[str, Path], beside: Path) -> Runs:
+    """Return each figure's best run: on the paper's models, then this command's, then the newest.
+
+    Args:
+        own: the folders of this command's runs by figure.
+        beside: the folder to search for finished runs.
+    """
+    candidates: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {figure: [] for figure in FIGURES}
+    for path in beside.glob("*/manifest.json"):
+        manifest = read_manifest(path.parent)
+        if manifest.get("kind") == "reproduce":
+            candidates[manifest["settings"]["figure"]].append((path.parent, manifest))
+
+    def merits(run: tuple[Path, Mapping[str, Any]]) -> tuple[bool, bool, str]:
+        return run[1]["as_the_paper"], run[0] in own.values(), run[1]["finished"]
+
+    return {figure: max(runs, key=merits) for figure, runs in candidates.items() if runs}
+
+
+def index_rows(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
+    """Return the lines of a figure: a line per claim, and a line for its published panels."""
+    title = f"{title_of(figure)}: {FIGURES[figure].shows}"
+    if figure not in runs:
+        command = f"python -m nope_probe.reproduce {figure}"
+        return [[title, "", "○\u00a0not\u00a0run\u00a0yet", f"run: {command}"]]
+    folder, manifest = runs[figure]
+    rows: list[list[Cell]] = []
+    for claim in manifest["claims"]:
+        of = f"{claim['experiment']}: " if FIGURES[figure].models else ""
+        mark = verdict_mark(claim["reproduced"])
+        rows.append(["", claim["paper"], mark, of + claim["evidence"]])
+    panels = manifest["panels"]
+    if panels["compared"]:
+        agrees = panels["agree"] == panels["compared"]
+        rows.append(["", "(the published panels)", verdict_mark(agrees), panels["verdict"]])
+    elif panels["published"]:
+        why = f"{panels['published']} shown beside maps of another model"
+        rows.append(["", "(the published panels)", "○\u00a0not\u00a0compared", why])
+    rows = rows or [[""] * len(INDEX_COLUMNS)]
+    href = f"{Path(os.path.relpath(folder, start)).as_posix()}/report.html"
+    rows[0][0] = Link(text=title, href=href)
+    return rows
+
+
+def index_lead(manifests: Sequence[Mapping[str, Any]]) -> Lead:
+    """Return how many claims are reproduced, and how many figures and panels."""
+    claims = [claim for manifest in manifests for claim in manifest["claims"]]
+    panels = pd.DataFrame([manifest["panels"] for manifest in manifests])
+    exact, agree, compared = (int(panels[name].sum()) for name in ("exact", "agree", "compared"))
+    held = sum(claim["reproduced"] for claim in claims)
+    rows = {
+        "figures of the paper that have been run": f"{len(manifests)} of {len(FIGURES)}",
+        "panels within one 8-bit colour step": f"{exact} of {compared}",
+        "more panels within sampling noise": f"{agree - exact} of {compared}",
+    }
+    return Lead(
+        sentence=f"{held} of the paper's {len(claims)} claims about its figures are reproduced.",
+        table=pd.DataFrame(rows.items(), columns=["", "number"]),
+    )
+
+
+def print_index(folder: Path, verbose: bool = False) -> None:
+    """Print how many claims are reproduced, and the path of the page; if `verbose`, each claim."""
+    table = pd.read_csv(folder / "figures.csv", keep_default_na=False)
+    pages = [folder / name for name in table["figure"] if name.endswith("report.html")]
+    manifests = [read_manifest(page.parent) for page in pages]
+    print_lead(PlainConsole(), index_lead(manifests))
+    titles = iter(title_of(manifest["settings"]["figure"]) for manifest in manifests)
+    lines: list[str] = []
+    for figure, *parts in table.itertuples(index=False) if verbose else ():
+        if figure:
+            lines.append(next(titles) if figure.endswith("report.html") else figure)
+        lines.append("  " + "; ".join(filter(None, parts)).replace("\u00a0", " "))
+    print_lines([*lines, f"open {folder / 'report.html'}"])

@@ -1,0 +1,113 @@
+"""The `reproduce` command's run: a figure of the paper, or all figures that a laptop can run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nope_probe.errors import UserError
+from nope_probe.run.paths import output_folder, validate_folder_place
+from nope_probe.run.processes import is_first_process
+from nope_probe.run.session import Session
+from nope_probe.studies.circuit import study as circuit
+from nope_probe.studies.paper.analyse import analyse, print_index, write_index
+from nope_probe.studies.paper.page import draw, print_summary
+from nope_probe.studies.paper.settings import (
+    FIGURES,
+    Circuit,
+    ExperimentSettings,
+    Scores,
+    Settings,
+    Simulation,
+    experiments_of,
+    place,
+)
+from nope_probe.studies.scores import study as scores
+from nope_probe.studies.simulation import study as simulation
+
+RUNS: dict[type, tuple[str, Callable[[Any], Path]]] = {
+    Simulation: ("simulate", simulation.run),
+    Circuit: ("circuit", circuit.run),
+    Scores: ("scores", scores.run),
+}
+INDEX_FILES = {"report.html", "figures.csv"}
+
+
+def run(settings: Settings) -> Path:
+    """Reproduce a figure, or all, unless finished, and return the folder with the page.
+
+    Raises:
+        UserError: for settings that cannot be run.
+    """
+    return run_all(settings) if settings.figure == "all" else run_figure(settings)
+
+
+def run_and_show(settings: Settings, image: Path | None, verbose: bool) -> None:
+    """Reproduce a figure, or all; print the claims, and draw the maps into an image file."""
+    folder = run(settings)
+    if is_first_process():
+        (print_index if settings.figure == "all" else print_summary)(folder, verbose)
+        if image is not None:
+            draw(folder, image)
+
+
+def run_figure(settings: Settings) -> Path:
+    """Reproduce a figure unless it is finished, and return its folder.
+
+    Raises:
+        UserError: for settings that cannot be run, and for a finished figure whose experiments'
+            files, model or data have changed.
+    """
+    with Session("reproduce", settings) as session:
+        beside, finished = session.folder.parent, session.finished
+        folders = run_experiments(experiments_of(settings), beside, finished=finished)
+        if not finished and session.is_first:
+            session.write(analyse(session, folders))
+    return session.folder
+
+
+def run_all(settings: Settings) -> Path:
+    """Run all figures that a laptop can run, write a page about all sixteen, return its folder.
+
+    The page is always written anew, from the finished runs beside its folder.
+
+    Raises:
+        UserError: if the folder holds other files.
+    """
+    settings.validate()
+    folder = output_folder(settings.out or Path("runs") / "reproduce-all")
+    if folder.is_dir() and not {path.name for path in folder.iterdir()} <= INDEX_FILES:
+        raise UserError(f"{folder} holds other files; choose another --out")
+    validate_folder_place(folder)
+    own = {}
+    for name, figure in FIGURES.items():
+        if not figure.maps:
+            sys.stderr.write(f"{name}: {figure.shows}\n")
+            given = {flag: getattr(settings, flag) for flag in ("seed", "n_samples")}
+            known = {flag: value for flag, value in given.items() if flag in figure.flags}
+            chosen = Settings(figure=name, **known)
+            own[name] = run_figure(replace(chosen, out=place("reproduce", chosen, folder.parent)))
+    write_index(folder, own)
+    return folder
+
+
+def run_experiments(
+    experiments: Mapping[str, ExperimentSettings], beside: Path, *, finished: bool
+) -> dict[str, Path]:
+    """Run experiments unless they are finished, and return their folders, in `beside`, by name.
+
+    Args:
+        experiments: the settings by name.
+        beside: the folder that holds the runs' folders.
+        finished: whether all experiments ran before; removed folders are then left out.
+    """
+    folders = {}
+    for name, settings in experiments.items():
+        command, run = RUNS[type(settings)]
+        folder = place(command, settings, beside)
+        if folder.is_dir() or not finished:
+            folders[name] = run(replace(settings, out=folder))
+    return folders

@@ -1,0 +1,171 @@
+"""The report of a simulation: maps, curves and numbers against theory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+from nope_probe.figures.curves import Curves, rows_against_theory, steps_by_distance
+from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
+from nope_probe.figures.words import numbered_layers
+from nope_probe.reports import notes
+from nope_probe.reports.page import Lead, Section, positions
+from nope_probe.run.folder import Run
+from nope_probe.studies.page import MOST_ROWS, Report
+
+NAMED = 3  # alphas in a sentence
+Maps = Float[np.ndarray, "layer query_pos key_pos"]
+VERDICTS = {  # by whether scores increase in j, surely: what nearer keys get
+    "increasing": "score higher",
+    "increasing where resolved": "score higher where resolved",
+    "not increasing": "do not always score higher",
+    "flat": "score the same",
+}
+
+
+def report(run: Run) -> Report:
+    """Return the report of a simulation.
+
+    Args:
+        run: maps `score/alpha=A`, `se/..`, `theory/..` and `normalised/..`, [n_layers, query_pos,
+            key_pos] in nats; tables `layers`, a row per alpha and layer, and `steps`, a row per
+            distance too.
+    """
+    return Report(
+        title="The parameter-free transformer",
+        lead=lead(run.tables["layers"]),
+        sections=[*_map_sections(run), *_line_sections(run)],
+        how_to_read=[*notes.how_to_read("simulate"), notes.measure_note("monotonicity")],
+    )
+
+
+def lead(layers: pd.DataFrame) -> Lead:
+    """Return the layers in which nearer keys score higher at each alpha, and a table of them.
+
+    Args:
+        layers: `layers.csv`.
+    """
+    table: dict[str, list[str]] = {"nearer keys": []}
+    parts = []
+    for alpha, rows in layers.groupby("alpha", sort=False):
+        rising = numbered_layers(rows[rows["verdict"].str.startswith("increasing")]["layer"])
+        parts.append(f"{rising or 'no layer'} at alpha = {alpha:g}")
+        table["nearer keys"] = [f"in L{layer}" for layer in rows["layer"]][:MOST_ROWS]
+        table[f"alpha = {alpha:g}"] = [VERDICTS[verdict] for verdict in rows["verdict"]][:MOST_ROWS]
+    return Lead(
+        sentence=f"Nearer keys score higher in {', '.join(parts[:NAMED])}.",
+        table=pd.DataFrame(table),
+        caption="Of the parameter-free transformer, at every distance between query and key. "
+        "“Do not always”: at some distance they surely score lower, or the noise leaves it open.",
+    )
+
+
+def _map_sections(run: Run) -> Iterator[Section]:
+    """Yield the sections of maps: scores of each alpha, normalised, and less theory."""
+    settings, alphas = run.manifest["settings"], _alphas(run)
+    spec = ParameterFreeSpec(d_model=settings["d_model"], norm=settings["norm"])
+    n_points = 2 * 4 * settings["seq_len"] * len(alphas)  # rows, steps: x, value, error, theory
+    size = positions(4 * len(alphas), settings["n_layers"], n_points)
+    scores, errors, theory, normalised = (
+        {words: run.maps[f"{kind}/{alpha}"] for alpha, words in alphas.items()}
+        for kind in ("score", "se", "theory", "normalised")
+    )
+    for words in alphas.values():
+        shown, high = _off_diagonal(scores[words]), spec.score_scale
+        noise = [float(np.nanmedian(layer)) for layer in _off_diagonal(errors[words])]
+        yield Section(
+            title="Scores, each layer on its own colours",
+            figure=partial(score_maps, shown, noise=noise, max_positions=size),
+            caption=f"Scores at {words}, without the diagonal, where a query meets its own key. "
+            "Each layer has its own scale, so colours cannot be compared between layers. A layer "
+            "of noise is drawn flat.",
+        )
+        title = f"Mean scores, {words}, 0 to {high:g}"
+        yield Section(
+            title="Scores, on the paper's scale",
+            figure=partial(
+                fixed_scale_maps, scores[words], title=title, high=high, max_positions=size
+            ),
+            caption=f"Scores at {words}, all layers on one scale, as in the paper's figures. The "
+            "first layers look dark because their scores off the diagonal are small.",
+            folded=True,
+        )
+    squares, title = np.stack(list(errors.values())) ** 2, "Scores less the mean of each diagonal"
+    noise = np.sqrt(np.nanmean(squares, axis=(0, 2, 3))).tolist()
+    drawn = partial(term_maps, layer=settings["n_layers"] - 1, max_positions=size, noise=noise)
+    yield Section(
+        title=title,
+        figure=partial(drawn, normalised, title=title),
+        caption="The mean of each diagonal is subtracted: nothing would remain of a relative "
+        "pattern.",
+    )
+    gaps, title = (
+        {words: scores[words] - theory[words] for words in scores},
+        "Simulation less theory",
+    )
+    yield Section(
+        title=title,
+        figure=partial(drawn, gaps, title=title),
+        caption="Simulation less theory: the error of the mean field at this dimension.",
+    )
+
+
+def _line_sections(run: Run) -> Iterator[Section]:
+    """Yield the sections of curves, the last query's scores and the steps, and of numbers."""
+    layers, alphas = run.tables["layers"], _alphas(run)
+    curves = {alpha: _last_row(run, alpha) for alpha in alphas}
+    yield Section(
+        title="The last query's scores",
+        figure=partial(rows_against_theory, curves),
+        caption="Scores of the last query for each key before it: dots are simulated, with two "
+        "standard errors; lines are theory, the mean field. Its own error shrinks as one over the "
+        "dimension.",
+    )
+    steps = {alpha: _steps(_rows_of(alpha, run.tables["steps"])) for alpha in alphas}
+    yield Section(
+        title="The mean step towards the query, by distance",
+        figure=partial(steps_by_distance, steps),
+        caption="The mean gain in score, over queries, of a key that is nearer by one. Above "
+        "zero the scores increase towards the query. The lines are the mean field.",
+    )
+    yield Section(
+        title="The numbers of every layer",
+        caption="The standard error with and without the control variate, and the ratio of the "
+        "variances. Then the gap to the mean field, and the tests of the steps in j.",
+        table=layers,
+    )
+
+
+def _alphas(run: Run) -> dict[str, str]:
+    """Return the simulations' names in maps (`alpha=0`) and in words, in order of alpha."""
+    # A folder's maps come back in the order of their names.
+    alphas = dict.fromkeys(run.tables["layers"]["alpha"])
+    return {f"alpha={alpha:g}": f"alpha = {alpha:g}" for alpha in alphas}
+
+
+def _last_row(run: Run, alpha: str) -> Curves:
+    score, se, theory = (
+        run.maps[f"{kind}/{alpha}"][:, -1, :-1] for kind in ("score", "se", "theory")
+    )
+    x = np.arange(score.shape[-1], dtype=float)
+    return Curves(x=x, values=score, errors=2 * se, theory=theory)
+
+
+def _steps(rows: pd.DataFrame) -> Curves:
+    table = rows.pivot(index="layer", columns="distance")
+    step, se, theory = (table[name].to_numpy() for name in ("step", "se", "theory"))
+    x = table["step"].columns.to_numpy(float)
+    return Curves(x=x, values=step, errors=2 * se, theory=theory)
+
+
+def _off_diagonal(scores: Maps) -> Maps:
+    return np.where(np.eye(scores.shape[-1], dtype=bool), np.nan, scores)
+
+
+def _rows_of(alpha: str, table: pd.DataFrame) -> pd.DataFrame:
+    return table[table["alpha"].map("alpha={:g}".format) == alpha]

@@ -1,0 +1,133 @@
+"""The settings of `simulate` and of `theory`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
+from nope_probe.errors import UserError
+from nope_probe.run.settings import (
+    ALPHA,
+    COUNT,
+    LARGEST,
+    LAYERS,
+    SEED,
+    BoundedSettings,
+    Bounds,
+    SessionSettings,
+)
+from nope_probe.stages import Norm
+
+_arg = tyro.conf.arg
+CONTEXT = 4096
+DEFAULT_SAMPLES = 2000
+DIMENSION = Bounds(2, 2**16)  # the series in d takes time proportional to d
+N_SAMPLES = Bounds(2, 10**9)  # a single sample has no variance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(SessionSettings):
+    """Simulate the parameter-free transformer (eq. 1 of the paper) and compare it with theory.
+
+    Writes manifest.json, maps.safetensors, layers.csv and report.html into a folder.
+    """
+
+    alpha: Annotated[
+        tuple[float, ...],
+        ALPHA,
+        _arg(help="Expected inner products of the inputs, 0 <= alpha < 1."),
+    ] = (0.0, 0.2)
+    n_layers: Annotated[int, LAYERS, _arg(help="Layers.")] = 4
+    n_samples: Annotated[
+        int | None, N_SAMPLES, _arg(help="Samples per alpha [2000, unless --target-se is given].")
+    ] = None
+    target_se: Annotated[
+        float | None,
+        _arg(help="Sample until every layer's pooled standard error is at most this, nats."),
+    ] = None
+    seq_len: Annotated[int, Bounds(3, CONTEXT), _arg(help="Positions.")] = 50
+    d_model: Annotated[int, DIMENSION, _arg(help="Dimension.")] = 64
+    norm: Annotated[Norm, _arg(help="L2, or LayerNorm with scores over sqrt(d) or d.")] = "l2"
+    rope: Annotated[bool, _arg(help="Rotate queries and keys.")] = False
+    causal: Annotated[bool, _arg(help="Mask keys after the query.")] = True
+    control_variate: Annotated[
+        bool, _arg(help="Subtract the effect of the inputs' own Gram matrix, most of the noise.")
+    ] = True
+    seed: Annotated[int, SEED, _arg(help="Seed of the samples.")] = 0
+    checkpoint_every: Annotated[
+        int, COUNT, _arg(help="Chunks of 128 samples between two saved states.")
+    ] = 64
+    out: Annotated[Path | None, _arg(help="Folder of the run [runs/simulate-HASH].")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # -0.0 becomes 0, else its other name would make a second simulation of alpha 0.
+        object.__setattr__(self, "alpha", tuple(alpha + 0.0 for alpha in self.alpha))
+
+    @property
+    def samples(self) -> int | None:
+        """How many samples per alpha; None if a target decides."""
+        undecided = self.n_samples is None and self.target_se is None
+        return DEFAULT_SAMPLES if undecided else self.n_samples
+
+    @property
+    def spec(self) -> ParameterFreeSpec:
+        """The simulated parameter-free transformer.
+
+        Raises:
+            UserError: for a dimension that the norm or RoPE does not allow.
+        """
+        return ParameterFreeSpec(
+            d_model=self.d_model, norm=self.norm, rope=self.rope, causal=self.causal
+        )
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that a run's manifest records, which identify the run."""
+        settings = {**asdict(self), "n_samples": self.samples}
+        return {key: settings[key] for key in settings if key not in ("out", "checkpoint_every")}
+
+    def validate(self) -> None:
+        """Check the settings.
+
+        Raises:
+            UserError: naming the given and the possible values.
+        """
+        super().validate()
+        if not self.alpha:
+            raise UserError("expected at least one --alpha")
+        if len({f"{alpha:g}" for alpha in self.alpha}) < len(self.alpha):
+            raise UserError("two alphas are the same to six digits")
+        resolution, target = self.spec.resolution, self.target_se
+        if self.n_samples is not None and target is not None:
+            raise UserError("expected --n-samples or --target-se, not both")
+        if target is not None and not resolution <= target < float("inf"):
+            raise UserError(
+                f"expected a --target-se that float32 resolves, {resolution:.2g} nats or more"
+            )
+
+    @property
+    def least_memory(self) -> int:
+        """The bytes of one map (float64) of each layer."""
+        return 8 * self.n_layers * self.seq_len**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TheorySettings(BoundedSettings):
+    """Find for each layer the alpha below which its scores do not increase in the key position j.
+
+    Uses the mean field, which is exact as d_model grows, and no sampling. With --alpha, the
+    smallest step S[i, j+1] - S[i, j] of each layer is printed as well.
+    """
+
+    seq_len: Annotated[int, Bounds(3, LARGEST), _arg(help="Positions.")] = 50
+    n_layers: Annotated[int, LAYERS, _arg(help="Layers.")] = 10
+    alpha: Annotated[
+        tuple[float, ...], ALPHA, _arg(help="Alphas at which to print the smallest steps.")
+    ] = ()
+    d_model: Annotated[int | None, DIMENSION, _arg(help="Dimension; infinite if not given.")] = None
+    norm: Annotated[Norm, _arg(help="Norm of the residual stream.")] = "l2"
+    rope: Annotated[bool, _arg(help="Rotate queries and keys.")] = False

@@ -1,0 +1,287 @@
+"""A study: what a command measures, as a list of passes, and the run that their results make."""
+
+from __future__ import annotations
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, Generic, TypeVar
+
+import pandas as pd
+from rich.filesize import decimal
+
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.maps.folds import State
+from nope_probe.models.info import LoadedModel
+from nope_probe.run.checkpoint import RunCheckpoint
+from nope_probe.run.folder import Run
+from nope_probe.run.paths import validate_memory
+from nope_probe.run.process_group import Processes
+from nope_probe.run.processes import status, tell, validate_one_process
+from nope_probe.run.session import SIZES, Call, Session
+from nope_probe.run.settings import SessionSettings
+from nope_probe.run.sources import load_model
+from nope_probe.studies.engine import Engine, position_keys
+
+Chosen = TypeVar("Chosen", bound=SessionSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """Sequences through a model once.
+
+    Attributes:
+        key: its name in the checkpoint, on the progress bar, and among the results.
+        engine: the model on the sequences that are run.
+        read: captures what the pass is for, given the engine, the key and the ablation.
+        ablation: what the model is run without; None for the intact model.
+        inside: how the model is changed meanwhile, besides the ablation.
+        calibrates: whether its result is the gains and means of all passes after it.
+        n_seqs: how many sequences it runs, if not all of the engine's once; 0 if unknown.
+        kind: passes of a kind take the same time for each sequence; by default it is alone.
+    """
+
+    key: str
+    engine: Engine
+    read: Callable[[Engine, str, Ablation | None], Any]
+    ablation: Ablation | None = None
+    inside: Callable[[HookedModel], AbstractContextManager[object]] = nullcontext
+    calibrates: bool = False
+    n_seqs: int | None = None
+    kind: str = ""
+
+    def sizes(self, processes: Processes) -> dict[str, int]:
+        """Return how many sequences this process runs for each key.
+
+        The positions of removed writers, which are measured in the ablated model, come first.
+        """
+        of_positions = position_keys(self.key, self.ablation or Ablation())
+        n_seqs = len(self.engine.inputs) if self.n_seqs is None else self.n_seqs
+        own = processes.n_own(n_seqs, self.engine.batch_size) if n_seqs else 0
+        return dict.fromkeys((*of_positions.values(), self.key), own)
+
+
+def calibration(key: str, engine: Engine, ablations: Sequence[Ablation]) -> Iterator[Pass]:
+    """Yield the pass that measures gains and means for those after it, if an ablation needs them.
+
+    Args:
+        key: its name.
+        engine: the model on the sequences that they are measured on.
+        ablations: what is removed in the passes after it.
+    """
+
+    def read(engine: Engine, key: str, ablation: Ablation | None) -> Calibration | None:
+        return engine.calibrated(key, ablations).calibration
+
+    if any(ablation.needs_calibration for ablation in ablations):
+        yield Pass(key=key, engine=engine, read=read, calibrates=True)
+
+
+def captured(
+    capture: Callable[[Engine, StreamCheckpoint | None], State],
+    engine: Engine,
+    key: str,
+    ablation: Ablation | None,
+) -> State:
+    """Return the tensors of a capture; `partial(captured, capture)` reads a pass."""
+    return engine.load_or_compute(key, partial(capture, engine), ablation)
+
+
+class Study(ABC, Generic[Chosen]):
+    """What a command measures.
+
+    Args:
+        session: the run in progress: settings, model and sequences.
+
+    Raises:
+        UserError: for what the model or the data cannot satisfy.
+    """
+
+    command: ClassVar[str]
+
+    def __init__(self, session: Session[Chosen]) -> None:
+        self.session, self.settings = session, session.settings
+
+    @staticmethod
+    def load(settings: Chosen, device: str) -> LoadedModel | None:
+        """Load the model; by default the first layers that the settings name."""
+        return load_model(settings, device)
+
+    @abstractmethod
+    def passes(self) -> Iterator[Pass]:
+        """Yield all passes, in the order in which they are run."""
+
+    @abstractmethod
+    def analyse(self, results: Mapping[str, Any]) -> Run:
+        """Return the run that the results of the passes make, by key."""
+
+
+def run_study(
+    kind: type[Study[Chosen]], settings: Chosen, call: Call | None = None, *, dry: bool = False
+) -> Path:
+    """Carry out a study unless its run is finished, and return the run's folder.
+
+    Args:
+        kind: the study.
+        settings: the command's.
+        call: the model and sequences of a Python call.
+        dry: whether to print the passes and how long they take instead; nothing is kept.
+
+    Raises:
+        UserError: for what cannot be done.
+    """
+    with ExitStack() as stack:
+        if dry:
+            validate_one_process()
+            place = stack.enter_context(TemporaryDirectory(prefix="nope-probe-"))
+            settings = settings.at(Path(place, "run"))
+        session = stack.enter_context(Session(kind.command, settings, call, kind.load))
+        if not session.finished:
+            study = kind(session)
+            passes = [*study.passes()]
+            if dry:
+                sys.stdout.write(forecast(session, passes))
+                return session.folder
+            results = dict(execute(session, passes))
+            if session.is_first:
+                with status("analysing and writing", in_logs=True):
+                    session.write(study.analyse(results))
+    return session.folder
+
+
+def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Iterator[tuple[str, Any]]:
+    """Run passes in turn with a progress bar, and yield the key and the result of each.
+
+    Args:
+        session: the run, whose checkpoint keeps what is finished.
+        passes: in the order in which they are run.
+
+    Raises:
+        UserError: for maps and a batch that are larger than the memory that is free.
+    """
+    keys = [key for one in passes for key in one.sizes(session.processes)]
+    n_done, memory = sum(key in session.checkpoint for key in keys), memory_of(session)
+    done = f", {n_done:,} of them done before" if n_done else ""
+    tell(f"running {len(keys):,} {'pass' if len(keys) == 1 else 'passes'}{done}; {memory}")
+    for _, stage in groupby(passes, key=lambda one: one.n_seqs == 0):  # a progress bar for each
+        together = list(stage)
+        sizes = {key: n for one in together for key, n in one.sizes(session.processes).items()}
+        with session.checkpoint.progress(sizes):
+            yield from run_passes(together)
+
+
+def run_passes(passes: Iterable[Pass]) -> Iterator[tuple[str, Any]]:
+    """Run passes in turn, and yield the key and the result of each."""
+    measured = None
+    for inside, together in groupby(passes, key=lambda one: one.inside):
+        with ExitStack() as stack:
+            for index, one in enumerate(together):
+                if index == 0:
+                    stack.enter_context(inside(one.engine.model))
+                result = one.read(replace(one.engine, calibration=measured), one.key, one.ablation)
+                if one.calibrates:
+                    measured = result
+                yield one.key, result
+
+
+def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
+    """Return a table of passes: what each removes, how many tokens it runs, and how long it takes.
+
+    Of each kind of pass, which differ in what they read or in their sequences, two batches are run,
+    and the second is timed.
+
+    Args:
+        session: the run, which has not begun.
+        passes: all of them.
+    """
+    loading, memory = time.monotonic() - session.started, memory_of(session)
+    rows, times = list[tuple[str, str, int, float]](), dict[str, float]()
+    for one in passes:
+        kind, sizes = one.kind or one.key, one.sizes(session.processes)
+        if any(sizes.values()) and kind not in times:
+            with status(f"timing {one.key}"):
+                times[kind] = seconds_per_sequence(one)
+        removed = "" if one.ablation is None else "+".join(one.ablation.remove)
+        for key, n_seqs in sizes.items():
+            tokens = n_seqs * one.engine.inputs.shape[1]
+            rows.append((key, removed, tokens, times.get(kind, 0.0) * n_seqs))
+    table = pd.DataFrame(rows, columns=["pass", "removed", "tokens", "seconds"])
+    unknown = ", ".join(table["pass"][table["tokens"] == 0])
+    after = f"; how long {unknown} takes is not known before" if unknown else ""
+    return (
+        f"{table.to_string(index=False, float_format='{:.1f}'.format)}\n"
+        f"about {table['seconds'].sum():,.0f} s for {len(rows)} passes, which begin after "
+        f"{loading:.0f} s{after}; {memory}\n"
+    )
+
+
+def seconds_per_sequence(one: Pass) -> float:
+    """Return how long a pass takes for a sequence, from its second batch; the first warms up.
+
+    A pass of a single batch is run twice.
+    """
+    seconds = 0.0
+    for _ in range(2):
+        start = time.monotonic()
+        with TemporaryDirectory(prefix="nope-probe-") as folder:
+            checkpoint = TimedCheckpoint(Path(folder))
+            ablation = one.ablation
+            if ablation is not None and ablation.needs_calibration:  # which is not measured yet
+                ablation = None
+            try:
+                one.read(replace(one.engine, checkpoint=checkpoint), one.key, ablation)
+            except TimedError:
+                return checkpoint.timed.seconds_per_sequence
+        seconds = time.monotonic() - start
+    return seconds / next(iter(one.sizes(Processes()).values()))
+
+
+class TimedCheckpoint(RunCheckpoint):
+    """Keeps how long the batches of a stream take, and ends it after the second."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.timed = TimedStream()
+
+    @contextmanager
+    def stream(self, key: str) -> Iterator[StreamCheckpoint]:
+        """Time a stream."""
+        yield self.timed
+
+
+class TimedStream(StreamCheckpoint):
+    """Times two batches."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+
+    def advance(self, n_seqs: int) -> None:
+        self.ends.append(time.monotonic())
+        if len(self.ends) == 2:
+            self.seconds_per_sequence = (self.ends[1] - self.ends[0]) / n_seqs
+            raise TimedError
+
+
+class TimedError(Exception):
+    """Raised where a pass has been timed."""
+
+
+def memory_of(session: Session[Chosen]) -> str:
+    """Return in words how much memory a study takes above its model.
+
+    Raises:
+        UserError: for maps and a batch that are larger than the memory that is free.
+    """
+    n_bytes = session.settings.memory(session.loaded.info)
+    validate_memory(n_bytes, SIZES)
+    return f"about {decimal(n_bytes)} of memory above the model"

@@ -1,0 +1,289 @@
+"""The report of a run of `trace`: who writes position, who reads it, and what is lost without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from nope_probe.figures.intervals import ValueAndBounds, excludes_zero, interval_of
+from nope_probe.figures.position_figure import MOST_EDGES, TERMS, WRITTEN, position_circuit
+from nope_probe.figures.shares import QUESTIONS
+from nope_probe.figures.words import listed, shown_readers, whole_sizes, with_readers
+from nope_probe.removal import Writer
+from nope_probe.reports import notes
+from nope_probe.reports.page import Lead, Section, positions
+from nope_probe.run.folder import Run
+from nope_probe.studies.page import MOST_ROWS, Report, fold_sizes_of, strongest
+from nope_probe.studies.verdicts import main_writers, most_of, summed
+
+NAMED = 2  # writers of a lead or a pattern in the sentence
+LEAST = 0.05  # of a lead or pattern, which a writer in the first table has or takes away
+NO_PATTERN = "No layer or head shows a lead or pattern that exceeds the noise."
+MADE_BY = {  # by the term that surely is most of a lead or pattern
+    "rotation": "RoPE's rotation makes {what} ({share})",
+    "alibi": "ALiBi makes {what} ({share})",
+    "covariance": "covariance, which no mean vector carries, makes {what} ({share})",
+    "written": "{writers} {write} {what}",
+    "noisy": "no single writer makes {what}, which was written ({share})",
+    "none": "no single term makes {what}",
+}
+ENCODINGS = {"rotation": "RoPE's rotation", "alibi": "ALiBi"}  # rows of the first table
+LOST = "Lost: on all paths, without its position{kept}."
+
+
+def report(run: Run) -> Report:
+    """Return the report of a run.
+
+    Args:
+        run: tables `terms`, `writers`, `effects` and `clocks`; maps such as `L1/rotation`, nats.
+    """
+    return Report(
+        title=f"Who writes position in {notes.model_name(run.manifest)}",
+        lead=lead(run),
+        sections=list(_sections(run)),
+        how_to_read=notes.how_to_read("trace"),
+    )
+
+
+def _sections(run: Run) -> Iterator[Section]:
+    tables, reader = run.tables, run.manifest["reader"]
+    yield Section(
+        title="Who writes position, and who reads it",
+        figure=partial(
+            position_circuit,
+            tables["terms"],
+            tables["writers"],
+            tables["effects"],
+            maps=run.maps,
+            clocks=_without_rope(tables["clocks"], run.manifest["model"]),
+            reader=reader,
+            max_positions=positions(len(TERMS), len(shown_readers(tables["terms"]))),
+            skip_keys=run.manifest["skip_keys"],
+        ),
+        caption="An edge is as wide as the writer's share of the reader's lead or pattern; choose "
+        "a reader to see weaker edges. Below: its terms, and without RoPE its mean keys along two "
+        "axes.",
+        table=strongest_writers(tables, MOST_EDGES).drop(columns="reader"),
+    )
+    yield Section(
+        title="The exact terms of lead and pattern",
+        caption="The four terms of the mean and the covariance term add up to 100%; the norm is a "
+        "part of the written terms. A relative R² of 100% means that a term depends on distance "
+        "alone.",
+        table=tables["terms"],
+    )
+    if len(tables["effects"]):
+        kept = " The first token keeps its position: no rows of the lead."
+        yield Section(
+            title="What is lost without a writer's position",
+            caption="Held, direct: lost on the direct path with the norm's scale held, and as it "
+            "follows; norm is their difference. Total: on all paths."
+            + (kept if run.manifest.get("kept_positions") else ""),
+            table=tables["effects"].filter(regex="^(?!predicted)"),
+        )
+
+
+def _without_rope(clocks: pd.DataFrame, model: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the clocks of layers without RoPE, which turns mean keys before they are read."""
+    turned = [layer for layer, has_rope in enumerate(model["rope_layers"]) if has_rope]
+    return clocks[~clocks["layer"].isin(turned)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """What makes a reader's lead or pattern, and what it loses, as fractions of it.
+
+    Attributes:
+        size: the mean lead, or the RMS of the pattern, nats.
+        terms: of rotation, written position, covariance and ALiBi, where it is.
+        writers: of each writer, in keys and queries together.
+        attentions: of each attention whose heads write one by one, the sum of their shares.
+        lost: without the position of each writer that was measured, on all paths.
+    """
+
+    size: float
+    terms: Mapping[str, ValueAndBounds]
+    writers: Mapping[str, ValueAndBounds]
+    attentions: Mapping[str, ValueAndBounds]
+    lost: Mapping[str, ValueAndBounds]
+
+    @classmethod
+    def of(cls, tables: Mapping[str, pd.DataFrame], reader: str, question: str) -> Shares | None:
+        """Return the shares of a lead or pattern; None where it does not exceed its noise."""
+        terms, of_writers, effects = (
+            _rows_of(tables[name], reader, question) for name in ("terms", "writers", "effects")
+        )
+        whole = [row for row in terms if row["term"] == "all" and row["share"] == row["share"]]
+        if not whole:
+            return None
+        writers = writer_shares(of_writers)
+        lost = {str(row["writer"]): interval_of(row, "total") for row in effects}
+        attentions = {
+            name: summed(share for head, share in writers.items() if Writer(head).whole == name)
+            for name in {str(Writer(head).whole) for head in writers} - {*writers}
+        }
+        return cls(
+            size=whole[0]["size"],
+            terms=term_shares(terms),
+            writers=writers,
+            attentions=attentions,
+            lost=lost,
+        )
+
+    @property
+    def direct(self) -> dict[str, ValueAndBounds]:
+        """The shares of all writers, and of attentions."""
+        return {**self.writers, **self.attentions}
+
+    def strength(self, writer: str) -> float:
+        """Return the larger of a writer's share and of what is lost, where its sign is clear."""
+        found = (shares[writer] for shares in (self.direct, self.lost) if writer in shares)
+        return max((abs(value) for value, low, high in found if low * high > 0), default=0.0)
+
+    def others(self, writers: Sequence[str]) -> float:
+        """Return the share of all writers but some, of which an attention includes its heads."""
+        counted = [name for name in writers if Writer(name).whole not in {*writers} - {name}]
+        return self.terms["written"][0] - sum(self.direct[name][0] for name in counted)
+
+
+def lead(run: Run) -> Lead:
+    """Return what makes a reader's lead and pattern: its terms and writers, and what it loses.
+
+    Args:
+        run: its tables `terms`, `writers` and `effects`, and its manifest with the `reader`.
+    """
+    tables, manifest = run.tables, run.manifest
+    chosen = manifest["settings"].get("reader")
+    sizes = whole_sizes(tables["terms"])
+    if not chosen and strongest(sizes, fold_sizes_of(manifest), "size") is None:
+        return Lead(sentence=NO_PATTERN)
+    reader = str(manifest["reader"])
+    shares = {
+        question: found
+        for question in QUESTIONS
+        if (found := Shares.of(tables, reader, question)) is not None
+    }
+    if not shares:
+        return Lead(sentence=f"{reader} shows no lead or pattern that exceeds the noise.")
+    kept = ", which the first token keeps" if manifest.get("kept_positions") else ""
+    length = f"{notes.run_size(manifest)['seq_len']:,} tokens"
+    clauses = [_clause(name, shares, reader) for name in ("pattern", "lead") if name in shares]
+    table, n_left_out = _table(f"{reader} at {length}", shares)
+    parts = [
+        "" if chosen else f"{reader} is the strongest of {notes.layers_of(manifest)}.",
+        LOST.format(kept=kept) if any(own.lost for own in shares.values()) else "",
+        f"Left out: {n_left_out} weaker writers." if n_left_out else "",
+    ]
+    return Lead(
+        sentence=f"At {length}, {'; '.join(clauses)}.",
+        table=table,
+        caption=" ".join(filter(None, parts)),
+    )
+
+
+def _clause(question: str, shares: Mapping[str, Shares], reader: str) -> str:
+    """Return what makes a lead or a pattern, in words."""
+    own, what = shares[question], f"the order of {reader}'s other keys"
+    if question == "lead":
+        what = "the first key's lead" if len(shares) > 1 else f"{reader}'s lead of the first key"
+    most = most_of(own.terms) or "none"
+    main = main_writers(own.writers)
+    named = [f"{name} ({_text(own.writers[name])})" for name in main[:NAMED]]
+    named += ["others"] if len(main) > NAMED else []
+    return MADE_BY["noisy" if most == "written" and not main else most].format(
+        what=what,
+        share=_text(own.terms.get(most, (0.0, 0.0, 0.0))),
+        writers=listed(named) if named else "",
+        write="writes" if len(main) == 1 else "write",
+    )
+
+
+def _table(name: str, shares: Mapping[str, Shares]) -> tuple[pd.DataFrame, int]:
+    """Return the first table, and how many writers it leaves out."""
+    named = (name for own in shares.values() for name in (*own.writers, *own.lost))
+    writers = dict.fromkeys(name for name in named if name != "bias")
+    strengths = {writer: max(own.strength(writer) for own in shares.values()) for writer in writers}
+    encodings = [
+        term
+        for term in ENCODINGS
+        if any(abs(own.terms.get(term, (0.0,))[0]) >= LEAST / 10 for own in shares.values())
+    ]
+    order = sorted(
+        (-strength, Writer(writer).order, writer) for writer, strength in strengths.items()
+    )
+    n_rows = MOST_ROWS - 3 - len(encodings)
+    top = [writer for strength, _, writer in order if -strength >= LEAST][:n_rows]
+    columns = {}
+    for question, own in shares.items():
+        label = QUESTIONS[question]
+        columns[label] = {
+            "size": f"{own.size:z.2g} nats",
+            **{ENCODINGS[term]: _text(own.terms[term]) for term in encodings if term in own.terms},
+            **{writer: _text(own.direct[writer]) for writer in top if writer in own.direct},
+            "other writers": f"{100 * own.others(top):z.0f}%",
+            "covariance": _text(own.terms["covariance"]),
+        }
+        if own.lost:
+            columns[f"{label}, lost"] = {
+                writer: _text(own.lost[writer]) for writer in top if writer in own.lost
+            }
+    rows = [
+        *("size", *(ENCODINGS[term] for term in encodings), *top, "other writers", "covariance")
+    ]
+    table = {name: rows} | {
+        label: [cells.get(row, "") for row in rows] for label, cells in columns.items()
+    }
+    return pd.DataFrame(table), len(writers) - len(top)
+
+
+def _text(share: ValueAndBounds) -> str:
+    return f"{100 * share[0]:z.0f}%"
+
+
+def _rows_of(table: pd.DataFrame, reader: str, question: str) -> list[dict[Any, Any]]:
+    """Return the rows of one reader's lead or pattern."""
+    if table.empty:
+        return []
+    rows = with_readers(table)
+    return rows[(rows["reader"] == reader) & (rows["of"] == question)].to_dict("records")
+
+
+def term_shares(terms: Sequence[Mapping[Any, Any]]) -> dict[str, ValueAndBounds]:
+    """Return the shares of rotation, written position, covariance and ALiBi, where it is.
+
+    Args:
+        terms: the rows of `terms.csv` of one lead or pattern.
+    """
+    rows = {row["term"]: interval_of(row, "share") for row in terms}
+    shares = {
+        "rotation": rows["rotation"],
+        "written": summed(rows[name] for name in WRITTEN),
+        "covariance": rows["covariance"],
+    }
+    return shares | ({"alibi": rows["alibi"]} if "alibi" in rows else {})
+
+
+def writer_shares(writers: Sequence[Mapping[Any, Any]]) -> dict[str, ValueAndBounds]:
+    """Return each writer's share, in keys and queries together.
+
+    Args:
+        writers: the rows of `writers.csv` of one lead or pattern.
+    """
+    sides: dict[str, list[ValueAndBounds]] = {}
+    for row in writers:
+        sides.setdefault(row["writer"], []).append(interval_of(row, "share"))
+    return {writer: summed(shares) for writer, shares in sides.items()}
+
+
+def strongest_writers(tables: Mapping[str, pd.DataFrame], most: int) -> pd.DataFrame:
+    """Return the rows of the strongest writers of the shown readers, if they differ from zero."""
+    rows = with_readers(tables["writers"])
+    rows = rows[rows["reader"].isin(shown_readers(tables["terms"]))]
+    rows = rows[excludes_zero(rows, "share")]
+    order = rows["share"].abs().sort_values(ascending=False).index
+    rows = rows.loc[order].groupby(["reader", "of"], sort=False).head(most)
+    return rows.sort_values(["layer", "of"], kind="stable")

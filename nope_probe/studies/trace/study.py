@@ -1,0 +1,146 @@
+"""The `trace` command's study: its passes and its run, and the function for Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.maps.positions import PositionSums
+from nope_probe.run.folder import Run
+from nope_probe.studies.engine import Engine, validate_first_sequence
+from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.study import Pass, Study, run_study
+from nope_probe.studies.trace.analyse import TraceTables, analyse, trace_of
+from nope_probe.studies.trace.page import lead
+from nope_probe.studies.trace.settings import Settings
+
+
+class TracePosition(Study[Settings]):
+    """The writers of the position that each layer or head reads, and what it loses without them."""
+
+    command = "trace"
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the pass that sums the writers' parts, and those that take positions away."""
+        session, engine = self.session, Engine.of(self.session)
+        if "positions" not in session.checkpoint:
+            layers = self.settings.layers_of(session.loaded.info)
+            validate_first_sequence(session.loaded.model, engine.inputs, layers)
+        yield Pass(key="positions", engine=engine, read=self._read_positions)
+        yield Pass(key="effects", engine=engine, read=self._read_effects, n_seqs=0)
+
+    def _read_positions(self, engine: Engine, key: str, ablation: Ablation | None) -> PositionSums:
+        with self._traceable():
+            return engine.positions(
+                key,
+                ablation,
+                layers=self.settings.layers_of(self.session.loaded.info),
+                writers=self.settings.writers,
+                per_head=self.settings.traces_heads,
+            )
+
+    def _read_effects(self, engine: Engine, key: str, ablation: Ablation | None) -> TraceTables:
+        """Return the tables; which positions are taken away follows from those of `positions`."""
+        sums = self._read_positions(engine, "positions", ablation)
+        with self._traceable():
+            confirm, reader = self.settings.confirm, self.settings.reader
+            return trace_of(sums).with_effects(engine, sums, confirm, reader)
+
+    @contextmanager
+    def _traceable(self) -> Iterator[None]:
+        try:
+            yield
+        except NotImplementedError as error:
+            name = self.session.loaded.info.name
+            raise UserError(f"{name} cannot be traced: {error}") from error
+
+    def analyse(self, results: Mapping[str, Any]) -> Run:
+        """Return the run of the trace."""
+        return analyse(self.session, results["effects"], self.settings.reader)
+
+
+run = partial(run_study, TracePosition)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Trace(Run):
+    """The writers of the position that each layer (or head) of a model reads.
+
+    Its `maps` are the patterns of the terms by name, such as `L1/rotation`, in nats; where only
+    some queries have rows, also the `query_positions` of the rows.
+    """
+
+    kind = "trace"
+
+    def __repr__(self) -> str:
+        """Return the readers, and the main writers of the strongest pattern."""
+        readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
+        _, _, held = super().__repr__().partition(": ")
+        return f"Trace of {readers}: {lead(self).sentence} {held}"
+
+    @property
+    def terms(self) -> pd.DataFrame:
+        """Per reader and term of its pattern: RMS in nats, share, and relative share of it."""
+        return self.tables["terms"]
+
+    @property
+    def writers(self) -> pd.DataFrame:
+        """Per reader, side (key or query) and writer: its share of the pattern."""
+        return self.tables["writers"]
+
+    @property
+    def effects(self) -> pd.DataFrame:
+        """The share that is lost without the strongest writers' position; empty if not measured."""
+        return self.tables["effects"]
+
+    @property
+    def clocks(self) -> pd.DataFrame:
+        """A reader's mean keys and queries along their two principal axes, by position."""
+        return self.tables["clocks"]
+
+
+@takes(Settings)
+def run_trace(
+    model: Model,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
+) -> Trace:
+    """Find who writes the position that each layer reads, as the `trace` command does.
+
+    Args:
+        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
+            TransformerBridge. A loaded model is traced in all its layers by default.
+            Inside `ablated`, the ablated model is traced, with `confirm=0`.
+        inputs: any inputs of `capture_scores`; vectors for a parameter-free model. By default the
+            sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
+        out: a folder for the run, as the command writes it: a new one, or one whose run was
+            interrupted. A finished run of a model by name is read again. By default nothing is
+            kept.
+        options: the command's flags, as below; a single value or a list may stand for a tuple.
+
+    Raises:
+        UserError: for too few sequences or folds, or for a family whose residual stream is no sum,
+            whose RoPE turns no pairs, or whose projections are no linear maps between norms.
+
+    Example:
+        >>> from nope_probe import load, run_trace, sequences
+        >>> loaded = load("nope-tiny", n_layers=3)
+        >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
+        >>> trace = run_trace(loaded, data, confirm=0)
+        >>> of_pattern = trace.writers.query("layer == 2 and of == 'pattern'")
+        >>> shares = of_pattern.groupby("writer")["share"].sum()
+        >>> sorted(shares[shares > 0.5].index)
+        ['L1H0', 'L1H1']
+    """
+    return run_of(Trace, TracePosition, Settings, model, inputs, out, options)

@@ -1,0 +1,235 @@
+"""A model, data or file that changed is noticed before it is used, and nothing else is."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from nope_probe.data.sequences import Sequences
+from nope_probe.errors import UserError
+from nope_probe.models.load import load
+from nope_probe.models.parameter_free import build, parameter_free
+from nope_probe.run.finished_run import LARGE, record_sources, validate_unchanged
+from nope_probe.run.identity import (
+    configuration,
+    fingerprint,
+    input_arrays,
+    input_record,
+)
+from nope_probe.run.paths import checkpoint_dir
+from nope_probe.run.processes import command_line
+from nope_probe.run.session import Session
+from nope_probe.studies.scores.settings import Settings
+from nope_probe.studies.scores.study import run
+
+
+class Bare(torch.nn.Module):
+    """Weights of odd kinds: quantised ones are buffers, and some are views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.arange(35.0).view(5, 7).T.bfloat16())
+        self.register_buffer("codes", torch.arange(11, dtype=torch.uint8))
+        self.register_buffer("scale", torch.tensor(2.0))
+        self.register_buffer("cache", torch.zeros(3), persistent=False)
+
+
+@pytest.mark.parametrize("name", ["weight", "codes", "scale", "cache"])
+def test_every_value_of_a_weight_or_buffer_counts(name: str) -> None:
+    for index in range(getattr(Bare(), name).numel()):
+        model = Bare()
+        before = fingerprint(model)
+        tensor = getattr(model, name).data
+        place = tuple(int(i) for i in torch.unravel_index(torch.tensor(index), tensor.shape))
+        tensor[place] += 1
+        assert fingerprint(model) != before
+
+
+def test_shapes_names_and_dtypes_count() -> None:
+    values = torch.arange(12.0)
+    variants = [{"a": values}, {"b": values}, {"a": values.view(3, 4)}]
+    variants += [{"a": values.view(torch.int32)}, {"a": values[:6], "b": values[6:]}]
+    found = set()
+    for tensors in variants:
+        module = torch.nn.Module()
+        for name, tensor in tensors.items():
+            module.register_buffer(name, tensor)
+        found.add(fingerprint(module))
+    assert len(found) == len(variants)
+
+
+@pytest.mark.parametrize(
+    "edit", [{"rms_norm_eps": 1e-2}, {"rope_parameters": {"rope_type": "default", "rope_theta": 7}}]
+)
+def test_the_configuration_counts(edit: dict, tiny: Callable) -> None:
+    model, prints = AutoModelForCausalLM.from_pretrained(tiny("llama").folder), []
+    for changes in ({}, edit):
+        config = AutoConfig.from_pretrained(tiny("llama").folder)
+        config.update(changes)
+        model.config = config
+        bridge = torch.nn.Module()  # the part of a bridge that a fingerprint reads
+        bridge.original_model = model
+        prints.append(fingerprint(bridge))
+    assert prints[0] != prints[1]
+
+
+def test_the_place_of_a_model_does_not_count(tiny: Callable, tmp_path: Path) -> None:
+    there = shutil.copytree(tiny("llama").folder, tmp_path / "elsewhere")
+    models = [load(str(folder)).model for folder in (tiny("llama").folder, there)]
+    assert configuration(models[0])["rms_norm_eps"] == models[0].original_model.config.rms_norm_eps
+    assert len({fingerprint(model) for model in models}) == 1
+
+
+def test_a_parameter_free_model_is_the_same_whatever_was_drawn_before() -> None:
+    config, found = parameter_free(n_layers=2, d_model=6), set()
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        expected = torch.rand(3)
+        torch.manual_seed(seed)
+        found.add(fingerprint(build(config)))
+        assert torch.equal(torch.rand(3), expected)
+    assert len(found) == 1
+
+
+@pytest.fixture
+def settings(tiny: Callable, tmp_path: Path) -> Settings:
+    """A run on a model folder and a data file of its own."""
+    model, data = shutil.copytree(tiny("llama").folder, tmp_path / "model"), tmp_path / "rows.jsonl"
+    rows = [json.dumps({"text": f"document {i} of many words " * 9}) for i in range(9)]
+    data.write_text("\n".join(rows))
+    small = {"layers": 1, "n_seqs": 8, "seq_len": 7, "folds": 4}
+    return Settings(model=str(model), data=str(data), out=tmp_path / "run", **small)
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def edit_weights(folder: Path) -> None:
+    """Zero the last rows of one projection."""
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.self_attn.q_proj.weight"][30:] = 0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def edit_data(folder: Path) -> None:
+    file = folder.parent / "rows.jsonl"
+    file.write_text(file.read_text().replace("many", "some"))
+
+
+EDITS = {
+    "weights": (edit_weights, "model"),
+    "data": (edit_data, "data"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_changed_between_kill_and_resume_is_refused(edit: str, settings: Settings) -> None:
+    with Session("scores", settings) as session:
+        session.sequences()  # the process ends here
+    change, what = EDITS[edit]
+    change(Path(settings.model))
+    with pytest.raises(UserError, match=f"holds an unfinished run with other .*{what}"):
+        run(settings)
+    assert not settings.out.exists()
+
+
+def test_what_changed_since_a_run_was_finished_is_refused_and_what_changes_no_number_is_not(
+    settings: Settings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(settings)
+    folder = Path(settings.model)
+    edit_config(folder, transformers_version="0.1", _name_or_path="elsewhere")
+    (folder / "README.md").write_text("a model")
+    capfd.readouterr()
+    assert run(settings) == settings.out
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("finished before, in ")
+    for edit in ("data", "weights"):  # the model is compared first
+        change, what = EDITS[edit]
+        change(folder)
+        with pytest.raises(UserError, match=f"the {what} has changed since the run in .*choose an"):
+            run(settings)
+
+
+def test_what_cannot_be_compared_is_said(
+    settings: Settings, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(settings)
+    shutil.rmtree(settings.model)
+    Path(settings.data).unlink()
+    capfd.readouterr()
+    run(settings)
+    line, shown = capfd.readouterr().err.splitlines()
+    assert shown.startswith("finished before, in ")
+    assert line.endswith("whether its model and data changed since was not compared")
+
+
+def test_large_files_are_known_by_size_and_time_of_change(tmp_path: Path) -> None:
+    big, small = tmp_path / "big.jsonl", tmp_path / "small.jsonl"
+    with big.open("wb") as file:
+        file.truncate(LARGE)  # sparse
+    small.write_text("{}")
+    (before,) = record_sources({"data": tmp_path}).values()
+    assert {name: [*record] for name, record in before.items()} == {
+        "small.jsonl": ["sha256"],
+        "big.jsonl": ["size", "modified"],
+    }
+    small.touch()
+    assert validate_unchanged(tmp_path, {"data": before}, {"data": tmp_path}) == []
+    os.utime(big, ns=(1, 1))
+    with pytest.raises(UserError, match=r"the data has changed since .*big\.jsonl"):
+        validate_unchanged(tmp_path, {"data": before}, {"data": tmp_path})
+
+
+def test_a_broken_record_of_an_unfinished_run_is_one_line(settings: Settings) -> None:
+    with Session("scores", settings) as session:
+        session.sequences()
+    (checkpoint_dir(settings.out) / "about.json").write_text("[]")
+    with pytest.raises(UserError, match=r"about\.json is broken; remove .*unfinished and run"):
+        run(settings)
+
+
+def test_the_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys, "argv", ["/bin/nope-probe-scores", "--data", "my file.txt"])
+    assert command_line() == "nope-probe-scores --data 'my file.txt'"
+
+
+def test_tokens_vectors_and_documents_are_recorded_under_their_own_names() -> None:
+    tokens, documents = torch.arange(6).view(3, 2), torch.tensor([7, 2, 7])
+    inputs = Sequences(inputs=tokens, name="text", bos=True, documents=documents)
+    arrays = input_arrays(inputs)
+    np.testing.assert_array_equal(arrays["tokens"], tokens)
+    np.testing.assert_array_equal(arrays["documents"], documents)
+    vectors = Sequences(inputs=torch.ones(2, 3, 5), name="gaussian")
+    assert list(input_arrays(vectors)) == ["vectors"]
+    record = input_record(inputs, 1, torch.tensor([2, 1]))
+    assert (record["data"]["name"], record["data"]["bos"], record["skip_keys"]) == ("text", True, 1)
+    assert (record["documents"], record["fold_sizes"]) == (2, [2, 1])
+    assert record["data"]["sha256"] != Sequences(inputs=tokens + 1, name="text").sha256
+
+
+def test_model_versions_device_settings_and_time_are_recorded(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Session("scores", settings) as session:
+        monkeypatch.setattr(time, "time", lambda: 0.0)  # a clock that is set back shortens no run
+        record = session.provenance()
+    assert record["settings"] == settings.recorded()
+    assert record["model"]["name"] == settings.model
+    assert record["model"]["weights"] == fingerprint(session.loaded.model)
+    assert (record["device"], record["dtype"]) == ("cpu", "float32")
+    # A wheel with CUDA says so in the module alone: 2.13.0 is 2.13.0+cu130 there.
+    assert torch.__version__.startswith(record["versions"]["torch"])
+    assert 0 <= record["seconds"] < 600

@@ -1,0 +1,70 @@
+"""Places that can be written to, room, and one process at a time on a folder."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from nope_probe.errors import UserError
+from nope_probe.run.paths import clear, locked
+from nope_probe.studies.simulation.settings import TheorySettings
+from nope_probe.studies.simulation.study import print_critical_alphas
+
+
+def lock_and_wait(folder: Path) -> int:
+    """Fork a process that locks a folder, keeps something in it and waits."""
+    if pid := os.fork():
+        while not (folder / "kept").exists():
+            time.sleep(0.001)
+        return pid
+    with locked(folder):
+        (folder / "kept").touch()
+        time.sleep(60)
+    os._exit(0)
+
+
+def test_a_held_folder_names_the_process_until_it_is_killed(tmp_path: Path) -> None:
+    folder = tmp_path / ".run.unfinished"
+    pid = lock_and_wait(folder)
+    with (
+        pytest.raises(UserError, match=f"process {pid} on .* is at work on the run in {folder}"),
+        locked(folder),
+    ):
+        pass
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with locked(folder):  # what is gone does not block
+        pass
+    assert sorted(path.name for path in folder.iterdir()) == ["kept", "lock"]
+
+
+def test_what_was_made_for_nothing_is_removed_and_what_was_there_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "deep" / "run"
+    with locked(folder):
+        (folder / "kept").mkdir()
+        (folder / "kept" / "file").touch()
+        clear(folder)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "runs").mkdir()
+    with locked(folder):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UserError, match=r"cannot write to .*file/run: Not a directory"),
+        locked(tmp_path / "file" / "run"),
+    ):
+        pass
+
+
+def test_theory_needs_the_maps_that_the_mean_field_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nope_probe.run.paths.free_memory", lambda: 16 * 10**9)
+    with pytest.raises(
+        UserError, match=r"at least 25\.1 GB of memory, and 16\.0 GB are free; lower"
+    ):
+        print_critical_alphas(TheorySettings(seq_len=4096))

@@ -1,0 +1,160 @@
+"""A session validates first, resumes, and ends early without losing progress; its batches."""
+
+import os
+import signal
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+from support.stream_checkpoints import out_of_memory_above
+
+from nope_probe.data.sequences import Sequences
+from nope_probe.errors import UserError
+from nope_probe.run.paths import checkpoint_dir, locked
+from nope_probe.run.processes import Interrupted
+from nope_probe.run.session import Call, Session
+from nope_probe.run.settings import RunSettings
+from nope_probe.studies.scores.settings import Settings
+from nope_probe.studies.scores.study import Scores, run
+from nope_probe.studies.study import run_passes
+
+SMALL = {"model": "nope-tiny", "layers": 1, "n_seqs": 13, "seq_len": 17, "folds": 4}
+MAPS = {"folds": torch.zeros(4, 1, 17, 17).double()}
+
+
+def not_reached(*_: object) -> None:
+    raise AssertionError("a model was loaded")
+
+
+def test_a_batch_that_does_not_fit_is_halved_with_a_message(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    settings = Settings(**SMALL | {"layers": 2}, batch_size=7, out=tmp_path / "run")
+    with Session("scores", settings) as session, out_of_memory_above(4, session.loaded.model, 0):
+        maps = next(iter(dict(run_passes(Scores(session).passes()))["scores"].values()))
+    assert "a batch does not fit into memory: going on with 3 at a time" in capfd.readouterr().err
+    assert maps.counts.sum() == 13
+
+
+def run_out_of_memory(settings: Settings) -> None:
+    with Session("scores", settings) as session:
+        session.checkpoint.save("scores", MAPS)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_running_out_of_memory_is_a_users_error_and_keeps_progress(tmp_path: Path):
+    with pytest.raises(UserError, match="a single sequence, or the model, does not fit into"):
+        run_out_of_memory(Settings(**SMALL, out=tmp_path / "run"))
+    assert (checkpoint_dir(tmp_path / "run") / "scores.safetensors").is_file()
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_sequences_of_a_run_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    settings = Settings(**SMALL, out=tmp_path / "run")
+    with Session("scores", settings) as first:
+        made = first.sequences()
+    monkeypatch.setattr("nope_probe.run.session.make_sequences", None)
+    with Session("scores", settings) as second:
+        read = second.sequences()
+    assert torch.equal(read.inputs, made.inputs)
+    assert (read.name, read.bos) == (made.name, made.bos) == ("shipped", True)
+
+
+def test_a_second_process_is_refused_before_it_loads_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("nope_probe.run.session.load_model", not_reached)
+    settings = Settings(**SMALL, out=tmp_path / "run")
+    with (
+        locked(checkpoint_dir(settings.out)),
+        pytest.raises(UserError, match=f"process {os.getpid()} on .* is at work on the run in"),
+    ):
+        run(settings)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, to be copied: the place of a run does not belong to its identity."""
+    return run(Settings(**SMALL, out=tmp_path_factory.mktemp("finished") / "run"))
+
+
+def test_a_finished_run_is_shown_again_without_a_model_and_what_is_left_of_it_is_removed(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    settings = Settings(**SMALL, out=tmp_path / "run")
+    copytree(finished, settings.out)
+    checkpoint_dir(settings.out).mkdir()
+    (checkpoint_dir(settings.out) / "about.json").touch()
+    monkeypatch.setattr("nope_probe.run.session.load_model", not_reached)
+    monkeypatch.setattr("nope_probe.run.session.validate_reach", not_reached)
+    assert run(settings) == settings.out
+    shown = capsys.readouterr().err
+    assert shown.startswith("finished before, in ")
+    assert shown.endswith(f"s: shown again from {settings.out}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_shown(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    settings = Settings(**SMALL, out=tmp_path / "run")
+    # Between the two looks at the folder: before it is locked.
+    monkeypatch.setattr(
+        "nope_probe.run.session.validate_reach",
+        lambda settings: copytree(finished, settings.out),
+    )
+    monkeypatch.setattr("nope_probe.run.session.load_model", not_reached)
+    assert run(settings) == settings.out
+    assert capsys.readouterr().err.startswith("finished before, in ")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_given_sequences_are_shuffled_behind_the_first_token_that_they_share():
+    tokens = torch.arange(7 * 11).view(7, 11)
+    tokens[:, 0] = 99
+    given = Sequences(inputs=tokens, name="x", bos=True, documents=torch.arange(7) // 2)
+    shuffled, again, other = (given.shuffled(seed) for seed in (0, 0, 1))
+    assert torch.equal(shuffled.inputs[:, 0], tokens[:, 0])
+    assert torch.equal(shuffled.inputs[:, 1:].sort(-1).values, tokens[:, 1:])
+    assert (shuffled.inputs == tokens)[:, 1:].float().mean() < 0.4
+    assert torch.equal(shuffled.inputs, again.inputs)
+    assert not torch.equal(shuffled.inputs, other.inputs)
+    assert (shuffled.kind, shuffled.documents is given.documents) == ("shuffled", True)
+
+
+def test_an_interrupted_run_that_nobody_keeps_says_how_to_keep_it(tmp_path: Path):
+    settings, call = Settings(**SMALL, out=tmp_path / "run"), Call(is_kept=False)
+    with (
+        pytest.raises(Interrupted, match="nothing was kept; a run with out=FOLDER goes on"),
+        Session("scores", settings, call),
+    ):
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "n_seqs"), [(64, 32), (256, 32), (257, 31), (1024, 8), (8192, 1), (30_000, 1)]
+)
+def test_an_automatic_batch_holds_at_most_32_sequences_and_8192_tokens(seq_len, n_seqs):
+    assert RunSettings(seq_len=seq_len).seqs_per_batch == n_seqs
+
+
+def test_a_batch_size_that_is_given_is_taken():
+    assert RunSettings(seq_len=1024, batch_size=13).seqs_per_batch == 13
+
+
+def test_naming_the_automatic_batch_size_is_the_same_run():
+    assert RunSettings(batch_size=32).recorded() == RunSettings().recorded()
+
+
+@pytest.mark.parametrize("batch_size", [0, -3])
+def test_a_batch_of_no_sequences_is_an_error(batch_size):
+    with pytest.raises(UserError, match=f"--batch-size {batch_size}: expected 1 <= batch-size"):
+        RunSettings(batch_size=batch_size).validate()

@@ -1,0 +1,143 @@
+"""The line that shows what a command is doing, and the progress bar."""
+
+import io
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from nope_probe.run.checkpoint import RunCheckpoint
+from nope_probe.run.processes import status
+
+ERASE_LINE = "\x1b[2K"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Make stderr a terminal: in a test itself, since pytest replaces stderr after fixtures."""
+    for name in ("NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    found = Terminal()
+    monkeypatch.setattr(sys, "stderr", found)
+    return found
+
+
+def show_both() -> None:
+    with status("loading torch"):
+        pass
+    with status("loading owner/model", has_bars=True):
+        pass
+
+
+def test_on_a_terminal_a_line_is_erased_and_that_of_what_draws_bars_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = open_terminal(monkeypatch)
+    show_both()
+    after = terminal.getvalue().rpartition("loading torch ...")[2]
+    erased, _, stays = after.partition("loading owner/model ...")
+    assert ERASE_LINE in erased
+    assert stays == "\n"
+
+
+def test_a_log_file_and_processes_after_the_first_get_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    show_both()
+    assert capfd.readouterr() == ("", "")
+    terminal = open_terminal(monkeypatch)
+    monkeypatch.setenv("RANK", "1")
+    show_both()
+    assert terminal.getvalue() == ""
+
+
+def test_a_log_file_hears_of_long_work_that_asks_for_it_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with status("analysing", in_logs=True):
+        pass
+    monkeypatch.setattr("nope_probe.run.processes.PATIENCE", 0.01)
+    for doing, in_logs in (("loading torch", False), ("analysing", True)):
+        with status(doing, in_logs=in_logs):
+            time.sleep(0.3)
+    assert capfd.readouterr().err == "analysing ...\n"
+
+
+STATE = {"sum": torch.ones(3)}
+
+
+def test_the_bar_names_the_stream_its_place_and_estimates_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = open_terminal(monkeypatch)
+    with RunCheckpoint(tmp_path) as run, run.progress({"gains": 7, "score/mask": 7}):
+        with run.stream("gains") as stream:
+            stream.advance(7)
+        with run.stream("score/mask") as stream:
+            stream.advance(7)
+    shown = terminal.getvalue()
+    assert "gains (1 of 2):   0%|" in shown
+    assert "score/mask (2 of 2): " in shown
+    assert " left" in shown
+    assert "resuming" not in shown
+
+
+def test_a_log_file_gets_whole_lines_of_progress_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(0, 900, 3))
+    monkeypatch.setattr("nope_probe.run.processes.time.monotonic", lambda: next(clock))
+    with (
+        RunCheckpoint(tmp_path) as run,
+        run.progress({"score/mask": 40}),
+        run.stream("score/mask") as stream,
+    ):
+        run.say("a line")
+        for _ in range(8):
+            stream.advance(5)
+    shown = capsys.readouterr().err
+    said, *lines = shown.splitlines()
+    assert said == "a line"
+    assert "\r" not in shown
+    assert len(lines) == 2, "of 8 batches of 3 seconds"
+    assert all(line.startswith("score/mask:") for line in lines)
+    assert all(line.endswith(" left") for line in lines)
+
+
+def interrupt(folder: Path) -> None:
+    """Finish the first of two streams of 11, and two batches of the second."""
+    with suppress(KeyboardInterrupt), RunCheckpoint(folder, every=1) as run:
+        run.save("a", STATE)
+        with run.progress({"a": 11, "b": 11}), run.stream("b") as stream:
+            for size in (3, 2):
+                stream.save(STATE)
+                stream.advance(size)
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_run_says_where_and_counts_nothing_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt(tmp_path / "run")
+    assert "resuming at 50%" in capsys.readouterr().err  # a was finished, of a and b
+    with RunCheckpoint(tmp_path / "run") as run, run.progress({"c": 11, "d": 11}):
+        pass
+    assert "resuming" not in capsys.readouterr().err  # the state is another stream's
+    with RunCheckpoint(tmp_path / "run") as run, run.progress({"a": 11, "b": 11}):
+        with run.stream("b") as stream:
+            assert stream.restore().keys() == STATE.keys()
+            for size in (3, 2, 6):
+                stream.advance(size)
+        assert run.bar is not None
+        assert run.bar.n == 22
+    assert capsys.readouterr().err.startswith(
+        "resuming at 64%\n"
+    )  # 14 of 22: a state is saved before its batch counts

@@ -1,0 +1,232 @@
+"""The `attention` command: its table, groups of layers, ablations, sentences and page."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support.chromium import needs_chromium, opened
+from support.command_line import refused, run_command
+from support.rounding import MEASURE
+from support.tiny_models import plain
+
+from nope_probe import (
+    Ablation,
+    ablated,
+    attention,
+    capture_attention,
+    load,
+    read_run,
+    run_attention,
+    sequences,
+    split_attention,
+)
+from nope_probe.analyses.jackknife import Interval
+from nope_probe.figures.attention import attention_heads
+from nope_probe.figures.intervals import bound_columns
+from nope_probe.models.names import CHECKPOINTS
+from nope_probe.reports import notes
+from nope_probe.studies.attention import analyse, page, settings
+
+SIZES = {"n_seqs": 23, "seq_len": 19, "folds": 5, "layers": 2}
+SMALL = [text for name, value in SIZES.items() for text in (f"--{name.replace('_', '-')}", value)]
+PARTS = ("first_position", "first_content", "others_position", "others_content")
+SHARES = ("positional_share", "others_share")
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    return run_attention("rope-tiny", **SIZES).tables["attention"]
+
+
+def test_the_table_has_the_split_of_every_head(table: pd.DataFrame) -> None:
+    loaded = load("rope-tiny", n_layers=2)
+    data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=19)
+    heads = split_attention(capture_attention(loaded.model, data, n_folds=5))
+    assert [*zip(table["layer"], table["head"], strict=True)] == [*heads]
+    for row, split in zip(table.to_dict("records"), heads.values(), strict=True):
+        for name in ("information", *PARTS, "first_weight", *SHARES, "pattern_missed"):
+            part = getattr(split, name)
+            interval = part if isinstance(part, Interval) else split.interval(name)
+            expected = (interval.value, interval.low, interval.high)
+            found = [row[column] for column in (name, *bound_columns(name))]
+            assert found == pytest.approx(expected, nan_ok=True)
+        for name in SHARES:
+            assert row[f"{name}_gap"] == pytest.approx(getattr(split, f"{name}_gap"))
+    added = table[list(PARTS)].sum(axis=1)
+    np.testing.assert_allclose(added, table["information"], rtol=0, atol=3e-7)  # 8 digits
+
+
+def test_information_is_that_of_plain_transformers_weights(table: pd.DataFrame) -> None:
+    """The mean over texts and queries of 8 keys or more: log n + sum a log a, of two choices."""
+    loaded = load("rope-tiny", n_layers=2)
+    tokens = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=19).inputs
+    with torch.inference_mode():
+        layers = plain(CHECKPOINTS["rope-tiny"])(tokens, output_attentions=True).attentions
+    for row in table.itertuples():
+        whole, at_first, first = [], [], []
+        for weights in layers[row.layer][:, row.head].double():
+            for query in range(7, 19):
+                keys, n = weights[query, : query + 1], query + 1
+                a = float(keys[0])
+                whole.append(math.log(n) + float(torch.special.xlogy(keys, keys).sum()))
+                at_first.append(a * math.log(a * n) + (1 - a) * math.log((1 - a) * n / (n - 1)))
+                first.append(a)
+        assert row.information == pytest.approx(np.mean(whole), rel=MEASURE)
+        assert row.first_weight == pytest.approx(np.mean(first), rel=MEASURE)
+        found = row.first_position + row.first_content
+        assert found == pytest.approx(np.mean(at_first), rel=MEASURE)
+
+
+def test_layers_read_one_at_a_time_give_the_same_table(
+    table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "MAP_BYTES", 1)
+    one_by_one = run_attention("rope-tiny", **SIZES).tables["attention"]
+    pd.testing.assert_frame_equal(one_by_one, table)
+
+
+def test_a_removal_is_that_of_ablated(table: pd.DataFrame) -> None:
+    removed = run_attention("rope-tiny", remove="rope", **SIZES).tables["attention"]
+    assert not np.allclose(removed["information"], table["information"], rtol=0.01)
+    loaded = load("rope-tiny", n_layers=2)
+    with ablated(loaded.model, Ablation(remove=["rope"])):
+        inside = run_attention(loaded, n_seqs=23, seq_len=19, folds=5).tables["attention"]
+    pd.testing.assert_frame_equal(inside, removed)
+
+
+def test_weights_of_the_run_are_the_mean_weights(tmp_path: Path) -> None:
+    run_command(attention, *SMALL, "--query-rows", 7, "--out", tmp_path / "run")
+    run, loaded = read_run(tmp_path / "run"), load("rope-tiny", n_layers=2)
+    data = sequences(tokenizer=loaded.tokenizer, n_seqs=23, seq_len=19)
+    maps = capture_attention(loaded.model, data, n_folds=5, query_rows=7)
+    np.testing.assert_allclose(run.maps["weights"], maps.mean, rtol=0, atol=1e-6)
+    assert run.query_positions.tolist() == maps.query_positions.tolist()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--seq-len", 7], "take --seq-len 8 or more"),
+        (["--remove", "values"], "--remove: "),
+        (["--remove", "rope", "--gain", "norm"], "--gain has no effect"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    flags: list[object], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capfd, tmp_path / "here", attention, *flags)
+
+
+def made(**columns: list[float]) -> pd.DataFrame:
+    """Return a table of heads in L1, with bounds 0.01 below and above."""
+    table = pd.DataFrame({"layer": 1, "head": range(len(next(iter(columns.values()))))})
+    for name, values in columns.items():
+        low, high = bound_columns(name)
+        table = table.assign(**{name: values})
+        table = table.assign(**{low: table[name] - 0.01, high: table[name] + 0.01})
+    return table
+
+
+HEADS = {
+    "information": [2.0, 1.0, 1.0, 0.002],
+    "first_position": [0.3, 0.4, 0.1, 0.001],
+    "others_position": [1.5, 0.1, 0.0, 0.001],
+    "positional_share": [0.9, 0.5, 0.1, 1.0],
+    "others_share": [0.8, 0.2, float("nan"), 1.0],
+    "first_weight": [0.2, 0.6, 0.4, 0.1],
+    "pattern_missed": [0.1, 0.7, 0.9, 0.5],
+}
+
+
+def test_the_lead_says_how_much_is_position_and_in_how_many_heads() -> None:
+    lead = page.lead("m", made(**HEADS), text="In the text L1H0 looks back.")
+    assert lead.sentence == (
+        "60% of the information in m's attention is position: 2 of 4 heads at 50% or more, 1 below "
+        "20%, 1 uniform."
+    )
+    assert lead.also == "In the text L1H0 looks back."
+    assert lead.table.to_dict("list") == {
+        "head": ["L1H0", "L1H1", "L1H2"],
+        "nats above uniform": ["2.00", "1.00", "1.00"],
+        "positional": ["90% [89, 91]", "50% [49, 51]", "10% [9, 11]"],
+        "among others": ["80% [79, 81]", "20% [19, 21]", "no share"],
+        "on first key": ["20% [19, 21]", "60% [59, 61]", "40% [39, 41]"],
+        "missed": ["10% [9, 11]", "70% [69, 71]", "90% [89, 91]"],
+    }
+
+
+def test_the_table_has_both_ends_of_the_positional_shares() -> None:
+    shares = [0.1, 0.9, 0.3, 0.8, 0.2, 0.7, 0.4, 0.6, 0.5, 0.55]
+    heads = made(**{name: [values[0]] * 10 for name, values in HEADS.items()})
+    ends = page.lead("m", heads.assign(positional_share=shares)).table["head"]
+    assert ends.tolist() == [f"L1H{head}" for head in (1, 3, 5, 7, 6, 2, 4, 0)]
+
+
+def test_uniform_heads_are_not_classed() -> None:
+    """With W_Q at 0 all scores are 0, and softmax is uniform up to rounding."""
+    run = run_attention("rope-tiny", remove="w_q", replacement="zero", **SIZES)
+    assert (run.attention["information"] < 1e-6).all()
+    lead = page.report(run).lead
+    assert lead.sentence.startswith("All 8 heads of ablated rope-tiny attend uniformly: their ")
+    assert lead.table.empty
+    assert "too_few" not in run.manifest
+    colours = np.array(attention_heads(run.attention).data[1].marker.color, float)
+    assert np.isnan(colours).all()
+
+
+def test_few_sequences_give_no_shares_and_the_note_says_how_many_would_do() -> None:
+    table = made(**HEADS).assign(positional_share_gap=[0.4, 0.55, 1.2, 9.0])
+    assert analyse.too_few_sequences(table, 32) == {"too_few": {"n_heads": 2, "n_seqs": 200}}
+    assert analyse.too_few_sequences(table[:1], 32) == {}
+    manifest = {"fold_sizes": [4] * 8, "too_few": {"n_heads": 2, "n_seqs": 200}}
+    assert notes.run_notes(manifest) == [
+        "No positional share is given of 2 heads: their bounds from 32 sequences are more than 50 "
+        "points apart. Take --n-seqs 200 or more."
+    ]
+    unknown = made(**HEADS).assign(positional_share=float("nan"))
+    assert "too few" in page.lead("m", unknown).sentence
+
+
+def test_the_map_draws_share_information_and_the_first_key() -> None:
+    heads = made(
+        information=[4.0, 1.0, 1.0],
+        positional_share=[0.9, 0.0, float("nan")],
+        others_share=[0.5, float("nan"), float("nan")],
+        first_weight=[0.0, 0.5, 0.5],
+    )
+    rings, dots = attention_heads(heads).data
+    assert dots.x.tolist() == [0, 1, 2]
+    assert dots.y.tolist() == [1, 1, 1]
+    np.testing.assert_array_equal(np.array(dots.marker.color, float), [0.9, 0.0, np.nan])
+    assert ["no positional share" in text for text in dots.hovertemplate] == [False, False, True]
+    sizes = np.array(dots.marker.size) - 4  # of the smallest head
+    assert sizes[0] == pytest.approx(2 * sizes[1])  # areas as information
+    assert rings.marker.line.width.tolist() == [0, 2, 2]
+
+
+def test_heads_that_never_see_8_keys_are_left_out() -> None:
+    heads = made(**{name: [float("nan"), 0.5] for name in HEADS})
+    assert attention_heads(heads).data[1].x.tolist() == [1]
+    none = heads[:1]
+    assert not len(attention_heads(none).data[1].x)
+    known = none.dropna(subset=["information"])
+    assert "no head is measured" in page.lead("m", known).sentence
+
+
+CLICK = """<script>setTimeout(() => {
+  const plot = document.querySelector(".plot");
+  plot.emit("plotly_click", { points: [{ x: 3, y: 1 }] });
+  document.body.dataset.opened = document.querySelector(".large strong")?.textContent ?? "closed";
+}, 3000)</script></body>"""
+
+
+@needs_chromium
+def test_a_click_on_a_head_opens_its_map(tmp_path: Path) -> None:
+    run_command(attention, *SMALL, "--out", tmp_path / "run")
+    html = (tmp_path / "run" / "report.html").read_text().replace("</body>", CLICK)
+    elements = opened(html, tmp_path)
+    assert re.search(r'<body[^>]*data-opened="L1H3: [0-9.]+ nats above uniform"', elements)

@@ -1,0 +1,451 @@
+"""The behaviour command as a user types it: its numbers are those of plain, edited models."""
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+from scipy import stats
+from support.chromium import needs_chromium, opened
+from support.command_line import refused, run_command
+from support.edited_model import edited, norm_sizes, plain_run
+from support.rounding import MEASURE, NETWORK, assert_same
+from support.tiny_models import plain as plain_model
+
+from nope_probe import Ablation, behaviour, read_run
+from nope_probe.models.names import CHECKPOINTS
+from nope_probe.removal import MASK
+from nope_probe.studies.behaviour.analyse import position_table
+from nope_probe.studies.behaviour.plan import MeasuredBehaviour, Plan, Probe
+
+N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
+SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
+SMALL += ["--prefix", PREFIX, "--gain", "norm", "--trained-len", TRAINED]
+TYPED = ("mask", "rope", "w_q", "mlp", "rope+mask", "ov")
+REMOVED = ("mask", "rope", "w_q", "mlp", "mask+rope", "w_o+w_v")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents that are long enough, one per sequence."""
+    words = ["the", "other", "rather", "than", "on", "into", "it", "at", "there", "here"]
+    draw = np.random.default_rng(0)
+    rows = [{"text": " ".join(draw.choice(words, 60))} for _ in range(N_SEQS)]
+    path = tmp_path_factory.mktemp("data") / "texts.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def done(tiny: Callable[[str], Any], texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the folder of a Llama with grouped keys and a BOS token."""
+    out = tmp_path_factory.mktemp("runs") / "llama"
+    model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *TYPED]
+    run_command(behaviour, *SMALL, *model, "--out", out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain(done: Path, tiny: Callable[[str], Any]) -> Callable[[str, str], np.ndarray]:
+    """Return the losses [seq, target] of an edited plain model on a probe of the run."""
+    hf, tokens = tiny("llama").hf, load_file(done / "tokens.safetensors")
+
+    @cache
+    def losses(condition: str, probe: str, prefix: int = PREFIX) -> np.ndarray:
+        remove = condition.split("+") if condition else ()
+        has_mask = "mask" not in remove
+        model = edited(hf, remove, norm_sizes(hf), prefix=None if has_mask else prefix)
+        return losses_of(model, tokens[probe])
+
+    return losses
+
+
+def losses_of(model: Any, ids: torch.Tensor) -> np.ndarray:
+    """Return plain transformers' losses, [seq, target]."""
+    log_p = plain_run(model, ids).logits.double().log_softmax(-1)[:, :-1]
+    return -log_p.gather(-1, ids[:, 1:, None])[..., 0].numpy()
+
+
+def rows_of(run: Path, measure: str) -> pd.DataFrame:
+    table = pd.read_csv(run / "behaviour.csv", keep_default_na=False, na_values=[""])
+    return table[table["measure"] == measure].set_index("condition")
+
+
+def assert_interval(row: pd.Series, column: str, values: np.ndarray) -> None:
+    """Compare an estimate and its bounds with Student's interval of one value per document."""
+    low, high = stats.t.interval(0.95, len(values) - 1, loc=values.mean(), scale=stats.sem(values))
+    seen = row[[column, f"{column}_low", f"{column}_high"]].to_numpy(float)
+    assert_same(seen, np.array([values.mean(), low, high]), MEASURE, size=max(1.0, abs(high)))
+
+
+def per_document(
+    plain: Callable[..., np.ndarray], measure: str, condition: str, first: int
+) -> np.ndarray:
+    """Return a measure from the losses of the edited plain model, a number per document."""
+    if measure == "loss":
+        return plain(condition, "tokens").mean(1)
+    if measure == "loss_suffix":
+        return plain(condition, "tokens")[:, PREFIX - 1 :].mean(1)
+    if measure == "in_context":
+        losses = plain(condition, "tokens")
+        return losses[:, 1:3].mean(1) - losses[:, 26:].mean(1)
+    if measure == "copy_text_second":
+        return plain(condition, "copy_text", 15)[:, 15:].mean(1)
+    if measure == "extrapolation":
+        losses = plain(condition, "long")
+        return losses[:, TRAINED - 1 :].mean(1) - losses[:, 11:15].mean(1)
+    if measure == "order":
+        pair = [plain(condition, probe)[:, PREFIX - 1 :] for probe in ("order", "tokens")]
+    elif measure == "other_first":
+        pair = [plain(condition, probe)[:, first - 1 :] for probe in ("other_first", "tokens")]
+    else:
+        without = plain(condition, "without_bos", PREFIX - 1)[:, first - 2 :]
+        pair = [without, plain(condition, "tokens")[:, first - 1 :]]
+    return pair[0].mean(1) - pair[1].mean(1)
+
+
+@pytest.mark.parametrize(
+    ("measure", "condition"),
+    [
+        *(("loss", condition) for condition in ("", "rope", "w_q", "mlp", "w_o+w_v")),
+        *(("loss_suffix", condition) for condition in ("mask", "mask+rope")),
+        *(("order", condition) for condition in ("", "mask", "w_q")),
+        *((bos, each) for bos in ("without_bos", "other_first") for each in ("", "mask", "rope")),
+        *(("in_context", condition) for condition in ("", "rope")),
+        ("copy_text_second", "mask"),
+        ("extrapolation", "rope"),
+    ],
+)
+def test_a_measure_and_its_difference_are_those_of_the_edited_model(
+    measure: str, condition: str, done: Path, plain: Callable[..., np.ndarray]
+) -> None:
+    row, first = rows_of(done, measure).loc[condition or "intact"], 2
+    if "mask" in condition:
+        first = PREFIX
+    values, intact = (per_document(plain, measure, each, first) for each in (condition, ""))
+    assert_interval(row, "value", values)
+    if condition:
+        assert_interval(row, "difference", values - intact)
+
+
+@pytest.mark.parametrize(
+    ("model", "chosen", "conditions"),
+    [
+        ("llama", [], ["rope", "mask", "mask+rope"]),
+        ("gpt2", [], ["pos_embed", "mask", "mask+pos_embed"]),
+        (
+            "llama",
+            ["--remove", "weights", "mask"],
+            ["w_q", "w_k", "w_q+w_k", "w_o", "w_o+w_v", "mlp", "mask"],
+        ),
+        (
+            "rope-tiny",
+            [],
+            ["rope", "mask", "w_q", "w_k", "w_q+w_k", "w_o", "w_o+w_v", "mlp", "mask+rope"],
+        ),
+    ],
+)
+def test_weights_are_removed_where_they_are_asked_for_and_in_shipped_models(
+    model: str,
+    chosen: list[str],
+    conditions: list[str],
+    tiny: Callable[[str], Any],
+    texts: Path,
+    tmp_path: Path,
+) -> None:
+    named = model if model == "rope-tiny" else tiny(model).folder
+    small = ["--n-seqs", 8, "--seq-len", 17, "--folds", 4, "--measures", "loss", *chosen]
+    data = [] if model == "rope-tiny" else ["--data", texts]
+    run_command(behaviour, "--model", named, *data, *small, "--out", tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["conditions"] == ["intact", *conditions]
+
+
+def test_the_probes_are_made_of_the_text_windows(done: Path) -> None:
+    tokens = load_file(done / "tokens.safetensors")
+    text = tokens["tokens"]
+    assert torch.equal(tokens["order"][:, PREFIX:], text[:, PREFIX:])
+    assert torch.equal(tokens["order"].sort(-1).values, text.sort(-1).values)
+    assert not torch.equal(tokens["order"], text)
+    for probe in ("copy_text", "copy_random"):
+        assert torch.equal(tokens[probe][:, 1:15], tokens[probe][:, 15:])
+    assert torch.equal(tokens["copy_text"][:, :15], text[:, :15])
+    assert torch.equal(tokens["without_bos"], text[:, 1:])
+    assert tokens["long"].shape[1] == 4 * TRAINED
+    assert pd.read_csv(done / "extrapolation.csv")["position"].max() == 4 * TRAINED - 1
+
+
+def test_without_the_mask_only_the_suffix_is_scored(done: Path) -> None:
+    table = pd.read_csv(done / "loss_by_position.csv")
+    for condition in ("mask", "mask+rope"):
+        for measure in ("loss", "in_context", "copy_text"):
+            row = rows_of(done, measure).loc[condition]
+            assert np.isnan(row["value"])
+            assert row["note"]
+        assert table[table["condition"] == condition]["position"].min() == PREFIX
+
+
+def test_a_model_that_does_not_copy_says_so_and_shows_no_number(done: Path) -> None:
+    rows = rows_of(done, "copy_random")
+    assert rows[["value", "difference"]].isna().all(axis=None)
+    masked = rows.drop(index=["mask", "mask+rope"])
+    assert masked["note"].str.contains("does not copy").all()
+    second = rows_of(done, "copy_random_second")
+    above = second["value"].isna()
+    assert above["intact"]  # a random model is worse than a uniform guess
+    assert second.loc[above & (second.index != "intact"), "difference"].notna().all()
+    assert (second.loc[above, "note"] != "").all()
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_model_that_copies_has_the_losses_of_both_copies_in_plain_transformers(
+    tmp_path: Path,
+) -> None:
+    """Windows of BOS and a segment of 24 tokens twice; neither copy's first token is scored."""
+    chosen = ["--measures", "copy", "--n-seqs", 16, "--seq-len", 49, "--folds", 4]
+    removed = ["--model", "rope-tiny", "--remove", "mlp"]
+    run_command(behaviour, *removed, *chosen, "--out", tmp_path / "run")
+    run, hf = read_run(tmp_path / "run"), plain_model(CHECKPOINTS["rope-tiny"])
+    documents = {
+        "copy_text": run.arrays["tokens"]["documents"],
+        "copy_random": np.arange(16),
+    }
+    for measure, of in documents.items():
+        ids = torch.from_numpy(run.arrays["tokens"][measure])
+        losses = [losses_of(model, ids) for model in (hf, edited(hf, ["mlp"]))]
+        losses = [pd.DataFrame(rows).groupby(of).mean().to_numpy() for rows in losses]
+        first, second = ([rows[:, at : at + 23].mean(1) for rows in losses] for at in (1, 25))
+        values = {measure: [b - a for a, b in zip(first, second, strict=True)]}
+        for name, (intact, without) in (values | {f"{measure}_second": second}).items():
+            rows = rows_of(tmp_path / "run", name)
+            assert_interval(rows.loc["mlp"], "difference", without - intact)
+            if name != "copy_random_second":  # its losses are above a uniform guess
+                assert_interval(rows.loc["mlp"], "value", without)
+                assert_interval(rows.loc["intact"], "value", intact)
+
+
+def test_losses_beyond_the_context_are_those_of_plain_transformers(
+    done: Path, plain: Callable[..., np.ndarray]
+) -> None:
+    table = pd.read_csv(done / "extrapolation.csv").set_index(["condition", "position"])
+    for condition, name in (("", "intact"), ("rope", "rope")):
+        losses = plain(condition, "long")
+        for position in (1, TRAINED, 4 * TRAINED - 1):
+            assert_interval(table.loc[name, position], "loss", losses[:, position - 1])
+
+
+def test_losses_by_position_are_means_over_documents(
+    done: Path, plain: Callable[..., np.ndarray]
+) -> None:
+    table = pd.read_csv(done / "loss_by_position.csv")
+    rows = table[table["condition"] == "w_q"].set_index("position")
+    losses = plain("w_q", "tokens")
+    for position in (1, 17, N_POS - 1):
+        assert_interval(rows.loc[position], "loss", losses[:, position - 1])
+
+
+def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -> None:
+    losses = torch.arange(1.0, 12.0).repeat(5, 1) + torch.arange(5.0)[:, None]
+    probe = Probe(tokens=torch.zeros(5, 12).long(), documents=torch.arange(5), prefix=6)
+    plan = Plan(
+        conditions={"intact": Ablation(), "mask": Ablation(remove=["mask"])},
+        heads={},
+        sources=MASK,
+        layers=(0,),
+        measures=("loss",),
+        probes={"text": probe},
+        skipped={},
+        bos=False,
+        trained=12,
+        uniform=1.0,
+        left_out={},
+    )
+    measured = MeasuredBehaviour(losses={("intact", "text"): losses, ("mask", "text"): losses})
+    table = position_table(plan, measured, "text", width=4)
+    rows = table[["condition", "position", "loss"]].to_numpy().tolist()
+    intact = [["intact", 1, 4.0], ["intact", 4, 7.5], ["intact", 8, 11.5]]
+    expected = [*intact, ["mask", 6, 8.5], ["mask", 8, 11.5]]
+    assert [row[:2] for row in rows] == [row[:2] for row in expected]
+    assert [row[2] for row in rows] == pytest.approx([row[2] for row in expected])
+
+
+def test_position_is_regressed_on_half_of_the_documents_and_read_on_the_other(
+    done: Path, tiny: Callable[[str], Any]
+) -> None:
+    table = pd.read_csv(done / "decodability.csv").set_index(["condition", "layer"])
+    assert set(table.index.get_level_values("condition")) == {"intact", *REMOVED}
+    hf, tokens = tiny("llama").hf, load_file(done / "tokens.safetensors")["tokens"]
+    with torch.inference_mode():
+        streams = hf(tokens, output_hidden_states=True).hidden_states
+    run = read_run(done)
+    place = torch.from_numpy(run.arrays["tokens"]["documents"]).unique(return_inverse=True)[1]
+    index = torch.arange(1.0, N_POS).double()
+    n_fit = int((place % 2 == 0).sum())
+    draws = torch.rand(n_fit, N_POS - 1, generator=torch.Generator().manual_seed(0))
+    targets = {"distance": index.expand(n_fit, -1), "null": index[draws.argsort(-1)]}
+    x = streams[1][:, 1:].double()  # of block 0
+    for column, y in targets.items():
+        distances = regressed(x[place % 2 == 0], y, x[place % 2 == 1], index)
+        assert_interval(table.loc["intact", 0], column, distances)
+    assert table["chance"].to_numpy() == pytest.approx(float((index - index.mean()).abs().mean()))
+    changed = table.loc[("w_q", 0), "distance"] - table.loc[("intact", 0), "distance"]
+    assert table.loc[("w_q", 0), "difference"] == pytest.approx(changed, abs=1e-6)
+
+
+def regressed(
+    fit: torch.Tensor, y: torch.Tensor, held_out: torch.Tensor, index: torch.Tensor
+) -> np.ndarray:
+    """Return how far ridge regression is off in held-out sequences, [seq]."""
+    rows, numbers = fit.flatten(0, 1), y.flatten()
+    mean, spread = rows.mean(0), rows.std(0, correction=0)
+    standard = (rows - mean) / spread
+    gram = standard.T @ standard + 1e-3 * len(rows) * torch.eye(standard.shape[1])
+    w = torch.linalg.solve(gram, standard.T @ (numbers - numbers.mean()))
+    predicted = (held_out - mean) / spread @ w + numbers.mean()
+    return (predicted - index).abs().mean(1).numpy()
+
+
+def test_a_finished_run_says_what_was_done_and_is_shown_again(
+    done: Path, tiny: Callable[[str], Any], texts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (done / "manifest.json").read_bytes()
+    manifest = json.loads(before)
+    assert manifest["conditions"] == ["intact", *REMOVED]
+    assert (manifest["prefix"], manifest["trained_len"]) == (PREFIX, TRAINED)
+    assert set(manifest["checksums"]) == {p.name for p in done.iterdir()} - {"manifest.json"}
+    page = (done / "report.html").read_text()
+    assert "the next token is in sight" in page
+    assert f"the first {PREFIX} tokens of a window see each other" in page
+    assert 'src="http' not in page
+    model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *TYPED]
+    run_command(behaviour, *SMALL, *model, "--out", done)
+    shown = " ".join(capsys.readouterr().out.split())
+    sentence = page.lead("llama", pd.read_csv(done / "behaviour.csv")).sentence
+    assert sentence in shown
+    assert escape(sentence) in page
+    assert (done / "manifest.json").read_bytes() == before
+
+
+def test_the_position_that_a_component_writes_is_taken_away_in_windows_of_any_length(
+    tiny: Callable[[str], Any], texts: Path, tmp_path: Path
+) -> None:
+    """Lengths differ where BOS is left out, and beyond the trained context."""
+    model = ["--model", tiny("llama").folder, "--data", texts]
+    model += ["--remove", "position[MLP0]", "mask+position[MLP0]"]
+    chosen = ["--measures", "loss", "bos", "extrapolation", "position", "--layers", 2]
+    run_command(behaviour, *SMALL[:10], *SMALL[-2:], *chosen, *model, "--out", tmp_path / "run")
+    hf, ids = tiny("llama").hf, load_file(tmp_path / "run" / "tokens.safetensors")["tokens"]
+    kept: list[torch.Tensor] = []
+    mlp = hf.model.layers[0].mlp
+    handle = mlp.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    intact = losses_of(hf, ids)
+    handle.remove()
+    mean = kept[0].mean(0)
+    vectors = mean - mean[1:].mean(0)  # of BOS, all that it writes stays
+    vectors[0] = 0
+    handle = mlp.register_forward_hook(lambda module, inputs, output: output - vectors)
+    rise = (losses_of(hf, ids) - intact).mean(1)
+    handle.remove()
+    table = pd.read_csv(tmp_path / "run" / "behaviour.csv").set_index(["measure", "condition"])
+    found = table.loc[("loss", "position[MLP0]"), "difference"]
+    assert found == pytest.approx(float(rise.mean()), abs=NETWORK * intact.max())
+    for measure in ("without_bos", "extrapolation"):
+        assert table.loc[(measure, "position[MLP0]"), "difference"] != 0
+
+
+@needs_chromium
+def test_the_report_opens_without_errors(done: Path, tmp_path: Path) -> None:
+    shown = opened((done / "report.html").read_text(), tmp_path)
+    assert shown.count('class="main-svg"') >= 5
+
+
+def test_learned_positions_have_none_beyond_and_replacements_stand_side_by_side(
+    tiny: Callable[[str], Any], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model", tiny("gpt2").folder, "--data", texts, "--remove", "w_q", "pos_embed"]
+    chosen = ["--replacement", "mean", "zero", "--measures", "loss", "bos", "extrapolation"]
+    run_command(behaviour, *SMALL[:8], *model, *chosen, "--out", tmp_path / "run", "--verbose")
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["conditions"] == ["intact", "w_q:mean", "w_q:zero", "pos_embed"]
+    assert set(manifest["skipped"]) == {"bos", "extrapolation"}
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "positions are learned: there are none beyond the context" in shown
+    assert "sequences begin without a BOS token" in shown
+    loss = rows_of(tmp_path / "run", "loss")["value"]
+    assert len({*loss}) == 4
+    assert len(pd.read_csv(tmp_path / "run" / "extrapolation.csv")) == 0
+
+
+def test_each_heads_w_q_is_removed_alone(
+    tiny: Callable[[str], Any], texts: Path, tmp_path: Path
+) -> None:
+    model = ["--model", tiny("llama").folder, "--data", texts, "--heads"]
+    chosen = ["--measures", "loss", "--gain", "norm", "--layers", 1]
+    run_command(behaviour, *SMALL[:8], *model, *chosen, "--out", tmp_path / "run")
+    heads = pd.read_csv(tmp_path / "run" / "heads.csv").set_index(["layer", "head"])
+    assert list(heads.index) == [(0, head) for head in range(6)]
+    assert (heads["pattern"] > 0).any()
+    hf, ids = tiny("llama").hf, load_file(tmp_path / "run" / "tokens.safetensors")["tokens"]
+    for head in (0, 4):
+        one = edited(hf, ["w_q"], norm_sizes(hf), layers=[0], heads=[head])
+        rise = (losses_of(one, ids) - losses_of(hf, ids)).mean(1)
+        assert_interval(heads.loc[0, head], "loss", rise)
+
+
+def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(
+    tmp_path: Path,
+) -> None:
+    chosen = ["--measures", "position", "--remove", "mask", "--n-seqs", 48, "--seq-len", 64]
+    run_command(behaviour, "--model", "nope-tiny", *chosen, "--out", tmp_path / "run")
+    table = pd.read_csv(tmp_path / "run" / "decodability.csv").set_index(["condition", "layer"])
+    intact, without = table.loc["intact"], table.loc["mask"]
+    chance = table["chance"].iloc[0]
+    assert intact["distance"].min() < 0.25 * chance
+    assert (without["distance"] > 0.97 * chance).all()
+    assert (table["null"] > 0.97 * chance).all()
+    assert (intact["untrained"] > intact["distance"]).loc[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seq-len", 18], "in-context needs windows of 20 tokens or more, got --seq-len 18"),
+        (["--measures", "copy", "--seq-len", 16], "copy needs windows of 17 tokens or more"),
+        (["--measures", "loss", "loss"], "expected one or more different values of --measures"),
+        (["--model", "parameter-free"], "behaviour is measured on text, with a language model"),
+        (
+            ["--model", "nope-tiny", "--remove", "rope"],
+            "the model has no rope; it has mask",
+        ),
+        (["--model", "BARE"], "tokenizer"),
+        (
+            ["--model", "nope-tiny", "--remove", "position[L9H0]"],
+            "L9H0 writes nothing in this model; the components that do are embed, L0H0 to L3H3",
+        ),
+        (
+            ["--measures", "extrapolation", "--trained-len", 64, "--max-len", 64],
+            "nothing to measure (extrapolation: the trained context of 64 tokens is not shorter",
+        ),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_2(
+    arguments: list[Any],
+    message: str,
+    tiny: Callable[[str], Any],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    bare = tmp_path / "bare"
+    tiny("llama").hf.save_pretrained(bare)
+    given = [bare if each == "BARE" else each for each in arguments]
+    small = [*SMALL[:6], "--batch-size", 5]
+    line = refused(capfd, tmp_path, behaviour, *small, *given)
+    assert re.search(re.escape(message), line)

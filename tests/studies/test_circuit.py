@@ -1,0 +1,215 @@
+"""The circuit command as a user types it: the run's files, its output, its refusals."""
+
+import json
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load_file
+from scipy import stats
+from support.command_line import refused, run_command
+from support.decoders import write_decoder
+from support.plain_attention import plain_attention
+from support.rounding import NETWORK, assert_same, rounding
+from support.tiny_models import distance
+
+from nope_probe import circuit
+from nope_probe.analyses.jackknife import standard_error
+from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.reading.capture import capture_stages
+from nope_probe.maps.estimates import fold_weights
+from nope_probe.run.folder import Run
+from nope_probe.studies.circuit.page import _side_by_side
+
+N = 19
+SMALL = ["--n-seqs", "23", "--seq-len", str(N), "--folds", "5", "--batch-size", "7"]
+
+
+@pytest.fixture(scope="module")
+def without_mlp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "mlp"
+    run_command(circuit, *SMALL, "--remove", "mlp", "--out", str(out))
+    return out
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    from nope_probe.models.load import load
+
+    return load("nope-tiny").model
+
+
+def maps_of(out: Path) -> dict[str, np.ndarray]:
+    return load_file(out / "maps.safetensors")
+
+
+def manifest_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "manifest.json").read_text())
+
+
+def test_maps_on_disk_are_those_of_capture_stages(without_mlp: Path, model: Any) -> None:
+    maps, saved = maps_of(without_mlp), load_file(without_mlp / "tokens.safetensors")
+    tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
+    intact = capture_stages(model, tokens, n_folds=5, documents=documents)
+    with ablated(model, Ablation(remove=["mlp"])):
+        shown = capture_stages(model, tokens, n_folds=5, documents=documents)
+    kinds = ("gram", "normalised", "se", "reference")
+    assert maps.keys() == {f"{kind}/{letter}" for kind in kinds for letter in "abcdefghi"}
+    weights = fold_weights(len(shown.counts), shown.counts)
+    for letter, folds in shown.folds.items():
+        truths = shown.mean(letter), shown.normalised(letter), standard_error(folds, weights)
+        for kind, truth in zip(kinds, (*truths, intact.mean(letter)), strict=True):
+            seen, expected = maps[f"{kind}/{letter}"], truth.numpy()
+            assert (seen.shape, seen.dtype) == ((N, N), np.float32)
+            size = max(float(m.mean(letter).nan_to_num().abs().max()) for m in (shown, intact))
+            assert_same(seen, expected, size=size)
+    assert np.abs(maps["reference/g"] - maps["gram/g"]).max() > 10
+
+
+def test_a_run_holds_the_stages_of_both_models_as_a_table(without_mlp: Path) -> None:
+    names = {path.name for path in without_mlp.iterdir()} - {"manifest.json"}
+    assert names == set(manifest_of(without_mlp)["checksums"])
+    table = pd.read_csv(without_mlp / "stages.csv")
+    assert list(table["stage"]) == list("abcdefghi") * 2
+    assert list(table["layer"]) == [0, 0, 0, 0, 0, 0, 0, 1, 1] * 2
+    assert list(table["model"].unique()) == ["intact", "ablated"]
+
+
+def test_orders_of_stages_are_those_of_their_maps(without_mlp: Path) -> None:
+    """Among the keys after BOS: rows of 8 keys or more, and pairs of keys 8 apart."""
+    maps, table = maps_of(without_mlp), pd.read_csv(without_mlp / "stages.csv")
+    for row in table.itertuples():
+        kind = {"intact": "reference", "ablated": "gram"}[row.model]
+        rows = [maps[f"{kind}/{row.stage}"][i, 1:i].astype(float) for i in range(9, N)]
+        ranks = [stats.spearmanr(values, range(len(values))).statistic for values in rows]
+        assert row.locality == pytest.approx(np.mean(ranks), abs=1e-3)
+        signs = np.concatenate([np.sign(values[8:] - values[:-8]) for values in rows])
+        assert row.monotonicity == pytest.approx((signs.mean() + 1) / 2, abs=1e-3)
+
+
+def test_a_layers_h_and_i_are_the_next_layers_a_and_b_and_the_last_has_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for layer in ("2", "3"):
+        capsys.readouterr()
+        few = ["--layer", layer]
+        run_command(circuit, *SMALL, *few, "--out", str(tmp_path / layer))
+    second, third = (maps_of(tmp_path / layer) for layer in ("2", "3"))
+    for later, first in (("h", "a"), ("i", "b")):
+        assert_same(second[f"gram/{later}"], third[f"gram/{first}"])
+    assert {name[-1] for name in third if name.startswith("gram/")} == set("abcdefg")
+    for text in (capsys.readouterr().out, (tmp_path / "3" / "report.html").read_text()):
+        assert "L3 is the last" in text
+
+
+def test_without_the_mask_there_are_scores_of_later_keys_and_circuits_are_their_weights(
+    tmp_path: Path,
+) -> None:
+    few = ["--remove", "qk", "mask"]
+    run_command(circuit, *SMALL, *few, "--out", str(tmp_path / "run"))
+    maps = maps_of(tmp_path / "run")
+    assert np.isfinite(maps["gram/b"]).all()
+    assert np.array_equal(np.isfinite(maps["reference/b"]), np.tri(N, dtype=bool))
+    assert manifest_of(tmp_path / "run")["removed"] == ["mask", "w_q", "w_k"]
+
+
+def test_a_parameter_free_model_takes_gaussian_vectors_and_has_no_ffn(tmp_path: Path) -> None:
+    chosen = ["--model", "parameter-free", "--data", "gaussian", "--alpha", "0.2"]
+    run_command(circuit, *SMALL, *chosen, "--out", str(tmp_path / "run"))
+    maps, absent = maps_of(tmp_path / "run"), manifest_of(tmp_path / "run")["absent"]
+    assert {name[-1] for name in maps} == set("abcdghi")
+    assert absent.keys() == {"e", "f"}
+    assert np.diagonal(maps["gram/b"]) == pytest.approx(1, rel=NETWORK)  # unit vectors
+
+
+@pytest.mark.parametrize(("name", "lacks"), [("gemma2", "ef"), ("mistral", "")])
+def test_stages_with_a_sliding_window_are_measured(
+    name: str, lacks: str, tmp_path: Path, tiny: Callable[[str], Any]
+) -> None:
+    chosen = ["--model", tiny(name).folder, "--data", "random"]
+    run_command(circuit, *SMALL, *chosen, "--out", tmp_path / "run")
+    maps, manifest = maps_of(tmp_path / "run"), manifest_of(tmp_path / "run")
+    has = {entry.removeprefix("gram/") for entry in maps if entry.startswith("gram/")}
+    assert has == set("abcdefghi") - set(lacks)
+    assert set(manifest["absent"]) == set(lacks)
+    assert set(pd.read_csv(tmp_path / "run" / "stages.csv")["stage"]) == has
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--layer", "5"], "has 4 layers, L0 to L3; there is no --layer 5"),
+        (["--remove", "rope"], "the model has no rope; it has mask, w_q, w_k, w_o, w_v, mlp"),
+        (
+            ["--remove", "mask", "--replacement", "zero"],
+            "--replacement has no effect where no weight is removed",
+        ),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused(capfd, tmp_path, circuit, *arguments)
+
+
+def test_removing_the_norms_weights_compares_with_the_intact_model(tmp_path: Path, model: Any):
+    out = tmp_path / "run"
+    run_command(circuit, *SMALL, "--remove", "norms", "mlp", "--out", str(out))
+    assert manifest_of(out)["removed"] == ["mlp", "norms"]
+    tokens = torch.from_numpy(load_file(out / "tokens.safetensors")["tokens"])
+    with ablated(model, Ablation(remove=["mlp", "norms"])):
+        truth = capture_stages(model, tokens, n_folds=5)
+    maps = maps_of(out)
+    for letter in ("f", "h"):
+        assert_same(maps[f"gram/{letter}"], truth.mean(letter))
+        assert np.abs(maps[f"gram/{letter}"] - maps[f"reference/{letter}"]).max() > 0.1
+    page = unescape((out / "report.html").read_text())
+    assert "without the MLPs and the norms' weights" in page
+    assert "without MLP + norm weights" in page
+
+
+def test_the_page_shows_each_stage_of_both_models_on_one_scale_beside_their_difference() -> None:
+    random = np.random.default_rng(0)
+    maps = {
+        f"{kind}/{letter}": (1 + 19 * (letter == "g")) * random.normal(size=(N, N))
+        for kind in ("gram", "reference")
+        for letter in "ag"
+    }
+    manifest = {"removed": ["mask"], "skip_keys": 0}
+    [section] = _side_by_side(Run(manifest=manifest, arrays={"maps": maps}))
+    figure = section.drawn()
+    assert figure is not None
+    panels = figure.data
+    names = ["(a) intact", "(a) ablated", "(a) difference"]
+    assert [panel.name for panel in panels[:3]] == names
+    for index, letter in enumerate("ag"):
+        intact, ablated, change = panels[3 * index : 3 * index + 3]
+        np.testing.assert_allclose(intact.z, maps[f"reference/{letter}"], rtol=1e-6)
+        size = float(np.abs([ablated.z, intact.z]).max())
+        assert_same(change.z, ablated.z - intact.z, 2 * rounding(2), size=size)
+        scales = [figure.layout[panel.coloraxis] for panel in (intact, ablated, change)]
+        assert (scales[0].cmin, scales[0].cmax) == (scales[1].cmin, scales[1].cmax)
+        assert scales[2].cmin == -scales[2].cmax
+    tops = [figure.layout[panels[index].coloraxis].cmax for index in (0, 3)]
+    assert tops[1] > 10 * tops[0], "stages that differ twentyfold do not share colours"
+    intact = Run(manifest={"removed": [], "skip_keys": 0}, arrays={"maps": {"gram/a": np.eye(N)}})
+    assert not [*_side_by_side(intact)]
+
+
+def test_scores_of_a_hybrids_layer_are_plain_transformers_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = write_decoder("qwen3_next", tmp_path)
+    asked = ["--data", "random", "--n-seqs", 8, "--seq-len", 11, "--out", tmp_path / "run"]
+    run_command(circuit, "--model", tiny.folder, "--layer", 1, *asked)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "L2 does not attend, so (h) and (i) do not exist." in shown
+    tokens = torch.from_numpy(load_file(tmp_path / "run" / "tokens.safetensors")["tokens"])
+    scores = torch.from_numpy(maps_of(tmp_path / "run")["gram/b"]).nan_to_num()
+    expected = plain_attention(tiny.hf, tokens)[1].map.nan_to_num()
+    assert distance(scores, expected) <= NETWORK

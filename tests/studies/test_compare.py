@@ -1,0 +1,326 @@
+"""The compare command: what it reads, the differences it writes, the pages, and its refusals."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from html import unescape
+from importlib import import_module
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support.chromium import needs_chromium, open_tab, opened
+from support.command_line import refused, run_command
+
+from nope_probe import ablate, attention, compare, scores
+from nope_probe.analyses.jackknife import standard_error
+from nope_probe.analyses.pattern import measure
+from nope_probe.cli import find_commands
+from nope_probe.errors import UserError
+from nope_probe.maps.rows import MapRows
+from nope_probe.run.folder import Run, read_manifest, read_run, write_run
+from nope_probe.run.session import Session
+from nope_probe.studies.compare.members import read_members
+from nope_probe.studies.compare.study import Compared
+from nope_probe.studies.tables import measures_table
+
+N, FOLDS, LAYERS = 13, 5, 2
+
+
+def maps(seed: int, slope: float = 0.5, n: int = N) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(FOLDS, LAYERS, n, n, generator=generator)
+    masked = torch.ones(n, n).triu(1).bool()
+    return (slope * torch.arange(n) + noise).masked_fill(masked, torch.nan)
+
+
+def write(
+    folder: Path,
+    folds: torch.Tensor,
+    *,
+    model: str,
+    tokens: str = "same",
+    kept: bool = True,
+    **manifest: Any,
+) -> Path:
+    """Write a finished run of `scores` by hand."""
+    arrays: dict[str, Any] = {
+        "maps": {"score": folds.mean(0).numpy(), "se": standard_error(folds).numpy()}
+    }
+    if kept:
+        arrays["folds"] = {"score": MapRows.of(folds).pack(folds).numpy()}
+    about = {
+        "model": {"name": model},
+        "data": {"sha256": tokens},
+        "settings": {"folds": FOLDS},
+        "conditions": ["intact"],
+        "layers": [*range(LAYERS)],
+        "command": f"scores {model}",
+        "kind": "scores",
+        **manifest,
+    }
+    measured = measure(folds, manifest.get("skip_keys", 0))
+    tables = {"pattern": measures_table([({"kept": "intact"}, measured)], range(folds.shape[1]))}
+    write_run(folder, Run(manifest=about, arrays=arrays, tables=tables, page="a page"))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """Two runs on the same sequences."""
+    return [write(tmp_path / name, maps(seed), model=name) for seed, name in enumerate("ab")]
+
+
+def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path) -> None:
+    folds = {"x": maps(0), "y": maps(1, slope=0.9), "z": maps(0)}
+    runs = [write(tmp_path / f"run-{name}", folds[name], model=name) for name in folds]
+    out = tmp_path / "out"
+    run_command(compare, *runs, "--labels", "x", "y", "z", "--out", out)
+    compared = read_run(out)
+    rows = compared.tables["differences"]
+    assert set(rows["method"]) == {"paired"}
+    assert rows[rows["run"] == "z"]["difference"].abs().max() < 1e-6  # the same as x
+    table = rows[rows["run"] == "y"].set_index(["item", "measure"])
+    base, other = folds["x"], folds["y"]
+    for layer in range(LAYERS):
+        expected = measure(other)[layer].locality.value - measure(base)[layer].locality.value
+        assert table.loc[(f"L{layer}", "locality"), "difference"] == pytest.approx(expected)
+    page = (out / "report.html").read_text()
+    assert "less that of x" in page
+    assert "The runs&#x27; own pages" in page
+    assert 'href="../run-x/report.html"' in page
+
+
+def test_runs_on_other_sequences_or_without_folds_are_unpaired_and_say_so(tmp_path: Path) -> None:
+    base = write(tmp_path / "a", maps(0), model="a")
+    elsewhere = write(tmp_path / "b", maps(1), model="b", tokens="others")
+    foldless = write(tmp_path / "c", maps(2), model="c", kept=False)
+    for other, said in ((elsewhere, "had different sequences"), (foldless, "kept no fold maps")):
+        out = tmp_path / f"out-{other.name}"
+        run_command(compare, base, other, "--out", out)
+        assert set(read_run(out).tables["differences"]["method"]) == {"unpaired"}
+        assert said in read_manifest(out)["headline"][-1]
+
+
+def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
+    runs: list[Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "out"
+    shutil.rmtree(runs[1])
+    write(runs[1], maps(0), model="b")  # the same maps as a's
+    with Session("compare", Compared(runs=tuple(runs), out=out, members=read_members(runs))):
+        line = refused(capfd, tmp_path, compare, *runs, "--out", out)
+        assert f"process {os.getpid()} on " in line
+    assert not out.exists()
+    run_command(compare, *runs, "--out", out)
+    manifest = read_manifest(out)
+    assert manifest["headline"][0].startswith("0 of ")
+    assert manifest["kind"] == "compare"
+    assert {"report.html", "differences.csv"} <= set(manifest["checksums"])
+    assert [*tmp_path.glob(".out*")] == []
+    capfd.readouterr()
+    monkeypatch.setattr("nope_probe.studies.compare.study.analyse", None)
+    run_command(compare, *runs, "--out", out)
+    assert f"shown again from {out}" in capfd.readouterr().err
+    shutil.rmtree(runs[1])
+    write(runs[1], maps(7), model="b")
+    assert "other settings" in refused(capfd, tmp_path, compare, *runs, "--out", out)
+
+
+@needs_chromium
+def test_html_in_names_is_shown_as_text_in_page_and_figures(
+    runs: list[Path], tmp_path: Path
+) -> None:
+    labels = ['<a href="https://else.where/">x</a>', "<b>y</b><script>document.title=1</script>"]
+    run_command(compare, *runs, "--labels", *labels, "--out", tmp_path / "out")
+    member = opened((tmp_path / "out" / "report.html").read_text(), tmp_path)
+    for markup in (
+        r"<title>1",
+        r"<a [^>]*else\.where",
+        "<script>document",
+        r"<tspan[^>]*>y</tspan>",
+    ):
+        assert not re.search(markup, member)
+    assert "&lt;a href=" in member
+
+
+@needs_chromium
+def test_switches_remove_sources_in_both_runs_beside_each_other(tmp_path: Path) -> None:
+    labels = ["rope-tiny", "nope-tiny"]
+    folders = [tmp_path / label for label in labels]
+    size = ["--n-seqs", 11, "--seq-len", N, "--folds", FOLDS, "--layers", 3, "--data", "random"]
+    for label, folder in zip(labels, folders, strict=True):
+        run_command(ablate, "--model", label, "--remove", "sources", *size, "--out", folder)
+    run_command(compare, *folders, "--out", tmp_path / "out")
+    page = tmp_path / "explorer.html"
+    report = (tmp_path / "out" / "report.html").read_text()
+    [frame] = re.findall('srcdoc="(.*?)">', report, re.DOTALL)
+    page.write_text(unescape(frame))
+    tables = [read_run(folder).tables["pattern"] for folder in folders]
+    look = """(() => {
+      const all = (selector) => [...document.querySelectorAll(selector)].map((e) => e.textContent);
+      return [all("figcaption"), all("thead th").slice(1), all("[data-measure=amplitude]")];
+    })()"""
+    with open_tab(page) as tab:
+        layer = tab.evaluate("document.querySelector('#layers output').textContent")
+        tables = [table[table["layer"] == int(layer[1:])].set_index("removed") for table in tables]
+        for removed, of_runs in (
+            ("intact", ("intact", "intact")),
+            ("mask", ("mask", "mask")),
+            ("mask+rope", ("mask+rope", "mask")),
+            ("rope", ("rope", "intact")),
+        ):
+            tab.evaluate(f"document.querySelector('[data-removed=\"{removed}\"].choice').click()")
+            captions, heads, amplitudes = tab.evaluate(look)
+            assert captions == heads == labels
+            for table, name, shown in zip(tables, of_runs, amplitudes, strict=True):
+                row = table.loc[name]
+                if shown == "within noise":
+                    assert row["amplitude_low"] <= 0
+                else:
+                    assert float(shown.split()[0]) == pytest.approx(row["amplitude"], rel=6e-3)
+        assert tab.said == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"folds": maps(1, n=17)}, "sequences of different lengths, 13 and 17"),
+        ({"kind": "ablate"}, "are of different commands, scores and ablate"),
+        (
+            {"kind": "reproduce"},
+            "is of reproduce: runs of ablate, attention, behaviour, circuit, sc",
+        ),
+        ({"skip_keys": 1}, "skip different numbers of keys, 0 and 1"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused(
+    change: dict[str, Any], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    base = write(tmp_path / "a", maps(0), model="a")
+    other = write(tmp_path / "b", **{"folds": maps(1), "model": "b", **change})
+    assert message in refused(capfd, tmp_path, compare, base, other)
+
+
+def test_folders_that_cannot_be_compared_are_refused(
+    runs: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    base, other = runs
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ".c.unfinished").mkdir()
+    inside = f"is in the run {other}: take --out outside of the runs"
+    for arguments, message in (
+        ([base], "expected two runs or more to compare, got 1"),
+        ([base, base], "a run was given twice"),
+        ([base, tmp_path / "empty"], "holds no run: it has no manifest.json"),
+        ([base, tmp_path / "c"], "is not finished; run its command again"),
+        ([base, other, "--labels", "x"], "2 runs need as many --labels, got 1"),
+        ([base, other, "--labels", "x", "x"], "two runs have the same label"),
+        ([base, other, "--out", other / "compared"], inside),
+    ):
+        assert message in refused(capfd, tmp_path, compare, *arguments)
+    assert inside in refused(capfd, other, compare, base, other)  # whose runs/ would be in it
+
+
+def test_a_model_that_begins_with_bos_is_compared_with_one_that_does_not(
+    tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    flags = ["--data", "random", "--seq-len", 11, "--n-seqs", 8, "--folds", 4, "--layers", 2]
+    for bos in ("always", "never"):
+        out = ["--bos", bos, "--out", tmp_path / bos]
+        run_command(scores, "--model", tiny("llama").folder, *flags, *out)
+        assert read_run(tmp_path / bos).manifest["skip_keys"] == 1
+    run_command(compare, tmp_path / "always", tmp_path / "never", "--out", tmp_path / "out")
+    differences = read_run(tmp_path / "out").tables["differences"]
+    assert {"amplitude", "lead"} <= {*differences["measure"]}
+
+
+SIZES = ["--data", "random", "--seq-len", 11, "--n-seqs", 8, "--folds", 4, "--bos", "never"]
+LAYERED = [*SIZES, "--layers", 2]
+RUNS: dict[str, list[Any]] = {  # flags of the commands whose runs are compared
+    "ablate": [*LAYERED, "--remove", "sources"],
+    "attention": LAYERED,
+    "behaviour": ["--measures", "loss", "in-context", "--seq-len", 20, "--n-seqs", 8],
+    "circuit": SIZES,
+    "scores": LAYERED,
+    "trace": [*LAYERED, "--n-seqs", 10, "--folds", 5, "--confirm", 0],
+}
+OTHERS = ("compare", "reproduce", "simulate")
+
+
+@pytest.fixture(scope="module")
+def pairs(
+    tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[Path]]:
+    """Two small runs of every command, of two models."""
+    root = tmp_path_factory.mktemp("pairs")
+    text = root / "text.jsonl"
+    text.write_text("".join(f'{{"text": "{letter * 40}"}}\n' for letter in "abcdefghij"))
+    folders = {name: [root / f"{name}-{i}" for i in range(2)] for name in RUNS}
+    for name, flags in RUNS.items():
+        for i, model in enumerate(("llama", "smollm3")):
+            subject = ["--model", tiny(model).folder]
+            subject += ["--data", text] if name == "behaviour" else []
+            module = import_module(f"nope_probe.{name}")
+            run_command(module, *subject, *flags, "--out", folders[name][i])
+    for name in OTHERS:
+        folders[name] = [root / name] * 2
+        write_run(root / name, Run(manifest={"kind": name}))
+    return folders
+
+
+def test_every_command_that_writes_runs_is_compared() -> None:
+    without = {"layers", "theory", "train"}  # print, draw a page, write a model
+    assert {*RUNS, *OTHERS} == {*find_commands()} - without
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_runs_of_any_command_are_compared(
+    name: str, pairs: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_command(compare, *pairs[name], "--labels", "x", "y", "--out", tmp_path / "out")
+    base, other = map(read_run, pairs[name])
+    compared = read_run(tmp_path / "out")
+    assert compared.manifest["compared"] == name
+    rows = compared.tables["differences"]
+    assert len(rows) > 4
+    change = rows["value"] - rows["base_value"]
+    pd.testing.assert_series_equal(rows["difference"], change, check_names=False, atol=1e-5)
+    for (table, column), part in rows.groupby(["table", "measure"]):
+        for side, run in (("base_value", base), ("value", other)):
+            stored = run.tables[table][column].to_numpy()
+            known = part[side].dropna().to_numpy()
+            assert np.isclose(known[:, None], stored, rtol=1e-6).any(1).all()
+    n = ((rows["difference_low"] > 0) | (rows["difference_high"] < 0)).sum()
+    said = f"{n} of {rows['difference_low'].notna().sum()} numbers differ"
+    assert said in compared.manifest["headline"][0]
+    assert said in " ".join(capsys.readouterr().out.split())
+    paired = name in ("ablate", "circuit", "scores")
+    assert ("paired" in {*rows["method"]}) == paired
+
+
+def test_two_runs_of_unlike_commands_are_refused(pairs: dict[str, list[Path]]) -> None:
+    for (one, (first, _)), (other, (second, _)) in combinations(pairs.items(), 2):
+        message = f"are of different commands, {one} and {other}"
+        for command in (other, one):
+            if command in OTHERS:
+                message = f"is of {command}: runs of ablate"
+        with pytest.raises(UserError, match=message):
+            read_members([first, second])
+
+
+def test_runs_without_maps_are_compared_at_one_length(
+    pairs: dict[str, list[Path]], tiny: Callable[[str], Any], tmp_path: Path
+) -> None:
+    flags = [*RUNS["attention"], "--seq-len", 13, "--out", tmp_path / "longer"]
+    run_command(attention, "--model", tiny("llama").folder, *flags)
+    with pytest.raises(UserError, match="sequences of different lengths, 11 and 13"):
+        read_members([pairs["attention"][0], tmp_path / "longer"])

@@ -1,0 +1,211 @@
+"""The conditions of a plan, and the scores that stop a run."""
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nope_probe.data.sequences import Sequences
+from nope_probe.errors import UserError
+from nope_probe.hooks.ablation import ablated
+from nope_probe.hooks.reading.calibration import capture_written
+from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.models.parameter_free import build, nope_llama
+from nope_probe.removal import INTACT
+from nope_probe.run.checkpoint import RunCheckpoint
+from nope_probe.run.process_group import Processes
+from nope_probe.studies.ablation.plan import Measured, Plan, make_plan
+from nope_probe.studies.engine import Engine
+from nope_probe.studies.study import run_passes
+
+pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
+
+NOPE = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
+LLAMA, GPT2 = ("mask", "rope", *NOPE[1:]), (*NOPE, "pos_embed")
+
+
+def small_model(seed: int = 0):
+    torch.manual_seed(seed)
+    model = build(nope_llama("tiny", rope=True))
+    for parameter in model.parameters():
+        parameter.data = 0.05 * torch.randn(parameter.shape)
+    return model
+
+
+def random_tokens(first: int = 0) -> Sequences:
+    return Sequences(inputs=first + torch.randint(1024, (13, 11)), name="random")
+
+
+def measured(
+    model: Any,
+    inputs: Sequences,
+    plan: Plan,
+    checkpoint: Any = None,
+    shuffled: Sequences | None = None,
+) -> Measured:
+    engine = Engine(
+        model=model,
+        inputs=inputs.inputs,
+        n_folds=4,
+        batch_size=7,
+        checkpoint=checkpoint,
+    )
+    return Measured.of(plan, dict(run_passes(plan.passes(engine, shuffled))))
+
+
+def powerset(names: list[str]) -> list[tuple[str, ...]]:
+    return [members for size in range(len(names) + 1) for members in combinations(names, size)]
+
+
+@pytest.mark.parametrize(
+    ("has", "encodings"),
+    [
+        (LLAMA, ["rope"]),
+        (NOPE, []),
+        (GPT2, ["pos_embed"]),
+        ((*LLAMA, "window"), ["rope", "window"]),
+    ],
+)
+def test_a_plan_removes_sources_together_and_weights_with_and_without_them(
+    has: Any, encodings: list[str]
+):
+    plan = make_plan(has)
+    sources = ["mask", *encodings]
+    assert list(plan.sources) == sources
+    assert plan.plain[0] == INTACT
+    assert {*plan.plain} == {frozenset(item) for item in powerset(sources)}
+    weights = [{"w_q"}, {"w_k"}, {"w_o"}, {"w_q", "w_k"}, {"w_o", "w_v"}]
+    assert [set(condition) for condition in plan.removed] == weights
+    assert {*plan.replacing} == {
+        frozenset(one | more) for one in weights for more in (set(), {*sources})
+    }
+    alone = make_plan(has, ["sources"])
+    assert (alone.plain, alone.replacing) == (plan.plain, [])
+
+
+def test_mask_and_rope_take_four_runs_and_two_replacements_of_five_removals_eighteen_more():
+    by = [Ablation(replacement=name) for name in ("mean", "identity")]
+    plan = make_plan(LLAMA, ablations=by)
+    engine = Engine(model=None, inputs=random_tokens().inputs, n_folds=4)  # no pass is run
+    keys = [one.key for one in plan.passes(engine)]
+    scores = [key for key in keys if key.startswith("score")]
+    # By mean, the OV circuit is W_O's: 4 + 4 x 2 + 5 x 2 models.
+    assert len(scores) == len({*scores}) == 22
+    assert keys.index("gains") < keys.index("score-mean/w_q")
+
+
+@pytest.mark.parametrize(
+    "removed", [["rope_high"], ["rope_low+w_q"], ["rope[0:3]", "rope[5:7]"], ["mask+w_q", "mlp"]]
+)
+def test_conditions_are_named_by_what_they_remove(removed: list[str]):
+    plan = make_plan(LLAMA, removed)
+    names = [condition.name for condition in (*plan.plain, *plan.replacing)]
+    assert len({*names}) == len(names)
+    assert names[:4] == ["intact", "mask", "rope", "mask+rope"]
+    assert {*removed} <= {*names, "rope_low+w_q"}
+    assert "mask+rope+rope_high" not in names, "RoPE is gone as a whole"
+
+
+def test_removals_that_change_the_same_output_are_calibrated_one_by_one() -> None:
+    plan = make_plan(LLAMA, ["w_o", "position[L1H0]"])
+    assert [one.condition.name for one in plan.calibrated] == ["w_o", "position[L1H0]"]
+
+
+def test_what_cannot_be_removed_is_removed_by_no_default_and_no_source() -> None:
+    has, why = (*LLAMA, "window"), {"window": "hides nothing", "w_k": "is no matrix"}
+    plan = make_plan(has, left_out={**why, "sink": "the model has none"})
+    assert [condition.name for condition in plan.removed] == ["w_q", "w_o", "w_o+w_v"]
+    assert (plan.sources, plan.left_out) == (("mask", "rope"), why)
+    assert make_plan(has, ["w_q"], left_out=why).left_out == {"window": "hides nothing"}
+
+
+def test_an_encoder_without_a_mask_is_refused():
+    with pytest.raises(UserError, match="no causal mask"):
+        make_plan(("w_q", "w_k", "w_o", "w_v"))
+
+
+class Listing(RunCheckpoint):
+    """Lists the streams that are run."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.streams: list[str] = []
+
+    def stream(self, key: str) -> Any:
+        self.streams.append(key)
+        return super().stream(key)
+
+
+@pytest.mark.parametrize("removed", [["w_k"], ["w_k", "position[MLP0]+position[L1H0]"]])
+def test_keys_are_those_of_all_streams_in_the_order_of_the_run(removed: list[str], tmp_path: Path):
+    plan = replace(make_plan(LLAMA, removed), layers=(0, 1))
+    tokens, checkpoint = random_tokens(), Listing(tmp_path)
+    measured(small_model(), tokens, plan, shuffled=tokens, checkpoint=checkpoint)
+    engine = Engine(model=None, inputs=tokens.inputs, n_folds=4)
+    sizes = [one.sizes(Processes()) for one in plan.passes(engine, tokens)]
+    assert checkpoint.streams == [key for of_pass in sizes for key in of_pass]
+    assert {n_seqs for of_pass in sizes for n_seqs in of_pass.values()} == {len(tokens)}
+    assert len(set(checkpoint.streams)) == len(checkpoint.streams)
+
+
+def test_position_is_taken_away_as_it_is_written_without_all_else():
+    """Then nothing is left of it; what the intact model writes would leave its opposite."""
+    model, tokens, names = small_model(), random_tokens().inputs, ["MLP0", "MLP1"]
+    removed = Ablation(remove=["mask", *(f"position[{name}]" for name in names)])
+    engine = Engine(model=model, inputs=tokens, n_folds=4).calibrated(None, [removed])
+    assert engine.calibration is not None
+
+    def left(stream: Any) -> dict[str, torch.Tensor]:
+        result = capture_written(model, tokens, names)
+        return {name: written.vectors for name, written in result.items()}
+
+    def of_intact(stream: Any) -> dict[str, torch.Tensor]:
+        with ablated(model, removed, engine.calibration):
+            return left(stream)
+
+    for name, vectors in engine.load_or_compute(None, left, removed).items():
+        size = engine.calibration.positions[name].vectors.norm()
+        assert vectors.norm() <= 1e-3 * size
+        assert of_intact(None)[name].norm() > 0.1 * size
+
+
+def test_the_position_of_heads_of_a_layer_is_that_of_the_intact_model():
+    """No head reads another head of its layer, so that a calibration of both serves both."""
+    model, tokens = small_model(), random_tokens().inputs
+    removed = Ablation(remove=["position[L1H0]", "position[L1H1]"])
+    engine = Engine(model=model, inputs=tokens, n_folds=4).calibrated(None, [removed])
+    with ablated(model, removed, engine.calibration):
+        expected = capture_scores(model, tokens, n_folds=4).mean
+    assert torch.equal(engine.scores(None, removed).mean.nan_to_num(), expected.nan_to_num())
+
+
+def nan_embeddings(model: Any) -> None:
+    model.embed.W_E.data[1024:] = torch.nan  # tokens of the control alone
+
+
+def infinite_weight(model: Any) -> None:
+    model.blocks[1].attn.W_Q.data[0] = torch.inf
+
+
+def overflowing_norm(model: Any) -> None:
+    model.blocks[0].attn.W_Q.data[0, 0, 0] = 1e30  # finite scores, but a norm that overflows
+
+
+@pytest.mark.parametrize(
+    ("spoil", "removed", "message"),
+    [
+        (nan_embeddings, ["sources"], r"non-finite scores in L0, condition shuffled/intact$"),
+        (infinite_weight, ["sources"], "non-finite scores in L1, the intact model"),
+        (overflowing_norm, ["w_q"], r"non-finite scores in L0, condition score-identity/"),
+    ],
+)
+def test_a_non_finite_score_stops_the_run_and_is_named(spoil: Any, removed: Any, message: str):
+    plan = make_plan(LLAMA, removed, ablations=[Ablation(gain="norm")], layers=(0, 1))
+    model = small_model()
+    spoil(model)
+    with pytest.raises(UserError, match=message):
+        measured(model, random_tokens(), plan, shuffled=random_tokens(1024))

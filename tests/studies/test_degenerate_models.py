@@ -1,0 +1,137 @@
+"""Models with dead weights run through every command; what cannot be measured is an empty cell."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support.command_line import run_command
+from support.tiny_models import randomised, smollm3_config, tokenizer
+from support.traced import bos_reader
+
+from nope_probe import ablate, circuit, run_ablations, scores
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.reading.capture import capture_scores
+from nope_probe.models.load import load
+from nope_probe.studies.ablation.analyse import heads_table
+from nope_probe.studies.ablation.page import Findings, lead
+from nope_probe.studies.engine import Engine
+
+SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random", "--folds", "4"]
+pytestmark = [
+    pytest.mark.filterwarnings("error::RuntimeWarning", "error::UserWarning:nope_probe"),
+    pytest.mark.usefixtures("unenforced"),
+]
+
+
+def write(folder: Path, *dead: str) -> Path:
+    """Write a model of two layers, RoPE then none, whose named weights are zero."""
+    model = randomised(smollm3_config([1, 0]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(word in name for word in dead):
+                parameter.zero_()
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dead(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("models") / "dead", "")
+
+
+def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
+    return {path.stem: pd.read_csv(path) for path in folder.glob("*.csv")}
+
+
+EMPTY = {
+    "sources": ["lost", "lost_low", "lost_high"],
+    "terms": ["share"],
+    "weights": ["lost", "amplification"],
+    "mean_covariance": ["share"],
+    "pattern": ["locality", "monotonicity", "relative_r2"],
+    "stages": ["locality", "relative_r2"],
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "size"),
+    [
+        (ablate, ["--layers", "2", "--remove", "w_q"], ("terms", "size")),
+        (scores, ["--layers", "2", "--per-head"], ("pattern", "amplitude")),
+        (circuit, ["--remove", "w_k"], ("stages", "amplitude")),
+    ],
+)
+def test_a_model_of_zeros_has_no_pattern_no_shares_and_no_trend(
+    command, flags, size, dead: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run_command(command, "--model", dead, *SMALL, *flags, "--out", tmp_path / "run")
+    tables = tables_of(tmp_path / "run")
+    table, column = size
+    assert tables[table][column].eq(0).all()
+    for name, columns in EMPTY.items():
+        if name in tables:
+            assert len(tables[name]) > 0
+            assert tables[name][columns].isna().all(axis=None), name
+    printed = capsys.readouterr().out
+    assert "nan" not in printed
+    if command is ablate:
+        assert "shows no positional pattern" in " ".join(printed.split())
+
+
+def test_every_replacement_of_a_dead_weight_is_zero_and_gives_finite_or_empty_cells(tmp_path: Path):
+    folder = write(tmp_path / "model", "k_proj", "v_proj")
+    removed = ["--remove", "w_k", "w_o", "--replacement", "identity", "random", "mean"]
+    run_command(
+        ablate, "--model", folder, *SMALL, *removed, "--layers", 2, "--out", tmp_path / "run"
+    )
+    for name, table in tables_of(tmp_path / "run").items():
+        numbers = table.select_dtypes("number")
+        assert not np.isinf(numbers).any(axis=None), name
+    tokens = torch.randint(1, 263, (5, 7), generator=torch.Generator().manual_seed(0))
+    gains = calibrate(load(str(folder)).model, tokens, seed=3).gains
+    for replacement in ("identity", "random"):
+        assert gains[replacement]["w_o"] == gains[replacement]["w_v"] == (0, 0)
+    assert min(gains["identity"]["w_q"]) > 0
+
+
+def test_the_mean_term_of_one_sequence_a_fold_is_an_error(dead: Path):
+    model, tokens = load(str(dead)).model, torch.arange(28).reshape(4, 7)
+    with pytest.raises(ValueError, match="2 sequences in every fold"):
+        capture_scores(model, tokens, n_folds=4, mean_term=True)
+    assert capture_scores(model, tokens, n_folds=2, mean_term=True).mean_term.isfinite().any()
+
+
+@pytest.mark.hooked_transformer
+def test_heads_whose_patterns_cancel_in_their_mean_are_named() -> None:
+    model = bos_reader((3.0, 2.0))  # L1's scores are 5 / (i + 1) times the scale, in both heads
+    model.blocks[1].attn.W_K.data[1] *= -1
+    tokens = torch.randint(1, 17, (40, 11), generator=torch.Generator().manual_seed(1))
+    tokens[:, 0] = 0
+    study = run_ablations(model, tokens, remove=["sources"], folds=4)
+    assert study.tables["pattern"]["amplitude"].abs().max() < 1e-6
+    keys = [5 / (key + 1) / 3**0.5 for key in range(11)]
+    rows = [np.array(keys[1:query]) for query in range(2, 11)]
+    expected = np.concatenate([row - row.mean() for row in rows])
+    heads = study.tables["heads"].set_index(["layer", "head"])["amplitude"]
+    np.testing.assert_allclose(heads, [0, 0, *[np.sqrt((expected**2).mean())] * 2], rtol=1e-5)
+    result = lead(Findings(study))
+    assert "shows no positional pattern in its mean over heads" in result.sentence
+    assert result.caption == "Heads of opposite sign cancel in their mean."
+    assert sorted(result.table["head"]) == ["L1H0", "L1H1"]
+    one_sign = run_ablations(bos_reader((3.0, 2.0)), tokens, remove=["sources"], folds=4)
+    assert "heads" not in one_sign.tables
+
+
+@pytest.mark.hooked_transformer
+def test_maps_of_heads_that_do_not_fit_are_not_made() -> None:
+    model, tokens = bos_reader((3.0, 2.0)), torch.arange(88).reshape(8, 11) % 17
+    engine = Engine(model=model, inputs=tokens, n_folds=4, skip_keys=1)
+    intact = engine.stored_scores("intact", name="intact", layers=[0, 1])
+    n_bytes = 4 * 4 * 2 * 11 * 11  # float32, folds, heads, rows, keys
+    assert heads_table(engine, intact, n_bytes - 1) is None
+    heads = heads_table(engine, intact, n_bytes)
+    assert heads is not None
+    assert len(heads) == 4

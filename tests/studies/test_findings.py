@@ -1,0 +1,101 @@
+"""What tables say in words, clear cases and noise."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from nope_probe.studies.behaviour import page as behaviour
+from nope_probe.studies.circuit.page import inversion
+from nope_probe.studies.page import (
+    noisy_layers,
+    preferred_keys,
+    rows_by_name,
+)
+from nope_probe.studies.simulation import page as simulation
+
+Estimate = tuple[float, float, float]
+CLEAR = (0.9, 0.8, 1.0)
+MINUS = (-0.5, -0.7, -0.3)
+SMALL = (0.05, 0.02, 0.08)
+NOISY = (0.3, -0.1, 0.7)
+NONE = (np.nan, np.nan, np.nan)
+
+
+def cells(column: str, estimate: Estimate) -> dict[str, float]:
+    return dict(zip((column, f"{column}_low", f"{column}_high"), estimate, strict=True))
+
+
+def shares(*given: tuple[int, str, Estimate]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {"layer": layer, "term": term, **cells("share", numbers)} for layer, term, numbers in given
+    )
+
+
+def test_items_within_noise_are_listed_by_layer() -> None:
+    table = shares((0, "mask", CLEAR), (1, "mask", NOISY), (1, "rope", NONE), (2, "rope", SMALL))
+    assert noisy_layers(table, "term", "share") == {"mask": [1], "rope": [1]}
+
+
+@pytest.mark.parametrize(
+    ("locality", "keys"), [(CLEAR, "near"), (MINUS, "far"), (NOISY, "neither"), (NONE, "neither")]
+)
+def test_keys_are_preferred_where_the_interval_says_so(locality: Estimate, keys: str) -> None:
+    assert preferred_keys(cells("locality", locality)) == keys
+
+
+@pytest.mark.parametrize(
+    ("stages", "becomes"),
+    [
+        ({"f": CLEAR, "g": MINUS, "h": CLEAR}, "restored"),
+        ({"f": CLEAR, "g": MINUS, "h": NOISY}, "inverted"),
+        ({"f": MINUS, "g": CLEAR}, "inverted"),
+        ({"f": CLEAR, "g": NOISY, "h": CLEAR}, "kept"),
+        ({"f": CLEAR, "g": NONE}, "no order"),
+        ({"g": CLEAR, "h": CLEAR}, "undefined"),
+    ],
+)
+def test_an_inversion_is_named_only_if_intervals_are_on_opposite_sides_of_zero(
+    stages: dict[str, Estimate], becomes: str
+) -> None:
+    assert inversion(stages) == becomes
+
+
+def test_a_simulation_tells_of_each_alpha_the_layers_in_which_nearer_keys_score_higher() -> None:
+    verdicts = ["flat", "increasing", "not increasing", "flat", "increasing", "increasing"]
+    layers = pd.DataFrame({"alpha": [0.0] * 3 + [0.2] * 3, "layer": [0, 1, 2] * 2})
+    lead = simulation.lead(layers.assign(verdict=verdicts))
+    assert lead.sentence == ("Nearer keys score higher in L1 at alpha = 0, L1, L2 at alpha = 0.2.")
+    assert lead.table.iloc[2].tolist() == ["in L2", "do not always score higher", "score higher"]
+
+
+def test_what_position_costs_is_told_of_mask_and_rope_first() -> None:
+    rows = [
+        {"measure": "loss_suffix", "condition": name, **cells("difference", estimate), "value": 2.5}
+        | {"value_low": 2.0, "value_high": 3.0, "note": ""}
+        for name, estimate in (
+            ("intact", NONE),
+            ("mlp", (7.9, 7.5, 8.3)),
+            ("mask", (0.125, 0.1, 0.15)),
+            ("rope", (2.0, 1.5, 2.5)),
+        )
+    ]
+    lead = behaviour.lead("m", pd.DataFrame(rows))
+    assert lead.sentence == (
+        "Without RoPE, the loss of m changes by +2.00 nats [+1.50, +2.50]; without the causal "
+        "mask, by +0.12 nats [+0.10, +0.15]."
+    )
+    assert lead.table["without"].tolist() == ["(intact)", "causal mask", "RoPE"]
+    assert lead.table.iloc[2].tolist() == ["RoPE", "+2.00 ±0.50"]
+
+
+def test_a_table_as_text_has_percent_and_nats_above_the_noise() -> None:
+    table = pd.DataFrame(
+        [
+            {"layer": 1, "term": "mask", **cells("share", CLEAR), **cells("rms", MINUS)},
+            {"layer": 1, "term": "rope", **cells("share", NONE), **cells("rms", CLEAR)},
+        ]
+    )
+    assert rows_by_name(table).to_numpy().tolist() == [
+        ["1, mask", "90.0% [80.0, 100.0]", "within noise"],
+        ["1, rope", "no pattern", "0.9 [0.8, 1]"],
+    ]

@@ -1,0 +1,387 @@
+"""The public `run_*` functions are the commands, of a model by name or of one in memory."""
+
+import inspect
+import pydoc
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from command_reference import flags_of
+from support.command_line import run_command
+from support.rounding import NETWORK
+
+import nope_probe
+from nope_probe import Ablation, ablated, capture_losses, load, read_run, sequences
+from nope_probe.data.sequences import Sequences
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.hook_points import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.run.folder import Run
+from nope_probe.run.session import Call, Session
+from nope_probe.studies.trace.settings import Settings
+
+pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
+
+SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 23, "seed": 3}
+# Of each function: its command, its options, and which tables come from shuffled tokens too.
+RUNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "run_ablations": ("ablation.run", {"remove": ["w_q"]}, ("controls", "non_relative")),
+    "run_attention": ("attention.run", {"remove": ["w_q"]}, ()),
+    "run_behaviour": ("behaviour.run", {"measures": ["loss", "copy"], "remove": ["mask"]}, ()),
+    "run_trace": ("trace.run", {"confirm": 2, "writers": "layers"}, ()),
+}
+each_function = pytest.mark.parametrize("name", RUNS)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Any:
+    return load("rope-tiny")
+
+
+@pytest.fixture(scope="module")
+def text(loaded: Any) -> Sequences:
+    return sequences(tokenizer=loaded.tokenizer, **SIZES)
+
+
+def compare(found: Any, expected: Any, names: Sequence[str] = ()) -> None:
+    """Check that two runs have equal tables, but for the rows on shuffled tokens of some."""
+    assert found.tables.keys() == expected.tables.keys()
+    for name, table in expected.tables.items():
+        if name in names:
+            own, table = (
+                each[each["tokens"] != "shuffled"] for each in (found.tables[name], table)
+            )
+            pd.testing.assert_frame_equal(own, table)
+        else:
+            pd.testing.assert_frame_equal(found.tables[name], table)
+    for name, cells in getattr(expected, "arrays", {}).get("maps", {}).items():
+        np.testing.assert_array_equal(found.maps[name], cells)
+
+
+@each_function
+def test_a_name_and_a_model_in_memory_or_in_a_folder_give_what_the_command_writes(
+    name: str,
+    loaded: Any,
+    text: Sequences,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    _, options, shuffled = RUNS[name]
+    function = getattr(nope_probe, name)
+    flags = [f"--{option.replace('_', '-')} {value}" for option, value in SIZES.items()]
+    flags += [
+        f"--{option} {' '.join(value) if isinstance(value, list) else value}"
+        for option, value in options.items()
+    ]
+    words = {"run_ablations": "ablate"}.get(name, name.removeprefix("run_"))
+    command = import_module(f"nope_probe.{words}")
+    typed = [word for flag in flags for word in flag.split()]
+    run_command(command, *typed, "--folds", 5, "--model", "rope-tiny", "--out", tmp_path / "typed")
+    command_run = read_run(tmp_path / "typed")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    whole = {**options, **SIZES, "folds": 5}
+    compare(function("rope-tiny", **whole), command_run)
+    compare(function(loaded, **whole), command_run)
+    given = {**options, "folds": 5, "seed": 3}
+    kept = tmp_path / "kept"
+    in_folder = function(loaded.model, text, out=kept, **given)
+    compare(in_folder, command_run, shuffled)
+    compare(function("rope-tiny", text, layers="all", **given), in_folder)
+    assert not [*temporary.iterdir()]
+    assert (kept / "report.html").stat().st_size > 10_000
+    monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_forward", None)
+    compare(function("rope-tiny", out=tmp_path / "typed", **whole), command_run)
+
+
+def test_a_folder_belongs_to_weights_tokens_and_documents(
+    loaded: Any, text: Sequences, tmp_path: Path
+) -> None:
+    def run(model: Any, inputs: Any) -> Any:
+        out = tmp_path / "run"
+        return nope_probe.run_ablations(model, inputs, out=out, remove=["sources"], layers=1)
+
+    table = run(loaded, text).sources
+    model = deepcopy(loaded.model)
+    next(model.parameters()).data.view(-1)[5] += 1
+    assert text.documents is not None
+    other = Sequences(inputs=text.inputs, name=text.name, bos=text.bos, documents=-text.documents)
+    tokens = text.inputs.clone()
+    tokens[3, 4] += 1
+    for case in ((model, text), (loaded, tokens), (loaded, text.inputs), (loaded, other)):
+        with pytest.raises(UserError, match="run holds a run with other settings; choose another"):
+            run(*case)
+    pd.testing.assert_frame_equal(read_run(tmp_path / "run").tables["sources"], table)
+
+
+@contextmanager
+def without_mask(model: Any) -> Iterator[None]:
+    with ablated(model, Ablation(remove=["mask"])):
+        yield
+
+
+@contextmanager
+def with_hook(model: Any) -> Iterator[None]:
+    """Write at the last of 23 positions only."""
+
+    def change(tensor: torch.Tensor, hook: Any) -> torch.Tensor:
+        return torch.cat((tensor[:, :-1], 3 * tensor[:, -1:]), 1)
+
+    with hooks_attached([(layers_of(model)[0].point("hook_resid_pre"), change)]):
+        yield
+
+
+@contextmanager
+def with_hook_of_pytorch(model: Any) -> Iterator[None]:
+    handle = model.blocks[0].mlp.register_forward_hook(lambda module, args, out: 2 * out)
+    yield
+    handle.remove()
+
+
+@contextmanager
+def with_frequencies(model: Any) -> Iterator[None]:
+    """Turn faster, by buffers that are not stored with the weights."""
+    attention = model.blocks[0].attn
+    before = attention.rotary_sin.clone()
+    attention.rotary_sin.copy_(-before)
+    yield
+    attention.rotary_sin.copy_(before)
+
+
+@contextmanager
+def with_weight(model: Any) -> Iterator[None]:
+    weight = model.blocks[1].attn.W_Q
+    before = weight.detach().clone()
+    weight.data[0, 0, 0] += 1e-3
+    yield
+    weight.data.copy_(before)
+
+
+STATES = (without_mask, with_hook, with_hook_of_pytorch, with_frequencies, with_weight)
+
+
+@pytest.mark.parametrize("changed", STATES)
+def test_an_unfinished_run_is_resumed_with_the_same_weights_buffers_and_hooks_alone(
+    changed: Callable[[Any], AbstractContextManager[None]], text: Sequences, tmp_path: Path
+) -> None:
+    loaded = load("rope-tiny", n_layers=2)
+    settings = Settings(model="rope-tiny", n_seqs=17, seq_len=23, out=tmp_path / "run", confirm=0)
+
+    def start() -> Sequences:
+        with Session("trace", settings, Call(loaded=loaded)) as session:
+            return session.sequences()
+
+    first = start()
+    error = pytest.raises(UserError, match=r"run.unfinished holds an unfinished run with other")
+    with changed(loaded.model), error:
+        start()
+    assert torch.equal(start().inputs, first.inputs)
+
+
+def test_a_finished_folder_of_a_model_in_memory_is_refused_and_that_of_a_name_read(
+    loaded: Any, text: Sequences, tmp_path: Path
+) -> None:
+    def run(model: Any) -> Any:
+        return nope_probe.run_trace(model, text, out=tmp_path / "run", confirm=0, layers=1)
+
+    terms = run(loaded).terms
+    for model in (loaded, loaded.model):
+        with pytest.raises(UserError, match="run holds a finished run, and a model in memory"):
+            run(model)
+    pd.testing.assert_frame_equal(nope_probe.read_run(tmp_path / "run").tables["terms"], terms)
+    named = {"out": tmp_path / "named", "confirm": 0, "layers": 1}
+    of_name = nope_probe.run_trace("rope-tiny", text, **named).terms
+    pd.testing.assert_frame_equal(nope_probe.run_trace("rope-tiny", text, **named).terms, of_name)
+
+
+@pytest.mark.parametrize("name", ["run_ablations", "run_behaviour", "run_trace"])
+def test_inside_ablated_a_run_that_removes_is_refused_before_it_runs(
+    name: str, loaded: Any, text: Sequences, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_forward", None)
+    instead = " or take confirm=0" if name == "run_trace" else ""
+    message = f"this run removes components itself: leave `ablated` first{instead}$"
+    for model in (loaded, loaded.model):
+        with pytest.raises(UserError, match=message), without_mask(loaded.model):
+            getattr(nope_probe, name)(model, text)
+
+
+@pytest.mark.parametrize(("n_cut", "first"), [(0, None), (1, None), (1, 7)])
+def test_losses_of_given_tokens_are_the_models_and_random_segments_begin_as_the_tokens_do(
+    n_cut: int, first: int | None, loaded: Any, text: Sequences, tmp_path: Path
+) -> None:
+    tokens = text.inputs[:, n_cut:].clone()
+    if first is not None:  # all begin with a token that is no BOS
+        tokens[:, 0] = first
+    options = {"measures": ["loss", "copy"], "remove": ["mlp"], "prefix": 5}
+    run = nope_probe.run_behaviour(loaded, tokens, **options)
+    table = run.tables["behaviour"].set_index(["measure", "condition"])["value"]
+    expected = capture_losses(loaded.model, tokens).double().mean()
+    assert table["loss", "intact"] == pytest.approx(float(expected), rel=NETWORK)
+    n_first = int(n_cut == 0 or first is not None)
+    assert run.manifest["data"]["bos"] == bool(n_first)
+    repeated = torch.from_numpy(run.arrays["tokens"]["copy_random"])
+    segment = (tokens.shape[1] - n_first) // 2
+    assert torch.equal(repeated[:, :n_first], tokens[:, :n_first])
+    halves = repeated[:, n_first:].split(segment, dim=1)
+    assert torch.equal(*halves)
+    assert loaded.tokenizer.bos_token_id not in halves[0]
+
+
+def test_extrapolation_of_a_model_in_memory_takes_its_positions_and_sequences_of_its_own(
+    loaded: Any, text: Sequences
+) -> None:
+    options = {"measures": ["loss", "extrapolation"], "remove": ["mlp"], "n_seqs": 16}
+    run = nope_probe.run_behaviour(loaded, seq_len=23, max_len=512, **options)
+    skipped = run.manifest["skipped"].get("extrapolation", "")
+    if hasattr(loaded.model, "original_model"):  # a bridge without learned positions has no end
+        assert skipped == ""
+    else:
+        assert skipped == "the model has 256 positions: load it with n_ctx=512, or lower --max-len"
+    del options["n_seqs"]
+    run = nope_probe.run_behaviour(loaded, text, **options)
+    assert run.manifest["skipped"]["extrapolation"].startswith("it takes windows of 512 tokens")
+
+
+@each_function
+def test_the_signature_and_the_help_show_the_flags_of_the_command(name: str) -> None:
+    kind = import_module(f"nope_probe.studies.{RUNS[name][0]}").Settings
+    hints = get_type_hints(kind)  # without what is annotated
+    shown = inspect.signature(getattr(nope_probe, name)).parameters
+    flags = {field.name: field for field in fields(kind) if field.name not in ("model", "out")}
+    assert [*shown] == ["model", "inputs", "out", *flags]
+    for flag, field in flags.items():
+        option = shown[flag]
+        assert option.kind is inspect.Parameter.KEYWORD_ONLY
+        assert (option.default, option.annotation) == (field.default, hints[flag])
+    told = " ".join(pydoc.render_doc(getattr(nope_probe, name), renderer=pydoc.plaintext).split())
+    for flag, _, text in flags_of(kind):
+        option = flag.split()[0].removeprefix("--").replace("-", "_")
+        if option not in ("model", "out"):
+            assert f" {option}: {text} " in told
+    # The sections that the function's own docstring has stay as they are.
+    assert told.index(" Args: ") < told.rindex(f" {[*flags][-1]}: ") < told.index(" Raises: ")
+
+
+@each_function
+def test_every_function_returns_a_run_with_its_own_tables(
+    name: str, loaded: Any, text: Sequences
+) -> None:
+    run = getattr(nope_probe, name)(loaded, text, **RUNS[name][1])
+    assert isinstance(run, Run)
+    own = [table for table, of in vars(type(run)).items() if isinstance(of, property)]
+    tables = [table for table in own if table in run.tables]
+    assert tables
+    for table in tables:
+        assert getattr(run, table) is run.tables[table]
+    assert f"tables: {next(iter(run.tables))}" in repr(run)
+
+
+@each_function
+def test_mistakes_are_one_line_before_anything_is_run(
+    name: str, loaded: Any, text: Sequences, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_forward", None)
+    function = getattr(nope_probe, name)
+    with pytest.raises(UserError, match=r"unknown option 'fold'; there are .*, folds, .*, windows"):
+        function("rope-tiny", fold=4)
+    with pytest.raises(UserError, match="n_seqs has no effect beside inputs of your own"):
+        function("rope-tiny", text, n_seqs=17)
+    with pytest.raises(UserError, match="dtype has no effect beside a model in memory"):
+        function(loaded, dtype="float32")
+    with pytest.raises(UserError, match="has 4 layers, 5 were asked for; try --layers all"):
+        function(loaded, text, layers=5)
+    with pytest.raises(
+        TypeError, match="expected a HookedTransformer or TransformerBridge, got Linear"
+    ):
+        function(torch.nn.Linear(2, 3), text)
+    (tmp_path / "text").write_text("mine")
+    with pytest.raises(UserError, match="holds other files; choose another --out"):
+        function(loaded, text, out=str(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="several processes share the folder of a run: name it"):
+        function(loaded, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("run_ablations", {"remove": 5}, r"remove \(5,\): expected a text or None"),
+        ("run_ablations", {"query_rows": 1.5}, "query_rows 1.5: expected a whole number or None"),
+        ("run_ablations", {"seed": None}, "seed None: expected a whole number"),
+        ("run_ablations", {"n_seqs": True}, "n_seqs True: expected a whole number"),
+        ("run_behaviour", {"alpha": "0"}, "alpha '0': expected a number"),
+        ("run_behaviour", {"data": Path("x")}, r"data .*Path\('x'\): expected a text"),
+        ("run_trace", {"out": 5}, "out 5: expected a path or None"),
+        ("run_trace", {"reader": 5}, "reader 5: expected a text or None"),
+        ("run_trace", {"confirm": "all"}, "confirm 'all': expected a whole number"),
+        ("run_trace", {"confirm": None}, "confirm None: expected a whole number"),
+        ("run_trace", {"per_head": "yes"}, "per_head 'yes': expected True or False"),
+    ],
+)
+def test_a_value_of_another_type_is_one_line_before_anything_is_run(
+    name: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nope_probe.models.load.load", None)
+    with pytest.raises(UserError, match=f"^{message}$"):
+        getattr(nope_probe, name)("rope-tiny", **options)
+
+
+def test_values_of_every_type_that_a_setting_names_are_taken() -> None:
+    from nope_probe.trace import Settings
+
+    given = {"out": "folder", "alpha": 0, "layers": "all", "n_seqs": 16, "reader": "L2H1"}
+    assert (
+        Settings(**given, data="gaussian", model="parameter-free").out == Path("folder").resolve()
+    )
+
+
+def test_behaviour_needs_text(loaded: Any) -> None:
+    vectors = torch.randn(17, 23, loaded.model.cfg.d_model)
+    with pytest.raises(UserError, match="behaviour is measured on text, with a language model"):
+        nope_probe.run_behaviour(loaded, vectors, measures=["loss"])
+
+
+def test_a_model_without_a_tokenizer_has_all_measures_but_those_of_random_tokens(
+    loaded: Any, text: Sequences
+) -> None:
+    model = deepcopy(loaded.model)
+    model.tokenizer = None
+    few = {"remove": ["rope"], "folds": 4}
+    study = nope_probe.run_behaviour(model, text.inputs, measures=["loss"], **few)
+    intact = study.behaviour.set_index(["measure", "condition"]).loc[("loss", "intact"), "value"]
+    logits = loaded.model(text.inputs)[:, :-1].flatten(0, 1)
+    truth = torch.nn.functional.cross_entropy(logits, text.inputs[:, 1:].flatten())
+    assert intact == pytest.approx(truth.item(), rel=1e-5)
+    all_measures = nope_probe.run_behaviour(model, text.inputs, **few)
+    why = "random tokens need a tokenizer, and the model has none"
+    assert all_measures.manifest["skipped"].items() >= {"copy": why, "bos": why}.items()
+    taken = all_measures.behaviour.dropna(subset=["value"])["measure"]
+    assert {*taken} == {"loss", "loss_suffix", "in_context", "order", "position"}
+    with pytest.raises(UserError, match=f"^--measures copy: {why}$"):
+        nope_probe.run_behaviour(model, text.inputs, measures=["loss", "copy"])
+
+
+def test_a_run_of_a_model_in_memory_is_described(loaded: Any, text: Sequences) -> None:
+    run = nope_probe.run_ablations(loaded, text.inputs, remove=["sources"], layers=1)
+    assert run.manifest["lengths"] == {}
+    told = run.methods
+    assert told.startswith("We ran L0 of rope-tiny as ")
+    assert "RoPE in 1 of these layers" in told
+    assert (
+        "The inputs were 17 sequences of 23 tokens (data: tokens), each with the token BOS first"
+        in told
+    )
+    assert "as a control" in told.lower()
+    assert "drawn with seed" not in told

@@ -1,0 +1,213 @@
+"""What each head loses without each source and band of RoPE: `ablate --per-head`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.command_line import run_command
+from support.plain_attention import plain_attention
+from support.rounding import MEASURE, assert_same
+from support.tiny_models import ByName
+from torch import Tensor
+
+from nope_probe import ablate, run_ablations
+from nope_probe.figures.shares import heads_with
+from nope_probe.run.folder import read_run
+from nope_probe.studies.ablation.page import Findings, heads_sentence, largest_heads, lead
+from nope_probe.studies.losses import LayerLosses
+
+N, N_SEQS, FOLDS, N_HEADS, N_PAIRS = 13, 803, 5, 6, 5
+SMALL = f"--n-seqs {N_SEQS} --seq-len {N} --folds {FOLDS} --batch-size 97 --data random --layers 2"
+BANDS = {"rope[0:2]": [0, 1], "rope[2:5]": [2, 3, 4]}
+PLACES = ["layer", "head"]
+
+
+@pytest.fixture(scope="module")
+def run(tiny: ByName, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "heads"
+    run_command(ablate, *of_llama(tiny), "--per-head", "--bands", 2, "--out", out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def plain(run: Path, tiny: ByName) -> dict[str, Tensor]:
+    """Fold means [fold, layer, head, query, key] of plain transformers, by what is removed."""
+    hf, tokens = tiny("llama").hf, load_file(run / "tokens.safetensors")["tokens"]
+    captured = {
+        removed: plain_attention(hf, tokens, without=removed.replace("+", " and ") or None)
+        for removed in ("", "mask", "rope", "mask+rope")
+    }
+    for band, pairs in BANDS.items():
+        with unrotated_pairs(hf.model.rotary_emb, pairs):
+            captured[band] = plain_attention(hf, tokens)
+    scores = {
+        removed: torch.stack([layer.scores.double() for layer in layers.values()], 1)
+        for removed, layers in captured.items()
+    }
+    return {
+        removed: torch.stack([of_all[fold::FOLDS].mean(0) for fold in range(FOLDS)])
+        for removed, of_all in scores.items()
+    }
+
+
+def of_llama(tiny: ByName) -> list[Any]:
+    return ["--model", tiny("llama").folder, *SMALL.split()]
+
+
+def unrotated_pairs(rotary: torch.nn.Module, pairs: list[int]) -> Any:
+    """Turn no coordinate of some rotary pairs, by hand: coordinate i goes with i + N_PAIRS."""
+
+    def edit(_: Any, __: Any, output: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        chosen = [coordinate for pair in pairs for coordinate in (pair, pair + N_PAIRS)]
+        cos, sin = (part.clone() for part in output)
+        cos[..., chosen], sin[..., chosen] = 1, 0
+        return cos, sin
+
+    return rotary.register_forward_hook(edit)
+
+
+def leads(maps: Tensor) -> Tensor:
+    """Return [fold, query]: the first key's score less the mean of 8 other keys or more."""
+    rows = [maps[:, i, 0] - maps[:, i, 1:i].mean(-1) for i in range(9, N)]
+    return torch.stack(rows, -1)
+
+
+def patterns(maps: Tensor) -> Tensor:
+    """Return [fold, cell]: the other keys' scores less their mean."""
+    rows = [maps[:, i, 1:i] - maps[:, i, 1:i].mean(-1, keepdim=True) for i in range(2, N)]
+    return torch.cat(rows, -1)
+
+
+def product(x: Tensor, y: Tensor, sizes: Tensor) -> float:
+    """Return the mean of <x_a, y_b> over folds a != b, folds weighed by their sequences."""
+    weights = sizes[:, None] * sizes * (1 - torch.eye(FOLDS))
+    return float((weights * (x @ y.T)).sum() / weights.sum() / x.shape[1])
+
+
+def losses_by_hand(
+    plain: dict[str, Tensor], layer: int, head: int, of: Any
+) -> tuple[dict[str, float], float]:
+    """Return what a head's lead or pattern loses, and <p, p> of position's part."""
+    sizes = torch.tensor([len(range(fold, N_SEQS, FOLDS)) for fold in range(FOLDS)]).double()
+    v = {removed: of(maps[:, layer, head]) for removed, maps in plain.items()}
+    p = v[""] - v["mask+rope"]
+    whole = product(p, p, sizes)
+    lost = {
+        removed: product(v[""] - v[removed], p, sizes) / whole
+        for removed in plain
+        if removed not in ("", "mask+rope")
+    }
+    return lost, whole
+
+
+def test_what_a_head_loses_is_what_plain_transformers_loses(
+    run: Path, plain: dict[str, Tensor]
+) -> None:
+    table = pd.read_csv(run / "head_sources.csv").dropna()
+    counted = table.groupby("of").size()
+    assert (counted >= 5 * len(plain)).all(), "most of the 12 heads exceed their noise"
+    assert {*table["layer"]} == {0, 1}
+    for (layer, head, of), rows in table.groupby([*PLACES, "of"]):
+        expected, _ = losses_by_hand(plain, layer, head, leads if of == "lead" else patterns)
+        assert rows["source"].tolist() == ["mask", "rope", *BANDS]
+        for source, lost in zip(rows["source"], rows["lost"], strict=True):
+            assert lost == pytest.approx(expected[source], rel=1e-3, abs=1e-3)
+    by_band = table[table["source"].isin(BANDS)]["lost"]
+    assert by_band.between(0.2, 0.8).any(), "a part of RoPE is lost, neither none nor all of it"
+
+
+def test_the_sizes_of_a_head_are_those_of_plain_transformers(
+    run: Path, plain: dict[str, Tensor]
+) -> None:
+    table = pd.read_csv(run / "head_pattern.csv")
+    assert table["removed"].tolist() == ["intact", "mask", "rope", *BANDS] * 2 * N_HEADS
+    sizes = torch.tensor([len(range(fold, N_SEQS, FOLDS)) for fold in range(FOLDS)]).double()
+    for row in table.to_dict("records"):
+        maps = plain["" if row["removed"] == "intact" else row["removed"]]
+        maps = maps[:, row["layer"], row["head"]]
+        mean = float(sizes @ leads(maps).mean(-1) / sizes.sum())
+        assert row["lead"] == pytest.approx(mean, rel=1e-3, abs=1e-4)
+        square = product(patterns(maps), patterns(maps), sizes)
+        assert row["amplitude"] ** 2 * np.sign(row["amplitude"]) == pytest.approx(
+            square, rel=1e-3, abs=1e-4
+        )
+    made = table.query("removed == 'intact'")["pattern_from_sources"]
+    assert made.notna().any()
+
+
+def test_the_terms_of_a_head_add_up_to_its_positions_part(run: Path) -> None:
+    shares = pd.read_csv(run / "head_terms.csv").dropna().groupby([*PLACES, "of"])["share"].sum()
+    assert len(shares) >= 10
+    assert shares.to_numpy() == pytest.approx(1, abs=MEASURE)
+
+
+def test_the_means_over_heads_are_those_of_a_run_without_heads(
+    run: Path, tiny: ByName, tmp_path: Path
+) -> None:
+    run_command(ablate, *of_llama(tiny), "--bands", 2, "--out", tmp_path / "run")
+    manifests = [json.loads((at / "manifest.json").read_text()) for at in (run, tmp_path / "run")]
+    assert [manifest["settings"].get("per_head") for manifest in manifests] == [True, None]
+    for name in ("sources", "terms", "pattern"):
+        with_heads, without = (pd.read_csv(at / f"{name}.csv") for at in (run, tmp_path / "run"))
+        pd.testing.assert_frame_equal(with_heads, without, rtol=1e-6, atol=1e-6)
+    assert not list(tmp_path.glob("run/head_*.csv"))
+    layers = pd.read_csv(run / "pattern.csv").set_index(["layer", "removed"])["lead"]
+    heads = pd.read_csv(run / "head_pattern.csv").groupby(["layer", "removed"])["lead"].mean()
+    assert_same(heads, layers[heads.index], MEASURE)
+
+
+def test_the_page_and_the_terminal_name_heads(run: Path) -> None:
+    finished = read_run(run)
+    tables, manifest = finished.tables, finished.manifest
+    page = (run / "report.html").read_text()
+    assert "Heads: lost without each source" in page
+    assert "Heads: lost without each band of RoPE" in page
+    assert [*manifest["wavelengths"]] == [*BANDS]
+    turns = [2 * np.pi * 10_000 ** (pair / N_PAIRS) for pair in range(N_PAIRS)]
+    assert manifest["wavelengths"]["rope[2:5]"] == pytest.approx([turns[2], turns[4]], rel=1e-5)
+    heads = {of: heads_with(tables["head_sources"], tables["head_pattern"], of) for of in ("lead",)}
+    largest = largest_heads(heads)
+    assert largest["size, nats"].abs().is_monotonic_decreasing
+    assert largest["head"].str.fullmatch("L[01]H[0-5]").all()
+    layer = Findings(finished).shown
+    losses = LayerLosses.of(tables, manifest, layer)
+    assert heads_sentence({}, losses) == ""
+    assert lead(Findings(finished)).also == heads_sentence(tables, losses)
+
+
+def test_the_second_sentence_runs_from_the_least_to_the_most_that_a_head_loses() -> None:
+    numbers = {"lead": [2.0, 3.0, 4.0, 5.0], "mask": [0.17, 1.09, 0.5, 9.0]}
+    heads = pd.DataFrame({"layer": 3, "head": range(4), "removed": "intact"})
+    for name in ("lead", "lead_from_sources", "amplitude", "pattern_from_sources"):
+        for column, gap in ((name, 0.0), (f"{name}_low", -0.1), (f"{name}_high", 0.1)):
+            heads[column] = np.array(numbers["lead"]) + gap
+    sources = heads[PLACES].assign(of="lead", source="mask", lost=numbers["mask"])
+    sources["lost_low"] = sources["lost"] - [0.1, 0.1, 0.1, 2.0]
+    sources["lost_high"] = sources["lost"] + 0.1
+    losses = LayerLosses(
+        layer=3,
+        seq_len=N,
+        sources=["mask", "rope"],
+        replacement="",
+        sizes={"lead": 3.0, "pattern": 1.0},
+        left={},
+        from_sources={},
+        losses={"lead": {"mask": (1.0, 0.9, 1.1), "rope": (0.2, 0.1, 0.3)}},
+    )
+    assert heads_sentence({"head_sources": sources, "head_pattern": heads}, losses) == (
+        "Heads of L3 lose 17% (H0) to 109% (H1) of the lead without the causal mask."
+    )
+
+
+def test_heads_of_one_source_are_measured_from_python() -> None:
+    study = run_ablations(
+        "nope-tiny", layers=2, n_seqs=16, seq_len=N, remove=["sources"], per_head=True
+    )
+    table = study.tables["head_sources"].dropna()
+    assert {*table["source"]} == {"mask"}
+    assert table["lost"].to_numpy() == pytest.approx(1)

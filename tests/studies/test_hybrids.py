@@ -1,0 +1,196 @@
+"""Every command on a hybrid model, in which L1 and L3 attend and L0 and L2 are convolutions."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+import torch
+from safetensors.numpy import load_file
+from support.command_line import refused, run_command
+from support.decoder_errors import zero_mlps
+from support.decoders import write_decoder
+from support.plain_attention import plain_attention
+from support.rounding import NETWORK, assert_same
+from support.tiny_models import Tiny, distance
+from support.tiny_models import tokens as random_tokens
+
+from nope_probe import (
+    Ablation,
+    ablate,
+    ablated,
+    behaviour,
+    capture_scores,
+    compare,
+    figures,
+    layers,
+    load,
+    read_run,
+    run_ablations,
+    scores,
+)
+from nope_probe.maps.maps import packed_tensors, stored_layers
+from nope_probe.run.folder import Run
+from nope_probe.studies.ablation import page as ablation_sections
+from nope_probe.studies.behaviour import page as behaviour_sections
+from nope_probe.studies.page import Report
+from nope_probe.studies.scores import page as scores_sections
+
+N_SEQS, N_POS = 16, 29
+ATTENDING = [1, 3]
+NOTE = "L0, L2 do not attend"
+MASK_OF_L0 = Ablation(remove=["mask"], layers=[0])
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    kinds = ["conv", "full_attention"] * 2
+    root = tmp_path_factory.mktemp("models")
+    return write_decoder("lfm2", root, num_hidden_layers=4, layer_types=kinds)
+
+
+@pytest.fixture(scope="module")
+def run_of(
+    hybrid: Tiny, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[ModuleType, str, list[object]], Path]:
+    root = tmp_path_factory.mktemp("runs")
+    words = ["the", "other", "rather", "than", "on", "into", "it", "at", "there", "here"]
+    draw = np.random.default_rng(0)
+    texts = [json.dumps({"text": " ".join(draw.choice(words, 60))}) for _ in range(N_SEQS)]
+    (root / "texts.jsonl").write_text("\n".join(texts))
+    asked = ["--model", hybrid.folder, "--data", root / "texts.jsonl", "--folds", 4]
+    asked += ["--n-seqs", N_SEQS, "--seq-len", N_POS]
+
+    def run(command: ModuleType, name: str, more: list[object]) -> Path:
+        run_command(command, *asked, *more, "--out", root / name)
+        return root / name
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def scored(run_of: Any) -> Path:
+    return run_of(scores, "scores", ["--per-head", "--bands", 2])
+
+
+def tokens_of(out: Path) -> torch.Tensor:
+    return torch.from_numpy(load_file(out / "tokens.safetensors")["tokens"])
+
+
+def assert_layers_are_numbered(
+    out: Path, report_of: Callable[[Run], Report] = behaviour_sections.report
+) -> None:
+    run, page = read_run(out), (out / "report.html").read_text()
+    for name, table in run.tables.items():
+        if "layer" in table:
+            numbers = {int(item) for item in table["layer"] if str(item).isdigit()}
+            assert numbers == {*ATTENDING}, name
+    assert NOTE in page
+    assert not re.search(r"\bL[02] of|\bL[02]'s|in L[02]\b", page)
+    for section in report_of(run).sections:
+        figure = section.drawn()
+        if figure is not None:
+            assert {*layers_named(figure)} <= {*ATTENDING}, section.title
+
+
+def layers_named(figure: go.Figure) -> list[int]:
+    names = [step.label for slider in figure.layout.sliders for step in slider.steps]
+    texts = [f"{trace.name}" for trace in figure.data]
+    texts += [f"{note.text}" for note in figure.layout.annotations]
+    return [int(name) for name in (*names, *re.findall(r"\bL(\d+)", " ".join(texts)))]
+
+
+def assert_plain(
+    maps: Any, hybrid: Tiny, tokens: torch.Tensor, *, without: str | None = None
+) -> None:
+    plain = plain_attention(hybrid.hf, tokens, without=without)
+    assert [*plain] == ATTENDING
+    for measured, attention in zip(maps, plain.values(), strict=True):
+        values = torch.from_numpy(np.asarray(measured)).double()
+        assert values.isnan().equal(attention.map.isnan())
+        assert distance(values.nan_to_num(), attention.map.nan_to_num()) <= NETWORK
+
+
+def test_score_maps_are_plain_transformers_own(scored: Path, hybrid: Tiny) -> None:
+    run = read_run(scored)
+    assert_plain(run.maps["score"], hybrid, tokens_of(scored))
+    bands = sum(run.maps[name] for name in run.maps if name.startswith("band/"))
+    assert_same(bands, run.maps["score"])
+    assert run.manifest["layers"] == ATTENDING
+    assert_layers_are_numbered(scored, scores_sections.report)
+    assert '"layers":[1,3]' in (scored / "report.html").read_text()  # of the maps of heads
+
+
+def test_conditions_are_those_of_an_edited_model(run_of: Any, hybrid: Tiny) -> None:
+    out = run_of(ablate, "ablate-mlp", ["--remove", "mlp"])
+    run, tokens = read_run(out), tokens_of(out)
+    assert_plain(run.maps["score/intact"], hybrid, tokens)
+    assert_plain(run.maps["score/mask"], hybrid, tokens, without="mask")
+    with zero_mlps(hybrid):  # what a layer's own MLP does comes after its scores
+        assert_plain(run.maps["score/mlp"], hybrid, tokens)
+        assert_plain(run.maps["score/mask+rope+mlp"], hybrid, tokens, without="mask and rope")
+    assert run.manifest["layers"] == ATTENDING
+    assert_layers_are_numbered(out, ablation_sections.report)
+
+
+def test_default_removals_and_head_removals_run_to_their_end(run_of: Any, hybrid: Tiny) -> None:
+    assert_layers_are_numbered(run_of(ablate, "ablate", []), ablation_sections.report)
+    measures = ["loss", "position"]
+    more = ["--measures", *measures, "--remove", "rope", "mlp", "--heads"]
+    out = run_of(behaviour, "behaviour", more)
+    assert_layers_are_numbered(out)
+    tokens = tokens_of(out)
+    table = read_run(out).tables["behaviour"].set_index(["measure", "condition"])
+    with zero_mlps(hybrid), torch.inference_mode():
+        expected = float(hybrid.hf(tokens, labels=tokens).loss)
+    assert table.loc[("loss", "mlp"), "value"] == pytest.approx(expected, rel=NETWORK)
+
+
+def test_runs_are_paired_by_the_numbers_of_their_layers(
+    scored: Path, run_of: Any, tmp_path: Path
+) -> None:
+    first = run_of(scores, "first", ["--layers", 2])
+    assert read_run(first).manifest["layers"] == [1]
+    out = tmp_path / "out"
+    run_command(compare, scored, first, "--labels", "a", "b", "--out", out)
+    run = read_run(out)
+    table = run.tables["differences"]
+    assert set(table["item"]) == {"L1"}
+    assert table["difference"].abs().max() == 0
+    assert (table["method"] == "paired").any()
+
+
+def test_the_functions_of_notebooks_number_layers_too(hybrid: Tiny) -> None:
+    model, tokens = load(str(hybrid.folder)).model, random_tokens(5)
+    maps = capture_scores(model, tokens, n_folds=4)
+    assert [*maps.by_layer] == [*stored_layers(packed_tensors(maps))] == [1, 3]
+    assert re.findall(r"\bL\d", repr(maps)) == ["L1", "L3"]
+    assert [panel.name for panel in figures.score_maps(maps).data] == ["L1", "L3"]
+    slider = figures.term_maps({"all": maps}, title="t", layer=3).layout.sliders[0]
+    assert (slider.active, [step.label for step in slider.steps]) == (1, ["1", "3"])
+    explorer = figures.explore(model, tokens, remove=["sources"], n_folds=4)
+    assert explorer.view.layers == (1, 3)
+    study = run_ablations(model, tokens, remove=["mlp"], layers=2, folds=4)
+    assert study.manifest["layers"] == [1]
+    with pytest.raises(ValueError, match="do not attend: L1 is the first that does"):
+        run_ablations(model, tokens, layers=1)
+    with pytest.raises(ValueError, match="L0 does not attend"), ablated(model, MASK_OF_L0):
+        pass
+
+
+def test_layers_that_do_not_attend_are_named_where_no_other_is_read(
+    hybrid: Tiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_command(layers, "--model", hybrid.folder)
+    printed = capfd.readouterr().out
+    assert re.search(r"L0\b.*no attention", printed)
+    asked = ["--model", hybrid.folder, "--layers", 1]
+    line = refused(capfd, tmp_path, scores, *asked, "--data", "random")
+    assert line.endswith("a hybrid model may attend in later layers")
+    line = refused(capfd, tmp_path, behaviour, *asked, "--n-seqs", 16, "--seq-len", 20)
+    assert line.endswith("do not attend: L1 is the first that does, try --layers 2")

@@ -1,0 +1,68 @@
+"""The first figure of a page as an image: which figure it is, and what is refused."""
+
+from pathlib import Path
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from support.command_line import run_command
+
+from nope_probe import simulate
+from nope_probe.errors import UserError
+from nope_probe.figures.maps import fixed_scale_maps, term_maps
+from nope_probe.reports.page import Lead, Section
+from nope_probe.run.folder import read_manifest
+from nope_probe.studies import page
+from nope_probe.studies.page import Report
+
+
+def image_of(*sections: Section) -> go.Figure:
+    return Report(title="title", lead=Lead(sentence="s"), sections=sections).image()
+
+
+def test_the_image_is_the_first_figure_with_its_sections_heading() -> None:
+    values = np.random.default_rng(0).random((2, 7, 7)).astype(np.float32)
+    figure = fixed_scale_maps(values, title="maps")
+    image = image_of(
+        Section(title="Words", caption="no figure here"),
+        Section(title="Scores < 1", caption="the figure", figure=lambda: figure),
+        Section(title="Later", caption="another", figure=go.Figure(layout={"height": 300})),
+    )
+    assert image.layout.title.text == "Scores < 1"
+    assert image.layout.height == figure.layout.height
+    assert [trace.name for trace in image.data] == ["L0", "L1"]
+    with pytest.raises(UserError, match="no figure on the page"):
+        image_of(Section(title="Words", caption="no figure here"))
+
+
+@pytest.mark.parametrize("n_terms", [1, 2])
+def test_maps_behind_a_layer_slider_are_all_drawn_each_layer_on_its_own_colours(
+    n_terms: int,
+) -> None:
+    random = np.random.default_rng(0)
+    size = np.array([1, 30, 5, 2, 7, 3])[:, None, None]
+    terms = {name: size * random.normal(size=(6, 7, 7)) for name in ("mask", "rope")[:n_terms]}
+    figure = term_maps(terms, title="t", layer=2)
+    image = image_of(Section(title="A pattern", caption="c", figure=figure))
+    assert image.layout.title.text == "A pattern"
+    assert len(image.data) == 6 * n_terms
+    tops = []
+    for number, trace in enumerate(image.data):
+        layer, term = divmod(number, n_terms)
+        assert trace.name.startswith(f"L{layer}")
+        np.testing.assert_allclose(trace.z, list(terms.values())[term][layer], rtol=1e-6)
+        tops.append(image.layout[trace.coloraxis].cmax)
+    assert tops[n_terms] > 4 * tops[-1]
+    assert not image.layout.sliders
+
+
+def test_a_command_draws_its_image_and_records_the_run_as_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = {}
+    monkeypatch.setattr(page, "export", lambda figure, path: drawn.update({path: figure}))
+    monkeypatch.setattr("nope_probe.run.paths.validate_browser", lambda: None)
+    run = ["--n-samples", 32, "--seq-len", 5, "--out", tmp_path / "run"]
+    run_command(simulate, *run, "--image", tmp_path / "figure.svg")
+    assert drawn[tmp_path / "figure.svg"].layout.title.text.startswith("Scores, each layer")
+    assert "image" not in read_manifest(tmp_path / "run")["settings"]

@@ -1,0 +1,177 @@
+"""Unsupported models: one line on stderr and exit code 2, and nothing is written."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from support import refused_models
+from support.command_line import refused, run_command
+from support.decoders import write_decoder
+from support.refused_models import change, write, write_llama
+from support.rounding import NETWORK, assert_same, rounding
+from support.tiny_models import CONFIGS, plain, randomised, tokens
+
+from nope_probe import ablate, behaviour, circuit, read_run, run_trace, scores
+from nope_probe.errors import TooFewLayersError
+from nope_probe.models.load import load
+from nope_probe.studies.methods import methods_paragraph
+
+pytestmark = pytest.mark.usefixtures("unenforced")
+
+SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("remote_model", r"needs remote code \(own\.OwnForCausalLM\), which is refused"),
+        ("remote_tokenizer", "cannot load .*model: tokenizer: "),
+        ("gemma3", r"is a Gemma3For\w+, not a causal decoder of text"),
+        ("gptq", r"is quantised \(gptq\), .*take the unquantised model \("),
+        ("mamba", "has no attention in a form that can be read"),
+    ],
+)
+def test_an_unsupported_folder_is_refused_with_the_reason(
+    kind: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    getattr(refused_models, kind)(folder)
+    line = refused(capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
+    assert re.search(message, line)
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
+        ("zamba2", "has no attention in a form that can be read"),
+    ],
+)
+def test_a_decoder_that_the_commands_cannot_measure_is_refused_with_the_reason(
+    model_type: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_decoder(model_type, tmp_path).folder
+    line = refused(capfd, tmp_path / "here", scores, *SMALL, "--model", folder)
+    assert re.search(message, line)
+
+
+def test_a_block_of_a_hybrid_that_does_not_attend_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_decoder("qwen3_next", tmp_path).folder
+    asked = ["--model", folder, "--data", "random", "--n-seqs", 8, "--seq-len", 11]
+    line = refused(capfd, tmp_path / "here", circuit, *asked, "--layer", 2)
+    assert line.endswith("does not attend; L1, L3 do")
+
+
+def test_weights_that_are_no_matrices_are_named_before_a_pass(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_decoder("deepseek_v3", tmp_path).folder
+    asked = [*SMALL, "--model", folder, "--remove", "w_q"]
+    line = refused(capfd, tmp_path / "here", ablate, *asked)
+    assert re.search(r"w_q of L0 cannot be removed: .*name removals without it", line)
+
+
+LATENT = (
+    "Not removed by default: {} (it is no matrix of its own (as in multi-head latent attention))."
+)
+
+
+def test_defaults_leave_out_weights_that_are_no_matrices_and_say_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = ["--model", write_decoder("deepseek_v3", tmp_path).folder]
+    run_command(ablate, *model, *SMALL, "--out", tmp_path / "ablate")
+    small = ["--n-seqs", 16, "--seq-len", 16, "--measures", "loss", "--replacement", "mean"]
+    small += ["--remove", "sources", "weights"]
+    run_command(behaviour, *model, *small, "--out", tmp_path / "behaviour")
+    note, shown = LATENT.format("W_Q, W_K, W_V"), " ".join(capsys.readouterr().out.split())
+    assert shown.count(note) == 2
+    for name in ("ablate", "behaviour"):
+        manifest = json.loads((tmp_path / name / "manifest.json").read_text())
+        assert list(manifest["left_out"]) == ["w_q", "w_k", "w_v"]
+        assert note in (tmp_path / name / "report.html").read_text()
+    weights = pd.read_csv(tmp_path / "ablate" / "weights.csv")
+    assert {*weights["removed"]} == {"w_o"}
+    losses = pd.read_csv(tmp_path / "behaviour" / "behaviour.csv")
+    assert {*losses["condition"]} == {"intact", "rope", "mask", "w_o", "mlp", "mask+rope"}
+
+
+def test_a_model_of_fewer_layers_than_are_studied_by_default_is_studied_whole(
+    tmp_path: Path,
+) -> None:
+    folder, out = write_llama(tmp_path / "model"), tmp_path / "run"
+    sizes = ["--n-seqs", 8, "--seq-len", 13, "--folds", 4]
+    run_command(scores, "--model", folder, "--data", "random", *sizes, "--out", out)
+    assert json.loads((out / "manifest.json").read_text())["layers"] == [0, 1]
+    assert methods_paragraph(read_run(out).manifest).startswith("We ran L0, L1 of ")
+    inputs = torch.randint(1, 60, (9, 11), generator=torch.Generator().manual_seed(0))
+    run = run_trace(str(folder), inputs, confirm=0, out=tmp_path / "trace")
+    assert run.manifest["model"]["n_layers"] == 2
+    assert methods_paragraph(run.manifest).startswith("We ran L0, L1 of ")
+    whole = run_trace(str(folder), inputs, confirm=0, layers="all").terms
+    pd.testing.assert_frame_equal(run.terms, whole)
+    assert load("rope-tiny").info.n_layers == 4
+    six = write_decoder("llama", tmp_path / "six", num_hidden_layers=6).folder
+    assert run_trace(str(six), inputs, confirm=0).manifest["model"]["n_layers"] == 4
+
+
+def test_more_layers_than_there_are_is_refused_with_the_depth(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_llama(tmp_path / "model")
+    asked = [*SMALL, "--model", folder, "--layers", 3]
+    line = refused(capfd, tmp_path / "scores", scores, *asked)
+    assert line.endswith("has 2 layers, 3 were asked for; try --layers all")
+    asked = ["--model", folder, "--layer", 3, "--data", "random", "--n-seqs", 8]
+    line = refused(capfd, tmp_path / "circuit", circuit, *asked)
+    assert line.endswith("has 2 layers, L0 to L1; there is no --layer 3")
+    with pytest.raises(TooFewLayersError) as error:
+        load(str(folder), n_layers=5)
+    assert (error.value.source, error.value.depth) == (str(folder), 2)
+
+
+def test_code_beside_weights_that_transformers_has_itself_is_left_alone(tmp_path: Path) -> None:
+    """Phi-3's own folder brings the code that transformers has by now."""
+    folder = write_llama(tmp_path / "model")
+    change(folder, auto_map={"AutoModelForCausalLM": "own.LlamaForCausalLM"})
+    (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    assert load(str(folder)).info.architecture == "LlamaForCausalLM"
+    assert not (folder / "ran").exists()
+
+
+def test_a_tokenizer_that_knows_fewer_tokens_than_are_embedded_is_fine(tmp_path: Path) -> None:
+    config = CONFIGS["llama"]()
+    config.vocab_size = 271
+    folder = write(tmp_path / "model", randomised(config))
+    loaded = load(str(folder))
+    assert loaded.tokenizer is not None
+    assert (len(loaded.tokenizer), loaded.info.d_vocab) == (263, 271)
+
+
+def test_a_quantised_checkpoint_is_read_as_its_plain_weights(tmp_path: Path) -> None:
+    folder, name = tmp_path / "model", "self_attn.q_proj.weight"
+    meant = refused_models.fp8(folder)
+    truth = plain(write_llama(tmp_path / "plain"))
+    before = truth.state_dict()[f"model.layers.0.{name}"].clone()
+    truth.load_state_dict(meant)
+    assert (before - meant[f"model.layers.0.{name}"]).abs().max() > 1e-3, "rounded"
+    loaded, windows = load(str(folder)), tokens(5)
+    assert_same(loaded.model(windows), truth(windows).logits)
+    assert max(loaded.info.parity.values()) <= NETWORK
+    first: Any = load(str(folder), n_layers=1).model
+    weight = first.blocks[0].attn.q.original_component.weight
+    assert_same(weight, meant[f"model.layers.0.{name}"], rounding(1))
+
+
+def test_a_flag_of_weights_is_refused_where_the_model_has_none_to_remove(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    free = ["--model", "parameter-free", "--data", "gaussian", "--gain", "norm"]
+    line = refused(capfd, tmp_path, ablate, *SMALL, *free)
+    assert line == "--gain has no effect where no weight is removed"

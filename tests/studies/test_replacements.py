@@ -1,0 +1,73 @@
+"""Several replacements side by side, bands of RoPE, and what bad input gets."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.command_line import refused
+from support.tiny_models import tokens
+
+from nope_probe import ablate
+from nope_probe.studies.ablation.study import run_ablations
+
+pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
+
+SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "--data", "random"]
+
+
+def test_each_replacement_has_the_rows_of_a_run_with_it_alone(
+    bridge: Callable[[str], Any],
+) -> None:
+    model, inputs, kinds = bridge("llama"), tokens(16, 11), ("random", "identity", "mean")
+    together, mean = (
+        run_ablations(model, inputs, remove=["w_q", "w_k"], folds=4, replacement=replacement)
+        for replacement in (kinds, "mean")
+    )
+    of_mean = together.weights.query("replacement == 'mean'").reset_index(drop=True)
+    pd.testing.assert_frame_equal(of_mean, mean.weights)
+    pd.testing.assert_frame_equal(together.sources, mean.sources)
+    assert {*together.weights["replacement"]} == {*kinds}
+    # Removals without a weight run once.
+    names = set(together.maps)
+    assert not {f"score_{kind}/mask" for kind in kinds} & names
+    for kind in kinds:
+        assert {f"score_{kind}/w_q", f"score_{kind}/mask+rope+w_q"} <= names
+    for name in ("score_mean/w_q", "score/mask"):
+        np.testing.assert_array_equal(together.maps[name], mean.maps[name])
+
+
+def test_each_band_of_rope_has_its_loss_and_all_together_are_rope(
+    bridge: Callable[[str], Any],
+) -> None:
+    model, inputs = bridge("llama"), tokens(16, 11)
+    bands, whole = (
+        run_ablations(model, inputs, folds=4, **options)
+        for options in ({"bands": 2}, {"remove": ["sources"]})
+    )
+    names = ["mask", "rope", "rope[0:2]", "rope[2:5]"]
+    assert bands.sources["source"].unique().tolist() == names
+    assert len(bands.weights) == 0, "without --remove, no weights are removed"
+    rows = bands.sources[bands.sources["source"].isin(names[:2])].reset_index(drop=True)
+    pd.testing.assert_frame_equal(rows, whole.sources)
+    one = run_ablations(model, inputs, folds=4, bands=1)
+    by_source = one.sources.pivot(index=["layer", "of"], columns="source", values="lost")
+    np.testing.assert_allclose(by_source["rope[0:5]"], by_source["rope"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        ("llama", "--bands 6", "expected from 1 to 5 bands for 5 pairs, got 6"),
+        ("llama", "--remove rope[4:6]", "no band rope[4:6]: the model rotates 5 pairs"),
+        ("smollm3-nope", "--bands 2", "--bands divides RoPE, and the model has none; it has mask"),
+        ("smollm3-nope", "--remove rope_high", "the model has no rope_high; it has mask"),
+    ],
+)
+def test_bands_that_the_model_lacks_are_refused(
+    model: str, arguments: str, message: str, tiny: Any, tmp_path: Any, capfd: Any
+) -> None:
+    folder = tiny(model).folder
+    line = refused(capfd, tmp_path, ablate, *SMALL, "--model", folder, *arguments.split())
+    assert message in line

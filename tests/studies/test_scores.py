@@ -1,0 +1,384 @@
+"""The scores command as a user types it: its maps are those of plain transformers."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load_file
+from scipy.stats import spearmanr
+from support.command_line import refused, run_command
+from support.plain_attention import plain_scores
+from support.plain_states import plain_states
+from support.rounding import MEASURE, NETWORK, assert_same
+from support.tiny_models import tokenizer, tokens
+
+from nope_probe import ablate, scores
+from nope_probe import attention as attention_weights
+from nope_probe.data.sequences import Sequences
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading import streaming
+from nope_probe.reports.page import Lead
+from nope_probe.run.folder import Run
+from nope_probe.studies.scores import page
+from nope_probe.studies.scores.heads import (
+    HeadMeans,
+    HeadScores,
+    InductionScores,
+    head_columns,
+)
+
+N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
+SMALL = ["--n-seqs", "29", "--seq-len", "13", "--folds", "5", "--batch-size", "11"]
+WEIGHTS = np.array([6, 6, 6, 6, 5]) / N_SEQS  # of the folds
+BELOW = np.tril(np.ones((N_POS, N_POS), bool))
+
+
+@pytest.fixture(scope="module")
+def done(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A per-head run on the folder of a Llama with grouped keys."""
+    out = tmp_path_factory.mktemp("runs") / "llama"
+    model = ["--model", str(tiny("llama").folder), "--layers", "2", "--data", "random"]
+    run_command(scores, *SMALL, *model, "--per-head", "--out", str(out))
+    return out
+
+
+@pytest.fixture(scope="module")
+def truth(done: Path, tiny: Callable[[str], Any]) -> np.ndarray:
+    """Plain transformers' scores of the run's tokens: [layer, seq, head, query, key]."""
+    windows = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
+    states = plain_states(tiny("llama").hf, windows)
+    return torch.stack([state.scores().double() for state in states]).numpy()
+
+
+def close(seen: np.ndarray, true: np.ndarray) -> bool:
+    error = np.abs(seen - true)[..., BELOW].max()
+    return bool(error <= NETWORK * np.abs(true[..., BELOW]).max())
+
+
+def test_maps_are_the_mean_of_plain_transformers_scores(done: Path, truth: np.ndarray):
+    maps = load_file(done / "maps.safetensors")
+    assert set(maps) == {"score", "se", "normalised", "score_per_head"}
+    assert maps["score"].shape == (2, N_POS, N_POS)
+    assert maps["score_per_head"].shape == (2, N_HEADS, N_POS, N_POS)
+    assert close(maps["score"], truth.mean((1, 2)))
+    assert close(maps["score_per_head"], truth.mean(1))
+    for values in maps.values():
+        assert values.dtype == np.float32
+        assert np.isnan(values[..., ~BELOW]).all()
+        assert np.isfinite(values[..., BELOW]).all()
+    for score, normalised in zip(maps["score"], maps["normalised"], strict=True):
+        for lag in range(N_POS):
+            diagonal = np.diagonal(score, -lag)
+            expected = diagonal - diagonal.mean()
+            assert_same(
+                np.diagonal(normalised, -lag), expected, size=float(np.nanmax(np.abs(score)))
+            )
+
+
+def test_standard_errors_come_from_the_variance_between_folds(done: Path, truth: np.ndarray):
+    per_seq = truth.mean(2)
+    folds = np.stack([per_seq[:, fold::N_FOLDS].mean(1) for fold in range(N_FOLDS)])
+    squares = (folds - per_seq.mean(1)) ** 2  # of folds of 6, 6, 6, 6 and 5 sequences
+    odds = WEIGHTS / (1 - WEIGHTS)
+    se = (np.einsum("f,f...->...", odds, squares) / N_FOLDS) ** 0.5
+    seen = load_file(done / "maps.safetensors")["se"]
+    assert_same(seen[:, BELOW], se[:, BELOW], MEASURE)
+
+
+def test_tables_have_a_row_per_layer_and_per_head(done: Path, truth: np.ndarray):
+    pattern, heads = pd.read_csv(done / "pattern.csv"), pd.read_csv(done / "heads.csv")
+    assert list(pattern["layer"]) == [0, 1]
+    rows = heads[["layer", "head"]].to_numpy().tolist()
+    assert rows == [[layer, head] for layer in (0, 1) for head in range(N_HEADS)]
+    for name in ("amplitude", "locality", "first_key", "symbolic_without_bos"):
+        assert (heads[f"{name}_low"] <= heads[name]).all()
+        assert (heads[name] <= heads[f"{name}_high"]).all()
+    for name in ("first_key", "induction", "positional", "symbolic_without_bos"):
+        assert heads[name].between(0, 1).all()
+    folds = np.stack([truth[1, fold::N_FOLDS, 3].mean(0) for fold in range(N_FOLDS)])
+    rows = [folds[:, i, 1:i] for i in range(2, N_POS)]  # the keys after the first
+    centred = np.concatenate([row - row.mean(-1, keepdims=True) for row in rows], -1)
+    gram = centred @ centred.T / centred.shape[-1]
+    pairs = np.outer(WEIGHTS, WEIGHTS) * (1 - np.eye(N_FOLDS))
+    square = (gram * pairs).sum() / pairs.sum()
+    amplitude = np.sign(square) * np.abs(square) ** 0.5
+    seen = heads.set_index(["layer", "head"]).loc[(1, 3), "amplitude"]
+    assert seen == pytest.approx(amplitude, rel=MEASURE)
+
+
+def test_a_finished_run_says_what_was_done_and_is_shown_again(
+    done: Path, tiny: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+):
+    before = (done / "manifest.json").read_bytes()
+    manifest = json.loads(before)
+    assert set(manifest["checksums"]) == {p.name for p in done.iterdir()} - {"manifest.json"}
+    assert manifest["settings"]["per_head"] is True
+    assert manifest["skip_keys"] == 1
+    assert manifest["query_stride"] == 1
+    assert manifest["model"]["parity"]["logits"] < 1e-4
+    page = (done / "report.html").read_text()
+    assert "of 1 query in" not in page
+    assert re.search(r'<details class="fold"><summary><h2[^>]*>Heads: amplitude', page)
+    assert 'src="http' not in page
+    model = ["--model", tiny("llama").folder, "--layers", 2, "--data", "random"]
+    run_command(scores, *SMALL, *model, "--per-head", "--out", done, "--verbose")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Measures of the pattern's shape" in shown
+    assert (done / "manifest.json").read_bytes() == before
+
+
+def attention(hf: Any, inputs: torch.Tensor) -> np.ndarray:
+    """Return plain transformers' attention, [layer, seq, head, query, key]."""
+    return plain_scores(hf, inputs).nan_to_num(nan=-torch.inf).softmax(-1).numpy()
+
+
+def first_key(result: np.ndarray) -> np.ndarray:
+    return result[..., 1:, 0].mean((1, -1)).ravel()
+
+
+def test_first_key_and_previous_token_are_those_of_plain_transformers(
+    done: Path, tiny: Callable[[str], Any]
+):
+    windows = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
+    heads, sinks = pd.read_csv(done / "heads.csv"), pd.read_csv(done / "sinks.csv")
+    attended = attention(tiny("llama").hf, windows)
+    assert_same(heads["first_key"], first_key(attended), MEASURE)
+    previous = np.mean([attended[..., i, i - 1] for i in range(2, N_POS)], 0).mean(1).ravel()
+    assert_same(heads["previous_token"], previous, MEASURE)
+    without = attention(tiny("llama").hf, windows[:, 1:])
+    assert_same(heads["first_key_without_bos"], first_key(without), MEASURE)
+    rows = sinks[["bos", "layer"]].to_numpy().tolist()
+    assert rows == [["with", 0], ["with", 1], ["without", 0], ["without", 1]]
+    for row in sinks.to_dict("records"):
+        column = "first_key" if row["bos"] == "with" else "first_key_without_bos"
+        true = (heads[heads["layer"] == row["layer"]][column] > 0.3).mean()
+        assert row["sink_score"] == pytest.approx(true)
+
+
+def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_run_keeps_both(
+    tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    flags = ["--model", str(tiny("llama").folder), "--data", "random", "--per-head"]
+    flags += ["--layers", "2", "--n-seqs", "59", "--seq-len", "13", "--folds", "5"]
+    forward, lengths = streaming.run_forward, list[int]()
+
+    def count(model: Any, batch: torch.Tensor) -> None:
+        lengths.append(len(batch))
+        forward(model, batch)
+
+    monkeypatch.setattr(streaming, "run_forward", count)
+    run_command(scores, *flags, "--out", str(tmp_path / "whole"))
+    # One sequence is tried, 7 a fold lose BOS, and 4 a fold are random tokens twice, each way.
+    assert sum(lengths) == 1 + 59 + 35 + 20 + 20
+    with monkeypatch.context() as patch:
+        patch.setattr("nope_probe.studies.scores.study.analyse", interrupted)
+        with pytest.raises(SystemExit):
+            run_command(scores, *flags, "--out", str(tmp_path / "run"))
+    lengths.clear()
+    run_command(scores, *flags, "--out", str(tmp_path / "run"))
+    assert sum(lengths) == 35 + 20 + 20
+    files = [(tmp_path / name / "heads.csv").read_bytes() for name in ("whole", "run")]
+    assert files[0] == files[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        ("rope-tiny", ["--bos", "never"]),
+        ("rope-tiny", ["--query-rows", 11, "--skip-keys", 3]),
+        ("grouped", ["--bos", "always", "--data", "random"]),
+    ],
+)
+def test_position_and_content_of_heads_are_those_of_the_attention_command(
+    model: str, more: list[object], tiny: Callable[[str], Any], tmp_path: Path
+):
+    folder = tiny("llama").folder if model == "grouped" else model  # 6 heads, 2 key heads
+    flags = ["--model", folder, "--layers", 2, "--n-seqs", 23, "--seq-len", 19, "--folds", 5]
+    run_command(scores, *flags, *more, "--per-head", "--batch-size", 7, "--out", tmp_path / "a")
+    run_command(attention_weights, *flags, *more, "--out", tmp_path / "b")
+    heads = pd.read_csv(tmp_path / "a" / "heads.csv")
+    expected = pd.read_csv(tmp_path / "b" / "attention.csv")
+    expected = expected[[name for name in expected if "pattern_missed" not in name]]
+    assert len(expected.columns) == 2 + 3 * 8 + 2, "layer, head, estimates, gaps"
+    pd.testing.assert_frame_equal(heads[[*expected]], expected, rtol=MEASURE, atol=MEASURE)
+
+
+def interrupted(*args: Any) -> None:
+    raise KeyboardInterrupt
+
+
+REPEATED, FOLD_OF = tokens(10, 5, seed=2).repeat(1, 2), torch.arange(10) % 5
+
+
+def test_a_head_of_a_layer_without_rope_is_symbolic_and_one_with_rope_is_not(
+    bridge: Callable[[str], Any],
+):
+    model = bridge("smollm3")
+    sums = [HeadScores(model, layer, 5, kept_positions=0) for layer in layers_of(model)[:3]]
+    measured = HeadMeans.captured(model, tokens(10, N_POS), sums, FOLD_OF).means
+    total = measured["total"].mean(0)
+    symbolic, positional = (measured[name].mean(0) / total for name in ("symbolic", "positional"))
+    torch.testing.assert_close(symbolic[1], torch.ones(N_HEADS).double())
+    assert positional[1].abs().max() < 1e-9
+    assert symbolic[[0, 2]].max() < 0.9
+    assert positional[[0, 2]].min() > 1e-4
+
+
+def test_induction_is_read_on_the_repeated_tokens(
+    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+):
+    model = bridge("llama")
+    sums = [InductionScores(model, layer, 5, n_tokens=5) for layer in layers_of(model)]
+    measured = HeadMeans.captured(model, REPEATED, sums, FOLD_OF).means["induction"].mean(0)
+    attended = attention(tiny("llama").hf, REPEATED)
+    true = np.mean([attended[..., i, i - 4] for i in range(5, 10)], 0).mean(1)
+    assert_same(measured, true, MEASURE)
+
+
+def test_sequences_without_bos_are_measured_with_one_beside(
+    bridge: Callable[[str], Any], tiny: Callable[[str], Any]
+):
+    inputs = Sequences(inputs=tokens(8, N_POS), name="tokens")
+    heads, sinks = head_columns(bridge("mistral"), inputs, tokenizer(), [0], 4)
+    assert sinks["bos"].tolist() == ["without", "with"]
+    longer = torch.nn.functional.pad(inputs.inputs[:, :-1], (1, 0), value=0)
+    attended = attention(tiny("mistral").hf, longer)[:1]
+    assert_same(heads["first_key_with_bos"], first_key(attended), MEASURE)
+    alone, _ = head_columns(bridge("mistral"), inputs, None, [0], 4)
+    assert "first_key" in alone
+    assert "first_key_with_bos" not in alone
+
+
+@pytest.mark.parametrize(("command", "more"), [(scores, ()), (ablate, ("--remove", "sources"))])
+def test_a_run_on_long_sequences_states_of_which_queries_locality_is(
+    command: Any, more: tuple[str, ...], tmp_path: Path
+):
+    flags = ["--model", "parameter-free", "--layers", 1, "--data", "gaussian", "--seq-len", 521]
+    run_command(command, *flags, *more, "--n-seqs", 4, "--folds", 4, "--out", tmp_path / "run")
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (manifest["query_stride"], manifest["skip_keys"]) == (3, 0)
+    assert "use 1 query in 3" in (tmp_path / "run" / "report.html").read_text()
+    maps = load_file(tmp_path / "run" / "maps.safetensors")
+    assert not (tmp_path / "run" / "heads.csv").exists()
+    [score] = maps["score" if command is scores else f"score/{manifest['conditions'][0]}"]
+    rows = [spearmanr(score[query, :query], range(query)) for query in range(9, 521, 3)]
+    table = pd.read_csv(tmp_path / "run" / "pattern.csv")
+    # Maps are stored in float32, which can swap neighbours in the order of a row. A swap moves the
+    # correlation of a row of n keys by 12 / (n^3 - n); the bound allows a hundred swaps.
+    expected = np.mean([row.statistic for row in rows])
+    assert table["locality"][0] == pytest.approx(expected, abs=100 * 12 / 260**3 / len(rows))
+
+
+def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
+    tiny: Callable[[str], Any], tmp_path: Path
+):
+    texts = [f"{i} the quick brown fox jumps over it" * (i % 3) for i in range(59)]
+    (tmp_path / "data").mkdir()
+    pd.DataFrame({"text": texts}).to_parquet(tmp_path / "data" / "train.parquet")
+    chosen = ["--data", str(tmp_path / "data"), "--windows", "start", "--bos", "never"]
+    model = ["--model", str(tiny("llama").folder), "--layers", "1"]
+    run_command(scores, *SMALL, *model, *chosen, "--out", str(tmp_path / "run"))
+    seen = load_file(tmp_path / "run" / "tokens.safetensors")["tokens"]
+    ids = tokenizer()([text for text in texts if text])["input_ids"]
+    assert sorted(seen.tolist()) == sorted(document[:N_POS] for document in ids[:N_SEQS])
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (manifest["data"]["bos"], manifest["skip_keys"]) == (False, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "llama-3.1-8b"], "meta-llama/Llama-3.1-8B .*offline"),
+        (["--folds", "3"], "--folds 3: expected 4 <= folds"),
+        (["--skip-keys", "12"], "--skip-keys 12 leaves no keys of 13"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    message: str,
+    tiny: Callable[[str], Any],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+):
+    line = refused(capfd, tmp_path, scores, *SMALL, "--data", "random", *arguments)
+    assert re.search(message, line)
+
+
+def layers(*rows: tuple[float, float, float]) -> pd.DataFrame:
+    """Return a row per layer: amplitude, locality, and half of all intervals; leads of 2 nats."""
+    table = pd.DataFrame(rows, columns=["amplitude", "locality", "half"]).assign(lead=2.0)
+    for name in ("lead", "amplitude", "locality"):
+        table[f"{name}_low"] = table[name] - table["half"]
+        table[f"{name}_high"] = table[name] + table["half"]
+    return table.assign(layer=range(len(rows)), head=0, relative_r2=0.87)
+
+
+def lead(**tables: pd.DataFrame) -> Lead:
+    layers = [*range(len(tables["pattern"]))]
+    settings = {"data": "random", "n_seqs": 40, "seq_len": 11}
+    manifest = {"model": {"name": "m", "depth": 7}, "layers": layers, "settings": settings}
+    return page.lead(Run(manifest=manifest, tables=tables))
+
+
+def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer() -> None:
+    table = layers((0.5, 0.25, 0.1), (2.618, -0.8, 0.1), (9.0, 0.15, 10.0))
+    for end in ("low", "high"):
+        table[f"relative_r2_{end}"] = 0.87
+    result = lead(pattern=table, heads=table)
+    assert result.sentence == (
+        "In m (L0 to L2 of 7), L1 is strongest: the first key leads by 2, the others' pattern is "
+        "2.6 nats, for far keys."
+    )
+    assert result.table.to_numpy().tolist() == [
+        [
+            "L0",
+            "2.00 [1.90, 2.10]",
+            "0.50 [0.40, 0.60]",
+            "near",
+            "87% [87, 87]",
+            "H0, 0.5 nats",
+        ],
+        [
+            "L1",
+            "2.00 [1.90, 2.10]",
+            "2.62 [2.52, 2.72]",
+            "far",
+            "87% [87, 87]",
+            "H0, 2.6 nats",
+        ],
+    ]
+    unclear = layers((0.5, 0.1, 0.9))
+    assert "shows no positional pattern" in lead(pattern=unclear, heads=unclear).sentence
+    assert lead(pattern=unclear, heads=unclear).table.empty
+    flat, cancelling = layers((0.0, 0.1, 0.1)), layers((0.37, 0.1, 0.01), (0.37, 0.1, 0.01))
+    cancelling = cancelling.assign(layer=0, head=[0, 1])
+    hidden = lead(pattern=flat, heads=cancelling)
+    assert hidden.caption == "Heads of opposite sign cancel in their mean."
+    assert hidden.table["head"].tolist() == ["L0H1", "L0H0"]
+
+
+def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out() -> None:
+    random = np.random.default_rng(0)
+    pattern = np.where(np.tri(11, k=-1, dtype=bool), random.normal(size=(2, 11, 11)), np.nan)
+    pattern[:, :, 0] *= 100
+    maps = {"score": pattern, "normalised": pattern, "se": 0 * pattern}
+    tables = {"pattern": layers((0.7, 0.0, 0.1), (1.3, 0.0, 0.1))}
+    for skip_keys in (0, 1):
+        run = Run(manifest={"skip_keys": skip_keys}, arrays={"maps": maps}, tables=tables)
+        shown = [*page._map_sections(run)]
+        assert shown[0].title == "The positional pattern"
+        for number, section in enumerate(shown):
+            figure = section.drawn()
+            assert figure is not None
+            [_low, high] = figure.layout.meta["scales"][0]
+            about_first = ("the first key's lead", "leave out the first key", "")[number]
+            assert (high > 50) == (not skip_keys or not about_first)
+            assert about_first in section.caption or not skip_keys
+            colours = figure.layout.coloraxis
+            assert number == 1 or colours.cmin == -colours.cmax

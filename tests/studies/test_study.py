@@ -1,0 +1,195 @@
+"""The attribution in memory is the ablate command's, for any model of TransformerLens."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load_file
+from support.command_line import run_command
+from support.rounding import MEASURE, assert_same
+
+from nope_probe import Ablation, ablate, ablated, capture_scores, load, run_ablations, sequences
+from nope_probe.studies.ablation.settings import Settings
+from nope_probe.studies.ablation.study import AblationStudy, run
+
+pytestmark = pytest.mark.usefixtures("unenforced")
+
+SMALL = {"n_seqs": 23, "seq_len": 11, "seed": 3}
+REMOVED = ("mlp", "w_q+mlp", "w_k", "rope_low")
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Any:
+    return load("rope-tiny", n_layers=2)
+
+
+@pytest.fixture(scope="module")
+def tokens(loaded: Any) -> torch.Tensor:
+    return sequences(tokenizer=loaded.tokenizer, **SMALL).inputs
+
+
+@pytest.fixture(scope="module")
+def study(loaded: Any) -> AblationStudy:
+    """An attribution with every part that it can have."""
+    options = {"folds": 5, "batch_size": 7}
+    return run_ablations(loaded, remove=REMOVED, **options, **SMALL)
+
+
+def test_tables_and_maps_are_those_that_the_command_writes(
+    tmp_path: Path, study: AblationStudy
+) -> None:
+    chosen = {"folds": 5, "batch_size": 7, "out": tmp_path / "run"}
+    folder = run(Settings(**SMALL, **chosen, model="rope-tiny", layers=2, remove=REMOVED))
+    tables = {path.stem: path.read_text() for path in folder.glob("*.csv")}
+    assert tables.keys() == study.tables.keys()
+    for name, table in study.tables.items():
+        assert table.to_csv(index=False, float_format="%.8g") == tables[name]
+    maps = load_file(folder / "maps.safetensors")
+    assert maps.keys() == study.maps.keys()
+    for name, values in study.maps.items():
+        np.testing.assert_array_equal(values, maps[name])
+
+
+def test_sources_weights_and_all_else_have_a_table_each(study: AblationStudy) -> None:
+    assert list(study.sources.query("layer == 1 and of == 'pattern'")["source"]) == [
+        *("mask", "rope", "rope_low"),
+    ]
+    assert set(study.terms["term"]) == {
+        *("mask", "rope", "mask_x_rope", "without_sources"),
+    }
+    assert set(study.tables["controls"]["tokens"]) == {"shuffled"}
+    assert study.skip_keys == 1
+    weights = study.weights.query("layer == 1 and of == 'pattern'")
+    assert list(zip(weights["removed"], weights["replacement"], strict=True)) == [
+        ("mlp", "none"),
+        *((name, kind) for kind in ("mean", "identity") for name in ("w_q+mlp", "w_k")),
+    ]
+
+
+def test_terms_of_lead_and_pattern_add_up_to_positions_part(study: AblationStudy) -> None:
+    terms = study.terms.dropna(subset=["share"])
+    added = terms.groupby(["layer", "of"])["share"].sum()
+    assert len(added) >= 2
+    assert added.to_numpy() == pytest.approx(1, abs=1e-6)  # of 8 digits
+
+
+def test_a_study_does_not_depend_on_the_batch_size_and_leaves_the_model_as_it_was(
+    loaded: Any,
+    tokens: torch.Tensor,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nope_probe.run.processes.LOG_EVERY", 0)  # a line for each batch
+    before = loaded.model(tokens)
+    three, all_at_once = (
+        run_ablations(loaded.model, tokens, remove=["sources"], folds=5, batch_size=size)
+        for size in (3, 23)
+    )
+    for name, values in three.maps.items():
+        assert_same(values, all_at_once.maps[name], MEASURE)
+    assert torch.equal(loaded.model(tokens), before)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    # All, without mask, without RoPE, without either; positions; two conditions on shuffled tokens.
+    assert f"{7 * 23}/{7 * 23}" in shown.err
+
+
+@pytest.mark.parametrize("spec", ["bridge:gpt2", "hooked:llama"])
+def test_a_model_of_ones_own_is_studied(
+    spec: str, model_of: Callable[[str], tuple[Any, str]]
+) -> None:
+    model, _ = model_of(spec)
+    tokens = torch.randint(200, (19, 11), generator=torch.Generator().manual_seed(0))
+    position = "pos_embed" if spec == "bridge:gpt2" else "rope"
+    study = run_ablations(model, tokens, remove=["sources"], layers=1, folds=4)
+    terms = ["mask", position, f"mask_x_{position}", "without_sources"]
+    assert list(study.terms.query("of == 'pattern'")["term"]) == terms
+    assert study.skip_keys == 1, "whatever tokens the sequences begin with"
+    with ablated(model, Ablation(remove=[position])):
+        truth = capture_scores(model, tokens, layers=[0]).mean.float().numpy()
+    assert_same(study.maps[f"score/{position}"], truth)
+
+
+def test_a_parameter_free_model_takes_vectors() -> None:
+    vectors = torch.nn.functional.normalize(torch.randn(13, 11, 64), dim=-1)
+    study = run_ablations(load("parameter-free", n_layers=2).model, vectors, folds=4)
+    assert study.skip_keys == 0
+    assert list(study.sources["source"]) == ["mask", "mask"]
+    assert len(study.weights) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"folds": 3}, "--folds 3: expected 4 <= folds"),
+        ({"folds": 24}, "expected from 4 to 23 folds for 23 sequences, got 24"),
+        ({"layers": 3}, "rope-tiny has 2 layers, 3 were asked for; try --layers all"),
+        ({"skip_keys": 9}, "--skip-keys 9 leaves no keys of 11"),
+        ({"remove": ["mlp", "w_x"]}, "unknown component 'w_x'"),
+        ({"remove": ["pos_embed"]}, "the model has no pos_embed; it has mask, rope"),
+        ({"remove": ["sources"], "gain": "norm"}, "gain has no effect"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_run(
+    settings: dict[str, Any],
+    message: str,
+    loaded: Any,
+    tokens: torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("nope_probe.hooks.reading.streaming.run_forward", None)
+    with pytest.raises(ValueError, match=message):
+        run_ablations(loaded.model, tokens, **settings)
+
+
+def test_few_sequences_are_as_many_folds_and_fewer_than_four_have_no_intervals(
+    loaded: Any, tokens: torch.Tensor
+) -> None:
+    few, same = (
+        run_ablations(loaded.model, tokens[:5], remove=["sources"], layers=1, **folds)
+        for folds in ({}, {"folds": 5})
+    )
+    pd.testing.assert_frame_equal(few.sources, same.sources)
+    with pytest.raises(ValueError, match="expected 4 sequences or more for intervals, got 3"):
+        run_ablations(loaded.model, tokens[:3])
+
+
+def test_shuffled_tokens_have_no_shuffled_control(loaded: Any) -> None:
+    tokens = sequences(tokenizer=loaded.tokenizer, shuffle=True, **SMALL)
+    study = run_ablations(loaded.model, tokens, remove=["sources"])
+    assert len(study.tables["controls"]) == 0
+
+
+def test_a_study_is_one_line_and_in_a_notebook_a_row_per_table_and_group_of_maps(
+    study: AblationStudy,
+) -> None:
+    assert repr(study).startswith("AblationStudy of ")
+    assert "\n" not in repr(study)
+    tables = {name for name, table in study.tables.items() if len(table)}
+    groups = {name.partition("/")[0] for name in study.maps}
+    rows = study._repr_html_().split("<tr")[2:]  # after the headings
+    assert len(rows) == len(tables) + len(groups)
+    assert sum("term/..." in row for row in rows) == 1
+    assert not any("lost_low" in row for row in rows)
+
+
+def test_a_dry_run_lists_every_pass_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    run_command(ablate, "--n-seqs", "8", "--folds", "4", "--seq-len", "16", "--dry-run")
+    printed = capsys.readouterr().out
+    header, *rows, last = printed.splitlines()
+    assert header.split() == ["pass", "removed", "tokens", "seconds"]
+    listed = {row.split()[0]: row.split()[1:] for row in rows}
+    assert listed["score/mask+rope"][:2] == ["mask+rope", str(8 * 16)]
+    assert listed["score-mean/w_k"][:2] == ["w_k", str(8 * 16)]
+    assert "gains" in listed
+    assert f"for {len(rows)} passes" in last
+    total = sum(float(columns[-1]) for columns in listed.values())
+    assert abs(float(last.split()[1]) - total) < 0.5 + 0.05 * len(rows)  # both are rounded
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,469 @@
+"""The trace command as a user types it: its tables and maps, its sentences, its refusals."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load_file
+from support import traced
+from support.command_line import refused, run_command
+from support.decoders import write_decoder
+from support.rounding import NETWORK, assert_same, assert_same_table
+from support.tiny_models import plain
+
+from nope_probe import load, read_run, run_trace, trace
+from nope_probe.analyses.positions import readers, term_maps
+from nope_probe.data.sequences import Sequences
+from nope_probe.figures.words import strongest_reader
+from nope_probe.hooks.reading.readers import capture_positions
+from nope_probe.maps.rows import choose_rows
+from nope_probe.models.names import CHECKPOINTS
+from nope_probe.removal import Writer
+from nope_probe.run.folder import Run
+from nope_probe.studies.tables import term_table, writer_table
+from nope_probe.studies.trace import page
+from nope_probe.studies.trace.settings import Settings
+
+N = 23
+SMALL = ["--n-seqs", 43, "--seq-len", N, "--folds", 5, "--batch-size", 7]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "nope"
+    run_command(trace, *SMALL, "--layers", 3, "--out", out, "--confirm", 0)
+    return out
+
+
+def test_tables_and_maps_are_those_of_the_captured_sums(done: Path) -> None:
+    saved = load_file(done / "tokens.safetensors")
+    tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
+    sums = capture_positions(
+        load("nope-tiny").model,
+        tokens,
+        layers=[0, 1, 2],
+        batch_size=7,
+        n_folds=5,
+        documents=documents,
+    )
+    run = read_run(done)
+    names = {"terms": ["layer", "of", "term"], "writers": ["layer", "of", "side", "writer"]}
+    for name, truth in (("terms", term_table(sums)), ("writers", writer_table(sums))):
+        found = run.tables[name].set_index(names[name])
+        expected = truth.set_index(found.index.names).loc[found.index]
+        assert_same_table(found, expected)
+    for names, reader in readers(sums):
+        for term, values in term_maps(reader).items():
+            seen = run.maps[f"L{names['layer']}/{term}"]
+            assert_same(seen, values)
+
+
+def test_writers_stand_in_the_order_in_which_they_write(done: Path) -> None:
+    writers = read_run(done).tables["writers"]
+    heads = [[f"L{layer}H{head}" for head in range(4)] for layer in range(2)]
+    order = ["embed", *heads[0], "MLP0", *heads[1], "MLP1", "bias"]
+    of_readers = writers.groupby(["layer", "of", "side"], sort=False)["writer"].agg(list)
+    assert list(of_readers.index) == [
+        (n, of, side) for n in range(3) for of in ("lead", "pattern") for side in ("key", "query")
+    ]
+    assert all(of_readers[2, of, side] == order for _, of, side in of_readers.index)
+    assert list(writers.index) == list(range(len(writers)))
+    names = ["bias", "MLP0", "L1H0", "ATTN1", "L0H10", "L0H2", "MLP10", "pos_embed", "BLOCK2"]
+    assert sorted(names, key=lambda name: Writer(name).order) == [
+        *("pos_embed", "L0H2", "L0H10", "MLP0", "L1H0", "ATTN1", "BLOCK2", "MLP10", "bias")
+    ]
+
+
+def test_clocks_are_coordinates_of_mean_keys_and_queries_along_their_axes(done: Path) -> None:
+    """Six writers at most beside their sum; distances between positions are those of the keys."""
+    run, saved = read_run(done), load_file(done / "tokens.safetensors")
+    sums = capture_positions(
+        load("nope-tiny").model,
+        torch.from_numpy(saved["tokens"]),
+        layers=[2],
+        n_folds=5,
+        documents=torch.from_numpy(saved["documents"]),
+    )
+    weights = sums.counts.double() / sums.counts.sum()
+    clocks, writers = run.tables["clocks"].query("layer == 2"), run.tables["writers"]
+    assert set(run.tables["clocks"]["layer"]) == {0, 1, 2}
+    for side, whole, parts in (
+        ("key", sums.readers[2].k, sums.readers[2].keys),
+        ("query", sums.readers[2].q, sums.readers[2].queries),
+    ):
+        own = clocks[clocks["side"] == side]
+        ranked = writers.query("layer == 2 and of == 'pattern' and side == @side")
+        ranked = ranked.set_index("writer")["share"]
+        ranked = ranked.abs().sort_values(ascending=False)
+        n_writers = own["writer"].nunique()
+        assert list(own["writer"].unique()) == ["all", *ranked.index[: n_writers - 1]]
+        assert 2 <= n_writers - 1 < len(ranked)
+        about_mean = {}
+        for name, x in {"all": whole, **parts}.items():
+            mean = torch.einsum("f,fphd->phd", weights, x)[1:].flatten(1)
+            about_mean[name] = mean - mean.mean(0)
+        variances, axes = torch.linalg.eigh(about_mean["all"].T @ about_mean["all"])
+        axes = axes[:, [-1, -2]]
+        axes = axes * axes.sum(0).sign()
+        explained = variances[-2:].sum() / variances.sum()
+        assert own["explained"].to_numpy() == pytest.approx(float(explained), rel=1e-4)
+        for name, points in own.groupby("writer"):
+            expected = about_mean[name] @ axes
+            found = points[["axis_1", "axis_2"]].to_numpy()
+            assert list(points["position"]) == list(range(1, N))
+            np.testing.assert_allclose(found, expected, atol=1e-4 * float(axes.abs().max()) + 1e-4)
+
+
+def test_the_norms_scale_by_position_is_that_of_plain_transformers(done: Path) -> None:
+    """Documents make folds of unequal size; the mean is over all sequences."""
+    tokens = torch.from_numpy(load_file(done / "tokens.safetensors")["tokens"])
+    hf = plain(CHECKPOINTS["nope-tiny"])
+    with torch.inference_mode():
+        x = hf(tokens, output_hidden_states=True).hidden_states[2]
+    epsilon = hf.model.layers[2].input_layernorm.variance_epsilon
+    scale = (x.square().mean(-1) + epsilon).rsqrt().mean(0)[1:]
+    clocks = read_run(done).tables["clocks"].query("layer == 2")
+    for (_, _), rows in clocks.groupby(["side", "writer"]):
+        assert_same(rows["norm_scale"], scale / scale.mean())
+    assert clocks["norm_scale"].max() > 1.1 * clocks["norm_scale"].min()
+
+
+def test_maps_of_chosen_rows_name_their_queries() -> None:
+    loaded = load("nope-tiny", n_layers=2)
+    text = torch.randint(2048, (15, N), generator=torch.Generator().manual_seed(3))
+    options = {"confirm": 0, "folds": 5, "skip_keys": 1}
+    whole, chosen = (run_trace(loaded, text, **options, query_rows=rows) for rows in (None, 11))
+    queries = choose_rows(N, 11)
+    assert "query_positions" not in whole.maps
+    assert chosen.maps.keys() == {"query_positions", *whole.maps}
+    np.testing.assert_array_equal(chosen.maps["query_positions"], queries)
+    for name, values in whole.maps.items():
+        np.testing.assert_allclose(chosen.maps[name], values[queries], atol=1e-5)
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("kind", ["heads", "layers"])
+def test_the_bytes_of_a_run_are_those_of_what_heads_and_mlps_write(
+    kind: Any, per_head: bool, tiny: Callable[[str], Any]
+) -> None:
+    loaded = load(str(tiny("smollm3").folder))
+    text = torch.randint(263, (10, N), generator=torch.Generator().manual_seed(3))
+    sums = capture_positions(loaded.model, text, n_folds=5, writers=kind, per_head=per_head)
+    kept = sum(
+        values.nbytes
+        for reader in sums.readers.values()
+        for parts in (reader.keys, reader.queries)
+        for name, values in parts.items()
+        if name not in ("embed", "bias")
+    )
+    settings = Settings(
+        model="x", layers="all", writers=kind, per_head=per_head, folds=5, seq_len=N, n_seqs=10
+    )
+    assert settings.bytes_of_sums(loaded.info) == kept
+    assert settings.n_maps(loaded.info) == 3 + kept // (8 * 5 * N**2)
+    assert replace(settings, layers=1).bytes_of_sums(loaded.info) == 0
+    assert replace(settings, reader="L2H1").traces_heads
+    assert replace(settings, reader="L2").traces_heads == per_head
+
+
+def test_by_default_six_heads_are_taken_in_eight_folds() -> None:
+    settings = Settings()
+    assert (settings.confirm, settings.folds, settings.traces_heads) == (6, 8, False)
+
+
+def test_clocks_lie_along_axes_of_which_the_first_explains_most(done: Path) -> None:
+    clocks = read_run(done).tables["clocks"].query("layer == 2 and side == 'key'")
+    assert list(clocks["writer"].unique())[:3] == ["all", "L1H1", "L1H0"]
+    whole = clocks[clocks["writer"] == "all"]
+    assert list(whole["position"]) == list(range(1, N))
+    assert whole["axis_1"].var() > whole["axis_2"].var()
+    assert abs(np.corrcoef(whole["axis_1"], whole["axis_2"])[0, 1]) < NETWORK
+    assert whole["explained"].between(0, 1).all()
+
+
+def test_a_finished_run_is_shown_again_with_its_answer(
+    done: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (done / "manifest.json").read_bytes()
+    run_command(trace, *SMALL, "--layers", 3, "--out", done, "--confirm", 0, "--verbose")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "write the order of L2's other keys" in shown
+    assert "first_key" in shown
+    assert "The exact terms of lead and pattern" in shown
+    assert (done / "manifest.json").read_bytes() == before
+    page = (done / "report.html").read_text()
+    assert "write the order of L2&#x27;s other keys" in page
+    assert '"Reader"' in page
+
+
+def test_heads_read_and_whole_attentions_write(
+    tiny: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--model", tiny("llama").folder, "--data", "random", "--layers", 2, "--confirm", 0]
+    flags += ["--reader", "L1H3", "--writers", "layers"]
+    run_command(trace, *SMALL, *flags, "--out", tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    terms, writers = run.tables["terms"], run.tables["writers"]
+    assert sorted(set(zip(terms["layer"], terms["head"], strict=True))) == [
+        (layer, head) for layer in (0, 1) for head in range(6)
+    ]
+    names = {"embed", "bias", "ATTN0", "MLP0"}
+    assert set(writers[writers["layer"] == 1]["writer"]) == names
+    assert "L1H3/rotation" in run.maps
+    assert "L1H3" in page.lead(run).sentence
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["reader"] == "L1H3"
+    assert "error" not in capsys.readouterr().err
+
+
+def test_a_hybrid_is_read_where_it_attends_and_its_other_blocks_write_as_a_whole(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = write_decoder("jamba", tmp_path)
+    flags = ["--model", model.folder, "--data", "random", "--layers", "all", "--confirm", 1]
+    run_command(trace, *SMALL, *flags, "--out", tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    readers = sorted(run.tables["terms"]["layer"].unique())
+    others = run.manifest["model"]["not_attending"]
+    assert not {*readers} & {*others}
+    last = run.tables["writers"].query("layer == @readers[-1]")
+    assert {f"BLOCK{layer}" for layer in others if layer < readers[-1]} <= {*last["writer"]}
+    elsewhere = tmp_path / "elsewhere"
+    line = refused(capfd, elsewhere, trace, *flags, "--reader", f"L{others[0]}")
+    assert line.startswith(f"--reader L{others[0]}: there are L{readers[0]}")
+
+
+def test_in_memory_it_gives_what_the_command_writes(done: Path) -> None:
+    saved, run = load_file(done / "tokens.safetensors"), read_run(done)
+    tokens, documents = (torch.from_numpy(saved[name]) for name in ("tokens", "documents"))
+    data = Sequences(inputs=tokens, documents=documents, name="x", bos=True, kind="text")
+    found = run_trace(load("nope-tiny").model, data, layers=3, folds=5, batch_size=7)
+    for name, table in found.tables.items():
+        if name != "effects":
+            assert_same_table(run.tables[name], table)
+    assert set(found.maps) == set(run.maps)
+    assert repr(found).startswith(f"Trace of L0, L1, L2: At {N} tokens, L1H")
+    with pytest.raises(ValueError, match="--folds 4: expected 5 <= folds"):
+        run_trace(load("nope-tiny").model, data, folds=4)
+
+
+def run_of(
+    terms: pd.DataFrame,
+    writers: pd.DataFrame | None = None,
+    effects: pd.DataFrame | None = None,
+    reader: str | None = None,
+) -> Run:
+    """Return a finished run with some tables."""
+    tables = {
+        "terms": terms,
+        "writers": traced.writers_table() if writers is None else writers,
+        "effects": pd.DataFrame() if effects is None else effects,
+        "clocks": traced.clocks_table(),
+    }
+    settings = {"data": "shipped", "n_seqs": 64, "seq_len": 48, "folds": 8, "reader": reader}
+    manifest = {
+        "model": {"name": "mine", "depth": 4, "rope_layers": [False] * 4},
+        "settings": settings,
+        "layers": [1, 2, 3],
+        "reader": reader or strongest_reader(terms),
+        "skip_keys": 1,
+    }
+    return Run(manifest=manifest, arrays={"maps": traced.maps()}, tables=tables)
+
+
+def sentence(*tables: Any, **options: Any) -> str:
+    return page.lead(run_of(*tables, **options)).sentence
+
+
+def test_the_answer_names_the_main_writers_and_nothing_of_another_reader() -> None:
+    terms, writers = traced.terms_table(), traced.writers_table()
+    assert sentence(terms) == (
+        "At 48 tokens, L1H0 (92%) and L1H1 (67%) write the order of L2's other keys."
+    )
+    assert (
+        sentence(terms, reader="L1")
+        == "At 48 tokens, MLP0 (97%) writes the order of L1's other keys."
+    )
+    learned = writers.replace({"writer": {"MLP0": "pos_embed"}})
+    assert sentence(terms, learned, reader="L1").startswith("At 48 tokens, pos_embed (97%) writes")
+    third = writers.query("layer == 2 and writer == 'L1H0'").assign(writer="L0H3", share=0.6)
+    assert "L1H1 (67%) and others write the order" in sentence(terms, pd.concat([writers, third]))
+
+
+def test_the_lead_of_the_first_key_has_an_answer_of_its_own() -> None:
+    """The layer is the one with the strongest lead or pattern of either sign."""
+    rotation = traced.terms_table("rope")
+    lead = traced.terms_table().assign(of="lead")
+    lead.loc[lead["term"] == "all", ["size", "size_low", "size_high"]] *= -1
+    written = pd.concat([traced.writers_table(), traced.writers_table().assign(of="lead")])
+    terms = pd.concat([lead, rotation])
+    assert sentence(terms, written) == (
+        "At 48 tokens, RoPE's rotation makes the order of L2's other keys (103%); L1H0 (92%) and "
+        "L1H1 (67%) write the first key's lead."
+    )
+    assert sentence(lead, written).endswith("write L2's lead of the first key.")
+    found = page.lead(run_of(terms, written, traced.effects_table()))
+    assert [*found.table] == ["L2 at 48 tokens", "first key", "other keys", "other keys, lost"]
+    table = found.table.set_index("L2 at 48 tokens")
+    assert [*table.index] == [
+        *("size", "RoPE's rotation", "L1H0", "MLP1", "L1H1", "MLP0", "other writers", "covariance")
+    ]
+    assert table.loc["size"].to_list() == ["-7.6 nats", "1.9 nats", ""]
+    assert table.loc["RoPE's rotation"].to_list() == ["0%", "103%", ""]
+    assert table.loc["MLP1"].to_list() == ["-72%", "-72%", "-63%"]
+    assert table.loc["L1H1", "other keys, lost"] == "", "it was not measured"
+    in_all = sum(float(text[:-1]) for text in table["first key"][1:])
+    assert in_all == pytest.approx(100, abs=3)
+    assert found.caption == (
+        "L2 is the strongest of L1 to L3. Lost: on all paths, without its position."
+    )
+
+
+def test_a_writer_that_acts_through_others_alone_is_in_the_first_table() -> None:
+    """An attention counts with its heads, of which the table names some."""
+    effects = traced.effects_table().query("layer == 2")
+    indirect = effects.iloc[:1].assign(writer="ATTN0", **traced.interval("total", 0.9))
+    whole = effects.iloc[:1].assign(writer="ATTN1", **traced.interval("total", 0.8))
+    faint = effects.iloc[:1].assign(writer="MLP9", **traced.interval("total", 0.02))
+    writers = traced.writers_table()
+    little = (
+        writers.query("layer == 2").iloc[:1].assign(writer="L0H0", **traced.interval("share", 0))
+    )
+    tables = traced.terms_table(), pd.concat([writers, little])
+    found = page.lead(run_of(*tables, pd.concat([effects, indirect, whole, faint])))
+    table = found.table.set_index("L2 at 48 tokens")
+    assert table.loc["ATTN0"].to_list() == ["0%", "90%"]
+    assert table.loc["ATTN1"].to_list() == ["159%", "80%"]
+    assert [*table.index] == [
+        *("size", "ATTN1", "L1H0", "ATTN0", "MLP1", "L1H1", "other writers", "covariance")
+    ]
+    assert table.loc["other writers", "other keys"] == "13%", "MLP0: written 99.9 less 159 and -72"
+    assert found.caption.endswith("Left out: 3 weaker writers.")
+
+
+def test_a_writer_whose_interval_holds_zero_is_no_main_writer() -> None:
+    writers = traced.writers_table()
+    strongest = (writers["layer"] == 2) & (writers["writer"] == "L1H0")
+    writers.loc[strongest, ["share", "share_low", "share_high"]] = (1.9, -0.1, 3.9)
+    assert sentence(traced.terms_table(), writers, reader="L2") == (
+        "At 48 tokens, L1H1 (67%) writes the order of L2's other keys."
+    )
+
+
+def test_without_a_lead_or_pattern_above_the_noise_the_answer_is_that_there_is_none() -> None:
+    noise = traced.terms_table("rope").assign(size_low=-1.0)
+    assert sentence(noise) == sections.NO_PATTERN
+    assert page.lead(run_of(noise)).table.empty
+    undefined = noise.assign(share=np.nan)
+    lead = page.lead(run_of(undefined, reader="L1"))
+    assert lead.sentence == "L1 shows no lead or pattern that exceeds the noise."
+    assert lead.table.empty
+
+
+def with_shares(terms: pd.DataFrame, reader: int, half: float, **shares: float) -> pd.DataFrame:
+    """Return terms with other shares in a layer, with intervals of one width."""
+    rows = terms.copy()
+    for term, share in shares.items():
+        of_term = (rows["layer"] == reader) & (rows["term"] == term)
+        rows.loc[of_term, ["share", "share_low", "share_high"]] = share, share - half, share + half
+    return rows
+
+
+def test_a_term_is_the_answer_only_where_the_intervals_say_so_of_all_terms() -> None:
+    shares = {"rotation": 0.55, "written_key": 0.95, "written_both": 0.0, "covariance": -0.5}
+    terms = with_shares(traced.terms_table(), 1, 0.01, **shares)
+    assert sentence(terms, reader="L1").startswith("At 48 tokens, MLP0 (97%) writes")
+    shares |= {"rotation": 0.6, "written_key": 0.4, "written_query": 0.0, "covariance": 0.0}
+    terms = with_shares(traced.terms_table(), 1, 2.6, **shares)
+    terms = with_shares(terms, 1, 0.0, written_both=0.0, written_query=0.0)
+    unclear = "At 48 tokens, no single term makes the order of L1's other keys."
+    assert sentence(terms, reader="L1") == unclear
+
+
+def test_a_writer_that_takes_from_queries_what_it_gives_to_keys_is_no_main_writer() -> None:
+    terms, writers = traced.terms_table(), traced.writers_table()
+    labels = {"layer": 2, "of": "pattern", "writer": "L0H1"}
+    both = [
+        {**labels, "side": side, **traced.interval("share", share)}
+        for side, share in (("key", 0.90), ("query", -0.95))
+    ]
+    main = "At 48 tokens, L1H0 (92%) and L1H1 (67%) write the order of L2's other keys."
+    assert sentence(terms, pd.concat([writers, pd.DataFrame(both)])) == main
+    halves = writers.assign(share=writers["share"] / 2, share_low=writers["share_low"] / 2)
+    assert (
+        sentence(terms, pd.concat([halves.assign(side=side) for side in ("key", "query")])) == main
+    )
+    wide = writers.assign(share_low=writers["share"] - 1.0)
+    assert sentence(terms, wide).endswith(
+        "no single writer makes the order of L2's other keys, which was written (100%)."
+    )
+
+
+def test_the_strongest_of_many_readers_clears_the_noise_of_all_of_them() -> None:
+    faint = {"size": 0.01, "size_low": 0.002, "size_high": 0.0142}
+    one = traced.terms_table().query("layer == 2").assign(**faint)
+    assert sentence(one).startswith("At 48 tokens, L1H0")
+    others = [one.assign(layer=layer, size=0.0, size_low=-0.01) for layer in range(3, 26)]
+    assert sentence(pd.concat([one, *others])) == sections.NO_PATTERN
+
+
+def test_of_many_heads_the_strongest_are_shown() -> None:
+    whole = traced.terms_table().query("layer == 2")
+    terms = [whole.assign(head=head, size=whole["size"] * (head + 1)) for head in range(40)]
+    tables = {"terms": pd.concat(terms), "writers": traced.writers_table().assign(head=39)}
+    shown = page.shown_readers(tables["terms"], "L2H0")
+    assert shown == ["L2H0", *(f"L2H{head}" for head in range(9, 40))]
+    writers = page.strongest_writers(tables, 2).query("layer == 2")
+    assert list(writers["writer"]) == ["L1H0", "MLP1"]
+
+
+def test_a_report_has_the_losses_that_were_measured_and_four_writers_of_each_reader() -> None:
+    writers, effects = traced.writers_table(), traced.effects_table()
+    weakest = writers.query("layer == 2 and writer == 'MLP0'").assign(
+        writer="embed", share=0.05, share_low=0.04, share_high=0.06
+    )
+    both = pd.concat([weakest, writers], ignore_index=True)
+    whole = page.report(run_of(traced.terms_table(), both, effects))
+    without = page.report(run_of(traced.terms_table(), both))
+    assert (len(whole.sections), len(without.sections)) == (3, 2)
+    assert (len([*whole.lead.table]), len([*without.lead.table])) == (3, 2)
+    shown = effects.drop(columns=["predicted", "predicted_low", "predicted_high"])
+    pd.testing.assert_frame_equal(whole.sections[2].table, shown)
+    pd.testing.assert_frame_equal(whole.sections[1].table, traced.terms_table())
+    assert "embed" in set(whole.sections[0].table["writer"])
+    assert "Who writes position in mine" in whole.title
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--reader", "2"], "--reader 2: expected a layer or head, such as L2 or L2H1"),
+        (["--reader", "L2", "--per-head"], "--reader L2: with --per-head, readers are heads"),
+        (["--reader", "L4"], "--reader L4 is not among the first 4 layers: take --layers 5"),
+        (
+            ["--reader", "L5", "--layers", "all"],
+            "--reader L5: there are L0, L1, L2, L3, with the heads H0 to H3",
+        ),
+        (["--reader", "L1H4"], "--reader L1H4: there are L0, L1, L2, L3, with the heads H0 to H3"),
+        (["--folds", 4], "--folds 4: expected 5 <= folds <= 2147483647"),
+        (["--writers", "head"], "invalid choice 'head'"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_in_one_line(
+    flags: list[Any], line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert line in refused(capfd, tmp_path, trace, *flags)
+
+
+def test_writers_that_do_not_fit_into_memory_are_refused_with_what_does(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nope_probe.run.paths.free_memory", lambda: 10**6)
+    line = refused(capfd, tmp_path, trace, "--layers", "all", "--n-seqs", 8, "--seq-len", 40)
+    assert line.startswith("this needs at least ")
+    assert line.endswith("; lower --layers or --seq-len, or take --writers layers")

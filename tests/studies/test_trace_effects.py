@@ -1,0 +1,245 @@
+"""What lead and pattern lose without a writer's position, against exact shares and plain models."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from support.decoders import write_decoder
+from support.rounding import NETWORK
+from support.tiny_models import N_POS, tokens
+from support.traced import bos_reader
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from nope_probe import load, sequences
+from nope_probe.hooks.layers.hook_points import hooks_attached
+from nope_probe.hooks.layers.model import layers_of
+from nope_probe.studies.engine import Engine
+from nope_probe.studies.tables import writer_table
+from nope_probe.studies.trace.analyse import direct_shares, measure_effects
+
+BridgeOf = Callable[[str], Any]
+N_FOLDS = 5
+QUESTIONS = ("lead", "pattern")
+
+
+def effects(
+    model: Any, text: torch.Tensor, reader: str, *, kept_positions: int = 0, n_heads: int = 6
+) -> pd.DataFrame:
+    engine = Engine(
+        model=model, inputs=text, n_folds=N_FOLDS, skip_keys=1, kept_positions=kept_positions
+    )
+    layers = [layer.index for layer in layers_of(model)]
+    sums = engine.positions(None, layers=layers, per_head="H" in reader)
+    return measure_effects(engine, sums, writer_table(sums), reader, n_heads=n_heads)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reader"),
+    [("bridge:gpt2", "L1"), ("hooked:smollm3-rope", "L1"), ("hooked:smollm3-rope", "L1H1")],
+)
+def test_the_direct_effect_is_the_exact_share_where_the_scale_of_the_norm_stays(
+    spec: str, reader: str, model_of: Callable[[str], tuple[Any, str]]
+) -> None:
+    """Every fold holds the same sequences, so that means over folds do not differ either."""
+    model, _ = model_of(spec)
+    text = tokens(7, seed=3).repeat_interleave(N_FOLDS, 0)
+    points = [layer.point("ln1.hook_scale") for layer in layers_of(model)]
+    with hooks_attached([(point, lambda scale, hook: torch.ones_like(scale)) for point in points]):
+        found = effects(model, text, reader)
+    for _, rows in found.groupby("of"):
+        assert rows["writer"].nunique() > 3
+        assert rows["direct"].to_list() == pytest.approx(rows["predicted"].to_list(), abs=NETWORK)
+        assert rows["total"].sub(rows["direct"]).abs().max() > 1e-3
+
+
+def test_one_run_without_a_writer_serves_lead_and_pattern(
+    bridge: BridgeOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every earlier attention and MLP has a run on all paths, and a run on the direct path."""
+    keys, scores = list[str](), Engine.scores
+
+    def record(engine: Engine, key: str | None, *args: Any, **options: Any) -> Any:
+        assert options["layers"] == [2]
+        keys.append(str(key).removeprefix("effects-"))
+        return scores(engine, key, *args, **options)
+
+    monkeypatch.setattr(Engine, "scores", record)
+    text = tokens(7, seed=3).repeat_interleave(N_FOLDS, 0)
+    table = effects(bridge("smollm3"), text, "L2", n_heads=0)
+    writers = ["embed", "ATTN0", "MLP0", "ATTN1", "MLP1"]
+    assert keys == ["intact", *(f"{name}{to}" for name in writers for to in ("", "-to-L2"))]
+    assert list(zip(table["of"], table["writer"], strict=True)) == [
+        (question, writer) for question in QUESTIONS for writer in writers
+    ]
+
+
+@pytest.mark.hooked_transformer
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_clock_built_by_hand_loses_all_without_the_head_that_writes_it(kept: int) -> None:
+    """The first token keeps its position where all texts begin with it: no loss of the lead."""
+    text = torch.randint(1, 17, (40, N_POS), generator=torch.Generator().manual_seed(5))
+    text[:, 0] = 0
+    table = effects(bos_reader((2.0, -1.0)), text, "L1", kept_positions=kept)
+    assert {*table["of"]} == ({"pattern"} if kept else {*QUESTIONS})
+    for _, rows in table.groupby("of"):
+        for measure in ("predicted", "held", "direct", "total"):
+            lost = dict(zip(rows["writer"], rows[measure], strict=True))
+            embed = 1 if measure == "total" and not kept else 0  # BOS, which heads of L0 read
+            truth = {"embed": embed, "ATTN0": 1, "L0H0": 2, "L0H1": -1}
+            assert lost == pytest.approx(truth, abs=NETWORK)
+
+
+def test_heads_act_through_the_mlp_that_reads_them() -> None:
+    """L1 of nope-tiny reads MLP0, and nearly nothing of heads, which MLP0 reads."""
+    loaded = load("nope-tiny", n_layers=2)
+    data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=48)
+    table = effects(loaded.model, data.inputs, "L1", kept_positions=1).set_index("writer")
+    assert [*table.index] == ["embed", "ATTN0", "L0H0", "L0H1", "L0H2", "L0H3", "MLP0"]
+    assert table.loc["MLP0", ["direct", "total"]].min() > 0.8
+    for writer in ("ATTN0", "L0H0", "L0H1"):
+        assert abs(table.loc[writer, "direct"]) < 0.05
+        assert table.loc[writer, "total_low"] > 0.2
+
+
+def test_heads_of_attentions_that_matter_are_taken_by_direct_share_then_by_size(
+    tmp_path: Path,
+) -> None:
+    """The size of a head's position: how much its mean output varies with the position."""
+    tiny = write_decoder("llama", tmp_path)
+    text, model = tokens(15, seed=3), load(str(tiny.folder)).model
+    engine = Engine(model=model, inputs=text, n_folds=N_FOLDS, skip_keys=1, kept_positions=0)
+    sums = engine.positions(None, layers=[2])
+    columns = ["layer", "of", "side", "writer", "share", "share_low", "share_high"]
+    row = (2, "pattern", "key", "L1H4", 0.7, 0.6, 0.8)
+    table = measure_effects(engine, sums, pd.DataFrame([row], columns=columns), "L2", n_heads=4)
+    bounds = table[["total_low", "total_high"]].abs().max(axis=1)
+    matter = {"ATTN1", *table.loc[(bounds >= 0.05), "writer"]}
+    sizes = {}
+    for block in (0, 1):
+        projection, kept = tiny.hf.model.layers[block].self_attn.o_proj, list[torch.Tensor]()
+        handle = projection.register_forward_hook(lambda m, i, o, kept=kept: kept.append(i[0]))
+        with torch.inference_mode():
+            tiny.hf(text)
+        handle.remove()
+        weight = projection.weight.unflatten(1, (6, -1))
+        written = torch.einsum("bphd,mhd->hpm", kept[0].unflatten(-1, (6, -1)), weight)
+        norms = (written - written.mean(1, keepdim=True)).norm(dim=(1, 2)).tolist()
+        if f"ATTN{block}" in matter:
+            sizes |= {f"L{block}H{head}": size for head, size in enumerate(norms)}
+    del sizes["L1H4"]
+    largest = sorted(sizes, key=lambda head: -sizes[head])[:3]
+    heads = [name for name in table["writer"].unique() if "H" in name]
+    assert heads == sorted(["L1H4", *largest])
+
+
+def test_direct_shares_are_those_of_both_sides_that_could_be_5_percent() -> None:
+    rows = [
+        ("pattern", "key", "MLP0", 0.035, 0.03, 0.04),
+        ("pattern", "query", "MLP0", 0.005, 0.0, 0.011),
+        ("lead", "key", "MLP0", -0.2, -0.3, -0.1),
+        ("pattern", "key", "L0H0", 0.03, 0.02, 0.049),
+        ("pattern", "key", "L0H1", -0.02, -0.051, 0.02),
+        ("pattern", "key", "embed", float("nan"), float("nan"), float("nan")),
+    ]
+    columns = ["of", "side", "writer", "share", "share_low", "share_high"]
+    shares = direct_shares(pd.DataFrame(rows, columns=columns))
+    assert shares == {"MLP0": pytest.approx(0.2), "L0H1": pytest.approx(0.02)}
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_losses_are_those_of_plain_transformers_without_the_position_of_an_mlp(
+    name: str, tiny: Callable[[str], Any], bridge: BridgeOf
+) -> None:
+    """Every fold holds the same sequences; Qwen3 has norms of queries and keys too."""
+    text = tokens(7, seed=3).repeat_interleave(N_FOLDS, 0)
+    found = effects(bridge(name), text, "L1")
+    assert found["held"].to_list() == pytest.approx(found["predicted"].to_list(), abs=1e-5)
+    norm = (found["direct"] - found["held"]).to_list()
+    assert found["norm"].to_list() == pytest.approx(norm, abs=1e-9)
+    assert found["norm"].abs().max() > 1e-3
+    hf, mlp = tiny(name).hf, found[found["writer"] == "MLP0"].set_index("of")
+    intact, direct, held = read_by_l1(hf, text)
+    with without_position(hf.model.layers[0].mlp, text, hf):
+        total, _, _ = read_by_l1(hf, text)
+    for column, without in {"held": held, "direct": direct, "total": total}.items():
+        for question in QUESTIONS:
+            v, w = intact[question], without[question]
+            lost = float(((v - w) * v).sum() / v.square().sum())
+            assert mlp.loc[question, column] == pytest.approx(lost, abs=1e-5), (question, column)
+            assert abs(lost) > 0.01
+
+
+@contextmanager
+def without_position(module: torch.nn.Module, text: torch.Tensor, hf: Any) -> Iterator[None]:
+    """Take the mean output at each position, less its mean over positions, away from a module."""
+    kept: list[torch.Tensor] = []
+    handle = module.register_forward_hook(lambda m, i, o: kept.append(o))
+    with torch.inference_mode():
+        hf(text)
+    handle.remove()
+    mean = kept[0].mean(0)
+    handle = module.register_forward_hook(lambda m, i, o: o - (mean - mean.mean(0)))
+    yield
+    handle.remove()
+
+
+def read_by_l1(hf: Any, text: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    """Return what L1 reads: as it is, and where its input loses what MLP0 writes of position.
+
+    First with the scales of the norms as they follow, then with those of the intact model.
+    """
+    kept: dict[str, torch.Tensor] = {}
+    mlp, block = hf.model.layers[0].mlp, hf.model.layers[1]
+    norm, attn = block.input_layernorm, block.self_attn
+    handles = [
+        mlp.register_forward_hook(lambda m, i, o: kept.update(written=o)),
+        norm.register_forward_hook(lambda m, i, o: kept.update(x=i[0])),
+    ]
+    with torch.inference_mode():
+        hf(text)
+    for handle in handles:
+        handle.remove()
+    x, mean = kept["x"], kept["written"].mean(0)
+    without = x - (mean - mean.mean(0))
+
+    def scale(x: torch.Tensor, of: Any) -> torch.Tensor:
+        return (x.square().mean(-1, keepdim=True) + of.variance_epsilon).rsqrt() * of.weight
+
+    found: list[list[torch.Tensor]] = [[], [], []]
+    for side in ("q", "k"):
+        projection, inner = getattr(attn, f"{side}_proj"), getattr(attn, f"{side}_norm", None)
+
+        written = kept["written"] * scale(x, norm) @ projection.weight.T
+        intact, follows, part = (
+            y.unflatten(-1, (-1, attn.head_dim))
+            for y in (
+                projection(x * scale(x, norm)),
+                projection(without * scale(without, norm)),
+                written,
+            )
+        )
+        if inner is not None:
+            part = part * scale(intact, inner)
+            intact, follows = (y * scale(y, inner) for y in (intact, follows))
+        position = part.mean(0) - part.mean((0, 1))
+        for parts, y in zip(found, (intact, follows, intact - position), strict=True):
+            parts.append(y)
+    angles = hf.model.rotary_emb(x, torch.arange(N_POS)[None])
+    return [lead_and_pattern(*pair, *angles) for pair in found]
+
+
+def lead_and_pattern(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Return the leads of the queries from 9 on, and the pattern, up to the scale of scores."""
+    q, k = apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=2)
+    k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
+    scores = torch.einsum("bihd,bjhd->ij", q.double(), k.double())
+    others = [row[1:query] for query, row in enumerate(scores)]
+    leads = [scores[query, 0] - others[query].mean() for query in range(9, N_POS)]
+    pattern = torch.cat([row - row.mean() for row in others[2:]])
+    return {"lead": torch.stack(leads), "pattern": pattern}

@@ -1,0 +1,179 @@
+"""The rules of verdicts against numbers: what both bounds settle, and what they leave open."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support.dense_patterns import estimates
+
+from nope_probe.analyses.jackknife import rms
+from nope_probe.maps.estimates import cross_products
+from nope_probe.studies.page import hidden_heads, no_pattern, strongest
+from nope_probe.studies.verdicts import (
+    effect_of,
+    exceeds_noise,
+    main_writers,
+    most_of,
+    summed,
+    verdict_on_heads,
+)
+
+Estimate = tuple[float, float, float]
+
+
+@pytest.mark.parametrize(
+    ("lost", "effect"),
+    [
+        ((0.5, -0.2, 1.2), "unclear"),
+        ((0.05, -0.02, 0.12), "unclear"),
+        ((0.03, -0.3, 0.08), "unclear"),
+        ((-0.5, -1.2, 0.05), "unclear"),
+        ((0.11, 0.1, 0.12), "unclear"),
+        ((0.2, 0.11, 0.29), "needed"),
+        ((0.0, -0.1, 0.1), "not needed"),
+        ((-0.2, -0.29, -0.11), "against"),
+    ],
+)
+def test_a_component_is_needed_or_not_only_where_both_bounds_say_so(
+    lost: Estimate, effect: str
+) -> None:
+    assert effect_of(lost) == effect
+
+
+def around(value: float, half: float = 0.01) -> Estimate:
+    return value, value - half, value + half
+
+
+@pytest.mark.parametrize(
+    ("shares", "most"),
+    [
+        (
+            {"rotation": around(0.55), "written": around(0.95), "covariance": around(-0.5)},
+            "written",
+        ),
+        ({"rotation": around(0.6, 2.6), "written": around(0.4, 2.6)}, None),
+        ({"rotation": around(0.55, 0.06), "written": around(0.45)}, None),
+        ({"rotation": around(0.8, 0.2), "written": around(0.7, 0.1)}, None),
+        ({"rotation": around(0.51, 0.0), "written": around(0.49)}, "rotation"),
+        ({"rotation": around(1.03)}, "rotation"),
+        ({"rotation": around(np.nan), "written": around(np.nan)}, None),
+    ],
+)
+def test_a_term_is_most_of_the_pattern_where_it_surely_exceeds_half_and_every_other(
+    shares: dict[str, Estimate], most: str | None
+) -> None:
+    assert most_of(shares) == most
+    assert most_of(dict(reversed(shares.items()))) == most, "whatever the order"
+
+
+def test_a_writer_is_main_by_its_keys_and_queries_together_and_by_its_lower_bound() -> None:
+    both = summed([around(0.9, 0.03), around(-0.95, 0.02)])
+    assert both == pytest.approx((-0.05, -0.1, 0.0))
+    shares = {
+        "cancels": both,
+        "clear": around(0.8, 0.1),  # the lower bound is 0.7, half of it 0.35
+        "half": around(0.4, 0.05),
+        "below": around(0.4, 0.06),
+        "noise": around(2.0, 2.5),
+        "against": around(-0.9),
+    }
+    assert main_writers(shares) == ["clear", "half"]
+    assert main_writers({"noise": shares["noise"], "cancels": both}) == []
+    assert main_writers({}) == []
+
+
+def test_a_bound_above_zero_is_asked_of_all_layers_that_were_looked_at_together() -> None:
+    # Squares: 4 with a lower bound of 1.5, so 2.5 = 2.365 s at 7 degrees of freedom. The quantile
+    # for two layers is 2.841 (t at .9875) and for 24 it is 4.800 (t at .99896).
+    ends = 2.0, 1.5**0.5
+    assert exceeds_noise(*ends, 1)
+    assert exceeds_noise(*ends, 2)  # 2.5 * 2.841 / 2.365 = 3.0
+    assert not exceeds_noise(*ends, 24)  # 2.5 * 4.800 / 2.365 = 5.1
+    assert exceeds_noise(2.0, 3.1**0.5, 24)  # 0.9 * 2.03 = 1.8
+    # Unequal folds, with fewer degrees of freedom: 1 / (.5² + 5 * .1²) - 1 = 2.33.
+    assert exceeds_noise(*ends, 3)
+    assert not exceeds_noise(*ends, 3, [5, 1, 1, 1, 1, 1])
+    assert not exceeds_noise(-0.5, -2.0, 1)
+    assert not exceeds_noise(0.0, 0.0, 1)
+
+
+def noise_layers(n_runs: int, n_layers: int) -> list[pd.DataFrame]:
+    """Amplitudes of layers of pure noise, from 8 folds of 23 cells."""
+    generator = torch.Generator().manual_seed(3)
+    runs = []
+    for _ in range(n_runs):
+        folds = torch.randn(n_layers, 8, 23, generator=generator, dtype=torch.float64)
+        found = [rms(estimates(cross_products(of[None], of[None])[:, 0, 0])) for of in folds]
+        numbers = [(one.value, one.low, one.high) for one in found]
+        columns = ["amplitude", "amplitude_low", "amplitude_high"]
+        runs.append(pd.DataFrame(numbers, columns=columns).assign(layer=range(n_layers)))
+    return runs
+
+
+def test_of_24_layers_of_noise_none_is_called_strongest_though_single_bounds_exceed_zero() -> None:
+    runs = noise_layers(60, 24)
+    assert sum((run["amplitude_low"] > 0).any() for run in runs) >= 3
+    assert not any(strongest(run) is not None for run in runs)
+    strong = runs[0].copy()
+    strong.loc[17, ["amplitude", "amplitude_low", "amplitude_high"]] = 2.6, 2.4, 2.8
+    best = strongest(strong)
+    assert best is not None
+    assert best["layer"] == 17
+
+
+def test_the_strongest_layer_is_that_of_lead_and_pattern_together() -> None:
+    rows = amplitudes((0, 0, around(1.2)), (1, 0, around(0.9)), (2, 0, around(0.0)))
+    assert strongest(rows.assign(lead=[0.1, 6.2, 9.0]))["layer"] == 1, "L2 has no pattern"
+    assert strongest(rows.assign(lead=[0.1, -6.2, 9.0]))["layer"] == 1, "whichever way it leads"
+    assert strongest(rows.assign(lead=np.nan))["layer"] == 0
+
+
+@pytest.mark.parametrize(
+    ("mean", "heads", "verdict"),
+    [
+        (around(0.0), [around(0.37), around(0.37)], "opposite"),
+        # Of one sign, two heads of 0.36 or more have a mean of 0.36 / sqrt(2) = 0.255 or more.
+        ((0.1, -0.2, 0.25), [around(0.37), around(0.37)], "opposite"),
+        ((0.1, -0.2, 0.26), [around(0.37), around(0.37)], "unclear"),
+        ((-0.3, -0.5, -0.1), [around(0.37), around(0.37)], "opposite"),
+        (around(0.0), [around(0.0, 0.0), (0.02, -0.1, 0.14)], "none"),
+    ],
+)
+def test_heads_are_of_opposite_sign_where_their_mean_is_smaller_than_one_sign_allows(
+    mean: Estimate, heads: list[Estimate], verdict: str
+) -> None:
+    assert verdict_on_heads(mean, heads) == verdict
+
+
+def test_the_bound_on_the_mean_of_heads_of_one_sign_holds_for_random_patterns() -> None:
+    heads = torch.rand(50, 5, 11, generator=torch.Generator().manual_seed(2))  # products above 0
+    of_heads, of_mean = heads.square().mean(-1).sqrt(), heads.mean(1).square().mean(-1).sqrt()
+    for mean, amplitudes in zip(of_mean.tolist(), of_heads.tolist(), strict=True):
+        assert (
+            verdict_on_heads(around(mean, 0), [around(one, 0) for one in amplitudes]) == "unclear"
+        )
+
+
+def amplitudes(*numbers: tuple[int, int, Estimate]) -> pd.DataFrame:
+    columns = ["layer", "head", "amplitude", "amplitude_low", "amplitude_high"]
+    return pd.DataFrame(
+        [(layer, head, *numbers) for layer, head, numbers in numbers], columns=columns
+    )
+
+
+def test_heads_that_cancel_in_their_mean_are_named_the_strongest_first() -> None:
+    pattern = amplitudes((1, 0, around(0.0)), (2, 0, around(0.9)), (3, 0, around(0.0)))
+    heads = amplitudes(
+        *((1, 0, around(0.37)), (1, 1, around(0.39)), (1, 2, around(0.0))),
+        *((2, 0, around(0.9)), (2, 1, around(0.9)), (3, 0, around(0.1)), (3, 1, around(0.1))),
+    )
+    lead = no_pattern("m", pattern, heads)
+    assert lead.table.to_numpy().tolist() == [
+        ["L1H1", "0.39 [0.38, 0.40]"],
+        ["L1H0", "0.37 [0.36, 0.38]"],
+    ]
+    assert lead.caption == "Heads of opposite sign cancel in their mean."
+    wide = pattern.assign(amplitude_low=-0.5, amplitude_high=0.5).query("layer != 2")
+    assert hidden_heads(wide, heads)[0] == "unclear"
+    assert hidden_heads(pattern, heads.query("layer == 2")) == ("none", None)
+    assert no_pattern("m", pattern, heads.query("layer == 2")).table.empty
