@@ -30,6 +30,7 @@ from nope_probe.hooks.layers.model import attention_read, layers_of, run_forward
 from nope_probe.hooks.layers.rotation import RemovedPairs, fit_rotary
 from nope_probe.hooks.layers.tap import StopForward
 from nope_probe.models.load import load
+from nope_probe.removal import Component
 
 
 def test_the_type_checks_of_shapes_are_on(request: pytest.FixtureRequest) -> None:
@@ -86,7 +87,7 @@ def test_a_rotation_is_recognised_and_turned_back(layout: str, d_rotary: int) ->
     assert rotary.factor == pytest.approx(1.2, rel=rounding(d_rotary))
     assert_same(rotary.frequencies, theta, rounding(d_rotary))
     assert_same(rotary.at(angles).turned(straight), turned, rounding(d_rotary))
-    removed = RemovedPairs(bands=["rope"], rotary=rotary)
+    removed = RemovedPairs(bands=[Component("rope")], rotary=rotary)
     assert_same(removed.turned_back(turned, angles), straight, rounding(d_rotary))
 
 
