@@ -1,6 +1,6 @@
 """A process of a run: whether it is the first of several, its line of status, its signals.
 
-`peers.py` has how several processes meet; this file needs no torch.
+`process_group.py` connects several processes; this file needs no torch.
 """
 
 from __future__ import annotations
