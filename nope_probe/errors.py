@@ -110,7 +110,7 @@ def validate_choices(hints: Mapping[str, object], values: Mapping[str, object]) 
 
     Args:
         hints: the types by name; a type without `Literal` accepts everything, and a number or None
-            beside a `Literal` is left alone.
+            next to a `Literal` is left alone.
         values: the values by name.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Simulate the parameter-free transformer, beside its theory."""
+"""Simulate the parameter-free transformer, next to its theory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Curves of each layer -> plotly figures: bands, distances, queries, and simulations.
 
 A layer has a panel. Scores and patterns are of a model; the rows and steps of simulated maps stand
-beside the theory's.
+next to the theory's.
 """
 
 from __future__ import annotations

@@ -411,7 +411,7 @@ def _dial(rows: pd.DataFrame, panel: int) -> Trace:
 
 
 def _place(nodes: pd.DataFrame, n_maps: int, n_dials: int) -> go.Figure:
-    """Return the graph beside its table, over square maps and clocks, without traces."""
+    """Return the graph next to its table, over square maps and clocks, without traces."""
     columns = max(3, n_maps, n_dials)
     wide = _arrange(n_maps, n_dials, columns, round(0.6 * columns), WIDE)
     narrow = _arrange(n_maps, n_dials, 2, 2, PHONE)

@@ -37,7 +37,7 @@ class LayerMaps:
         folds: the fold means, in memory or packed.
         counts: sequences per fold.
         skip_keys: how many keys count as first: 1 for tokens, 0 for vectors.
-        stored_mean: [row, key_pos], the mean over all sequences, if it is stored beside the folds.
+        stored_mean: [row, key_pos], the mean over all sequences, if it is stored next to the folds.
         mean_term: the mean term <E q_i, E k_j>, if it was kept.
         heads: the maps of the layer's heads, if they were kept.
     """

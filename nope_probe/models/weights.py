@@ -1,4 +1,4 @@
-"""The files of a model's weights: safetensors, in one file or several, and an adapter beside them.
+"""The files of a model's weights: safetensors, in one file or several, and an adapter next to them.
 
 Only the tensors of the wanted layers are read, and only the files that hold them are opened, or
 downloaded from the Hub. Pickled weights are refused.

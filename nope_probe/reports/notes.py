@@ -26,7 +26,7 @@ MEASURES = (
 
 
 def chapters(file: str) -> dict[str, list[str]]:
-    """Return the lines of each chapter of a text beside this module, by the chapter's name."""
+    """Return the lines of each chapter of a text next to this module, by the chapter's name."""
     text = resources.files("nope_probe.reports").joinpath(file).read_text("utf-8")
     return {name[1:-1]: lines for name, *lines in map(str.splitlines, text.split("\n\n"))}
 

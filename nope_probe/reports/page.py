@@ -29,7 +29,7 @@ from nope_probe.reports import notes
 PAGE_BYTES = 14_000_000
 PLOTLY_BYTES = 5_000_000
 CELL_BYTES = 16 / 3  # a float32 in base64
-MAP_BYTES = 500  # bytes of a map beside its cells
+MAP_BYTES = 500  # bytes of a map next to its cells
 LAYER_BYTES = 30_000  # bytes of a layer's dots and rows of numbers
 
 

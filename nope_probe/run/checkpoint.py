@@ -1,6 +1,6 @@
 """The parts that a resumed run reads: finished ones, and the state of a stream in progress.
 
-The parts stay in a hidden folder beside the run's folder, `.NAME.unfinished`, which is removed when
+The parts stay in a hidden folder next to the run's, `.NAME.unfinished`, which is removed when
 the run is written. A file in it is complete or absent.
 """
 

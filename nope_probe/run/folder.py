@@ -1,6 +1,6 @@
 """A run on disk: its arrays, tables and page, and a manifest with their checksums.
 
-A run appears whole or not at all: it is written into a hidden folder beside its own and renamed,
+A run appears whole or not at all: it is written into a hidden folder next to it and renamed,
 the manifest last. Reading needs neither torch nor TransformerLens.
 """
 

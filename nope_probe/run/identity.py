@@ -95,7 +95,7 @@ def changes_of_model(manifest: Mapping[str, Any], loaded: LoadedModel) -> list[s
 
 
 def configuration(model: nn.Module) -> dict[str, Any]:
-    """Return the settings that a model's numbers depend on beside its weights.
+    """Return the settings that a model's numbers depend on besides its weights.
 
     A bridge has those of its Hugging Face model, other models those of TransformerLens; a model
     without either has none.

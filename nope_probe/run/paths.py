@@ -35,7 +35,7 @@ def output_folder(out: Path) -> Path:
 
 
 def checkpoint_dir(out: Path) -> Path:
-    """Return the hidden folder beside a run's own that holds it until it is finished."""
+    """Return the hidden folder next to the run's folder that keeps it until it is finished."""
     return out.parent / f".{out.name}.unfinished"
 
 

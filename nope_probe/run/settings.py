@@ -1,7 +1,7 @@
 """The settings that the commands on models share, and the checks of all settings.
 
 Numbers are within bounds, words are choices, paths are absolute, and a flag that has no effect
-beside the other flags is refused, never ignored.
+next to the other flags is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -433,7 +433,7 @@ class RunSettings(SessionSettings):
         return True
 
     def without_effect(self) -> dict[str, str]:
-        """Return by name why settings have no effect beside the others."""
+        """Return by name why settings have no effect next to the others."""
         unused = NO_EFFECT_ON.get(self.data, ("alpha",))
         return dict.fromkeys(unused, f"on --data {self.data}")
 

@@ -228,11 +228,11 @@ class Engine:
         layers: Sequence[int],
         mean_term: bool = False,
         per_head: bool = False,
-        beside: Sequence[Accumulator] = (),
+        also: Sequence[Accumulator] = (),
     ) -> Layers:
         """Return the maps of each layer, whose folds stay in the checkpoint until they are read.
 
-        The passes add to the sums `beside` too.
+        The passes add to the sums `also`.
 
         Raises:
             UserError: for a non-finite score, with the name of what was captured.
@@ -241,13 +241,13 @@ class Engine:
         def capture(stream: StreamCheckpoint | None) -> State:
             kept = {"mean_term": mean_term, "per_head": per_head}
             options = {"layers": layers, **kept}
-            maps = self.by_fold(capture_scores, stream, beside=beside, **options)
+            maps = self.by_fold(capture_scores, stream, also=also, **options)
             validate_finite(maps, name)
-            sums = state_of(beside) if beside else {}
-            return packed_tensors(maps) | {f"beside.{name}": sums[name] for name in sums}
+            sums = state_of(also) if also else {}
+            return packed_tensors(maps) | {f"also.{name}": sums[name] for name in sums}
 
         tensors = self.load_or_compute(key, capture, ablation)
-        restore(beside, under(tensors, "beside."))
+        restore(also, under(tensors, "also."))
         stored = tensors if self.checkpoint is None else self.checkpoint.open(key)
         captured = stored_layers(stored)
         return captured if self.skip_keys is None else with_skip_keys(captured, self.skip_keys)

@@ -153,7 +153,7 @@ def _validate_intact(loaded: LoadedModel, settings: RunSettings) -> None:
 def _refuse(options: Mapping[str, object], names: Collection[str], given: str) -> None:
     for name in options:
         if name in names:
-            raise UserError(f"{name} has no effect beside {given}: leave it out")
+            raise UserError(f"{name} has no effect next to {given}: leave it out")
 
 
 def _load(settings: RunSettings) -> LoadedModel:

@@ -296,9 +296,9 @@ def test_mistakes_are_one_line_before_anything_is_run(
     function = getattr(nope_probe, name)
     with pytest.raises(UserError, match=r"unknown option 'fold'; there are .*, folds, .*, windows"):
         function("rope-tiny", fold=4)
-    with pytest.raises(UserError, match="n_seqs has no effect beside inputs of your own"):
+    with pytest.raises(UserError, match="n_seqs has no effect next to inputs of your own"):
         function("rope-tiny", text, n_seqs=17)
-    with pytest.raises(UserError, match="dtype has no effect beside a model in memory"):
+    with pytest.raises(UserError, match="dtype has no effect next to a model in memory"):
         function(loaded, dtype="float32")
     with pytest.raises(UserError, match="has 4 layers, 5 were asked for; try --layers all"):
         function(loaded, text, layers=5)

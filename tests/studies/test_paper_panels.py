@@ -167,7 +167,7 @@ def test_a_language_models_layers_meet_their_own_panels() -> None:
     names = [f"figure5/{name}/layer{n}" for name in LANGUAGE_MODELS[1:] for n in range(1, 5)]
     assert keys == names
     beside = [pair for pair in pairs if not pair.comparable]
-    assert [pair.group for pair in beside] == ["llama-3.1-8b beside rope-tiny"] * 4
+    assert [pair.group for pair in beside] == ["llama-3.1-8b next to rope-tiny"] * 4
     assert pairs[0].steps is not None
     assert pairs[0].steps.shape == (104, 104)
 

@@ -24,7 +24,7 @@ Scores = Float[Tensor, "batch head query_pos key_pos"]
 Visible = Bool[Tensor, "one_or_batch one_or_head query_pos key_pos"]
 Positions: TypeAlias = Int[Tensor, " row"]
 # Sequences up to this length are computed in one block of queries. Longer sequences are computed in
-# blocks of this many cells, so that a block's masks and scores stay small beside a model.
+# blocks of this many cells, so that a block's masks and scores stay small next to a model.
 WHOLE, BLOCK_CELLS = 2048, 2**24
 
 

@@ -231,7 +231,7 @@ class BridgeLayer(Layer):
         if self.uses_interface:
             self.hf_attn.config._attn_implementation = NAME
         for bridge in self.attn.submodules.values():
-            # GPT-2's o stands beside transformers' own module, not in its place.
+            # GPT-2's o stands next to transformers' own module, not in its place.
             if self.hf_attn._modules.get(bridge.name) is bridge.original_component:
                 self.hf_attn._modules[bridge.name] = bridge
         joint = self.attn._modules.get("qkv")

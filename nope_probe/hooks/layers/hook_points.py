@@ -1,4 +1,4 @@
-"""Hook points of a model, and hooks on them beside other hooks.
+"""Hook points of a model, and hooks on them next to other hooks.
 
 HookedTransformer and TransformerBridge are a `HookedModel` as they are. This file does not import
 TransformerLens, because that import takes seconds. Hooks are attached, kept in place, and taken off

@@ -27,7 +27,7 @@ from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.layers.tap import taps_read
 from nope_probe.removal import Component
 
-_LARGE = 1e3  # size of the vectors that show a norm's map: its epsilon is nothing beside them
+_LARGE = 1e3  # size of the vectors that show a norm's map: its epsilon is nothing next to them
 _N_POS = 16  # length of the sequences in which vectors go through a block's projections
 
 

@@ -63,7 +63,7 @@ def capture_scores(
     per_head: bool = False,
     query_rows: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
-    beside: Sequence[Accumulator] = (),
+    also: Sequence[Accumulator] = (),
 ) -> ScoreMaps:
     """Average the attention scores of some layers over sequences and heads.
 
@@ -82,7 +82,7 @@ def capture_scores(
         query_rows: how many rows (queries) the maps have: evenly spread, and a run at the end; by
             default all rows up to 2,048 positions, and 512 rows above.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
-        beside: further sums that the passes add to.
+        also: further sums that the passes add to.
 
     Returns:
         Fold means in nats, on the CPU.
@@ -108,7 +108,7 @@ def capture_scores(
         raise ValueError("the mean term needs 2 sequences in every fold: a fold has only 1")
     scores = [ScoreAccumulator(layer, cut, mean_term) for layer in blocks]
     heads = [HeadAccumulator(layer, cut) for layer in blocks] if per_head else []
-    sums = [*scores, *heads, *beside]
+    sums = [*scores, *heads, *also]
     stream(model, inputs, sums, fold_of, batch_size, checkpoint)
     n = len(blocks)
     return ScoreMaps(
@@ -197,7 +197,7 @@ def capture_stages(
 def _stacked(
     maps: Iterator[Float[Tensor, "fold *map"]], n_layers: int
 ) -> Float[Tensor, "fold layer *map"]:
-    """Stack the maps of layers, holding one layer's map at a time beside the result."""
+    """Stack the maps of layers, holding one layer's map at a time next to the result."""
     stacked = torch.empty(0)
     for layer in range(n_layers):
         of_layer = next(maps)

@@ -24,7 +24,7 @@ from nope_probe.studies.page import MOST_ROWS, Report
 
 MOSTLY, HARDLY = 0.5, 0.2  # of a head's information
 AT_AN_END = MOST_ROWS // 2  # heads in the lead's table: the most and the least positional
-MAPS_BYTES = 1_600_000  # of the heads' mean maps beside a text
+MAPS_BYTES = 1_600_000  # of the heads' mean maps next to a text
 
 
 def report(run: Run) -> Report:

@@ -128,11 +128,11 @@ class Settings(RemovingSettings):
             size = f"has {len(text):,} characters" if text else "is empty"
             raise UserError(f"the text {size}: expected one of up to {TEXT_TOKENS} tokens")
         validate_text(self.text_file or "--text", text)
-        beside = "the text is read beside the mean of every query"
+        reason = "the text is read next to the mean of every query"
         if self.query_rows is not None:
-            raise UserError(f"{beside}: leave out --query-rows")
+            raise UserError(f"{reason}: leave out --query-rows")
         if self.seq_len > TEXT_TOKENS:
-            raise UserError(f"{beside}: take {self.length_of(TEXT_TOKENS)} or less")
+            raise UserError(f"{reason}: take {self.length_of(TEXT_TOKENS)} or less")
 
     def _validate_why(self, why: str) -> None:
         if not self._has_text:

@@ -33,7 +33,7 @@ LEADING = {  # measures of the first table, the most telling first, and their na
     "loss": "loss",
 }
 SOURCES: tuple[str, ...] = ("mask", *POSITION_ENCODINGS)
-COLUMNS = 4  # of the first table, beside the conditions
+COLUMNS = 4  # of the first table, next to the conditions
 
 
 def report(run: Run) -> Report:
@@ -131,7 +131,7 @@ def _answer(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def _details(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
-    """Yield the sections that the page folds, beside an answer."""
+    """Yield the sections that the page folds, next to an answer."""
     losses, decoded, trained = (
         tables["extrapolation"],
         tables["decodability"],

@@ -62,7 +62,7 @@ class Quantity:
         label: in tables and figures.
         caption: its meaning, in one sentence.
         unit: nats or positions.
-        probe: the sequences whose losses it is read from, beside the text windows.
+        probe: the sequences whose losses it is read from, next to the text windows.
         unmasked: why it means nothing without the mask; empty if it does.
         direction: how a larger or smaller number reads, on the axes of figures.
     """
@@ -292,7 +292,7 @@ class Settings(RemovingSettings):
             validate_effects(self, {"prefix": "where the mask is not removed"})
 
     def without_effect(self) -> dict[str, str]:
-        """Return by name why settings have no effect beside the others."""
+        """Return by name why settings have no effect next to the others."""
         reasons = super().without_effect()
         if "extrapolation" not in self.measures:
             unread = "without the measure extrapolation"

@@ -1,4 +1,4 @@
-"""The `compare` command's run: finished runs beside each other, without their models."""
+"""The `compare` command's run: finished runs next to each other, without their models."""
 
 from __future__ import annotations
 

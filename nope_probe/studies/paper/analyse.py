@@ -108,7 +108,7 @@ def verdicts(claims: Sequence[Claim]) -> list[str]:
 
 
 def write_index(folder: Path, own: Mapping[str, Path]) -> None:
-    """Write the page of all figures and its lines, from the finished runs beside its folder.
+    """Write the page of all figures and its lines, from the finished runs next to its folder.
 
     Args:
         folder: the page's folder.
@@ -137,15 +137,15 @@ def write_index(folder: Path, own: Mapping[str, Path]) -> None:
         path.write_text(html, encoding="utf-8")
 
 
-def best_runs(own: Mapping[str, Path], beside: Path) -> Runs:
+def best_runs(own: Mapping[str, Path], above: Path) -> Runs:
     """Return each figure's best run: on the paper's models, then this command's, then the newest.
 
     Args:
         own: the folders of this command's runs by figure.
-        beside: the folder to search for finished runs.
+        above: the folder to search for finished runs.
     """
     candidates: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {figure: [] for figure in FIGURES}
-    for path in beside.glob("*/manifest.json"):
+    for path in above.glob("*/manifest.json"):
         manifest = read_manifest(path.parent)
         if manifest.get("kind") == "reproduce":
             candidates[manifest["settings"]["figure"]].append((path.parent, manifest))
@@ -173,7 +173,7 @@ def index_rows(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
         agrees = panels["agree"] == panels["compared"]
         rows.append(["", "(the published panels)", verdict_mark(agrees), panels["verdict"]])
     elif panels["published"]:
-        why = f"{panels['published']} shown beside maps of another model"
+        why = f"{panels['published']} shown next to maps of another model"
         rows.append(["", "(the published panels)", "○\u00a0not\u00a0compared", why])
     rows = rows or [[""] * len(INDEX_COLUMNS)]
     href = f"{Path(os.path.relpath(folder, start)).as_posix()}/report.html"

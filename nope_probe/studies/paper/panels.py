@@ -217,9 +217,9 @@ def _simulated(key: str, panel: Published, runs: Mapping[str, Run]) -> Pair:
 def _trained(figure: str, model: str, run: Run) -> Iterator[Pair]:
     """Yield the panels of a trained model, with our maps.
 
-    Language models that the paper did not run are shown beside the panels of its first model.
+    Language models that the paper did not run are shown next to the panels of its first model.
     """
-    papers, beside = papers_name(figure, model), ""
+    papers, prefix = papers_name(figure, model), ""
     if figure == "figure3":
         group, stages = "stages (a) to (i)", [name for name in run.maps if name.startswith("gram/")]
         maps = {name.removeprefix("gram/"): run.maps[name] for name in stages}
@@ -229,10 +229,10 @@ def _trained(figure: str, model: str, run: Run) -> Iterator[Pair]:
         maps = {f"layer{layer + 1}": run.maps[kind][place] for place, layer in enumerate(layers)}
     if FIGURES[figure].maps:
         shown = papers or LANGUAGE_MODELS[0]
-        group, beside = shown if papers else f"{shown} beside {model}", f"{shown}/"
+        group, prefix = shown if papers else f"{shown} next to {model}", f"{shown}/"
     for key, panel in published(figure).items():
-        name = key.removeprefix(beside)
-        if key.startswith(beside) and name in maps:
+        name = key.removeprefix(prefix)
+        if key.startswith(prefix) and name in maps:
             yield Pair(
                 group=group,
                 name=name.replace("layer", "layer ") if "layer" in name else f"({name})",

@@ -123,7 +123,7 @@ else:
 class Settings(SessionSettings):
     """Reproduce one of the paper's figures, or all figures that a laptop can run.
 
-    Checks the paper's claims about the figure, and draws the published panels beside the reproduced
+    Checks the paper's claims about the figure, and draws published panels next to the reproduced
     maps, with their difference if both belong to the same model. With the control variate, 4,000
     samples have smaller errors than the paper's 100,000. Figures 3 and 8 show a trained model, by
     default the small shipped one. Figures 5 and 11 to 16 show the scores of language models, by
@@ -295,6 +295,6 @@ def _of_model(settings: Settings, model: str) -> ExperimentSettings:
     return Scores(**given, layers=layers, seq_len=seq_len)
 
 
-def place(command: str, settings: Settings | ExperimentSettings, beside: Path) -> Path:
-    """Return the folder of a run with its default name, in `beside`."""
-    return beside / default_output_dir(command, settings.subject, settings.recorded()).name
+def place(command: str, settings: Settings | ExperimentSettings, above: Path) -> Path:
+    """Return the folder of a run with its default name, in `above`."""
+    return above / default_output_dir(command, settings.subject, settings.recorded()).name

@@ -62,8 +62,8 @@ def run_figure(settings: Settings) -> Path:
             files, model or data have changed.
     """
     with Session("reproduce", settings) as session:
-        beside, finished = session.folder.parent, session.finished
-        folders = run_experiments(experiments_of(settings), beside, finished=finished)
+        above, finished = session.folder.parent, session.finished
+        folders = run_experiments(experiments_of(settings), above, finished=finished)
         if not finished and session.is_first:
             session.write(analyse(session, folders))
     return session.folder
@@ -72,7 +72,7 @@ def run_figure(settings: Settings) -> Path:
 def run_all(settings: Settings) -> Path:
     """Run all figures that a laptop can run, write a page about all sixteen, return its folder.
 
-    The page is always written anew, from the finished runs beside its folder.
+    The page is always written anew, from the finished runs next to its folder.
 
     Raises:
         UserError: if the folder holds other files.
@@ -95,19 +95,19 @@ def run_all(settings: Settings) -> Path:
 
 
 def run_experiments(
-    experiments: Mapping[str, ExperimentSettings], beside: Path, *, finished: bool
+    experiments: Mapping[str, ExperimentSettings], above: Path, *, finished: bool
 ) -> dict[str, Path]:
-    """Run experiments unless they are finished, and return their folders, in `beside`, by name.
+    """Run experiments unless they are finished, and return their folders, in `above`, by name.
 
     Args:
         experiments: the settings by name.
-        beside: the folder that holds the runs' folders.
+        above: the folder that holds the runs' folders.
         finished: whether all experiments ran before; removed folders are then left out.
     """
     folders = {}
     for name, settings in experiments.items():
         command, run = RUNS[type(settings)]
-        folder = place(command, settings, beside)
+        folder = place(command, settings, above)
         if folder.is_dir() or not finished:
             folders[name] = run(replace(settings, out=folder))
     return folders

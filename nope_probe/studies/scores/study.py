@@ -139,7 +139,7 @@ class Scores(Study[Settings]):
             name="the intact model",
             layers=self.layers,
             per_head=self.settings.per_head,
-            beside=[*self.sums, *self.attention],
+            also=[*self.sums, *self.attention],
         )
 
     def _capture_bands(self, engine: Engine, stream: StreamCheckpoint | None) -> State:
