@@ -42,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("unenforced")
 @pytest.mark.parametrize("command", SETTINGS)
 def test_the_paths_of_every_command_are_absolute(command: str, home: Path) -> None:
-    module = "paper.settings" if command == "paper" else f"{command}.run"
+    module = "paper.settings" if command == "paper" else f"{command}.study"
     make = import_module(f"nope_probe.studies.{module}").Settings
     for out in ("~/x", Path("../home/x")):
         settings = make(out=out, **SETTINGS[command])

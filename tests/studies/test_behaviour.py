@@ -321,16 +321,16 @@ def test_a_finished_run_says_what_was_done_and_is_shown_again(
     assert manifest["conditions"] == ["intact", *REMOVED]
     assert (manifest["prefix"], manifest["trained_len"]) == (PREFIX, TRAINED)
     assert set(manifest["checksums"]) == {p.name for p in done.iterdir()} - {"manifest.json"}
-    page = (done / "report.html").read_text()
-    assert "the next token is in sight" in page
-    assert f"the first {PREFIX} tokens of a window see each other" in page
-    assert 'src="http' not in page
+    html = (done / "report.html").read_text()
+    assert "the next token is in sight" in html
+    assert f"the first {PREFIX} tokens of a window see each other" in html
+    assert 'src="http' not in html
     model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *TYPED]
     run_command(behaviour, *SMALL, *model, "--out", done)
     shown = " ".join(capsys.readouterr().out.split())
     sentence = page.lead("llama", pd.read_csv(done / "behaviour.csv")).sentence
     assert sentence in shown
-    assert escape(sentence) in page
+    assert escape(sentence) in html
     assert (done / "manifest.json").read_bytes() == before
 
 

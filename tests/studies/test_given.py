@@ -34,10 +34,10 @@ pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
 SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 23, "seed": 3}
 # Of each function: its command, its options, and which tables come from shuffled tokens too.
 RUNS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "run_ablations": ("ablation.run", {"remove": ["w_q"]}, ("controls", "non_relative")),
-    "run_attention": ("attention.run", {"remove": ["w_q"]}, ()),
-    "run_behaviour": ("behaviour.run", {"measures": ["loss", "copy"], "remove": ["mask"]}, ()),
-    "run_trace": ("trace.run", {"confirm": 2, "writers": "layers"}, ()),
+    "run_ablations": ("ablation.study", {"remove": ["w_q"]}, ("controls", "non_relative")),
+    "run_attention": ("attention.study", {"remove": ["w_q"]}, ()),
+    "run_behaviour": ("behaviour.study", {"measures": ["loss", "copy"], "remove": ["mask"]}, ()),
+    "run_trace": ("trace.study", {"confirm": 2, "writers": "layers"}, ()),
 }
 each_function = pytest.mark.parametrize("name", RUNS)
 

@@ -119,6 +119,7 @@ def test_the_pattern_row_is_the_rms_of_what_was_added(intact: ScoreMaps) -> None
         counts=intact.counts,
         layers=(0, 1),
         bos=True,
+        skip_keys=intact.skip_keys,
     )
     table = difference(intact, changed)
     rows = [slope[1:i] - slope[1:i].mean() for i in range(2, 13)]  # the keys after the first

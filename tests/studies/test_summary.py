@@ -81,7 +81,7 @@ def tables(lost: Numbers = LOST, sizes: Numbers = SIZES) -> dict[str, pd.DataFra
 
 
 def lead(given: dict[str, pd.DataFrame], **manifest: Any) -> Lead:
-    return page.lead(sections.Findings(Run(manifest=MANIFEST | manifest, tables=given)))
+    return page.lead(page.Findings(Run(manifest=MANIFEST | manifest, tables=given)))
 
 
 def shown(

@@ -197,9 +197,9 @@ def test_a_finished_run_is_shown_again_with_its_answer(
     assert "first_key" in shown
     assert "The exact terms of lead and pattern" in shown
     assert (done / "manifest.json").read_bytes() == before
-    page = (done / "report.html").read_text()
-    assert "write the order of L2&#x27;s other keys" in page
-    assert '"Reader"' in page
+    html = (done / "report.html").read_text()
+    assert "write the order of L2&#x27;s other keys" in html
+    assert '"Reader"' in html
 
 
 def test_heads_read_and_whole_attentions_write(
@@ -357,7 +357,7 @@ def test_a_writer_whose_interval_holds_zero_is_no_main_writer() -> None:
 
 def test_without_a_lead_or_pattern_above_the_noise_the_answer_is_that_there_is_none() -> None:
     noise = traced.terms_table("rope").assign(size_low=-1.0)
-    assert sentence(noise) == sections.NO_PATTERN
+    assert sentence(noise) == page.NO_PATTERN
     assert page.lead(run_of(noise)).table.empty
     undefined = noise.assign(share=np.nan)
     lead = page.lead(run_of(undefined, reader="L1"))
@@ -409,7 +409,7 @@ def test_the_strongest_of_many_readers_clears_the_noise_of_all_of_them() -> None
     one = traced.terms_table().query("layer == 2").assign(**faint)
     assert sentence(one).startswith("At 48 tokens, L1H0")
     others = [one.assign(layer=layer, size=0.0, size_low=-0.01) for layer in range(3, 26)]
-    assert sentence(pd.concat([one, *others])) == sections.NO_PATTERN
+    assert sentence(pd.concat([one, *others])) == page.NO_PATTERN
 
 
 def test_of_many_heads_the_strongest_are_shown() -> None:

@@ -63,8 +63,8 @@ def difference(
 
     Raises:
         TypeError: for what are no maps of `capture_scores`.
-        ValueError: for maps without a common layer, of unlike positions or rows, or, if paired,
-            of different folds.
+        ValueError: for maps without a common layer, of unlike positions, rows or first keys, or,
+            if paired, of different folds.
 
     Example:
         >>> from nope_probe import Ablation, ablated, capture_scores, difference, load, sequences
@@ -83,6 +83,9 @@ def difference(
     layers = [layer for layer in base.layers if layer in other.layers]
     if not layers:
         raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")
+    if base.skip_keys != other.skip_keys:
+        counts = f"{base.skip_keys} and {other.skip_keys}"
+        raise UserError(f"the maps count {counts} keys as first: capture both on like inputs")
     if paired and not base.counts.equal(other.counts):
         raise UserError("the maps have unlike folds: pass paired=False for other sequences")
     both = [maps.by_layer for maps in (other, base)]
