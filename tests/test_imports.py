@@ -127,7 +127,7 @@ def test_a_mistake_on_the_command_line_waits_for_no_torch() -> None:
 )
 def test_a_commands_report_is_printed_without_torch(command: str) -> None:
     settings = import_module(f"nope_probe.{command}").Settings.__module__
-    loaded = imported(f"import {settings}, {settings.removesuffix('settings')}sections")
+    loaded = imported(f"import {settings}, {settings.removesuffix('settings')}page")
     assert "nope_probe.studies.page" in loaded
     assert not HEAVY & loaded
 
