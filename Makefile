@@ -16,9 +16,9 @@ PINS := constraints.txt
 EXTRA := dev
 TESTS := tests
 # Checks of shapes and types at every call double a test's time: these tests alone run with them.
-EXPERIMENTS := ablation attention behaviour circuit compare layers on_text paper scores simulation trace
+STUDIES := ablation attention behaviour circuit compare layers on_text paper scores simulation trace
 SHAPES := tests/analyses tests/maps tests/hooks/layers/test_layer.py tests/training/test_train.py \
-	$(EXPERIMENTS:%=tests/studies/test_%.py)
+	$(STUDIES:%=tests/studies/test_%.py)
 CHECKS := lint types shapes
 else
 $(error TL is 3.9 or 4, not $(TL))
