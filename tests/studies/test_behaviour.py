@@ -23,8 +23,8 @@ from support.tiny_models import plain as plain_model
 from nope_probe import Ablation, behaviour, read_run
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.removal import MASK
-from nope_probe.studies.behaviour.analyse import position_table
 from nope_probe.studies.behaviour import page
+from nope_probe.studies.behaviour.analyse import position_table
 from nope_probe.studies.behaviour.plan import MeasuredBehaviour, Plan, Probe
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
