@@ -152,11 +152,12 @@ def with_hook_of_pytorch(model: Any) -> Iterator[None]:
 @contextmanager
 def with_frequencies(model: Any) -> Iterator[None]:
     """Turn faster, by buffers that are not stored with the weights."""
-    attention = model.blocks[0].attn
-    before = attention.rotary_sin.clone()
-    attention.rotary_sin.copy_(-before)
+    names = ("rotary_sin", "inv_freq")  # of a HookedTransformer, and of a bridge
+    buffer = next(x for name, x in model.named_buffers() if name.endswith(names))
+    before = buffer.clone()
+    buffer.mul_(-1)
     yield
-    attention.rotary_sin.copy_(before)
+    buffer.copy_(before)
 
 
 @contextmanager
