@@ -170,7 +170,7 @@ def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Iterator[tuple[
         UserError: for maps and a batch that are larger than the memory that is free.
     """
     keys = [key for one in passes for key in one.sizes(session.processes)]
-    n_done, memory = sum(key in session.checkpoint for key in keys), memory_of(session)
+    n_done, memory = sum(key in session.checkpoint for key in keys), memory_in_words(session)
     done = f", {n_done:,} of them done before" if n_done else ""
     tell(f"running {len(keys):,} {'pass' if len(keys) == 1 else 'passes'}{done}; {memory}")
     for _, stage in groupby(passes, key=lambda one: one.n_seqs == 0):  # a progress bar for each
@@ -183,11 +183,10 @@ def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Iterator[tuple[
 def run_passes(passes: Iterable[Pass]) -> Iterator[tuple[str, Any]]:
     """Run passes in turn, and yield the key and the result of each."""
     measured = None
-    for inside, together in groupby(passes, key=lambda one: one.inside):
-        with ExitStack() as stack:
-            for index, one in enumerate(together):
-                if index == 0:
-                    stack.enter_context(inside(one.engine.model))
+    for inside, group in groupby(passes, key=lambda one: one.inside):
+        together = list(group)
+        with inside(together[0].engine.model):
+            for one in together:
                 result = one.read(replace(one.engine, calibration=measured), one.key, one.ablation)
                 if one.calibrates:
                     measured = result
@@ -204,14 +203,15 @@ def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
         session: the run, which has not begun.
         passes: all of them.
     """
-    loading, memory = time.monotonic() - session.started, memory_of(session)
+    loading, memory = time.monotonic() - session.started, memory_in_words(session)
     rows, times = list[tuple[str, str, int, float]](), dict[str, float]()
     for one in passes:
         kind, sizes = one.kind or one.key, one.sizes(session.processes)
-        if any(sizes.values()) and kind not in times:
+        if sizes[one.key] and kind not in times:
             with status(f"timing {one.key}"):
-                times[kind] = seconds_per_sequence(one)
-        removed = "" if one.ablation is None else "+".join(one.ablation.remove)
+                times[kind] = seconds_per_sequence(one, sizes[one.key])
+        condition = (one.ablation or Ablation()).condition
+        removed = condition.name if condition else ""
         for key, n_seqs in sizes.items():
             tokens = n_seqs * one.engine.inputs.shape[1]
             rows.append((key, removed, tokens, times.get(kind, 0.0) * n_seqs))
@@ -225,10 +225,10 @@ def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
     )
 
 
-def seconds_per_sequence(one: Pass) -> float:
+def seconds_per_sequence(one: Pass, n_seqs: int) -> float:
     """Return how long a pass takes for a sequence, from its second batch; the first warms up.
 
-    A pass of a single batch is run twice.
+    A pass of a single batch is run twice, over all of its n_seqs sequences.
     """
     seconds = 0.0
     for _ in range(2):
@@ -243,7 +243,7 @@ def seconds_per_sequence(one: Pass) -> float:
             except TimedError:
                 return checkpoint.timed.seconds_per_sequence
         seconds = time.monotonic() - start
-    return seconds / next(iter(one.sizes(Processes()).values()))
+    return seconds / n_seqs
 
 
 class TimedCheckpoint(RunCheckpoint):
@@ -276,7 +276,7 @@ class TimedError(Exception):
     """Raised where a pass has been timed."""
 
 
-def memory_of(session: Session[Chosen]) -> str:
+def memory_in_words(session: Session[Chosen]) -> str:
     """Return in words how much memory a study takes above its model.
 
     Raises:
