@@ -53,7 +53,7 @@ class Behaviour(Study[Settings]):
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
         self.plan = make_plan(session)
-        self.skip = self.settings.skip_keys_of(session.sequences())
+        self.engine, self.skip = Engine.of(session), self.settings.skip_keys_of(session.sequences())
         heads = {head_name(*place): ablation for place, ablation in self.plan.heads.items()}
         self.conditions = self.plan.conditions | heads
         self.writing = [x for x in self.conditions.values() if x.condition.writers]
@@ -86,7 +86,7 @@ class Behaviour(Study[Settings]):
         n_seqs, length = probe.tokens.shape
         same_tokens = self.settings.seqs_per_batch * self.settings.seq_len // length
         return replace(
-            Engine.of(self.session),
+            self.engine,
             inputs=probe.tokens,
             documents=probe.documents,
             batch_size=max(1, min(same_tokens, n_seqs // self.session.processes.count)),
@@ -129,20 +129,28 @@ class Behaviour(Study[Settings]):
         """Yield two passes for each layer, whose second gives the RMS of p of each of its heads."""
         without_sources = Ablation(remove=self.plan.sources.ordered)
         for layer in dict.fromkeys(layer for layer, _ in self.plan.heads):
-            scores = partial(Engine.scores, layers=[layer], per_head=True)
+            intact = Pass(
+                key=f"head/L{layer}/intact",
+                engine=engine,
+                read=partial(Engine.scores, layers=[layer], per_head=True),
+                ablation=Ablation(),
+            )
+            yield intact
+            yield replace(
+                intact,
+                key=f"head/L{layer}/content",
+                read=partial(self._head_sizes, layer, intact),
+                ablation=without_sources,
+            )
 
-            def read(
-                engine: Engine, key: str, ablation: Ablation | None, layer: int = layer
-            ) -> list[Interval]:
-                scores = partial(engine.scores, layers=[layer], per_head=True)
-                both = [scores(f"head/L{layer}/intact", Ablation()), scores(key, ablation)]
-                heads = zip(*(maps.by_layer[layer].heads for maps in both), strict=True)
-                grams = [ContrastGram.of(dict(enumerate(shared_patterns(two)))) for two in heads]
-                return [gram.size({0: 1.0, 1: -1.0}) for gram in grams]
-
-            intact, content = f"head/L{layer}/intact", f"head/L{layer}/content"
-            yield Pass(key=intact, engine=engine, read=scores, ablation=Ablation())
-            yield Pass(key=content, engine=engine, read=read, ablation=without_sources)
+    def _head_sizes(
+        self, layer: int, intact: Pass, engine: Engine, key: str, ablation: Ablation | None
+    ) -> list[Interval]:
+        """Return the RMS of p of each head of a layer; the intact model's pass came before."""
+        both = [intact.read(engine, *of) for of in ((intact.key, intact.ablation), (key, ablation))]
+        heads = zip(*(maps.by_layer[layer].heads for maps in both), strict=True)
+        grams = [ContrastGram.of(dict(enumerate(shared_patterns(two)))) for two in heads]
+        return [gram.size({0: 1.0, 1: -1.0}) for gram in grams]
 
     def _decoding(
         self,
@@ -155,12 +163,13 @@ class Behaviour(Study[Settings]):
         Half of the documents are fitted, and the distances of true and fitted index are those of
         the other half.
         """
-        fit, held_out = (self.plan.text.subset(x) for x in halves(self.plan.text.documents))
+        text = self.plan.text
+        fit, held_out = (self._on(text.subset(half)) for half in halves(text.documents))
         for name in names:
             key, ablation = f"{weights}/{name}", self.conditions[name]
             fitted = Pass(
                 key=f"{key}/fit",
-                engine=self._on(fit),
+                engine=fit,
                 read=partial(captured, self._regress),
                 ablation=ablation,
                 inside=inside,
@@ -170,7 +179,7 @@ class Behaviour(Study[Settings]):
             yield replace(
                 fitted,
                 key=f"{key}/distance",
-                engine=self._on(held_out),
+                engine=held_out,
                 read=partial(self._distances, fitted),
                 kind="distance",
             )
