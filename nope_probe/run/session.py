@@ -83,7 +83,8 @@ class Call:
     def recorded(self) -> dict[str, Any]:
         """Return the identity of the model and of the sequences that have no path."""
         record: dict[str, Any] = {}
-        if self.loaded is not None and not self.is_named:
+        if self.in_memory:
+            assert self.loaded is not None
             model = self.loaded.model
             record = {"weights": fingerprint(model), **interventions(model)}
         if self.inputs is not None:

@@ -368,9 +368,7 @@ class Position(Removal):
 
 REMOVALS: dict[str, type[Removal]] = {
     removal.kind: removal
-    for removal in (
-        *(Mask, Rope, WQ, WK, WO, WV, Mlp, PosEmbed, Alibi, Window, Sink, Norms, Position),
-    )
+    for removal in [Mask, Rope, WQ, WK, WO, WV, Mlp, PosEmbed, Alibi, Window, Sink, Norms, Position]
 }
 
 

@@ -69,14 +69,14 @@ class Attention(Study[Settings]):
             groups = [layers[first : first + size] for first in range(0, len(layers), size)]
             tokens = None if text is None else text.tokens
             reads = {f"attention-L{g[0]}": partial(measured, layers=g, text=tokens) for g in groups}
+            if next(iter(reads)) not in self.session.checkpoint:
+                validate_first_sequence(engine.model, engine.inputs, layers)
+                if text is not None and asked is not None:  # or why not
+                    asked(replace(engine.with_sequences(text.alone), query_rows=len(text)), None)
         else:
             assert text is not None
             size = max(1, MAP_BYTES // (8 * self.session.loaded.info.n_heads * len(text) ** 2))
             reads = {"text": partial(captured_text, layers=layers, size=size)}
-        if settings.reads_corpus and next(iter(reads)) not in self.session.checkpoint:
-            validate_first_sequence(engine.model, engine.inputs, layers)
-            if text is not None and asked is not None:  # or why not
-                asked(replace(engine.with_sequences(text.alone), query_rows=len(text)), None)
         yield from calibration("gains", engine, [self.ablation])
         for key, capture in [*reads.items(), *([] if asked is None else [("why", asked)])]:
             yield Pass(key=key, engine=engine, read=partial(captured, capture), ablation=condition)

@@ -78,12 +78,10 @@ class Simulate(Study[Settings]):
         """Yield the pass that simulates each alpha, on samples that are drawn meanwhile."""
         model, nothing = self.session.loaded.model, torch.empty(0, self.settings.seq_len)
         engine = Engine(model=model, inputs=nothing, checkpoint=self.session.checkpoint)
+        n_samples = self.settings.samples or 0
         for alpha in self.settings.alpha:
-            read, n_samples = (
-                partial(captured, partial(self._simulate, alpha)),
-                self.settings.samples,
-            )
-            yield Pass(key=key_of(alpha), engine=engine, read=read, n_seqs=n_samples or 0)
+            read = partial(captured, partial(self._simulate, alpha))
+            yield Pass(key=key_of(alpha), engine=engine, read=read, n_seqs=n_samples)
 
     def _simulate(self, alpha: float, engine: Engine, stream: StreamCheckpoint | None) -> State:
         settings = self.settings
