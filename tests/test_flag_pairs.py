@@ -70,6 +70,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "max_len": ("32",),
     "measures": ("loss in-context", "copy position"),
     "model": ("nope-tiny", "parameter-free-rope"),
+    "models": ("MODEL nope-tiny",),
     "n_layers": ("3",),
     "n_samples": ("40",),
     "n_seqs": ("13",),

@@ -41,12 +41,14 @@ ROOT = Path(__file__).parent.parent
 COMMANDS = tuple(find_commands())
 
 # What every line is made small by: the flags that take the place of a documented line's own.
-RUN_SIZES = {"--n-seqs": "4", "--seq-len": "8", "--folds": "4", "--batch-size": "4"}
+SMALL_RUN = {"--n-seqs": "4", "--seq-len": "8", "--folds": "4"}
+RUN_SIZES = {**SMALL_RUN, "--batch-size": "4"}
 SIZES: dict[str, dict[str, str]] = {
     "ablate": {**RUN_SIZES, "--layers": "1"},
     "attention": {**RUN_SIZES, "--layers": "1"},
     "scores": {**RUN_SIZES, "--layers": "1"},
     "circuit": RUN_SIZES,
+    "compare --models": {**SMALL_RUN, "--layers": "1"},
     "behaviour": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
     "simulate": {"--n-samples": "32", "--seq-len": "5", "--d-model": "8"},
     "theory": {"--seq-len": "9"},
@@ -140,6 +142,8 @@ behaviour --measures position bos --no-pack --no-shuffle --no-heads --alpha 0 --
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 compare runs/one runs/two --out runs/compared --verbose
 compare runs/one runs/two --no-verbose
+compare --models llama-3.1-8b models/qwen3-8b --data random --device cpu --dtype float64 --seed 3
+compare --models rope-tiny nope-tiny --study ablate
 layers --model llama-3.1-8b --revision main --layers 1 --seq-len 19 --seed 3 --device cpu --no-json
     --verbose
 layers --model rope-tiny --layers 1 --seq-len 300 --beyond-context --allow-unused --json
@@ -208,7 +212,7 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
 
     All removals and measures are of the plain `ablate` and `behaviour`; with flags, they are few.
     """
-    small = SIZES.get(command, {})
+    small = SIZES.get(f"{command} --models" if "--models" in groups else command, {})
     reads_text = "--folds" in small
     if command == "reproduce":
         (subject,) = groups[""]

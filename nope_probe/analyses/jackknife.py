@@ -48,13 +48,21 @@ def jackknife(estimates: Estimates) -> Interval:
     Raises:
         ValueError: for fewer than 4 folds.
     """
+    value, half = float(estimates.values[0]), t_quantile(estimates.weights) * error_of(estimates)
+    return Interval(value=value, low=value - half, high=value + half)
+
+
+def error_of(estimates: Estimates) -> float:
+    """Return the jackknife's standard error of an estimate.
+
+    Raises:
+        ValueError: for fewer than 4 folds.
+    """
     weights, n_folds = estimates.weights, len(estimates.weights)
     if n_folds < MIN_FOLDS:
         raise ValueError(f"expected at least {MIN_FOLDS} folds, got {n_folds}")
-    value, deviations = estimates.values[0].double(), _deviations(estimates)
-    variance = (weights / (1 - weights) * deviations.square()).mean()
-    half = t_quantile(weights) * variance.sqrt()
-    return Interval(value=float(value), low=float(value - half), high=float(value + half))
+    variance = (weights / (1 - weights) * _deviations(estimates).square()).mean()
+    return float(variance.sqrt())
 
 
 def _deviations(estimates: Estimates) -> Float[Tensor, " fold"]:
@@ -67,7 +75,12 @@ def _deviations(estimates: Estimates) -> Float[Tensor, " fold"]:
 
 def t_quantile(weights: Float[Tensor, " fold"]) -> float:
     """Return how many standard errors half a 95% interval from folds of these weights has."""
-    return float(stdtrit(float(1 / weights.square().sum()) - 1, 0.975))
+    return float(stdtrit(freedom(weights), 0.975))
+
+
+def freedom(weights: Float[Tensor, " fold"]) -> float:
+    """Return the degrees of freedom of t for folds of these weights: F - 1 for F equal folds."""
+    return float(1 / weights.square().sum()) - 1
 
 
 @dataclass(frozen=True, kw_only=True)

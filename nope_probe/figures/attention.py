@@ -1,4 +1,4 @@
-"""All heads of a model on one map, and the terms of the scores that one query gives its keys."""
+"""All heads on one map, their changes, and the terms of one query's scores."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from plotly.colors import qualitative
 from nope_probe.figures.intervals import FLOOR, estimates_of
 from nope_probe.figures.measures import layers_by_heads
 from nope_probe.figures.names import colour, plain, words
-from nope_probe.figures.style import SEQUENTIAL, colour_bar, place_panels
+from nope_probe.figures.style import (
+    BLANK,
+    DIVERGING,
+    SEQUENTIAL,
+    colour_bar,
+    on,
+    place_panels,
+)
 from nope_probe.removal import INK
 
-CELL = 32  # px a layer
+CELL, CHANGE_CELL = 32, 16  # px a layer
 LARGEST, SMALLEST = 18, 4  # px across, of the head with the most information and of any head
 RING, GAP = 4, 3  # px of the ring of a head that gives the first key all of its weight, and inside
 KEYS, ROW = 12, 30  # keys with a bar, and px of a bar
@@ -87,6 +94,74 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
         meta=figure.layout.meta | {"opens_heads": True},
         showlegend=False,
     )
+
+
+CHANGES = {  # of a head's attention, between two models
+    "information": "information",
+    "first_position": "first key, position",
+    "first_content": "first key, content",
+    "others_position": "other keys, position",
+    "others_content": "other keys, content",
+}
+CHANGED_HOVER = "L%{y}H%{x}<br>%{z:+.3g} nats [%{customdata[0]:.3g}, %{customdata[1]:.3g}]"
+
+
+def attention_changes(table: pd.DataFrame, title: str = "Each head's change") -> go.Figure:
+    """Draw the change of each head's information and of its four parts, layer by head.
+
+    A dot marks the changes that survive Holm's rule.
+
+    Args:
+        table: `changes.csv` of one run: layer, head, quantity, change (nats) with its bounds, and
+            changed.
+        title: the figure's title.
+    """
+    n_layers = table["layer"].nunique()
+    figure = place_panels(
+        title,
+        [*CHANGES.values()],
+        panel=max(160, CHANGE_CELL * n_layers),
+        columns=len(CHANGES),
+        gap=0.02,
+        shared_y=True,
+        bottom=100,
+        x_title="head",
+        y_title="layer",
+    )
+    for panel, quantity in enumerate(CHANGES):
+        rows = table[table["quantity"] == quantity]
+        grid = {
+            name: rows.pivot(index="layer", columns="head", values=name)
+            for name in ("change", "change_low", "change_high")
+        }
+        change = grid.pop("change")
+        cells = {
+            "type": "heatmap",
+            **on(panel),
+            "z": change.to_numpy(float),
+            "x": [int(head) for head in change.columns],
+            "y": [int(layer) for layer in change.index],
+            "customdata": np.stack([bound.to_numpy(float) for bound in grid.values()], -1),
+            "coloraxis": "coloraxis",
+            "hoverongaps": False,
+            "hovertemplate": f"{CHANGED_HOVER}<extra>{CHANGES[quantity]}</extra>",
+        }
+        changed = rows[rows["changed"].astype(bool)]
+        dots = {
+            "type": "scatter",
+            **on(panel),
+            "mode": "markers",
+            "x": changed["head"].to_numpy(int),
+            "y": changed["layer"].to_numpy(int),
+            "hoverinfo": "skip",
+            "marker": {"color": INK, "size": 5},
+        }
+        figure.add_traces([cells, dots])
+    top = max(FLOOR, float(np.nan_to_num(table["change"].abs().to_numpy(float)).max(initial=0)))
+    colours = {"colorscale": DIVERGING, "cmin": -top, "cmax": top, "colorbar": colour_bar("nats")}
+    figure.update_xaxes(showgrid=False, zeroline=False, tickformat="d")
+    figure.update_yaxes(showgrid=False, zeroline=False, tickformat="d", autorange="reversed")
+    return figure.update_layout(coloraxis=colours, plot_bgcolor=BLANK, showlegend=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from nope_probe.run.paths import checkpoint_dir, reason, remove, validate_folder
 from nope_probe.run.settings import FORMAT
 
 PAGE = "report.html"
+READ = ("estimates.safetensors", "maps.safetensors", "tokens.safetensors")  # with a run
 Read = TypeVar("Read", bound="Run")
 
 
@@ -282,7 +283,7 @@ def read_run(folder: Path | str) -> Run:
     manifest = read_manifest(out)
     validate_files(out, manifest)
     files = [out / name for name in sorted(manifest["checksums"])]
-    arrays = [file for file in files if file.name in ("maps.safetensors", "tokens.safetensors")]
+    arrays = [file for file in files if file.name in READ]
     return Run(
         manifest=manifest,
         arrays={file.stem: load_file(file) for file in arrays},

@@ -49,7 +49,8 @@ class Heads:
     """The measured attention of every head.
 
     Attributes:
-        splits: by layer and head.
+        estimates: of the parts of each head's attention, by `PARTS`, nats.
+        gaps: of the bounds of position at the first key and among the other keys, nats.
         weights: the mean attention weights, 0 where the model masks.
         counts: sequences per fold.
         text: the run's text, if it has one.
@@ -57,7 +58,8 @@ class Heads:
         why: the terms of the scores that the run asks about, nats; empty if it asks nothing.
     """
 
-    splits: dict[tuple[int, int], AttentionSplit]
+    estimates: Float[Tensor, "layer head part one_plus_folds"]
+    gaps: Float[Tensor, "layer head two"]
     weights: Float[Tensor, "layer head row key_pos"]
     counts: Int[Tensor, " fold"]
     text: RunText | None
@@ -65,20 +67,13 @@ class Heads:
     why: State
 
 
-def heads_of(
-    parts: Sequence[State], layers: Sequence[int], text: RunText | None, why: State
-) -> Heads:
+def heads_of(parts: Sequence[State], text: RunText | None, why: State) -> Heads:
     """Return the attention of every head from that of some layers at a time."""
-    splits, gaps = (torch.cat([part[name] for part in parts]) for name in ("splits", "gaps"))
-    counts = parts[0]["counts"]
     return Heads(
-        splits={
-            (layer, head): _split_of(splits[place, head], gaps[place, head], counts)
-            for place, layer in enumerate(layers)
-            for head in range(splits.shape[1])
-        },
+        estimates=torch.cat([part["splits"] for part in parts]),
+        gaps=torch.cat([part["gaps"] for part in parts]),
         weights=torch.cat([part["weights"] for part in parts]),
-        counts=counts,
+        counts=parts[0]["counts"],
         text=text,
         on_text=torch.cat([part["on_text"] for part in parts]),
         why=why,
@@ -121,29 +116,39 @@ def measured(
     }
 
 
-def _split_of(
-    values: Float[Tensor, "part one_plus_folds"],
-    gaps: Float[Tensor, " gap"],
+def splits_of(
+    estimates: Float[Tensor, "layer head part one_plus_folds"],
+    gaps: Float[Tensor, "layer head two"],
     counts: Int[Tensor, " fold"],
-) -> AttentionSplit:
+    layers: Sequence[int],
+) -> dict[tuple[int, int], AttentionSplit]:
+    """Return the parts of each head's attention by layer and head, from a run's estimates."""
     weights = fold_weights(len(counts), counts)
-    parts = (Estimates(values=part, weights=weights) for part in values)
-    first, others = gaps.tolist()
-    return AttentionSplit(
-        **dict(zip(PARTS, parts, strict=True)), first_gap=first, others_gap=others
-    )
+    splits = {}
+    for place, layer in enumerate(layers):
+        for head, (of_head, ends) in enumerate(zip(estimates[place], gaps[place], strict=True)):
+            parts = (Estimates(values=part, weights=weights) for part in of_head)
+            first, others = ends.tolist()
+            splits[layer, head] = AttentionSplit(
+                **dict(zip(PARTS, parts, strict=True)), first_gap=first, others_gap=others
+            )
+    return splits
 
 
 def analyse(session: Session[Settings], heads: Heads) -> Run:
     """Return the run of the heads' attention.
 
     Its map `weights` is [layer, head, row, key_pos], float32; if some queries have no rows,
-    `query_positions` are the queries of the rows. Of a text, `text_weights` is [layer, head, pos,
-    key_pos], and `text_content` the relative entropy to the mean weights, [layer, head, pos], nats.
+    `query_positions` are the queries of the rows. Its arrays `estimates` are what `splits_of`
+    reads, so that `compare` tests changes fold by fold. Of a text, `text_weights` is [layer, head,
+    pos, key_pos], and `text_content` the relative entropy to the mean weights, [layer, head, pos],
+    nats.
     """
     inputs, settings = session.sequences(), session.settings
     maps = {"weights": heads.weights.float()}
-    tables = {"attention": attention_table(heads.splits)}
+    layers = settings.layers_of(session.loaded.info)
+    splits = splits_of(heads.estimates, heads.gaps, heads.counts, layers)
+    tables = {"attention": attention_table(splits)}
     n = inputs.inputs.shape[1]
     if settings.rows < n:
         maps["query_positions"] = choose_rows(n, settings.rows).float()
@@ -156,7 +161,8 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
         about, why = _of_text(session, heads.text, heads.on_text, heads.why)
         record, tables = record | about, tables | why
     too_few = too_few_sequences(tables["attention"], len(inputs))
-    return _run(session, inputs, record | too_few, maps, tables)
+    kept = {"estimates": {"estimates": heads.estimates, "gaps": heads.gaps}}
+    return _run(session, inputs, record | too_few, {"maps": maps, **kept}, tables)
 
 
 def captured_text(
@@ -203,7 +209,7 @@ def analyse_text(session: Session[Settings], text: RunText, read: State, why: St
     maps = {"text_weights": weights, "text_content": information.float()}
     layers = settings.layers_of(session.loaded.info)
     tables = {"attention": text_attention_table(nats, share, layers)} | tables
-    return _run(session, inputs, record, maps, tables)
+    return _run(session, inputs, record, {"maps": maps}, tables)
 
 
 def _record(
@@ -240,12 +246,15 @@ def _run(
     session: Session[Settings],
     inputs: Sequences,
     manifest: dict[str, Any],
-    maps: State,
+    tensors: dict[str, State],
     tables: dict[str, pd.DataFrame],
 ) -> Run:
     """Return the run with its page."""
-    arrays = {name: array.numpy() for name, array in maps.items()}
-    kept = {"tokens": input_arrays(inputs), "maps": arrays}
+    arrays = {
+        group: {name: tensor.numpy() for name, tensor in of_group.items()}
+        for group, of_group in tensors.items()
+    }
+    kept = {"tokens": input_arrays(inputs), **arrays}
     return with_page(session, Run(manifest=manifest, arrays=kept, tables=tables), report)
 
 

@@ -88,7 +88,7 @@ class Attention(Study[Settings]):
             assert self.text is not None
             return analyse_text(self.session, self.text, results["text"], why)
         parts = [result for key, result in results.items() if key.startswith("attention-")]
-        return analyse(self.session, heads_of(parts, self.layers, self.text, why))
+        return analyse(self.session, heads_of(parts, self.text, why))
 
 
 run = partial(run_study, Attention)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
+from nope_probe.analyses.attention import split_attention
 from nope_probe.analyses.attribution import conditions_of
+from nope_probe.analyses.head_changes import head_changes
 from nope_probe.analyses.jackknife import UNDEFINED, Interval
 from nope_probe.analyses.pattern import Measures, measure_pattern
 from nope_probe.analyses.pattern_changes import (
@@ -19,8 +23,9 @@ from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.figures.words import MEASURES
 from nope_probe.maps.layers import LayerMaps, shared_patterns
-from nope_probe.maps.maps import ScoreMaps
+from nope_probe.maps.maps import AttentionMaps, ScoreMaps
 from nope_probe.removal import INTACT, SOURCES, Condition
+from nope_probe.studies.compare.heads import change_columns
 from nope_probe.studies.compare.members import Member, share_sequences
 from nope_probe.studies.explorer import PAGE_BYTES, explorer_of, panel_grams
 from nope_probe.studies.tables import Row, interval_columns
@@ -40,8 +45,8 @@ RESULTS = ("verdict",)  # words that are results, not names of rows
 
 
 def difference(
-    base: ScoreMaps,
-    other: ScoreMaps,
+    base: ScoreMaps | AttentionMaps,
+    other: ScoreMaps | AttentionMaps,
     *,
     paired: bool = True,
 ) -> pd.DataFrame:
@@ -51,18 +56,20 @@ def difference(
     sequences' common noise cancels.
 
     Args:
-        base: the maps to compare with, as `capture_scores` returns them.
+        base: the maps to compare with, as `capture_scores` or `capture_attention` returns them.
         other: the maps of the other model, of as many positions and with rows of the same queries.
         paired: whether both were captured on the same sequences, dealt to the same folds.
 
     Returns:
-        A row for each common layer and each measure of `measure`, with the columns of `compare`'s
+        Of attention, a row for each head and quantity, as in `compare`'s changes.csv: `layer`,
+        `head`, `quantity`, `change` with its bounds (nats), `p_holm` and `changed`. Of scores, a
+        row for each common layer and each measure of `measure`, with the columns of `compare`'s
         differences.csv: `item`, `measure`, `value` with its bounds, `base_value`, `difference` with
         its bounds, and `method`. The row `pattern` has the RMS of the difference of the two
         patterns, in nats, and no values.
 
     Raises:
-        TypeError: for what are no maps of `capture_scores`.
+        TypeError: for what are no maps of `capture_scores` or, both, of `capture_attention`.
         ValueError: for maps without a common layer, of unlike positions, rows or first keys, or,
             if paired, of different folds.
 
@@ -77,17 +84,19 @@ def difference(
         >>> bool(amplitudes.loc["L2", "difference_high"] < 0)
         True
     """
+    if isinstance(base, AttentionMaps) and isinstance(other, AttentionMaps):
+        _validate_alike(base, other, paired)
+        of_heads = head_changes(split_attention(base), split_attention(other), paired=paired)
+        return pd.DataFrame(change_columns(change) for change in of_heads)
     for maps in (base, other):
         if not isinstance(maps, ScoreMaps):
             raise TypeError(f"expected maps of `capture_scores`, got {kind_of(maps)}")
+    assert isinstance(base, ScoreMaps)
+    assert isinstance(other, ScoreMaps)
     layers = [layer for layer in base.layers if layer in other.layers]
     if not layers:
         raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")
-    if base.skip_keys != other.skip_keys:
-        counts = f"{base.skip_keys} and {other.skip_keys}"
-        raise UserError(f"the maps count {counts} keys as first: capture both on like inputs")
-    if paired and not base.counts.equal(other.counts):
-        raise UserError("the maps have unlike folds: pass paired=False for other sequences")
+    _validate_alike(base, other, paired)
     both = [maps.by_layer for maps in (other, base)]
     rows: list[Row] = []
     for layer in layers:
@@ -103,6 +112,16 @@ def difference(
             row |= interval_columns(difference=changes[name])
             rows.append({**row, "method": PAIRED if paired else UNPAIRED})
     return pd.DataFrame(rows).rename(columns={"value_low": "low", "value_high": "high"})
+
+
+def _validate_alike(
+    base: ScoreMaps | AttentionMaps, other: ScoreMaps | AttentionMaps, paired: bool
+) -> None:
+    if base.skip_keys != other.skip_keys:
+        counts = f"{base.skip_keys} and {other.skip_keys}"
+        raise UserError(f"the maps count {counts} keys as first: capture both on like inputs")
+    if paired and not base.counts.equal(other.counts):
+        raise UserError("the maps have unlike folds: pass paired=False for other sequences")
 
 
 def explorer_of_runs(members: Sequence[Member]) -> Explorer | None:
@@ -144,22 +163,31 @@ def explorer_of_runs(members: Sequence[Member]) -> Explorer | None:
     )
 
 
-def differences_table(members: Sequence[Member]) -> pd.DataFrame:
+def differences_table(members: Sequence[Member], changes: pd.DataFrame) -> pd.DataFrame:
     """Return every number that the runs share, except profiles, and its difference to the first.
 
     Rows are by table, item (a layer, head, stage, ...), measure and run but the first. The measures
-    of a pattern are compared fold by fold if the runs had the same sequences and kept their fold
-    maps. All other differences treat the estimates as independent.
+    of a pattern and the parts of a head's attention are compared fold by fold if the runs had the
+    same sequences and kept their folds. All other differences treat the estimates as independent.
 
     Args:
         members: the runs; the first is the base.
+        changes: the changes of heads between runs of `attention`; see `changes_table`.
     """
-    rows = [row for other in members[1:] for row in _rows(members[0], other)]
+    of_runs = {} if changes.empty else {str(run): rows for run, rows in changes.groupby("run")}
+    rows = [
+        row
+        for other in members[1:]
+        for row in _rows(members[0], other, of_runs.get(other.label, changes))
+    ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _rows(base: Member, other: Member) -> Iterator[Row]:
+def _rows(base: Member, other: Member, changes: pd.DataFrame) -> Iterator[Row]:
     paired = share_sequences([base, other])
+    of_heads: dict[tuple[int, int], dict[str, Interval]] = defaultdict(dict)
+    for tested in changes.to_dict("records"):
+        of_heads[tested["layer"], tested["head"]][tested["quantity"]] = _interval(tested, "change")
     shared = [name for name in base.tables if name in other.tables and name not in PROFILES]
     for name in sorted(shared, key=lambda name: (*TABLE_ORDER, name).index(name)):
         one, two = base.tables[name], other.tables[name]
@@ -169,6 +197,8 @@ def _rows(base: Member, other: Member) -> Iterator[Row]:
             continue
         for _, row in one.merge(two, on=keys, suffixes=("", OF_OTHER), how="inner").iterrows():
             fold_by_fold = _paired(base, other, name, row) if paired else {}
+            if name == "attention":
+                fold_by_fold = of_heads[row["layer"], row["head"]]
             for column in measures:
                 before, after = _interval(row, column), _interval(row, column, OF_OTHER)
                 change = fold_by_fold.get(column) or independent_difference(after, before)
@@ -180,7 +210,7 @@ def _rows(base: Member, other: Member) -> Iterator[Row]:
                     **{"value": after.value, "low": after.low, "high": after.high},
                     "base_value": before.value,
                     **interval_columns(difference=change),
-                    "method": PAIRED if column in fold_by_fold else UNPAIRED,
+                    "method": PAIRED if paired and column in fold_by_fold else UNPAIRED,
                 }
 
 
@@ -217,7 +247,7 @@ def _item(row: pd.Series, keys: Sequence[str]) -> str:
     return ", ".join(parts).replace(", H", "H", 1) if "head" in keys else ", ".join(parts)
 
 
-def _interval(row: pd.Series, measure: str, suffix: str = "") -> Interval:
+def _interval(row: pd.Series | Mapping[Any, Any], measure: str, suffix: str = "") -> Interval:
     columns = (measure, *bound_columns(measure))
     value, low, high = (float(row[f"{column}{suffix}"]) for column in columns)
     return Interval(value=value, low=low, high=high)

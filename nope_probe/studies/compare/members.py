@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from jaxtyping import Int
 from safetensors import safe_open
 
+from nope_probe.analyses.attention import AttentionSplit
 from nope_probe.errors import UserError
 from nope_probe.figures.words import listed
 from nope_probe.maps.layers import LayerMaps
@@ -20,6 +22,7 @@ from nope_probe.maps.rows import MapRows
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.paths import checkpoint_dir
+from nope_probe.studies.attention.analyse import splits_of
 
 COMPARED = ("ablate", "attention", "behaviour", "circuit", "scores", "trace")
 LENGTHS = ("score/intact", "score", "gram/a")  # maps of `ablate`, `scores` and `circuit`
@@ -50,6 +53,11 @@ class Member:
         return str(self.manifest["kind"])
 
     @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings that the run was made with."""
+        return self.manifest.get("settings", {})
+
+    @property
     def skip_keys(self) -> int:
         """How many first keys its positional patterns leave out."""
         return int(self.manifest.get("skip_keys", 0))
@@ -58,7 +66,7 @@ class Member:
     def sequences(self) -> tuple[str, int | None, list[int] | None]:
         """The checksum of its sequences, and their folds."""
         checksum = str(self.manifest.get("data", {}).get("sha256", ""))
-        return checksum, self.manifest.get("settings", {}).get("folds"), self.fold_sizes
+        return checksum, self.settings.get("folds"), self.fold_sizes
 
     @property
     def seq_len(self) -> int:
@@ -67,7 +75,7 @@ class Member:
         for key in LENGTHS:
             if key in maps:
                 return int(maps[key].shape[-1])
-        return int(self.manifest["settings"]["seq_len"])
+        return int(self.settings["seq_len"])
 
     @property
     def layers(self) -> list[int]:
@@ -78,6 +86,21 @@ class Member:
     def fold_sizes(self) -> list[int] | None:
         """The number of sequences in each fold; None if it is not recorded."""
         return self.manifest.get("fold_sizes")
+
+    @cached_property
+    def attention(self) -> dict[tuple[int, int], AttentionSplit]:
+        """The parts of each head's attention, by layer and head; empty without other texts.
+
+        Raises:
+            UserError: for a run of an earlier version.
+        """
+        if self.kind != "attention" or "weights" not in self.run.maps:
+            return {}
+        kept, sizes = self.run.arrays.get("estimates"), self.fold_sizes
+        if kept is None or sizes is None:
+            raise UserError(f"{self.folder} keeps no estimates of folds: run its command again")
+        estimates, gaps = (torch.from_numpy(kept[name]) for name in ("estimates", "gaps"))
+        return splits_of(estimates, gaps, torch.tensor(sizes), self.layers)
 
     def folds(self, item: str, removed: str = INTACT.name) -> LayerMaps | None:
         """Return the fold means of a map; None if the run did not keep them.

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
+from nope_probe.figures.attention import attention_changes
 from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.intervals import excludes_zero, interval_of, interval_text
+from nope_probe.figures.words import reader_of
 from nope_probe.removal import INTACT
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Link, Listing, Section, explorer_section
 from nope_probe.run.folder import Run
+from nope_probe.studies.attention.on_text import text_view
 from nope_probe.studies.compare.analyse import PAIRED
+from nope_probe.studies.compare.heads import heads_sentence, method_of_heads, ordered_heads
 from nope_probe.studies.compare.members import Member, share_sequences
 from nope_probe.studies.losses import LayerLosses
 from nope_probe.studies.page import MOST_ROWS, Report, fold_sizes_of, strongest
 
 OF_SIDES = "Percent of position's part, in the strongest layer of each run, by lead and pattern."
 LESS = "A difference is a run's number less that of {base}."
+OF_HEADS = "Changes in nats; a distance is a mean KL divergence, nats per query."
+TEXT_BYTES = 2_500_000  # of each run's text
 METHODS = {
     "others": "The runs had different sequences, so differences are unpaired.",
     "foldless": "The runs had the same sequences but kept no fold maps, so differences are "
@@ -42,33 +49,102 @@ def report(
     """Return the report of a comparison.
 
     Args:
-        run: its `differences`, and the `headline` and `labels` of its manifest.
+        run: its `differences`, of attention `changes` and any `distances`, and the `headline` and
+            `labels` of its manifest.
         folder: the comparison's folder, from which the page links to the runs.
         members: the runs; the first is the base.
         explorer: the runs without each source, if the page shows them.
     """
     table, labels = run.tables["differences"], run.manifest["labels"]
     sentence, *method = run.manifest["headline"]
-    sides = side_by_side(members)
+    sides, heads = side_by_side(members), _heads(run.tables)
     less = LESS.format(base=labels[0])
+    brief, caption = (_brief(table), less) if sides.empty else (sides, OF_SIDES)
+    if heads:
+        brief, caption = _most_changed(heads), f"{less} {OF_HEADS}"
     return Report(
         title=f"{', '.join(labels[1:])} against {labels[0]}",
-        lead=Lead(
-            sentence=sentence,
-            table=_brief(table) if sides.empty else sides,
-            caption=less if sides.empty else OF_SIDES,
-        ),
+        lead=Lead(sentence=sentence, table=brief, caption=caption),
         sections=[
             *explorer_section(explorer),
+            *_changes(run.tables, labels[0]),
+            *_texts(members),
             _runs(members, folder),
             *_tables(table),
         ],
-        how_to_read=[*notes.how_to_read("compare"), *method, less],
+        how_to_read=[*notes.how_to_read("attention" if heads else "compare"), *method, less],
     )
 
 
-def headline(members: Sequence[Member], table: pd.DataFrame) -> list[str]:
-    """Return the result in two sentences, and how differences were taken."""
+def _heads(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Return the heads of each run but the first, those that changed most first."""
+    if "changes" not in tables:
+        return {}
+    by_run = tables["changes"].groupby("run", sort=False)
+    return {str(label): ordered_heads(rows, tables.get("distances")) for label, rows in by_run}
+
+
+def _most_changed(heads: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Return the heads of each run that changed most, as text."""
+    rows = [
+        {"run": label, "head": reader_of(row)}
+        | {name: f"{row[name]:+.2f}" for name in ("information", "position", "content")}
+        | ({"distance": f"{row['distance']:.3g}"} if "distance" in row else {})
+        | {"changed": "yes" if row["changed"] else "no"}
+        for label, table in heads.items()
+        for row in table[: max(2, MOST_ROWS // len(heads))].to_dict("records")
+    ]
+    return pd.DataFrame(rows)
+
+
+def _changes(tables: Mapping[str, pd.DataFrame], base: str) -> Iterator[Section]:
+    """Yield a grid of the heads' changes for each run but the first, and the heads' distances."""
+    if "changes" not in tables:
+        return
+    for label, rows in tables["changes"].groupby("run", sort=False):
+        yield Section(
+            title="Which heads changed",
+            figure=partial(attention_changes, rows, f"Change from {base} to {label}"),
+            caption="Red: more nats than before, blue: fewer. A dot marks a change that survives "
+            "Holm's rule. Heads behind a changed head change as well: look at the first layer "
+            "with dots.",
+            table=rows,
+        )
+    if "distances" in tables:
+        yield Section(
+            title="How far each head's attention moved",
+            caption="The mean KL divergence of both models' weights on the same text, in nats per "
+            "query. Small parts can hide a large distance: a head that looks elsewhere, as "
+            "sharply as before.",
+            table=tables["distances"],
+        )
+
+
+def _texts(members: Sequence[Member]) -> Iterator[Section]:
+    """Yield the view of each run's text, if all runs have one."""
+    views = [text_view(member.run) if member.kind == "attention" else None for member in members]
+    if all(views):
+        for member, view in zip(members, views, strict=True):
+            assert view is not None
+            yield Section(
+                title=f"Attention of {member.label} on your text",
+                html=view.html(TEXT_BYTES),
+                caption="Click a token to shade the keys it attends to. The bar under it: how far "
+                "these weights are from other texts' mean, in nats.",
+            )
+
+
+def headline(members: Sequence[Member], tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Return the result in two sentences, and how differences were taken.
+
+    Args:
+        members: the runs.
+        tables: `differences`, and of attention `changes` and any `distances`.
+    """
+    table, heads = tables["differences"], _heads(tables)
+    if heads:
+        sentences = [heads_sentence(label, of_run) for label, of_run in heads.items()]
+        return [" ".join(sentences), method_of_heads(members)]
     losses = {member.label: _losses(member) for member in members}
     sentences = []
     if all(losses.values()):

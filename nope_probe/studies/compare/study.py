@@ -1,4 +1,4 @@
-"""The `compare` command's run: finished runs next to each other, without their models."""
+"""The `compare` command's run: finished runs next to each other, or those of two models."""
 
 from __future__ import annotations
 
@@ -8,16 +8,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import torch
+
 from nope_probe.errors import UserError
 from nope_probe.run.folder import Run
 from nope_probe.run.identity import versions
+from nope_probe.run.process_group import own_device
 from nope_probe.run.processes import command_line, status
 from nope_probe.run.session import Session
+from nope_probe.run.settings import RunSettings, settings_from
+from nope_probe.run.sources import load_first_layers
+from nope_probe.studies.ablation import settings as ablation
+from nope_probe.studies.ablation.study import Ablate
+from nope_probe.studies.attention import settings as attention
+from nope_probe.studies.attention.study import Attention
 from nope_probe.studies.compare.analyse import differences_table, explorer_of_runs
+from nope_probe.studies.compare.heads import changes_table, head_distances
 from nope_probe.studies.compare.members import Member, read_members, share_sequences
 from nope_probe.studies.compare.page import headline, report
-from nope_probe.studies.compare.settings import Settings
+from nope_probe.studies.compare.settings import OF_RUNS, Settings
 from nope_probe.studies.page import show
+from nope_probe.studies.study import Study, run_study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +53,7 @@ class Compared(Settings):
             {"label": member.label, "checksums": dict(member.manifest["checksums"])}
             for member in self.members
         ]
-        return {"runs": runs}
+        return {"runs": runs} | ({"distances": True} if self.models else {})
 
 
 def run(settings: Settings) -> Path:
@@ -50,7 +62,29 @@ def run(settings: Settings) -> Path:
     Raises:
         UserError: for runs that cannot be compared, or a folder inside a run.
     """
-    return run_members(settings, read_members(settings.runs, settings.labels))
+    settings.validate()
+    return run_members(settings, read_members(folders_of(settings), settings.labels))
+
+
+def folders_of(settings: Settings) -> tuple[Path, ...]:
+    """Return the folders of the compared runs, after running the study on `models` if given."""
+    return settings.runs or tuple(map(run_study_of, runs_of_models(settings)))
+
+
+def runs_of_models(settings: Settings) -> list[RunSettings]:
+    """Return the settings of the runs of both models."""
+    kind = {"ablate": ablation.Settings, "attention": attention.Settings}[settings.study]
+    shared = {name: getattr(settings, name) for name in OF_RUNS}
+    if settings.text is not None:
+        shared["text"] = settings.text
+    return [settings_from(kind, {**shared, "model": model}) for model in settings.models]
+
+
+def run_study_of(settings: RunSettings) -> Path:
+    """Carry out the study that settings belong to, unless its run is finished."""
+    is_attention = isinstance(settings, attention.Settings)
+    study: type[Study[Any]] = Attention if is_attention else Ablate
+    return run_study(study, settings)
 
 
 def run_members(settings: Settings, members: Sequence[Member]) -> Path:
@@ -64,16 +98,53 @@ def run_members(settings: Settings, members: Sequence[Member]) -> Path:
             )
     with session:
         if not session.finished:
+            distances = measured_distances(settings, members)
             with status("comparing and writing", in_logs=True):
-                session.write(analyse(session, members))
+                session.write(analyse(session, members, distances))
     return folder
 
 
-def analyse(session: Session[Compared], members: Sequence[Member]) -> Run:
+def measured_distances(settings: Settings, members: Sequence[Member]) -> pd.DataFrame | None:
+    """Return how far the heads of the two models are from each other, the farthest first.
+
+    Returns:
+        None where it is not known: of finished runs, of `ablate`, or if the tokens differ.
+
+    Raises:
+        UserError: if a model cannot be loaded.
+    """
+    if not settings.models or settings.study != "attention" or not share_sequences(members):
+        return None
+    base, other = (
+        load_first_layers(chosen, own_device(chosen.device)).model
+        for chosen in runs_of_models(settings)
+    )
+    arrays = members[0].run.arrays["tokens"]
+    documents = arrays.get("documents")
+    with status("comparing both models' attention in each text", in_logs=True):
+        return head_distances(
+            base,
+            other,
+            torch.from_numpy(arrays["tokens"]),
+            layers=[layer for layer in members[0].layers if layer in members[1].layers],
+            n_folds=settings.folds,
+            documents=None if documents is None else torch.from_numpy(documents),
+        )
+
+
+def analyse(
+    session: Session[Compared], members: Sequence[Member], distances: pd.DataFrame | None
+) -> Run:
     """Compare the runs' tables, and return the run."""
-    table = differences_table(members)
+    changes = changes_table(members)
+    table = differences_table(members, changes)
     if table.empty:
         raise UserError("the runs have no numbers in common")
+    tables = {"differences": table}
+    if not changes.empty:
+        tables["changes"] = changes
+    if distances is not None:
+        tables["distances"] = distances
     manifest = {
         "command": command_line(),
         "kind": "compare",
@@ -82,17 +153,18 @@ def analyse(session: Session[Compared], members: Sequence[Member]) -> Run:
         "labels": [member.label for member in members],
         "folders": [str(member.folder) for member in members],
         "same_sequences": share_sequences(members),
-        "headline": headline(members, table),
+        "headline": headline(members, tables),
         "versions": versions(),
         **session.timing(),
     }
-    run = Run(manifest=manifest, tables={"differences": table})
+    run = Run(manifest=manifest, tables=tables)
     shown = report(run, session.folder, members, explorer_of_runs(members))
     return replace(run, page=shown.html(manifest))
 
 
 def run_and_show(settings: Settings, verbose: bool) -> None:
     """Compare the runs, and print what differs."""
-    members = read_members(settings.runs, settings.labels)
+    settings.validate()
+    members = read_members(folders_of(settings), settings.labels)
     folder = run_members(settings, members)
     show(partial(report, folder=folder, members=members), folder, verbose=verbose)

@@ -1,0 +1,193 @@
+"""Which heads attend differently in another model: tests, distances and the sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.analyses.attention import relative_entropy
+from nope_probe.analyses.head_changes import FEW_FOLDS, HeadChange, head_changes
+from nope_probe.analyses.jackknife import mean_intervals
+from nope_probe.analyses.pattern import MIN_KEYS
+from nope_probe.figures.words import listed, reader_of
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.reading.attention import capture_attention
+from nope_probe.maps.estimates import fold_weights
+from nope_probe.maps.folds import folds_of
+from nope_probe.studies.compare.members import Member, share_sequences
+from nope_probe.studies.tables import interval_columns
+
+BATCH_BYTES = 2**28  # of the weights of all heads in a batch, of each model
+NAMED = 3  # heads in the sentence
+# Settings that choose the tokens and their folds.
+OF_TOKENS = (
+    *("data", "n_seqs", "seq_len", "folds", "seed"),
+    *("windows", "pack", "bos", "shuffle", "beyond_context"),
+)
+
+
+def changes_table(members: Sequence[Member]) -> pd.DataFrame:
+    """Return the changes of every head from the first run to each other run; empty without heads.
+
+    Rows are by run, layer, head and quantity: change (nats) with its bounds, p_holm and changed.
+    """
+    base, *others = members
+    if not all(member.attention for member in members):
+        return pd.DataFrame()
+    return pd.DataFrame(
+        {"run": other.label, **change_columns(change)}
+        for other in others
+        for change in head_changes(
+            base.attention, other.attention, paired=share_sequences([base, other])
+        )
+    )
+
+
+def change_columns(change: HeadChange) -> dict[str, object]:
+    """Return a change as columns of a table."""
+    return {
+        **{"layer": change.layer, "head": change.head, "quantity": change.quantity},
+        **interval_columns(change=change.change),
+        **{"p_holm": change.p_holm, "changed": change.changed},
+    }
+
+
+def head_distances(
+    base: HookedModel,
+    other: HookedModel,
+    tokens: Int[Tensor, "seq pos"],
+    *,
+    layers: Sequence[int],
+    n_folds: int,
+    documents: Int[Tensor, " seq"] | None = None,
+) -> pd.DataFrame:
+    """Return how far each head's attention in another model is from that in the first model.
+
+    The distance is KL(base || other) of the weights that a query gives in the same text, in nats:
+    a mean over the queries that see 8 keys or more, and over sequences.
+
+    Args:
+        base: the first model.
+        other: a model with the same heads and tokens.
+        tokens: the sequences.
+        layers: the numbers of the layers.
+        n_folds: into how many parts the sequences are dealt, for intervals.
+        documents: the document of each sequence; a document's sequences share a fold.
+
+    Returns:
+        A row a head, the farthest first: layer, head, and distance with its bounds.
+    """
+    n, fold_of = tokens.shape[1], folds_of(len(tokens), n_folds, documents)
+    divergences = []
+    for batch in tokens.split(batch_size(base, n, len(layers))):
+        options: dict[str, Any] = {"layers": layers, "n_folds": len(batch), "query_rows": n}
+        one, two = (capture_attention(model, batch, **options) for model in (base, other))
+        enough = one.visible.sum(-1) >= MIN_KEYS
+        of_queries = relative_entropy(one.weights, two.weights)
+        kept = enough[:, None].expand(of_queries.shape[1:])
+        divergences.append(of_queries.where(kept, 0).sum(-1) / enough.sum(-1)[:, None])
+    folds = mean_of_folds(torch.cat(divergences), fold_of)
+    intervals = mean_intervals(folds, fold_weights(n_folds, fold_of.bincount()))
+    rows = [
+        {
+            **{"layer": layer, "head": head, "distance": float(intervals.value[place, head])},
+            "distance_low": float(intervals.low[place, head].clamp_min(0)),
+            "distance_high": float(intervals.high[place, head]),
+        }
+        for place, layer in enumerate(layers)
+        for head in range(folds.shape[2])
+    ]
+    return pd.DataFrame(rows).sort_values("distance", ascending=False, kind="stable")
+
+
+def batch_size(model: HookedModel, n: int, n_layers: int) -> int:
+    """Return of how many sequences all heads' weights fit in memory, at most 32."""
+    bytes_each = 8 * n_layers * model.cfg.n_heads * n * n
+    return max(1, min(32, BATCH_BYTES // bytes_each))
+
+
+def mean_of_folds(
+    values: Float[Tensor, "seq layer head"], fold_of: Int[Tensor, " seq"]
+) -> Float[Tensor, "fold layer head"]:
+    """Return the mean over the sequences of each fold."""
+    counts = fold_of.bincount()
+    sums = values.new_zeros(len(counts), *values.shape[1:]).index_add_(0, fold_of, values)
+    return sums / counts[:, None, None]
+
+
+def ordered_heads(changes: pd.DataFrame, distances: pd.DataFrame | None) -> pd.DataFrame:
+    """Return a row for each head of a run, those that changed most first.
+
+    Heads are ordered by their distance where it is known, else by their largest change.
+
+    Returns:
+        layer, head, information, position and content (changes in nats), changed, and distance.
+    """
+    wide = changes.pivot(index=["layer", "head"], columns="quantity", values="change")
+    by_head = changes.groupby(["layer", "head"])
+    heads = pd.DataFrame(
+        {
+            "information": wide["information"],
+            "position": wide["first_position"] + wide["others_position"],
+            "content": wide["first_content"] + wide["others_content"],
+            "changed": by_head["changed"].any(),
+            "order": by_head["change"].agg(lambda change: change.abs().max()),
+        }
+    )
+    if distances is not None:
+        heads["distance"] = distances.set_index(["layer", "head"])["distance"]
+        heads["order"] = heads["distance"]
+    ordered = heads.sort_values(["changed", "order"], ascending=False, kind="stable")
+    return ordered.drop(columns="order").reset_index()
+
+
+def heads_sentence(label: str, heads: pd.DataFrame) -> str:
+    """Return which heads changed in a run, and from which layer on.
+
+    Args:
+        label: the run's.
+        heads: the result of `ordered_heads`.
+    """
+    changed = heads[heads["changed"]]
+    if changed.empty:
+        return f"None of {len(heads)} heads of {label} changed beyond noise."
+    first, *more = changed[:NAMED].to_dict("records")
+    then = f", then {listed([reader_of(row) for row in more])}" if more else ""
+    from_layer = f", the first in L{changed['layer'].min()}" if len(changed) > 1 else ""
+    return (
+        f"{len(changed)} of {len(heads)} heads of {label} changed{from_layer}: "
+        f"{reader_of(first)} most (position {first['position']:+.2g} nats, content "
+        f"{first['content']:+.2g}){then}."
+    )
+
+
+def method_of_heads(members: Sequence[Member]) -> str:
+    """Return how changes were tested, and what would test them better."""
+    base, *others = members
+    unlike = [other for other in others if not share_sequences([base, other])]
+    said = (
+        "A head changed if its information or one of its four parts did, by t over folds and "
+        "Holm's rule over all heads and parts. Heads behind a changed head change as well. "
+    )
+    if not unlike:
+        said += "The runs had the same tokens: changes are paired."
+    else:
+        names = [_differing(base.settings, other.settings) for other in unlike]
+        flags = sorted({flag for of_run in names for flag in of_run})
+        cure = f"run both with the same {listed(flags)}" if flags else "their tokenizers differ"
+        said += f"The runs had different tokens, so changes are unpaired and wider: {cure}."
+    fewest = min(len(member.fold_sizes or ()) for member in members)
+    if fewest < FEW_FOLDS:
+        said += f" With {fewest} folds hardly any head can be named: take --folds {FEW_FOLDS}."
+    return said
+
+
+def _differing(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Return the flags about tokens that two runs were given different values of."""
+    names = [name for name in OF_TOKENS if one.get(name) != other.get(name)]
+    return [f"--{name.replace('_', '-')}" for name in names]

@@ -1,0 +1,159 @@
+"""Two models head by head: the edited head is named, distances are plain transformers'."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.command_line import ended, refused, run_command
+from transformers import AutoModelForCausalLM
+
+from nope_probe import attention, capture_attention, compare, difference, load, read_run
+from nope_probe.studies.compare.heads import mean_of_folds
+
+SMALL = ("--data", "random", "--n-seqs", 34, "--seq-len", 13, "--folds", 17)
+LAYER, HEAD, D_HEAD = 1, 4, 10
+TEXT = "at other times"
+
+
+@pytest.fixture(scope="module")
+def folders(tiny: Callable[[str], Any], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A tiny Llama, and the same with the query weights of L1H4, in its last layer, tripled."""
+    root = tmp_path_factory.mktemp("models")
+    base, edited = tiny("llama").folder, root / "edited"
+    shutil.copytree(base, edited)
+    model = AutoModelForCausalLM.from_pretrained(edited)
+    rows = slice(HEAD * D_HEAD, (HEAD + 1) * D_HEAD)
+    with torch.no_grad():
+        model.model.layers[LAYER].self_attn.q_proj.weight[rows] *= 3
+    model.save_pretrained(edited)
+    return [base, edited]
+
+
+@pytest.fixture(scope="module")
+def compared(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the comparison of both models on random tokens, with a text."""
+    desk = tmp_path_factory.mktemp("desk")
+    line = ["--models", *folders, *SMALL, "--text", TEXT, "--out", desk / "out"]
+    result = ended("compare", map(str, line), desk)
+    assert result.code == 0, result.err
+    (desk / "terminal").write_text(result.out)
+    return desk / "out"
+
+
+def tokens_of(compared: Path) -> torch.Tensor:
+    """Return the sequences of the compared runs."""
+    first = compared.parent / read_run(compared).manifest["folders"][0]
+    return torch.from_numpy(read_run(first).arrays["tokens"]["tokens"])
+
+
+def test_the_edited_head_is_named_and_no_other(compared: Path) -> None:
+    run = read_run(compared)
+    changes = run.tables["changes"]
+    changed = changes[changes["changed"]]
+    assert {*zip(changed["layer"], changed["head"], strict=True)} == {(LAYER, HEAD)}
+    rest = changes[(changes["layer"] != LAYER) | (changes["head"] != HEAD)]
+    assert (rest["change"] == 0).all()
+    assert (rest["p_holm"] == 1).all()
+    assert len(changes) == 2 * 6 * 5
+    sentence, method = run.manifest["headline"]
+    assert sentence.startswith(f"1 of 12 heads of edited changed: L{LAYER}H{HEAD} most")
+    assert "changes are paired" in method
+    printed = (compared.parent / "terminal").read_text()
+    assert f"1 of 12 heads of edited changed: L{LAYER}H{HEAD} most" in " ".join(printed.split())
+
+
+def test_the_page_has_the_grid_and_both_texts(compared: Path) -> None:
+    page = (compared / "report.html").read_text()
+    assert "Which heads changed" in page
+    assert page.count('<div class="on-text">') == 2
+    differences = read_run(compared).tables["differences"]
+    rows = differences[differences["measure"] == "information"].set_index("item")
+    changes = read_run(compared).tables["changes"].set_index(["layer", "head", "quantity"])
+    one = changes.loc[(LAYER, HEAD, "information")]
+    other = rows.loc[f"L{LAYER}H{HEAD}"]
+    assert list(one[["change", "change_low", "change_high"]]) == pytest.approx(
+        list(other[["difference", "difference_low", "difference_high"]])
+    )
+    assert set(rows["method"]) == {"paired"}
+
+
+def test_distances_are_the_divergence_of_plain_transformers_weights(
+    compared: Path, folders: list[Path]
+) -> None:
+    run = read_run(compared)
+    table = run.tables["distances"]
+    assert table["distance"].is_monotonic_decreasing
+    first = table.iloc[0]
+    assert (first["layer"], first["head"]) == (LAYER, HEAD)
+    assert (table["distance"][1:] == 0).all()
+    tokens = tokens_of(compared)
+    weights = []
+    for folder in folders:
+        plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+        with torch.no_grad():
+            attentions = plain(tokens, output_attentions=True).attentions
+        weights.append(attentions[LAYER][:, HEAD].double())
+    p, q = weights
+    of_queries = (p.xlogy(p) - p.xlogy(q)).sum(-1)[:, 7:]  # queries that see 8 keys
+    rounding = 13 * 4 * torch.finfo(torch.float32).eps * float(p.log().clamp_min(-50).abs().max())
+    assert first["distance"] == pytest.approx(float(of_queries.mean()), abs=rounding)
+
+
+def test_captures_in_python_give_the_same_changes(compared: Path, folders: list[Path]) -> None:
+    tokens = tokens_of(compared)
+    maps = [capture_attention(load(str(folder)).model, tokens, n_folds=17) for folder in folders]
+    changes = difference(*maps)
+    stored = read_run(compared).tables["changes"].drop(columns="run")
+    assert list(changes.columns) == list(stored.columns)
+    for column in ("change", "change_low", "change_high"):
+        assert changes[column].to_numpy() == pytest.approx(stored[column].to_numpy(), abs=1e-6)
+    assert (changes["changed"] == stored["changed"]).all()
+
+
+def test_other_tokens_are_unpaired_and_the_page_names_the_flag(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    runs = [tmp_path / "one", tmp_path / "two"]
+    for seed, run in enumerate(runs):
+        small = [*SMALL[:-1], 7]
+        run_command(attention, "--model", folders[0], *small, "--seed", seed, "--out", run)
+    run_command(compare, *runs, "--labels", "one", "two", "--out", tmp_path / "out")
+    read = read_run(tmp_path / "out")
+    sentence, method = read.manifest["headline"]
+    assert sentence == "None of 12 heads of two changed beyond noise."
+    assert "unpaired and wider: run both with the same --seed." in method
+    assert "take --folds 16" in method
+    assert "distances" not in read.tables
+
+
+def test_two_models_are_compared_by_their_sources(tmp_path: Path) -> None:
+    line = "--models rope-tiny nope-tiny --study ablate --data random --n-seqs 8 --seq-len 8"
+    result = ended("compare", [*line.split(), "--folds", "4", "--layers", "1"], tmp_path)
+    assert result.code == 0, result.err
+    [folder] = (tmp_path / "runs").glob("compare-*")
+    assert read_run(folder).manifest["compared"] == "ablate"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "expected two runs or more"),
+        ("--models rope-tiny", "takes two models, got 1"),
+        ("runs/one --models rope-tiny nope-tiny", "finished runs and --models"),
+        ("runs/one runs/two --seed 3", "--seed has no effect on finished runs"),
+        ("--models rope-tiny nope-tiny --study ablate --text x", "--text has no effect"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(
+    line: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capfd, tmp_path, compare, *line.split())
+
+
+def test_folds_are_weighted_by_their_sequences() -> None:
+    values = torch.tensor([1.0, 2.0, 4.0]).view(3, 1, 1)
+    means = mean_of_folds(values, torch.tensor([0, 1, 0]))
+    assert means.flatten().tolist() == [2.5, 2.0]
