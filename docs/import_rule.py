@@ -122,6 +122,9 @@ def _is_up_within_hooks(module: str, imported: str) -> bool:
 
 
 def _is_across_commands(module: str, imported: str) -> bool:
-    """Return whether the folder of one command imports that of another; `paper` runs others."""
+    """Return whether the folder of one command imports that of another.
+
+    `paper` and `compare` run others.
+    """
     folders = [name.split(".")[2:-1] for name in (module, imported) if ".studies." in name]
-    return len(folders) == 2 and [] not in folders and folders[0] not in (["paper"], folders[1])
+    return len(folders) == 2 and [] not in folders and folders[0] not in (["paper"], ["compare"], folders[1])

@@ -305,7 +305,7 @@ def test_two_runs_of_any_command_are_compared(
         said = "None of 12 heads of y changed beyond noise."  # with 4 folds hardly any head can
     assert said in compared.manifest["headline"][0]
     assert said in " ".join(capsys.readouterr().out.split())
-    paired = name in ("ablate", "circuit", "scores")
+    paired = name in ("ablate", "attention", "circuit", "scores")
     assert ("paired" in {*rows["method"]}) == paired
 
 
