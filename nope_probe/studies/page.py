@@ -37,6 +37,7 @@ from nope_probe.figures.words import reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, page
 from nope_probe.run.folder import Run, read_run
+from nope_probe.run.manifest import Manifest
 from nope_probe.studies.methods import methods_paragraph
 from nope_probe.studies.verdicts import (
     EIGHT_FOLDS,
@@ -72,7 +73,7 @@ class Report:
     sections: Sequence[Section]
     how_to_read: Sequence[str] = ()
 
-    def html(self, manifest: Mapping[str, Any]) -> str:
+    def html(self, manifest: Manifest) -> str:
         """Return the page of a run, given its manifest."""
         return page(self.title, self.lead, self.sections, manifest, self.how_to_read)
 
@@ -94,8 +95,9 @@ def with_page(session: Session[Any], run: Run, report_of: Callable[[Run], Report
 
     There is no page where the run's folder is removed at the end of a Python call.
     """
-    run = replace(run, manifest={**run.manifest, "methods": methods_paragraph(run.manifest)})
-    if not session.call.is_kept:
+    manifest = replace(run.manifest, methods=methods_paragraph(run.manifest))
+    run = replace(run, manifest=manifest)
+    if not session.is_kept:
         return run
     return replace(run, page=report_of(run).html(run.manifest))
 
@@ -162,9 +164,7 @@ def print_lines(lines: Iterable[str]) -> None:
     sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
 
 
-def print_report(
-    report: Report, manifest: Mapping[str, Any], folder: Path, verbose: bool = False
-) -> None:
+def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool = False) -> None:
     """Print a run's sentence and table, and the path of its page; all tables if `verbose`."""
     console = PlainConsole()
     if facts := notes.about(manifest):
@@ -264,9 +264,9 @@ def columns_that_fit(widths: Sequence[int]) -> list[list[int]]:
 
 def lengths_of(run: Run) -> dict[str, int]:
     """Return the lengths that a model states, and the windows of its layers, in tokens."""
-    windows = {int(window) for window in run.manifest.get("windows", {}).values()}
+    windows = {int(window) for window in (run.manifest.windows or {}).values()}
     named = {f"window {window}": window for window in sorted(windows)}
-    return {**run.manifest.get("lengths", {}), **named}
+    return {**(run.manifest.lengths or {}), **named}
 
 
 def split_sections(
@@ -305,9 +305,9 @@ def split_sections(
         )
 
 
-def fold_sizes_of(manifest: Mapping[str, Any]) -> Sequence[int]:
+def fold_sizes_of(manifest: Manifest) -> Sequence[int]:
     """Return the sequences per fold of a run, or equal folds where its manifest names none."""
-    return manifest.get("fold_sizes", EIGHT_FOLDS)
+    return manifest.fold_sizes or EIGHT_FOLDS
 
 
 def above_noise(

@@ -12,11 +12,12 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_args
 
 import pandas as pd
 from rich.filesize import decimal
 
+from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
@@ -28,12 +29,14 @@ from nope_probe.run.folder import Run
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.process_group import Processes
 from nope_probe.run.processes import status, tell, validate_one_process
-from nope_probe.run.session import SIZES, Call, Session
+from nope_probe.run.session import SIZES, Session
 from nope_probe.run.settings import SessionSettings
 from nope_probe.run.sources import load_model
 from nope_probe.studies.engine import Engine, position_keys
 
 Chosen = TypeVar("Chosen", bound=SessionSettings)
+Found = TypeVar("Found", bound=Run)
+Results: TypeAlias = Mapping[str, Any]  # of passes, by key; what a pass reads is its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +100,10 @@ def captured(
     return engine.load_or_compute(key, partial(capture, engine), ablation)
 
 
-class Study(ABC, Generic[Chosen]):
-    """What a command measures.
+class Study(ABC, Generic[Chosen, Found]):
+    """What a command measures: `class Ablate(Study[Settings, AblationStudy])`.
+
+    It names the class of its settings, and the class that its run is read as.
 
     Args:
         session: the run in progress: settings, model and sequences.
@@ -112,6 +117,12 @@ class Study(ABC, Generic[Chosen]):
     def __init__(self, session: Session[Chosen]) -> None:
         self.session, self.settings = session, session.settings
 
+    @classmethod
+    def names(cls) -> tuple[type[Chosen], type[Found]]:
+        """Return the class of the settings, and that of the run."""
+        (base,) = vars(cls)["__orig_bases__"]
+        return get_args(base)
+
     @staticmethod
     def load(settings: Chosen, device: str) -> LoadedModel | None:
         """Load the model; by default the first layers that the settings name."""
@@ -122,19 +133,29 @@ class Study(ABC, Generic[Chosen]):
         """Yield all passes, in the order in which they are run."""
 
     @abstractmethod
-    def analyse(self, results: Mapping[str, Any]) -> Run:
+    def analyse(self, results: Results) -> Run:
         """Return the run that the results of the passes make, by key."""
 
 
 def run_study(
-    kind: type[Study[Chosen]], settings: Chosen, call: Call | None = None, *, dry: bool = False
+    kind: type[Study[Chosen, Found]],
+    settings: Chosen,
+    *,
+    load: Callable[[Chosen, str], LoadedModel | None] | None = None,
+    model: LoadedModel | None = None,
+    inputs: Sequences | None = None,
+    is_kept: bool = True,
+    dry: bool = False,
 ) -> Path:
     """Carry out a study unless its run is finished, and return the run's folder.
 
     Args:
         kind: the study.
         settings: the command's.
-        call: the model and sequences of a Python call.
+        load: loads the model onto a device, in place of the study's function.
+        model: a model in memory, in place of the one that the settings name.
+        inputs: the sequences, if the settings do not describe them.
+        is_kept: whether the run's folder outlives the call.
         dry: whether to print the passes and how long they take instead; nothing is kept.
 
     Raises:
@@ -145,7 +166,16 @@ def run_study(
             validate_one_process()
             place = stack.enter_context(TemporaryDirectory(prefix="nope-probe-"))
             settings = settings.at(Path(place, "run"))
-        session = stack.enter_context(Session(kind.command, settings, call, kind.load))
+        session = stack.enter_context(
+            Session(
+                kind.command,
+                settings,
+                load or kind.load,
+                model=model,
+                inputs=inputs,
+                is_kept=is_kept,
+            )
+        )
         if not session.finished:
             study = kind(session)
             passes = [*study.passes()]

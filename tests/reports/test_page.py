@@ -20,6 +20,7 @@ from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Lead, Listing, Section, page, positions
 from nope_probe.run.folder import Run
 from nope_probe.studies.ablation import page as ablation_page
+from tests.support.manifests import manifest_of
 
 TERMS = ("mask", "rope", "mask_x_rope")
 
@@ -78,7 +79,9 @@ LEAD = Lead(
 
 
 def report(layers: int = 2, n: int = 11, explorer: Explorer | None = None) -> str:
-    run = Run(manifest=MANIFEST, arrays={"maps": maps(layers, n)}, tables=tables(layers))
+    run = Run(
+        manifest=manifest_of(**MANIFEST), arrays={"maps": maps(layers, n)}, tables=tables(layers)
+    )
     return replace(ablation_page.report(run, explorer), lead=LEAD).html(run.manifest)
 
 

@@ -14,6 +14,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
@@ -77,9 +78,10 @@ class Plan:
         return [condition for condition in needed if condition.weights]
 
     @property
-    def replacements(self) -> list[str]:
+    def replacements(self) -> list[Replacement]:
         """The names of the replacements; none where no weight is removed."""
-        return [str(by.replacement) for by in self.ablations] if self.replacing else []
+        named = [by.replacement for by in self.ablations if isinstance(by.replacement, str)]
+        return named if self.replacing else []
 
     @property
     def calibrated(self) -> list[Ablation]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import pandas as pd
@@ -28,7 +28,8 @@ from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.folds import State
 from nope_probe.maps.rows import choose_rows
 from nope_probe.run.folder import Run
-from nope_probe.run.identity import input_arrays, input_record
+from nope_probe.run.identity import input_arrays
+from nope_probe.run.manifest import Manifest, TooFew
 from nope_probe.run.session import Session
 from nope_probe.studies.attention.on_text import RunText, shown_pieces, text_record
 from nope_probe.studies.attention.page import report
@@ -152,17 +153,18 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
     n = inputs.inputs.shape[1]
     if settings.rows < n:
         maps["query_positions"] = choose_rows(n, settings.rows).float()
-    record = _record(session, inputs, heads.counts)
+    manifest = _manifest(session, inputs, heads.counts)
     if heads.text is not None:
         n_pos = heads.text.tokens.shape[1]
         expected = heads.weights[..., :n_pos, :n_pos]
         maps["text_weights"] = heads.on_text
         maps["text_content"] = relative_entropy(heads.on_text, expected).float()
-        about, why = _of_text(session, heads.text, heads.on_text, heads.why)
-        record, tables = record | about, tables | why
+        manifest, why = _of_text(session, manifest, heads.text, heads.on_text, heads.why)
+        tables |= why
     too_few = too_few_sequences(tables["attention"], len(inputs))
     kept = {"estimates": {"estimates": heads.estimates, "gaps": heads.gaps}}
-    return _run(session, inputs, record | too_few, {"maps": maps, **kept}, tables)
+    manifest = replace(manifest, too_few=too_few)
+    return _run(session, inputs, manifest, {"maps": maps, **kept}, tables)
 
 
 def captured_text(
@@ -204,48 +206,50 @@ def analyse_text(session: Session[Settings], text: RunText, read: State, why: St
     rows = (read["visible"].sum(-1) >= MIN_KEYS)[:, None].expand_as(information)
     first = weights[..., : settings.skip_keys_of(inputs)].sum(-1)
     nats, share = (x.double().where(rows, torch.nan).nanmean(-1) for x in (information, first))
-    about, tables = _of_text(session, text, weights, why)
-    record = _record(session, inputs, torch.ones(1, dtype=torch.long)) | about
+    manifest = _manifest(session, inputs, torch.ones(1, dtype=torch.long))
+    manifest, tables = _of_text(session, manifest, text, weights, why)
     maps = {"text_weights": weights, "text_content": information.float()}
     layers = settings.layers_of(session.loaded.info)
     tables = {"attention": text_attention_table(nats, share, layers)} | tables
-    return _run(session, inputs, record, {"maps": maps}, tables)
+    return _run(session, inputs, manifest, {"maps": maps}, tables)
 
 
-def _record(
+def _manifest(
     session: Session[Settings], inputs: Sequences, counts: Int[Tensor, " fold"]
-) -> dict[str, Any]:
+) -> Manifest:
     settings, loaded = session.settings, session.loaded
-    return {
-        **session.provenance(),
-        **input_record(inputs, settings.skip_keys_of(inputs), counts),
-        "layers": [*settings.layers_of(loaded.info)],
-        "removed": settings.removed.ordered,
-    }
+    return replace(
+        session.manifest_of(inputs, settings.skip_keys_of(inputs), counts),
+        layers=settings.layers_of(loaded.info),
+        removed=tuple(settings.removed.ordered),
+    )
 
 
 def _of_text(
     session: Session[Settings],
+    manifest: Manifest,
     text: RunText,
     weights: Float[Tensor, "layer head text_pos text_pos"],
     why: State,
-) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """Return what the manifest records of the run's text, and the table of its `why` if asked."""
+) -> tuple[Manifest, dict[str, pd.DataFrame]]:
+    """Return the manifest with the run's text, and the table of its `why` if asked."""
     settings, tokenizer = session.settings, session.loaded.tokenizer
     assert tokenizer is not None
-    about: dict[str, Any] = {"text": text_record(text, tokenizer)}
+    record = text_record(text, tokenizer)
+    manifest = replace(manifest, text=record)
     if settings.asked is None:
-        return about, {}
+        return manifest, {}
     query, (layer, head) = query_of(settings, text.tokens), settings.asked
     place = settings.layers_of(session.loaded.info).index(layer)
-    table = why_table(why, weights[place, head, query], shown_pieces(about["text"]))
-    return about | {"why": {"head": settings.why, "query": query}}, {"why": table}
+    table = why_table(why, weights[place, head, query], shown_pieces(record))
+    asked = {"head": settings.why, "query": query}
+    return replace(manifest, results={"why": asked}), {"why": table}
 
 
 def _run(
     session: Session[Settings],
     inputs: Sequences,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     tensors: dict[str, State],
     tables: dict[str, pd.DataFrame],
 ) -> Run:
@@ -258,8 +262,8 @@ def _run(
     return with_page(session, Run(manifest=manifest, arrays=kept, tables=tables), report)
 
 
-def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> dict[str, Any]:
-    """Return for the manifest how many heads have no share, and how many sequences would do.
+def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> TooFew | None:
+    """Return how many heads have no share, and how many sequences would do; None if all have one.
 
     Args:
         table: of attention.
@@ -268,7 +272,7 @@ def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> dict[str, Any]:
     informed = table[table["information"] >= UNIFORM]
     gaps = informed["positional_share_gap"]
     if not (gaps > LARGEST_GAP).any():
-        return {}
+        return None
     needed = gaps.max() / GAP_TO_REACH * n_seqs
     rounded = math.ceil(needed / 100) * 100
-    return {"too_few": {"n_heads": int((gaps > LARGEST_GAP).sum()), "n_seqs": rounded}}
+    return TooFew(n_heads=int((gaps > LARGEST_GAP).sum()), n_seqs=rounded)

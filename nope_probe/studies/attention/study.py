@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,61 +37,9 @@ from nope_probe.studies.attention.why import (
 )
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
 from nope_probe.studies.from_python import Model, as_loaded, run_of, takes
-from nope_probe.studies.study import Pass, Study, calibration, captured, run_study
+from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
 
 UNNAMED = ("format", "given")  # of a manifest's settings: no flags
-
-
-class Attention(Study[Settings]):
-    """Position and content in the attention of every head, on average and in one text."""
-
-    command = "attention"
-
-    def __init__(self, session: Session[Settings]) -> None:
-        super().__init__(session)
-        settings, loaded = self.settings, session.loaded
-        self.layers = settings.layers_of(loaded.info)
-        self.ablation = ablation_of(loaded.model, settings)
-        self.text = text_of(settings, loaded)
-        alone = None if settings.reads_corpus or self.text is None else self.text.alone
-        self.engine = replace(Engine.of(session, alone), query_rows=settings.rows)
-
-    def passes(self) -> Iterator[Pass]:
-        """Yield the passes that average some layers at a time, or that read one text alone."""
-        settings, engine, layers, text = self.settings, self.engine, self.layers, self.text
-        condition = self.ablation if settings.remove else None
-        asked = None
-        if text is not None and settings.asked is not None:
-            query = query_of(settings, text.tokens)
-            asked = partial(captured_terms, head=settings.asked, text=text.tokens, query=query)
-        if settings.reads_corpus:
-            size = settings.layers_at_a_time(self.session.loaded.info)
-            groups = [layers[first : first + size] for first in range(0, len(layers), size)]
-            tokens = None if text is None else text.tokens
-            reads = {f"attention-L{g[0]}": partial(measured, layers=g, text=tokens) for g in groups}
-            if next(iter(reads)) not in self.session.checkpoint:
-                validate_first_sequence(engine.model, engine.inputs, layers)
-                if text is not None and asked is not None:  # or why not
-                    asked(replace(engine.with_sequences(text.alone), query_rows=len(text)), None)
-        else:
-            assert text is not None
-            size = max(1, MAP_BYTES // (8 * self.session.loaded.info.n_heads * len(text) ** 2))
-            reads = {"text": partial(captured_text, layers=layers, size=size)}
-        yield from calibration("gains", engine, [self.ablation])
-        for key, capture in [*reads.items(), *([] if asked is None else [("why", asked)])]:
-            yield Pass(key=key, engine=engine, read=partial(captured, capture), ablation=condition)
-
-    def analyse(self, results: Mapping[str, Any]) -> Run:
-        """Return the run of the heads' attention."""
-        why = results.get("why", {})
-        if not self.settings.reads_corpus:
-            assert self.text is not None
-            return analyse_text(self.session, self.text, results["text"], why)
-        parts = [result for key, result in results.items() if key.startswith("attention-")]
-        return analyse(self.session, heads_of(parts, self.text, why))
-
-
-run = partial(run_study, Attention)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -149,7 +97,7 @@ class AttentionStudy(Run):
             'rotation'
         """
         n = len(self.on_text.pieces)
-        recorded = {k: v for k, v in self.manifest["settings"].items() if k not in UNNAMED}
+        recorded = {k: v for k, v in self.manifest.settings.items() if k not in UNNAMED}
         settings = replace(settings_from(Settings, recorded), why=head, query=query)
         kept = stored_why(self)
         if kept is not None and (kept.head, kept.query) == (head, query % n) and -n <= query < n:
@@ -160,18 +108,71 @@ class AttentionStudy(Run):
     def _loaded(self, settings: Settings) -> LoadedModel:
         if self.model is not None and not isinstance(self.model, str):
             return as_loaded(self.model)
-        if "weights" in self.manifest["settings"].get("given", {}):
+        if "weights" in self.manifest.given:
             raise UserError(
                 "the run's model was given in memory and is not kept in its folder: call "
                 "run_attention again with the model, then ask why"
             )
         validate_reachable(settings.model, settings.revision)
-        if settings.dtype == "auto" and self.manifest["dtype"] in get_args(Dtype):
-            settings = replace(settings, dtype=self.manifest["dtype"])  # as the run's device chose
+        dtype: Any = self.manifest.dtype
+        if settings.dtype == "auto" and dtype in get_args(Dtype):
+            settings = replace(settings, dtype=dtype)  # as the run's device chose
         return load_first_layers(settings, own_device(settings.device))
 
 
-@takes(Settings)
+class Attention(Study[Settings, AttentionStudy]):
+    """Position and content in the attention of every head, on average and in one text."""
+
+    command = "attention"
+
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        settings, loaded = self.settings, session.loaded
+        self.layers = settings.layers_of(loaded.info)
+        self.ablation = ablation_of(loaded.model, settings)
+        self.text = text_of(settings, loaded)
+        alone = None if settings.reads_corpus or self.text is None else self.text.alone
+        self.engine = replace(Engine.of(session, alone), query_rows=settings.rows)
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the passes that average some layers at a time, or that read one text alone."""
+        settings, engine, layers, text = self.settings, self.engine, self.layers, self.text
+        condition = self.ablation if settings.remove else None
+        asked = None
+        if text is not None and settings.asked is not None:
+            query = query_of(settings, text.tokens)
+            asked = partial(captured_terms, head=settings.asked, text=text.tokens, query=query)
+        if settings.reads_corpus:
+            size = settings.layers_at_a_time(self.session.loaded.info)
+            groups = [layers[first : first + size] for first in range(0, len(layers), size)]
+            tokens = None if text is None else text.tokens
+            reads = {f"attention-L{g[0]}": partial(measured, layers=g, text=tokens) for g in groups}
+            if next(iter(reads)) not in self.session.checkpoint:
+                validate_first_sequence(engine.model, engine.inputs, layers)
+                if text is not None and asked is not None:  # or why not
+                    asked(replace(engine.with_sequences(text.alone), query_rows=len(text)), None)
+        else:
+            assert text is not None
+            size = max(1, MAP_BYTES // (8 * self.session.loaded.info.n_heads * len(text) ** 2))
+            reads = {"text": partial(captured_text, layers=layers, size=size)}
+        yield from calibration("gains", engine, [self.ablation])
+        for key, capture in [*reads.items(), *([] if asked is None else [("why", asked)])]:
+            yield Pass(key=key, engine=engine, read=partial(captured, capture), ablation=condition)
+
+    def analyse(self, results: Results) -> Run:
+        """Return the run of the heads' attention."""
+        why = results.get("why", {})
+        if not self.settings.reads_corpus:
+            assert self.text is not None
+            return analyse_text(self.session, self.text, results["text"], why)
+        parts = [result for key, result in results.items() if key.startswith("attention-")]
+        return analyse(self.session, heads_of(parts, self.text, why))
+
+
+run = partial(run_study, Attention)
+
+
+@takes(Attention)
 def run_attention(
     model: Model,
     inputs: Given | None = None,
@@ -181,15 +182,7 @@ def run_attention(
 ) -> AttentionStudy:
     """Split each head's attention into position and content, as the `attention` command does.
 
-    Args:
-        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
-            TransformerBridge. Inside `ablated`, the ablated model is measured.
-        inputs: any inputs of `capture_scores`. By default the sequences that the options describe
-            (`data`, `n_seqs`, `seq_len`, ...).
-        out: a folder for the run, as the command writes it: a new one, or one whose run was
-            interrupted. A finished run of a model by name is read again. By default nothing is
-            kept.
-        options: the command's flags, as below; a single value or a list may stand for a tuple.
+    Inside `ablated`, the ablated model is measured.
 
     Raises:
         UserError: for what cannot be done.
@@ -202,5 +195,5 @@ def run_attention(
         >>> f"L{layer}H{head}"
         'L1H3'
     """
-    study = run_of(AttentionStudy, Attention, Settings, model, inputs, out, options)
+    study = run_of(Attention, model, inputs, out, options)
     return replace(study, model=model)

@@ -48,10 +48,11 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     asked, of_run = settings.asked, text_of(settings, loaded)
     assert asked is not None
     assert of_run is not None
-    text, about = of_run.tokens, run.manifest["data"]
+    assert run.manifest.text is not None
+    text, about = of_run.tokens, run.manifest.data
     (layer, head), query = asked, query_of(settings, text)
     tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
-    inputs = Sequences(inputs=tokens, name=about["name"], bos=about["bos"])
+    inputs = Sequences(inputs=tokens, name=about.name, bos=bool(about.bos))
     changes = changes_of_model(run.manifest, loaded)
     if changes:
         raise UserError(
@@ -67,11 +68,11 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     )
     ablation = ablation_of(loaded.model, settings)
     engine = engine.calibrated(None, [ablation])
-    kept_weights = run.maps["text_weights"][run.manifest["layers"].index(layer), head, query]
+    kept_weights = run.maps["text_weights"][run.manifest.layers.index(layer), head, query]
 
     capture = partial(captured_terms, engine, head=asked, text=text, query=query)
     terms = engine.load_or_compute(None, capture, ablation if settings.remove else None)
-    table = why_table(terms, torch.from_numpy(kept_weights), shown_pieces(run.manifest["text"]))
+    table = why_table(terms, torch.from_numpy(kept_weights), shown_pieces(run.manifest.text))
     return Why(head=str(settings.why), query=query, table=table)
 
 

@@ -265,7 +265,7 @@ def long_windows(session: Session[Settings], has: Sequence[str]) -> Probe:
             f"the trained context of {trained} tokens is not shorter than --max-len "
             f"{settings.max_len}"
         )
-    if session.call.inputs is not None:
+    if session.inputs is not None:
         raise UserError(f"it takes windows of {length} tokens, and other sequences are given")
     n_positions = positions_of(session.loaded.model)
     if n_positions is not None and length > n_positions:

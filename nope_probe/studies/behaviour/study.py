@@ -39,13 +39,29 @@ from nope_probe.studies.behaviour.plan import (
 from nope_probe.studies.behaviour.settings import Settings
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.from_python import Model, run_of, takes
-from nope_probe.studies.study import Pass, Study, calibration, captured, run_study
+from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
 
 Name = TypeVar("Name")
 HEAD_PROBES = ("text", "copy_text")  # on which single heads are removed
 
 
-class Behaviour(Study[Settings]):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class BehaviourStudy(Run):
+    """What a model can no longer do without its mask, position encoding or weights.
+
+    Its `tables` are those of the run's CSV files: `behaviour`, `loss_by_position`, `extrapolation`,
+    `decodability`, `heads`.
+    """
+
+    kind = "behaviour"
+
+    @property
+    def behaviour(self) -> pd.DataFrame:
+        """Per measure and condition, its value and its difference to the intact model."""
+        return self.tables["behaviour"]
+
+
+class Behaviour(Study[Settings, BehaviourStudy]):
     """What a model does with context, order, BOS, copies and length, in every condition."""
 
     command = "behaviour"
@@ -220,7 +236,7 @@ class Behaviour(Study[Settings]):
         assert documents is not None
         return by_document(captured(read, engine, key, ablation)["distances"], documents)
 
-    def analyse(self, results: Mapping[str, Any]) -> Run:
+    def analyse(self, results: Results) -> Run:
         """Estimate every measure in every condition, and return the run."""
         plan = self.plan
 
@@ -241,23 +257,7 @@ class Behaviour(Study[Settings]):
 run = partial(run_study, Behaviour)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class BehaviourStudy(Run):
-    """What a model can no longer do without its mask, position encoding or weights.
-
-    Its `tables` are those of the run's CSV files: `behaviour`, `loss_by_position`, `extrapolation`,
-    `decodability`, `heads`.
-    """
-
-    kind = "behaviour"
-
-    @property
-    def behaviour(self) -> pd.DataFrame:
-        """Per measure and condition, its value and its difference to the intact model."""
-        return self.tables["behaviour"]
-
-
-@takes(Settings)
+@takes(Behaviour)
 def run_behaviour(
     model: Model,
     inputs: Given | None = None,
@@ -267,17 +267,8 @@ def run_behaviour(
 ) -> BehaviourStudy:
     """Measure a model's behaviour as the `behaviour` command does, and return its tables.
 
-    Args:
-        model: a name, as the command takes it; what `load` returns; a HookedTransformer or a
-            TransformerBridge, with its tokenizer.
-        inputs: text, as `capture_losses` takes it; the sequences of one text are one document only
-            where `sequences` cut them. By default the sequences that the options describe (`data`,
-            `n_seqs`, `seq_len`, ...). Extrapolation needs windows of its own, so it is measured
-            without inputs alone.
-        out: a folder for the run, as the command writes it: a new one, or one whose run was
-            interrupted. A finished run of a model by name is read again. By default nothing is
-            kept.
-        options: the command's flags, as below; a single value or a list may stand for a tuple.
+    Inputs are text, and the sequences of one text are one document only where `sequences` cut them.
+    Extrapolation needs windows of its own, so it is measured without inputs alone.
 
     Raises:
         UserError: for what cannot be done.
@@ -290,4 +281,4 @@ def run_behaviour(
         >>> bool(table.loc[("loss", "mlp"), "difference_low"] > 1)
         True
     """
-    return run_of(BehaviourStudy, Behaviour, Settings, model, inputs, out, options)
+    return run_of(Behaviour, model, inputs, out, options)

@@ -181,7 +181,7 @@ def method_of_heads(members: Sequence[Member]) -> str:
         flags = sorted({flag for of_run in names for flag in of_run})
         cure = f"run both with the same {listed(flags)}" if flags else "their tokenizers differ"
         said += f"The runs had different tokens, so changes are unpaired and wider: {cure}."
-    fewest = min(len(member.fold_sizes or ()) for member in members)
+    fewest = min(len(member.manifest.fold_sizes) for member in members)
     if fewest < FEW_FOLDS:
         said += f" With {fewest} folds hardly any head can be named: take --folds {FEW_FOLDS}."
     return said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +44,25 @@ TOPICS = {  # of the tables whose names are no words
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a comparison says of its runs.
+
+    Attributes:
+        compared: the command that wrote them.
+        labels: their names; the first is the base.
+        folders: their folders.
+        same_sequences: whether all had the same sequences, in the same folds.
+        headline: the result in two sentences, and how differences were taken.
+    """
+
+    compared: str
+    labels: tuple[str, ...]
+    folders: tuple[str, ...]
+    same_sequences: bool
+    headline: tuple[str, ...]
+
+
 def report(
     run: Run, folder: Path, members: Sequence[Member], explorer: Explorer | None = None
 ) -> Report:
@@ -55,8 +75,8 @@ def report(
         members: the runs; the first is the base.
         explorer: the runs without each source, if the page shows them.
     """
-    table, labels = run.tables["differences"], run.manifest["labels"]
-    sentence, *method = run.manifest["headline"]
+    table, compared = run.tables["differences"], run.manifest.results_as(Comparison)
+    labels, (sentence, *method) = compared.labels, compared.headline
     sides, heads = side_by_side(members), _heads(run.tables)
     less = LESS.format(base=labels[0])
     brief, caption = (_brief(table), less) if sides.empty else (sides, OF_SIDES)
@@ -217,7 +237,7 @@ def _runs(members: Sequence[Member], folder: Path) -> Section:
     rows = [
         (
             Link(text=member.label, href=page.as_posix()),
-            str(member.manifest.get("command", "")),
+            member.manifest.command,
             page.parent.name,
         )
         for member, page in zip(members, pages, strict=True)

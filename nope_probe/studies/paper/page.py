@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from nope_probe.figures.words import capitalised
 from nope_probe.reports import notes
 from nope_probe.reports.page import Cell, Lead, Link, Listing, Section
 from nope_probe.run.folder import Run, read_manifest, read_run
+from nope_probe.run.manifest import Manifest
 from nope_probe.studies.page import (
     MOST_ROWS,
     PlainConsole,
@@ -24,7 +25,7 @@ from nope_probe.studies.page import (
     print_lead,
     print_lines,
 )
-from nope_probe.studies.paper.claims import Claim
+from nope_probe.studies.paper.claims import Reproduction
 from nope_probe.studies.paper.panels import Pair, agreements, pairs_of
 from nope_probe.studies.paper.settings import title_of
 
@@ -46,29 +47,30 @@ def report(run: Run, pairs: Sequence[Pair]) -> Report:
         run: the figure's run.
         pairs: the published panels with the reproduced maps.
     """
-    figure, manifest = title_of(run.manifest["settings"]["figure"]), run.manifest
+    figure, manifest = title_of(run.manifest.settings["figure"]), run.manifest
     return Report(
         title=f"{figure} of the paper, reproduced",
         lead=lead(manifest),
-        sections=[*_figures(figure, pairs), _claims(manifest)],
+        sections=[*_figures(figure, pairs), _claims(manifest.results_as(Reproduction))],
         how_to_read=notes.how_to_read("reproduce"),
     )
 
 
-def lead(manifest: Mapping[str, Any]) -> Lead:
+def lead(manifest: Manifest) -> Lead:
     """Return how many of the paper's claims are reproduced, and which."""
-    figure, claims = title_of(manifest["settings"]["figure"]), manifest["claims"]
-    held = sum(claim["reproduced"] for claim in claims)
+    figure, found = title_of(manifest.settings["figure"]), manifest.results_as(Reproduction)
+    claims = found.claims
+    held = sum(claim.reproduced for claim in claims)
     sentence = f"Of the paper's claims about {figure}, {held} of {len(claims)} could be reproduced."
-    marks = [verdict_mark(claim["reproduced"]).replace("\u00a0", " ") for claim in claims]
+    marks = [verdict_mark(claim.reproduced).replace("\u00a0", " ") for claim in claims]
     table = pd.DataFrame(
-        zip((claim["paper"] for claim in claims[:MOST_ROWS]), marks, strict=False),
+        zip((claim.paper for claim in claims[:MOST_ROWS]), marks, strict=False),
         columns=["the paper's claim", "verdict"],
     )
     return Lead(
         sentence=sentence if claims else f"The paper makes no claim about {figure}.",
         table=table,
-        caption=capitalised(" ".join(manifest["notes"][:1])),
+        caption=capitalised(" ".join(found.notes[:1])),
     )
 
 
@@ -80,13 +82,13 @@ def draw(folder: Path, image: Path) -> None:
     """
     run = read_run(folder)
     runs = {name: read_run(path) for name, path in _experiments(run.manifest, folder).items()}
-    pairs = pairs_of(run.manifest["settings"]["figure"], runs)
+    pairs = pairs_of(run.manifest.settings["figure"], runs)
     export(report(run, pairs).image(), image)
 
 
-def _experiments(manifest: Mapping[str, Any], folder: Path) -> dict[str, Path]:
+def _experiments(manifest: Manifest, folder: Path) -> dict[str, Path]:
     """Return the folders of a figure's experiments by name."""
-    experiments = manifest["experiments"]
+    experiments = manifest.results_as(Reproduction).experiments
     return {name: Path(os.path.normpath(folder / path)) for name, path in experiments.items()}
 
 
@@ -95,15 +97,15 @@ def verdict_mark(reproduced: bool) -> str:
     return "✓\u00a0reproduced" if reproduced else "✗\u00a0not\u00a0reproduced"
 
 
-def _claims(manifest: Mapping[str, Any]) -> Section:
+def _claims(found: Reproduction) -> Section:
     links = {
         name: Link(text=name or "report", href=f"{path}/report.html")
-        for name, path in manifest["experiments"].items()
+        for name, path in found.experiments.items()
     }
     rows: list[list[Cell]] = []
-    for claim in manifest["claims"]:
-        verdict, link = verdict_mark(claim["reproduced"]), links.get(claim["experiment"], "")
-        rows.append([claim["paper"], verdict, claim["evidence"], link])
+    for claim in found.claims:
+        link = links.get(claim.experiment, "")
+        rows.append([claim.paper, verdict_mark(claim.reproduced), claim.evidence, link])
     return Section(
         title="The paper's claims, with their numbers",
         caption="Each claim, checked on the experiment whose report is linked.",
@@ -165,14 +167,15 @@ def _own_scale(values: np.ndarray, kind: str) -> dict[str, Any]:
 def print_summary(folder: Path, verbose: bool = False) -> None:
     """Print a figure's claims with their verdicts, and the path of its page; their numbers too."""
     manifest = read_manifest(folder)
-    figure, lines = manifest["settings"]["figure"], []
+    figure, lines = manifest.settings["figure"], []
+    found = manifest.results_as(Reproduction)
     print_lead(PlainConsole(), lead(manifest))
     if verbose:
-        lines += [f"{figure}: {note}" for note in manifest["notes"]]
-        for entry in manifest["claims"]:
-            about = f"{figure}, {entry['experiment']}" if entry["experiment"] else figure
-            lines.append(f"{about}, {Claim(**entry)}")
-        lines += [f"{figure}: {sentence}" for sentence in manifest["headline"]]
+        lines += [f"{figure}: {note}" for note in found.notes]
+        for claim in found.claims:
+            about = f"{figure}, {claim.experiment}" if claim.experiment else figure
+            lines.append(f"{about}, {claim}")
+        lines += [f"{figure}: {sentence}" for sentence in found.headline]
         experiments = _experiments(manifest, folder).values()
         lines += [f"experiment: {experiment / 'report.html'}" for experiment in experiments]
     print_lines([*lines, f"open {folder / 'report.html'}"])
