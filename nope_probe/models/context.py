@@ -11,16 +11,14 @@ with the context.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, SmolLM3Config
 from transformers.models.auto import modeling_auto as auto
 
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context, beyond_table
-from nope_probe.files import read_json
+from nope_probe.files import JsonObject, read_json
 from nope_probe.models.gguf import read_gguf_config
 from nope_probe.models.names import (
     CHECKPOINTS,
@@ -172,7 +170,7 @@ def read_config(
     return _without_rope(config) if without_rope else config
 
 
-def validate_no_remote_code(source: str, fields: Mapping[str, Any]) -> None:
+def validate_no_remote_code(source: str, fields: JsonObject) -> None:
     """Check that a model's class is in transformers, not in its own folder.
 
     A folder may hold code for a model that transformers has too (Phi-3 does). transformers' own

@@ -24,6 +24,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNO
 from transformers.utils import logging
 
 from nope_probe.errors import UserError
+from nope_probe.files import JsonObject
 from nope_probe.models.context import is_decoder_class, read_config
 from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
 from nope_probe.models.names import ADAPTER, is_gguf, offline_if_unreachable, reading_model
@@ -37,7 +38,9 @@ _TOKENIZERS = (
     *("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"),
     *("spiece.model", "sentencepiece.bpe.model", "tiktoken.model", "tekken.json"),
 )
-DeviceMap = str | dict[str, Any]  # a strategy, or the device of each part by name
+DeviceMap = (
+    str | dict[str, int | str | torch.device]
+)  # a strategy, or the device of each part by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +94,7 @@ def load_hugging_face(
         with reading_model(source, "tokenizer"):
             tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
         with reading_model(source, "weights"):
-            options: dict[str, Any] = {
+            options: JsonObject = {
                 "config": config,
                 "dtype": dtype,
                 "attn_implementation": "eager",
@@ -119,8 +122,8 @@ def load_hugging_face(
 
 
 def _load_model(
-    source: str, n_layers: int | None, revision: str | None, options: dict[str, Any]
-) -> tuple[PreTrainedModel, dict[str, Any]]:
+    source: str, n_layers: int | None, revision: str | None, options: JsonObject
+) -> tuple[PreTrainedModel, JsonObject]:
     """Load a model without its adapter, and return transformers' report on the weights too."""
     config = options["config"]
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -160,7 +163,7 @@ def reference_of(hf: PreTrainedModel) -> Reference:
     return Reference(logits=outputs.logits.float(), patterns=patterns)
 
 
-def validate_all_loaded(source: str, report: dict[str, Any]) -> None:
+def validate_all_loaded(source: str, report: JsonObject) -> None:
     """Check that the file has every weight, because Hugging Face draws missing weights at random.
 
     Raises:
@@ -268,8 +271,8 @@ UNDONE_WHILE_LOADING = ("fp8", "mxfp4", "compressed-tensors")
 
 
 def load_quantised(
-    kind: type[PreTrainedModel], source: str, revision: str | None, options: dict[str, Any]
-) -> tuple[PreTrainedModel, dict[str, Any]]:
+    kind: type[PreTrainedModel], source: str, revision: str | None, options: JsonObject
+) -> tuple[PreTrainedModel, JsonObject]:
     """Load a quantised checkpoint and undo the quantisation at once.
 
     Gains and untrained weights need plain numbers, not packed weights. Some kernels also repack

@@ -24,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe.errors import StorageError, UserError, is_mistake, printable
-from nope_probe.files import read_json
+from nope_probe.files import JsonObject, read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.fold_rows import Index
 from nope_probe.maps.folds import State
@@ -62,7 +62,7 @@ class RunCheckpoint:
         self,
         folder: Path,
         *,
-        about: Mapping[str, Any] | None = None,
+        about: JsonObject | None = None,
         processes: Processes | None = None,
         signals: Signals | None = None,
         every: int = 32,
@@ -347,7 +347,7 @@ def tensor_writer(path: Path, shapes: Mapping[str, Sequence[int]]) -> Iterator[W
         ...     load_file(Path(folder, "maps.safetensors"))["score"].tolist()
         [[0.0, 0.0, 0.0], [0.0, 1.0, 1.0]]
     """
-    fields, end = dict[str, dict[str, Any]](), 0
+    fields, end = dict[str, JsonObject](), 0
     for name, shape in sorted(shapes.items()):
         begin, end = end, end + ITEM * prod(shape)
         fields[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}

@@ -7,7 +7,7 @@ next to the other flags is refused, never ignored.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from inspect import Parameter
 from pathlib import Path
@@ -39,7 +39,7 @@ from nope_probe.errors import (
     validate_choices,
     validate_types,
 )
-from nope_probe.files import local_path
+from nope_probe.files import JsonObject, local_path
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.names import (
@@ -139,7 +139,7 @@ class BoundedSettings:
                 object.__setattr__(self, name, paths if isinstance(value, tuple) else paths[0])
 
 
-def settings_from(kind: type[Chosen], values: Mapping[str, Any]) -> Chosen:
+def settings_from(kind: type[Chosen], values: Mapping[str, object]) -> Chosen:
     """Return settings from values by name, with tuples for lists and for single values.
 
     Args:
@@ -155,7 +155,7 @@ def settings_from(kind: type[Chosen], values: Mapping[str, Any]) -> Chosen:
         ('mask', 'mlp')
     """
     dataclass_type: type = kind
-    hints, chosen = _hints_of(dataclass_type), dict(values)
+    hints, chosen = _hints_of(dataclass_type), JsonObject(values)
     for name, value in values.items():
         if name not in hints:
             raise UserError(f"unknown option {name!r}; there are {', '.join(sorted(hints))}")
@@ -170,7 +170,7 @@ def _takes_several(hint: object) -> bool:
 
 
 @cache
-def _hints_of(settings: type) -> dict[str, Any]:
+def _hints_of(settings: type) -> dict[str, object]:
     hints = get_type_hints(settings, include_extras=True)
     return {field.name: hints[field.name] for field in fields(settings)}
 
@@ -217,6 +217,9 @@ class SessionSettings(BoundedSettings):
     By default a run has one process's CPU, no model, no files, and needs nothing worth a check.
     """
 
+    # Settings that change neither the numbers nor the folder's name.
+    unrecorded: ClassVar[tuple[str, ...]] = ("out", "checkpoint_every")
+
     @property
     def out(self) -> Path | None:
         """The folder of the run; None for the default."""
@@ -253,9 +256,9 @@ class SessionSettings(BoundedSettings):
         """Return the bytes that the run needs above its model."""
         return self.least_memory
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> JsonObject:
         """Return the settings that identify the run, as the manifest holds them."""
-        raise NotImplementedError
+        return {name: value for name, value in vars(self).items() if name not in self.unrecorded}
 
     def sources(self) -> dict[str, Path | None]:
         """Return the paths of the model's and the data's files; None for files elsewhere."""
@@ -377,8 +380,13 @@ class RunSettings(SessionSettings):
     ] = 32
     out: Annotated[Path | None, _arg(help="Folder of the run [runs/COMMAND-MODEL-HASH].")] = None
 
-    # Settings that change neither the numbers nor the folder's name.
-    unrecorded: ClassVar[tuple[str, ...]] = ("out", "checkpoint_every")
+    # Defaults that are not recorded: runs from before these settings existed keep their identity.
+    unset: ClassVar[tuple[tuple[str, object], ...]] = (
+        ("query_rows", None),
+        ("beyond_context", False),
+        ("offset_bins", "auto"),
+        ("allow_unused", False),
+    )
 
     @property
     def subject(self) -> str:
@@ -396,19 +404,11 @@ class RunSettings(SessionSettings):
             return max(1, min(AUTO_BATCH_SEQS, AUTO_BATCH_TOKENS // self.seq_len))
         return self.batch_size
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> JsonObject:
         """Return the settings that identify the run, as its manifest holds them."""
-        settings = {"format": FORMAT, **asdict(self), "batch_size": self.seqs_per_batch}
-        # Defaults are left out: runs from before these settings existed keep their identity.
-        defaults = {
-            "query_rows": None,
-            "beyond_context": False,
-            "offset_bins": "auto",
-            "allow_unused": False,
-        }
-        unset = [name for name, default in defaults.items() if settings.get(name) == default]
-        left_out = {*self.unrecorded, *unset}
-        return {key: value for key, value in settings.items() if key not in left_out}
+        settings = super().recorded() | {"batch_size": self.seqs_per_batch}
+        kept = {k: v for k, v in settings.items() if (k, v) not in self.unset}
+        return {"format": FORMAT, **kept}
 
     def validate(self) -> None:
         """Check what can be checked without the model.

@@ -21,10 +21,11 @@ from nope_probe.models.parity import describe
 from nope_probe.run.folder import Run
 from nope_probe.run.process_group import own_device
 from nope_probe.run.processes import process_count
+from nope_probe.run.session import Session
 from nope_probe.run.settings import GIVEN, RunSettings, options_of, settings_from
 from nope_probe.run.sources import load_first_layers
 from nope_probe.studies.engine import as_sequences, folds_for_intervals, name_of
-from nope_probe.studies.study import Study, run_study
+from nope_probe.studies.study import Study, carry_out
 
 Model: TypeAlias = str | HookedModel | LoadedModel
 Settings = TypeVar("Settings", bound=RunSettings)
@@ -113,15 +114,15 @@ def run_of(
         settings = _for_sequences(settings, data, options)
     with TemporaryDirectory(prefix="nope-probe-") as temporary:
         settings = replace(settings, out=settings.out or Path(temporary, "run"))
-        folder = run_study(
-            study,
+        session = Session(
+            study.command,
             settings,
-            load=None if loaded is None else lambda settings, device: loaded,
+            study.load if loaded is None else lambda settings, device: loaded,
             model=in_memory,
             inputs=data,
             is_kept=out is not None,
         )
-        return result.read(folder)
+        return result.read(carry_out(study, session))
 
 
 def _validate_options(options: Mapping[str, object], inputs: Given | None) -> None:

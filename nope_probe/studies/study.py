@@ -6,7 +6,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_args
 import pandas as pd
 from rich.filesize import decimal
 
-from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
@@ -137,52 +136,37 @@ class Study(ABC, Generic[Chosen, Found]):
         """Return the run that the results of the passes make, by key."""
 
 
-def run_study(
-    kind: type[Study[Chosen, Found]],
-    settings: Chosen,
-    *,
-    load: Callable[[Chosen, str], LoadedModel | None] | None = None,
-    model: LoadedModel | None = None,
-    inputs: Sequences | None = None,
-    is_kept: bool = True,
-    dry: bool = False,
-) -> Path:
+def run_study(kind: type[Study[Chosen, Found]], settings: Chosen, *, dry: bool = False) -> Path:
     """Carry out a study unless its run is finished, and return the run's folder.
 
     Args:
         kind: the study.
         settings: the command's.
-        load: loads the model onto a device, in place of the study's function.
-        model: a model in memory, in place of the one that the settings name.
-        inputs: the sequences, if the settings do not describe them.
-        is_kept: whether the run's folder outlives the call.
         dry: whether to print the passes and how long they take instead; nothing is kept.
 
     Raises:
         UserError: for what cannot be done.
     """
-    with ExitStack() as stack:
-        if dry:
-            validate_one_process()
-            place = stack.enter_context(TemporaryDirectory(prefix="nope-probe-"))
-            settings = settings.at(Path(place, "run"))
-        session = stack.enter_context(
-            Session(
-                kind.command,
-                settings,
-                load or kind.load,
-                model=model,
-                inputs=inputs,
-                is_kept=is_kept,
-            )
-        )
+    if not dry:
+        return carry_out(kind, Session(kind.command, settings, kind.load))
+    validate_one_process()
+    with TemporaryDirectory(prefix="nope-probe-") as place:
+        settings = settings.at(Path(place, "run"))
+        with Session(kind.command, settings, kind.load) as session:
+            sys.stdout.write(forecast(session, [*kind(session).passes()]))
+        return session.folder
+
+
+def carry_out(kind: type[Study[Chosen, Found]], session: Session[Chosen]) -> Path:
+    """Carry out a study in a session unless its run is finished, and return the run's folder.
+
+    Raises:
+        UserError: for what cannot be done.
+    """
+    with session:
         if not session.finished:
             study = kind(session)
-            passes = [*study.passes()]
-            if dry:
-                sys.stdout.write(forecast(session, passes))
-                return session.folder
-            results = dict(execute(session, passes))
+            results = dict(execute(session, [*study.passes()]))
             if session.is_first:
                 with status("analysing and writing", in_logs=True):
                     session.write(study.analyse(results))

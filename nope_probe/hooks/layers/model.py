@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError, validate_layer_numbers
+from nope_probe.files import JsonObject
 from nope_probe.hooks.layers.attention import Attention, Heads
 from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
 from nope_probe.hooks.layers.block_kinds import BridgeLayer, HookedLayer
@@ -427,7 +428,7 @@ def position_module(model: HookedModel) -> nn.Module:
     return hooked.pos_embed
 
 
-def hugging_face_config(model: HookedModel | nn.Module) -> dict[str, Any] | None:
+def hugging_face_config(model: HookedModel | nn.Module) -> JsonObject | None:
     """Return the Hugging Face configuration of a bridge's model; a HookedTransformer has none."""
     config = getattr(getattr(model, "original_model", None), "config", None)
     return None if config is None else config.to_dict()

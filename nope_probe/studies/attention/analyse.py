@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import partial
 
 import pandas as pd
 import torch
@@ -182,9 +182,11 @@ def captured_text(
         UserError: for attention that is not finite.
     """
     text = engine.inputs
-    options: dict[str, Any] = {"query_rows": text.shape[1], "skip_keys": engine.skip_keys}
+    capture = partial(
+        capture_attention, engine.model, text, query_rows=len(text[0]), skip_keys=engine.skip_keys
+    )
     groups = [layers[first : first + size] for first in range(0, len(layers), size)]
-    parts = [capture_attention(engine.model, text, layers=group, **options) for group in groups]
+    parts = [capture(layers=group) for group in groups]
     information = torch.cat([part.information[0] for part in parts])
     if not information.isfinite().all():
         raise UserError("the model's attention in the text is not finite")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -110,12 +109,12 @@ def captured_terms(
         UserError: for a model whose queries and keys are no sums over writers.
     """
     (layer, number), kept = head, engine.kept_positions or 0
-    options: dict[str, Any] = {"layers": [layer], "per_head": True, "kept_positions": kept}
+    capture = partial(capture_positions, layers=[layer], per_head=True, kept_positions=kept)
     whole = replace(engine, n_folds=1, documents=None)
     is_alone = engine.inputs is text
     try:
-        others = None if is_alone else whole.by_fold(capture_positions, stream, **options)
-        own = capture_positions(engine.model, text, n_folds=1, query_rows=text.shape[1], **options)
+        others = None if is_alone else whole.by_fold(capture, stream)
+        own = capture(engine.model, text, n_folds=1, query_rows=text.shape[1])
     except NotImplementedError as error:
         raise UserError(f"--why L{layer}H{number}: {error}") from error
     of_others = None if others is None else _head(others, layer, number)

@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 
 from nope_probe.errors import UserError
+from nope_probe.files import JsonObject
 from nope_probe.run.folder import Run
 from nope_probe.run.process_group import own_device
 from nope_probe.run.processes import status
@@ -46,7 +47,7 @@ class Compared(Settings):
         """The command that wrote the runs, for the default folder's name."""
         return self.members[0].kind
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> JsonObject:
         """Return the identity of a comparison: the runs' names, and their files' checksums."""
         runs = [
             {"label": member.label, "checksums": dict(member.manifest.checksums)}

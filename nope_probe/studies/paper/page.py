@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -128,40 +128,42 @@ def _figures(figure: str, pairs: Sequence[Pair]) -> Iterator[Section]:
 def _panels(pair: Pair) -> Iterator[Panel]:
     """Yield the published and the reproduced map, and their difference if they are comparable."""
     published, agreement = pair.published, agreements([pair])
-    bar = _scale(published.kind, published.low, published.high)
     maps = {f"paper, {pair.name}": published.values, "reproduced": pair.reproduced}
-    shown: list[tuple[str, np.ndarray, dict[str, Any]]] = [
-        (name, values, bar if pair.comparable else _own_scale(values, published.kind))
-        for name, values in maps.items()
-    ]
+    for name, values in maps.items():
+        shared = (published.low, published.high)
+        yield _panel(pair, name, values, *(shared if pair.comparable else _own_limits(values)))
     if pair.steps is not None and len(agreement):
         row, limit = agreement.iloc[0], np.nanquantile(np.abs(pair.steps), 0.99)
         exact = row["within_one"] == 1
         size = f" ≤ {row['largest']:.2f}" if exact else f", RMS {row['rms']:.2g}"
         end = float(max(2, math.ceil(limit)))  # differences below two steps are drawn flat
-        about: dict[str, Any] = {"low": -end, "high": end, "unit": "colour steps"}
-        shown.append((f"difference{size}", pair.steps, {**about, "diverging": True}))
-    for name, values, scale in shown:
-        yield Panel(name=name, values=values, positions=len(pair.reproduced), **scale)
+        panel = _panel(pair, f"difference{size}", pair.steps, -end, end)
+        yield replace(panel, unit="colour steps", diverging=True)
 
 
-def _scale(kind: str, low: float, high: float) -> dict[str, Any]:
-    """Return a panel's scale: its own colour bar, centred on zero for signed values."""
-    if kind == "normalised":
-        top = max(abs(low), abs(high))
-        return {"low": -top, "high": top, "diverging": True}
-    return {"low": low, "high": high, "unit": "inner product" if kind == "gram" else "nats"}
+def _panel(pair: Pair, name: str, values: np.ndarray, low: float, high: float) -> Panel:
+    """Return a panel with its own colour bar, centred on zero for signed values."""
+    is_signed, top = pair.published.kind == "normalised", max(abs(low), abs(high))
+    return Panel(
+        name=name,
+        values=values,
+        low=-top if is_signed else low,
+        high=top if is_signed else high,
+        unit="inner product" if pair.published.kind == "gram" else "nats",
+        diverging=is_signed,
+        positions=len(pair.reproduced),
+    )
 
 
-def _own_scale(values: np.ndarray, kind: str) -> dict[str, Any]:
-    """Return the scale of a single map: from its 1% to its 99% quantile, as in Figure 5.
+def _own_limits(values: np.ndarray) -> tuple[float, float]:
+    """Return the limits of a single map: from its 1% to its 99% quantile, as in Figure 5.
 
     The first key, which may be an attention sink, and the diagonal are left out.
     """
     cells = np.tri(len(values), k=-1, dtype=bool) & (np.arange(len(values)) > 0)
     known = values[cells & np.isfinite(values)]
     low, high = np.quantile(known, [0.01, 0.99]) if known.size else (0.0, 1.0)
-    return _scale(kind, float(low), float(high if high > low else low + 1))
+    return float(low), float(high if high > low else low + 1)
 
 
 def print_summary(folder: Path, verbose: bool = False) -> None:
