@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, Self, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -62,6 +62,19 @@ def read_tensors(kind: type[Read], tensors: State) -> Read:
     """
     fields_of, hints = _parts(tensors), get_type_hints(kind)
     return kind(**{name: _value(hints[name], part) for name, part in fields_of.items()})
+
+
+class TensorRecord:
+    """A dataclass of tensors, numbers and other such dataclasses, which tensors by name store."""
+
+    def to_tensors(self) -> State:
+        """Return the tensors and numbers by name, for `from_tensors`."""
+        return tensors_of(self)
+
+    @classmethod
+    def from_tensors(cls, tensors: State) -> Self:
+        """Return what `to_tensors` turned into these tensors."""
+        return read_tensors(cls, tensors)
 
 
 def _parts(tensors: State) -> dict[str, State]:

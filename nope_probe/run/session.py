@@ -92,18 +92,13 @@ class Session(Generic[Settings_co]):
         inputs: Sequences | None = None,
         is_kept: bool = True,
     ) -> None:
-        self._settings, self._command, self._load_model = settings, command, load
+        self.settings, self._command, self._load_model = settings, command, load
         self.in_memory, self.inputs, self.is_kept = model, inputs, is_kept
         self.recorded = settings.recorded() | self._given()
         self.folder = folder_of(command, settings, self.recorded)
         self.finished, self.started, self.weights = False, time.monotonic(), ""
         self.processes = Processes()
         self._exits = ExitStack()
-
-    @property
-    def settings(self) -> Settings_co:
-        """The settings of the command."""
-        return self._settings
 
     @property
     def is_first(self) -> bool:

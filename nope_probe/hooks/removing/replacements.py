@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 
 from nope_probe.hooks.layers.attention import Heads, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
-from nope_probe.maps.folds import State, read_tensors, tensors_of, under
+from nope_probe.maps.folds import State, TensorRecord, tensors_of, under
 from nope_probe.removal import WEIGHTS, Gain, Projection
 
 OwnReplacement: TypeAlias = Tensor | Callable[[Tensor, "Place"], Tensor]
@@ -297,7 +297,7 @@ def norm_gain(layer: Layer, name: Projection) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class WrittenPosition:
+class WrittenPosition(TensorRecord):
     """A component's mean output at each position, less its mean over the kept positions.
 
     Attributes:
@@ -307,12 +307,3 @@ class WrittenPosition:
 
     vectors: Float[Tensor, "pos d_model"]
     factor: float = 1.0
-
-    def to_tensors(self) -> State:
-        """Return the tensors for `from_tensors`."""
-        return tensors_of(self)
-
-    @classmethod
-    def from_tensors(cls, tensors: State) -> WrittenPosition:
-        """Return the position that `to_tensors` turned into these tensors."""
-        return read_tensors(cls, tensors)
