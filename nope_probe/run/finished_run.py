@@ -13,7 +13,7 @@ from pathlib import Path
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, file_checksum, json_checksum, read_json
 from nope_probe.run.folder import check_output_dir, read_manifest
-from nope_probe.run.manifest import FileRecord, Manifest
+from nope_probe.run.manifest import FileRecord
 from nope_probe.run.paths import checkpoint_dir, default_output_dir, output_folder, remove
 from nope_probe.run.processes import tell
 from nope_probe.run.settings import SessionSettings
@@ -53,20 +53,22 @@ def finished_folder(command: str, settings: SessionSettings) -> Path | None:
     folder = folder_of(command, settings, recorded)
     if not check_output_dir(folder, recorded):
         return None
-    manifest = read_manifest(folder)
-    unknown = validate_unchanged(folder, manifest.sources, settings.sources())
-    tell_finished(folder, manifest, unknown)
+    tell_finished(folder, settings.sources())
     return folder
 
 
-def tell_finished(folder: Path, manifest: Manifest, unknown: list[str]) -> None:
+def tell_finished(folder: Path, sources: Mapping[str, Path | None]) -> None:
     """Announce that a finished run is shown again, and remove what a killed process left of it.
 
     Args:
         folder: the run's.
-        manifest: the run's.
-        unknown: what was not compared with the run's.
+        sources: where the files of its model and data are now.
+
+    Raises:
+        UserError: for a source that changed since.
     """
+    manifest = read_manifest(folder)
+    unknown = validate_unchanged(folder, manifest.sources, sources)
     # A process may have been killed after it wrote the run and before it cleaned up.
     remove(checkpoint_dir(folder))
     if unknown:

@@ -150,14 +150,9 @@ def process_group(device: str) -> Iterator[Processes]:
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
+    backend = "nccl" if on_gpu else "gloo"
     with _waiting():
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            timeout=TIMEOUT,
-            store=store,
-            rank=rank,
-            world_size=count,
-        )
+        dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=rank, world_size=count)
     try:
         yield Processes(rank=rank, count=count)
     finally:

@@ -29,9 +29,8 @@ from nope_probe.run.finished_run import (
     folder_of,
     record_sources,
     tell_finished,
-    validate_unchanged,
 )
-from nope_probe.run.folder import Run, check_output_dir, read_manifest, write_run
+from nope_probe.run.folder import Run, check_output_dir, write_run
 from nope_probe.run.identity import (
     fingerprint,
     interventions,
@@ -47,6 +46,7 @@ from nope_probe.run.settings import RunSettings, SessionSettings
 from nope_probe.run.sources import load_model, make_sequences, validate_reach
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
+OF_INPUTS = ("name", "bos", "bos_token", "sha256", "notes")  # what a manifest says of them
 NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interrupted"
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
 
@@ -147,9 +147,7 @@ class Session(Generic[Settings_co]):
                 f"{self.folder} holds a finished run, and a model in memory is run anew: name "
                 "another folder, or take read_run to read it"
             )
-        manifest = read_manifest(self.folder)
-        unknown = validate_unchanged(self.folder, manifest.sources, self._source_paths())
-        tell_finished(self.folder, manifest, unknown)
+        tell_finished(self.folder, self._source_paths())
 
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
@@ -272,15 +270,10 @@ class Session(Generic[Settings_co]):
             skip_keys: how many keys count as first in patterns.
             counts: sequences per fold.
         """
+        said = {name: getattr(inputs, name) for name in OF_INPUTS}
         return replace(
             self.manifest(),
-            data=RunData(
-                name=inputs.name,
-                bos=inputs.bos,
-                sha256=inputs.sha256,
-                notes=tuple(inputs.notes),
-                bos_token=inputs.bos_token or "",
-            ),
+            data=RunData(**said),
             documents=None if inputs.documents is None else inputs.n_documents,
             distinct_sequences=inputs.n_distinct,
             fold_sizes=tuple(counts.tolist()),

@@ -40,7 +40,6 @@ from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest
 from nope_probe.studies.methods import methods_paragraph
 from nope_probe.studies.verdicts import (
-    EIGHT_FOLDS,
     HeadsVerdict,
     exceeds_noise,
     verdict_on_heads,
@@ -305,13 +304,8 @@ def split_sections(
         )
 
 
-def fold_sizes_of(manifest: Manifest) -> Sequence[int]:
-    """Return the sequences per fold of a run, or equal folds where its manifest names none."""
-    return manifest.fold_sizes or EIGHT_FOLDS
-
-
 def above_noise(
-    rows: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS, amplitude: str = "amplitude"
+    rows: pd.DataFrame, fold_sizes: Sequence[int] = (), amplitude: str = "amplitude"
 ) -> pd.Series[bool]:
     """Return which rows have an amplitude that exceeds the noise of all rows.
 
@@ -326,7 +320,7 @@ def above_noise(
 
 
 def strongest(
-    rows: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS, amplitude: str = "amplitude"
+    rows: pd.DataFrame, fold_sizes: Sequence[int] = (), amplitude: str = "amplitude"
 ) -> pd.Series | None:
     """Return the row with the largest lead and pattern together, if a pattern exceeds the noise.
 
@@ -343,7 +337,7 @@ def no_pattern(
     name: str,
     pattern: pd.DataFrame,
     heads: pd.DataFrame | None = None,
-    fold_sizes: Sequence[int] = EIGHT_FOLDS,
+    fold_sizes: Sequence[int] = (),
 ) -> Lead:
     """Return the lead of a model without a pattern above the noise: the heads that have one.
 
@@ -367,7 +361,7 @@ def no_pattern(
 
 
 def hidden_heads(
-    pattern: pd.DataFrame, heads: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS
+    pattern: pd.DataFrame, heads: pd.DataFrame, fold_sizes: Sequence[int] = ()
 ) -> tuple[HeadsVerdict, pd.DataFrame | None]:
     """Return the strongest heads of a layer whose mean has no pattern, and how they hide.
 

@@ -30,10 +30,11 @@ from nope_probe.hooks.removing.stand_ins import WITH_GAIN
 from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, Condition
+from nope_probe.run.checkpoint import write_folds
 from nope_probe.run.folder import Run, StoredArrays
 from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
-from nope_probe.studies.ablation.maps import RunMaps, write_folds, write_maps
+from nope_probe.studies.ablation.maps import RunMaps, named_scores, write_maps
 from nope_probe.studies.ablation.page import report
 from nope_probe.studies.ablation.plan import Measured, Plan
 from nope_probe.studies.ablation.settings import Settings
@@ -78,7 +79,7 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
     intact = next(iter(measured.intact.values()))
     maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
     write_maps(maps, RunMaps(plan, measured))
-    write_folds(folds, measured)
+    write_folds(folds, named_scores(measured))
     tables = analysis.tables()
     if plan.per_head:
         tables |= analysis.head_tables()

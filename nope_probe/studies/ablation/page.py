@@ -31,7 +31,6 @@ from nope_probe.studies.losses import SHORT, LayerLosses
 from nope_probe.studies.page import (
     MOST_ROWS,
     Report,
-    fold_sizes_of,
     lengths_of,
     no_pattern,
     noisy_layers,
@@ -115,14 +114,9 @@ class Findings:
         return {key.split("/")[1]: self.pooled(key) for key in self.names[group]}
 
     @cached_property
-    def fold_sizes(self) -> tuple[int, ...]:
-        """The number of sequences in each fold."""
-        return tuple(fold_sizes_of(self.manifest))
-
-    @cached_property
     def layer(self) -> int | None:
         """The strongest layer, by lead and pattern; None if no pattern exceeds the noise."""
-        row = strongest(self.intact_rows(), self.fold_sizes)
+        row = strongest(self.intact_rows(), self.manifest.fold_sizes)
         return None if row is None else int(row["layer"])
 
     @property
@@ -166,7 +160,7 @@ def lead(findings: Findings) -> Lead:
     layer = findings.layer
     if layer is None:
         heads, name = findings.tables.get("heads"), findings.manifest.model_name
-        return no_pattern(name, findings.intact_rows(), heads, findings.fold_sizes)
+        return no_pattern(name, findings.intact_rows(), heads, findings.manifest.fold_sizes)
     losses = LayerLosses.of(findings.tables, findings.manifest, layer)
     return Lead(
         sentence=" ".join(filter(None, [losses.sources_sentence(), losses.weights_sentence()])),

@@ -62,11 +62,6 @@ class AblationStudy(Run):
         """Per layer, question and removal, what is lost by each replacement; amplification."""
         return self.tables["weights"]
 
-    @property
-    def skip_keys(self) -> int:
-        """How many keys count as first."""
-        return self.manifest.skip_keys
-
 
 class Ablate(Study[Settings, AblationStudy]):
     """What the lead and the pattern of every layer lose without each source and each weight."""
@@ -122,11 +117,7 @@ def plan_of(session: Session[Settings]) -> Plan:
 
 @takes(Ablate)
 def run_ablations(
-    model: Model,
-    inputs: Given | None = None,
-    *,
-    out: Path | str | None = None,
-    **options: Any,
+    model: Model, inputs: Given | None = None, *, out: Path | str | None = None, **options: Any
 ) -> AblationStudy:
     """Find where a model's lead and pattern come from, and which weights they need.
 

@@ -22,6 +22,7 @@ from nope_probe.analyses.attention import (
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.figures.attention import UNIFORM
+from nope_probe.files import JsonObject
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.estimates import Estimates, fold_weights
@@ -153,14 +154,13 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
     n = inputs.inputs.shape[1]
     if settings.rows < n:
         maps["query_positions"] = choose_rows(n, settings.rows).float()
-    manifest = _manifest(session, inputs, heads.counts)
+    manifest = _manifest(session, inputs, heads.counts, heads.text)
     if heads.text is not None:
         n_pos = heads.text.tokens.shape[1]
         expected = heads.weights[..., :n_pos, :n_pos]
         maps["text_weights"] = heads.on_text
         maps["text_content"] = relative_entropy(heads.on_text, expected).float()
-        manifest, why = _of_text(session, manifest, heads.text, heads.on_text, heads.why)
-        tables |= why
+        tables |= _why(settings, manifest, heads.on_text, heads.why)
     too_few = too_few_sequences(tables["attention"], len(inputs))
     kept = {"estimates": {"estimates": heads.estimates, "gaps": heads.gaps}}
     manifest = replace(manifest, too_few=too_few)
@@ -208,44 +208,47 @@ def analyse_text(session: Session[Settings], text: RunText, read: State, why: St
     rows = (read["visible"].sum(-1) >= MIN_KEYS)[:, None].expand_as(information)
     first = weights[..., : settings.skip_keys_of(inputs)].sum(-1)
     nats, share = (x.double().where(rows, torch.nan).nanmean(-1) for x in (information, first))
-    manifest = _manifest(session, inputs, torch.ones(1, dtype=torch.long))
-    manifest, tables = _of_text(session, manifest, text, weights, why)
+    manifest = _manifest(session, inputs, torch.ones(1, dtype=torch.long), text)
     maps = {"text_weights": weights, "text_content": information.float()}
-    layers = settings.layers_of(session.loaded.info)
-    tables = {"attention": text_attention_table(nats, share, layers)} | tables
+    tables = {"attention": text_attention_table(nats, share, manifest.layers)}
+    tables |= _why(settings, manifest, weights, why)
     return _run(session, inputs, manifest, {"maps": maps}, tables)
 
 
 def _manifest(
-    session: Session[Settings], inputs: Sequences, counts: Int[Tensor, " fold"]
+    session: Session[Settings],
+    inputs: Sequences,
+    counts: Int[Tensor, " fold"],
+    text: RunText | None,
 ) -> Manifest:
-    settings, loaded = session.settings, session.loaded
+    """Return what the run says of itself, of its text, and of the query it is asked about."""
+    settings, loaded, shown, asked = session.settings, session.loaded, None, JsonObject()
+    if text is not None:
+        assert loaded.tokenizer is not None
+        shown = text_record(text, loaded.tokenizer)
+        if settings.asked is not None:
+            asked["why"] = {"head": settings.why, "query": query_of(settings, text.tokens)}
     return replace(
         session.manifest_of(inputs, settings.skip_keys_of(inputs), counts),
         layers=settings.layers_of(loaded.info),
         removed=tuple(settings.removed.ordered),
+        text=shown,
+        results=asked,
     )
 
 
-def _of_text(
-    session: Session[Settings],
+def _why(
+    settings: Settings,
     manifest: Manifest,
-    text: RunText,
     weights: Float[Tensor, "layer head text_pos text_pos"],
     why: State,
-) -> tuple[Manifest, dict[str, pd.DataFrame]]:
-    """Return the manifest with the run's text, and the table of its `why` if asked."""
-    settings, tokenizer = session.settings, session.loaded.tokenizer
-    assert tokenizer is not None
-    record = text_record(text, tokenizer)
-    manifest = replace(manifest, text=record)
-    if settings.asked is None:
-        return manifest, {}
-    query, (layer, head) = query_of(settings, text.tokens), settings.asked
-    place = settings.layers_of(session.loaded.info).index(layer)
-    table = why_table(why, weights[place, head, query], shown_pieces(record))
-    asked = {"head": settings.why, "query": query}
-    return replace(manifest, results={"why": asked}), {"why": table}
+) -> dict[str, pd.DataFrame]:
+    """Return the table of the run's `why`, if it was asked."""
+    if settings.asked is None or manifest.text is None:
+        return {}
+    layer, head = settings.asked
+    row = weights[manifest.layers.index(layer), head, manifest.results["why"]["query"]]
+    return {"why": why_table(why, row, shown_pieces(manifest.text))}
 
 
 def _run(

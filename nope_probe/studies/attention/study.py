@@ -174,11 +174,7 @@ run = partial(run_study, Attention)
 
 @takes(Attention)
 def run_attention(
-    model: Model,
-    inputs: Given | None = None,
-    *,
-    out: Path | str | None = None,
-    **options: Any,
+    model: Model, inputs: Given | None = None, *, out: Path | str | None = None, **options: Any
 ) -> AttentionStudy:
     """Split each head's attention into position and content, as the `attention` command does.
 

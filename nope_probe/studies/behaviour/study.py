@@ -259,11 +259,7 @@ run = partial(run_study, Behaviour)
 
 @takes(Behaviour)
 def run_behaviour(
-    model: Model,
-    inputs: Given | None = None,
-    *,
-    out: Path | str | None = None,
-    **options: Any,
+    model: Model, inputs: Given | None = None, *, out: Path | str | None = None, **options: Any
 ) -> BehaviourStudy:
     """Measure a model's behaviour as the `behaviour` command does, and return its tables.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import pandas as pd
 import torch
@@ -85,8 +85,8 @@ def head_distances(
     n, fold_of = tokens.shape[1], folds_of(len(tokens), n_folds, documents)
     divergences = []
     for batch in tokens.split(batch_size(base, n, len(layers))):
-        options: dict[str, Any] = {"layers": layers, "n_folds": len(batch), "query_rows": n}
-        one, two = (capture_attention(model, batch, **options) for model in (base, other))
+        capture = partial(capture_attention, layers=layers, n_folds=len(batch), query_rows=n)
+        one, two = (capture(model, batch) for model in (base, other))
         enough = one.visible.sum(-1) >= MIN_KEYS
         of_queries = relative_entropy(one.weights, two.weights)
         kept = enough[:, None].expand(of_queries.shape[1:])

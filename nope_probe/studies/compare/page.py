@@ -23,7 +23,7 @@ from nope_probe.studies.compare.analyse import PAIRED
 from nope_probe.studies.compare.heads import heads_sentence, method_of_heads, ordered_heads
 from nope_probe.studies.compare.members import Member, share_sequences
 from nope_probe.studies.losses import LayerLosses
-from nope_probe.studies.page import MOST_ROWS, Report, fold_sizes_of, strongest
+from nope_probe.studies.page import MOST_ROWS, Report, strongest
 
 OF_SIDES = "Percent of position's part, in the strongest layer of each run, by lead and pattern."
 LESS = "A difference is a run's number less that of {base}."
@@ -186,7 +186,7 @@ def _losses(member: Member) -> LayerLosses | None:
         return None
     pattern = member.tables["pattern"]
     intact = pattern[pattern["removed"] == INTACT.name]
-    row = strongest(intact, fold_sizes_of(member.manifest))
+    row = strongest(intact, member.manifest.fold_sizes)
     if row is None:
         return None
     return LayerLosses.of(member.tables, member.manifest, int(row["layer"]))

@@ -22,7 +22,6 @@ from nope_probe.studies.page import (
     MOST_ROWS,
     Report,
     above_noise,
-    fold_sizes_of,
     lengths_of,
     nats,
     no_pattern,
@@ -62,7 +61,7 @@ def lead(run: Run) -> Lead:
     pattern, heads, folds = (
         run.tables["pattern"],
         run.tables.get("heads"),
-        fold_sizes_of(run.manifest),
+        run.manifest.fold_sizes,
     )
     best, name = strongest(pattern, folds), run.manifest.model_name
     if best is None:
@@ -109,7 +108,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
         RowMaps(values=run.maps[name], queries=run.query_positions)
         for name in ("score", "normalised")
     )
-    best, layers = strongest(table, fold_sizes_of(run.manifest)), table["layer"].tolist()
+    best, layers = strongest(table, run.manifest.fold_sizes), table["layer"].tolist()
     drawn: dict[str, Any] = {
         "max_positions": positions(3, len(score.values)),
         "skip_keys": skip_keys,

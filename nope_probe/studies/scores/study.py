@@ -42,7 +42,7 @@ from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import choose_rows
 from nope_probe.removal import INTACT
 from nope_probe.reports.notes import WITHOUT_SHARES
-from nope_probe.run.checkpoint import ITEM
+from nope_probe.run.checkpoint import ITEM, write_folds
 from nope_probe.run.folder import Run
 from nope_probe.run.identity import input_arrays
 from nope_probe.run.processes import tell
@@ -247,8 +247,9 @@ def analyse(
         lengths=session.lengths,
         conditions=(INTACT.name,),
     )
-    arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(measured)}
-    run = Run(manifest=manifest, arrays=arrays, tables=tables)
+    arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured)}
+    files = _folds(session, measured)
+    run = Run(manifest=manifest, arrays=arrays, tables=tables, files=files)
     return with_page(session, run, partial(report, heads=patterns))
 
 
@@ -362,28 +363,21 @@ def _standard_errors(layer: LayerMaps) -> Float[Tensor, "row key_pos"]:
     return errors
 
 
-def _folds(measured: MeasuredScores) -> dict[str, dict[str, np.ndarray]]:
-    """Return the fold means as lower triangles, with which `compare` pairs runs, unless too large.
+def _folds(session: Session[RunSettings], measured: MeasuredScores) -> dict[str, Path]:
+    """Write the fold means, with which `compare` pairs runs, unless they are too large.
 
     Fold means beyond MAX_FOLD_BYTES would take more space than the maps.
     """
-    layers, n_folds = measured.layers.values(), measured.first.folds.n_folds
-    n_cells = int((measured.first.queries + 1).sum())
-    if ITEM * n_folds * len(layers) * n_cells > MAX_FOLD_BYTES:
+    n_maps = measured.first.folds.n_folds * len(measured.layers)
+    if ITEM * n_maps * int((measured.first.queries + 1).sum()) > MAX_FOLD_BYTES:
         return {}
-    folds = [
-        torch.stack([x.folds.cells_of(fold).float() for x in layers]) for fold in range(n_folds)
-    ]
-    return {"folds": {"score": torch.stack(folds).numpy()}}
+    write_folds(path := session.checkpoint.scratch("folds"), {"score": measured.layers})
+    return {"folds.safetensors": path}
 
 
 @takes(Scores)
 def run_scores(
-    model: Model,
-    inputs: Given | None = None,
-    *,
-    out: Path | str | None = None,
-    **options: Any,
+    model: Model, inputs: Given | None = None, *, out: Path | str | None = None, **options: Any
 ) -> Run:
     """Map a model's mean scores, whole or per head, as the `scores` command does.
 

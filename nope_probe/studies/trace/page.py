@@ -18,7 +18,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, positions
 from nope_probe.run.folder import Run
 from nope_probe.run.manifest import Manifest
-from nope_probe.studies.page import MOST_ROWS, Report, fold_sizes_of, strongest
+from nope_probe.studies.page import MOST_ROWS, Report, strongest
 from nope_probe.studies.verdicts import main_writers, most_of, summed
 
 NAMED = 2  # writers of a lead or a pattern in the sentence
@@ -174,7 +174,7 @@ def lead(run: Run) -> Lead:
     tables, manifest, traced = run.tables, run.manifest, run.manifest.results_as(Traced)
     chosen = manifest.settings.get("reader")
     sizes = whole_sizes(tables["terms"])
-    if not chosen and strongest(sizes, fold_sizes_of(manifest), "size") is None:
+    if not chosen and strongest(sizes, manifest.fold_sizes, "size") is None:
         return Lead(sentence=NO_PATTERN)
     reader = str(traced.reader)
     shares = {

@@ -110,11 +110,7 @@ run = partial(run_study, TracePosition)
 
 @takes(TracePosition)
 def run_trace(
-    model: Model,
-    inputs: Given | None = None,
-    *,
-    out: Path | str | None = None,
-    **options: Any,
+    model: Model, inputs: Given | None = None, *, out: Path | str | None = None, **options: Any
 ) -> Trace:
     """Find who writes the position that each layer reads, as the `trace` command does.
 
