@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -216,8 +217,7 @@ class Engine:
     ) -> ScoreMaps:
         """Return the score maps of some layers (all by default); see `capture_scores`."""
         options = {"layers": layers, "per_head": per_head}
-        tensors = self._captured(key, capture_scores, ablation, **options)
-        return self._with_skip_keys(ScoreMaps.from_tensors(tensors))
+        return self._captured(ScoreMaps, key, capture_scores, ablation, **options)
 
     def stored_scores(
         self,
@@ -239,8 +239,7 @@ class Engine:
         """
 
         def capture(stream: StreamCheckpoint | None) -> State:
-            kept = {"mean_term": mean_term, "per_head": per_head}
-            options = {"layers": layers, **kept}
+            options = {"layers": layers, "mean_term": mean_term, "per_head": per_head}
             maps = self.by_fold(capture_scores, stream, also=also, **options)
             validate_finite(maps, name)
             sums = state_of(also) if also else {}
@@ -256,8 +255,7 @@ class Engine:
         self, key: str | None, ablation: Ablation | None = None, *, layer: int = 0
     ) -> StageMaps:
         """Return the stage maps of one block; see `capture_stages`."""
-        tensors = self._captured(key, capture_stages, ablation, layer=layer)
-        return self._with_skip_keys(StageMaps.from_tensors(tensors))
+        return self._captured(StageMaps, key, capture_stages, ablation, layer=layer)
 
     def positions(
         self,
@@ -270,25 +268,26 @@ class Engine:
     ) -> PositionSums:
         """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
         options = {"layers": layers, "writers": writers, "per_head": per_head}
-        kept = {"kept_positions": self.kept_positions}
-        tensors = self._captured(key, capture_positions, ablation, **options, **kept)
-        return self._with_skip_keys(PositionSums.from_tensors(tensors))
-
-    def _with_skip_keys(self, maps: Maps) -> Maps:
-        """Return captured maps with the engine's first keys apart, if it names any."""
-        return maps if self.skip_keys is None else replace(maps, skip_keys=self.skip_keys)
+        capture = partial(capture_positions, kept_positions=self.kept_positions)
+        return self._captured(PositionSums, key, capture, ablation, **options)
 
     def _captured(
         self,
+        kind: type[Maps],
         key: str | None,
         capture: Callable[..., Maps],
         ablation: Ablation | None,
         **options: Any,
-    ) -> State:
-        """Return the tensors of a capture of `hooks.reading` with some options, once."""
-        return self.load_or_compute(
+    ) -> Maps:
+        """Return what a capture of `hooks.reading` with some options captures, once.
+
+        The engine's first keys are left apart, if it names any.
+        """
+        tensors = self.load_or_compute(
             key, lambda stream: self.by_fold(capture, stream, **options).to_tensors(), ablation
         )
+        maps = kind.from_tensors(tensors)
+        return maps if self.skip_keys is None else replace(maps, skip_keys=self.skip_keys)
 
     def by_fold(
         self, capture: Callable[..., Sums], stream: StreamCheckpoint | None, **options: Any
@@ -309,19 +308,10 @@ class Engine:
         self, key: str | None, ablation: Ablation | None = None
     ) -> Float[Tensor, "seq target"]:
         """Return the loss of every token, nats; see `capture_losses`."""
-        tensors = self.load_or_compute(
-            key,
-            lambda stream: {
-                "losses": capture_losses(
-                    self.model,
-                    self.inputs,
-                    batch_size=self.batch_size,
-                    checkpoint=stream,
-                )
-            },
-            ablation,
-        )
-        return tensors["losses"]
+        capture = partial(capture_losses, self.model, self.inputs, batch_size=self.batch_size)
+        return self.load_or_compute(
+            key, lambda stream: {"losses": capture(checkpoint=stream)}, ablation
+        )["losses"]
 
 
 def position_keys(key: str, ablation: Ablation) -> dict[Writer, str]:

@@ -101,7 +101,8 @@ def run_of(
     if isinstance(model, str):
         settings = settings_from(kind, {**options, "model": model})
         if inputs is not None:
-            loaded = _load(settings)
+            validate_reachable(settings.model, settings.revision)
+            loaded = load_first_layers(settings, own_device(settings.device))  # for its tokens
     else:
         settings = settings_from(kind, {"layers": "all", **options})
         _refuse(options, OF_MODEL, "a model in memory")
@@ -162,12 +163,6 @@ def _refuse(options: Mapping[str, object], names: Collection[str], given: str) -
     for name in options:
         if name in names:
             raise UserError(f"{name} has no effect next to {given}: leave it out")
-
-
-def _load(settings: RunSettings) -> LoadedModel:
-    """Load the model that the settings name, before the run: inputs become its tokens."""
-    validate_reachable(settings.model, settings.revision)
-    return load_first_layers(settings, own_device(settings.device))
 
 
 def as_loaded(model: HookedModel | LoadedModel) -> LoadedModel:

@@ -89,10 +89,8 @@ def methods_paragraph(manifest: Manifest) -> str:
 
 def _facts(manifest: Manifest) -> Facts:
     """Return what sentences can name: the manifest, its settings, and words for their choices."""
-    facts = manifest.settings | manifest.to_json()
-    for part in (_of_model, _of_inputs, _of_removals, _of_command):
-        facts |= part(manifest)
-    return facts
+    facts = manifest.settings | manifest.to_json() | _of_model(manifest) | _of_inputs(manifest)
+    return facts | _of_removals(manifest) | _of_command(manifest)
 
 
 def _of_model(manifest: Manifest) -> Facts:

@@ -95,10 +95,8 @@ def with_page(session: Session[Any], run: Run, report_of: Callable[[Run], Report
     There is no page where the run's folder is removed at the end of a Python call.
     """
     manifest = replace(run.manifest, methods=methods_paragraph(run.manifest))
-    run = replace(run, manifest=manifest)
-    if not session.is_kept:
-        return run
-    return replace(run, page=report_of(run).html(run.manifest))
+    html = report_of(run).html(manifest) if session.is_kept else ""
+    return replace(run, manifest=manifest, page=html)
 
 
 def _titled(figure: go.Figure, title: str) -> go.Figure:
