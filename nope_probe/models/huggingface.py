@@ -38,9 +38,7 @@ _TOKENIZERS = (
     *("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"),
     *("spiece.model", "sentencepiece.bpe.model", "tiktoken.model", "tekken.json"),
 )
-DeviceMap = (
-    str | dict[str, int | str | torch.device]
-)  # a strategy, or the device of each part by name
+DeviceMap = str | dict[str, int | str]  # a strategy, or the device of each part by name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,8 +55,8 @@ def intervals_note(manifest: Manifest) -> list[str]:
     """
     folds, documents = manifest.settings.get("folds"), manifest.documents
     of_documents = "" if documents is None else f" of {documents} documents"
-    has_folds = folds and manifest.fold_sizes != (1,)
-    return [f"Its intervals come from {folds} folds{of_documents}."] if has_folds else []
+    said = [f"Its intervals come from {folds} folds{of_documents}."]
+    return said if folds and manifest.fold_sizes != (1,) else []
 
 
 def run_notes(manifest: Manifest) -> list[str]:

@@ -270,10 +270,9 @@ class Session(Generic[Settings_co]):
             skip_keys: how many keys count as first in patterns.
             counts: sequences per fold.
         """
-        said = {name: getattr(inputs, name) for name in OF_INPUTS}
         return replace(
             self.manifest(),
-            data=RunData(**said),
+            data=RunData(**{name: getattr(inputs, name) for name in OF_INPUTS}),
             documents=None if inputs.documents is None else inputs.n_documents,
             distinct_sequences=inputs.n_distinct,
             fold_sizes=tuple(counts.tolist()),

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from textwrap import TextWrapper
 from typing import Any, TypeAlias, TypeVar
 
-from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError, as_tuple
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, layers_of, model_of
@@ -82,6 +81,8 @@ def run_of(
 ) -> Result:
     """Run a command from Python, and read its tables and maps.
 
+    A model in memory is studied in all of its layers, unless the options say otherwise.
+
     Args:
         study: the command's.
         model: a name, as the command takes it, what `load` returns, a HookedTransformer or a
@@ -112,7 +113,9 @@ def run_of(
         _validate_intact(loaded, settings)
     if inputs is not None and loaded is not None:
         data = as_sequences(loaded.model, inputs)
-        settings = _for_sequences(settings, data, options)
+        n_seqs, seq_len = data.inputs.shape[:2]  # of 8 folds, or as many as there are documents
+        n_folds = folds_for_intervals(data, settings.folds if "folds" in options else None)
+        settings = replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=n_folds)
     with TemporaryDirectory(prefix="nope-probe-") as temporary:
         settings = replace(settings, out=settings.out or Path(temporary, "run"))
         session = Session(
@@ -140,13 +143,6 @@ def _validate_options(options: Mapping[str, object], inputs: Given | None) -> No
         )
     if inputs is not None:
         _refuse(options, OF_INPUTS, "inputs of your own")
-
-
-def _for_sequences(settings: Settings, data: Sequences, options: Mapping[str, object]) -> Settings:
-    """Return settings of a run on given sequences: 8 folds, or as many as there are documents."""
-    n_seqs, seq_len = data.inputs.shape[:2]
-    n_folds = folds_for_intervals(data, settings.folds if "folds" in options else None)
-    return replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=n_folds)
 
 
 def _validate_intact(loaded: LoadedModel, settings: RunSettings) -> None:

@@ -119,8 +119,7 @@ class Study(ABC, Generic[Chosen, Found]):
     @classmethod
     def names(cls) -> tuple[type[Chosen], type[Found]]:
         """Return the class of the settings, and that of the run."""
-        (base,) = vars(cls)["__orig_bases__"]
-        return get_args(base)
+        return get_args(vars(cls)["__orig_bases__"][0])
 
     @staticmethod
     def load(settings: Chosen, device: str) -> LoadedModel | None:

@@ -87,7 +87,6 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
         heads = heads_table(Engine.of(session), measured.intact)
         tables |= {} if heads is None else {"heads": heads}
     gains = {} if measured.gains is None else measured.gains.gains
-    bands = wavelengths_of(session.loaded.model, chain.from_iterable(plan.removed))
     manifest = replace(
         session.manifest_of(inputs, skip_keys, intact.counts),
         query_stride=query_stride(len(intact.queries)),
@@ -101,7 +100,7 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
         positional_sources=tuple(plan.sources),
         left_out=dict(plan.left_out),
         results={
-            "wavelengths": bands,
+            "wavelengths": wavelengths_of(session.loaded.model, chain.from_iterable(plan.removed)),
             "gains": gains.get("identity"),
             **{f"gains_{name}": gains.get(name) for name in WITH_GAIN if name != "identity"},
         },

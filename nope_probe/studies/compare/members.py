@@ -66,8 +66,7 @@ class Member:
     @property
     def sequences(self) -> tuple[str, int | None, tuple[int, ...]]:
         """The checksum of its sequences, and their folds."""
-        manifest = self.manifest
-        return manifest.data.sha256, self.settings.get("folds"), manifest.fold_sizes
+        return self.manifest.data.sha256, self.settings.get("folds"), self.manifest.fold_sizes
 
     @property
     def seq_len(self) -> int:

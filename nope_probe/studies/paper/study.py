@@ -27,9 +27,8 @@ from nope_probe.studies.scores.study import Scores
 from nope_probe.studies.simulation.study import Simulate
 from nope_probe.studies.study import Study, run_study
 
-STUDIES: dict[type, type[Study[Any, Run]]] = {
-    study.names()[0]: study for study in (Simulate, Circuit, Scores)
-}
+OF_FIGURES: tuple[type[Study[Any, Run]], ...] = (Simulate, Circuit, Scores)
+STUDIES = {study.names()[0]: study for study in OF_FIGURES}
 INDEX_FILES = {"report.html", "figures.csv"}
 
 
