@@ -87,7 +87,7 @@ QUANTITIES = {
 def measure(folder: Path) -> pd.DataFrame:
     """Return all estimates that are told, a row each, in nats or as a share."""
     runs = {name: finished(folder / name, command) for name, command in COMMANDS.items()}
-    scores = runs["figure5"].manifest["experiments"][NAME]
+    scores = runs["figure5"].manifest.results["experiments"][NAME]
     runs["figure5"] = read_run(folder / "figure5" / scores)
     draw(runs["figure5"].maps["normalised"])
     others = drawn_rows(runs["figure5"]), text_rows(runs["attention"])
