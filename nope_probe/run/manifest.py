@@ -6,7 +6,7 @@ It needs no torch, since a finished run is shown without it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
@@ -144,7 +144,7 @@ class Manifest:
     positional_sources: tuple[str, ...] | None = None
     replacements: tuple[Replacement, ...] | None = None
     left_out: Mapping[str, str] | None = None
-    half_width: float | None = 0.0
+    half_width: float | None = None
     text: ShownText | None = None
     too_few: TooFew | None = None
     results: JsonObject = field(default_factory=dict)
@@ -174,10 +174,11 @@ class Manifest:
     def to_json(self) -> JsonObject:
         """Return the entries of manifest.json."""
         entries = written(self)
-        results = entries.pop("results")
         if self.fold_sizes:  # None and 0 say something of sequences
             entries |= {"documents": self.documents, "skip_keys": self.skip_keys}
-        return entries | results
+        if self.positional_sources is not None:  # None says that there is no headline
+            entries["half_width"] = self.half_width
+        return entries | entries.pop("results")
 
     @classmethod
     def of_json(cls, entries: JsonObject) -> Manifest:
@@ -196,7 +197,7 @@ def written(record: Any) -> JsonObject:
     entries = {}
     for entry in fields(record):
         value = getattr(record, entry.name)
-        if entry.default is MISSING or value != entry.default:
+        if value != entry.default:
             is_part = is_dataclass(value) and not isinstance(value, type)
             whole = asdict if isinstance(value, ModelInfo) else written
             entries[entry.name] = whole(value) if is_part else value

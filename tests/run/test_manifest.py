@@ -20,6 +20,7 @@ FULL = Manifest(
     fold_sizes=(3, 2),
     layers=(0, 2),
     windows={"L0": 7},
+    positional_sources=(),
     half_width=None,
     text=ShownText(pieces=("", "The"), bos="<s>"),
     too_few=TooFew(n_heads=2, n_seqs=200),
