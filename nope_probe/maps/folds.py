@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Any, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ class TensorRecord:
         return tensors_of(self)
 
     @classmethod
-    def from_tensors(cls, tensors: State) -> Self:
+    def from_tensors(cls: type[Read], tensors: State) -> Read:
         """Return what `to_tensors` turned into these tensors."""
         return read_tensors(cls, tensors)
 
