@@ -104,6 +104,10 @@ ablate --data short.jsonl --pack --remove qk --replacement random mean --gain no
 ablate --remove rope_low w_q --data prose --bos .. --no-pack --no-shuffle --skip-keys 0
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run --no-per-head
 ablate --bands 2 --remove w_q --per-head
+ablate --remove content --in-heads L0H1
+attention --remove content w_q --in-heads L0H1 L0H3
+circuit --remove content --in-heads L0H1
+behaviour --remove content rope --in-heads L0H1 L1H3 --measures loss copy extrapolation
 ablate --remove sources --seq-len 8
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2

@@ -405,6 +405,7 @@ class RunSettings(SessionSettings):
             "beyond_context": False,
             "offset_bins": "auto",
             "allow_unused": False,
+            "in_heads": (),
         }
         unset = [name for name, default in defaults.items() if settings.get(name) == default]
         left_out = {*self.unrecorded, *unset}

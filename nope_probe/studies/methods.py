@@ -150,6 +150,7 @@ def _of_removals(facts: Manifest) -> dict[str, Any]:
     elif facts["kind"] == "behaviour":
         names = list(dict.fromkeys(alone))
     parts = [part for name in names for part in Condition.parse(name).ordered]
+    heads: list[str] = facts.get("in_heads", [])
     how = {"a band of RoPE" if part.is_band else phrase(part): part.removed for part in parts}
     sentences = [f"to remove {name}, {done}" for name, done in how.items() if done]
     if Condition(parts).weights:
@@ -162,6 +163,7 @@ def _of_removals(facts: Manifest) -> dict[str, Any]:
     return {
         "removals": ". ".join(map(capitalised, sentences)),
         "without": _phrases(names),
+        "where": f"in {listed([*heads])} alone" if heads else "in every block",
         "sources": _phrases(facts.get("positional_sources", ())),
         "models": listed(["intact", *(f"without {phrase(name)}" for name in names)]),
         "suffix": "mask" in parts,
