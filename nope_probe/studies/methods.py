@@ -75,7 +75,7 @@ def methods_paragraph(manifest: Manifest) -> str:
         manifest: of a run of one of the commands in `reports/methods.txt`.
     """
     texts, kind = chapters("methods.txt"), str(manifest["kind"])
-    intervals = "Jackknife" if kind == "behaviour" else "Folds"
+    intervals = "Jackknife" if kind in ("behaviour", "heads") else "Folds"
     facts, names = _facts(manifest), ("Before", kind, intervals, "After")
     sentences = []
     for line in chain.from_iterable(texts[name] for name in names):
@@ -183,6 +183,8 @@ def _of_command(facts: Manifest) -> dict[str, Any]:
         "readers": READERS[per_head],
         "writing": WRITERS[writers],
         "n_conditions": len(facts.get("conditions", ())),
+        "orders": listed([*settings.get("by", [])] or [""]),
+        "counts": listed([f"{k:,}" for k in settings.get("k", [])] or [""]),
         "measured": listed([MEASURED[name] for name in facts.get("measures", ())] or [""]),
     }
 
