@@ -19,6 +19,7 @@ Order = Literal["positional", "others", "information", "first_key", "previous_to
 ORDERS: tuple[str, ...] = get_args(Order)
 LOWEST = "lowest-"  # before a measure: its lowest heads first
 Removed = Literal["rope", "content", "mask"]
+COUNTS = (1, 5, 20)  # of the first heads; those that a small model lacks are left out
 MEAN_SEQS = 384  # whose mean attention stands for a head without content
 SHORTEST = 17  # tokens, so that a segment of 8 tokens fits twice behind BOS
 
@@ -45,7 +46,7 @@ class Settings(RunSettings):
     ] = ("rope", "content")
     k: Annotated[
         tuple[int, ...], COUNT, _arg(help="In how many of the first heads, one number at a time.")
-    ] = (1, 5, 20)
+    ] = COUNTS
     draws: Annotated[
         int,
         Bounds(2, LARGEST),
@@ -90,6 +91,17 @@ class Settings(RunSettings):
         if "content" not in self.remove:
             reasons["mean_seqs"] = "where content is not removed"
         return reasons
+
+    def counts_of(self, n_heads: int) -> list[int]:
+        """Return the numbers of first heads in ascending order, of a model with n heads.
+
+        Raises:
+            UserError: for a number that was asked for and that the model does not have.
+        """
+        counts = [k for k in sorted(self.k) if self.k != COUNTS or k <= n_heads]
+        if max(counts) > n_heads:
+            raise UserError(f"--k {max(counts)}: there are {n_heads} heads")
+        return counts
 
     @property
     def depth(self) -> None:

@@ -135,8 +135,7 @@ class Heads(Study[Settings]):
             self.means = session.sequences("mean-texts", settings=others)
         self.engine = Engine.of(session)
         validate_removable(loaded.model, [Ablation(remove=name) for name in settings.remove])
-        if max(settings.k) > len(self.places):
-            raise UserError(f"--k {max(settings.k)}: there are {len(self.places)} heads")
+        self.ks = settings.counts_of(len(self.places))
         self.own = {
             name: read_order(Path(name), self.places) for name in settings.by if is_file(name)
         }
@@ -169,7 +168,7 @@ class Heads(Study[Settings]):
         settings = self.settings
         conditions = []
         for removed, order in product(settings.remove, settings.by):
-            for k in sorted(settings.k):
+            for k in self.ks:
                 conditions.append(Condition(removed=removed, order=order, k=k))
                 conditions += [
                     Condition(removed=removed, order=order, k=k, draw=draw)
@@ -178,7 +177,7 @@ class Heads(Study[Settings]):
             if settings.single:
                 conditions += [
                     Condition(removed=removed, order=order, k=1, rank=rank)
-                    for rank in range(max(settings.k))
+                    for rank in range(max(self.ks))
                 ]
         return conditions
 
@@ -189,7 +188,7 @@ class Heads(Study[Settings]):
         """
         if probe != "text_of_means":
             return self.conditions
-        k = max(self.settings.k)
+        k = max(self.ks)
         return [
             one
             for one in self.conditions
@@ -349,25 +348,31 @@ class Heads(Study[Settings]):
 
         return engine.load_or_compute(key, capture)
 
+    def _entered_from(self, engine: Engine, probe: str) -> tuple[Entry, Tensor]:
+        """Run a batch of a probe intact: return what its conditions begin from, and the logits."""
+        first = {min(by_layer(self._heads_of(one))) for one in self.conditions_on(probe)}
+        return run_to_enter(engine.model, engine.inputs, first)
+
     def _costs(self, engine: Engine, place: str, condition: Condition | None) -> State:
         """Return the loss of each sequence of a batch, and its induction scores, of a condition."""
         model, tokens = engine.model, engine.inputs
         probe = place.partition("/")[0]
+        reads = probe == "copy_random"
         with torch.inference_mode(), ExitStack() as stack:
             if condition is not None:
+                if place not in self.entries:  # of an interrupted run
+                    self.entries[place], _ = self._entered_from(engine, probe)
                 heads = by_layer(self._heads_of(condition))
                 removal = Ablation(remove=condition.removed, heads=heads)
-                if place not in self.entries:
-                    numbers = [
-                        min(by_layer(self._heads_of(one))) for one in self.conditions_on(probe)
-                    ]
-                    self.entries[place], _ = run_to_enter(model, tokens, numbers)
                 stack.enter_context(ablated(model, removal, self.calibration))
                 stack.enter_context(entered(model, self.entries[place], min(heads)))
-            reads = probe == "copy_random"
             reading = self._reading(engine, tokens) if reads else nullcontext([])
             readings = stack.enter_context(reading)
-            losses = token_losses(logits_of(model, tokens), tokens).double().cpu()
+            if condition is None:
+                self.entries[place], logits = self._entered_from(engine, probe)
+            else:
+                logits = logits_of(model, tokens)
+            losses = token_losses(logits, tokens).double().cpu()
         if probe.startswith("copy"):
             losses = second_copy_loss(losses, self._segment(tokens))
         else:
@@ -395,7 +400,7 @@ class Heads(Study[Settings]):
         if alone.any():
             both = costs[alone].merge(order, on=["order", "rank"])
             tables["single"] = both[["removed", "order", "layer", "head", *COLUMNS]]
-        tables["tests"] = tests_table(tables["cost"])
+        tables["tests"] = against_chance(tables["cost"])
         n = len(self.text)
         record = {
             **session.provenance(),
@@ -464,7 +469,7 @@ class Heads(Study[Settings]):
 COLUMNS = ("measure", "cost", "cost_low", "cost_high")
 
 
-def tests_table(costs: pd.DataFrame) -> pd.DataFrame:
+def against_chance(costs: pd.DataFrame) -> pd.DataFrame:
     """Test whether an order's first heads cost more or less than heads drawn from their layers.
 
     A cost is compared with the draws' by t for one more draw, and all tests together by Holm's
