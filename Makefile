@@ -16,7 +16,7 @@ PINS := constraints.txt
 EXTRA := dev
 TESTS := tests
 # Checks of shapes and types at every call double a test's time: these tests alone run with them.
-STUDIES := ablation attention behaviour circuit compare layers on_text paper scores simulation trace
+STUDIES := ablation attention behaviour circuit compare heads_study layers on_text paper scores simulation trace
 SHAPES := tests/analyses tests/maps tests/hooks/layers/test_layer.py tests/training/test_train.py \
 	$(STUDIES:%=tests/studies/test_%.py)
 CHECKS := lint types shapes

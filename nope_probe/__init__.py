@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from nope_probe.studies.behaviour.study import run_behaviour as run_behaviour
     from nope_probe.studies.circuit.study import run_circuit as run_circuit
     from nope_probe.studies.compare.analyse import difference as difference
+    from nope_probe.studies.heads.study import HeadsStudy as HeadsStudy
+    from nope_probe.studies.heads.study import run_heads as run_heads
     from nope_probe.studies.scores.heads import head_scores as head_scores
     from nope_probe.studies.scores.study import run_scores as run_scores
     from nope_probe.studies.trace.study import Trace as Trace
@@ -66,6 +68,7 @@ _NAMES = {
     "nope_probe.studies.behaviour.study": "BehaviourStudy run_behaviour",
     "nope_probe.studies.circuit.study": "run_circuit",
     "nope_probe.studies.compare.analyse": "difference",
+    "nope_probe.studies.heads.study": "HeadsStudy run_heads",
     "nope_probe.studies.scores.heads": "head_scores",
     "nope_probe.studies.scores.study": "run_scores",
     "nope_probe.studies.trace.study": "Trace run_trace",

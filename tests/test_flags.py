@@ -49,6 +49,7 @@ SIZES: dict[str, dict[str, str]] = {
     "scores": {**RUN_SIZES, "--layers": "1"},
     "circuit": RUN_SIZES,
     "compare --models": {**SMALL_RUN, "--layers": "1"},
+    "heads": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
     "behaviour": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
     "simulate": {"--n-samples": "32", "--seq-len": "5", "--d-model": "8"},
     "theory": {"--seq-len": "9"},
@@ -104,6 +105,18 @@ ablate --data short.jsonl --pack --remove qk --replacement random mean --gain no
 ablate --remove rope_low w_q --data prose --bos .. --no-pack --no-shuffle --skip-keys 0
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run --no-per-head
 ablate --bands 2 --remove w_q --per-head
+ablate --remove content --in-heads L0H1
+attention --remove content w_q --in-heads L0H1 L0H3
+circuit --remove content --in-heads L0H1
+heads --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always --shuffle
+    --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
+    --by others lowest-induction order.csv --remove rope content mask --k 1 2 --draws 2 --single
+    --mean-seqs 32 --beyond-context --allow-unused --query-rows 5 --out runs/f --image f.svg
+    --verbose
+heads --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-single --no-shuffle
+    --no-beyond-context --no-allow-unused --no-verbose --remove mask
+heads --dry-run --no-pack --remove rope --alpha 0
+behaviour --remove content rope --in-heads L0H1 L1H3 --measures loss copy extrapolation
 ablate --remove sources --seq-len 8
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2
@@ -322,6 +335,7 @@ def desk(
     short = [{"text": " ".join(random.choice(words, 1))} for _ in range(97)]
     (folder / "short.jsonl").write_text("\n".join(map(json.dumps, short)))
     (folder / "ab.txt").write_text("ab")
+    (folder / "order.csv").write_text("layer,head\n0,2\n0,1\n")
     for name in ("nope-tiny", "rope-tiny"):
         run = f"ablate --remove sources --model {name} --layers 1 --out runs/{name}"
         assert ended(parsed(run), folder).code == 0

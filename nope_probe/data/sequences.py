@@ -199,6 +199,24 @@ def sequences(
     )
 
 
+def repeated(
+    tokens: Int[Tensor, "seq pos"], length: int, start: int
+) -> Int[Tensor, "seq start_and_twice"]:
+    """Return each sequence's first tokens twice, after its BOS if it has one.
+
+    Args:
+        tokens: the sequences.
+        length: of the segment that is repeated.
+        start: how many BOS tokens they begin with.
+
+    Example:
+        >>> repeated(torch.tensor([[0, 5, 6, 7, 8]]), 2, start=1)
+        tensor([[0, 5, 6, 5, 6]])
+    """
+    segment = tokens[:, start : start + length]
+    return torch.cat([tokens[:, :start], segment, segment], 1)
+
+
 def permuted(
     tokens: Int[Tensor, "seq pos"], generator: Generator, first: int = 0, stop: int | None = None
 ) -> Int[Tensor, "seq pos"]:

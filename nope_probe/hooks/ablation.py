@@ -8,7 +8,7 @@ every removal is written through hook points, and equals the model edited by han
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
 from inspect import signature
@@ -32,6 +32,7 @@ from nope_probe.hooks.removing.block_ablation import (
     ActiveAblation,
     BlockAblation,
     ablations_of,
+    content_heads,
     is_ablated,
 )
 from nope_probe.hooks.removing.components import lone_mlps, removals_of, without_position
@@ -163,10 +164,11 @@ def _calibration(
     if calibration is not None and tokens is not None:
         raise ValueError("expected a calibration or tokens to calibrate on, not both")
     seed, writers = ablation.calibration_seed, ablation.condition.writers
+    heads = content_heads(model, [ablation])
     if tokens is not None:
-        return calibrate(model, tokens, seed=seed, writers=writers)
+        return calibrate(model, tokens, seed=seed, writers=writers, heads=heads)
     if calibration is None:
-        raise ValueError(_how_to_calibrate(ablation))
+        raise ValueError(_how_to_calibrate(ablation, heads))
     if calibration.checksum != weights_checksum(model):
         raise ValueError(
             "the calibration belongs to another model, or to other weights: pass "
@@ -183,15 +185,24 @@ def _calibration(
             f"the position of {missing[0]} is not calibrated: pass "
             f"calibrate(model, tokens, writers={list(writers)})"
         )
+    for layer, named in heads.items():
+        known = calibration.patterns.get(layer)
+        if known is None or not {*named} <= {*known.heads.tolist()}:
+            raise ValueError(
+                f"the mean attention of L{layer} is not calibrated: pass "
+                f"calibrate(model, tokens, heads={heads})"
+            )
     return calibration
 
 
-def _how_to_calibrate(ablation: Ablation) -> str:
+def _how_to_calibrate(ablation: Ablation, heads: Mapping[int, Sequence[int]]) -> str:
     ways = "pass tokens=tokens or calibration=calibrate(model, tokens)"
     writers = ablation.condition.writers
     if writers:
         ways = f"{ways[:-1]}, writers={list(writers)})"
         return f"the position of {writers[0]} has to be measured first: {ways}"
+    if heads:
+        return f"mean attention has to be measured first: {ways[:-1]}, heads={dict(heads)})"
     name = ablation.condition.weights[0]
     if ablation.stand_in.mean:
         return f"the mean output of {name} has to be measured first: {ways}"

@@ -386,6 +386,7 @@ class RunSettings(SessionSettings):
         ("beyond_context", False),
         ("offset_bins", "auto"),
         ("allow_unused", False),
+        ("in_heads", ()),
     )
 
     @property

@@ -44,7 +44,7 @@ from nope_probe.hooks.reading.streaming import (
     restore,
     state_of,
 )
-from nope_probe.hooks.removing.block_ablation import ablations_of
+from nope_probe.hooks.removing.block_ablation import ablations_of, content_heads
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, WrittenPosition
@@ -142,6 +142,7 @@ class Engine:
                 writers=sorted(
                     {name for ablation in needing for name in ablation.condition.writers}
                 ),
+                heads=content_heads(self.model, needing),
                 kept_positions=self.kept_positions,
                 checkpoint=stream,
             ).to_tensors(),

@@ -77,7 +77,7 @@ def methods_paragraph(manifest: Manifest) -> str:
         manifest: of a run of one of the commands in `reports/methods.txt`.
     """
     texts, kind = chapters("methods.txt"), manifest.kind
-    intervals = "Jackknife" if kind == "behaviour" else "Folds"
+    intervals = "Jackknife" if kind in ("behaviour", "heads") else "Folds"
     facts, names = _facts(manifest), ("Before", kind, intervals, "After")
     sentences = []
     for line in chain.from_iterable(texts[name] for name in names):
@@ -154,6 +154,7 @@ def _of_removals(manifest: Manifest) -> Facts:
     elif manifest.kind == "behaviour":
         names = list(dict.fromkeys(replaced_by(name)[0] for name in manifest.conditions[1:]))
     parts = [part for name in names for part in Condition.parse(name).ordered]
+    heads: list[str] = manifest.settings.get("in_heads", [])
     how = {"a band of RoPE" if part.is_band else phrase(part): part.removed for part in parts}
     sentences = [f"to remove {name}, {done}" for name, done in how.items() if done]
     if Condition(parts).weights:
@@ -165,6 +166,7 @@ def _of_removals(manifest: Manifest) -> Facts:
     return {
         "removals": ". ".join(map(capitalised, sentences)),
         "without": _phrases(names),
+        "where": f"in {listed([*heads])} alone" if heads else "in every block",
         "sources": _phrases(sources),
         "models": listed(["intact", *(f"without {phrase(name)}" for name in names)]),
         "suffix": "mask" in parts,
@@ -185,6 +187,8 @@ def _of_command(manifest: Manifest) -> Facts:
         "readers": READERS[per_head],
         "writing": WRITERS[writers],
         "n_conditions": len(manifest.conditions),
+        "orders": listed([*settings.get("by", [])] or [""]),
+        "counts": listed([f"{k:,}" for k in settings.get("k", [])] or [""]),
         "measured": listed([MEASURED[name] for name in measures] or [""]),
     }
 

@@ -256,7 +256,7 @@ RUNS: dict[str, list[Any]] = {  # flags of the commands whose runs are compared
     "scores": LAYERED,
     "trace": [*LAYERED, "--n-seqs", 10, "--folds", 5, "--confirm", 0],
 }
-OTHERS = ("compare", "reproduce", "simulate")
+OTHERS = ("compare", "heads", "reproduce", "simulate")
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ class Plan:
 
     sources: tuple[Component, ...]
     removed: tuple[Condition, ...] = ()
-    ablations: tuple[Ablation, ...] = ()
+    ablations: tuple[Ablation, ...] = (Ablation(),)
     layers: tuple[int, ...] = (0,)
     left_out: Mapping[str, str] = field(default_factory=dict)
     per_head: bool = False
@@ -115,7 +115,7 @@ class Plan:
     ) -> Iterator[Pass]:
         """Yield the passes that capture the score maps of some conditions."""
         for condition in conditions:
-            without = (by or Ablation()).without(condition)
+            without = (by or self.ablations[0]).without(condition)
             of_run = prefix != "shuffled"
             per_head = of_run and condition in self.of_heads
             mean_term = of_run and condition == INTACT

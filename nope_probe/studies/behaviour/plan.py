@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.data.sequences import Sequences, permuted, sequences
+from nope_probe.data.sequences import Sequences, permuted, repeated, sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import numbered_layers, positions_of
 from nope_probe.hooks.removing.components import components
@@ -230,24 +230,6 @@ def probe_of(data: Sequences, prefix: int) -> Probe:
     """Return sequences with their documents; a sequence drawn by itself is its own document."""
     documents = torch.arange(len(data)) if data.documents is None else data.documents
     return Probe(tokens=data.inputs, documents=documents, prefix=prefix)
-
-
-def repeated(
-    tokens: Int[Tensor, "seq pos"], length: int, start: int
-) -> Int[Tensor, "seq start_and_twice"]:
-    """Return each sequence's first tokens twice, after its BOS if it has one.
-
-    Args:
-        tokens: the sequences.
-        length: of the segment that is repeated.
-        start: how many BOS tokens they begin with.
-
-    Example:
-        >>> repeated(torch.tensor([[0, 5, 6, 7, 8]]), 2, start=1)
-        tensor([[0, 5, 6, 5, 6]])
-    """
-    segment = tokens[:, start : start + length]
-    return torch.cat([tokens[:, :start], segment, segment], 1)
 
 
 def long_windows(session: Session[Settings], has: Sequence[str]) -> Probe:

@@ -22,7 +22,7 @@ from nope_probe.hooks.reading.residuals import capture_distances, capture_moment
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import WrittenPosition
+from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State
 from nope_probe.maps.layers import shared_patterns
 from nope_probe.run.folder import Run
@@ -72,7 +72,6 @@ class Behaviour(Study[Settings, BehaviourStudy]):
         self.engine, self.skip = Engine.of(session), self.settings.skip_keys_of(session.sequences())
         heads = {head_name(*place): ablation for place, ablation in self.plan.heads.items()}
         self.conditions = self.plan.conditions | heads
-        self.writing = [x for x in self.conditions.values() if x.condition.writers]
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes of the losses, of the heads' patterns, and of decoded positions."""
@@ -80,12 +79,12 @@ class Behaviour(Study[Settings, BehaviourStudy]):
         engines = {name: self._on(probe) for name, probe in plan.probes.items()}
         yield from calibration("calibration", engines["text"], [*self.conditions.values()])
         for probe, engine in engines.items():
-            if self._writes_elsewhere(engine):
+            if self._measured_on(engine):
                 key = f"positions/{probe}"
                 yield Pass(key=key, engine=engine, read=self._read_positions)
-        for name, ablation in self.conditions.items():
+        for name in self.conditions:
             for probe, engine in engines.items():
-                if ablation.heads is None or probe in HEAD_PROBES:
+                if name in plan.conditions or probe in HEAD_PROBES:
                     yield self._losses(name, probe, engine)
         if "heads" not in plan.skipped:
             yield from self._head_patterns(engines["text"])
@@ -108,17 +107,23 @@ class Behaviour(Study[Settings, BehaviourStudy]):
             batch_size=max(1, min(same_tokens, n_seqs // self.session.processes.count)),
         )
 
-    def _writes_elsewhere(self, engine: Engine) -> bool:
-        """Return whether positions that writers write are removed at another length than text's."""
-        length = self.plan.text.tokens.shape[1]
-        return bool(self.writing) and engine.inputs.shape[1] != length
+    def _measured_on(self, engine: Engine) -> list[Ablation]:
+        """Return the conditions whose means are measured anew on sequences of another length.
+
+        Written positions belong to one length, mean attention to all shorter ones too.
+        """
+        n, n_text = engine.inputs.shape[1], self.plan.text.tokens.shape[1]
+        return [
+            ablation
+            for ablation in self.conditions.values()
+            if (ablation.condition.writers and n != n_text)
+            or ("content" in ablation.condition and n > n_text)
+        ]
 
     def _read_positions(
         self, engine: Engine, key: str, ablation: Ablation | None
-    ) -> Mapping[str, WrittenPosition]:
-        measured = engine.calibrated(key, self.writing).calibration
-        assert measured is not None
-        return measured.positions
+    ) -> Calibration | None:
+        return engine.calibrated(key, self._measured_on(engine)).calibration
 
     def _losses(self, name: str, probe: str, engine: Engine) -> Pass:
         """Return the pass that reads the losses of a condition on a probe."""
@@ -127,15 +132,14 @@ class Behaviour(Study[Settings, BehaviourStudy]):
             ablation = replace(ablation, prefix=self.plan.probes[probe].prefix)
 
         def read(engine: Engine, key: str, ablation: Ablation | None) -> Losses:
-            if (
-                ablation is not None
-                and ablation.condition.writers
-                and self._writes_elsewhere(engine)
-            ):
-                positions = self._read_positions(engine, f"positions/{probe}", None)
+            if self.conditions[name] in self._measured_on(engine):
+                measured = self._read_positions(engine, f"positions/{probe}", None)
                 assert engine.calibration is not None
-                own = replace(engine.calibration, positions=positions)
-                engine = replace(engine, calibration=own)
+                assert measured is not None
+                measured = replace(
+                    engine.calibration, positions=measured.positions, patterns=measured.patterns
+                )
+                engine = replace(engine, calibration=measured)
             return by_document(engine.losses(key, ablation), self.plan.probes[probe].documents)
 
         kind, key = f"loss of {engine.inputs.shape[1]} tokens", f"loss/{name}/{probe}"
