@@ -43,17 +43,12 @@ def uses(loaded: LoadedModel, tokens: torch.Tensor) -> torch.Tensor:
     return both[both.isfinite().all(1)]
 
 
-def correlation(heads: torch.Tensor) -> torch.Tensor:
-    """Return Spearman's rank correlation of two columns."""
-    return torch.tensor(spearmanr(*heads.T.numpy()).statistic)
-
-
 def rows_of(name: str, n_seqs: int = 128, n_pos: int = 64) -> Iterator[Row]:
     """Yield the rank correlation over heads, for each claim, and both values of every head."""
     loaded = load_once(name)
     data = sequences(tokenizer=loaded.tokenizer, n_seqs=n_seqs, seq_len=n_pos)
     heads = uses(loaded, data.inputs)
-    ends = jackknife(heads, correlation)
+    ends = jackknife(heads, lambda some: torch.tensor(spearmanr(*some.T.numpy()).statistic))
     yield Row.of("fast_is_position", name, f"rank correlation, {len(heads)} heads", ends, above=0)
     yield Row.of("strong", name, f"rank correlation, {len(heads)} heads", ends, above=STRONG)
     for head, (share, use) in enumerate(heads.tolist()):

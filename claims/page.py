@@ -1,19 +1,19 @@
-"""Measure all claims and write docs/claims.md, docs/claims.csv and its figures: python claims/page.py.
+"""Measure all claims: python claims/page.py.
 
-With the word `draw` it writes the page and the figures of what is stored.
+Writes docs/claims.md, docs/claims.csv and figures. With the word `draw` it writes the page and the
+figures of what is stored.
 """
 
 from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from profiles import PARTS, ROLLOUTS
+from profiles import PARTS
 
 from claims import overall, table
 from nope_probe.figures.image import export
@@ -65,10 +65,11 @@ def page(stored: pd.DataFrame) -> str:
 
 HEADER = ["paper", "says", "of", "prediction", "refuted by", "our number", "verdict"]
 PROFILES = (
-    "One table of all measures: what the last position takes from the first position, the early ones "
-    "(up to n/8), the late ones (the last eighth without the last) and the last, over the middle "
-    "half, at 256 tokens (means of 12 texts). Influence is the norm of the gradient of a random "
-    "read-out of the final residual stream by an input embedding; attention is the mean over heads."
+    "All measures in one table: what the last position takes from the first position, the early "
+    "ones (up to n/8), the late ones (the last eighth without the last) and the last, over the "
+    "middle half, at 256 tokens (means of 12 texts). Influence is the norm of the gradient of a "
+    "random read-out of the final residual stream by an input embedding. Attention is the last "
+    "query's, the mean over heads and layers. Rollout is the product of the layers' attention."
 )
 
 
