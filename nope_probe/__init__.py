@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nope_probe.hooks.reading.capture import capture_losses as capture_losses
     from nope_probe.hooks.reading.capture import capture_scores as capture_scores
     from nope_probe.hooks.reading.capture import capture_stages as capture_stages
+    from nope_probe.hooks.removing.edited_weights import untrained as untrained
     from nope_probe.hooks.removing.removals import Ablation as Ablation
     from nope_probe.hooks.removing.replacements import Calibration as Calibration
     from nope_probe.maps.centred import row_centred as row_centred
@@ -78,6 +79,7 @@ _NAMES = {
     "nope_probe.hooks.reading.attention": "capture_attention",
     "nope_probe.hooks.reading.calibration": "calibrate",
     "nope_probe.hooks.reading.capture": "capture_losses capture_scores capture_stages",
+    "nope_probe.hooks.removing.edited_weights": "untrained",
     "nope_probe.hooks.removing.removals": "Ablation",
     "nope_probe.hooks.removing.replacements": "Calibration",
     "nope_probe.maps.centred": "row_centred",

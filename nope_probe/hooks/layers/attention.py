@@ -272,6 +272,17 @@ class Attention:
         error = relative_error(product[visible], self.hooked[:1][visible])
         return error <= max(1e-5, 4 * torch.finfo(self.q.dtype).eps)
 
+    def among(self, coordinates: Int[Tensor, " coordinate"]) -> Attention:
+        """Return attention whose scores are the part that some coordinates of q and k make.
+
+        Raises:
+            NotImplementedError: for scores that are no sum over coordinates.
+        """
+        if self.soft_cap is not None or self.hooked is not None:
+            raise NotImplementedError("soft-capped or hooked scores are no sum over coordinates")
+        q, k = (x[..., coordinates.to(x.device)] for x in (self.q, self.k))
+        return replace(self, q=q, k=k, bias=None)
+
     @property
     def visible_to_all(self) -> Bool[Tensor, "query_pos key_pos"]:
         """The cells that are visible in every head of the first sequence."""
