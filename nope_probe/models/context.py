@@ -21,6 +21,7 @@ from transformers.models.auto import modeling_auto as auto
 
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context, beyond_table
 from nope_probe.files import read_json
+from nope_probe.hooks.layers.text_decoder import context_in
 from nope_probe.models.gguf import read_gguf_config
 from nope_probe.models.names import (
     CHECKPOINTS,
@@ -55,12 +56,6 @@ def configured_context(name: str, revision: str | None = None) -> int | None:
     if name.lower() in PARAMETER_FREE:
         return PARAMETER_FREE_CONTEXT
     return context_in(_config_of(name, revision).get_text_config())
-
-
-def context_in(text: PreTrainedConfig) -> int | None:
-    """Return how many positions a model of this configuration takes; None if it does not say."""
-    names = ("max_position_embeddings", "max_seq_len")  # the second is MPT's
-    return next((getattr(text, name) for name in names if getattr(text, name, None)), None)
 
 
 def stated_lengths(name: str, revision: str | None = None) -> dict[str, int]:

@@ -27,7 +27,6 @@ from nope_probe.errors import UserError
 from nope_probe.models.context import is_decoder_class, read_config
 from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
 from nope_probe.models.names import ADAPTER, is_gguf, offline_if_unreachable, reading_model
-from nope_probe.models.parity import Reference, probe_tokens
 from nope_probe.models.weights import find_file, is_wanted, merge_adapter, read_weights
 
 # Causal masks, which older versions of transformers stored.
@@ -148,16 +147,6 @@ def validate_architecture(source: str, config: PreTrainedConfig) -> None:
             f"{source} is a {named}, which TransformerLens does not read; the nearest "
             f"architectures that it reads are {', '.join(near)}"
         ) from error
-
-
-def reference_of(hf: PreTrainedModel) -> Reference:
-    """Return plain transformers' outputs on the probe, before a bridge rewires the model."""
-    tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
-    with torch.inference_mode():
-        outputs = hf(tokens, output_attentions=True, use_cache=False)
-    attentions = getattr(outputs, "attentions", None) or ()  # a state-space model has none
-    patterns = tuple(attention for attention in attentions if attention is not None)
-    return Reference(logits=outputs.logits.float(), patterns=patterns)
 
 
 def validate_all_loaded(source: str, report: dict[str, Any]) -> None:

@@ -393,11 +393,6 @@ def first_layers(model: HookedModel, n_layers: int | None) -> tuple[int, ...]:
     return tuple(layer for layer in attending if layer < (n_layers or depth))
 
 
-def name_of(model: HookedModel) -> str:
-    """Return the name that a model's configuration has, or nothing."""
-    return str(getattr(model.cfg, "model_name", ""))
-
-
 def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:
     """Return how many folds the sequences are dealt to, 4 at least; by default 8 or fewer.
 

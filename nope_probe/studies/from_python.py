@@ -8,25 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from nope_probe.errors import UserError, as_tuple
-from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, layers_of, model_of
+from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.layers.objects import Model
 from nope_probe.hooks.removing.block_ablation import is_ablated
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
-from nope_probe.models.parity import describe
+from nope_probe.models.parity import as_loaded
 from nope_probe.run.folder import Run
 from nope_probe.run.process_group import own_device
 from nope_probe.run.processes import process_count
 from nope_probe.run.session import Call
 from nope_probe.run.settings import GIVEN, RunSettings, options_of, settings_from
 from nope_probe.run.sources import load_first_layers
-from nope_probe.studies.engine import as_sequences, folds_for_intervals, name_of
+from nope_probe.studies.engine import as_sequences, folds_for_intervals
 from nope_probe.studies.study import Study, run_study
 
-Model: TypeAlias = str | HookedModel | LoadedModel
+ModelOrName: TypeAlias = str | Model
 Settings = TypeVar("Settings", bound=RunSettings)
 Result = TypeVar("Result", bound=Run)
 Function = TypeVar("Function", bound=Callable[..., Run])
@@ -71,7 +71,7 @@ def run_of(
     result: type[Result],
     study: type[Study[Settings]],
     kind: type[Settings],
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None,
     out: Path | str | None,
     options: Mapping[str, object],
@@ -82,8 +82,7 @@ def run_of(
         result: the class of what is read.
         study: the command's.
         kind: the class of its settings.
-        model: a name, as the command takes it, what `load` returns, a HookedTransformer or a
-            TransformerBridge.
+        model: a name, as the command takes it, or a model that `load` takes or returns.
         inputs: what the captures take; by default the sequences that the options describe.
         out: the folder of the run; by default a temporary one.
         options: the command's flags, with underscores.
@@ -101,7 +100,7 @@ def run_of(
 
 
 def _settings_of(
-    kind: type[Settings], model: Model, inputs: Given | None, options: Mapping[str, object]
+    kind: type[Settings], model: ModelOrName, inputs: Given | None, options: Mapping[str, object]
 ) -> tuple[Settings, Call]:
     """Return the settings of a run, and the model and sequences that are not made from them.
 
@@ -160,13 +159,3 @@ def _load(settings: RunSettings) -> LoadedModel:
     """Load the model that the settings name, before the run: inputs become its tokens."""
     validate_reachable(settings.model, settings.revision)
     return load_first_layers(settings, own_device(settings.device))
-
-
-def as_loaded(model: HookedModel | LoadedModel) -> LoadedModel:
-    """Return a model in memory with its tokenizer and its description."""
-    if isinstance(model, LoadedModel):
-        return model
-    layers_of(model_of(model))  # raises for what is no model
-    hooked: Any = model
-    info = describe(model, name_of(model))
-    return LoadedModel(model=hooked, tokenizer=getattr(model, "tokenizer", None), info=info)

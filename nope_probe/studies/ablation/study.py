@@ -25,7 +25,7 @@ from nope_probe.studies.engine import (
     validate_first_sequence,
     validate_removable,
 )
-from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.study import Pass, Study, run_study
 
 
@@ -122,7 +122,7 @@ class AblationStudy(Run):
 
 @takes(Settings)
 def run_ablations(
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
@@ -134,8 +134,8 @@ def run_ablations(
     does. A progress bar goes to stderr.
 
     Args:
-        model: a name, as the command takes it; what `load` returns; a HookedTransformer or a
-            TransformerBridge. A model that is no name is studied in all its layers by default.
+        model: a name, as the command takes it, or a model that `load` takes or returns. A model
+            that is no name is studied in all its layers by default.
         inputs: what `capture_scores` takes; vectors for a parameter-free model. By default the
             sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
         out: a folder for the run, as the command writes it: a new one, or one whose run was

@@ -36,7 +36,7 @@ from nope_probe.studies.attention.why import (
     query_of,
 )
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
-from nope_probe.studies.from_python import Model, as_loaded, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, as_loaded, run_of, takes
 from nope_probe.studies.study import Pass, Study, calibration, captured, run_study
 
 UNNAMED = ("format", "given")  # of a manifest's settings: no flags
@@ -107,7 +107,7 @@ class AttentionStudy(Run):
 
     kind = "attention"
 
-    model: Model | None = None
+    model: ModelOrName | None = None
 
     @property
     def attention(self) -> pd.DataFrame:
@@ -173,7 +173,7 @@ class AttentionStudy(Run):
 
 @takes(Settings)
 def run_attention(
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
@@ -182,8 +182,8 @@ def run_attention(
     """Split each head's attention into position and content, as the `attention` command does.
 
     Args:
-        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
-            TransformerBridge. Inside `ablated`, the ablated model is measured.
+        model: a name, as the command takes it, or a model that `load` takes or returns. Inside
+            `ablated`, the ablated model is measured.
         inputs: any inputs of `capture_scores`. By default the sequences that the options describe
             (`data`, `n_seqs`, `seq_len`, ...).
         out: a folder for the run, as the command writes it: a new one, or one whose run was

@@ -38,7 +38,7 @@ from nope_probe.studies.behaviour.plan import (
 )
 from nope_probe.studies.behaviour.settings import Settings
 from nope_probe.studies.engine import Engine
-from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.study import Pass, Study, calibration, captured, run_study
 
 Name = TypeVar("Name")
@@ -259,7 +259,7 @@ class BehaviourStudy(Run):
 
 @takes(Settings)
 def run_behaviour(
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
@@ -268,8 +268,8 @@ def run_behaviour(
     """Measure a model's behaviour as the `behaviour` command does, and return its tables.
 
     Args:
-        model: a name, as the command takes it; what `load` returns; a HookedTransformer or a
-            TransformerBridge, with its tokenizer.
+        model: a name, as the command takes it, or a model that `load` takes or returns, with its
+            tokenizer.
         inputs: text, as `capture_losses` takes it; the sequences of one text are one document only
             where `sequences` cut them. By default the sequences that the options describe (`data`,
             `n_seqs`, `seq_len`, ...). Extrapolation needs windows of its own, so it is measured

@@ -31,7 +31,7 @@ from nope_probe.run.sources import load_layers
 from nope_probe.studies.circuit.page import report
 from nope_probe.studies.circuit.settings import Settings
 from nope_probe.studies.engine import Engine, ablation_of, are_finite
-from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Study, calibration, run_study
 from nope_probe.studies.tables import measures_table
@@ -180,7 +180,7 @@ def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
 
 @takes(Settings)
 def run_circuit(
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
@@ -189,8 +189,7 @@ def run_circuit(
     """Capture the stages (a) to (i) of a block, as the `circuit` command does.
 
     Args:
-        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
-            TransformerBridge.
+        model: a name, as the command takes it, or a model that `load` takes or returns.
         inputs: any inputs of `capture_stages`. By default the sequences that the options describe
             (`data`, `n_seqs`, `seq_len`, ...).
         out: a folder for the run, as the command writes it: a new one, or one whose run was

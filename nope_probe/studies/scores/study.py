@@ -49,7 +49,7 @@ from nope_probe.run.processes import tell
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.engine import Engine, validate_first_sequence
-from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.page import with_page
 from nope_probe.studies.scores.heads import (
     HeadMeans,
@@ -381,7 +381,7 @@ def _folds(measured: MeasuredScores) -> dict[str, dict[str, np.ndarray]]:
 
 @takes(Settings)
 def run_scores(
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
@@ -390,8 +390,7 @@ def run_scores(
     """Map a model's mean scores, whole or per head, as the `scores` command does.
 
     Args:
-        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
-            TransformerBridge.
+        model: a name, as the command takes it, or a model that `load` takes or returns.
             Inside `ablated`, the ablated model is measured.
         inputs: any inputs of `capture_scores`. By default the sequences that the options describe
             (`data`, `n_seqs`, `seq_len`, ...).

@@ -17,7 +17,7 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.positions import PositionSums
 from nope_probe.run.folder import Run
 from nope_probe.studies.engine import Engine, validate_first_sequence
-from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.study import Pass, Study, run_study
 from nope_probe.studies.trace.analyse import TraceTables, analyse, trace_of
 from nope_probe.studies.trace.page import lead
@@ -110,7 +110,7 @@ class Trace(Run):
 
 @takes(Settings)
 def run_trace(
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
@@ -119,8 +119,8 @@ def run_trace(
     """Find who writes the position that each layer reads, as the `trace` command does.
 
     Args:
-        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
-            TransformerBridge. A loaded model is traced in all its layers by default.
+        model: a name, as the command takes it, or a model that `load` takes or returns. A loaded
+            model is traced in all its layers by default.
             Inside `ablated`, the ablated model is traced, with `confirm=0`.
         inputs: any inputs of `capture_scores`; vectors for a parameter-free model. By default the
             sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
