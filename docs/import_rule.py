@@ -127,4 +127,8 @@ def _is_across_commands(module: str, imported: str) -> bool:
     `paper` and `compare` run others.
     """
     folders = [name.split(".")[2:-1] for name in (module, imported) if ".studies." in name]
-    return len(folders) == 2 and [] not in folders and folders[0] not in (["paper"], ["compare"], folders[1])
+    return (
+        len(folders) == 2
+        and [] not in folders
+        and folders[0] not in (["paper"], ["compare"], folders[1])
+    )

@@ -21,7 +21,7 @@ from transformers.models.auto import modeling_auto as auto
 
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context, beyond_table
 from nope_probe.files import read_json
-from nope_probe.hooks.layers.text_decoder import context_in
+from nope_probe.hooks.layers.text_decoder import context_in, text_config_of
 from nope_probe.models.gguf import read_gguf_config
 from nope_probe.models.names import (
     CHECKPOINTS,
@@ -142,6 +142,8 @@ def read_config(
 ) -> PreTrainedConfig:
     """Read a causal decoder's configuration, reduced to the first layers if asked.
 
+    Of a multimodal model, it is the configuration of the text decoder.
+
     A Llama that was trained without RoPE gets the configuration of a SmolLM3 without RoPE, which
     has the same weights.
 
@@ -157,6 +159,7 @@ def read_config(
         if not without_rope:
             validate_no_remote_code(source, fields)
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        config = text_config_of(config)
     if config.architectures is None:  # of a GGUF file, or left out of a config.json
         named = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
         config.architectures = None if named is None else [named]

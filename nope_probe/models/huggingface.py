@@ -24,6 +24,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNO
 from transformers.utils import logging
 
 from nope_probe.errors import UserError
+from nope_probe.hooks.layers.text_decoder import OF
 from nope_probe.models.context import is_decoder_class, read_config
 from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
 from nope_probe.models.names import ADAPTER, is_gguf, offline_if_unreachable, reading_model
@@ -127,7 +128,10 @@ def _load_model(
         return load_gguf(kind, source, revision, options)
     if getattr(config, "quantization_config", None):
         return load_quantised(kind, source, revision, options)
-    weights = read_weights(source, n_layers=n_layers, revision=revision)
+    of_text = hasattr(config, OF)
+    weights = read_weights(source, n_layers=n_layers, revision=revision, of_text=of_text)
+    if of_text:
+        config.tie_word_embeddings = "lm_head.weight" not in weights
     return kind.from_pretrained(None, state_dict=weights, **options)
 
 

@@ -48,13 +48,17 @@ def describe(
 
     By default, the architecture is the class of the hooked model, or of the model in its bridge.
     """
-    layers = layers_of(model)
+    layers, within = layers_of(model), getattr(model, "original_model", model)
+    architecture = architecture or type(within).__name__
+    whole = getattr(getattr(within, "config", None), "text_decoder_of", None)
+    if whole is not None:
+        architecture += f", the text decoder of a {whole},"
     return ModelInfo(
         name=name,
         source=source,
         revision=revision,
         gguf=gguf,
-        architecture=architecture or type(getattr(model, "original_model", model)).__name__,
+        architecture=architecture,
         kind=layers[0].kind,
         n_layers=len(blocks_of(model)),
         depth=depth or len(blocks_of(model)),

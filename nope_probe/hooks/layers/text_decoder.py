@@ -23,6 +23,7 @@ _SAME_WEIGHTS = {
     "qwen3_vl_text": "qwen3",
     "qwen3_vl_moe_text": "qwen3_moe",
 }
+_OTHERWISE = ("paligemma", "pi0")  # run their decoder without a mask, on scaled embeddings
 _TEXT = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(lm_head\.)?")
 _OTHER = re.compile(r"^(?:model\.)?\w*(?:vis(?:ion|ual)|image|audio|proj|connector|aligner)\w*\.")
 _NAMES = ("model_type", "architectures", "transformers_version")
@@ -42,7 +43,8 @@ def text_config_of(config: PreTrainedConfig) -> PreTrainedConfig:
     """
     text = getattr(config, "text_config", None)
     same = _SAME_WEIGHTS.get(getattr(text, "model_type", ""))
-    if text is None or not (same or type(text) in MODEL_FOR_CAUSAL_LM_MAPPING):
+    is_known = same is not None or type(text) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if config.model_type in _OTHERWISE or not is_known:
         return config
     if same is not None:
         fields = text.to_dict()

@@ -185,7 +185,7 @@ def test_every_public_function_takes_a_model_and_texts_with_its_tokenizer(tiny: 
     for name, tensor in maps.to_tensors().items():
         assert torch.equal(tensor.nan_to_num(), expected.to_tensors()[name].nan_to_num())
     assert calibrate(hf, TOKENS).checksum == calibrate(known, TOKENS).checksum
-    columns = head_scores(hf, TOKENS, n_folds=4)
+    columns = head_scores(nnsight, TOKENS, n_folds=4)
     assert columns.equals(head_scores(known, TOKENS, n_folds=4))
     with pytest.raises(UserError, match=r"no tokenizer, .*; load\(model, tokenizer\) gives it one"):
         capture_scores(hf, "a text")
