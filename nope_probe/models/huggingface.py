@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -65,6 +65,7 @@ def load_hugging_face(
     revision: str | None = None,
     device_map: DeviceMap | None = None,
     allow_unused: bool = False,
+    adapters: Sequence[str] = (),
 ) -> Decoder:
     """Load a causal decoder with eager attention, and its tokenizer.
 
@@ -79,6 +80,7 @@ def load_hugging_face(
         device_map: how Hugging Face places the parts: `auto`, `balanced`, `sequential`, or a device
             per part.
         allow_unused: load a model whose files hold tensors that it does not use.
+        adapters: folders of adapters, which are merged into the weights one after the other.
 
     Raises:
         UserError: for a model that cannot be loaded (offline, gated, missing, broken), that is no
@@ -103,8 +105,14 @@ def load_hugging_face(
         model.name_or_path = model.config.name_or_path = source
         validate_all_loaded(source, report)
         validate_not_offloaded(source, model)
-        with reading_model(source, "adapter"):
-            model, adapter, unused = merge_adapter(source, model, n_layers, revision)
+        kinds, unused = [], set[str]()
+        for folder in (source, *adapters):
+            with reading_model(folder, "adapter"):
+                model, kind, others = merge_adapter(folder, model, n_layers, revision)
+                kinds += [kind] if kind is not None else []
+                unused |= others
+                if folder != source and has_tokenizer(folder):
+                    tokenizer = load_tokenizer(folder, d_vocab=model.config.vocab_size)
     for name in report["unexpected_keys"]:
         if is_wanted(name, n_layers) and not _MASKS.search(name):
             unused.add(name)
@@ -113,7 +121,7 @@ def load_hugging_face(
     return Decoder(
         model=model.eval().requires_grad_(False),
         tokenizer=tokenizer,
-        adapter=adapter,
+        adapter=" + ".join(kinds) or None,
         unused=tuple(sorted(unused)),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from nope_probe.errors import UserError
+from nope_probe.errors import UserError, as_tuple
 from nope_probe.hooks.layers.bridges import boot_bridge
 from nope_probe.hooks.layers.objects import Model
 from nope_probe.hooks.layers.parity import reference_of
@@ -21,6 +22,7 @@ from nope_probe.models.names import (
     CHECKPOINTS,
     FETCHED,
     PARAMETER_FREE,
+    base_of,
     is_gguf,
     reading_model,
     resolve,
@@ -58,8 +60,9 @@ def to_hooked(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
 
 
 def load(
-    what: str | Path | Model | LoadedModel,
+    what: str | Path | Model | LoadedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    adapter: str | Path | Sequence[str | Path] | None = None,
     *,
     n_layers: int | None = None,
     device: str = "cpu",
@@ -84,6 +87,8 @@ def load(
             TransformerBridge.
         tokenizer: the model's tokenizer; by default the one in its folder, none for a transformers
             model in memory, which then takes tokens and no text.
+        adapter: the folder of an adapter (LoRA, DoRA and what else peft merges), or several in
+            turn, merged into the weights; without `what`, into the base model that the first names.
         n_layers: load only the first layers.
         device: a torch device.
         dtype: float32 by default, bfloat16 for Hugging Face models on CUDA.
@@ -106,7 +111,16 @@ def load(
         >>> load("nope-tiny").info.rope_layers
         (False, False, False, False)
     """
+    adapters = [str(folder) for folder in as_tuple(adapter)] if adapter is not None else []
+    bases = [base_of(folder) for folder in adapters]
+    if what is None:
+        what = bases[0] if bases else ""
     if not isinstance(what, str | Path):
+        if adapters:
+            raise UserError(
+                "an adapter is merged into a model by name: wrap a model in memory by "
+                "peft.PeftModel.from_pretrained(model, adapter)"
+            )
         if (n_layers, device, dtype, revision, device_map, n_ctx) != (None, "cpu", *[None] * 4):
             raise UserError(
                 "a model in memory is taken as it is: leave out the options of how it is loaded"
@@ -114,12 +128,7 @@ def load(
         return as_loaded(what, tokenizer)
     name = str(what)
     key = name.lower()
-    if n_layers is not None and n_layers < 1:
-        raise UserError(f"expected at least 1 layer, got {n_layers}")
-    if revision is not None:
-        validate_revision(name)
-    if device_map is not None and key in (*CHECKPOINTS, *PARAMETER_FREE):
-        raise UserError(f"{name} is small and stays on one device: leave out --device-map")
+    _validate_options(name, adapters, n_layers, revision, device_map)
     if n_ctx is not None:
         validate_context(name, n_ctx, beyond=True, revision=revision)
     if key in PARAMETER_FREE:
@@ -140,6 +149,7 @@ def load(
         revision=revision,
         device_map=device_map,
         allow_unused=allow_unused,
+        adapters=adapters,
     )
     hf = decoder.model if device_map is not None else decoder.model.to(device)
     with reading_model(source, "forward pass"):
@@ -167,6 +177,25 @@ def load(
     if tokenizer is not None:
         model.tokenizer = deepcopy(tokenizer)
     return LoadedModel(model=model, tokenizer=tokenizer or decoder.tokenizer, info=info)
+
+
+def _validate_options(
+    name: str,
+    adapters: Sequence[str],
+    n_layers: int | None,
+    revision: str | None,
+    device_map: DeviceMap | None,
+) -> None:
+    """Check that options have an effect on a model of this name."""
+    key = name.lower()
+    if n_layers is not None and n_layers < 1:
+        raise UserError(f"expected at least 1 layer, got {n_layers}")
+    if revision is not None:
+        validate_revision(name)
+    if device_map is not None and key in (*CHECKPOINTS, *PARAMETER_FREE):
+        raise UserError(f"{name} is small and stays on one device: leave out --device-map")
+    if adapters and key in PARAMETER_FREE:
+        raise UserError(f"{name} has no weights for an adapter to change")
 
 
 def _placed(model: Hooked, device: str, dtype: torch.dtype | None) -> Hooked:

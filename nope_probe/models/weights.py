@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,7 @@ def merge_adapter(
     weights = _read(file, None, n_layers)
     if not weights:  # the adapter changes later layers alone
         return model, kind, set()
+    _resize(model, weights)
     adapted: Any = None if config.is_prompt_learning else get_peft_model(model, config)
     if not hasattr(adapted, "merge_and_unload"):
         raise UserError(
@@ -194,3 +196,13 @@ def merge_adapter(
         raise UserError(f"the adapter of {source} lacks weights, such as {min(lacking)}")
     loaded: Any = set_weights(adapted, weights)
     return adapted.merge_and_unload(safe_merge=True), kind, set(loaded.unexpected_keys)
+
+
+def _resize(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """Give a model as many tokens as its adapter's embedding has, if the adapter holds one."""
+    embedding = model.get_input_embeddings()
+    named = next(name for name, module in model.named_modules() if module is embedding)
+    for name, weight in weights.items():
+        is_whole = name.endswith((f".{named}.weight", f".{named}.base_layer.weight"))
+        if is_whole and len(weight) != model.config.vocab_size:
+            model.resize_token_embeddings(len(weight), mean_resizing=False)

@@ -45,6 +45,7 @@ from nope_probe.models.info import ModelInfo
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
+    base_of,
     path_of,
     validate_revision,
 )
@@ -270,6 +271,13 @@ ModelFlag = Annotated[
     ),
 ]
 RevisionFlag = Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")]
+AdapterFlag = Annotated[
+    tuple[str, ...],
+    _arg(
+        help="Folders of adapters (LoRA and what else peft merges), merged in turn; without "
+        "--model into the base model that the first names."
+    ),
+]
 BeyondContextFlag = Annotated[
     bool, _arg(help="Take a --seq-len beyond the model's context; no table of positions does.")
 ]
@@ -286,6 +294,7 @@ OFFSET_BINS = _arg(
 # Raised when a column, an array or a setting begins to mean something else: runs of another format
 # are neither read nor taken up.
 FORMAT = 5
+DEFAULT_MODEL = "rope-tiny"
 FIRST_LAYERS = 4  # that are studied by default
 # A batch of long sequences must not take minutes: a run stops between batches.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
@@ -302,7 +311,8 @@ NO_EFFECT_ON = {
 class RunSettings(SessionSettings):
     """Which model is run, on which sequences, and how."""
 
-    model: ModelFlag = "rope-tiny"
+    model: ModelFlag = DEFAULT_MODEL
+    adapter: AdapterFlag = ()
     revision: RevisionFlag = None
     allow_unused: AllowUnusedFlag = False
     data: Annotated[
@@ -377,6 +387,10 @@ class RunSettings(SessionSettings):
     ] = 32
     out: Annotated[Path | None, _arg(help="Folder of the run [runs/COMMAND-MODEL-HASH].")] = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "model", adapted_model(self.model, self.adapter))
+
     # Settings that change neither the numbers nor the folder's name.
     unrecorded: ClassVar[tuple[str, ...]] = ("out", "checkpoint_every")
 
@@ -405,6 +419,7 @@ class RunSettings(SessionSettings):
             "beyond_context": False,
             "offset_bins": "auto",
             "allow_unused": False,
+            "adapter": (),
         }
         unset = [name for name, default in defaults.items() if settings.get(name) == default]
         left_out = {*self.unrecorded, *unset}
@@ -484,6 +499,7 @@ class RunSettings(SessionSettings):
         """
         made_here = self.model.lower().startswith("parameter-free")
         files = {} if made_here else {"model": path_of(self.model)}
+        files |= {f"adapter {n}": path_of(folder) for n, folder in enumerate(self.adapter, 1)}
         has_no_file = self.data in ("random", "gaussian") or not self.reads_corpus
         return files if has_no_file else files | {"data": file_of(self.data)}
 
@@ -537,6 +553,11 @@ class RunSettings(SessionSettings):
     def layers_of(self, info: ModelInfo) -> tuple[int, ...]:
         """Return the numbers of the layers that have maps: the first layers that attend."""
         return tuple(layer for layer in info.attending if layer < self.depth_in(info))
+
+
+def adapted_model(model: str, adapters: tuple[str, ...]) -> str:
+    """Return the model that is loaded: by default the base model of the first adapter."""
+    return base_of(adapters[0]) if adapters and model == DEFAULT_MODEL else model
 
 
 # Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.

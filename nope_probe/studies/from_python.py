@@ -30,7 +30,7 @@ ModelOrName: TypeAlias = str | Model
 Settings = TypeVar("Settings", bound=RunSettings)
 Result = TypeVar("Result", bound=Run)
 Function = TypeVar("Function", bound=Callable[..., Run])
-OF_MODEL = ("revision", "allow_unused", "device", "device_map", "dtype")
+OF_MODEL = ("adapter", "revision", "allow_unused", "device", "device_map", "dtype")
 OF_INPUTS = (
     *("data", "windows", "pack", "bos", "alpha", "shuffle"),
     *("n_seqs", "seq_len", "beyond_context"),

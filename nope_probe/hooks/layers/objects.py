@@ -187,7 +187,8 @@ def _copy(original: PreTrainedModel) -> PreTrainedModel:
     text = text_config_of(copied.config)
     if text is not copied.config:
         copied = text_decoder(copied, text)
-    if copied.get_output_embeddings() is None or copied.config.is_encoder_decoder:
+    is_other = copied.config.is_encoder_decoder or hasattr(copied.config, "text_config")
+    if is_other or copied.get_output_embeddings() is None:
         raise UserError(f"a {type(original).__name__} is not taken; what is taken is {TAKEN}")
     copied.set_attn_implementation("eager")
     return copied.eval()

@@ -41,13 +41,13 @@ def text_config_of(config: PreTrainedConfig) -> PreTrainedConfig:
 
     The given one also comes back where transformers has no class for the decoder.
     """
-    text = getattr(config, "text_config", None)
+    text: Any = getattr(config, "text_config", None)
     same = _SAME_WEIGHTS.get(getattr(text, "model_type", ""))
     is_known = same is not None or type(text) in MODEL_FOR_CAUSAL_LM_MAPPING
     if config.model_type in _OTHERWISE or not is_known:
         return config
     if same is not None:
-        fields = text.to_dict()
+        fields = {"norm_topk_prob": True, **text.to_dict()}  # as the experts of Qwen3-VL always do
         text = CONFIG_MAPPING[same](**{name: fields[name] for name in fields if name not in _NAMES})
     text.architectures = [class_of(text).__name__]
     setattr(text, OF, (config.architectures or [config.model_type])[0])

@@ -11,14 +11,17 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.models.names import path_of, validate_revision
 from nope_probe.run.settings import (
+    DEFAULT_MODEL,
     LAYERS,
     SEED,
     SEQ_LEN,
+    AdapterFlag,
     AllowUnusedFlag,
     BeyondContextFlag,
     BoundedSettings,
     ModelFlag,
     RevisionFlag,
+    adapted_model,
     validate_effects,
 )
 from nope_probe.studies.layers.expect import Expectation, parse_expectation
@@ -35,7 +38,8 @@ class Settings(BoundedSettings):
     table, and the differences to the configuration.
     """
 
-    model: ModelFlag = "rope-tiny"
+    model: ModelFlag = DEFAULT_MODEL
+    adapter: AdapterFlag = ()
     revision: RevisionFlag = None
     allow_unused: AllowUnusedFlag = False
     layers: Annotated[int | Literal["all"], LAYERS, _arg(help="How many first layers to read.")] = (
@@ -61,6 +65,10 @@ class Settings(BoundedSettings):
     json: Annotated[bool, _arg(help="Print JSON instead of the table.")] = False
     seed: Annotated[int, SEED, _arg(help="Seed of the batch.")] = 0
     device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "model", adapted_model(self.model, self.adapter))
 
     def sources(self) -> dict[str, Path | None]:
         """Return the paths of the model's files; None for a model on the Hub."""
