@@ -184,6 +184,7 @@ def merge_adapter(
     weights = _read(file, None, n_layers)
     if not weights:  # the adapter changes later layers alone
         return model, kind, set()
+    config.base_model_name_or_path = model.name_or_path  # peft warns of another name
     _resize(model, weights)
     adapted: Any = None if config.is_prompt_learning else get_peft_model(model, config)
     if not hasattr(adapted, "merge_and_unload"):

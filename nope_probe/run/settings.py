@@ -294,12 +294,16 @@ OFFSET_BINS = _arg(
 # Raised when a column, an array or a setting begins to mean something else: runs of another format
 # are neither read nor taken up.
 FORMAT = 5
-DEFAULT_MODEL = "rope-tiny"
 FIRST_LAYERS = 4  # that are studied by default
 # A batch of long sequences must not take minutes: a run stops between batches.
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 # The `data` of a run on sequences that a call from Python gives.
 GIVEN = "given in Python"
+# What given sequences take the place of.
+OF_INPUTS = (
+    *("data", "windows", "pack", "bos", "alpha", "shuffle"),
+    *("n_seqs", "seq_len", "beyond_context"),
+)
 # The settings without effect on a source of data; another value than the default is refused.
 NO_EFFECT_ON = {
     "gaussian": ("windows", "pack", "bos", "shuffle"),
@@ -311,7 +315,7 @@ NO_EFFECT_ON = {
 class RunSettings(SessionSettings):
     """Which model is run, on which sequences, and how."""
 
-    model: ModelFlag = DEFAULT_MODEL
+    model: ModelFlag = "rope-tiny"
     adapter: AdapterFlag = ()
     revision: RevisionFlag = None
     allow_unused: AllowUnusedFlag = False
@@ -323,6 +327,13 @@ class RunSettings(SessionSettings):
             "owner/name:config) or a local folder of one."
         ),
     ] = "shipped"
+    tokens: Annotated[
+        Path | None,
+        _arg(
+            help="A .npy or .safetensors file of token ids [seq, pos] to run instead of --data; "
+            "`documents` in the latter says which sequences belong together."
+        ),
+    ] = None
     windows: Annotated[
         Literal["random", "start"],
         _arg(help="Where sequences begin in documents; start: at the first token (the paper's)."),
@@ -389,10 +400,10 @@ class RunSettings(SessionSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "model", adapted_model(self.model, self.adapter))
+        take_base_model(self)
 
     # Settings that change neither the numbers nor the folder's name.
-    unrecorded: ClassVar[tuple[str, ...]] = ("out", "checkpoint_every")
+    unrecorded: ClassVar[tuple[str, ...]] = ("out", "checkpoint_every", "tokens")
 
     @property
     def subject(self) -> str:
@@ -555,9 +566,11 @@ class RunSettings(SessionSettings):
         return tuple(layer for layer in info.attending if layer < self.depth_in(info))
 
 
-def adapted_model(model: str, adapters: tuple[str, ...]) -> str:
-    """Return the model that is loaded: by default the base model of the first adapter."""
-    return base_of(adapters[0]) if adapters and model == DEFAULT_MODEL else model
+def take_base_model(settings: Any) -> None:
+    """Set a default model to the base model of the first adapter, if settings name adapters."""
+    default = type(settings).model  # a dataclass keeps its defaults on the class
+    if settings.adapter and settings.model == default:
+        object.__setattr__(settings, "model", base_of(settings.adapter[0]))
 
 
 # Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.

@@ -21,20 +21,16 @@ from nope_probe.run.folder import Run
 from nope_probe.run.process_group import own_device
 from nope_probe.run.processes import process_count
 from nope_probe.run.session import Call
-from nope_probe.run.settings import GIVEN, RunSettings, options_of, settings_from
+from nope_probe.run.settings import OF_INPUTS, RunSettings, options_of, settings_from
 from nope_probe.run.sources import load_first_layers
-from nope_probe.studies.engine import as_sequences, folds_for_intervals
+from nope_probe.studies.engine import as_sequences, on_inputs
 from nope_probe.studies.study import Study, run_study
 
 ModelOrName: TypeAlias = str | Model
 Settings = TypeVar("Settings", bound=RunSettings)
 Result = TypeVar("Result", bound=Run)
 Function = TypeVar("Function", bound=Callable[..., Run])
-OF_MODEL = ("adapter", "revision", "allow_unused", "device", "device_map", "dtype")
-OF_INPUTS = (
-    *("data", "windows", "pack", "bos", "alpha", "shuffle"),
-    *("n_seqs", "seq_len", "beyond_context"),
-)
+OF_MODEL = ("adapter", "tokens", "revision", "allow_unused", "device", "device_map", "dtype")
 
 
 def takes(kind: type[RunSettings]) -> Callable[[Function], Function]:
@@ -117,7 +113,7 @@ def _settings_of(
             "inside which capture_scores and capture_losses measure the model"
         )
     if inputs is not None:
-        _refuse(options, OF_INPUTS, "inputs of your own")
+        _refuse(options, (*OF_INPUTS, "tokens"), "inputs of your own")
     if isinstance(model, str):
         settings = settings_from(kind, {**options, "model": model})
         if inputs is None:
@@ -133,10 +129,8 @@ def _settings_of(
     if inputs is None:
         return settings, Call(loaded=loaded)
     data = as_sequences(loaded.model, inputs)
-    n_seqs, seq_len = data.inputs.shape[:2]
-    n_folds = folds_for_intervals(data, settings.folds if "folds" in options else None)
-    settings = replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=n_folds)
-    return settings, Call(loaded=loaded, is_named=isinstance(model, str), inputs=data)
+    n_folds = settings.folds if "folds" in options else None
+    return on_inputs(settings, loaded, data, n_folds, is_named=isinstance(model, str))
 
 
 def _validate_intact(loaded: LoadedModel, settings: RunSettings) -> None:

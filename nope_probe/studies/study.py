@@ -31,7 +31,7 @@ from nope_probe.run.processes import status, tell, validate_one_process
 from nope_probe.run.session import SIZES, Call, Session
 from nope_probe.run.settings import SessionSettings
 from nope_probe.run.sources import load_model
-from nope_probe.studies.engine import Engine, position_keys
+from nope_probe.studies.engine import Engine, on_tokens, position_keys
 
 Chosen = TypeVar("Chosen", bound=SessionSettings)
 
@@ -140,6 +140,12 @@ def run_study(
     Raises:
         UserError: for what cannot be done.
     """
+    tokens = getattr(settings, "tokens", None)
+    if tokens is not None and (call is None or call.loaded is None):
+        named: Any = settings
+        is_kept = call is None or call.is_kept
+        settings, call = on_tokens(named, tokens)
+        call = replace(call, is_kept=is_kept)
     with ExitStack() as stack:
         if dry:
             validate_one_process()

@@ -11,7 +11,6 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.models.names import path_of, validate_revision
 from nope_probe.run.settings import (
-    DEFAULT_MODEL,
     LAYERS,
     SEED,
     SEQ_LEN,
@@ -21,7 +20,7 @@ from nope_probe.run.settings import (
     BoundedSettings,
     ModelFlag,
     RevisionFlag,
-    adapted_model,
+    take_base_model,
     validate_effects,
 )
 from nope_probe.studies.layers.expect import Expectation, parse_expectation
@@ -38,7 +37,7 @@ class Settings(BoundedSettings):
     table, and the differences to the configuration.
     """
 
-    model: ModelFlag = DEFAULT_MODEL
+    model: ModelFlag = "rope-tiny"
     adapter: AdapterFlag = ()
     revision: RevisionFlag = None
     allow_unused: AllowUnusedFlag = False
@@ -68,7 +67,7 @@ class Settings(BoundedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "model", adapted_model(self.model, self.adapter))
+        take_base_model(self)
 
     def sources(self) -> dict[str, Path | None]:
         """Return the paths of the model's files; None for a model on the Hub."""
