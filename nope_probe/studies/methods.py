@@ -96,7 +96,8 @@ def _of_model(facts: Manifest) -> dict[str, Any]:
     asked, in_memory = settings.get("layers"), "given" in settings
     n_layers = model["n_layers"]
     if in_memory and facts["kind"] != "behaviour":  # which runs all layers
-        n_layers = {"all": n_layers, "auto": min(FIRST_LAYERS, n_layers)}.get(asked, asked)
+        first = {None: n_layers, "all": n_layers, "auto": min(FIRST_LAYERS, n_layers)}
+        n_layers = first.get(asked, asked)  # `circuit` records none: it runs what it loads
     # A model in memory may be the first layers of a larger one.
     every = " (all layers)" if asked == "all" and not in_memory else ""
     n_rope = sum(model["rope_layers"][:n_layers])
