@@ -220,3 +220,31 @@ def test_a_bridge_that_computes_something_else_is_refused(
     with pytest.raises(UserError, match="fails parity: logits off by"):
         checked_model(hf)
     assert hf.config.vocab_size == D_VOCAB
+
+
+class Int8Linear(nn.Module):
+    """A linear map whose weight is stored in 8 bits, a scale for each row."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.scale = linear.weight.abs().amax(1, keepdim=True) / 127
+        rounded = (linear.weight / self.scale).round().to(torch.int8)
+        self.weight, self.bias = nn.Parameter(rounded, requires_grad=False), linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight * self.scale, self.bias)
+
+
+def test_packed_weights_run_and_say_that_they_cannot_be_replaced(tiny: ByName) -> None:
+    hf, plain = deepcopy(tiny("llama").hf), deepcopy(tiny("llama").hf)
+    for path in ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj"):
+        for layer, other in zip(hf.model.layers, plain.model.layers, strict=True):
+            packed = Int8Linear(layer.get_submodule(path))
+            layer.set_submodule(path, packed)
+            other.get_submodule(path).weight.data = packed.weight * packed.scale
+    for removed in ("mask", "rope", "mlp", "w_v"):
+        with ablated(hf, removed, tokens=TOKENS) as model, ablated(plain, removed, tokens=TOKENS):
+            assert distance(capture_losses(model, TOKENS), capture_losses(plain, TOKENS)) <= NETWORK
+    with pytest.raises(ValueError, match="quantisation packs its numbers"), ablated(hf, "w_q"):
+        pass
