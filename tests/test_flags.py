@@ -29,7 +29,7 @@ from support.command_line import Ended, draw_without_chrome
 from support.fake_hub import put_into_cache
 from support.gguf_files import tiny_llama, write_gguf
 from support.short_training import shorten_training
-from support.tiny_models import CONFIGS, smollm3_config, write_tiny
+from support.tiny_models import CONFIGS, plain, smollm3_config, write_tiny
 
 from nope_probe.cli import find_commands, overview
 from nope_probe.models.names import FETCHED
@@ -59,6 +59,7 @@ SIZES: dict[str, dict[str, str]] = {
 # Tokens that the tiny models' tokenizer lacks.
 TINY = {(token,): ("<bos>",) for token in ("<|endoftext|>", "<|im_start|>")}
 OF_WHY = {"--layers": "4", "--query": "1"}  # L3H3, in a text of two tokens
+OF_TEXTS = ("--n-seqs", "--seq-len")
 FIGURE_SIZES: dict[str, dict[str, str]] = {
     "all": {"--n-samples": "32"},
     **{name: {"--n-samples": "32"} for name, figure in paper.FIGURES.items() if figure.simulations},
@@ -127,6 +128,13 @@ attention --model llama-3.1-8b --revision main --data my.jsonl --windows start -
 attention --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --remove w_q
     --gain identity --text ab
 attention --text-file ab.txt
+attention --tokens tokens.npy --adapter adapter
+scores --tokens tokens.npy --adapter adapter
+ablate --tokens tokens.npy --adapter adapter --remove sources
+circuit --tokens tokens.npy --adapter adapter
+behaviour --tokens tokens.npy --adapter adapter --measures loss --remove mask
+trace --tokens tokens.npy --adapter adapter
+layers --adapter adapter
 attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle
     --remove rope --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 scores --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
@@ -226,7 +234,7 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
     All removals and measures are of the plain `ablate` and `behaviour`; with flags, they are few.
     """
     small = SIZES.get(f"{command} --models" if "--models" in groups else command, {})
-    reads_text = "--folds" in small
+    reads_text = "--folds" in small and "--tokens" not in groups
     if command == "reproduce":
         (subject,) = groups[""]
         small = FIGURE_SIZES.get(subject, {})
@@ -253,9 +261,15 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
     if reads_text:
         chosen = {"--data": (PACKED if "--pack" in chosen else TEXT,), **chosen}
     small = {**small, **(OF_WHY if "--why" in chosen else {})}
+    small = without_sizes(small) if "--tokens" in chosen else small
     sizes = {name: (size,) for name, size in small.items()}
     sizes |= {"--query-rows": ("5",)} if "--query-rows" in chosen else {}  # of 8 tokens
     return Line(command, tuple(sorted((chosen | sizes).items())))
+
+
+def without_sizes(small: Mapping[str, str]) -> dict[str, str]:
+    """Return flags without those of tokens that have a number and a length."""
+    return {name: size for name, size in small.items() if name not in OF_TEXTS}
 
 
 def parsed(text: str) -> Line:
@@ -348,6 +362,15 @@ def desk(
     trained = "train --preset nope-tiny --out runs/trained"
     assert ended(parsed(trained), folder).code == 0
     return folder
+
+
+def write_adapter(folder: Path, base: str) -> None:
+    """Write an adapter of a model in a folder next to it."""
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(plain(folder / base), LoraConfig(target_modules=["q_proj"]))
+    adapted.peft_config["default"].base_model_name_or_path = base
+    adapted.save_pretrained(folder / "adapter")
 
 
 def ended(line: Line, folder: Path) -> Ended:

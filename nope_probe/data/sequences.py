@@ -14,10 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from safetensors.torch import load_file
 from torch import Generator, Tensor
 
 from nope_probe.data.documents import (
@@ -30,6 +33,8 @@ from nope_probe.data.documents import (
     validate_packing,
 )
 from nope_probe.errors import UserError, closed_choices
+from nope_probe.files import reading
+from nope_probe.hooks.layers.model import begins_alike
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -149,9 +154,9 @@ def sequences(
     """
     if tokenizer is None and (source != "random" or d_vocab is None):
         raise UserError(
-            "a model without tokenizer takes no text: use --data random (in Python, "
-            "sequences('random', d_vocab=...) or tokens); for a parameter-free model --data "
-            "gaussian"
+            "a model without tokenizer takes no text: use --data random or --tokens FILE (in "
+            "Python, sequences('random', d_vocab=...), tokens, or load(model, tokenizer)); for a "
+            "parameter-free model --data gaussian"
         )
     generator = torch.Generator().manual_seed(seed)
     first = first_token(tokenizer, bos)

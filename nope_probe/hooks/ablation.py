@@ -20,11 +20,10 @@ from nope_probe.hooks.layers.hook_points import (
     methods_replaced,
 )
 from nope_probe.hooks.layers.model import (
-    HasModel,
     Inputs,
-    model_of,
     tapped,
 )
+from nope_probe.hooks.layers.objects import Model, opened
 from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.removing.block_ablation import (
@@ -46,7 +45,7 @@ from nope_probe.removal import Writer
 
 @contextmanager
 def ablated(
-    model: HookedModel | HasModel,
+    model: Model,
     ablation: Ablation | Sequence[str] | str,
     calibration: Calibration | None = None,
     *,
@@ -84,11 +83,13 @@ def ablated(
         >>> with ablated(model, Ablation(remove=["mask", "w_k"]), tokens=tokens):
         ...     logits = model(tokens)
     """
-    model, ablation = model_of(model), Ablation.of(ablation)
-    blocks = ablations_of(model, ablation)
-    if is_ablated(model):
-        raise RuntimeError("the model is ablated already: name all components in one Ablation")
-    with used_alone(model), ExitStack() as stack:
+    ablation = Ablation.of(ablation)
+    with ExitStack() as stack:
+        model = stack.enter_context(opened(model))
+        blocks = ablations_of(model, ablation)
+        if is_ablated(model):
+            raise RuntimeError("the model is ablated already: name all components in one Ablation")
+        stack.enter_context(used_alone(model))
         calibration = _calibration(model, ablation, calibration, tokens)
         stack.enter_context(_in_place(model, _active(model, ablation, calibration, blocks)))
         stack.enter_context(_whole_sequences(model, ablation))

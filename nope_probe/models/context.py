@@ -55,12 +55,6 @@ def configured_context(name: str, revision: str | None = None) -> int | None:
     return context_in(_config_of(name, revision).get_text_config())
 
 
-def context_in(text: PreTrainedConfig) -> int | None:
-    """Return how many positions a model of this configuration takes; None if it does not say."""
-    names = ("max_position_embeddings", "max_seq_len")  # the second is MPT's
-    return next((getattr(text, name) for name in names if getattr(text, name, None)), None)
-
-
 def stated_lengths(name: str, revision: str | None = None) -> dict[str, int]:
     """Return the lengths in a model's files, in tokens.
 
@@ -145,6 +139,8 @@ def read_config(
 ) -> PreTrainedConfig:
     """Read a causal decoder's configuration, reduced to the first layers if asked.
 
+    Of a multimodal model, it is the configuration of the text decoder.
+
     A Llama that was trained without RoPE gets the configuration of a SmolLM3 without RoPE, which
     has the same weights.
 
@@ -160,6 +156,7 @@ def read_config(
         if not without_rope:
             validate_no_remote_code(source, fields)
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        config = text_config_of(config)
     if config.architectures is None:  # of a GGUF file, or left out of a config.json
         named = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
         config.architectures = None if named is None else [named]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -28,7 +28,6 @@ from nope_probe.files import JsonObject
 from nope_probe.models.context import is_decoder_class, read_config
 from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
 from nope_probe.models.names import ADAPTER, is_gguf, offline_if_unreachable, reading_model
-from nope_probe.models.parity import Reference, probe_tokens
 from nope_probe.models.weights import find_file, is_wanted, merge_adapter, read_weights
 
 # Causal masks, which older versions of transformers stored.
@@ -66,6 +65,7 @@ def load_hugging_face(
     revision: str | None = None,
     device_map: DeviceMap | None = None,
     allow_unused: bool = False,
+    adapters: Sequence[str] = (),
 ) -> Decoder:
     """Load a causal decoder with eager attention, and its tokenizer.
 
@@ -80,6 +80,7 @@ def load_hugging_face(
         device_map: how Hugging Face places the parts: `auto`, `balanced`, `sequential`, or a device
             per part.
         allow_unused: load a model whose files hold tensors that it does not use.
+        adapters: folders of adapters, which are merged into the weights one after the other.
 
     Raises:
         UserError: for a model that cannot be loaded (offline, gated, missing, broken), that is no
@@ -104,8 +105,14 @@ def load_hugging_face(
         model.name_or_path = model.config.name_or_path = source
         validate_all_loaded(source, report)
         validate_not_offloaded(source, model)
-        with reading_model(source, "adapter"):
-            model, adapter, unused = merge_adapter(source, model, n_layers, revision)
+        kinds, unused = [], set[str]()
+        for folder in (source, *adapters):
+            with reading_model(folder, "adapter"):
+                model, kind, others = merge_adapter(folder, model, n_layers, revision)
+                kinds += [kind] if kind is not None else []
+                unused |= others
+                if folder != source and has_tokenizer(folder):
+                    tokenizer = load_tokenizer(folder, d_vocab=model.config.vocab_size)
     for name in report["unexpected_keys"]:
         if is_wanted(name, n_layers) and not _MASKS.search(name):
             unused.add(name)
@@ -114,7 +121,7 @@ def load_hugging_face(
     return Decoder(
         model=model.eval().requires_grad_(False),
         tokenizer=tokenizer,
-        adapter=adapter,
+        adapter=" + ".join(kinds) or None,
         unused=tuple(sorted(unused)),
     )
 
@@ -129,7 +136,10 @@ def _load_model(
         return load_gguf(kind, source, revision, options)
     if getattr(config, "quantization_config", None):
         return load_quantised(kind, source, revision, options)
-    weights = read_weights(source, n_layers=n_layers, revision=revision)
+    of_text = hasattr(config, OF)
+    weights = read_weights(source, n_layers=n_layers, revision=revision, of_text=of_text)
+    if of_text:
+        config.tie_word_embeddings = "lm_head.weight" not in weights
     return kind.from_pretrained(None, state_dict=weights, **options)
 
 

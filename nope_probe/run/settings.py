@@ -45,6 +45,7 @@ from nope_probe.models.info import ModelInfo
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
+    base_of,
     path_of,
     validate_revision,
 )
@@ -273,6 +274,13 @@ ModelFlag = Annotated[
     ),
 ]
 RevisionFlag = Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")]
+AdapterFlag = Annotated[
+    tuple[str, ...],
+    _arg(
+        help="Folders of adapters (LoRA and what else peft merges), merged in turn; without "
+        "--model into the base model that the first names."
+    ),
+]
 BeyondContextFlag = Annotated[
     bool, _arg(help="Take a --seq-len beyond the model's context; no table of positions does.")
 ]
@@ -294,6 +302,11 @@ FIRST_LAYERS = 4  # that are studied by default
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 # The `data` of a run on sequences that a call from Python gives.
 GIVEN = "given in Python"
+# What given sequences take the place of.
+OF_INPUTS = (
+    *("data", "windows", "pack", "bos", "alpha", "shuffle"),
+    *("n_seqs", "seq_len", "beyond_context"),
+)
 # The settings without effect on a source of data; another value than the default is refused.
 NO_EFFECT_ON = {
     "gaussian": ("windows", "pack", "bos", "shuffle"),
@@ -306,6 +319,7 @@ class RunSettings(SessionSettings):
     """Which model is run, on which sequences, and how."""
 
     model: ModelFlag = "rope-tiny"
+    adapter: AdapterFlag = ()
     revision: RevisionFlag = None
     allow_unused: AllowUnusedFlag = False
     data: Annotated[
@@ -316,6 +330,13 @@ class RunSettings(SessionSettings):
             "owner/name:config) or a local folder of one."
         ),
     ] = "shipped"
+    tokens: Annotated[
+        Path | None,
+        _arg(
+            help="A .npy or .safetensors file of token ids [seq, pos] to run instead of --data; "
+            "`documents` in the latter says which sequences belong together."
+        ),
+    ] = None
     windows: Annotated[
         Literal["random", "start"],
         _arg(help="Where sequences begin in documents; start: at the first token (the paper's)."),
@@ -485,6 +506,7 @@ class RunSettings(SessionSettings):
         """
         made_here = self.model.lower().startswith("parameter-free")
         files = {} if made_here else {"model": path_of(self.model)}
+        files |= {f"adapter {n}": path_of(folder) for n, folder in enumerate(self.adapter, 1)}
         has_no_file = self.data in ("random", "gaussian") or not self.reads_corpus
         return files if has_no_file else files | {"data": file_of(self.data)}
 
@@ -538,6 +560,13 @@ class RunSettings(SessionSettings):
     def layers_of(self, info: ModelInfo) -> tuple[int, ...]:
         """Return the numbers of the layers that have maps: the first layers that attend."""
         return tuple(layer for layer in info.attending if layer < self.depth_in(info))
+
+
+def take_base_model(settings: Any) -> None:
+    """Set a default model to the base model of the first adapter, if settings name adapters."""
+    default = type(settings).model  # a dataclass keeps its defaults on the class
+    if settings.adapter and settings.model == default:
+        object.__setattr__(settings, "model", base_of(settings.adapter[0]))
 
 
 # Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.

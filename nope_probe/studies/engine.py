@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.data.sequences import Kind, Sequences
+from nope_probe.data.sequences import Kind, Sequences, read_tokens
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import HookedModel
@@ -28,6 +28,7 @@ from nope_probe.hooks.layers.model import (
     begins_alike,
     blocks_of,
     layers_of,
+    validate_inputs,
 )
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.batch_readings import window_hides
@@ -59,13 +60,18 @@ from nope_probe.maps.maps import (
     stored_layers,
 )
 from nope_probe.maps.positions import PositionSums
+from nope_probe.models.info import LoadedModel
+from nope_probe.models.names import validate_reachable
 from nope_probe.removal import WEIGHTS, Writer
 from nope_probe.run.checkpoint import RunCheckpoint
-from nope_probe.run.session import Session
-from nope_probe.run.settings import RunSettings
+from nope_probe.run.process_group import own_device
+from nope_probe.run.session import Call, Session
+from nope_probe.run.settings import GIVEN, OF_INPUTS, RunSettings, flag_of
+from nope_probe.run.sources import load_first_layers
 from nope_probe.studies.removing import RemovingSettings
 
 Capture = Callable[[StreamCheckpoint | None], State]
+Chosen = TypeVar("Chosen", bound=RunSettings)
 Maps = TypeVar("Maps", ScoreMaps, StageMaps, PositionSums)
 Sums = TypeVar("Sums", ScoreMaps, StageMaps, PositionSums, AttentionMaps, Tensor)
 
@@ -372,6 +378,53 @@ def as_sequences(model: HookedModel, given: Given) -> Sequences:
     return Sequences(inputs=inputs.cpu(), name="tokens", bos=begins_alike(inputs), kind=kind)
 
 
+def on_inputs(
+    settings: Chosen,
+    loaded: LoadedModel,
+    data: Sequences,
+    n_folds: int | None,
+    *,
+    is_named: bool,
+) -> tuple[Chosen, Call]:
+    """Return the settings and the call of a run on given sequences.
+
+    Args:
+        settings: of the run.
+        loaded: its model.
+        data: its sequences.
+        n_folds: into how many folds they are dealt; by default 8, or as many as there are
+            documents.
+        is_named: whether the settings name the model.
+    """
+    n_seqs, seq_len = data.inputs.shape[:2]
+    folds = folds_for_intervals(data, n_folds)
+    settings = replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=folds)
+    return settings, Call(loaded=loaded, is_named=is_named, inputs=data)
+
+
+def on_tokens(settings: Chosen, file: Path) -> tuple[Chosen, Call]:
+    """Return the settings and the call of a run on the tokens of a file.
+
+    Raises:
+        UserError: for a flag that describes other sequences, or tokens that cannot be read or run.
+    """
+    others = {name: value for name, value in vars(settings).items() if name not in OF_INPUTS}
+    by_default = type(settings)(**others)
+    for name in OF_INPUTS:
+        if getattr(settings, name) != getattr(by_default, name):
+            raise UserError(f"{flag_of(name)} has no effect next to --tokens")
+    validate_reachable(settings.model, settings.revision)
+    data = read_tokens(file)
+    loaded = load_first_layers(settings, own_device(settings.device))
+    validate_inputs(loaded.model, data.inputs)
+    default = type(settings).folds == settings.folds
+    n_folds = None if default else settings.folds
+    try:
+        return on_inputs(settings, loaded, data, n_folds, is_named=True)
+    except ValueError as error:
+        raise UserError(f"--tokens {file.name}: {error}") from error
+
+
 def first_layers(model: HookedModel, n_layers: int | None) -> tuple[int, ...]:
     """Return the numbers of the layers that attend, among some first layers or all.
 
@@ -382,11 +435,6 @@ def first_layers(model: HookedModel, n_layers: int | None) -> tuple[int, ...]:
     if n_layers is not None and not 1 + attending[0] <= n_layers <= depth:
         raise ValueError(f"expected from {1 + attending[0]} to {depth} layers, got {n_layers}")
     return tuple(layer for layer in attending if layer < (n_layers or depth))
-
-
-def name_of(model: HookedModel) -> str:
-    """Return the name that a model's configuration has, or nothing."""
-    return str(getattr(model.cfg, "model_name", ""))
 
 
 def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:

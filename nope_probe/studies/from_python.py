@@ -11,12 +11,12 @@ from textwrap import TextWrapper
 from typing import Any, TypeAlias, TypeVar
 
 from nope_probe.errors import UserError, as_tuple
-from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, layers_of, model_of
+from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.layers.objects import Model
 from nope_probe.hooks.removing.block_ablation import is_ablated
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
-from nope_probe.models.parity import describe
+from nope_probe.models.parity import as_loaded
 from nope_probe.run.folder import Run
 from nope_probe.run.process_group import own_device
 from nope_probe.run.processes import process_count
@@ -26,7 +26,7 @@ from nope_probe.run.sources import load_first_layers
 from nope_probe.studies.engine import as_sequences, folds_for_intervals, name_of
 from nope_probe.studies.study import Study, carry_out
 
-Model: TypeAlias = str | HookedModel | LoadedModel
+ModelOrName: TypeAlias = str | Model
 Settings = TypeVar("Settings", bound=RunSettings)
 Result = TypeVar("Result", bound=Run)
 Function = TypeVar("Function", bound=Callable[..., Run])

@@ -31,7 +31,7 @@ from nope_probe.run.processes import status, tell, validate_one_process
 from nope_probe.run.session import SIZES, Session
 from nope_probe.run.settings import SessionSettings
 from nope_probe.run.sources import load_model
-from nope_probe.studies.engine import Engine, position_keys
+from nope_probe.studies.engine import Engine, on_tokens, position_keys
 
 Chosen = TypeVar("Chosen", bound=SessionSettings)
 Found = TypeVar("Found", bound=Run)

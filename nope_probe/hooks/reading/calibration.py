@@ -17,15 +17,14 @@ from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
     Given,
-    HasModel,
     Inputs,
     as_inputs,
     block_point,
     blocks_of,
     kept_positions_of,
     layers_of,
-    model_of,
 )
+from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.reading.accumulators import Accumulator, Cut
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
@@ -52,7 +51,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # 
 
 
 def calibrate(
-    model: HookedModel | HasModel,
+    model: Model,
     inputs: Given,
     *,
     batch_size: int = 32,
@@ -68,7 +67,7 @@ def calibrate(
     named heads their mean attention.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, intact, or what `load` returns.
+        model: in any form that `load` takes in memory, or what it returns, intact.
         inputs: the run's tokens (or vectors), in any form that `capture_scores` takes. On them, a
             replacement has the RMS of its weight's output.
         batch_size: sequences per forward pass.

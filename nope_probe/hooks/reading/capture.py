@@ -19,13 +19,11 @@ from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
     Given,
-    HasModel,
     Inputs,
     as_inputs,
     begins_alike,
     documents_of,
     layers_of,
-    model_of,
     numbered_layers,
     skip_keys_of,
     traits_of,
@@ -56,7 +54,7 @@ from nope_probe.stages import Letter
 
 
 def capture_scores(
-    model: HookedModel | HasModel,
+    model: Model,
     inputs: Given,
     *,
     layers: Sequence[int] | None = None,
@@ -73,7 +71,7 @@ def capture_scores(
     """Average the attention scores of some layers over sequences and heads.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
+        model: in any form that `load` takes in memory, or what it returns, ablated or not.
         inputs: token sequences of equal length, input vectors, `Sequences`, a text, or texts of
             equally many tokens.
         layers: block numbers from 0; all that attend by default.
@@ -154,7 +152,7 @@ def _coordinates(
 
 @closed_choices("stages")
 def capture_stages(
-    model: HookedModel | HasModel,
+    model: Model,
     inputs: Given,
     *,
     layer: int = 0,
@@ -168,7 +166,7 @@ def capture_stages(
     """Average the Gram maps of stages (a) to (i) around one block (the paper's Figure 3).
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
+        model: in any form that `load` takes in memory, or what it returns, ablated or not.
         inputs: token sequences of equal length, input vectors, `Sequences`, a text, or texts of
             equally many tokens.
         layer: the block under study, from 0.
@@ -301,7 +299,7 @@ def token_losses(
 
 
 def capture_losses(
-    model: HookedModel | HasModel,
+    model: Model,
     tokens: Given,
     *,
     batch_size: int = 32,
@@ -310,7 +308,7 @@ def capture_losses(
     """Return the loss of every token but the first of each sequence, in nats, float64 on the CPU.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
+        model: in any form that `load` takes in memory, or what it returns, ablated or not.
         tokens: sequences of equal length, `Sequences`, a text, or texts of equally many tokens.
         batch_size: sequences per forward pass; the logits of one batch are held.
         checkpoint: deals out batches to processes and saves finished losses; see `stream`.

@@ -55,7 +55,7 @@ class AttentionStudy(Run):
 
     kind = "attention"
 
-    model: Model | None = None
+    model: ModelOrName | None = None
 
     @property
     def attention(self) -> pd.DataFrame:

@@ -32,7 +32,7 @@ from nope_probe.run.sources import load_layers
 from nope_probe.studies.circuit.page import StudiedBlock, report
 from nope_probe.studies.circuit.settings import Settings
 from nope_probe.studies.engine import Engine, ablation_of, are_finite
-from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, calibration, run_study
 from nope_probe.studies.tables import measures_table

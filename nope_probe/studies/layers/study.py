@@ -156,6 +156,7 @@ def load_model(settings: Settings) -> LoadedModel:
             dtype=torch.float32,
             revision=settings.revision,
             allow_unused=settings.allow_unused,
+            adapter=settings.adapter,
             n_ctx=None if settings.seq_len == "auto" else settings.seq_len,
         )
 

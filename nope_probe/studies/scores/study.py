@@ -49,7 +49,7 @@ from nope_probe.run.processes import tell
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.engine import Engine, validate_first_sequence
-from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.page import with_page
 from nope_probe.studies.scores.heads import (
     HeadMeans,
