@@ -117,6 +117,7 @@ heads --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos
 heads --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-single --no-shuffle
     --no-beyond-context --no-allow-unused --no-verbose --remove mask
 heads --dry-run --no-pack --remove rope --alpha 0
+heads --tokens tokens.npy --adapter adapter --remove mask --k 1
 behaviour --remove content rope --in-heads L0H1 L1H3 --measures loss copy extrapolation
 ablate --remove sources --seq-len 8
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
@@ -350,6 +351,8 @@ def desk(
     (folder / "short.jsonl").write_text("\n".join(map(json.dumps, short)))
     (folder / "ab.txt").write_text("ab")
     (folder / "order.csv").write_text("layer,head\n0,2\n0,1\n")
+    np.save(folder / "tokens.npy", random.integers(263, size=(16, 24)))
+    write_adapter(folder, "models/qwen3-8b")
     for name in ("nope-tiny", "rope-tiny"):
         run = f"ablate --remove sources --model {name} --layers 1 --out runs/{name}"
         assert ended(parsed(run), folder).code == 0

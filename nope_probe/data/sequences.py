@@ -222,6 +222,45 @@ def repeated(
     return torch.cat([tokens[:, :start], segment, segment], 1)
 
 
+def read_tokens(file: Path) -> Sequences:
+    """Read sequences of token ids from a .npy or .safetensors file, of integers [seq, pos].
+
+    A .safetensors file names them `tokens`, and may name the document of each `documents`.
+
+    Raises:
+        UserError: for a file of another kind or shape.
+    """
+    suffix = file.suffix.lower()
+    if suffix not in (".npy", ".safetensors"):
+        raise UserError(
+            f"--tokens {file.name}: expected a .npy or .safetensors file; files with pickled "
+            "objects (.pt) are refused"
+        )
+    with reading(f"{file} holds no tokens"):
+        if suffix == ".npy":
+            read = {"tokens": torch.from_numpy(np.load(file, allow_pickle=False))}
+        else:
+            read = load_file(file)
+    tokens, documents = read.get("tokens"), read.get("documents")
+    for name, tensor, n_dims in (("tokens", tokens, 2), ("documents", documents, 1)):
+        if tensor is None and name == "documents":
+            continue
+        if tensor is None or tensor.ndim != n_dims or tensor.is_floating_point():
+            found = "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+            shape = "[seq, pos]" if n_dims == 2 else "[seq]"
+            raise UserError(f"{file}: expected integers {shape} as {name!r}, got {found}")
+    assert tokens is not None
+    if documents is not None and len(documents) != len(tokens):
+        raise UserError(f"{file}: {len(tokens)} sequences have {len(documents)} documents")
+    tokens = tokens.long()
+    return Sequences(
+        inputs=tokens,
+        name=file.name,
+        bos=begins_alike(tokens),
+        documents=None if documents is None else documents.long(),
+    )
+
+
 def permuted(
     tokens: Int[Tensor, "seq pos"], generator: Generator, first: int = 0, stop: int | None = None
 ) -> Int[Tensor, "seq pos"]:

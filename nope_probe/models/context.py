@@ -19,6 +19,7 @@ from transformers.models.auto import modeling_auto as auto
 
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context, beyond_table
 from nope_probe.files import JsonObject, read_json
+from nope_probe.hooks.layers.text_decoder import context_in, text_config_of
 from nope_probe.models.gguf import read_gguf_config
 from nope_probe.models.names import (
     CHECKPOINTS,

@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
+from nope_probe.hooks.layers.text_decoder import OF
 from nope_probe.models.context import is_decoder_class, read_config
 from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
 from nope_probe.models.names import ADAPTER, is_gguf, offline_if_unreachable, reading_model
@@ -159,16 +160,6 @@ def validate_architecture(source: str, config: PreTrainedConfig) -> None:
             f"{source} is a {named}, which TransformerLens does not read; the nearest "
             f"architectures that it reads are {', '.join(near)}"
         ) from error
-
-
-def reference_of(hf: PreTrainedModel) -> Reference:
-    """Return plain transformers' outputs on the probe, before a bridge rewires the model."""
-    tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
-    with torch.inference_mode():
-        outputs = hf(tokens, output_attentions=True, use_cache=False)
-    attentions = getattr(outputs, "attentions", None) or ()  # a state-space model has none
-    patterns = tuple(attention for attention in attentions if attention is not None)
-    return Reference(logits=outputs.logits.float(), patterns=patterns)
 
 
 def validate_all_loaded(source: str, report: JsonObject) -> None:

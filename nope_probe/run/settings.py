@@ -401,12 +401,18 @@ class RunSettings(SessionSettings):
     ] = 32
     out: Annotated[Path | None, _arg(help="Folder of the run [runs/COMMAND-MODEL-HASH].")] = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        take_base_model(self)
+
+    unrecorded: ClassVar[tuple[str, ...]] = (*SessionSettings.unrecorded, "tokens")
     # Defaults that are not recorded: runs from before these settings existed keep their identity.
     unset: ClassVar[tuple[tuple[str, object], ...]] = (
         ("query_rows", None),
         ("beyond_context", False),
         ("offset_bins", "auto"),
         ("allow_unused", False),
+        ("adapter", ()),
         ("in_heads", ()),
     )
 

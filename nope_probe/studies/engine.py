@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -65,7 +66,7 @@ from nope_probe.models.names import validate_reachable
 from nope_probe.removal import WEIGHTS, Writer
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.process_group import own_device
-from nope_probe.run.session import Call, Session
+from nope_probe.run.session import Session
 from nope_probe.run.settings import GIVEN, OF_INPUTS, RunSettings, flag_of
 from nope_probe.run.sources import load_first_layers
 from nope_probe.studies.removing import RemovingSettings
@@ -380,30 +381,24 @@ def as_sequences(model: HookedModel, given: Given) -> Sequences:
 
 def on_inputs(
     settings: Chosen,
-    loaded: LoadedModel,
     data: Sequences,
     n_folds: int | None,
-    *,
-    is_named: bool,
-) -> tuple[Chosen, Call]:
-    """Return the settings and the call of a run on given sequences.
+) -> Chosen:
+    """Return the settings of a run on given sequences.
 
     Args:
         settings: of the run.
-        loaded: its model.
         data: its sequences.
         n_folds: into how many folds they are dealt; by default 8, or as many as there are
             documents.
-        is_named: whether the settings name the model.
     """
     n_seqs, seq_len = data.inputs.shape[:2]
     folds = folds_for_intervals(data, n_folds)
-    settings = replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=folds)
-    return settings, Call(loaded=loaded, is_named=is_named, inputs=data)
+    return replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=folds)
 
 
-def on_tokens(settings: Chosen, file: Path) -> tuple[Chosen, Call]:
-    """Return the settings and the call of a run on the tokens of a file.
+def on_tokens(settings: Chosen, file: Path) -> tuple[Chosen, LoadedModel, Sequences]:
+    """Return the settings, the model and the sequences of a run on the tokens of a file.
 
     Raises:
         UserError: for a flag that describes other sequences, or tokens that cannot be read or run.
@@ -420,7 +415,7 @@ def on_tokens(settings: Chosen, file: Path) -> tuple[Chosen, Call]:
     default = type(settings).folds == settings.folds
     n_folds = None if default else settings.folds
     try:
-        return on_inputs(settings, loaded, data, n_folds, is_named=True)
+        return on_inputs(settings, data, n_folds), loaded, data
     except ValueError as error:
         raise UserError(f"--tokens {file.name}: {error}") from error
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import TextWrapper
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from nope_probe.errors import UserError, as_tuple
 from nope_probe.hooks.layers.model import Given
@@ -21,9 +21,9 @@ from nope_probe.run.folder import Run
 from nope_probe.run.process_group import own_device
 from nope_probe.run.processes import process_count
 from nope_probe.run.session import Session
-from nope_probe.run.settings import GIVEN, RunSettings, options_of, settings_from
+from nope_probe.run.settings import OF_INPUTS, RunSettings, options_of, settings_from
 from nope_probe.run.sources import load_first_layers
-from nope_probe.studies.engine import as_sequences, folds_for_intervals, name_of
+from nope_probe.studies.engine import as_sequences, on_inputs, on_tokens
 from nope_probe.studies.study import Study, carry_out
 
 ModelOrName: TypeAlias = str | Model
@@ -31,19 +31,15 @@ Settings = TypeVar("Settings", bound=RunSettings)
 Result = TypeVar("Result", bound=Run)
 Function = TypeVar("Function", bound=Callable[..., Run])
 PARAMETERS = {  # of every function
-    "model": "a name, as the command takes it; what `load` returns; a HookedTransformer or a "
-    "TransformerBridge. A model that is no name is studied in all its layers by default.",
+    "model": "a name, as the command takes it, or a model that `load` takes or returns. A model "
+    "that is no name is studied in all its layers by default.",
     "inputs": "what `capture_scores` takes; vectors for a parameter-free model. By default the "
     "sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).",
     "out": "a folder for the run, as the command writes it: a new one, or one whose run was "
     "interrupted. A finished run of a model by name is read again. By default nothing is kept.",
     "options": "the command's flags, as below; a single value or a list may stand for a tuple.",
 }
-OF_MODEL = ("revision", "allow_unused", "device", "device_map", "dtype")
-OF_INPUTS = (
-    *("data", "windows", "pack", "bos", "alpha", "shuffle"),
-    *("n_seqs", "seq_len", "beyond_context"),
-)
+OF_MODEL = ("adapter", "tokens", "revision", "allow_unused", "device", "device_map", "dtype")
 
 
 def takes(study: type[Study[Settings, Result]]) -> Callable[[Function], Function]:
@@ -74,7 +70,7 @@ def takes(study: type[Study[Settings, Result]]) -> Callable[[Function], Function
 
 def run_of(
     study: type[Study[Settings, Result]],
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None,
     out: Path | str | None,
     options: Mapping[str, object],
@@ -111,11 +107,11 @@ def run_of(
         settings = replace(settings, model=loaded.info.name)
         settings.validate_layers(loaded.info)
         _validate_intact(loaded, settings)
-    if inputs is not None and loaded is not None:
+    if settings.tokens is not None:
+        settings, loaded, data = on_tokens(settings, settings.tokens)
+    elif inputs is not None and loaded is not None:
         data = as_sequences(loaded.model, inputs)
-        n_seqs, seq_len = data.inputs.shape[:2]  # of 8 folds, or as many as there are documents
-        n_folds = folds_for_intervals(data, settings.folds if "folds" in options else None)
-        settings = replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=n_folds)
+        settings = on_inputs(settings, data, settings.folds if "folds" in options else None)
     with TemporaryDirectory(prefix="nope-probe-") as temporary:
         settings = replace(settings, out=settings.out or Path(temporary, "run"))
         session = Session(
@@ -142,7 +138,7 @@ def _validate_options(options: Mapping[str, object], inputs: Given | None) -> No
             "inside which capture_scores and capture_losses measure the model"
         )
     if inputs is not None:
-        _refuse(options, OF_INPUTS, "inputs of your own")
+        _refuse(options, (*OF_INPUTS, "tokens"), "inputs of your own")
 
 
 def _validate_intact(loaded: LoadedModel, settings: RunSettings) -> None:
@@ -159,13 +155,3 @@ def _refuse(options: Mapping[str, object], names: Collection[str], given: str) -
     for name in options:
         if name in names:
             raise UserError(f"{name} has no effect next to {given}: leave it out")
-
-
-def as_loaded(model: HookedModel | LoadedModel) -> LoadedModel:
-    """Return a model in memory with its tokenizer and its description."""
-    if isinstance(model, LoadedModel):
-        return model
-    layers_of(model_of(model))  # raises for what is no model
-    hooked: Any = model
-    info = describe(model, name_of(model))
-    return LoadedModel(model=hooked, tokenizer=getattr(model, "tokenizer", None), info=info)

@@ -29,7 +29,7 @@ from nope_probe.run.paths import validate_memory
 from nope_probe.run.process_group import Processes
 from nope_probe.run.processes import status, tell, validate_one_process
 from nope_probe.run.session import SIZES, Session
-from nope_probe.run.settings import SessionSettings
+from nope_probe.run.settings import RunSettings, SessionSettings
 from nope_probe.run.sources import load_model
 from nope_probe.studies.engine import Engine, on_tokens, position_keys
 
@@ -146,12 +146,19 @@ def run_study(kind: type[Study[Chosen, Found]], settings: Chosen, *, dry: bool =
     Raises:
         UserError: for what cannot be done.
     """
+    load, data = kind.load, None
+    if isinstance(settings, RunSettings) and settings.tokens is not None:
+        settings, loaded, data = on_tokens(settings, settings.tokens)
+
+        def load(settings: SessionSettings, device: str) -> LoadedModel | None:
+            return loaded
+
     if not dry:
-        return carry_out(kind, Session(kind.command, settings, kind.load))
+        return carry_out(kind, Session(kind.command, settings, load, inputs=data))
     validate_one_process()
     with TemporaryDirectory(prefix="nope-probe-") as place:
         settings = settings.at(Path(place, "run"))
-        with Session(kind.command, settings, kind.load) as session:
+        with Session(kind.command, settings, load, inputs=data) as session:
             sys.stdout.write(forecast(session, [*kind(session).passes()]))
         return session.folder
 

@@ -28,6 +28,7 @@ from nope_probe.hooks.layers.model import (
     skip_keys_of,
     traits_of,
 )
+from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.reading.accumulators import (
     STAGES,

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import HasModel, model_of
+from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.layers.threads import used_alone
 
 STD = 0.02  # initializer_range of transformers' Llama, GPT-2, Qwen, Phi and most others
 
 
 @contextmanager
-def untrained(model: HookedModel | HasModel, seed: int = 0) -> Iterator[Any]:
+def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
     """Draw a model's weights anew for as long as the context lasts.
 
     Matrices become Gaussian with a standard deviation of 0.02, norm weights ones and biases zeros.

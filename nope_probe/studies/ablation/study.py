@@ -25,7 +25,7 @@ from nope_probe.studies.engine import (
     validate_first_sequence,
     validate_removable,
 )
-from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.study import Pass, Results, Study, run_study
 
 
@@ -117,7 +117,11 @@ def plan_of(session: Session[Settings]) -> Plan:
 
 @takes(Ablate)
 def run_ablations(
-    model: Model, inputs: Given | None = None, *, out: Path | str | None = None, **options: Any
+    model: ModelOrName,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
 ) -> AblationStudy:
     """Find where a model's lead and pattern come from, and which weights they need.
 

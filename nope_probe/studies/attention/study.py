@@ -36,7 +36,7 @@ from nope_probe.studies.attention.why import (
     query_of,
 )
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
-from nope_probe.studies.from_python import Model, as_loaded, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, as_loaded, run_of, takes
 from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
 
 UNNAMED = ("format", "given")  # of a manifest's settings: no flags
@@ -174,7 +174,11 @@ run = partial(run_study, Attention)
 
 @takes(Attention)
 def run_attention(
-    model: Model, inputs: Given | None = None, *, out: Path | str | None = None, **options: Any
+    model: ModelOrName,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
 ) -> AttentionStudy:
     """Split each head's attention into position and content, as the `attention` command does.
 

@@ -38,7 +38,7 @@ from nope_probe.studies.behaviour.plan import (
 )
 from nope_probe.studies.behaviour.settings import Settings
 from nope_probe.studies.engine import Engine
-from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
 
 Name = TypeVar("Name")
@@ -263,7 +263,11 @@ run = partial(run_study, Behaviour)
 
 @takes(Behaviour)
 def run_behaviour(
-    model: Model, inputs: Given | None = None, *, out: Path | str | None = None, **options: Any
+    model: ModelOrName,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
 ) -> BehaviourStudy:
     """Measure a model's behaviour as the `behaviour` command does, and return its tables.
 

@@ -184,7 +184,11 @@ def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
 
 @takes(Circuit)
 def run_circuit(
-    model: Model, inputs: Given | None = None, *, out: Path | str | None = None, **options: Any
+    model: ModelOrName,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
 ) -> Run:
     """Capture the stages (a) to (i) of a block, as the `circuit` command does.
 

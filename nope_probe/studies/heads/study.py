@@ -48,7 +48,7 @@ from nope_probe.run.folder import Run
 from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
 from nope_probe.studies.engine import Engine, validate_removable
-from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.heads.page import HeadsTested, report
 from nope_probe.studies.heads.settings import LOWEST, Settings
 from nope_probe.studies.page import with_page
@@ -558,7 +558,7 @@ run = partial(run_study, Heads)
 
 @takes(Heads)
 def run_heads(
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,

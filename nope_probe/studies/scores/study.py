@@ -377,7 +377,11 @@ def _folds(session: Session[RunSettings], measured: MeasuredScores) -> dict[str,
 
 @takes(Scores)
 def run_scores(
-    model: Model, inputs: Given | None = None, *, out: Path | str | None = None, **options: Any
+    model: ModelOrName,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
 ) -> Run:
     """Map a model's mean scores, whole or per head, as the `scores` command does.
 

@@ -17,7 +17,7 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.positions import PositionSums
 from nope_probe.run.folder import Run
 from nope_probe.studies.engine import Engine, validate_first_sequence
-from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.study import Pass, Results, Study, run_study
 from nope_probe.studies.trace.analyse import TraceTables, analyse, trace_of
 from nope_probe.studies.trace.page import lead
@@ -110,7 +110,11 @@ run = partial(run_study, TracePosition)
 
 @takes(TracePosition)
 def run_trace(
-    model: Model, inputs: Given | None = None, *, out: Path | str | None = None, **options: Any
+    model: ModelOrName,
+    inputs: Given | None = None,
+    *,
+    out: Path | str | None = None,
+    **options: Any,
 ) -> Trace:
     """Find who writes the position that each layer reads, as the `trace` command does.
 
