@@ -34,7 +34,7 @@ def test_the_tokens_of_a_file_are_run_as_those_of_python(bare: str, tmp_path: Pa
     of_file = run_attention(bare, tokens=tmp_path / "tokens.npy", out=tmp_path / "run")
     expected = run_attention(bare, TOKENS)
     assert of_file.attention.equals(expected.attention)
-    assert of_file.manifest["data"]["name"] == "tokens.npy"
+    assert of_file.manifest.data.name == "tokens.npy"
     again = run_attention(bare, tokens=tmp_path / "tokens.npy", out=tmp_path / "run")
     assert again.attention.equals(expected.attention)
 
