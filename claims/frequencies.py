@@ -43,7 +43,7 @@ def uses(loaded: LoadedModel, tokens: torch.Tensor) -> torch.Tensor:
     return both[both.isfinite().all(1)]
 
 
-def rows_of(name: str, n_seqs: int = 128, n_pos: int = 64) -> Iterator[Row]:
+def rows_of(name: str, n_seqs: int = 96, n_pos: int = 64) -> Iterator[Row]:
     """Yield the rank correlation over heads, for each claim, and both values of every head."""
     loaded = load_once(name)
     data = sequences(tokenizer=loaded.tokenizer, n_seqs=n_seqs, seq_len=n_pos)

@@ -1,4 +1,4 @@
-"""Measure all claims: python claims/page.py.
+"""Measure the claims: python claims/page.py, or python claims/page.py SCRIPT for a script's alone.
 
 Writes docs/claims.md, docs/claims.csv and figures. With the word `draw` it writes the page and the
 figures of what is stored.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,20 @@ WORDS = tomllib.loads((Path(__file__).parent / "papers.toml").read_text(encoding
 CALLED = {"holds": "**holds**", "fails": "**fails**", "undecided": "undecided"}
 
 
-def measured() -> pd.DataFrame:
-    """Return the rows of all claims, of the models that each script names."""
-    rows = []
-    for script in WORDS["scripts"]:
-        module = import_module(script)
-        for model in module.MODELS:
-            rows += module.rows_of(model)
-            print(f"{script} {model}: {len(rows)} rows", flush=True)
-    return table(rows)
+def store(script: str) -> None:
+    """Measure a script's claims in the models that it names, and store them with the others."""
+    module, of_script = import_module(script), claims_of(script)
+    measured = table([row for model in module.MODELS for row in module.rows_of(model)])
+    parts = [measured]
+    if STORED.is_file():
+        stored = pd.read_csv(STORED, keep_default_na=False)
+        parts.append(stored[~stored["claim"].isin(of_script)])
+    order = [*WORDS["claims"]]
+    rows = pd.concat(parts).sort_values(
+        "claim", key=lambda names: names.map(order.index), kind="stable"
+    )
+    rows.to_csv(STORED, index=False, float_format="%.4g")
+    print(f"{script}: {len(measured)} rows", flush=True)
 
 
 def draw(stored: pd.DataFrame) -> None:
@@ -79,7 +85,7 @@ def cells(name: str, words: dict[str, Any], stored: pd.DataFrame) -> list[str]:
     verdict = overall([*rows["verdict"]])
     called = CALLED.get(verdict) or f"**depends** on {words['depends']}"
     numbers = [
-        f"{row.model}, {row.quantity}: {number(row.value)} [{number(row.low)}, {number(row.high)}]"
+        f"{row.model}, {escape(row.quantity)}: {number(row.value)} [{number(row.low)}, {number(row.high)}]"
         for shown in words["numbers"]
         for row in rows[rows["quantity"].str.startswith(shown)].itertuples()
     ]
@@ -135,8 +141,9 @@ def markdown(header: list[str], lines: list[list[str]]) -> str:
 
 
 def main(*arguments: str) -> None:
-    if arguments != ("draw",):
-        measured().to_csv(STORED, index=False, float_format="%.4g")
+    for script in arguments or WORDS["scripts"]:
+        if script != "draw":
+            store(script)
     stored = pd.read_csv(STORED, keep_default_na=False)
     draw(stored)
     PAGE.write_text(page(stored), encoding="utf-8")

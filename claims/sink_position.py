@@ -14,7 +14,7 @@ from claims import Row, add_line, first_tokens, load_once, panels, run, share_ab
 from nope_probe import capture_attention, sequences
 
 MODELS = ("smollm2-135m",)
-N_SEQS, N_FOLDS, N_POS, SINK, LEAST = 48, 12, 64, 0.3, 16
+N_SEQS, N_FOLDS, N_POS, SINK, LEAST = 24, 12, 64, 0.3, 16
 
 
 def rows_of(name: str, n_pos: int = N_POS) -> Iterator[Row]:
