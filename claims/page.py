@@ -85,7 +85,8 @@ def cells(name: str, words: dict[str, Any], stored: pd.DataFrame) -> list[str]:
     verdict = overall([*rows["verdict"]])
     called = CALLED.get(verdict) or f"**depends** on {words['depends']}"
     numbers = [
-        f"{row.model}, {escape(row.quantity)}: {number(row.value)} [{number(row.low)}, {number(row.high)}]"
+        f"{row.model}, {escape(row.quantity)}: {number(row.value)} "
+        f"[{number(row.low)}, {number(row.high)}]"
         for shown in words["numbers"]
         for row in rows[rows["quantity"].str.startswith(shown)].itertuples()
     ]
