@@ -124,7 +124,7 @@ def _sections(run: Run) -> Iterator[Section]:
         single = run.tables["single"]
         for (removed, order), rows in single.groupby(["removed", "order"], sort=False):
             yield Section(
-                title=f"Each of the first heads alone, without {phrase(str(removed))}",
+                title=f"Each of the first heads by {order} alone, without {phrase(str(removed))}",
                 figure=partial(single_costs, rows, f"First heads by {order}"),
                 caption="Each head loses it alone. Blank heads are not among the first.",
                 table=rows,
