@@ -112,7 +112,7 @@ models:  ## Every decoder on both versions of TransformerLens, into docs/models.
 bench: install  ## Measure every claim on a quiet machine, into build/bench.md (15 minutes)
 	$(BIN)/python -W ignore benchmarks/bench.py
 
-claims: install  ## Put what papers say of position to the test, into docs/claims.md (10 minutes, after make real)
+claims: install  ## Put what papers say of position to the test, into docs/claims.md (after make real)
 	$(BIN)/python -W ignore claims/page.py
 
 notebooks: install  ## Run the notebooks and write them with outputs (needs Chromium)
