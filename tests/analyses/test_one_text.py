@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from support.decoders import write_decoder
+from support.induction import N_VOCAB, induction_model
 from support.rounding import NETWORK
 from support.tiny_models import ByName, tokens
-from transformer_lens import HookedTransformer, HookedTransformerConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from nope_probe import load
@@ -179,36 +179,9 @@ def test_a_moved_term_is_what_the_score_loses_without_it_with_the_norms_scale_he
 
 
 def test_an_induction_heads_score_is_the_term_of_the_previous_token_head() -> None:
-    """L0H0 writes the previous token beside each token; L1H0 looks for its own token there."""
-    n_vocab, prefer = 7, 40.0
-    config = HookedTransformerConfig(
-        n_layers=2,
-        d_model=2 * n_vocab + N_POS,
-        n_heads=1,
-        d_head=N_POS,
-        n_ctx=N_POS,
-        d_vocab=n_vocab,
-        attn_only=True,
-        normalization_type=None,
-        attn_scale=1.0,
-        init_weights=False,
-    )
-    model = HookedTransformer(config)
-    token, before, at = (slice(0, 7), slice(7, 14), slice(14, None))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.embed.W_E[:, token] = torch.eye(n_vocab)
-        model.pos_embed.W_pos[:, at] = torch.eye(N_POS)
-        first, second = (block.attn for block in model.blocks)
-        first.W_Q[0, at] = prefer * torch.eye(N_POS)
-        first.W_K[0, at] = torch.eye(N_POS).roll(1, 1)  # the key of j is found by the query j + 1
-        first.W_V[0, token, :n_vocab] = torch.eye(n_vocab)
-        first.W_O[0, :n_vocab, before] = torch.eye(n_vocab)
-        second.W_Q[0, token, :n_vocab] = 3 * torch.eye(n_vocab)
-        second.W_K[0, before, :n_vocab] = torch.eye(n_vocab)
+    model = induction_model(N_POS)
     text = torch.tensor([[0, 3, 5, 1, 2, 6, 4, 0, 2, 3, 5]])
-    inputs = (text + torch.arange(n_vocab)[:, None]) % n_vocab  # every token once at each position
+    inputs = (text + torch.arange(N_VOCAB)[:, None]) % N_VOCAB  # every token once at each position
     terms = terms_of(model, text, inputs, head=0)
     same = (text[0].roll(1) == text[0, QUERY]).double()
     same[0] = float(text[0, 0] == text[0, QUERY])  # the first token sees itself alone

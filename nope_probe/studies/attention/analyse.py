@@ -33,10 +33,8 @@ from nope_probe.run.session import Session
 from nope_probe.studies.attention.on_text import RunText, shown_pieces, text_record
 from nope_probe.studies.attention.page import report
 from nope_probe.studies.attention.settings import MIN_KEYS, Settings
-from nope_probe.studies.attention.why import (
-    query_of,
-    why_table,
-)
+from nope_probe.studies.attention.steps import Steps
+from nope_probe.studies.attention.why import why_tables
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.page import with_page
 from nope_probe.studies.tables import attention_table, text_attention_table
@@ -55,7 +53,7 @@ class Heads:
         counts: sequences per fold.
         text: the run's text, if it has one.
         on_text: its attention weights; empty without a text.
-        why: the terms of the scores that the run asks about, nats; empty if it asks nothing.
+        why: the steps back from the look that the run asks about; None if it asks nothing.
     """
 
     estimates: Float[Tensor, "layer head part one_plus_folds"]
@@ -64,10 +62,10 @@ class Heads:
     counts: Int[Tensor, " fold"]
     text: RunText | None
     on_text: Float[Tensor, "layer head text_pos text_pos"]
-    why: State
+    why: Steps | None
 
 
-def heads_of(parts: Sequence[State], text: RunText | None, why: State) -> Heads:
+def heads_of(parts: Sequence[State], text: RunText | None, why: Steps | None) -> Heads:
     """Return the attention of every head from that of some layers at a time."""
     return Heads(
         estimates=torch.cat([part["splits"] for part in parts]),
@@ -193,7 +191,7 @@ def captured_text(
     }
 
 
-def analyse_text(session: Session[Settings], text: RunText, read: State, why: State) -> Run:
+def analyse_text(session: Session[Settings], text: RunText, read: State, why: Steps | None) -> Run:
     """Return the run of a text alone: where each head looks, and why if that is asked.
 
     Its maps are `text_weights`, [layer, head, pos, key_pos], and `text_content`, here the relative
@@ -228,18 +226,19 @@ def _of_text(
     session: Session[Settings],
     text: RunText,
     weights: Float[Tensor, "layer head text_pos text_pos"],
-    why: State,
+    why: Steps | None,
 ) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """Return what the manifest records of the run's text, and the table of its `why` if asked."""
+    """Return what the manifest records of the run's text, and the tables of its `why` if asked."""
     settings, tokenizer = session.settings, session.loaded.tokenizer
     assert tokenizer is not None
     about: dict[str, Any] = {"text": text_record(text, tokenizer)}
-    if settings.asked is None:
+    if why is None:
         return about, {}
-    query, (layer, head) = query_of(settings, text.tokens), settings.asked
-    place = settings.layers_of(session.loaded.info).index(layer)
-    table = why_table(why, weights[place, head, query], shown_pieces(about["text"]))
-    return about | {"why": {"head": settings.why, "query": query}}, {"why": table}
+    look = why.first
+    place = settings.layers_of(session.loaded.info).index(look.name.block)
+    of_query = weights[place, look.head, look.query]
+    tables = why_tables(why, of_query, shown_pieces(about["text"]))
+    return about | {"why": {"head": str(look.name), "query": look.query}}, tables
 
 
 def _run(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -130,7 +131,22 @@ def shown_pieces(record: Mapping[str, Any]) -> list[str]:
 def stored_why(run: Run) -> Why | None:
     """Return the terms that a run was asked for and keeps; None if it was asked nothing."""
     asked = run.manifest.get("why")
-    return None if asked is None else Why(**asked, table=run.tables["why"])
+    return None if asked is None else why_of(asked, run.tables)
+
+
+def why_of(asked: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> Why:
+    """Return the terms of a look.
+
+    Args:
+        asked: its head and query.
+        tables: `why`, and `why_steps` and `why_confirm` if there are any.
+    """
+    return Why(
+        **asked,
+        table=tables["why"],
+        steps=tables.get("why_steps"),
+        removals=tables.get("why_confirm"),
+    )
 
 
 def has_other_texts(run: Run) -> bool:
