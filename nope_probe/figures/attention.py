@@ -201,7 +201,7 @@ class Why:
         """
         if self.steps is None:
             raise ValueError("the terms are of a single step: ask for steps=2 or more")
-        tokens = self.table.drop_duplicates("key").set_index("key")["token"]
+        tokens = dict(zip(self.table["key"], self.table["token"], strict=True))
         return steps_back(self.steps, tokens, f"Why {self.head} looks there, steps back")
 
     def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> Any:

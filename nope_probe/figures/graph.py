@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,20 @@ NAME, NEXT = 46, 0.3  # px of a node with its name inside, and between nodes at 
 Dash = Literal["solid", "dash"]
 Point = tuple[float, float]
 Node = tuple[str, int]  # a writer (or nothing: the token itself), and the token
+KINDS: list[tuple[str, str, Dash]] = [
+    ("raises the score", WITH, "solid"),
+    ("lowers it", AGAINST, "solid"),
+    ("moved from a token", ZERO, "dash"),
+]
+
+
+class Edge(NamedTuple):
+    """A term of a look, from what wrote its key or query; or what a head moved from a token."""
+
+    start: Node
+    end: Node
+    kind: str
+    nats: float
 
 
 def edge(
@@ -111,75 +126,72 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
         title: the figure's title.
     """
     edges, looking = _edges(table), _looking(table)
-    places = _places([*looking, *edges["end"], *edges["start"]])
+    places = _places([*looking, *(node for one in edges for node in (one.end, one.start))])
     tokens = sorted({token for _, token in places})
-    widest = float(edges["nats"].abs().max())
-    traces = []
-    for row in edges.itertuples():
-        start, end = places[row.start], places[row.end]
-        of_bend = BENDS[row.kind]
-        name = " ".join(filter(None, [row.start[0], f"{row.kind} to {row.end[0]}"]))
-        width = max(1.0, WIDEST * abs(row.nats) / widest)
-        hover = f"{name}<br>{row.nats:+.2f} nats"
-        dash: Dash = "dash" if row.kind == "moved" else "solid"
-        traces.append(edge(start, end, row.nats, width, of_bend, dash, hover))
+    widest = max((abs(one.nats) for one in edges), default=1.0)
+    traces = [
+        edge(
+            places[one.start],
+            places[one.end],
+            one.nats,
+            max(1.0, WIDEST * abs(one.nats) / widest),
+            BENDS[one.kind],
+            "dash" if one.kind == "moved" else "solid",
+            f"{one.start[0]} {one.kind} to {one.end[0]}<br>{one.nats:+.2f} nats".strip(),
+        )
+        for one in edges
+    ]
+    middles = [(float(trace["x"][12]), float(trace["y"][12])) for trace in traces]
+    written = [*zip(middles, (f"{one.kind} {one.nats:+.1f}" for one in edges), strict=True)]
+    position = table[table["side"] == "position"]
+    sums = position.groupby(["layer", "head", "query", "key"])["nats"].sum().reset_index()
+    for look in sums.to_dict("records"):
+        x, y = places[f"L{look['layer']}H{look['head']}", look["query"]]
+        written.append(((x, y - 0.35), f"position {look['nats']:+.1f}"))
     labels = {
         "type": "scatter",
         "mode": "text",
-        "x": [float(trace["x"][12]) for trace in traces],
-        "y": [float(trace["y"][12]) for trace in traces],
-        "text": [f"{row.kind} {row.nats:+.1f}" for row in edges.itertuples()],
+        "x": [x for (x, _), _ in written],
+        "y": [y for (_, y), _ in written],
+        "text": [text for _, text in written],
         "textfont": {"size": 12, "color": INK},
         "hoverinfo": "skip",
         "showlegend": False,
     }
-    drawn = [node for node in places if node[0]]
-    shown = nodes(
-        np.array([places[node][0] for node in drawn]),
-        np.array([places[node][1] for node in drawn]),
-        [f"{name}, token {token}" for name, token in drawn],
-        [name for name, _ in drawn],
-        np.array([node in looking for node in drawn]),
-        NAME,
-    )
-    badges = _badges(table, places)
-    kinds: list[tuple[str, str, Dash]] = [
-        ("raises the score", WITH, "solid"),
-        ("lowers it", AGAINST, "solid"),
-        ("moved from a token", ZERO, "dash"),
-    ]
-    top = max(y for _, y in places.values())
+    drawn = {node: place for node, place in places.items() if node[0]}
+    across, up = np.array([*drawn.values()]).T
+    names = [f"{name}, token {token}" for name, token in drawn]
+    is_reader = np.array([node in looking for node in drawn])
+    shown = nodes(across, up, names, [name for name, _ in drawn], is_reader, NAME)
+    top = max(up)
     figure = place_panels(title, [""], panel=int(LEVEL * (top + 1.5)), bottom=110, x_title="token")
-    ticks = [f"{plain(pieces[token])} {token}" for token in tokens]
     figure.update_xaxes(
         showgrid=False,
         zeroline=False,
         tickvals=[*range(len(tokens))],
-        ticktext=ticks,
+        ticktext=[f"{plain(pieces[token])} {token}" for token in tokens],
         range=[-0.6, len(tokens) - 0.4],
     )
     figure.update_yaxes(visible=False, range=[-0.3, top + 0.7])
-    return figure.add_traces([*traces, *legend(kinds), shown, labels, badges])
+    return figure.add_traces([*traces, *legend(KINDS), shown, labels])
 
 
-def _edges(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the edges: start and end, each a name (or nothing) and a token; kind; and nats."""
-    rows = []
+def _edges(table: pd.DataFrame) -> list[Edge]:
+    """Return the edges, each once."""
+    edges: dict[tuple[Node, Node, str], Edge] = {}
     for row in table[table["side"].isin(["key", "query"])].to_dict("records"):
-        written = row["writer"], row["key"] if row["side"] == "key" else row["query"]
-        if pd.isna(row["moved_from"]):
-            start, end = written, (f"L{row['layer']}H{row['head']}", row["query"])
-            rows.append((start, end, row["side"], row["nats"]))
-        else:
-            rows.append((("", int(row["moved_from"])), written, "moved", row["nats"]))
-    edges = pd.DataFrame(rows, columns=["start", "end", "kind", "nats"])
-    return edges.drop_duplicates(["start", "end", "kind"])
+        end = f"L{row['layer']}H{row['head']}", row["query"]
+        start, kind = (row["writer"], row[row["side"]]), row["side"]
+        if not pd.isna(row["moved_from"]):
+            start, end, kind = ("", int(row["moved_from"])), start, "moved"
+        edges.setdefault((start, end, kind), Edge(start, end, kind, row["nats"]))
+    return [*edges.values()]
 
 
 def _looking(table: pd.DataFrame) -> list[Node]:
     """Return the heads that look from a token."""
-    looks = table.drop_duplicates(["layer", "head", "query"])
-    return [(f"L{row.layer}H{row.head}", int(row.query)) for row in looks.itertuples()]
+    looks = table.drop_duplicates(["layer", "head", "query"]).to_dict("records")
+    return [(f"L{look['layer']}H{look['head']}", look["query"]) for look in looks]
 
 
 def _places(found: Iterable[Node]) -> dict[Node, Point]:
@@ -188,27 +200,10 @@ def _places(found: Iterable[Node]) -> dict[Node, Point]:
     tokens = sorted({token for _, token in found})
     rows = sorted({Writer(name).order[:2] for name, _ in found if name})
     places: dict[Node, Point] = {}
-    taken: dict[Point, int] = {}
+    taken = Counter[Point]()
     for name, token in found:
         y = 1.0 + rows.index(Writer(name).order[:2]) if name else 0.0
         x = float(tokens.index(token))
-        places[name, token] = x + NEXT * taken.get((x, y), 0), y
-        taken[x, y] = taken.get((x, y), 0) + 1
+        places[name, token] = x + NEXT * taken[x, y], y
+        taken[x, y] += 1
     return places
-
-
-def _badges(table: pd.DataFrame, places: dict[Node, Point]) -> Trace:
-    """Return the sum of each look's terms of position, under its head."""
-    position = table[table["side"] == "position"]
-    sums = position.groupby(["layer", "head", "query", "key"], sort=False)["nats"].sum()
-    at = [places[f"L{layer}H{head}", query] for layer, head, query, _ in sums.index]
-    return {
-        "type": "scatter",
-        "mode": "text",
-        "x": [x for x, _ in at],
-        "y": [y - 0.35 for _, y in at],
-        "text": [f"position {nats:+.1f}" for nats in sums],
-        "textfont": {"size": 12, "color": INK},
-        "hoverinfo": "skip",
-        "showlegend": False,
-    }

@@ -274,7 +274,9 @@ def _legend(edges: pd.DataFrame) -> list[Trace]:
         ("against it", AGAINST, "solid", edges["share"] < 0),
         ("on all paths, where that differs", ZERO, "dash", edges["into"] == ALL_PATHS),
     ]
-    return graph.legend(kind for *kind, drawn in kinds if drawn.any())
+    return graph.legend(
+        (label, colour, dash) for label, colour, dash, drawn in kinds if drawn.any()
+    )
 
 
 def _named(edge: Mapping[Any, Any] | pd.Series, to: str = "to") -> str:

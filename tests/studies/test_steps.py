@@ -85,7 +85,11 @@ def test_without_a_moved_part_the_model_is_plain_transformers_without_it(
         path_of("rope-tiny"), attn_implementation="eager", dtype=torch.float32
     )
     tokens = load("rope-tiny", n_layers=1).tokenizer(TEXT, return_tensors="pt").input_ids
-    attention, head, d = plain.model.layers[1].self_attn, 3, plain.model.layers[1].self_attn.head_dim
+    attention, head, d = (
+        plain.model.layers[1].self_attn,
+        3,
+        plain.model.layers[1].self_attn.head_dim,
+    )
     values: list[torch.Tensor] = []
     hook = attention.v_proj.register_forward_hook(lambda *args: values.append(args[-1]))
     with torch.inference_mode():
