@@ -73,7 +73,7 @@ def nodes(
     names: Sequence[str],
     texts: Sequence[str] | None,
     readers: Bool[np.ndarray, " node"],
-    size: float = NODE,
+    size: int = NODE,
 ) -> Trace:
     """Return nodes, readers as squares, with texts inside; without texts, as small dots.
 

@@ -289,7 +289,7 @@ def _nodes(nodes: pd.DataFrame) -> Trace:
     texts = nodes["text"].tolist() if nodes["x"].max() < FEW else None
     is_reader = (nodes["kind"] == "").to_numpy()
     return graph.nodes(
-        nodes["x"].to_numpy(), nodes["y"].to_numpy(), [*nodes.index], texts, is_reader
+        nodes["x"].to_numpy(float), nodes["y"].to_numpy(float), [*nodes.index], texts, is_reader
     )
 
 
