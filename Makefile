@@ -16,7 +16,7 @@ PINS := constraints.txt
 EXTRA := dev
 TESTS := tests
 # Checks of shapes and types at every call double a test's time: these tests alone run with them.
-STUDIES := ablation attention behaviour circuit compare layers on_text paper scores simulation trace
+STUDIES := ablation attention behaviour circuit compare heads_study layers on_text paper scores simulation trace
 SHAPES := tests/analyses tests/maps tests/hooks/layers/test_layer.py tests/training/test_train.py \
 	$(STUDIES:%=tests/studies/test_%.py)
 CHECKS := lint types shapes
@@ -39,7 +39,7 @@ MODEL ?= smollm2-135m
 TEXT ?= "Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."
 HEAD ?= L18H6
 
-.PHONY: ablate real test test-real check campaigns kernels shapes lint types docs package bench install versions models notebooks clean
+.PHONY: ablate real test test-real check claims campaigns kernels shapes lint types docs package bench install versions models notebooks clean
 
 # The two models that ship, with RoPE and without a position encoding, and both side by side.
 TWINS := rope-tiny nope-tiny
@@ -111,6 +111,9 @@ models:  ## Every decoder on both versions of TransformerLens, into docs/models.
 
 bench: install  ## Measure every claim on a quiet machine, into build/bench.md (15 minutes)
 	$(BIN)/python -W ignore benchmarks/bench.py
+
+claims: install  ## Put what papers say of position to the test, into docs/claims.md (10 minutes, after make real)
+	$(BIN)/python -W ignore claims/page.py
 
 notebooks: install  ## Run the notebooks and write them with outputs (needs Chromium)
 	$(BIN)/python docs/make_notebooks.py

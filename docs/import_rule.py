@@ -20,8 +20,8 @@ RULE: dict[str, tuple[str, ...]] = {
     "cli": ("run",),
     "studies": ("run", "reports", "models", "data", "figures", "analyses", "hooks", "maps"),
     "training": ("run", "models", "data", "analyses", "hooks"),
+    "reports": ("run", "figures"),
     "run": ("models", "data", "hooks", "maps"),
-    "reports": ("figures",),
     "models": ("hooks",),
     "data": ("hooks",),
     "figures": ("maps",),
@@ -127,4 +127,5 @@ def _is_across_commands(module: str, imported: str) -> bool:
     `paper` and `compare` run others.
     """
     folders = [name.split(".")[2:-1] for name in (module, imported) if ".studies." in name]
-    return len(folders) == 2 and [] not in folders and folders[0] not in (["paper"], ["compare"], folders[1])
+    allowed = (["paper"], ["compare"], folders[-1] if folders else [])
+    return len(folders) == 2 and [] not in folders and folders[0] not in allowed

@@ -36,6 +36,7 @@ COMMANDS = {
     "--seq-len 128",
     "attention": f"attention --model {NAME} --n-seqs 384 --seq-len 64 --text "
     '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."',
+    "heads": f"heads --model {NAME} --remove rope --k 1 5 --draws 4 --n-seqs 32 --seq-len 128",
 }
 PARTS_OF_HEADS = (
     *("information", "first_position", "others_position"),
@@ -87,10 +88,10 @@ QUANTITIES = {
 def measure(folder: Path) -> pd.DataFrame:
     """Return all estimates that are told, a row each, in nats or as a share."""
     runs = {name: finished(folder / name, command) for name, command in COMMANDS.items()}
-    scores = runs["figure5"].manifest["experiments"][NAME]
+    scores = runs["figure5"].manifest.results["experiments"][NAME]
     runs["figure5"] = read_run(folder / "figure5" / scores)
     draw(runs["figure5"].maps["normalised"])
-    others = drawn_rows(runs["figure5"]), text_rows(runs["attention"])
+    others = drawn_rows(runs["figure5"]), text_rows(runs["attention"]), head_rows(runs["heads"])
     stored = pd.concat([told_rows(runs, TOLD), *map(pd.DataFrame, others)])
     names = ("all", "rotation", *(f"key {writer}" for writer in WRITERS.values()), *LOST_WITHOUT)
     read = {f"{question} {name}" for question in ("lead", "pattern") for name in names}
@@ -139,6 +140,18 @@ def estimates(
         ends["high"] = table[f"{column}_high"]
         parts.append(pd.DataFrame({**where, "measure": column, **ends}, index=table.index))
     return pd.concat(parts).dropna(subset="value")
+
+
+def head_rows(heads: Run) -> Iterator[Row]:
+    """Yield what RoPE in the first heads costs, and in heads of the same layers."""
+    for row in heads.tables["tests"].to_dict("records"):
+        where = {"run": "heads", "name": f"{row['measure']} {row['k']}"}
+        cost = heads.tables["cost"]
+        cost = cost[cost["draw"].isna() & (cost["k"] == row["k"])]
+        (own,) = cost[cost["measure"] == row["measure"]].to_dict("records")
+        for measure, source in (("cost", own), ("chance", row)):
+            ends = {"low": source[f"{measure}_low"], "high": source[f"{measure}_high"]}
+            yield {**where, "measure": measure, "value": source[measure], **ends}
 
 
 def drawn_rows(scores: Run) -> Iterator[Row]:
@@ -237,6 +250,10 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
         [percent("ablate", 3, f"{question} {source}", "lost") for question in ASKED]
         for source in SOURCES
     )
+
+    def cost(name: str, measure: str = "cost") -> str:
+        return f"{of(stored, run='heads', name=name, measure=measure)['value'].item():z.2f}"
+
     intact, gone = nats("copy_random intact", "value"), nats("copy_random rope", "difference")
     heads = of(stored, run="attention")
     shares = of(heads, measure="positional_share")["value"]
@@ -257,7 +274,8 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
             f"and {rope[1]}.",
             f"{percent('trace', 5, 'lead key MLP2', 'share')} of L5's lead is what MLP2 writes",
             f"L3 loses {percent('ablate', 3, 'lead w_o mean', 'lost')} of its lead",
-            f"costs {intact} nats less than the first; {gone} of them are gone.",
+            f"costs {cost('copy_random 1')} nats more, text {cost('text 1')}; without that of "
+            f"another head of its layer {cost('copy_random 1', 'chance')}",
         ],
         "docs/findings.md": [
             f"{whole:.0%} of the information in the model's attention is position: {counts}.",
@@ -267,6 +285,10 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
             f"L18H6 gives {induction}",
             f"costs {intact} nats less than the first; without RoPE {gone} of them are gone.",
             f"text costs {nats('loss_suffix mask', 'difference')} nats more.",
+            f"a second copy of random tokens costs {cost('copy_random 1')} nats more and text "
+            f"{cost('text 1')}; without that of another head of L16 "
+            f"{cost('copy_random 1', 'chance')} and {cost('text 1', 'chance')}.",
+            f"the five most positional heads it is {cost('copy_random 5')} and {cost('text 5')}",
         ],
     }
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nope_probe.hooks.reading.capture import capture_losses as capture_losses
     from nope_probe.hooks.reading.capture import capture_scores as capture_scores
     from nope_probe.hooks.reading.capture import capture_stages as capture_stages
+    from nope_probe.hooks.removing.edited_weights import untrained as untrained
     from nope_probe.hooks.removing.removals import Ablation as Ablation
     from nope_probe.hooks.removing.replacements import Calibration as Calibration
     from nope_probe.maps.centred import row_centred as row_centred
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from nope_probe.studies.behaviour.study import run_behaviour as run_behaviour
     from nope_probe.studies.circuit.study import run_circuit as run_circuit
     from nope_probe.studies.compare.analyse import difference as difference
+    from nope_probe.studies.heads.study import HeadsStudy as HeadsStudy
+    from nope_probe.studies.heads.study import run_heads as run_heads
     from nope_probe.studies.scores.heads import head_scores as head_scores
     from nope_probe.studies.scores.study import run_scores as run_scores
     from nope_probe.studies.trace.study import Trace as Trace
@@ -66,6 +69,7 @@ _NAMES = {
     "nope_probe.studies.behaviour.study": "BehaviourStudy run_behaviour",
     "nope_probe.studies.circuit.study": "run_circuit",
     "nope_probe.studies.compare.analyse": "difference",
+    "nope_probe.studies.heads.study": "HeadsStudy run_heads",
     "nope_probe.studies.scores.heads": "head_scores",
     "nope_probe.studies.scores.study": "run_scores",
     "nope_probe.studies.trace.study": "Trace run_trace",
@@ -75,6 +79,7 @@ _NAMES = {
     "nope_probe.hooks.reading.attention": "capture_attention",
     "nope_probe.hooks.reading.calibration": "calibrate",
     "nope_probe.hooks.reading.capture": "capture_losses capture_scores capture_stages",
+    "nope_probe.hooks.removing.edited_weights": "untrained",
     "nope_probe.hooks.removing.removals": "Ablation",
     "nope_probe.hooks.removing.replacements": "Calibration",
     "nope_probe.maps.centred": "row_centred",

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nope_probe.cli import run_and_show
 from nope_probe.studies.ablation.settings import Settings
 
-EXAMPLES = (
-    "--model rope-tiny",
-    "--model llama-3.1-8b --layers 4 --seq-len 256 --data fineweb-edu",
-)
+EXAMPLES = ("--model rope-tiny", "--model llama-3.1-8b --layers 4 --seq-len 256 --data fineweb-edu")
 
-
-def main() -> None:
-    """Run the command line."""
-    run_and_show("ablate", Settings, EXAMPLES)
-
+main = partial(run_and_show, "ablate", Settings, EXAMPLES)
 
 if __name__ == "__main__":
     main()

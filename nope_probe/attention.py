@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nope_probe.cli import run_and_show
 from nope_probe.studies.attention.settings import Settings
 
@@ -10,11 +12,7 @@ EXAMPLES = (
     "--model rope-tiny --remove rope",
 )
 
-
-def main() -> None:
-    """Run the command line."""
-    run_and_show("attention", Settings, EXAMPLES)
-
+main = partial(run_and_show, "attention", Settings, EXAMPLES)
 
 if __name__ == "__main__":
     main()

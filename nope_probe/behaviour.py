@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nope_probe.cli import run_and_show
 from nope_probe.studies.behaviour.settings import Settings
 
-EXAMPLES = (
-    "--model nope-tiny",
-    "--model rope-tiny --remove mask rope --measures loss copy",
-)
+EXAMPLES = ("--model nope-tiny", "--model rope-tiny --remove mask rope --measures loss copy")
 
-
-def main() -> None:
-    """Run the command line."""
-    run_and_show("behaviour", Settings, EXAMPLES)
-
+main = partial(run_and_show, "behaviour", Settings, EXAMPLES)
 
 if __name__ == "__main__":
     main()

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nope_probe.cli import run_and_show
 from nope_probe.studies.circuit.settings import Settings
 
-EXAMPLES = (
-    "--model nope-tiny",
-    "--model rope-tiny --layer 1 --remove mask w_q",
-)
+EXAMPLES = ("--model nope-tiny", "--model rope-tiny --layer 1 --remove mask w_q")
 
-
-def main() -> None:
-    """Run the command line."""
-    run_and_show("circuit", Settings, EXAMPLES)
-
+main = partial(run_and_show, "circuit", Settings, EXAMPLES)
 
 if __name__ == "__main__":
     main()

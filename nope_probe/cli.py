@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import io
 import os
@@ -23,6 +22,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import tyro
 
 from nope_probe.errors import UserError, line_of, printable
+from nope_probe.files import JsonObject
 from nope_probe.run.paths import validate_image_place
 from nope_probe.run.processes import (
     HEAD_START,
@@ -73,7 +73,7 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
 
 def parse_with(
     settings: type[Settings], examples: Sequence[str], *flags: tuple[str, Any, Any]
-) -> tuple[Settings, dict[str, Any]]:
+) -> tuple[Settings, JsonObject]:
     """Return the settings on the command line, and the values of further flags by name.
 
     Args:
@@ -166,10 +166,9 @@ def find_commands() -> dict[str, str]:
     """Return the first line of each command's docstring by its name, without importing any."""
     commands = {}
     for path in sorted(Path(__file__).parent.glob("[!_]*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        has_main = any(isinstance(n, ast.FunctionDef) and n.name == "main" for n in tree.body)
-        if has_main:
-            commands[path.stem] = (ast.get_docstring(tree) or "").partition("\n")[0]
+        text = path.read_text(encoding="utf-8")
+        if re.search(r"^(def main\(|main = )", text, re.M):
+            commands[path.stem] = text.partition("\n")[0].strip('"')
     return commands
 
 

@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from hashlib import file_digest, sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from nope_probe.errors import UserError
 
+JsonObject: TypeAlias = dict[str, Any]  # settings, configurations, records: each has its keys
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has one slash left of `http://`
 IMAGE_ENDINGS = (".pdf", ".png", ".svg")
 NO_BROWSER = (

@@ -152,6 +152,15 @@ ROWS: dict[str, Row] = {
         by_token=True,
         removed="weights were set to 1 and biases to 0",
     ),
+    "content": Row(
+        label="content",
+        phrase="the content of attention",
+        colour="#a0617a",
+        marker="hexagon",
+        per_head=True,
+        of_length=True,
+        removed="weights became their mean over texts at each query and key",
+    ),
     "position": Row(
         label="position",
         of_length=True,
@@ -332,7 +341,9 @@ class Component(str):
         band = re.fullmatch(r"rope(?:_high|_low|\[([0-9]+):([0-9]+)\])", name.lower())
         kind = "rope" if band else "position" if writer else name.lower()
         if kind not in ROWS or (kind == "position" and writer is None):
-            known = ", ".join([*COMPONENTS, "norms", *CIRCUITS, *ROPE_HALVES, "rope[a:b]"])
+            known = ", ".join(
+                [*COMPONENTS, "norms", "content", *CIRCUITS, *ROPE_HALVES, "rope[a:b]"]
+            )
             raise ValueError(
                 f"unknown component {name!r}; there are {known}, position[L1H0], and unions such "
                 "as w_q+w_k"
@@ -397,7 +408,7 @@ class Component(str):
 
 ROPE_HALVES = ("rope_high", "rope_low")
 COMPONENTS: tuple[Component, ...] = tuple(
-    Component(name) for name in ROWS if name not in ("norms", "position")
+    Component(name) for name in ROWS if name not in ("norms", "content", "position")
 )
 SOURCES: tuple[Component, ...] = tuple(name for name in COMPONENTS if name.row.is_source)
 POSITION_ENCODINGS: tuple[Component, ...] = tuple(map(Component, ("rope", "pos_embed", "alibi")))

@@ -5,10 +5,7 @@ from __future__ import annotations
 from nope_probe.cli import IMAGE, VERBOSE, module_of, one_line_errors, parse_with
 from nope_probe.studies.paper.settings import Settings
 
-EXAMPLES = (
-    "figure2",
-    "figure5 --model rope-tiny --seq-len 64 --data shipped",
-)
+EXAMPLES = ("figure2", "figure5 --model rope-tiny --seq-len 64 --data shipped")
 
 
 def main() -> None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nope_probe.cli import run_and_show
 from nope_probe.studies.simulation.settings import Settings
 
-EXAMPLES = (
-    "--alpha 0 0.2",
-    "--rope --n-layers 3 --target-se 1e-4",
-)
+EXAMPLES = ("--alpha 0 0.2", "--rope --n-layers 3 --target-se 1e-4")
 
-
-def main() -> None:
-    """Run the command line."""
-    run_and_show("simulate", Settings, EXAMPLES)
-
+main = partial(run_and_show, "simulate", Settings, EXAMPLES)
 
 if __name__ == "__main__":
     main()

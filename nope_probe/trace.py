@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nope_probe.cli import run_and_show
 from nope_probe.studies.trace.settings import Settings
 
-EXAMPLES = (
-    "--model nope-tiny",
-    "--model rope-tiny --reader L1H2 --confirm 0",
-)
+EXAMPLES = ("--model nope-tiny", "--model rope-tiny --reader L1H2 --confirm 0")
 
-
-def main() -> None:
-    """Run the command line."""
-    run_and_show("trace", Settings, EXAMPLES)
-
+main = partial(run_and_show, "trace", Settings, EXAMPLES)
 
 if __name__ == "__main__":
     main()

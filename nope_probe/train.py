@@ -9,10 +9,7 @@ from nope_probe.errors import printable
 from nope_probe.run.processes import is_first_process
 from nope_probe.training.settings import Settings
 
-EXAMPLES = (
-    "--preset nope-tiny",
-    "--preset rope-tiny --steps 100 --out runs/short",
-)
+EXAMPLES = ("--preset nope-tiny", "--preset rope-tiny --steps 100 --out runs/short")
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ SETTINGS = [
         "attention",
         "behaviour",
         "circuit",
+        "heads",
         "layers",
         "scores",
         "simulate",

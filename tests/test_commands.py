@@ -23,6 +23,7 @@ COMMANDS = (
     "behaviour",
     "circuit",
     "compare",
+    "heads",
     "layers",
     "reproduce",
     "scores",

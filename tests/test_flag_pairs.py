@@ -19,9 +19,10 @@ import pytest
 from command_reference import settings_of
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from support.command_line import draw_without_chrome, ended
 from support.finished_runs import assert_whole
-from support.tiny_models import randomised, tokenizer
+from support.tiny_models import plain, randomised, tokenizer
 from transformers import LlamaConfig
 
 from nope_probe.cli import find_commands
@@ -40,6 +41,7 @@ BASE: dict[str, dict[str, str]] = {
     "behaviour": {**MAPPED, "max_len": "24"},
     "circuit": ON_MODEL,
     "compare": {"runs": "runs/one runs/two"},
+    "heads": {**MAPPED, "remove": "rope", "k": "1", "draws": "2"},
     "layers": {"model": "MODEL"},
     "reproduce": {"figure": "figure4", "n_samples": "32"},
     "scores": MAPPED,
@@ -49,9 +51,14 @@ BASE: dict[str, dict[str, str]] = {
 }
 # Values of flags that have no choices, in words; of a command alone where the key has its name.
 GOOD: dict[str, tuple[str, ...]] = {
+    "adapter": ("ADAPTER",),
     "alpha": ("0.3",),
     "simulate alpha": ("0.1 0.3",),
     "bands": ("2",),
+    "by": ("others", "induction lowest-information"),
+    "draws": ("3",),
+    "k": ("1 2",),
+    "mean_seqs": ("32",),
     "batch_size": ("3", "64"),
     "checkpoint_every": ("1",),
     "confirm": ("0", "2"),
@@ -64,6 +71,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "folds": ("4", "6"),
     "heads": ("L0H1",),
     "image": ("image.svg",),
+    "in_heads": ("L0H1",),
     "labels": ("a b",),
     "layer": ("0",),
     "layers": ("1", "2"),
@@ -79,7 +87,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "query": ("1", "-1"),
     "query_rows": ("5",),
     "reader": ("L0", "L0H1"),
-    "remove": ("mask", "rope w_k", "qk", "mlp", "sources", "position[L0H1]"),
+    "remove": ("mask", "content", "rope w_k", "qk", "mlp", "sources", "position[L0H1]"),
     "replacement": ("mean random",),
     "revision": ("main",),
     "runs": ("runs/one runs/one", "runs/two runs/one"),
@@ -89,6 +97,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "skip_keys": ("0", "2"),
     "steps": ("2",),
     "target_se": ("0.05",),
+    "tokens": ("TOKENS.npy",),
     "text": ("other",),
     "text_file": ("TEXT.txt",),
     "trained_len": ("16",),
@@ -144,6 +153,10 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         rows = [{"text": " ".join(random.choice(words, n_words))} for _ in range(97)]
         (folder / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "TEXT.txt").write_text("the other")
+    np.save(folder / "TOKENS.npy", random.integers(263, size=(10, 20)))
+    adapted = get_peft_model(plain(folder / "MODEL"), LoraConfig(target_modules=["q_proj"]))
+    adapted.peft_config["default"].base_model_name_or_path = "MODEL"
+    adapted.save_pretrained(folder / "ADAPTER")
     with pytest.MonkeyPatch.context() as patch:
         draw_without_chrome(patch)
         for name, data in (("one", "TEXT"), ("two", "random")):

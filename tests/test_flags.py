@@ -29,7 +29,7 @@ from support.command_line import Ended, draw_without_chrome
 from support.fake_hub import put_into_cache
 from support.gguf_files import tiny_llama, write_gguf
 from support.short_training import shorten_training
-from support.tiny_models import CONFIGS, smollm3_config, write_tiny
+from support.tiny_models import CONFIGS, plain, smollm3_config, write_tiny
 
 from nope_probe.cli import find_commands, overview
 from nope_probe.models.names import FETCHED
@@ -49,6 +49,7 @@ SIZES: dict[str, dict[str, str]] = {
     "scores": {**RUN_SIZES, "--layers": "1"},
     "circuit": RUN_SIZES,
     "compare --models": {**SMALL_RUN, "--layers": "1"},
+    "heads": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
     "behaviour": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
     "simulate": {"--n-samples": "32", "--seq-len": "5", "--d-model": "8"},
     "theory": {"--seq-len": "9"},
@@ -58,6 +59,7 @@ SIZES: dict[str, dict[str, str]] = {
 # Tokens that the tiny models' tokenizer lacks.
 TINY = {(token,): ("<bos>",) for token in ("<|endoftext|>", "<|im_start|>")}
 OF_WHY = {"--layers": "4", "--query": "1"}  # L3H3, in a text of two tokens
+OF_TEXTS = ("--n-seqs", "--seq-len")
 FIGURE_SIZES: dict[str, dict[str, str]] = {
     "all": {"--n-samples": "32"},
     **{name: {"--n-samples": "32"} for name, figure in paper.FIGURES.items() if figure.simulations},
@@ -104,6 +106,19 @@ ablate --data short.jsonl --pack --remove qk --replacement random mean --gain no
 ablate --remove rope_low w_q --data prose --bos .. --no-pack --no-shuffle --skip-keys 0
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run --no-per-head
 ablate --bands 2 --remove w_q --per-head
+ablate --remove content --in-heads L0H1
+attention --remove content w_q --in-heads L0H1 L0H3
+circuit --remove content --in-heads L0H1
+heads --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always --shuffle
+    --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
+    --by others lowest-induction order.csv --remove rope content mask --k 1 2 --draws 2 --single
+    --mean-seqs 32 --beyond-context --allow-unused --query-rows 5 --out runs/f --image f.svg
+    --verbose
+heads --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-single --no-shuffle
+    --no-beyond-context --no-allow-unused --no-verbose --remove mask
+heads --dry-run --no-pack --remove rope --alpha 0
+heads --tokens tokens.npy --adapter adapter --remove mask --k 1
+behaviour --remove content rope --in-heads L0H1 L1H3 --measures loss copy extrapolation
 ablate --remove sources --seq-len 8
 ablate --model parameter-free-rope --data gaussian --alpha 0.3
 ablate --model parameter-free-rope --data gaussian --alpha 0.2
@@ -114,6 +129,13 @@ attention --model llama-3.1-8b --revision main --data my.jsonl --windows start -
 attention --model models/qwen3-8b --device-map sequential --data short.jsonl --pack --remove w_q
     --gain identity --text ab
 attention --text-file ab.txt
+attention --tokens tokens.npy --adapter adapter
+scores --tokens tokens.npy --adapter adapter
+ablate --tokens tokens.npy --adapter adapter --remove sources
+circuit --tokens tokens.npy --adapter adapter
+behaviour --tokens tokens.npy --adapter adapter --measures loss --remove mask
+trace --tokens tokens.npy --adapter adapter
+layers --adapter adapter
 attention --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle
     --remove rope --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 scores --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos never --shuffle
@@ -213,7 +235,7 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
     All removals and measures are of the plain `ablate` and `behaviour`; with flags, they are few.
     """
     small = SIZES.get(f"{command} --models" if "--models" in groups else command, {})
-    reads_text = "--folds" in small
+    reads_text = "--folds" in small and "--tokens" not in groups
     if command == "reproduce":
         (subject,) = groups[""]
         small = FIGURE_SIZES.get(subject, {})
@@ -240,9 +262,15 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
     if reads_text:
         chosen = {"--data": (PACKED if "--pack" in chosen else TEXT,), **chosen}
     small = {**small, **(OF_WHY if "--why" in chosen else {})}
+    small = without_sizes(small) if "--tokens" in chosen else small
     sizes = {name: (size,) for name, size in small.items()}
     sizes |= {"--query-rows": ("5",)} if "--query-rows" in chosen else {}  # of 8 tokens
     return Line(command, tuple(sorted((chosen | sizes).items())))
+
+
+def without_sizes(small: Mapping[str, str]) -> dict[str, str]:
+    """Return flags without those of tokens that have a number and a length."""
+    return {name: size for name, size in small.items() if name not in OF_TEXTS}
 
 
 def parsed(text: str) -> Line:
@@ -322,6 +350,9 @@ def desk(
     short = [{"text": " ".join(random.choice(words, 1))} for _ in range(97)]
     (folder / "short.jsonl").write_text("\n".join(map(json.dumps, short)))
     (folder / "ab.txt").write_text("ab")
+    (folder / "order.csv").write_text("layer,head\n0,2\n0,1\n")
+    np.save(folder / "tokens.npy", random.integers(263, size=(16, 24)))
+    write_adapter(folder, "models/qwen3-8b")
     for name in ("nope-tiny", "rope-tiny"):
         run = f"ablate --remove sources --model {name} --layers 1 --out runs/{name}"
         assert ended(parsed(run), folder).code == 0
@@ -334,6 +365,15 @@ def desk(
     trained = "train --preset nope-tiny --out runs/trained"
     assert ended(parsed(trained), folder).code == 0
     return folder
+
+
+def write_adapter(folder: Path, base: str) -> None:
+    """Write an adapter of a model in a folder next to it."""
+    from peft import LoraConfig, get_peft_model
+
+    adapted = get_peft_model(plain(folder / base), LoraConfig(target_modules=["q_proj"]))
+    adapted.peft_config["default"].base_model_name_or_path = base
+    adapted.save_pretrained(folder / "adapter")
 
 
 def ended(line: Line, folder: Path) -> Ended:

@@ -14,10 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from safetensors.torch import load_file
 from torch import Generator, Tensor
 
 from nope_probe.data.documents import (
@@ -30,6 +33,8 @@ from nope_probe.data.documents import (
     validate_packing,
 )
 from nope_probe.errors import UserError, closed_choices
+from nope_probe.files import reading
+from nope_probe.hooks.layers.model import begins_alike
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -149,9 +154,9 @@ def sequences(
     """
     if tokenizer is None and (source != "random" or d_vocab is None):
         raise UserError(
-            "a model without tokenizer takes no text: use --data random (in Python, "
-            "sequences('random', d_vocab=...) or tokens); for a parameter-free model --data "
-            "gaussian"
+            "a model without tokenizer takes no text: use --data random or --tokens FILE (in "
+            "Python, sequences('random', d_vocab=...), tokens, or load(model, tokenizer)); for a "
+            "parameter-free model --data gaussian"
         )
     generator = torch.Generator().manual_seed(seed)
     first = first_token(tokenizer, bos)
@@ -196,6 +201,63 @@ def sequences(
         kind=kind,
         documents=from_documents,
         notes=(*([prose_note()] * (source == "prose")), *(reader.notes if reader else ())),
+    )
+
+
+def repeated(
+    tokens: Int[Tensor, "seq pos"], length: int, start: int
+) -> Int[Tensor, "seq start_and_twice"]:
+    """Return each sequence's first tokens twice, after its BOS if it has one.
+
+    Args:
+        tokens: the sequences.
+        length: of the segment that is repeated.
+        start: how many BOS tokens they begin with.
+
+    Example:
+        >>> repeated(torch.tensor([[0, 5, 6, 7, 8]]), 2, start=1)
+        tensor([[0, 5, 6, 5, 6]])
+    """
+    segment = tokens[:, start : start + length]
+    return torch.cat([tokens[:, :start], segment, segment], 1)
+
+
+def read_tokens(file: Path) -> Sequences:
+    """Read sequences of token ids from a .npy or .safetensors file, of integers [seq, pos].
+
+    A .safetensors file names them `tokens`, and may name the document of each `documents`.
+
+    Raises:
+        UserError: for a file of another kind or shape.
+    """
+    suffix = file.suffix.lower()
+    if suffix not in (".npy", ".safetensors"):
+        raise UserError(
+            f"--tokens {file.name}: expected a .npy or .safetensors file; files with pickled "
+            "objects (.pt) are refused"
+        )
+    with reading(f"{file} holds no tokens"):
+        if suffix == ".npy":
+            read = {"tokens": torch.from_numpy(np.load(file, allow_pickle=False))}
+        else:
+            read = load_file(file)
+    tokens, documents = read.get("tokens"), read.get("documents")
+    for name, tensor, n_dims in (("tokens", tokens, 2), ("documents", documents, 1)):
+        if tensor is None and name == "documents":
+            continue
+        if tensor is None or tensor.ndim != n_dims or tensor.is_floating_point():
+            found = "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+            shape = "[seq, pos]" if n_dims == 2 else "[seq]"
+            raise UserError(f"{file}: expected integers {shape} as {name!r}, got {found}")
+    assert tokens is not None
+    if documents is not None and len(documents) != len(tokens):
+        raise UserError(f"{file}: {len(tokens)} sequences have {len(documents)} documents")
+    tokens = tokens.long()
+    return Sequences(
+        inputs=tokens,
+        name=file.name,
+        bos=begins_alike(tokens),
+        documents=None if documents is None else documents.long(),
     )
 
 

@@ -42,7 +42,7 @@ Of = Literal["shown", "reference", "difference"]
 Kind = Literal["raw", "cosines", "less diagonal means"]
 Stage = tuple[Letter, Of, Kind]
 Scale = tuple[float, float]
-Choice = list[dict[str, Any]]  # a switch's choice: keys of the traces, and keys of the layout
+Choice = list[Layout]  # a switch's choice: keys of the traces, and keys of the layout
 RAW: Kind = "raw"
 COSINES: Kind = "cosines"
 DIAGONAL: Kind = "less diagonal means"
@@ -354,7 +354,7 @@ def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[Stage, str]) -> La
     return keys
 
 
-def _captions(flow: Flow, absent: Mapping[str, str]) -> list[dict[str, Any]]:
+def _captions(flow: Flow, absent: Mapping[str, str]) -> list[Layout]:
     """Return each panel's letter and formula, and in an empty panel the reason."""
     where = {"xref": "paper", "yref": "paper", "showarrow": False}
     captions = []

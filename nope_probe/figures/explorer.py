@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,7 +23,7 @@ from nope_probe.figures.names import colour
 from nope_probe.figures.packed import Maps, asset, encoded, pack, quantise, script
 from nope_probe.figures.panels import RowMaps, pool
 from nope_probe.figures.style import STOPS
-from nope_probe.files import local_path
+from nope_probe.files import JsonObject, local_path
 
 MAX_BYTES = 4_900_000  # size of an explorer in a notebook or a file
 SMALLEST = 8  # cells along an axis; no map is pooled below this
@@ -143,7 +142,7 @@ class Explorer:
         return path
 
 
-def fitted(view: RemovedMaps, max_bytes: int) -> tuple[RemovedMaps, dict[str, Any]]:
+def fitted(view: RemovedMaps, max_bytes: int) -> tuple[RemovedMaps, dict[str, str]]:
     """Return a view and its bytes, pooled until they fit or a map is 8 cells wide."""
     shown, packed, block = view, pack(view.maps), 1
     while _n_bytes(packed) > max_bytes and shown.maps.shape[-1] > SMALLEST:
@@ -153,11 +152,11 @@ def fitted(view: RemovedMaps, max_bytes: int) -> tuple[RemovedMaps, dict[str, An
     return shown, packed
 
 
-def _n_bytes(packed: Mapping[str, Any]) -> int:
+def _n_bytes(packed: Mapping[str, str]) -> int:
     return sum(len(packed[name]) for name in ("cells", "offsets", "scales"))
 
 
-def _content(view: RemovedMaps, packed: Mapping[str, Any]) -> dict[str, Any]:
+def _content(view: RemovedMaps, packed: Mapping[str, str]) -> JsonObject:
     """Return a view in the form that the explorer's script reads."""
     return {
         "layers": view.layers,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from importlib import resources
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -15,7 +14,7 @@ from jaxtyping import Float
 Maps = Float[np.ndarray, "combination layer panel query_pos key_pos"]
 
 
-def pack(maps: Maps) -> dict[str, Any]:
+def pack(maps: Maps) -> dict[str, str]:
     """Return maps in the form that the explorer's script reads, in base64 and little-endian.
 
     Returns:

@@ -410,7 +410,7 @@ def _place(nodes: pd.DataFrame, n_maps: int, n_dials: int) -> go.Figure:
     return wide.update_layout(meta={"narrow": places(narrow)})
 
 
-def _span(columns: int, **kind: str) -> list[dict[str, Any] | None]:
+def _span(columns: int, **kind: str) -> list[dict[str, str | int] | None]:
     return [{"colspan": columns, **kind}, *[None] * (columns - 1)]
 
 

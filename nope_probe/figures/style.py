@@ -8,7 +8,7 @@ the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -106,7 +106,7 @@ def place_panels(
     *,
     panel: int,
     zoom: str = "",
-    phone: Mapping[str, Any] | None = None,
+    phone: Layout | None = None,
     **others: Any,
 ) -> go.Figure:
     """Return a figure of empty panels of one size, with its layout for a phone.
@@ -215,7 +215,7 @@ def plot_height(at: Layout) -> float:
     return float(at["height"] - at["margin"]["t"] - at["margin"]["b"])
 
 
-def patch(layout: Layout, keys: Mapping[str, Any]) -> None:
+def patch(layout: Layout, keys: Layout) -> None:
     """Set layout keys in plotly.js's form, such as `xaxis2.domain` or `annotations[0].text`."""
     for key, value in keys.items():
         *path, last = key.replace("]", "").replace("[", ".").split(".")

@@ -8,7 +8,7 @@ every removal is written through hook points, and equals the model edited by han
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, wraps
 from inspect import signature
@@ -20,11 +20,10 @@ from nope_probe.hooks.layers.hook_points import (
     methods_replaced,
 )
 from nope_probe.hooks.layers.model import (
-    HasModel,
     Inputs,
-    model_of,
     tapped,
 )
+from nope_probe.hooks.layers.objects import Model, opened
 from nope_probe.hooks.layers.threads import used_alone
 from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.removing.block_ablation import (
@@ -32,6 +31,7 @@ from nope_probe.hooks.removing.block_ablation import (
     ActiveAblation,
     BlockAblation,
     ablations_of,
+    content_heads,
     is_ablated,
 )
 from nope_probe.hooks.removing.components import lone_mlps, removals_of, without_position
@@ -45,7 +45,7 @@ from nope_probe.removal import Writer
 
 @contextmanager
 def ablated(
-    model: HookedModel | HasModel,
+    model: Model,
     ablation: Ablation | Sequence[str] | str,
     calibration: Calibration | None = None,
     *,
@@ -83,11 +83,13 @@ def ablated(
         >>> with ablated(model, Ablation(remove=["mask", "w_k"]), tokens=tokens):
         ...     logits = model(tokens)
     """
-    model, ablation = model_of(model), Ablation.of(ablation)
-    blocks = ablations_of(model, ablation)
-    if is_ablated(model):
-        raise RuntimeError("the model is ablated already: name all components in one Ablation")
-    with used_alone(model), ExitStack() as stack:
+    ablation = Ablation.of(ablation)
+    with ExitStack() as stack:
+        model = stack.enter_context(opened(model))
+        blocks = ablations_of(model, ablation)
+        if is_ablated(model):
+            raise RuntimeError("the model is ablated already: name all components in one Ablation")
+        stack.enter_context(used_alone(model))
         calibration = _calibration(model, ablation, calibration, tokens)
         stack.enter_context(_in_place(model, _active(model, ablation, calibration, blocks)))
         stack.enter_context(_whole_sequences(model, ablation))
@@ -163,10 +165,11 @@ def _calibration(
     if calibration is not None and tokens is not None:
         raise ValueError("expected a calibration or tokens to calibrate on, not both")
     seed, writers = ablation.calibration_seed, ablation.condition.writers
+    heads = content_heads(model, [ablation])
     if tokens is not None:
-        return calibrate(model, tokens, seed=seed, writers=writers)
+        return calibrate(model, tokens, seed=seed, writers=writers, heads=heads)
     if calibration is None:
-        raise ValueError(_how_to_calibrate(ablation))
+        raise ValueError(_how_to_calibrate(ablation, heads))
     if calibration.checksum != weights_checksum(model):
         raise ValueError(
             "the calibration belongs to another model, or to other weights: pass "
@@ -183,15 +186,24 @@ def _calibration(
             f"the position of {missing[0]} is not calibrated: pass "
             f"calibrate(model, tokens, writers={list(writers)})"
         )
+    for layer, named in heads.items():
+        known = calibration.patterns.get(layer)
+        if known is None or not {*named} <= {*known.heads.tolist()}:
+            raise ValueError(
+                f"the mean attention of L{layer} is not calibrated: pass "
+                f"calibrate(model, tokens, heads={heads})"
+            )
     return calibration
 
 
-def _how_to_calibrate(ablation: Ablation) -> str:
+def _how_to_calibrate(ablation: Ablation, heads: Mapping[int, Sequence[int]]) -> str:
     ways = "pass tokens=tokens or calibration=calibrate(model, tokens)"
     writers = ablation.condition.writers
     if writers:
         ways = f"{ways[:-1]}, writers={list(writers)})"
         return f"the position of {writers[0]} has to be measured first: {ways}"
+    if heads:
+        return f"mean attention has to be measured first: {ways[:-1]}, heads={dict(heads)})"
     name = ablation.condition.weights[0]
     if ablation.stand_in.mean:
         return f"the mean output of {name} has to be measured first: {ways}"

@@ -64,6 +64,19 @@ def read_tensors(kind: type[Read], tensors: State) -> Read:
     return kind(**{name: _value(hints[name], part) for name, part in fields_of.items()})
 
 
+class TensorRecord:
+    """A dataclass of tensors, numbers and other such dataclasses, which tensors by name store."""
+
+    def to_tensors(self) -> State:
+        """Return the tensors and numbers by name, for `from_tensors`."""
+        return tensors_of(self)
+
+    @classmethod
+    def from_tensors(cls: type[Read], tensors: State) -> Read:
+        """Return what `to_tensors` turned into these tensors."""
+        return read_tensors(cls, tensors)
+
+
 def _parts(tensors: State) -> dict[str, State]:
     """Return the tensors by the first part of their names, under the rest of their names."""
     parts: dict[str, State] = {}

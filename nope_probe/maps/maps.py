@@ -12,7 +12,7 @@ from torch import Tensor
 from nope_probe.errors import UserError, kind_of
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms
 from nope_probe.maps.fold_rows import PackedFolds, Stored
-from nope_probe.maps.folds import State, pooled, read_tensors, tensors_of
+from nope_probe.maps.folds import State, TensorRecord, pooled
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import MapRows, QueryPositions, rows_of
 from nope_probe.stages import Letter
@@ -25,7 +25,7 @@ def _all_rows() -> Int[Tensor, " row"]:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ScoreMaps:
+class ScoreMaps(TensorRecord):
     """Mean attention scores, in nats.
 
     Attributes:
@@ -101,15 +101,6 @@ class ScoreMaps:
 
     def _layer(self, folds: Float[Tensor, "fold row key_pos"]) -> LayerMaps:
         return LayerMaps.of(folds, self.counts, self.query_positions, self.skip_keys)
-
-    def to_tensors(self) -> State:
-        """Return the maps by name, for `from_tensors`."""
-        return tensors_of(self)
-
-    @classmethod
-    def from_tensors(cls, tensors: State) -> ScoreMaps:
-        """Return the maps that `to_tensors` turned into these tensors."""
-        return read_tensors(cls, tensors)
 
 
 def layers_of(
@@ -207,7 +198,7 @@ def heads_of(layers: Layers) -> dict[tuple[int, int], LayerMaps]:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class StageMaps:
+class StageMaps(TensorRecord):
     """Gram maps of the paper's stages; (b) and (i) are score maps, in nats.
 
     Attributes:
@@ -254,18 +245,9 @@ class StageMaps:
         """Return the mean map of one stage, less the mean of each diagonal."""
         return diagonal_normalised(self.mean(letter), self.layer_maps(letter).folds.where)
 
-    def to_tensors(self) -> State:
-        """Return the maps by name, for `from_tensors`."""
-        return tensors_of(self)
-
-    @classmethod
-    def from_tensors(cls, tensors: State) -> StageMaps:
-        """Return the maps that `to_tensors` turned into these tensors."""
-        return read_tensors(cls, tensors)
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class AttentionMaps:
+class AttentionMaps(TensorRecord):
     """The mean attention weights and scores of every head, and its mean information, in nats.
 
     Attributes:
@@ -303,15 +285,6 @@ class AttentionMaps:
     def mean(self) -> Float[Tensor, "layer head row key_pos"]:
         """The mean weights over all sequences; 0 where the model masks."""
         return pooled(self.weights, self.counts)
-
-    def to_tensors(self) -> State:
-        """Return the maps by name, for `from_tensors`."""
-        return tensors_of(self)
-
-    @classmethod
-    def from_tensors(cls, tensors: State) -> AttentionMaps:
-        """Return the maps that `to_tensors` turned into these tensors."""
-        return read_tensors(cls, tensors)
 
 
 def _data(maps: ScoreMaps | StageMaps) -> str:

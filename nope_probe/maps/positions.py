@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.maps.folds import State, read_tensors, tensors_of
+from nope_probe.maps.folds import TensorRecord
 from nope_probe.maps.rotation import NO_ROTATION, Rotation
 from nope_probe.maps.rows import QueryPositions
 
@@ -82,7 +82,7 @@ class ReaderSums:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PositionSums:
+class PositionSums(TensorRecord):
     """The mean queries and keys of a model's readers at each position, by writer.
 
     Attributes:
@@ -100,12 +100,3 @@ class PositionSums:
     bos: bool = False
     skip_keys: int = 0
     kept_positions: int = 0
-
-    def to_tensors(self) -> State:
-        """Return the sums by name, for `from_tensors`."""
-        return tensors_of(self)
-
-    @classmethod
-    def from_tensors(cls, tensors: State) -> PositionSums:
-        """Return the sums that `to_tensors` turned into these tensors."""
-        return read_tensors(cls, tensors)

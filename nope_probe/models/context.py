@@ -11,16 +11,15 @@ with the context.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, SmolLM3Config
 from transformers.models.auto import modeling_auto as auto
 
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context, beyond_table
-from nope_probe.files import read_json
+from nope_probe.files import JsonObject, read_json
+from nope_probe.hooks.layers.text_decoder import context_in, text_config_of
 from nope_probe.models.gguf import read_gguf_config
 from nope_probe.models.names import (
     CHECKPOINTS,
@@ -55,12 +54,6 @@ def configured_context(name: str, revision: str | None = None) -> int | None:
     if name.lower() in PARAMETER_FREE:
         return PARAMETER_FREE_CONTEXT
     return context_in(_config_of(name, revision).get_text_config())
-
-
-def context_in(text: PreTrainedConfig) -> int | None:
-    """Return how many positions a model of this configuration takes; None if it does not say."""
-    names = ("max_position_embeddings", "max_seq_len")  # the second is MPT's
-    return next((getattr(text, name) for name in names if getattr(text, name, None)), None)
 
 
 def stated_lengths(name: str, revision: str | None = None) -> dict[str, int]:
@@ -147,6 +140,8 @@ def read_config(
 ) -> PreTrainedConfig:
     """Read a causal decoder's configuration, reduced to the first layers if asked.
 
+    Of a multimodal model, it is the configuration of the text decoder.
+
     A Llama that was trained without RoPE gets the configuration of a SmolLM3 without RoPE, which
     has the same weights.
 
@@ -162,6 +157,7 @@ def read_config(
         if not without_rope:
             validate_no_remote_code(source, fields)
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
+        config = text_config_of(config)
     if config.architectures is None:  # of a GGUF file, or left out of a config.json
         named = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
         config.architectures = None if named is None else [named]
@@ -172,7 +168,7 @@ def read_config(
     return _without_rope(config) if without_rope else config
 
 
-def validate_no_remote_code(source: str, fields: Mapping[str, Any]) -> None:
+def validate_no_remote_code(source: str, fields: JsonObject) -> None:
     """Check that a model's class is in transformers, not in its own folder.
 
     A folder may hold code for a model that transformers has too (Phi-3 does). transformers' own

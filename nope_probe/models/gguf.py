@@ -18,7 +18,7 @@ from hashlib import file_digest
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from huggingface_hub import hf_hub_download
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, __version__, integrations
@@ -27,7 +27,7 @@ from transformers.utils import quantization_config
 from transformers.utils.hub import extract_commit_hash
 
 from nope_probe.errors import UserError
-from nope_probe.files import read_json, reading
+from nope_probe.files import JsonObject, read_json, reading
 from nope_probe.models.gguf_keys import complete_fields
 from nope_probe.models.info import GGUFInfo
 from nope_probe.models.names import file_on_hub
@@ -45,8 +45,8 @@ _ROPE_TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_s
 
 
 def load_gguf(
-    kind: type[PreTrainedModel], source: str, revision: str | None, options: dict[str, Any]
-) -> tuple[PreTrainedModel, dict[str, Any]]:
+    kind: type[PreTrainedModel], source: str, revision: str | None, options: JsonObject
+) -> tuple[PreTrainedModel, JsonObject]:
     """Load the weights of a GGUF file, dequantised.
 
     Args:
@@ -158,7 +158,7 @@ def unused_tensors(header: GGUFReader, model: PreTrainedModel) -> set[str]:
 class _Contents:
     """The parts of a GGUF file that are kept: what transformers makes of its metadata, and more."""
 
-    fields: dict[str, Any]
+    fields: JsonObject
     info: GGUFInfo
     n_tokens: int
 
@@ -220,7 +220,7 @@ def validate_rope(path: Path, header: GGUFReader) -> None:
         )
 
 
-def _keys_of(header: GGUFReader) -> dict[str, Any]:
+def _keys_of(header: GGUFReader) -> JsonObject:
     """Return a file's keys on its model, without the name of the architecture."""
     start = f"{_architecture_of(header)}."
     fields = header.fields.items()

@@ -8,7 +8,6 @@ cannot hold is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
 from math import nextafter
 from typing import Any
@@ -16,9 +15,10 @@ from typing import Any
 from transformers import AutoConfig
 
 from nope_probe.errors import UserError
+from nope_probe.files import JsonObject
 
-Keys = Mapping[str, Any]  # without the name of the architecture, such as `rope.freq_base`
-Fields = dict[str, Any]
+Keys = JsonObject  # without the name of the architecture, such as `rope.freq_base`
+Fields = JsonObject
 
 _EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 # Fields that may hold a key; of each architecture's configuration, the first that it has. A size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -24,10 +24,11 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING as KNO
 from transformers.utils import logging
 
 from nope_probe.errors import UserError
+from nope_probe.files import JsonObject
+from nope_probe.hooks.layers.text_decoder import OF
 from nope_probe.models.context import is_decoder_class, read_config
 from nope_probe.models.gguf import load_gguf, load_gguf_tokenizer
 from nope_probe.models.names import ADAPTER, is_gguf, offline_if_unreachable, reading_model
-from nope_probe.models.parity import Reference, probe_tokens
 from nope_probe.models.weights import find_file, is_wanted, merge_adapter, read_weights
 
 # Causal masks, which older versions of transformers stored.
@@ -37,7 +38,7 @@ _TOKENIZERS = (
     *("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"),
     *("spiece.model", "sentencepiece.bpe.model", "tiktoken.model", "tekken.json"),
 )
-DeviceMap = str | dict[str, Any]  # a strategy, or the device of each part by name
+DeviceMap = str | dict[str, int | str]  # a strategy, or the device of each part by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +66,7 @@ def load_hugging_face(
     revision: str | None = None,
     device_map: DeviceMap | None = None,
     allow_unused: bool = False,
+    adapters: Sequence[str] = (),
 ) -> Decoder:
     """Load a causal decoder with eager attention, and its tokenizer.
 
@@ -79,6 +81,7 @@ def load_hugging_face(
         device_map: how Hugging Face places the parts: `auto`, `balanced`, `sequential`, or a device
             per part.
         allow_unused: load a model whose files hold tensors that it does not use.
+        adapters: folders of adapters, which are merged into the weights one after the other.
 
     Raises:
         UserError: for a model that cannot be loaded (offline, gated, missing, broken), that is no
@@ -91,7 +94,7 @@ def load_hugging_face(
         with reading_model(source, "tokenizer"):
             tokenizer = load_tokenizer(source, d_vocab=config.vocab_size, revision=revision)
         with reading_model(source, "weights"):
-            options: dict[str, Any] = {
+            options: JsonObject = {
                 "config": config,
                 "dtype": dtype,
                 "attn_implementation": "eager",
@@ -103,8 +106,14 @@ def load_hugging_face(
         model.name_or_path = model.config.name_or_path = source
         validate_all_loaded(source, report)
         validate_not_offloaded(source, model)
-        with reading_model(source, "adapter"):
-            model, adapter, unused = merge_adapter(source, model, n_layers, revision)
+        kinds, unused = [], set[str]()
+        for folder in (source, *adapters):
+            with reading_model(folder, "adapter"):
+                model, kind, others = merge_adapter(folder, model, n_layers, revision)
+                kinds += [kind] if kind is not None else []
+                unused |= others
+                if folder != source and has_tokenizer(folder):
+                    tokenizer = load_tokenizer(folder, d_vocab=model.config.vocab_size)
     for name in report["unexpected_keys"]:
         if is_wanted(name, n_layers) and not _MASKS.search(name):
             unused.add(name)
@@ -113,14 +122,14 @@ def load_hugging_face(
     return Decoder(
         model=model.eval().requires_grad_(False),
         tokenizer=tokenizer,
-        adapter=adapter,
+        adapter=" + ".join(kinds) or None,
         unused=tuple(sorted(unused)),
     )
 
 
 def _load_model(
-    source: str, n_layers: int | None, revision: str | None, options: dict[str, Any]
-) -> tuple[PreTrainedModel, dict[str, Any]]:
+    source: str, n_layers: int | None, revision: str | None, options: JsonObject
+) -> tuple[PreTrainedModel, JsonObject]:
     """Load a model without its adapter, and return transformers' report on the weights too."""
     config = options["config"]
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -128,7 +137,10 @@ def _load_model(
         return load_gguf(kind, source, revision, options)
     if getattr(config, "quantization_config", None):
         return load_quantised(kind, source, revision, options)
-    weights = read_weights(source, n_layers=n_layers, revision=revision)
+    of_text = hasattr(config, OF)
+    weights = read_weights(source, n_layers=n_layers, revision=revision, of_text=of_text)
+    if of_text:
+        config.tie_word_embeddings = "lm_head.weight" not in weights
     return kind.from_pretrained(None, state_dict=weights, **options)
 
 
@@ -150,17 +162,7 @@ def validate_architecture(source: str, config: PreTrainedConfig) -> None:
         ) from error
 
 
-def reference_of(hf: PreTrainedModel) -> Reference:
-    """Return plain transformers' outputs on the probe, before a bridge rewires the model."""
-    tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
-    with torch.inference_mode():
-        outputs = hf(tokens, output_attentions=True, use_cache=False)
-    attentions = getattr(outputs, "attentions", None) or ()  # a state-space model has none
-    patterns = tuple(attention for attention in attentions if attention is not None)
-    return Reference(logits=outputs.logits.float(), patterns=patterns)
-
-
-def validate_all_loaded(source: str, report: dict[str, Any]) -> None:
+def validate_all_loaded(source: str, report: JsonObject) -> None:
     """Check that the file has every weight, because Hugging Face draws missing weights at random.
 
     Raises:
@@ -268,8 +270,8 @@ UNDONE_WHILE_LOADING = ("fp8", "mxfp4", "compressed-tensors")
 
 
 def load_quantised(
-    kind: type[PreTrainedModel], source: str, revision: str | None, options: dict[str, Any]
-) -> tuple[PreTrainedModel, dict[str, Any]]:
+    kind: type[PreTrainedModel], source: str, revision: str | None, options: JsonObject
+) -> tuple[PreTrainedModel, JsonObject]:
     """Load a quantised checkpoint and undo the quantisation at once.
 
     Gains and untrained weights need plain numbers, not packed weights. Some kernels also repack

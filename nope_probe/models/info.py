@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # importing these classes takes seconds
@@ -97,10 +97,6 @@ class ModelInfo:
             f"{self.d_head}, d_model {self.d_model}, d_vocab {self.d_vocab}; {rope}\n"
             f"parity (relative errors): {errors or 'not measured'}"
         )
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the info as JSON-ready values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

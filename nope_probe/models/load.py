@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformer_lens.model_bridge import TransformerBridge
-from transformer_lens.model_bridge.component_setup import setup_submodules
-from transformer_lens.model_bridge.generalized_components import (
-    AttentionBridge,
-    LinearBridge,
-    PosEmbedBridge,
-    RotaryEmbeddingBridge,
-)
-from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
-from transformer_lens.model_bridge.sources import build_bridge_from_module
-from transformer_lens.model_bridge.sources.transformers import determine_architecture_from_hf_config
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from nope_probe.errors import UserError
-from nope_probe.files import reading
-from nope_probe.hooks.layers.model import blocks_of, layers_of
-from nope_probe.models.context import context_in, validate_context
+from nope_probe.errors import UserError, as_tuple
+from nope_probe.hooks.layers.bridges import boot_bridge
+from nope_probe.hooks.layers.objects import Model
+from nope_probe.hooks.layers.parity import reference_of
+from nope_probe.models.context import validate_context
 from nope_probe.models.gguf import describe_gguf
-from nope_probe.models.huggingface import DeviceMap, load_hugging_face, reference_of
+from nope_probe.models.huggingface import DeviceMap, load_hugging_face
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import (
     CHECKPOINTS,
     FETCHED,
     PARAMETER_FREE,
+    base_of,
     is_gguf,
     reading_model,
     resolve,
@@ -47,7 +37,7 @@ from nope_probe.models.parameter_free import (
     parameter_free,
     wrap_in_bridge,
 )
-from nope_probe.models.parity import check_parity, describe
+from nope_probe.models.parity import as_loaded, check_parity, describe
 
 
 def to_hooked(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> Hooked:
@@ -70,7 +60,9 @@ def to_hooked(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
 
 
 def load(
-    name: str,
+    what: str | Path | Model | LoadedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    adapter: str | Path | Sequence[str | Path] | None = None,
     *,
     n_layers: int | None = None,
     device: str = "cpu",
@@ -80,14 +72,23 @@ def load(
     n_ctx: int | None = None,
     allow_unused: bool = False,
 ) -> LoadedModel:
-    """Load a model by name and check its parity.
+    """Load a model by name, or take one in memory, and check its parity.
+
+    The weights of a transformers model in memory are shared, not copied, and the model stays as it
+    is. Of a multimodal model, the text decoder is taken.
 
     Args:
-        name: `parameter-free`, `parameter-free-rope`, or the shipped `nope-tiny`, `rope-tiny` (as
+        what: `parameter-free`, `parameter-free-rope`, or the shipped `nope-tiny`, `rope-tiny` (as
             HookedTransformers, if TransformerLens has them); or a friendly name such as
             `llama-3.1-8b`, a Hub id or a local Hugging Face folder (through TransformerBridge, raw
             weights); or a GGUF file, as a path, as the only one in a folder, or on the Hub
-            (`owner/name/FILE.gguf`).
+            (`owner/name/FILE.gguf`); or a model in memory: transformers' (of any dtype, on any
+            devices, quantised, in peft, torch.compile or nnsight), a HookedTransformer or a
+            TransformerBridge.
+        tokenizer: the model's tokenizer; by default the one in its folder, none for a transformers
+            model in memory, which then takes tokens and no text.
+        adapter: the folder of an adapter (LoRA, DoRA and what else peft merges), or several in
+            turn, merged into the weights; without `what`, into the base model that the first names.
         n_layers: load only the first layers.
         device: a torch device.
         dtype: float32 by default, bfloat16 for Hugging Face models on CUDA.
@@ -100,22 +101,34 @@ def load(
             names them.
 
     Raises:
+        TypeError: for what is neither a name nor a model.
         UserError: for an unknown model, a revision of a model that is not on the Hub, a table of
-            positions shorter than n_ctx, files with tensors that the model does not use, or a model
-            that fails parity.
+            positions shorter than n_ctx, files with tensors that the model does not use, a model
+            that fails parity, or an option without effect on a model in memory.
 
     Example:
         >>> from nope_probe import load
         >>> load("nope-tiny").info.rope_layers
         (False, False, False, False)
     """
+    adapters = [str(folder) for folder in as_tuple(adapter)] if adapter is not None else []
+    bases = [base_of(folder) for folder in adapters]
+    if what is None:
+        what = bases[0] if bases else ""
+    if not isinstance(what, str | Path):
+        if adapters:
+            raise UserError(
+                "an adapter is merged into a model by name: wrap a model in memory by "
+                "peft.PeftModel.from_pretrained(model, adapter)"
+            )
+        if (n_layers, device, dtype, revision, device_map, n_ctx) != (None, "cpu", *[None] * 4):
+            raise UserError(
+                "a model in memory is taken as it is: leave out the options of how it is loaded"
+            )
+        return as_loaded(what, tokenizer)
+    name = str(what)
     key = name.lower()
-    if n_layers is not None and n_layers < 1:
-        raise UserError(f"expected at least 1 layer, got {n_layers}")
-    if revision is not None:
-        validate_revision(name)
-    if device_map is not None and key in (*CHECKPOINTS, *PARAMETER_FREE):
-        raise UserError(f"{name} is small and stays on one device: leave out --device-map")
+    _validate_options(name, adapters, n_layers, revision, device_map)
     if n_ctx is not None:
         validate_context(name, n_ctx, beyond=True, revision=revision)
     if key in PARAMETER_FREE:
@@ -136,6 +149,7 @@ def load(
         revision=revision,
         device_map=device_map,
         allow_unused=allow_unused,
+        adapters=adapters,
     )
     hf = decoder.model if device_map is not None else decoder.model.to(device)
     with reading_model(source, "forward pass"):
@@ -160,113 +174,30 @@ def load(
     info = replace(info, adapter=decoder.adapter, unused=decoder.unused)
     info = check_parity(model, info, reference)
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
-    return LoadedModel(model=model, tokenizer=decoder.tokenizer, info=info)
+    if tokenizer is not None:
+        model.tokenizer = deepcopy(tokenizer)
+    return LoadedModel(model=model, tokenizer=tokenizer or decoder.tokenizer, info=info)
+
+
+def _validate_options(
+    name: str,
+    adapters: Sequence[str],
+    n_layers: int | None,
+    revision: str | None,
+    device_map: DeviceMap | None,
+) -> None:
+    """Check that options have an effect on a model of this name."""
+    key = name.lower()
+    if n_layers is not None and n_layers < 1:
+        raise UserError(f"expected at least 1 layer, got {n_layers}")
+    if revision is not None:
+        validate_revision(name)
+    if device_map is not None and key in (*CHECKPOINTS, *PARAMETER_FREE):
+        raise UserError(f"{name} is small and stays on one device: leave out --device-map")
+    if adapters and key in PARAMETER_FREE:
+        raise UserError(f"{name} has no weights for an adapter to change")
 
 
 def _placed(model: Hooked, device: str, dtype: torch.dtype | None) -> Hooked:
     model = model.to(device, print_details=False)
     return model.to(dtype or torch.float32, print_details=False)
-
-
-def boot_bridge(
-    source: str,
-    hf: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase | None,
-    dtype: torch.dtype,
-    device: str | None,
-) -> TransformerBridge:
-    """Return the bridge of a Hugging Face model, with raw weights.
-
-    Args:
-        source: the Hub id or folder of the model.
-        hf: the model, which is rewired in place.
-        tokenizer: its tokenizer; None if it has none.
-        dtype: its dtype.
-        device: its device; None if its parts are on several devices.
-
-    Raises:
-        UserError: if TransformerLens does not support the architecture, or if the model has no
-            attention that can be read.
-    """
-    with reading(f"TransformerLens cannot read {source}, a {type(hf).__name__}"):
-        if tokenizer is None:  # TransformerLens would look for one
-            named = determine_architecture_from_hf_config(hf.config)
-            model = build_bridge_from_module(
-                hf, named, hf_config=hf.config, dtype=dtype, device=device, model_name=source
-            )
-        else:
-            model = TransformerBridge.boot_transformers(
-                source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
-            )
-    model.cfg.n_ctx = context_in(hf.config.get_text_config()) or model.cfg.n_ctx
-    if getattr(hf.config, "is_decoder", False):
-        model.cfg.attention_dir = "causal"  # TransformerLens calls any BERT an encoder
-    _add_attention(model)
-    _add_position_embeddings(model)
-    layers = layers_of(model) if hasattr(model, "blocks") else []
-    if not layers:
-        raise UserError(
-            f"{source} has no attention in a form that can be read (one module of a block, with "
-            "hook points of TransformerLens): there are no scores to map; a hybrid model may "
-            "attend in later layers"
-        )
-    _run_as_transformers(model)
-    for layer in layers:
-        layer.attach_tap()
-    return model
-
-
-# Attention in blocks where TransformerLens has hook points for the residual stream only.
-_WHOLE_BLOCKS = {
-    "NemotronHForCausalLM": "mixer",
-    "RecurrentGemmaForCausalLM": "temporal_block",
-}
-
-
-def _add_attention(model: TransformerBridge) -> None:
-    """Add TransformerLens's hook points to attention that lacks them."""
-    name = _WHOLE_BLOCKS.get(type(model.original_model).__name__)
-    if name is None:
-        return
-    for block in model.blocks:
-        hf_block = block.original_component
-        module = getattr(hf_block._modules[name], "original_component", hf_block._modules[name])
-        if not hasattr(module, "q_proj"):
-            continue
-        projections = {letter: LinearBridge(name=f"{letter}_proj") for letter in "qkvo"}
-        attn = AttentionBridge(name=name, config=model.cfg, submodules=projections)
-        attn.set_original_component(module)
-        setup_submodules(attn, model.adapter, module)
-        attn.setup_hook_compatibility()
-        attn.hook_z = attn.o.hook_in
-        hf_block._modules[name] = attn
-        block.add_module("attn", attn)
-    model.clear_hook_registry()
-    model._initialize_hook_registry()
-
-
-def _add_position_embeddings(model: TransformerBridge) -> None:
-    """Add a hook point to position embeddings without weights (XGLM's sinusoids)."""
-    modules = model.original_model.base_model._modules
-    embedding = modules.get("embed_positions")
-    if embedding is not None and "pos_embed" not in model._modules:
-        positions = PosEmbedBridge(name="embed_positions")
-        positions.set_original_component(embedding)
-        modules["embed_positions"] = positions
-        model.add_module("pos_embed", positions)
-
-
-def _run_as_transformers(model: TransformerBridge) -> None:
-    """Run blocks that do not attend as transformers does, not by TransformerLens's own code."""
-    for module in model.original_model.modules():
-        for name, child in module._modules.items():
-            if isinstance(child, RotaryEmbeddingBridge) and child.original_component is None:
-                module._modules[name] = None  # without RoPE (Granite 4), there is no module to call
-    for block in blocks_of(model):
-        # GPT-1's blocks return lists, in which TransformerLens does not look for its hook's tensor.
-        if type(model.original_model).__name__ == "OpenAIGPTLMHeadModel":
-            hf_block: Any = block.original_component
-            hf_block.register_forward_hook(lambda _, args, output: tuple(output))
-        linear = block._modules.get("linear_attn")
-        if linear is not None:
-            vars(linear)["forward"] = partial(GeneralizedComponent.forward, linear)

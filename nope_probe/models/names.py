@@ -145,10 +145,9 @@ def resolve(name: str) -> str:
                     f"{files[0]}"
                 )
             if (path / ADAPTER).is_file():
-                base = read_json(path / ADAPTER).get("base_model_name_or_path")
                 raise UserError(
-                    f"the folder {name} holds an adapter alone: copy the files of its base model, "
-                    f"{base}, into it"
+                    f"the folder {name} holds an adapter alone: --adapter {name} (adapter=...) "
+                    f"loads its base model, {base_of(name)}, with it"
                 )
             raise UserError(f"the folder {name} has no config.json: it holds no Hugging Face model")
         return str(path)
@@ -171,6 +170,22 @@ def resolve(name: str) -> str:
         f"unknown model {name!r}; the nearest names are {', '.join(near)}; a Hub id "
         "(owner/name), a local folder or a GGUF file works too"
     )
+
+
+def base_of(adapter: str) -> str:
+    """Return the name of the base model of an adapter, from the adapter's folder.
+
+    Raises:
+        UserError: for a folder without an adapter, or an adapter that names no base model.
+    """
+    file = local_path(adapter) / ADAPTER
+    if not file.is_file():
+        raise UserError(f"{adapter} holds no adapter: it has no {ADAPTER}")
+    with reading(f"{file} describes no adapter"):
+        base = read_json(file).get("base_model_name_or_path")
+    if not base:
+        raise UserError(f"the adapter {adapter} names no base model: name it with --model")
+    return str(base)
 
 
 def is_hub_id(name: str) -> bool:

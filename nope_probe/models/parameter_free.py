@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from nope_probe.errors import closed_choices
+from nope_probe.files import JsonObject
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.models.names import PARAMETER_FREE_CONTEXT
 from nope_probe.removal import WEIGHTS
@@ -149,7 +150,7 @@ Size = Literal["tiny", "1.5b"]
 
 # The 1.5B shape is the paper's (section 4.2); its MLP and vocabulary follow from the number of
 # parameters and Llama-3's tokenizer. Both sizes are trained by nope_probe.train.
-SHAPES: dict[Size, dict[str, Any]] = {
+SHAPES: dict[Size, JsonObject] = {
     "tiny": {
         "num_hidden_layers": 4,
         "hidden_size": 128,
@@ -301,7 +302,7 @@ def _drop_causal_mask(adapter: ArchitectureAdapter) -> None:
 def build_bridge(config: TransformerBridgeConfig) -> TransformerBridge:
     """Build the bridge of a configuration, with weights drawn at random."""
     rotates = int(config.positional_embedding_type == "rotary")
-    settings: dict[str, Any] = {
+    settings: JsonObject = {
         "num_hidden_layers": config.n_layers,
         "hidden_size": config.d_model,
         "head_dim": config.d_head,

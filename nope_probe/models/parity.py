@@ -6,14 +6,14 @@ it would hold.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
+from nope_probe.hooks.layers.attention import Attention, relative_error
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
@@ -21,14 +21,18 @@ from nope_probe.hooks.layers.model import (
     attention_read,
     blocks_of,
     layers_of,
-    logits_of,
     position_point,
     run_blocks,
     takes_position_ids,
     tapped,
 )
+from nope_probe.hooks.layers.objects import Model, checked_model
+from nope_probe.hooks.layers.parity import Reference, errors_of, probe_tokens, validate_within
 from nope_probe.hooks.removing.components import rope_layers
-from nope_probe.models.info import GGUFInfo, ModelInfo
+from nope_probe.models.info import GGUFInfo, LoadedModel, ModelInfo
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def describe(
@@ -44,13 +48,17 @@ def describe(
 
     By default, the architecture is the class of the hooked model, or of the model in its bridge.
     """
-    layers = layers_of(model)
+    layers, within = layers_of(model), getattr(model, "original_model", model)
+    architecture = architecture or type(within).__name__
+    whole = getattr(getattr(within, "config", None), "text_decoder_of", None)
+    if whole is not None:
+        architecture += f", the text decoder of a {whole},"
     return ModelInfo(
         name=name,
         source=source,
         revision=revision,
         gguf=gguf,
-        architecture=architecture or type(getattr(model, "original_model", model)).__name__,
+        architecture=architecture,
         kind=layers[0].kind,
         n_layers=len(blocks_of(model)),
         depth=depth or len(blocks_of(model)),
@@ -65,30 +73,6 @@ def describe(
             sorted({*range(len(blocks_of(model)))} - {layer.index for layer in layers})
         ),
     )
-
-
-_REASONS = {
-    "logits": "TransformerLens and transformers compute different outputs",
-    "positions": "scores depend on positions otherwise than by RoPE or learned embeddings",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reference:
-    """The outputs of plain transformers on the probe.
-
-    Attributes:
-        logits: the logits.
-        patterns: the attention weights of each layer that returns them.
-    """
-
-    logits: Float[Tensor, "seq pos d_vocab"]
-    patterns: tuple[Tensor, ...]
-
-
-def probe_tokens(d_vocab: int) -> Int[Tensor, "seq pos"]:
-    """Return the small batch of random tokens on which parity is measured."""
-    return torch.randint(d_vocab, (2, 13), generator=torch.Generator().manual_seed(0))
 
 
 def check_parity(
@@ -106,38 +90,38 @@ def check_parity(
     """
     parity: dict[str, float] = {}
     if reference is not None:
-        parity |= _errors(model, info, reference)
+        parity |= errors_of(model, reference)
     else:
         parity["output"] = _error_of_tap(model, info)
+    return _measured(model, info, parity)
+
+
+def as_loaded(
+    given: Model | LoadedModel, tokenizer: PreTrainedTokenizerBase | None = None
+) -> LoadedModel:
+    """Return a model in memory with a tokenizer (by default its own) and its description.
+
+    Raises:
+        TypeError: for what is no model.
+        UserError: for a model that cannot be read, or that fails parity.
+    """
+    if isinstance(given, LoadedModel):
+        return given if tokenizer is None else replace(given, tokenizer=tokenizer)
+    tokenizer = tokenizer or getattr(given, "tokenizer", None)
+    model, errors = checked_model(given, tokenizer)
+    info = describe(model, str(getattr(model.cfg, "model_name", "")))
+    hooked: Any = model
+    info = _measured(model, info, errors) if errors else info
+    return LoadedModel(model=hooked, tokenizer=tokenizer, info=info)
+
+
+def _measured(model: HookedModel, info: ModelInfo, parity: dict[str, float]) -> ModelInfo:
+    """Return the info with parity, which is within the tolerance."""
     has_positions = any(info.rope_layers) or position_point(model) is not None
     if takes_position_ids(model) and not has_positions:
         parity["positions"] = position_dependence(model)
-    tolerance = score_tolerance(next(model.parameters()).dtype)
-    for name, value in parity.items():
-        if not value <= tolerance:
-            raise UserError(
-                f"{info.name} fails parity: {name} off by {value:.2g} (relative), more than "
-                f"{tolerance:g}; {_REASONS.get(name, _REASONS['logits'])}"
-            )
+    validate_within(info.name, parity, next(model.parameters()).dtype)
     return replace(info, parity=parity)
-
-
-def _errors(model: HookedModel, info: ModelInfo, reference: Reference) -> dict[str, float]:
-    """Return the errors of logits and attention weights against plain transformers."""
-
-    def pattern(layer: Layer, attention: Attention) -> Tensor:
-        return attention.pattern().float()
-
-    with torch.inference_mode(), attention_read(model, pattern) as patterns:
-        logits = logits_of(model, probe_tokens(info.d_vocab)).float()
-    errors = {"logits": relative_error(logits, reference.logits.to(logits.device))}
-    if len(patterns) == len(reference.patterns):
-        of_patterns = [
-            relative_error(pattern, expected.float().to(pattern.device))
-            for pattern, expected in zip(patterns, reference.patterns, strict=True)
-        ]
-        errors["pattern"] = float(torch.tensor(of_patterns).max())  # Python's max skips NaN
-    return errors
 
 
 def _error_of_tap(model: HookedModel, info: ModelInfo) -> float:

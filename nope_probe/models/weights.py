@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 
 from nope_probe.errors import UserError
 from nope_probe.files import read_json, reading
+from nope_probe.hooks.layers.text_decoder import text_key
 from nope_probe.models.names import ADAPTER, is_gguf
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -28,7 +30,11 @@ _BLOCK = re.compile(r"(?:^|\.)(?:layers?|h|blocks)\.(\d+)\.")
 
 
 def read_weights(
-    source: str, *, n_layers: int | None = None, revision: str | None = None
+    source: str,
+    *,
+    n_layers: int | None = None,
+    revision: str | None = None,
+    of_text: bool = False,
 ) -> dict[str, Tensor]:
     """Read the tensors of a model, or of its first blocks.
 
@@ -39,6 +45,7 @@ def read_weights(
         source: a Hub id or a local folder.
         n_layers: how many first blocks; all by default.
         revision: a Hub revision.
+        of_text: read only the text decoder's tensors of a multimodal model, by its names for them.
 
     Raises:
         UserError: for pickled weights, or for a missing or broken file, which it names.
@@ -46,19 +53,24 @@ def read_weights(
     weights: dict[str, Tensor] = {}
     index = find_file(source, INDEX, revision)
     if index is not None:
-        for name, keys in shards_of(index, n_layers).items():
+        for name, keys in shards_of(index, n_layers, of_text).items():
             shard = find_file(source, name, revision)
             if shard is None:
                 raise UserError(f"{source} lacks {name}, which its {INDEX} lists")
             weights |= _read(shard, keys)
-        return weights
+        return _named(weights) if of_text else weights
     single = find_file(source, SINGLE, revision)
     if single is None:
         raise UserError(
             f"{source} has no safetensors weights, and pickled ones (.bin) are refused; convert "
             f'those that you trust: python -c "{_conversion(source)}"'
         )
-    return _read(single, None, n_layers)
+    weights = _read(single, None, n_layers, of_text)
+    return _named(weights) if of_text else weights
+
+
+def _named(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {text_key(key) or key: tensor for key, tensor in weights.items()}
 
 
 def _conversion(source: str) -> str:
@@ -70,7 +82,7 @@ def _conversion(source: str) -> str:
     return "; ".join([f"from transformers import {', '.join(kinds)}", *saved])
 
 
-def shards_of(index: Path, n_layers: int | None) -> dict[str, list[str]]:
+def shards_of(index: Path, n_layers: int | None, of_text: bool = False) -> dict[str, list[str]]:
     """Return the tensors to read from each file that is needed.
 
     Raises:
@@ -79,13 +91,15 @@ def shards_of(index: Path, n_layers: int | None) -> dict[str, list[str]]:
     files: dict[str, list[str]] = {}
     with reading(f"{index} is no valid index of safetensors files"):
         for key, file in read_json(index)["weight_map"].items():
-            if is_wanted(key, n_layers):
+            if is_wanted(key, n_layers, of_text):
                 files.setdefault(file, []).append(key)
     return files
 
 
-def is_wanted(key: str, n_layers: int | None) -> bool:
+def is_wanted(key: str, n_layers: int | None, of_text: bool = False) -> bool:
     """Return whether a tensor belongs to no block or to one of the first n_layers.
+
+    With `of_text`, it also has to belong to the text decoder of a multimodal model.
 
     Example:
         >>> is_wanted("model.layers.2.mlp.up_proj.weight", 2), is_wanted("model.norm.weight", 2)
@@ -94,6 +108,8 @@ def is_wanted(key: str, n_layers: int | None) -> bool:
         False
     """
     block = _BLOCK.search(key)
+    if of_text and text_key(key) is None:
+        return False
     return n_layers is None or block is None or int(block[1]) < n_layers
 
 
@@ -116,14 +132,18 @@ def find_file(source: str, name: str, revision: str | None) -> Path | None:
 
 
 def _read(
-    file: Path, keys: list[str] | None = None, n_layers: int | None = None
+    file: Path,
+    keys: list[str] | None = None,
+    n_layers: int | None = None,
+    of_text: bool = False,
 ) -> dict[str, Tensor]:
     """Read some tensors of a file, by default the tensors of the first blocks."""
     with (
         reading(f"{file} is a broken safetensors file"),
         safetensors.safe_open(file, framework="pt") as opened,
     ):
-        wanted = [k for k in opened.keys() if is_wanted(k, n_layers)] if keys is None else keys  # noqa: SIM118
+        names = opened.keys() if keys is None else keys
+        wanted = [name for name in names if keys or is_wanted(name, n_layers, of_text)]
         return {key: opened.get_tensor(key) for key in wanted}
 
 
@@ -164,6 +184,8 @@ def merge_adapter(
     weights = _read(file, None, n_layers)
     if not weights:  # the adapter changes later layers alone
         return model, kind, set()
+    config.base_model_name_or_path = model.name_or_path  # peft warns of another name
+    _resize(model, weights)
     adapted: Any = None if config.is_prompt_learning else get_peft_model(model, config)
     if not hasattr(adapted, "merge_and_unload"):
         raise UserError(
@@ -175,3 +197,13 @@ def merge_adapter(
         raise UserError(f"the adapter of {source} lacks weights, such as {min(lacking)}")
     loaded: Any = set_weights(adapted, weights)
     return adapted.merge_and_unload(safe_merge=True), kind, set(loaded.unexpected_keys)
+
+
+def _resize(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """Give a model as many tokens as its adapter's embedding has, if the adapter holds one."""
+    embedding = model.get_input_embeddings()
+    named = next(name for name, module in model.named_modules() if module is embedding)
+    for name, weight in weights.items():
+        is_whole = name.endswith((f".{named}.weight", f".{named}.base_layer.weight"))
+        if is_whole and len(weight) != model.config.vocab_size:
+            model.resize_token_embeddings(len(weight), mean_resizing=False)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib import resources
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 from nope_probe.figures import names, words
 from nope_probe.figures.intervals import CLIPPED
+from nope_probe.run.manifest import Manifest
 
 MANY_DOCUMENTS = 20  # from this number on, intervals come without a note
 UNBALANCED = 1.5  # times the mean fold
@@ -44,57 +43,45 @@ def how_to_read(page: str, **numbers: object) -> list[str]:
     return [lines.get(line, line).format_map(limits) for line in texts[page]]
 
 
-def intervals_note(manifest: Mapping[str, Any]) -> list[str]:
-    """Return what a run's intervals come from, as far as its manifest says.
+def intervals_note(manifest: Manifest) -> list[str]:
+    """Return what a run's intervals come from; nothing for a run without folds.
 
     Example:
-        >>> intervals_note({"settings": {"folds": 8}, "documents": 40})
+        >>> from nope_probe.run.manifest import Manifest
+        >>> intervals_note(Manifest(settings={"folds": 8}, fold_sizes=(5,) * 8, documents=40))
         ['Its intervals come from 8 folds of 40 documents.']
-        >>> intervals_note({"settings": {"folds": 8}, "fold_sizes": [1]})  # a text alone
+        >>> intervals_note(Manifest(settings={"folds": 8}, fold_sizes=(1,)))  # a text alone
         []
     """
-    folds, documents = manifest.get("settings", {}).get("folds"), manifest.get("documents")
+    folds, documents = manifest.settings.get("folds"), manifest.documents
     of_documents = "" if documents is None else f" of {documents} documents"
-    has_folds = folds and manifest.get("fold_sizes") != [1]
-    return [f"Its intervals come from {folds} folds{of_documents}."] if has_folds else []
+    said = [f"Its intervals come from {folds} folds{of_documents}."]
+    return said if folds and manifest.fold_sizes != (1,) else []
 
 
-def run_notes(manifest: Mapping[str, Any]) -> list[str]:
+def run_notes(manifest: Manifest) -> list[str]:
     """Return notes on weak intervals, measures of some queries, windows and components left out.
 
-    Args:
-        manifest: the run's manifest: `documents` (their number; None if sequences are drawn
-            singly), `fold_sizes` (sequences per fold; a text alone is one), `distinct_sequences`
-            (how many different ones), `query_stride` (between queries whose keys are ranked),
-            `windows` (of layers with a window: how many keys a query sees at most), `left_out`
-            (components that are not removed by default, with reasons), `too_few` (heads without a
-            positional share, and how many sequences would do), `half_width` (of the widest interval
-            of the headline's shares), `without_shares` (layers whose rotation was not recognised),
-            the `not_attending` layers of its `model`, and the `notes` of its `data` and `text`.
-
     Example:
-        >>> run_notes({"documents": 40, "fold_sizes": [64] * 8, "query_stride": 1})
+        >>> from nope_probe.run.manifest import Manifest
+        >>> run_notes(Manifest(documents=40, fold_sizes=(64,) * 8, query_stride=1))
         []
-        >>> run_notes({"documents": 6})[0].split(". ")[0]
+        >>> run_notes(Manifest(documents=6))[0].split(". ")[0]
         'The intervals come from only 6 documents, so they are rough'
-        >>> run_notes({"distinct_sequences": 1, "fold_sizes": [8] * 8})[0].split(". ")[0]
+        >>> run_notes(Manifest(distinct_sequences=1, fold_sizes=(8,) * 8))[0].split(". ")[0]
         'All 64 sequences are the same, so the intervals have no width'
-        >>> run_notes({"query_stride": 4})[0].split(". ")[0]
+        >>> run_notes(Manifest(query_stride=4))[0].split(". ")[0]
         'Locality and monotonicity use 1 query in 4, from query 0'
-        >>> run_notes({"model": {"not_attending": [0, 2]}})
-        ['L0, L2 do not attend: no scores, no rows.']
-        >>> run_notes({"data": {"notes": ["The text begins with a byte order mark, left out."]}})
-        ['The text begins with a byte order mark, left out.']
-        >>> run_notes({"windows": {"L0": 512, "L2": 512}})[0].split(". ")[0]
+        >>> run_notes(Manifest(windows={"L0": 512, "L2": 512}))[0].split(". ")[0]
         'A sliding window or chunk leaves a query at most 512 keys in L0, 512 keys in L2'
-        >>> run_notes({"left_out": {"window": "it hides no key in sequences of 64 tokens"}})
+        >>> run_notes(Manifest(left_out={"window": "it hides no key in sequences of 64 tokens"}))
         ['Not removed by default: sliding window (it hides no key in sequences of 64 tokens).']
     """
-    documents, sizes = manifest.get("documents"), manifest.get("fold_sizes") or [0]
-    n, stride = sum(sizes), manifest.get("query_stride", 1)
-    distinct, uneven = manifest.get("distinct_sequences", n), max(sizes) * len(sizes)
-    silent = (manifest.get("model") or {}).get("not_attending", ())
-    windows, left_out = manifest.get("windows", {}), manifest.get("left_out", {})
+    documents, sizes, stride = manifest.documents, manifest.fold_sizes, manifest.query_stride
+    n, largest = sum(sizes), max(sizes, default=0)
+    distinct, uneven = manifest.distinct_sequences or n, largest * len(sizes)
+    silent = () if manifest.model is None else manifest.model.not_attending
+    windows, left_out = manifest.windows or {}, manifest.left_out or {}
     keys = ", ".join(f"{size} keys in {layer}" for layer, size in windows.items())
     by_reason: dict[str, list[str]] = {}
     for name, reason in left_out.items():
@@ -109,7 +96,7 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         "other text.": distinct == 1 < n,
         f"The {n} sequences repeat {distinct} different ones, so the intervals are too "
         "narrow.": distinct > 1 and distinct * REPEATED < n,
-        f"One of the {len(sizes)} folds holds {max(sizes) / max(n, 1):.0%} of the sequences, "
+        f"One of the {len(sizes)} folds holds {largest / max(n, 1):.0%} of the sequences, "
         "because a document's sequences stay in one fold. The intervals are wider than with even "
         "folds.": uneven > UNBALANCED * n,
         f"Locality and monotonicity use 1 query in {stride}, from query 0. All other measures use "
@@ -117,22 +104,17 @@ def run_notes(manifest: Mapping[str, Any]) -> list[str]:
         f"A sliding window or chunk leaves a query at most {keys}. Patterns are measured on these "
         "keys, and conditions that show a query more keys are compared on them.": bool(windows),
         f"Not removed by default: {kept}.": bool(left_out),
-        WITHOUT_SHARES: bool(manifest.get("without_shares")),
+        WITHOUT_SHARES: bool(manifest.without_shares),
     }
-    if "too_few" in manifest:
-        few = manifest["too_few"]
+    if (few := manifest.too_few) is not None:
         notes[
-            f"No positional share is given of {few['n_heads']} heads: their bounds from {n:,} "
-            f"sequences are more than 50 points apart. Take --n-seqs {few['n_seqs']} or more."
+            f"No positional share is given of {few.n_heads} heads: their bounds from {n:,} "
+            f"sequences are more than 50 points apart. Take --n-seqs {few.n_seqs} or more."
         ] = True
-    wide = width_note(n, manifest.get("half_width") or 0.0)
-    of_texts = [*_notes_in(manifest.get("data")), *_notes_in(manifest.get("text"))]
+    wide = width_note(n, manifest.half_width or 0.0)
+    of_text = () if manifest.text is None else manifest.text.notes
     said = [note for note, is_true in notes.items() if is_true]
-    return [*filter(None, [wide]), *said, *of_texts]
-
-
-def _notes_in(record: object) -> list[str]:
-    return list(record.get("notes", ())) if isinstance(record, Mapping) else []
+    return [*filter(None, [wide]), *said, *manifest.data.notes, *of_text]
 
 
 def width_note(n_seqs: int, half_width: float) -> str:
@@ -156,33 +138,6 @@ def width_note(n_seqs: int, half_width: float) -> str:
     )
 
 
-def model_name(manifest: Mapping[str, Any]) -> str:
-    """Return the name of a run's model; of a model in a local folder, the folder's name.
-
-    Example:
-        >>> model_name({"model": {"name": "/home/me/llama"}})
-        'llama'
-        >>> model_name({"model": {"name": "meta-llama/Llama-3.1-8B"}})
-        'meta-llama/Llama-3.1-8B'
-    """
-    name = str(manifest["model"]["name"])
-    return Path(name).name if Path(name).is_absolute() else name
-
-
-def run_size(manifest: Mapping[str, Any]) -> dict[str, int]:
-    """Return `n_seqs` and `seq_len` of a run that has them.
-
-    A run of a text alone has neither.
-
-    Example:
-        >>> run_size({"settings": {"n_seqs": 128, "seq_len": 64, "seed": 0}})
-        {'n_seqs': 128, 'seq_len': 64}
-    """
-    settings = manifest.get("settings", {})
-    sizes = () if manifest.get("fold_sizes") == [1] else ("n_seqs", "seq_len")
-    return {name: settings[name] for name in sizes if name in settings}
-
-
 TEXTS = {  # by the setting `data`
     "shipped": "shipped Python source",
     "stdlib": "Python's standard library",
@@ -193,50 +148,41 @@ TEXTS = {  # by the setting `data`
 }
 
 
-def about(manifest: Mapping[str, Any]) -> dict[str, str]:
+def about(manifest: Manifest) -> dict[str, str]:
     """Return what was run: the model with its weights and layers, and the texts.
 
     Example:
+        >>> from nope_probe.run.manifest import Manifest
         >>> settings = {"data": "shipped", "n_seqs": 64, "seq_len": 128}
-        >>> model = {"name": "rope-tiny", "depth": 4}
-        >>> print(*about({"model": model, "layers": [0, 1], "settings": settings}).values())
-        rope-tiny, L0, L1 of 4 64 sequences of 128 tokens of shipped Python source
+        >>> about(Manifest(settings=settings))
+        {'Data': '64 sequences of 128 tokens of shipped Python source'}
     """
     facts = {}
-    if "name" in manifest.get("model", {}):
-        model = manifest["model"]
-        weights = f" ({model['gguf']['file']})" if model.get("gguf") else ""
-        layers = f", {layers_of(manifest)}" if manifest.get("layers") and "depth" in model else ""
-        facts["Model"] = f"{model_name(manifest)}{weights}{layers}"
-    if "data" in manifest.get("settings", {}):
+    if (model := manifest.model) is not None:
+        weights = f" ({model.gguf.file})" if model.gguf else ""
+        layers = f", {layers_of(manifest)}" if manifest.layers else ""
+        facts["Model"] = f"{manifest.model_name}{weights}{layers}"
+    if "data" in manifest.settings:
         facts["Data"] = _texts_of(manifest)
     return facts
 
 
-def _texts_of(manifest: Mapping[str, Any]) -> str:
-    size, data = run_size(manifest), str(manifest["settings"]["data"])
+def _texts_of(manifest: Manifest) -> str:
+    settings, data = manifest.settings, str(manifest.settings["data"])
     name = TEXTS.get(data, Path(data).name if Path(data).is_absolute() else data)
-    if len(size) < 2:
+    if not manifest.seq_len:
         return name
     unit = "positions" if data == "gaussian" else "tokens"
     of_data = f" {name}" if data.startswith("given") else f" of {name}"
-    shuffled = ", shuffled" * bool(manifest["settings"].get("shuffle"))
-    first = manifest.get("data", {}).get("bos_token")
-    begin = f", each after {first}" if first else ""
-    sequences = f"{size['n_seqs']:,} sequences of {size['seq_len']:,} {unit}"
+    shuffled = ", shuffled" * bool(settings.get("shuffle"))
+    begin = f", each after {manifest.data.bos_token}" if manifest.data.bos_token else ""
+    sequences = f"{settings['n_seqs']:,} sequences of {manifest.seq_len:,} {unit}"
     return f"{sequences}{of_data}{shuffled}{begin}"
 
 
-def layers_of(manifest: Mapping[str, Any]) -> str:
-    """Return which layers of a model a run looked at.
-
-    Example:
-        >>> layers_of({"layers": [0, 1, 2, 3], "model": {"depth": 30}})
-        'L0 to L3 of 30'
-        >>> layers_of({"layers": [0, 1], "model": {"depth": 2}})
-        'L0, L1'
-    """
-    layers, depth = manifest["layers"], manifest["model"]["depth"]
+def layers_of(manifest: Manifest) -> str:
+    """Return which layers of a model a run looked at, such as `L0 to L3 of 30`."""
+    layers, depth = manifest.layers, 0 if manifest.model is None else manifest.model.depth
     return words.numbered_layers(layers) + (f" of {depth}" if depth > max(layers) + 1 else "")
 
 

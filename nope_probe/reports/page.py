@@ -7,12 +7,11 @@ come into view or are unfolded, in the reader's colour scheme and for the width 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from importlib import resources
 from string import Template
-from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -23,8 +22,9 @@ from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.image import without_controls
 from nope_probe.figures.intervals import is_number, numbers_as_text
 from nope_probe.figures.maps import MAX_POSITIONS
-from nope_probe.figures.style import ON_DARK, TITLE_HEIGHT
+from nope_probe.figures.style import ON_DARK, TITLE_HEIGHT, Layout
 from nope_probe.reports import notes
+from nope_probe.run.manifest import Manifest
 
 PAGE_BYTES = 14_000_000
 PLOTLY_BYTES = 5_000_000
@@ -171,7 +171,7 @@ def page(
     title: str,
     lead: Lead,
     sections: Sequence[Section],
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     how_to_read: Sequence[str] = (),
 ) -> str:
     """Return a report as one HTML page.
@@ -180,11 +180,10 @@ def page(
         title: the page's title.
         lead: the result.
         sections: figures with captions, in order.
-        manifest: the run's manifest: `command`, `model`, `data`, `settings`, and more; the page
-            shows all of it at the end.
+        manifest: the run's; the page shows all of it at the end.
         how_to_read: what is the same for all figures, a sentence or two each; it stands at the end.
     """
-    shown = {name: value for name, value in manifest.items() if name != "methods"}
+    shown = replace(manifest, methods="").to_json()
     template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
     return Template(template).substitute(
         title=escape(title),
@@ -195,8 +194,8 @@ def page(
             f"<li>{escape(note)}</li>"
             for note in (*how_to_read, *notes.intervals_note(manifest), *notes.run_notes(manifest))
         ),
-        methods=_methods(str(manifest.get("methods", ""))),
-        command=escape(str(manifest.get("command", ""))),
+        methods=_methods(manifest.methods),
+        command=escape(manifest.command),
         manifest=escape(json.dumps(shown, indent=1, default=str)),
         on_dark=json.dumps(ON_DARK),
         plotly=get_plotlyjs(),
@@ -217,7 +216,7 @@ def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
     return max(1, min(MAX_POSITIONS, int(cells**0.5)))
 
 
-def _facts(manifest: Mapping[str, Any]) -> Iterator[str]:
+def _facts(manifest: Manifest) -> Iterator[str]:
     """Yield the facts of the run that the manifest holds."""
     for name, value in notes.about(manifest).items():
         yield f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>"
@@ -262,7 +261,7 @@ def _figure(section: Section) -> str:
     )
 
 
-def _for_page(figure: go.Figure) -> dict[str, Any]:
+def _for_page(figure: go.Figure) -> Layout:
     """Return a figure without its title and controls, which the page has as HTML."""
     spec = without_controls(figure)
     layout = spec["layout"]

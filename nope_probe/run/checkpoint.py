@@ -24,10 +24,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nope_probe.errors import StorageError, UserError, is_mistake, printable
-from nope_probe.files import read_json
+from nope_probe.files import JsonObject, read_json
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.fold_rows import Index
 from nope_probe.maps.folds import State
+from nope_probe.maps.maps import Layers
 from nope_probe.run.paths import atomic_write, clear, reason, write_json
 from nope_probe.run.process_group import Processes
 from nope_probe.run.processes import Progress, Signals
@@ -62,7 +63,7 @@ class RunCheckpoint:
         self,
         folder: Path,
         *,
-        about: Mapping[str, Any] | None = None,
+        about: JsonObject | None = None,
         processes: Processes | None = None,
         signals: Signals | None = None,
         every: int = 32,
@@ -347,7 +348,7 @@ def tensor_writer(path: Path, shapes: Mapping[str, Sequence[int]]) -> Iterator[W
         ...     load_file(Path(folder, "maps.safetensors"))["score"].tolist()
         [[0.0, 0.0, 0.0], [0.0, 1.0, 1.0]]
     """
-    fields, end = dict[str, dict[str, Any]](), 0
+    fields, end = dict[str, JsonObject](), 0
     for name, shape in sorted(shapes.items()):
         begin, end = end, end + ITEM * prod(shape)
         fields[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
@@ -369,3 +370,19 @@ def tensor_writer(path: Path, shapes: Mapping[str, Sequence[int]]) -> Iterator[W
         with suppress(OSError):
             path.unlink(missing_ok=True)
         raise StorageError(f"cannot write {path}: {reason(error)}") from error
+
+
+def write_folds(path: Path, maps: Mapping[str, Layers]) -> None:
+    """Write fold maps by name as lower triangles [fold, layer, cell], in float32.
+
+    Raises:
+        StorageError: if the file cannot be written.
+    """
+    first, *_ = (layer for layers in maps.values() for layer in layers.values())
+    n_folds, n_cells = first.folds.n_folds, int((first.queries + 1).sum())
+    shapes = {name: (n_folds, len(layers), n_cells) for name, layers in maps.items()}
+    with tensor_writer(path, shapes) as write:
+        for name, layers in maps.items():
+            for place, layer in enumerate(layers.values()):
+                for fold in range(n_folds):
+                    write(name, (fold, place), layer.folds.cells_of(fold).float().numpy())

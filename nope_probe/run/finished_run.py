@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from nope_probe.errors import UserError
-from nope_probe.files import file_checksum, json_checksum, read_json
+from nope_probe.files import JsonObject, file_checksum, json_checksum, read_json
 from nope_probe.run.folder import check_output_dir, read_manifest
+from nope_probe.run.manifest import FileRecord
 from nope_probe.run.paths import checkpoint_dir, default_output_dir, output_folder, remove
 from nope_probe.run.processes import tell
 from nope_probe.run.settings import SessionSettings
 
-Record = dict[str, dict[str, Any]]  # the hash of each file of a source, by the file's name
 # The bytes read of a source; size and time of change identify the files beyond.
 LARGE = 1 << 30
 _MODEL_FILES = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")
@@ -27,7 +26,7 @@ _UNREAD = ("generation_config.json", "run.json")
 UNUSED_IN_FILE = ("_name_or_path", "transformers_version")
 
 
-def folder_of(command: str, settings: SessionSettings, recorded: Mapping[str, Any]) -> Path:
+def folder_of(command: str, settings: SessionSettings, recorded: JsonObject) -> Path:
     """Return the folder of a run.
 
     Args:
@@ -54,30 +53,31 @@ def finished_folder(command: str, settings: SessionSettings) -> Path | None:
     folder = folder_of(command, settings, recorded)
     if not check_output_dir(folder, recorded):
         return None
-    manifest = read_manifest(folder)
-    unknown = validate_unchanged(folder, manifest.get("sources"), settings.sources())
-    tell_finished(folder, manifest, unknown)
+    tell_finished(folder, settings.sources())
     return folder
 
 
-def tell_finished(folder: Path, manifest: Mapping[str, Any], unknown: list[str]) -> None:
+def tell_finished(folder: Path, sources: Mapping[str, Path | None]) -> None:
     """Announce that a finished run is shown again, and remove what a killed process left of it.
 
     Args:
         folder: the run's.
-        manifest: the run's.
-        unknown: what was not compared with the run's.
+        sources: where the files of its model and data are now.
+
+    Raises:
+        UserError: for a source that changed since.
     """
+    manifest = read_manifest(folder)
+    unknown = validate_unchanged(folder, manifest.sources, sources)
     # A process may have been killed after it wrote the run and before it cleaned up.
     remove(checkpoint_dir(folder))
     if unknown:
         what = f"{' and '.join(unknown)} changed since was not compared"
         tell(f"the run in {folder} was finished before; whether its {what}")
-    seconds = manifest.get("seconds", 0)
-    tell(f"finished before, in {seconds:.0f} s: shown again from {folder}")
+    tell(f"finished before, in {manifest.seconds:.0f} s: shown again from {folder}")
 
 
-def record_sources(sources: Mapping[str, Path | None]) -> dict[str, Record | None]:
+def record_sources(sources: Mapping[str, Path | None]) -> dict[str, FileRecord | None]:
     """Return the hashes of the files of each source; None for a source without files here.
 
     Raises:
@@ -86,9 +86,9 @@ def record_sources(sources: Mapping[str, Path | None]) -> dict[str, Record | Non
     return {name: None if path is None else _record(path) for name, path in sources.items()}
 
 
-def _record(path: Path) -> Record:
+def _record(path: Path) -> FileRecord:
     """Return the hashes of a source's files, the smallest first, up to a gigabyte in all."""
-    record, total = Record(), 0
+    record, total = FileRecord(), 0
     try:
         stats = {file: file.stat() for file in _source_files(path)}
         for file, stat in sorted(stats.items(), key=lambda item: item[1].st_size):
@@ -124,7 +124,7 @@ def _source_checksum(path: Path) -> str:
 
 def validate_unchanged(
     run: Path,
-    recorded: Mapping[str, Record | None] | None,
+    recorded: Mapping[str, FileRecord | None] | None,
     sources: Mapping[str, Path | None],
 ) -> list[str]:
     """Check that a finished run's sources are unchanged, and return sources not compared.

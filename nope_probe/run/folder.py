@@ -10,9 +10,9 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from nope_probe.errors import StorageError, UserError
-from nope_probe.files import file_checksum, json_checksum, local_path, read_json
+from nope_probe.files import JsonObject, file_checksum, json_checksum, local_path, read_json
+from nope_probe.run.manifest import Manifest
 from nope_probe.run.paths import checkpoint_dir, reason, remove, validate_folder_place
 from nope_probe.run.settings import FORMAT
 
@@ -43,7 +44,7 @@ class Run:
     """
 
     kind: ClassVar[str] = ""  # the command whose runs a subclass reads; empty: any
-    manifest: dict[str, Any]
+    manifest: Manifest = field(default_factory=Manifest)
     arrays: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     page: str = ""
@@ -56,7 +57,7 @@ class Run:
             name: array for name, array in self.arrays.get("maps", {}).items() if array.ndim > 1
         }
         held = f"; {len(maps)} maps ({_shape_of(maps)})" if maps else ""
-        of = (self.manifest.get("model") or {}).get("name") or self.manifest["kind"]
+        of = self.manifest.name or self.manifest.kind
         return f"{type(self).__name__} of {of}: tables: {tables}{held}"
 
     def _repr_html_(self) -> str:
@@ -85,7 +86,7 @@ class Run:
             UserError: for a run of another command.
         """
         run = read_run(folder)
-        kind = run.manifest.get("kind")
+        kind = run.manifest.kind
         if cls.kind and kind != cls.kind:
             raise UserError(
                 f"{folder} holds a run of {kind}, and {cls.__name__} reads runs of {cls.kind}: "
@@ -99,7 +100,7 @@ class Run:
 
         The paragraph of a command without one, such as `compare`, is empty.
         """
-        return str(self.manifest.get("methods", ""))
+        return self.manifest.methods
 
     @property
     def maps(self) -> Mapping[str, np.ndarray]:
@@ -158,13 +159,13 @@ def _write_files(folder: Path, run: Run) -> None:
     for path in folder.glob("*.safetensors"):  # safetensors lets only their owner read them
         shutil.copymode(folder / PAGE, path)
     checksums = {path.name: file_checksum(path) for path in sorted(folder.iterdir())}
-    about = {**run.manifest, "format": FORMAT, "checksums": checksums, "complete": True}
-    manifest = json.loads(json.dumps(about))
+    about = replace(run.manifest, checksums=checksums).to_json()
+    manifest = json.loads(json.dumps({**about, "format": FORMAT, "complete": True}))
     manifest["checksum"] = json_checksum(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
-def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
+def check_output_dir(out: Path, settings: JsonObject) -> bool:
     """Return whether a folder holds the finished run of these settings already, every file intact.
 
     Raises:
@@ -172,7 +173,7 @@ def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
     """
     if os.path.isfile(out / "manifest.json"):
         manifest = read_manifest(out)
-        if manifest.get("settings") != json.loads(json.dumps(settings)):
+        if manifest.settings != json.loads(json.dumps(settings)):
             raise UserError(f"{out} holds a run with other settings; choose another --out")
         validate_files(out, manifest)
         return True
@@ -182,7 +183,7 @@ def check_output_dir(out: Path, settings: Mapping[str, Any]) -> bool:
     return False
 
 
-def read_manifest(out: Path) -> dict[str, Any]:
+def read_manifest(out: Path) -> Manifest:
     """Read a run's manifest, and check that it is as the run wrote it.
 
     Raises:
@@ -211,16 +212,16 @@ def read_manifest(out: Path) -> dict[str, Any]:
             f"{out} holds a run of {of}, and this version of nope_probe reads format {FORMAT}: "
             "numbers of the same name may mean other things; remove it and run its command again"
         )
-    return manifest
+    return Manifest.of_json(manifest)
 
 
-def validate_files(out: Path, manifest: Mapping[str, Any]) -> None:
+def validate_files(out: Path, manifest: Manifest) -> None:
     """Check every file of a run against the checksum in its manifest.
 
     Raises:
         UserError: naming a file that differs.
     """
-    for name, checksum in manifest["checksums"].items():
+    for name, checksum in manifest.checksums.items():
         if not (out / name).is_file() or file_checksum(out / name) != checksum:
             raise _not_as_written(out, name)
 
@@ -269,7 +270,6 @@ def read_run(folder: Path | str) -> Run:
         >>> from nope_probe import read_run
         >>> from nope_probe.run.folder import Run, write_run
         >>> run = Run(
-        ...     manifest={"settings": {}},
         ...     arrays={"maps": {"score": np.zeros((1, 5, 5))}},
         ...     tables={"pattern": pd.DataFrame({"layer": [0], "amplitude": [0.5]})},
         ... )
@@ -282,7 +282,7 @@ def read_run(folder: Path | str) -> Run:
     out = local_path(folder)
     manifest = read_manifest(out)
     validate_files(out, manifest)
-    files = [out / name for name in sorted(manifest["checksums"])]
+    files = [out / name for name in sorted(manifest.checksums)]
     arrays = [file for file in files if file.name in READ]
     return Run(
         manifest=manifest,

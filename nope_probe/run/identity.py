@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from importlib.metadata import version
@@ -18,16 +17,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
 from nope_probe.data.sequences import Sequences
-from nope_probe.files import json_checksum
+from nope_probe.files import JsonObject, json_checksum
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import hugging_face_config
 from nope_probe.hooks.removing.block_ablation import ABLATED, foreign_hooks
 from nope_probe.models.info import LoadedModel
 from nope_probe.run.finished_run import UNUSED_IN_FILE
+from nope_probe.run.manifest import Manifest
 
 LIBRARIES = ("nope-probe", "torch", "transformer-lens", "transformers", "numpy", "tokenizers")
 # Where a model came from, where it is, and who wrote it do not change its numbers.
@@ -70,7 +69,7 @@ def tensor_checksum(name: str, tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def interventions(model: HookedModel) -> dict[str, Any]:
+def interventions(model: HookedModel) -> dict[str, str | list[str] | None]:
     """Return what changes a model in memory besides its weights: the ablation, and its hooks.
 
     `hooks` are the modules with hooks of the user's own, `ablation` is the one in effect.
@@ -80,21 +79,20 @@ def interventions(model: HookedModel) -> dict[str, Any]:
     return {"ablation": ablation, "hooks": foreign_hooks(model)}
 
 
-def changes_of_model(manifest: Mapping[str, Any], loaded: LoadedModel) -> list[str]:
+def changes_of_model(manifest: Manifest, loaded: LoadedModel) -> list[str]:
     """Return what differs between the model of a run and another, by name.
 
     Args:
         manifest: the run's.
         loaded: the other model.
     """
-    given = manifest["settings"].get("given", {})
-    before = {"ablation": given.get("ablation"), "hooks": given.get("hooks", [])}
-    changes = [name for name, now in interventions(loaded.model).items() if now != before[name]]
-    same = fingerprint(loaded.model) == manifest["model"]["weights"]
+    given: JsonObject = {"hooks": [], "ablation": None} | manifest.given
+    changes = [name for name, now in interventions(loaded.model).items() if now != given[name]]
+    same = manifest.model is not None and fingerprint(loaded.model) == manifest.model.weights
     return [*([] if same else ["weights or configuration"]), *changes]
 
 
-def configuration(model: nn.Module) -> dict[str, Any]:
+def configuration(model: nn.Module) -> JsonObject:
     """Return the settings that a model's numbers depend on besides its weights.
 
     A bridge has those of its Hugging Face model, other models those of TransformerLens; a model
@@ -122,25 +120,6 @@ def versions() -> dict[str, str]:
 def threads() -> int:
     """Return the number of torch's threads, on which the order of sums depends."""
     return torch.get_num_threads()
-
-
-def input_record(inputs: Sequences, skip_keys: int, counts: Int[Tensor, " fold"]) -> dict[str, Any]:
-    """Return which sequences a model was run on, and how many keys count as first.
-
-    Args:
-        inputs: the sequences.
-        skip_keys: how many keys count as first in patterns.
-        counts: sequences per fold.
-    """
-    about: dict[str, Any] = {"notes": [*inputs.notes]} if inputs.notes else {}
-    about |= {"bos_token": inputs.bos_token} if inputs.bos_token else {}
-    return {
-        "data": {"name": inputs.name, "bos": inputs.bos, "sha256": inputs.sha256, **about},
-        "documents": None if inputs.documents is None else inputs.n_documents,
-        "distinct_sequences": inputs.n_distinct,
-        "fold_sizes": counts.tolist(),
-        "skip_keys": skip_keys,
-    }
 
 
 def input_arrays(inputs: Sequences) -> dict[str, np.ndarray]:

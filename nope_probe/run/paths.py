@@ -10,17 +10,16 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 from rich.filesize import decimal
 
 from nope_probe.errors import UserError
-from nope_probe.files import NO_BROWSER, validate_image_name, validate_kaleido
+from nope_probe.files import NO_BROWSER, JsonObject, validate_image_name, validate_kaleido
 
 
 def output_folder(out: Path) -> Path:
@@ -184,7 +183,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         raise
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write a value as a JSON file, which appears complete."""
     with atomic_write(path) as partial:
         partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
@@ -195,7 +194,7 @@ def reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def default_output_dir(command: str, subject: str, recorded: Mapping[str, Any]) -> Path:
+def default_output_dir(command: str, subject: str, recorded: JsonObject) -> Path:
     """Return the folder named after a run's command, its subject and the hash of its settings.
 
     Example:

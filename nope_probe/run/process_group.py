@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -150,9 +150,9 @@ def process_group(device: str) -> Iterator[Processes]:
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
-    shared: dict[str, Any] = {"store": store, "rank": rank, "world_size": count}
+    backend = "nccl" if on_gpu else "gloo"
     with _waiting():
-        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=TIMEOUT, **shared)
+        dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=rank, world_size=count)
     try:
         yield Processes(rank=rank, count=count)
     finally:

@@ -8,34 +8,29 @@ signals into a saved state. The computation is in the command's own `run(setting
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.files import json_checksum
+from nope_probe.files import JsonObject, json_checksum
 from nope_probe.models.info import LoadedModel
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.finished_run import (
-    Record,
     folder_of,
     record_sources,
     tell_finished,
-    validate_unchanged,
 )
-from nope_probe.run.folder import (
-    Run,
-    check_output_dir,
-    read_manifest,
-    write_run,
-)
+from nope_probe.run.folder import Run, check_output_dir, write_run
 from nope_probe.run.identity import (
     fingerprint,
     interventions,
@@ -43,6 +38,7 @@ from nope_probe.run.identity import (
     threads,
     versions,
 )
+from nope_probe.run.manifest import FileRecord, Manifest, RunData, RunModel
 from nope_probe.run.paths import checkpoint_dir, locked, validate_memory
 from nope_probe.run.process_group import Processes, own_device, process_group
 from nope_probe.run.processes import Signals, command_line, status, tell
@@ -50,53 +46,9 @@ from nope_probe.run.settings import RunSettings, SessionSettings
 from nope_probe.run.sources import load_model, make_sequences, validate_reach
 
 SIZES = "--seq-len, the number of sequences or samples, or that of layers"
+OF_INPUTS = ("name", "bos", "bos_token", "sha256", "notes")  # what a manifest says of them
 NOT_KEPT = "nothing was kept; a run with out=FOLDER goes on where it was interrupted"
 Settings_co = TypeVar("Settings_co", covariant=True, bound=SessionSettings)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """The model and sequences that a call from Python gives a run.
-
-    Attributes:
-        loaded: the model; None where the session loads what the settings name.
-        is_named: whether `loaded` is the model that the settings name, loaded for its inputs.
-        inputs: the sequences; None where the settings describe the sequences.
-        is_kept: whether the run's folder outlives the call, so that its page can be opened.
-    """
-
-    loaded: LoadedModel | None = None
-    is_named: bool = False
-    inputs: Sequences | None = None
-    is_kept: bool = True
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether the call gave the model itself, which no name leads back to."""
-        return self.loaded is not None and not self.is_named
-
-    @property
-    def device(self) -> str:
-        """The device of the model; empty without one."""
-        return "" if self.loaded is None else str(next(self.loaded.model.parameters()).device)
-
-    def recorded(self) -> dict[str, Any]:
-        """Return the identity of the model and of the sequences that have no path."""
-        record: dict[str, Any] = {}
-        if self.in_memory:
-            assert self.loaded is not None
-            model = self.loaded.model
-            record = {"weights": fingerprint(model), **interventions(model)}
-        if self.inputs is not None:
-            tensors = self.inputs.to_tensors()
-            checksums = [tensor_checksum(name, tensor) for name, tensor in tensors.items()]
-            record |= {"inputs": json_checksum(checksums)[:16], "kind": self.inputs.kind}
-        return {"given": record} if record else {}
-
-    def sources(self, named: Mapping[str, Path | None]) -> dict[str, Path | None]:
-        """Return the files of a run's settings that the run reads."""
-        given = {"model": self.in_memory, "data": self.inputs is not None}
-        return {name: path for name, path in named.items() if not given.get(name)}
 
 
 class Session(Generic[Settings_co]):
@@ -105,8 +57,10 @@ class Session(Generic[Settings_co]):
     Args:
         command: the command's name.
         settings: its settings.
-        call: the model and sequences of a Python call.
         load: loads the model onto a device; by default the first layers that the settings name.
+        model: a model in memory, which no name leads back to, in place of the one to load.
+        inputs: the sequences, if the settings do not describe them.
+        is_kept: whether the folder outlives the session, so that its page can be opened.
 
     Attributes:
         folder: the run's folder.
@@ -125,33 +79,49 @@ class Session(Generic[Settings_co]):
     """
 
     loaded: LoadedModel
-    sources: dict[str, Record | None]
+    sources: dict[str, FileRecord | None]
     checkpoint: RunCheckpoint
 
     def __init__(
         self,
         command: str,
         settings: Settings_co,
-        call: Call | None = None,
         load: Callable[[Settings_co, str], LoadedModel | None] = load_model,
+        *,
+        model: LoadedModel | None = None,
+        inputs: Sequences | None = None,
+        is_kept: bool = True,
     ) -> None:
-        self._settings, self.call = settings, call or Call()
-        self.recorded = settings.recorded() | self.call.recorded()
-        self._command, self._load_model = command, load
+        self.settings, self._command, self._load_model = settings, command, load
+        self.in_memory, self.inputs, self.is_kept = model, inputs, is_kept
+        self.recorded = settings.recorded() | self._given()
         self.folder = folder_of(command, settings, self.recorded)
         self.finished, self.started, self.weights = False, time.monotonic(), ""
         self.processes = Processes()
         self._exits = ExitStack()
 
     @property
-    def settings(self) -> Settings_co:
-        """The settings of the command."""
-        return self._settings
-
-    @property
     def is_first(self) -> bool:
         """Whether this process writes and prints."""
         return self.processes.is_first
+
+    def _given(self) -> JsonObject:
+        """Return the identity of the model and of the sequences that have no path."""
+        record = JsonObject()
+        if self.in_memory is not None:
+            model = self.in_memory.model
+            record = {"weights": fingerprint(model), **interventions(model)}
+        if self.inputs is not None:
+            tensors = self.inputs.to_tensors()
+            checksums = [tensor_checksum(name, tensor) for name, tensor in tensors.items()]
+            record |= {"inputs": json_checksum(checksums)[:16], "kind": self.inputs.kind}
+        return {"given": record} if record else {}
+
+    def _source_paths(self) -> dict[str, Path | None]:
+        """Return the paths of the files that the run reads."""
+        given = {"model": self.in_memory is not None, "data": self.inputs is not None}
+        named = self.settings.sources()
+        return {name: path for name, path in named.items() if not given.get(name)}
 
     def __enter__(self) -> Session[Settings_co]:
         self.settings.validate()
@@ -172,23 +142,22 @@ class Session(Generic[Settings_co]):
         Raises:
             UserError: for a model in memory: whatever changed it since cannot be seen.
         """
-        if self.call.in_memory:
+        if self.in_memory is not None:
             raise UserError(
                 f"{self.folder} holds a finished run, and a model in memory is run anew: name "
                 "another folder, or take read_run to read it"
             )
-        manifest, now = read_manifest(self.folder), self.call.sources(self.settings.sources())
-        unknown = validate_unchanged(self.folder, manifest.get("sources"), now)
-        tell_finished(self.folder, manifest, unknown)
+        tell_finished(self.folder, self._source_paths())
 
     def _start(self, stack: ExitStack) -> None:
         """Join the processes, lock the run, load the model and open the checkpoint."""
         signals = stack.enter_context(Signals())
-        if self.call.loaded is None:
+        if self.in_memory is None and self.inputs is None:
             with status("looking for model and data"):
                 validate_reach(self.settings)
         with status("loading torch"):
-            device = own_device(self.call.device or self.settings.device)
+            of_model = self.in_memory and next(self.in_memory.model.parameters()).device
+            device = own_device(str(of_model or self.settings.device))
         self.processes = stack.enter_context(process_group(device))
         stack.enter_context(out_of_memory_is_a_user_error())
         if self.is_first:
@@ -206,13 +175,13 @@ class Session(Generic[Settings_co]):
                     every=self.settings.checkpoint_every,
                 )
             )
-            if not self.call.is_kept:
+            if not self.is_kept:
                 signals.message = NOT_KEPT
 
-    def _load(self, device: str) -> dict[str, Any]:
+    def _load(self, device: str) -> JsonObject:
         """Load the model, if the run has one, and return the run's identity."""
-        self.sources = record_sources(self.call.sources(self.settings.sources()))
-        loaded = self.call.loaded or self._load_model(self.settings, device)
+        self.sources = record_sources(self._source_paths())
+        loaded = self.in_memory or self._load_model(self.settings, device)
         if loaded is not None:
             given = self.recorded.get("given", {})
             self.loaded, self.weights = loaded, given.get("weights") or fingerprint(loaded.model)
@@ -251,7 +220,7 @@ class Session(Generic[Settings_co]):
         if key not in self.checkpoint:
             tensors = {}
             if self.is_first:
-                made, chosen = self.call.inputs, settings or self.settings
+                made, chosen = self.inputs, settings or self.settings
                 if made is None or settings is not None:
                     with status(f"reading {chosen.data}"):
                         made = make_sequences(chosen, self.loaded, shuffle=shuffle)
@@ -267,34 +236,54 @@ class Session(Generic[Settings_co]):
         from nope_probe.models.context import stated_lengths  # needs transformers
 
         model, revision = self.settings.model, self.settings.revision
-        return {} if self.call.in_memory else stated_lengths(model, revision)
+        return {} if self.in_memory else stated_lengths(model, revision)
 
-    def provenance(self) -> dict[str, Any]:
-        """Return what a manifest records of any run: command, model, versions, device, duration."""
+    def manifest(self) -> Manifest:
+        """Return what is said of any run: its identity, how it was made, and how long it took."""
+        manifest = Manifest(
+            kind=self._command,
+            command=command_line(),
+            settings=self.recorded,
+            versions=versions(),
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+            seconds=round(time.monotonic() - self.started, 3),
+            sources=self.sources,
+        )
+        if not self.weights:
+            return manifest
         parameters = list(self.loaded.model.parameters())
-        return {
-            "kind": self._command,
-            "command": command_line(),
-            "settings": self.recorded,
-            "model": {**self.loaded.info.to_dict(), "weights": self.weights},
-            "versions": versions(),
-            "threads": threads(),
-            "device": ", ".join(sorted({str(parameter.device) for parameter in parameters})),
-            "dtype": str(parameters[0].dtype).removeprefix("torch."),
-            **self.timing(),
-            "sources": self.sources,
-        }
+        return replace(
+            manifest,
+            model=RunModel(**vars(self.loaded.info), weights=self.weights),
+            threads=threads(),
+            device=", ".join(sorted({str(parameter.device) for parameter in parameters})),
+            dtype=str(parameters[0].dtype).removeprefix("torch."),
+        )
 
-    def timing(self) -> dict[str, Any]:
-        """Return the end of a run, and how long it took, as a manifest records them."""
-        seconds = round(time.monotonic() - self.started, 3)
-        return {"finished": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": seconds}
+    def manifest_of(
+        self, inputs: Sequences, skip_keys: int, counts: Int[Tensor, " fold"]
+    ) -> Manifest:
+        """Return what is said of a run of a model on sequences.
+
+        Args:
+            inputs: the sequences.
+            skip_keys: how many keys count as first in patterns.
+            counts: sequences per fold.
+        """
+        return replace(
+            self.manifest(),
+            data=RunData(**{name: getattr(inputs, name) for name in OF_INPUTS}),
+            documents=None if inputs.documents is None else inputs.n_documents,
+            distinct_sequences=inputs.n_distinct,
+            fold_sizes=tuple(counts.tolist()),
+            skip_keys=skip_keys,
+        )
 
     def write(self, run: Run) -> None:
         """Write the finished run, and remove the checkpoint."""
         write_run(self.folder, run)
         self.checkpoint.discard()
-        tell(f"took {run.manifest['seconds']:.0f} s")
+        tell(f"took {run.manifest.seconds:.0f} s")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ next to the other flags is refused, never ignored.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from inspect import Parameter
 from pathlib import Path
@@ -39,12 +39,13 @@ from nope_probe.errors import (
     validate_choices,
     validate_types,
 )
-from nope_probe.files import local_path
+from nope_probe.files import JsonObject, local_path
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.names import (
     CHECKPOINTS,
     PARAMETER_FREE,
+    base_of,
     path_of,
     validate_revision,
 )
@@ -139,7 +140,7 @@ class BoundedSettings:
                 object.__setattr__(self, name, paths if isinstance(value, tuple) else paths[0])
 
 
-def settings_from(kind: type[Chosen], values: Mapping[str, Any]) -> Chosen:
+def settings_from(kind: type[Chosen], values: Mapping[str, object]) -> Chosen:
     """Return settings from values by name, with tuples for lists and for single values.
 
     Args:
@@ -155,7 +156,7 @@ def settings_from(kind: type[Chosen], values: Mapping[str, Any]) -> Chosen:
         ('mask', 'mlp')
     """
     dataclass_type: type = kind
-    hints, chosen = _hints_of(dataclass_type), dict(values)
+    hints, chosen = _hints_of(dataclass_type), JsonObject(values)
     for name, value in values.items():
         if name not in hints:
             raise UserError(f"unknown option {name!r}; there are {', '.join(sorted(hints))}")
@@ -170,7 +171,7 @@ def _takes_several(hint: object) -> bool:
 
 
 @cache
-def _hints_of(settings: type) -> dict[str, Any]:
+def _hints_of(settings: type) -> dict[str, object]:
     hints = get_type_hints(settings, include_extras=True)
     return {field.name: hints[field.name] for field in fields(settings)}
 
@@ -217,6 +218,9 @@ class SessionSettings(BoundedSettings):
     By default a run has one process's CPU, no model, no files, and needs nothing worth a check.
     """
 
+    # Settings that change neither the numbers nor the folder's name.
+    unrecorded: ClassVar[tuple[str, ...]] = ("out", "checkpoint_every")
+
     @property
     def out(self) -> Path | None:
         """The folder of the run; None for the default."""
@@ -253,9 +257,9 @@ class SessionSettings(BoundedSettings):
         """Return the bytes that the run needs above its model."""
         return self.least_memory
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> JsonObject:
         """Return the settings that identify the run, as the manifest holds them."""
-        raise NotImplementedError
+        return {name: value for name, value in vars(self).items() if name not in self.unrecorded}
 
     def sources(self) -> dict[str, Path | None]:
         """Return the paths of the model's and the data's files; None for files elsewhere."""
@@ -270,6 +274,13 @@ ModelFlag = Annotated[
     ),
 ]
 RevisionFlag = Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")]
+AdapterFlag = Annotated[
+    tuple[str, ...],
+    _arg(
+        help="Folders of adapters (LoRA and what else peft merges), merged in turn; without "
+        "--model into the base model that the first names."
+    ),
+]
 BeyondContextFlag = Annotated[
     bool, _arg(help="Take a --seq-len beyond the model's context; no table of positions does.")
 ]
@@ -291,6 +302,11 @@ FIRST_LAYERS = 4  # that are studied by default
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 # The `data` of a run on sequences that a call from Python gives.
 GIVEN = "given in Python"
+# What given sequences take the place of.
+OF_INPUTS = (
+    *("data", "windows", "pack", "bos", "alpha", "shuffle"),
+    *("n_seqs", "seq_len", "beyond_context"),
+)
 # The settings without effect on a source of data; another value than the default is refused.
 NO_EFFECT_ON = {
     "gaussian": ("windows", "pack", "bos", "shuffle"),
@@ -303,6 +319,7 @@ class RunSettings(SessionSettings):
     """Which model is run, on which sequences, and how."""
 
     model: ModelFlag = "rope-tiny"
+    adapter: AdapterFlag = ()
     revision: RevisionFlag = None
     allow_unused: AllowUnusedFlag = False
     data: Annotated[
@@ -313,6 +330,13 @@ class RunSettings(SessionSettings):
             "owner/name:config) or a local folder of one."
         ),
     ] = "shipped"
+    tokens: Annotated[
+        Path | None,
+        _arg(
+            help="A .npy or .safetensors file of token ids [seq, pos] to run instead of --data; "
+            "`documents` in the latter says which sequences belong together."
+        ),
+    ] = None
     windows: Annotated[
         Literal["random", "start"],
         _arg(help="Where sequences begin in documents; start: at the first token (the paper's)."),
@@ -377,8 +401,20 @@ class RunSettings(SessionSettings):
     ] = 32
     out: Annotated[Path | None, _arg(help="Folder of the run [runs/COMMAND-MODEL-HASH].")] = None
 
-    # Settings that change neither the numbers nor the folder's name.
-    unrecorded: ClassVar[tuple[str, ...]] = ("out", "checkpoint_every")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        take_base_model(self)
+
+    unrecorded: ClassVar[tuple[str, ...]] = (*SessionSettings.unrecorded, "tokens")
+    # Defaults that are not recorded: runs from before these settings existed keep their identity.
+    unset: ClassVar[tuple[tuple[str, object], ...]] = (
+        ("query_rows", None),
+        ("beyond_context", False),
+        ("offset_bins", "auto"),
+        ("allow_unused", False),
+        ("adapter", ()),
+        ("in_heads", ()),
+    )
 
     @property
     def subject(self) -> str:
@@ -396,19 +432,11 @@ class RunSettings(SessionSettings):
             return max(1, min(AUTO_BATCH_SEQS, AUTO_BATCH_TOKENS // self.seq_len))
         return self.batch_size
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> JsonObject:
         """Return the settings that identify the run, as its manifest holds them."""
-        settings = {"format": FORMAT, **asdict(self), "batch_size": self.seqs_per_batch}
-        # Defaults are left out: runs from before these settings existed keep their identity.
-        defaults = {
-            "query_rows": None,
-            "beyond_context": False,
-            "offset_bins": "auto",
-            "allow_unused": False,
-        }
-        unset = [name for name, default in defaults.items() if settings.get(name) == default]
-        left_out = {*self.unrecorded, *unset}
-        return {key: value for key, value in settings.items() if key not in left_out}
+        settings = super().recorded() | {"batch_size": self.seqs_per_batch}
+        kept = {k: v for k, v in settings.items() if (k, v) not in self.unset}
+        return {"format": FORMAT, **kept}
 
     def validate(self) -> None:
         """Check what can be checked without the model.
@@ -484,6 +512,7 @@ class RunSettings(SessionSettings):
         """
         made_here = self.model.lower().startswith("parameter-free")
         files = {} if made_here else {"model": path_of(self.model)}
+        files |= {f"adapter {n}": path_of(folder) for n, folder in enumerate(self.adapter, 1)}
         has_no_file = self.data in ("random", "gaussian") or not self.reads_corpus
         return files if has_no_file else files | {"data": file_of(self.data)}
 
@@ -537,6 +566,13 @@ class RunSettings(SessionSettings):
     def layers_of(self, info: ModelInfo) -> tuple[int, ...]:
         """Return the numbers of the layers that have maps: the first layers that attend."""
         return tuple(layer for layer in info.attending if layer < self.depth_in(info))
+
+
+def take_base_model(settings: Any) -> None:
+    """Set a default model to the base model of the first adapter, if settings name adapters."""
+    default = type(settings).model  # a dataclass keeps its defaults on the class
+    if settings.adapter and settings.model == default:
+        object.__setattr__(settings, "model", base_of(settings.adapter[0]))
 
 
 # Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.

@@ -80,6 +80,7 @@ def load_layers(settings: RunSettings, device: str, depth: int | None) -> Loaded
             device_map=settings.device_map,
             n_ctx=settings.positions,
             allow_unused=settings.allow_unused,
+            adapter=settings.adapter,
         )
     settings.validate_layers(loaded.info)
     return loaded

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.data.sequences import Kind, Sequences
+from nope_probe.data.sequences import Kind, Sequences, read_tokens
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import HookedModel
@@ -27,6 +29,7 @@ from nope_probe.hooks.layers.model import (
     begins_alike,
     blocks_of,
     layers_of,
+    validate_inputs,
 )
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.batch_readings import window_hides
@@ -43,7 +46,7 @@ from nope_probe.hooks.reading.streaming import (
     restore,
     state_of,
 )
-from nope_probe.hooks.removing.block_ablation import ablations_of
+from nope_probe.hooks.removing.block_ablation import ablations_of, content_heads
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, WrittenPosition
@@ -58,13 +61,18 @@ from nope_probe.maps.maps import (
     stored_layers,
 )
 from nope_probe.maps.positions import PositionSums
+from nope_probe.models.info import LoadedModel
+from nope_probe.models.names import validate_reachable
 from nope_probe.removal import WEIGHTS, Writer
 from nope_probe.run.checkpoint import RunCheckpoint
+from nope_probe.run.process_group import own_device
 from nope_probe.run.session import Session
-from nope_probe.run.settings import RunSettings
+from nope_probe.run.settings import GIVEN, OF_INPUTS, RunSettings, flag_of
+from nope_probe.run.sources import load_first_layers
 from nope_probe.studies.removing import RemovingSettings
 
 Capture = Callable[[StreamCheckpoint | None], State]
+Chosen = TypeVar("Chosen", bound=RunSettings)
 Maps = TypeVar("Maps", ScoreMaps, StageMaps, PositionSums)
 Sums = TypeVar("Sums", ScoreMaps, StageMaps, PositionSums, AttentionMaps, Tensor)
 
@@ -141,6 +149,7 @@ class Engine:
                 writers=sorted(
                     {name for ablation in needing for name in ablation.condition.writers}
                 ),
+                heads=content_heads(self.model, needing),
                 kept_positions=self.kept_positions,
                 checkpoint=stream,
             ).to_tensors(),
@@ -216,8 +225,7 @@ class Engine:
     ) -> ScoreMaps:
         """Return the score maps of some layers (all by default); see `capture_scores`."""
         options = {"layers": layers, "per_head": per_head}
-        tensors = self._captured(key, capture_scores, ablation, **options)
-        return self._with_skip_keys(ScoreMaps.from_tensors(tensors))
+        return self._captured(ScoreMaps, key, capture_scores, ablation, **options)
 
     def stored_scores(
         self,
@@ -239,8 +247,7 @@ class Engine:
         """
 
         def capture(stream: StreamCheckpoint | None) -> State:
-            kept = {"mean_term": mean_term, "per_head": per_head}
-            options = {"layers": layers, **kept}
+            options = {"layers": layers, "mean_term": mean_term, "per_head": per_head}
             maps = self.by_fold(capture_scores, stream, also=also, **options)
             validate_finite(maps, name)
             sums = state_of(also) if also else {}
@@ -256,8 +263,7 @@ class Engine:
         self, key: str | None, ablation: Ablation | None = None, *, layer: int = 0
     ) -> StageMaps:
         """Return the stage maps of one block; see `capture_stages`."""
-        tensors = self._captured(key, capture_stages, ablation, layer=layer)
-        return self._with_skip_keys(StageMaps.from_tensors(tensors))
+        return self._captured(StageMaps, key, capture_stages, ablation, layer=layer)
 
     def positions(
         self,
@@ -270,25 +276,26 @@ class Engine:
     ) -> PositionSums:
         """Return the writers' parts in queries and keys of layers; see `capture_positions`."""
         options = {"layers": layers, "writers": writers, "per_head": per_head}
-        kept = {"kept_positions": self.kept_positions}
-        tensors = self._captured(key, capture_positions, ablation, **options, **kept)
-        return self._with_skip_keys(PositionSums.from_tensors(tensors))
-
-    def _with_skip_keys(self, maps: Maps) -> Maps:
-        """Return captured maps with the engine's first keys apart, if it names any."""
-        return maps if self.skip_keys is None else replace(maps, skip_keys=self.skip_keys)
+        capture = partial(capture_positions, kept_positions=self.kept_positions)
+        return self._captured(PositionSums, key, capture, ablation, **options)
 
     def _captured(
         self,
+        kind: type[Maps],
         key: str | None,
         capture: Callable[..., Maps],
         ablation: Ablation | None,
         **options: Any,
-    ) -> State:
-        """Return the tensors of a capture of `hooks.reading` with some options, once."""
-        return self.load_or_compute(
+    ) -> Maps:
+        """Return what a capture of `hooks.reading` with some options captures, once.
+
+        The engine's first keys are left apart, if it names any.
+        """
+        tensors = self.load_or_compute(
             key, lambda stream: self.by_fold(capture, stream, **options).to_tensors(), ablation
         )
+        maps = kind.from_tensors(tensors)
+        return maps if self.skip_keys is None else replace(maps, skip_keys=self.skip_keys)
 
     def by_fold(
         self, capture: Callable[..., Sums], stream: StreamCheckpoint | None, **options: Any
@@ -309,19 +316,10 @@ class Engine:
         self, key: str | None, ablation: Ablation | None = None
     ) -> Float[Tensor, "seq target"]:
         """Return the loss of every token, nats; see `capture_losses`."""
-        tensors = self.load_or_compute(
-            key,
-            lambda stream: {
-                "losses": capture_losses(
-                    self.model,
-                    self.inputs,
-                    batch_size=self.batch_size,
-                    checkpoint=stream,
-                )
-            },
-            ablation,
-        )
-        return tensors["losses"]
+        capture = partial(capture_losses, self.model, self.inputs, batch_size=self.batch_size)
+        return self.load_or_compute(
+            key, lambda stream: {"losses": capture(checkpoint=stream)}, ablation
+        )["losses"]
 
 
 def position_keys(key: str, ablation: Ablation) -> dict[Writer, str]:
@@ -381,6 +379,47 @@ def as_sequences(model: HookedModel, given: Given) -> Sequences:
     return Sequences(inputs=inputs.cpu(), name="tokens", bos=begins_alike(inputs), kind=kind)
 
 
+def on_inputs(
+    settings: Chosen,
+    data: Sequences,
+    n_folds: int | None,
+) -> Chosen:
+    """Return the settings of a run on given sequences.
+
+    Args:
+        settings: of the run.
+        data: its sequences.
+        n_folds: into how many folds they are dealt; by default 8, or as many as there are
+            documents.
+    """
+    n_seqs, seq_len = data.inputs.shape[:2]
+    folds = folds_for_intervals(data, n_folds)
+    return replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=folds)
+
+
+def on_tokens(settings: Chosen, file: Path) -> tuple[Chosen, LoadedModel, Sequences]:
+    """Return the settings, the model and the sequences of a run on the tokens of a file.
+
+    Raises:
+        UserError: for a flag that describes other sequences, or tokens that cannot be read or run.
+    """
+    others = {name: value for name, value in vars(settings).items() if name not in OF_INPUTS}
+    by_default = type(settings)(**others)
+    for name in OF_INPUTS:
+        if getattr(settings, name) != getattr(by_default, name):
+            raise UserError(f"{flag_of(name)} has no effect next to --tokens")
+    validate_reachable(settings.model, settings.revision)
+    data = read_tokens(file)
+    loaded = load_first_layers(settings, own_device(settings.device))
+    validate_inputs(loaded.model, data.inputs)
+    default = type(settings).folds == settings.folds
+    n_folds = None if default else settings.folds
+    try:
+        return on_inputs(settings, data, n_folds), loaded, data
+    except ValueError as error:
+        raise UserError(f"--tokens {file.name}: {error}") from error
+
+
 def first_layers(model: HookedModel, n_layers: int | None) -> tuple[int, ...]:
     """Return the numbers of the layers that attend, among some first layers or all.
 
@@ -391,11 +430,6 @@ def first_layers(model: HookedModel, n_layers: int | None) -> tuple[int, ...]:
     if n_layers is not None and not 1 + attending[0] <= n_layers <= depth:
         raise ValueError(f"expected from {1 + attending[0]} to {depth} layers, got {n_layers}")
     return tuple(layer for layer in attending if layer < (n_layers or depth))
-
-
-def name_of(model: HookedModel) -> str:
-    """Return the name that a model's configuration has, or nothing."""
-    return str(getattr(model.cfg, "model_name", ""))
 
 
 def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from nope_probe.analyses.attribution import conditions_of
 from nope_probe.errors import closed_choices
 from nope_probe.figures.explorer import Explorer
-from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import Given, layers_of, skip_keys_of
+from nope_probe.hooks.layers.objects import Model
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.maps.centred import kept_cells
 from nope_probe.maps.layers import LayerMaps
-from nope_probe.models.parity import describe
+from nope_probe.models.info import LoadedModel
+from nope_probe.models.parity import as_loaded
 from nope_probe.removal import Condition, Gain
 from nope_probe.run.processes import Progress
 from nope_probe.studies.ablation.plan import equivalent, make_plan
@@ -24,7 +25,6 @@ from nope_probe.studies.engine import (
     folds_for_intervals,
     idle_sources,
     irreplaceable,
-    name_of,
     validate_removable,
 )
 from nope_probe.studies.explorer import explorer_of, panel_grams
@@ -32,7 +32,7 @@ from nope_probe.studies.explorer import explorer_of, panel_grams
 
 @closed_choices("replacement", "gain")
 def explore(
-    model: HookedModel,
+    model: Model | LoadedModel,
     tokens: Given,
     *,
     remove: Sequence[str] | None = None,
@@ -47,7 +47,7 @@ def explore(
     on the layer with the strongest pattern, without the mask. A progress bar goes to stderr.
 
     Args:
-        model: a HookedTransformer or TransformerBridge.
+        model: what `load` takes in memory, or returns.
         tokens: `Sequences`, or what `capture_scores` takes; vectors for a parameter-free model.
             Some dozens of sequences suffice.
         remove: what can be removed besides the sources: components, the circuits `qk` and `ov`,
@@ -73,7 +73,9 @@ def explore(
         >>> explorer.view.maps.shape  # condition, layer, head and their mean, query, key
         (3, 2, 5, 12, 12)
     """
-    data, has, name = as_sequences(model, tokens), components(model), name_of(model)
+    loaded = as_loaded(model)
+    model, name = loaded.model, loaded.info.name
+    data, has = as_sequences(model, tokens), components(model)
     kept_cells(data.inputs.shape[1], skip_keys_of(data.inputs))  # raises where no keys are left
     left_out = irreplaceable(model) | idle_sources(model, data.inputs, len(layers_of(model)))
     by = Ablation(replacement=replacement, gain=gain)
@@ -81,7 +83,7 @@ def explore(
         has,
         remove if remove is None else [item for item in remove if item != "sources"],
         ablations=[by],
-        parameter_free=describe(model, name).parameter_free,
+        parameter_free=loaded.info.parameter_free,
         left_out=left_out,
     )
     validate_removable(model, plan.calibrated)

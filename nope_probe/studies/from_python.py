@@ -7,81 +7,80 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from textwrap import wrap
-from typing import Any, TypeAlias, TypeVar
+from textwrap import TextWrapper
+from typing import TypeAlias, TypeVar
 
 from nope_probe.errors import UserError, as_tuple
-from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, layers_of, model_of
+from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.layers.objects import Model
 from nope_probe.hooks.removing.block_ablation import is_ablated
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
-from nope_probe.models.parity import describe
+from nope_probe.models.parity import as_loaded
 from nope_probe.run.folder import Run
 from nope_probe.run.process_group import own_device
 from nope_probe.run.processes import process_count
-from nope_probe.run.session import Call
-from nope_probe.run.settings import GIVEN, RunSettings, options_of, settings_from
+from nope_probe.run.session import Session
+from nope_probe.run.settings import OF_INPUTS, RunSettings, options_of, settings_from
 from nope_probe.run.sources import load_first_layers
-from nope_probe.studies.engine import as_sequences, folds_for_intervals, name_of
-from nope_probe.studies.study import Study, run_study
+from nope_probe.studies.engine import as_sequences, on_inputs, on_tokens
+from nope_probe.studies.study import Study, carry_out
 
-Model: TypeAlias = str | HookedModel | LoadedModel
+ModelOrName: TypeAlias = str | Model
 Settings = TypeVar("Settings", bound=RunSettings)
 Result = TypeVar("Result", bound=Run)
 Function = TypeVar("Function", bound=Callable[..., Run])
-OF_MODEL = ("revision", "allow_unused", "device", "device_map", "dtype")
-OF_INPUTS = (
-    *("data", "windows", "pack", "bos", "alpha", "shuffle"),
-    *("n_seqs", "seq_len", "beyond_context"),
-)
+PARAMETERS = {  # of every function
+    "model": "a name, as the command takes it, or a model that `load` takes or returns. A model "
+    "that is no name is studied in all its layers by default.",
+    "inputs": "what `capture_scores` takes; vectors for a parameter-free model. By default the "
+    "sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).",
+    "out": "a folder for the run, as the command writes it: a new one, or one whose run was "
+    "interrupted. A finished run of a model by name is read again. By default nothing is kept.",
+    "options": "the command's flags, as below; a single value or a list may stand for a tuple.",
+}
+OF_MODEL = ("adapter", "tokens", "revision", "allow_unused", "device", "device_map", "dtype")
 
 
-def takes(kind: type[RunSettings]) -> Callable[[Function], Function]:
+def takes(study: type[Study[Settings, Result]]) -> Callable[[Function], Function]:
     """Attach to a function of any options the signature and the help of a command's settings.
 
     Args:
-        kind: the class of the settings; parameters of the function's own take their place.
+        study: the command's; parameters of the function take the place of settings.
     """
 
     def documented(function: Function) -> Function:
         signature = inspect.signature(function)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        options, lines = [], [""]
-        for option, text in options_of(kind):
+        parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        helps = dict(PARAMETERS)
+        for option, text in options_of(study.names()[0]):
             if option.name not in signature.parameters:
-                options.append(option)
-                lines += wrap(
-                    f"{option.name}: {text}",
-                    width=100,
-                    initial_indent=" " * 8,
-                    subsequent_indent=" " * 12,
-                    break_on_hyphens=False,
-                )
-        function.__annotations__ |= {option.name: option.annotation for option in options}
+                parameters.append(option)
+                helps[option.name] = text
+        function.__annotations__ |= {p.name: p.annotation for p in parameters}
+        wrapper = TextWrapper(100, " " * 8, " " * 12, break_on_hyphens=False)
+        lines = [line for name, text in helps.items() for line in wrapper.wrap(f"{name}: {text}")]
         before, raises, after = (function.__doc__ or "").partition("\n\n    Raises:")
-        function.__doc__ = before + "\n".join(lines) + raises + after
-        vars(function)["__signature__"] = signature.replace(parameters=[*own, *options])
+        function.__doc__ = "\n".join([f"{before}\n\n    Args:", *lines]) + raises + after
+        vars(function)["__signature__"] = signature.replace(parameters=parameters)
         return function
 
     return documented
 
 
 def run_of(
-    result: type[Result],
-    study: type[Study[Settings]],
-    kind: type[Settings],
-    model: Model,
+    study: type[Study[Settings, Result]],
+    model: ModelOrName,
     inputs: Given | None,
     out: Path | str | None,
     options: Mapping[str, object],
 ) -> Result:
     """Run a command from Python, and read its tables and maps.
 
+    A model in memory is studied in all of its layers, unless the options say otherwise.
+
     Args:
-        result: the class of what is read.
         study: the command's.
-        kind: the class of its settings.
         model: a name, as the command takes it, what `load` returns, a HookedTransformer or a
             TransformerBridge.
         inputs: what the captures take; by default the sequences that the options describe.
@@ -93,23 +92,44 @@ def run_of(
     """
     if out is None and process_count() > 1:
         raise UserError("several processes share the folder of a run: name it, out=FOLDER")
-    settings, call = _settings_of(kind, model, inputs, {**options, "out": out})
+    (kind, result), options = study.names(), {**options, "out": out}
+    _validate_options(options, inputs)
+    loaded, in_memory, data = None, None, None
+    if isinstance(model, str):
+        settings = settings_from(kind, {**options, "model": model})
+        if inputs is not None:
+            validate_reachable(settings.model, settings.revision)
+            loaded = load_first_layers(settings, own_device(settings.device))  # for its tokens
+    else:
+        settings = settings_from(kind, {"layers": "all", **options})
+        _refuse(options, OF_MODEL, "a model in memory")
+        loaded = in_memory = as_loaded(model)
+        settings = replace(settings, model=loaded.info.name)
+        settings.validate_layers(loaded.info)
+        _validate_intact(loaded, settings)
+    if settings.tokens is not None:
+        settings, loaded, data = on_tokens(settings, settings.tokens)
+    elif inputs is not None and loaded is not None:
+        data = as_sequences(loaded.model, inputs)
+        settings = on_inputs(settings, data, settings.folds if "folds" in options else None)
     with TemporaryDirectory(prefix="nope-probe-") as temporary:
         settings = replace(settings, out=settings.out or Path(temporary, "run"))
-        folder = run_study(study, settings, replace(call, is_kept=out is not None))
-        return result.read(folder)
+        session = Session(
+            study.command,
+            settings,
+            study.load if loaded is None else lambda settings, device: loaded,
+            model=in_memory,
+            inputs=data,
+            is_kept=out is not None,
+        )
+        return result.read(carry_out(study, session))
 
 
-def _settings_of(
-    kind: type[Settings], model: Model, inputs: Given | None, options: Mapping[str, object]
-) -> tuple[Settings, Call]:
-    """Return the settings of a run, and the model and sequences that are not made from them.
-
-    A model in memory is studied in all of its layers, and given sequences are dealt to 8 folds or
-    as many as there are documents, unless the options say otherwise.
+def _validate_options(options: Mapping[str, object], inputs: Given | None) -> None:
+    """Check for options that no call from Python takes, or that given inputs leave without effect.
 
     Raises:
-        UserError: for an option that does not exist, or has no effect.
+        UserError: naming the option.
     """
     named = options.get("replacement")
     if named is not None and not all(isinstance(name, str) for name in as_tuple(named)):
@@ -118,26 +138,7 @@ def _settings_of(
             "inside which capture_scores and capture_losses measure the model"
         )
     if inputs is not None:
-        _refuse(options, OF_INPUTS, "inputs of your own")
-    if isinstance(model, str):
-        settings = settings_from(kind, {**options, "model": model})
-        if inputs is None:
-            return settings, Call()
-        loaded = _load(settings)
-    else:
-        settings = settings_from(kind, {"layers": "all", **options})
-        _refuse(options, OF_MODEL, "a model in memory")
-        loaded = as_loaded(model)
-        settings = replace(settings, model=loaded.info.name)
-        settings.validate_layers(loaded.info)
-        _validate_intact(loaded, settings)
-    if inputs is None:
-        return settings, Call(loaded=loaded)
-    data = as_sequences(loaded.model, inputs)
-    n_seqs, seq_len = data.inputs.shape[:2]
-    n_folds = folds_for_intervals(data, settings.folds if "folds" in options else None)
-    settings = replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=n_folds)
-    return settings, Call(loaded=loaded, is_named=isinstance(model, str), inputs=data)
+        _refuse(options, (*OF_INPUTS, "tokens"), "inputs of your own")
 
 
 def _validate_intact(loaded: LoadedModel, settings: RunSettings) -> None:
@@ -154,19 +155,3 @@ def _refuse(options: Mapping[str, object], names: Collection[str], given: str) -
     for name in options:
         if name in names:
             raise UserError(f"{name} has no effect next to {given}: leave it out")
-
-
-def _load(settings: RunSettings) -> LoadedModel:
-    """Load the model that the settings name, before the run: inputs become its tokens."""
-    validate_reachable(settings.model, settings.revision)
-    return load_first_layers(settings, own_device(settings.device))
-
-
-def as_loaded(model: HookedModel | LoadedModel) -> LoadedModel:
-    """Return a model in memory with its tokenizer and its description."""
-    if isinstance(model, LoadedModel):
-        return model
-    layers_of(model_of(model))  # raises for what is no model
-    hooked: Any = model
-    info = describe(model, name_of(model))
-    return LoadedModel(model=hooked, tokenizer=getattr(model, "tokenizer", None), info=info)

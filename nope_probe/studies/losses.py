@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Any
 
 import pandas as pd
 
@@ -17,7 +16,7 @@ from nope_probe.figures.names import phrase
 from nope_probe.figures.shares import QUESTIONS
 from nope_probe.figures.words import capitalised
 from nope_probe.removal import NO_REPLACEMENT, Condition
-from nope_probe.reports.notes import run_size
+from nope_probe.run.manifest import Manifest
 from nope_probe.studies.verdicts import MOST, effect_of
 
 Losses = Mapping[str, Mapping[str, ValueAndBounds]]  # of lead and pattern, by what is removed
@@ -116,9 +115,7 @@ class LayerLosses:
     losses: Losses
 
     @classmethod
-    def of(
-        cls, tables: Mapping[str, pd.DataFrame], manifest: Mapping[str, Any], layer: int
-    ) -> LayerLosses:
+    def of(cls, tables: Mapping[str, pd.DataFrame], manifest: Manifest, layer: int) -> LayerLosses:
         """Return a layer's losses from the tables of a run."""
         own = {
             name: tables[name][tables[name]["layer"] == layer]
@@ -126,7 +123,7 @@ class LayerLosses:
             if name in tables
         }
         row = own["pattern"].query("removed == 'intact'").iloc[0]
-        replacement = next(iter(manifest["replacements"]), NO_REPLACEMENT)
+        replacement = next(iter(manifest.replacements or ()), NO_REPLACEMENT)
         losses: dict[str, dict[str, ValueAndBounds]] = {}
         named = own["sources"].rename(columns={"source": "removed"})
         for table in (named, own.get("weights", pd.DataFrame())):
@@ -141,8 +138,8 @@ class LayerLosses:
         terms = own["terms"].query("term == 'without_sources'").to_dict("records")
         return cls(
             layer=layer,
-            seq_len=run_size(manifest)["seq_len"],
-            sources=manifest["positional_sources"],
+            seq_len=manifest.seq_len,
+            sources=manifest.positional_sources or (),
             replacement=replacement,
             sizes={"lead": row["lead"], "pattern": row["amplitude"]},
             left={str(term["of"]): interval_of(term, "size") for term in terms},

@@ -5,19 +5,21 @@ A line there is a sentence; a word and "?" before it name the fact that must be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
+from nope_probe.errors import as_tuple
 from nope_probe.figures.names import phrase
 from nope_probe.figures.words import capitalised, listed, numbered_layers
 from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, STAND_INS
 from nope_probe.removal import Condition, replaced_by
-from nope_probe.reports.notes import chapters, run_size
+from nope_probe.reports.notes import chapters
+from nope_probe.run.manifest import Manifest
 from nope_probe.run.settings import FIRST_LAYERS, GIVEN
 from nope_probe.studies.attention.settings import ALONE
 
-Manifest = Mapping[str, Any]
+Facts = dict[str, Any]  # what sentences name, by name
 GAINS = {
     "output": "scaled so that its output keeps the RMS of the weight's own",
     "norm": "scaled to the weight's Frobenius norm",
@@ -74,8 +76,8 @@ def methods_paragraph(manifest: Manifest) -> str:
     Args:
         manifest: of a run of one of the commands in `reports/methods.txt`.
     """
-    texts, kind = chapters("methods.txt"), str(manifest["kind"])
-    intervals = "Jackknife" if kind == "behaviour" else "Folds"
+    texts, kind = chapters("methods.txt"), manifest.kind
+    intervals = "Jackknife" if kind in ("behaviour", "heads") else "Folds"
     facts, names = _facts(manifest), ("Before", kind, intervals, "After")
     sentences = []
     for line in chain.from_iterable(texts[name] for name in names):
@@ -85,49 +87,52 @@ def methods_paragraph(manifest: Manifest) -> str:
     return " ".join(f"{sentence}." for sentence in sentences if sentence)
 
 
-def _facts(manifest: Manifest) -> dict[str, Any]:
+def _facts(manifest: Manifest) -> Facts:
     """Return what sentences can name: the manifest, its settings, and words for their choices."""
-    facts = {**manifest["settings"], **manifest, **run_size(manifest)}
-    return facts | _of_model(facts) | _of_inputs(facts) | _of_removals(facts) | _of_command(facts)
+    facts = manifest.settings | manifest.to_json() | _of_model(manifest) | _of_inputs(manifest)
+    return facts | _of_removals(manifest) | _of_command(manifest)
 
 
-def _of_model(facts: Manifest) -> dict[str, Any]:
-    model, settings = facts["model"], facts["settings"]
-    asked, in_memory = settings.get("layers"), "given" in settings
-    n_layers = model["n_layers"]
-    if in_memory and facts["kind"] != "behaviour":  # which runs all layers
-        n_layers = {"all": n_layers, "auto": min(FIRST_LAYERS, n_layers)}.get(asked, asked)
+def _of_model(manifest: Manifest) -> Facts:
+    model, asked = manifest.model, manifest.settings.get("layers")
+    assert model is not None
+    n_layers, in_memory = model.n_layers, bool(manifest.given)
+    if in_memory and manifest.kind != "behaviour":  # which runs all layers
+        n_layers = asked if isinstance(asked, int) else n_layers
+        n_layers = min(FIRST_LAYERS, n_layers) if asked == "auto" else n_layers
     # A model in memory may be the first layers of a larger one.
     every = " (all layers)" if asked == "all" and not in_memory else ""
-    n_rope = sum(model["rope_layers"][:n_layers])
-    parity = model["parity"]
+    n_rope, parity = sum(model.rope_layers[:n_layers]), model.parity
     errors = [f"{parity[key]:.1g} for {name}" for key, name in PARITY.items() if key in parity]
+    software = [f"{name} {manifest.versions[key]}" for key, name in SOFTWARE.items()]
     return {
         "layers": numbered_layers(range(n_layers)) + every,
-        "revision": f" at revision {model['revision']}" if model["revision"] else "",
+        "revision": f" at revision {model.revision}" if model.revision else "",
         "rope": f"RoPE in {n_rope} of these layers" if n_rope else "no RoPE",
         "errors": listed(errors) if errors else "",
-        "gguf": model.get("gguf"),  # not in manifests from before GGUF files were read
-        "software": listed([f"{name} {facts['versions'][key]}" for key, name in SOFTWARE.items()]),
+        "gguf": model.gguf and vars(model.gguf),
+        "software": listed(software),
     }
 
 
-def _of_inputs(facts: Manifest) -> dict[str, Any]:
-    settings, data, n_keys = facts["settings"], facts["data"], facts["skip_keys"]
+def _of_inputs(manifest: Manifest) -> Facts:
+    settings, data, n_keys = manifest.settings, manifest.data, manifest.skip_keys
     names = {
-        **facts,
-        "kind": "vectors" if settings.get("given", {}).get("kind") == "vectors" else "tokens",
+        **settings,
+        "data": vars(data),
+        "documents": manifest.documents,
+        "kind": "vectors" if manifest.given.get("kind") == "vectors" else "tokens",
         "places": PLACES.get(settings.get("windows", "")),
         "packed": ", joined end to end" if settings.get("pack") else "",
     }
     what = INPUTS.get(settings["data"], INPUTS["text"]).format_map(names)
     seed = f"drawn with seed {settings.get('seed')}" if settings["data"] != GIVEN else ""
-    given = {"bos_token": "BOS"} | settings | data
-    details = [text.format_map(given) for name, text in DETAILS.items() if given.get(name)]
-    checksum = f"SHA-256 of the inputs {data['sha256'][:16]}"
-    first = FIRST_KEYS.get(facts["kind"], FIRST_KEYS["others"])[n_keys > 0]
-    n_documents = facts["documents"] or facts["n_seqs"]  # None: each sequence drawn by itself
-    n_text = len((facts.get("text") or {"pieces": ()})["pieces"])
+    chosen = settings | {"bos": data.bos, "bos_token": data.bos_token or "BOS"}
+    details = [text.format_map(chosen) for name, text in DETAILS.items() if chosen.get(name)]
+    checksum = f"SHA-256 of the inputs {data.sha256[:16]}"
+    first = FIRST_KEYS.get(manifest.kind, FIRST_KEYS["others"])[n_keys > 0]
+    n_documents = manifest.documents or settings["n_seqs"]  # each sequence drawn by itself
+    n_text = 0 if manifest.text is None else len(manifest.text.pieces)
     is_alone = settings["data"] == ALONE
     return {
         "corpus": not is_alone,
@@ -137,42 +142,43 @@ def _of_inputs(facts: Manifest) -> dict[str, Any]:
         "inputs": ", ".join(filter(None, [what, *details, seed, checksum])),
         "first_keys": first.format(keys=KEYS.get(n_keys, f"the first {n_keys} keys")),
         "n_documents": n_documents,
-        "shared": SHARED if n_documents < facts["n_seqs"] else "",
+        "shared": SHARED if n_documents < settings["n_seqs"] else "",
     }
 
 
-def _of_removals(facts: Manifest) -> dict[str, Any]:
+def _of_removals(manifest: Manifest) -> Facts:
     """Return the removed components, and how they, the weights and the writers were removed."""
-    alone = [replaced_by(name)[0] for name in facts.get("conditions", ())[1:]]
-    names = list(facts.get("removed", ()))
-    if facts["kind"] == "ablate":
-        names = list(dict.fromkeys([*facts["positional_sources"], *facts["removed"]]))
-    elif facts["kind"] == "behaviour":
-        names = list(dict.fromkeys(alone))
+    sources, names = manifest.positional_sources or (), list(manifest.removed or ())
+    if manifest.kind == "ablate":
+        names = list(dict.fromkeys([*sources, *names]))
+    elif manifest.kind == "behaviour":
+        names = list(dict.fromkeys(replaced_by(name)[0] for name in manifest.conditions[1:]))
     parts = [part for name in names for part in Condition.parse(name).ordered]
+    heads: list[str] = manifest.settings.get("in_heads", [])
     how = {"a band of RoPE" if part.is_band else phrase(part): part.removed for part in parts}
     sentences = [f"to remove {name}, {done}" for name, done in how.items() if done]
     if Condition(parts).weights:
-        chosen: Any = facts.get("replacements", facts["replacement"])
-        kinds = {chosen} if isinstance(chosen, str) else {*chosen}
+        chosen, gain = manifest.replacements, GAINS[manifest.settings["gain"]]
+        kinds = {*as_tuple(manifest.settings["replacement"] if chosen is None else chosen)}
         records = [STAND_INS[kind] for kind in REPLACEMENTS if kind in kinds]
-        scaled = f" ({GAINS[facts['gain']]})"
-        replaced = [record.methods + scaled * record.gain for record in records]
+        replaced = [record.methods + f" ({gain})" * record.gain for record in records]
         sentences.append(f"a removed weight was replaced by {', and again by '.join(replaced)}")
     return {
         "removals": ". ".join(map(capitalised, sentences)),
         "without": _phrases(names),
-        "sources": _phrases(facts.get("positional_sources", ())),
+        "where": f"in {listed([*heads])} alone" if heads else "in every block",
+        "sources": _phrases(sources),
         "models": listed(["intact", *(f"without {phrase(name)}" for name in names)]),
         "suffix": "mask" in parts,
-        "kept": _phrases(facts.get("left_out", ())),
+        "kept": _phrases(manifest.left_out or ()),
     }
 
 
-def _of_command(facts: Manifest) -> dict[str, Any]:
-    settings = facts["settings"]
-    given = settings.get("given", {}).get("kind", "text") == "text"
+def _of_command(manifest: Manifest) -> Facts:
+    settings = manifest.settings
+    given = manifest.given.get("kind", "text") == "text"
     per_head, writers = settings.get("per_head", False), settings.get("writers", "heads")
+    measures = manifest.results.get("measures", ())
     return {
         "control": given
         and settings["data"] not in ("random", "gaussian")
@@ -180,8 +186,10 @@ def _of_command(facts: Manifest) -> dict[str, Any]:
         "heads": HEADS[per_head],
         "readers": READERS[per_head],
         "writing": WRITERS[writers],
-        "n_conditions": len(facts.get("conditions", ())),
-        "measured": listed([MEASURED[name] for name in facts.get("measures", ())] or [""]),
+        "n_conditions": len(manifest.conditions),
+        "orders": listed([*settings.get("by", [])] or [""]),
+        "counts": listed([f"{k:,}" for k in settings.get("k", [])] or [""]),
+        "measured": listed([MEASURED[name] for name in measures] or [""]),
     }
 
 

@@ -37,9 +37,9 @@ from nope_probe.figures.words import reader_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, page
 from nope_probe.run.folder import Run, read_run
+from nope_probe.run.manifest import Manifest
 from nope_probe.studies.methods import methods_paragraph
 from nope_probe.studies.verdicts import (
-    EIGHT_FOLDS,
     HeadsVerdict,
     exceeds_noise,
     verdict_on_heads,
@@ -72,7 +72,7 @@ class Report:
     sections: Sequence[Section]
     how_to_read: Sequence[str] = ()
 
-    def html(self, manifest: Mapping[str, Any]) -> str:
+    def html(self, manifest: Manifest) -> str:
         """Return the page of a run, given its manifest."""
         return page(self.title, self.lead, self.sections, manifest, self.how_to_read)
 
@@ -94,10 +94,9 @@ def with_page(session: Session[Any], run: Run, report_of: Callable[[Run], Report
 
     There is no page where the run's folder is removed at the end of a Python call.
     """
-    run = replace(run, manifest={**run.manifest, "methods": methods_paragraph(run.manifest)})
-    if not session.call.is_kept:
-        return run
-    return replace(run, page=report_of(run).html(run.manifest))
+    manifest = replace(run.manifest, methods=methods_paragraph(run.manifest))
+    html = report_of(run).html(manifest) if session.is_kept else ""
+    return replace(run, manifest=manifest, page=html)
 
 
 def _titled(figure: go.Figure, title: str) -> go.Figure:
@@ -162,9 +161,7 @@ def print_lines(lines: Iterable[str]) -> None:
     sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
 
 
-def print_report(
-    report: Report, manifest: Mapping[str, Any], folder: Path, verbose: bool = False
-) -> None:
+def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool = False) -> None:
     """Print a run's sentence and table, and the path of its page; all tables if `verbose`."""
     console = PlainConsole()
     if facts := notes.about(manifest):
@@ -264,9 +261,9 @@ def columns_that_fit(widths: Sequence[int]) -> list[list[int]]:
 
 def lengths_of(run: Run) -> dict[str, int]:
     """Return the lengths that a model states, and the windows of its layers, in tokens."""
-    windows = {int(window) for window in run.manifest.get("windows", {}).values()}
+    windows = {int(window) for window in (run.manifest.windows or {}).values()}
     named = {f"window {window}": window for window in sorted(windows)}
-    return {**run.manifest.get("lengths", {}), **named}
+    return {**(run.manifest.lengths or {}), **named}
 
 
 def split_sections(
@@ -305,13 +302,8 @@ def split_sections(
         )
 
 
-def fold_sizes_of(manifest: Mapping[str, Any]) -> Sequence[int]:
-    """Return the sequences per fold of a run, or equal folds where its manifest names none."""
-    return manifest.get("fold_sizes", EIGHT_FOLDS)
-
-
 def above_noise(
-    rows: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS, amplitude: str = "amplitude"
+    rows: pd.DataFrame, fold_sizes: Sequence[int] = (), amplitude: str = "amplitude"
 ) -> pd.Series[bool]:
     """Return which rows have an amplitude that exceeds the noise of all rows.
 
@@ -326,7 +318,7 @@ def above_noise(
 
 
 def strongest(
-    rows: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS, amplitude: str = "amplitude"
+    rows: pd.DataFrame, fold_sizes: Sequence[int] = (), amplitude: str = "amplitude"
 ) -> pd.Series | None:
     """Return the row with the largest lead and pattern together, if a pattern exceeds the noise.
 
@@ -343,7 +335,7 @@ def no_pattern(
     name: str,
     pattern: pd.DataFrame,
     heads: pd.DataFrame | None = None,
-    fold_sizes: Sequence[int] = EIGHT_FOLDS,
+    fold_sizes: Sequence[int] = (),
 ) -> Lead:
     """Return the lead of a model without a pattern above the noise: the heads that have one.
 
@@ -367,7 +359,7 @@ def no_pattern(
 
 
 def hidden_heads(
-    pattern: pd.DataFrame, heads: pd.DataFrame, fold_sizes: Sequence[int] = EIGHT_FOLDS
+    pattern: pd.DataFrame, heads: pd.DataFrame, fold_sizes: Sequence[int] = ()
 ) -> tuple[HeadsVerdict, pd.DataFrame | None]:
     """Return the strongest heads of a layer whose mean has no pattern, and how they hide.
 

@@ -11,14 +11,16 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
-from nope_probe.removal import COMPONENTS, Condition, Gain
+from nope_probe.models.info import ModelInfo
+from nope_probe.removal import COMPONENTS, Condition, Gain, Writer
 from nope_probe.run.settings import RunSettings, validate_effects
 
 _arg = tyro.conf.arg
 NAMES = (
     f"{' '.join(COMPONENTS)} norms, the circuits qk ov, rope_high and rope_low (pairs whose "
     "wavelength is below the sequence's length, and the rest), the position that a head, MLP or "
-    "embedding writes (position[L1H0], position[MLP0]), unions such as w_k+w_o"
+    "embedding writes (position[L1H0], position[MLP0]), content (attention becomes its mean over "
+    "texts), unions such as w_k+w_o"
 )
 
 
@@ -28,6 +30,10 @@ class RemovingSettings(RunSettings):
 
     remove: Annotated[
         tuple[str, ...] | None, _arg(help=f"What to remove from every block: {NAMES}.")
+    ] = ()
+    in_heads: Annotated[
+        tuple[str, ...],
+        _arg(help="The heads that lose it (L16H0 L18H6), in place of all heads."),
     ] = ()
     replacement: Annotated[Replacement, _arg(help="What a removed weight is replaced by.")] = (
         "identity"
@@ -49,6 +55,7 @@ class RemovingSettings(RunSettings):
         named = self.conditions
         if named is not None:
             self.validate_weights(named)
+            self.validate_in_heads(named)
 
     def validate_weights(self, conditions: Iterable[Condition]) -> None:
         """Check that some condition removes a weight, where flags say by what to replace it.
@@ -59,6 +66,49 @@ class RemovingSettings(RunSettings):
         if not any(condition.weights for condition in conditions):
             reason = "where no weight is removed"
             validate_effects(self, {"replacement": reason, "gain": reason})
+
+    def validate_in_heads(self, conditions: Iterable[Condition]) -> None:
+        """Check that heads are named, and can lose what is removed.
+
+        Raises:
+            UserError: naming the flag.
+        """
+        removed = [name for condition in conditions for name in condition.ordered]
+        if self.in_heads and not removed:
+            raise UserError("--in-heads has no effect where nothing is removed")
+        without = [name for name in removed if not name.row.per_head]
+        if self.heads_by_layer and without:
+            raise UserError(f"--in-heads: {without[0]} has no heads; name what heads can lose")
+
+    @property
+    def heads_by_layer(self) -> dict[int, list[int]] | None:
+        """The heads that lose what is removed, by layer; None for all.
+
+        Raises:
+            UserError: for a name that is no head's.
+        """
+        heads: dict[int, list[int]] = {}
+        for name in self.in_heads:
+            writer = Writer.parse(name)
+            if writer is None or writer.head is None:
+                raise UserError(f"--in-heads {name}: expected heads, such as L1H3")
+            heads.setdefault(writer.block, []).append(writer.head)
+        return heads or None
+
+    def validate_layers(self, info: ModelInfo) -> None:
+        """Check that there are the layers and heads that the settings name.
+
+        Raises:
+            UserError: naming a layer or head that does not exist.
+        """
+        super().validate_layers(info)
+        n_layers = min(self.depth or info.n_layers, info.n_layers)
+        for layer, heads in (self.heads_by_layer or {}).items():
+            if layer not in info.attending or layer >= n_layers or max(heads) >= info.n_heads:
+                raise UserError(
+                    f"--in-heads L{layer}H{max(heads)}: the run has the heads H0 to "
+                    f"H{info.n_heads - 1} of L0 to L{n_layers - 1} (--layers)"
+                )
 
     @property
     def conditions(self) -> list[Condition] | None:
@@ -84,7 +134,8 @@ class RemovingSettings(RunSettings):
     def ablations(self) -> tuple[Ablation, ...]:
         """For each replacement of removed weights, an ablation that removes nothing yet."""
         return tuple(
-            Ablation(replacement=name, gain=self.gain, seed=self.seed) for name in self.replacements
+            Ablation(replacement=name, gain=self.gain, seed=self.seed, heads=self.heads_by_layer)
+            for name in self.replacements
         )
 
 

@@ -6,13 +6,13 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_args
 
 import pandas as pd
 from rich.filesize import decimal
@@ -28,12 +28,14 @@ from nope_probe.run.folder import Run
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.process_group import Processes
 from nope_probe.run.processes import status, tell, validate_one_process
-from nope_probe.run.session import SIZES, Call, Session
-from nope_probe.run.settings import SessionSettings
+from nope_probe.run.session import SIZES, Session
+from nope_probe.run.settings import RunSettings, SessionSettings
 from nope_probe.run.sources import load_model
-from nope_probe.studies.engine import Engine, position_keys
+from nope_probe.studies.engine import Engine, on_tokens, position_keys
 
 Chosen = TypeVar("Chosen", bound=SessionSettings)
+Found = TypeVar("Found", bound=Run)
+Results: TypeAlias = Mapping[str, Any]  # of passes, by key; what a pass reads is its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +99,10 @@ def captured(
     return engine.load_or_compute(key, partial(capture, engine), ablation)
 
 
-class Study(ABC, Generic[Chosen]):
-    """What a command measures.
+class Study(ABC, Generic[Chosen, Found]):
+    """What a command measures: `class Ablate(Study[Settings, AblationStudy])`.
+
+    It names the class of its settings, and the class that its run is read as.
 
     Args:
         session: the run in progress: settings, model and sequences.
@@ -112,6 +116,11 @@ class Study(ABC, Generic[Chosen]):
     def __init__(self, session: Session[Chosen]) -> None:
         self.session, self.settings = session, session.settings
 
+    @classmethod
+    def names(cls) -> tuple[type[Chosen], type[Found]]:
+        """Return the class of the settings, and that of the run."""
+        return get_args(vars(cls)["__orig_bases__"][0])
+
     @staticmethod
     def load(settings: Chosen, device: str) -> LoadedModel | None:
         """Load the model; by default the first layers that the settings name."""
@@ -122,37 +131,48 @@ class Study(ABC, Generic[Chosen]):
         """Yield all passes, in the order in which they are run."""
 
     @abstractmethod
-    def analyse(self, results: Mapping[str, Any]) -> Run:
+    def analyse(self, results: Results) -> Run:
         """Return the run that the results of the passes make, by key."""
 
 
-def run_study(
-    kind: type[Study[Chosen]], settings: Chosen, call: Call | None = None, *, dry: bool = False
-) -> Path:
+def run_study(kind: type[Study[Chosen, Found]], settings: Chosen, *, dry: bool = False) -> Path:
     """Carry out a study unless its run is finished, and return the run's folder.
 
     Args:
         kind: the study.
         settings: the command's.
-        call: the model and sequences of a Python call.
         dry: whether to print the passes and how long they take instead; nothing is kept.
 
     Raises:
         UserError: for what cannot be done.
     """
-    with ExitStack() as stack:
-        if dry:
-            validate_one_process()
-            place = stack.enter_context(TemporaryDirectory(prefix="nope-probe-"))
-            settings = settings.at(Path(place, "run"))
-        session = stack.enter_context(Session(kind.command, settings, call, kind.load))
+    load, data = kind.load, None
+    if isinstance(settings, RunSettings) and settings.tokens is not None:
+        settings, loaded, data = on_tokens(settings, settings.tokens)
+
+        def load(settings: SessionSettings, device: str) -> LoadedModel | None:
+            return loaded
+
+    if not dry:
+        return carry_out(kind, Session(kind.command, settings, load, inputs=data))
+    validate_one_process()
+    with TemporaryDirectory(prefix="nope-probe-") as place:
+        settings = settings.at(Path(place, "run"))
+        with Session(kind.command, settings, load, inputs=data) as session:
+            sys.stdout.write(forecast(session, [*kind(session).passes()]))
+        return session.folder
+
+
+def carry_out(kind: type[Study[Chosen, Found]], session: Session[Chosen]) -> Path:
+    """Carry out a study in a session unless its run is finished, and return the run's folder.
+
+    Raises:
+        UserError: for what cannot be done.
+    """
+    with session:
         if not session.finished:
             study = kind(session)
-            passes = [*study.passes()]
-            if dry:
-                sys.stdout.write(forecast(session, passes))
-                return session.folder
-            results = dict(execute(session, passes))
+            results = dict(execute(session, [*study.passes()]))
             if session.is_first:
                 with status("analysing and writing", in_logs=True):
                     session.write(study.analyse(results))

@@ -245,7 +245,7 @@ def non_relative_table(
 
 
 def measures_table(
-    measured: Iterable[tuple[Mapping[str, Any], Sequence[Measures]]],
+    measured: Iterable[tuple[Row, Sequence[Measures]]],
     layers: Sequence[int],
     labels: Sequence[str] = ("removed",),
 ) -> pd.DataFrame:

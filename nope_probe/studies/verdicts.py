@@ -89,7 +89,7 @@ def main_writers(shares: Mapping[str, ValueAndBounds]) -> list[str]:
 
 
 def exceeds_noise(
-    amplitude: float, low: float, n_patterns: int, fold_sizes: Sequence[int] = EIGHT_FOLDS
+    amplitude: float, low: float, n_patterns: int, fold_sizes: Sequence[int] = ()
 ) -> bool:
     """Return whether a pattern's amplitude is above 0, as one of several that were looked at.
 
@@ -111,8 +111,8 @@ def exceeds_noise(
     from scipy.special import stdtrit
 
     square, lowest = amplitude * abs(amplitude), low * abs(low)
-    beyond, n_seqs = (1 - LEVEL) / 2, sum(fold_sizes)
-    freedom = n_seqs**2 / sum(size**2 for size in fold_sizes) - 1
+    beyond, sizes = (1 - LEVEL) / 2, fold_sizes or EIGHT_FOLDS
+    freedom = sum(sizes) ** 2 / sum(size**2 for size in sizes) - 1
     wider = stdtrit(freedom, 1 - beyond / n_patterns) / stdtrit(freedom, 1 - beyond)
     return bool(square > wider * (square - lowest))
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
 from nope_probe.errors import StorageError, UserError
-from nope_probe.files import file_checksum, json_checksum, read_json
+from nope_probe.files import JsonObject, file_checksum, json_checksum, read_json
 from nope_probe.run.paths import reason, write_json
 
 # torch.save reports a failure to write as a RuntimeError of its zip writer.
@@ -25,13 +24,13 @@ _WHOLE = "checksums.json"  # written last into a checkpoint
 FINISHED = "training.json"  # written last into the folder of a trained model
 
 
-def write_identity(out: Path, about: Mapping[str, Any]) -> None:
+def write_identity(out: Path, about: JsonObject) -> None:
     """Write the identity of a run into its folder."""
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / _RUN, about)
 
 
-def validate_same_training(out: Path, about: Mapping[str, Any]) -> None:
+def validate_same_training(out: Path, about: JsonObject) -> None:
     """Check that the folder of a run to resume holds this run.
 
     Raises:
@@ -53,12 +52,12 @@ def validate_same_training(out: Path, about: Mapping[str, Any]) -> None:
         )
 
 
-def mark_whole(checkpoint: Path, about: Mapping[str, Any]) -> None:
+def mark_whole(checkpoint: Path, about: JsonObject) -> None:
     """Write the checksums of a checkpoint's files, and the run's identity, into it."""
     write_json(checkpoint / _WHOLE, _record(checkpoint, about))
 
 
-def newest_whole(out: Path, about: Mapping[str, Any]) -> Path | None:
+def newest_whole(out: Path, about: JsonObject) -> Path | None:
     """Return a run's newest whole checkpoint; None without a whole checkpoint.
 
     A checkpoint that a killed process left half-written has no checksums and is passed over.
@@ -107,7 +106,7 @@ def step_of(checkpoint: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def _record(checkpoint: Path, about: Mapping[str, Any]) -> dict[str, Any]:
+def _record(checkpoint: Path, about: JsonObject) -> JsonObject:
     """Return the record of a checkpoint: checksums of its files, and the run's identity."""
     files = {
         path.relative_to(checkpoint).as_posix(): file_checksum(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset, load_dataset
@@ -16,6 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 
 from nope_probe.data.documents import is_held_out, stdlib_documents
 from nope_probe.data.sequences import cut
+from nope_probe.files import JsonObject
 from nope_probe.training.settings import Recipe
 
 BOS = "<bos>"
@@ -100,7 +100,7 @@ def _dataset(tokens: Int[Tensor, "seq pos"], tokenizer: PreTrainedTokenizerBase)
 
 
 def _packed(
-    stream: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, recipe: Recipe
+    stream: Iterable[JsonObject], tokenizer: PreTrainedTokenizerBase, recipe: Recipe
 ) -> Iterator[dict[str, list[int]]]:
     """Join documents, with BOS before every document, and cut them into sequences."""
     pool: list[int] = []

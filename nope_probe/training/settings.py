@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from nope_probe.errors import UserError
+from nope_probe.files import JsonObject
 from nope_probe.models.names import validate_hub_answers, validate_reachable
 from nope_probe.run.paths import output_folder, validate_folder_place
 from nope_probe.run.processes import process_count
@@ -121,7 +122,7 @@ class Settings(BoundedSettings):
         return RECIPES[self.preset.split("-")[1]]
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> JsonObject:
         """The identity of the run as JSON values; a run continues only its own weights."""
         recipe = self.recipe
         identity = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from transformers import (
 
 from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.errors import UserError
+from nope_probe.files import JsonObject
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import to_hooked
 from nope_probe.run.paths import atomic_write, write_json
@@ -138,7 +138,7 @@ class MarkWhole(TrainerCallback):
         about: the identity of the run.
     """
 
-    def __init__(self, about: Mapping[str, Any]) -> None:
+    def __init__(self, about: JsonObject) -> None:
         self.about = about
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -260,7 +260,7 @@ def save(
     out: Path,
     *,
     name: str,
-    recipe: dict[str, Any],
+    recipe: JsonObject,
     losses: dict[str, float],
 ) -> None:
     """Write the Hugging Face folder: bf16 weights, tokenizer, recipe and model card."""
@@ -282,7 +282,7 @@ def save(
     write_json(out / FINISHED, record)
 
 
-def model_card(record: dict[str, Any], steps: int) -> str:
+def model_card(record: JsonObject, steps: int) -> str:
     """Return the README of a trained model, in the Hub's format."""
     recipe, rope = record["recipe"], record["name"].startswith("rope")
     tokens = steps * recipe["batch_tokens"]

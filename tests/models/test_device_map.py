@@ -16,11 +16,12 @@ from support.virtual_devices import device_per_block, place_of
 from nope_probe import capture_attention, run_ablations, scores
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import Ablation, ablated
+from nope_probe.hooks.layers.bridges import boot_bridge
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.edited_weights import untrained
-from nope_probe.models.load import boot_bridge, load
+from nope_probe.models.load import load
 from nope_probe.models.parity import check_parity, describe
 
 WINDOWS = tokens(7, 11, seed=3)

@@ -16,7 +16,7 @@ from support.command_line import refused, run_command
 from support.decoders import write_decoder
 from support.rounding import NETWORK
 from support.tiny_models import CONFIGS, ByName, distance, plain, randomised, tokenizer, tokens
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nope_probe import capture_scores, scores, sequences
 from nope_probe.errors import UserError
@@ -63,6 +63,48 @@ def add_adapter(folder: Path, config: Any) -> peft.PeftModel:
     return adapted
 
 
+def write_adapter(base: Any, config: Any, folder: Path) -> peft.PeftModel:
+    """Write a random adapter of a model to a folder alone, and return peft's own model."""
+    adapted = peft.get_peft_model(base, deepcopy(config)).eval()
+    adapted.save_pretrained(str(folder))
+    return adapted
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_adapters_are_merged_in_turn_into_the_base_that_the_first_names(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    inputs, places = tokens(5), [tmp_path / "first", tmp_path / "second"]
+    model: Any = plain(folder)
+    for seed, (place, config) in enumerate(
+        zip(places, (ADAPTERS[kind], ADAPTERS["LORA"]), strict=True)
+    ):
+        torch.manual_seed(seed)
+        model = write_adapter(model, config, place).merge_and_unload()
+        model.name_or_path = model.config._name_or_path = str(folder)
+    loaded = load(adapter=places)
+    assert distance(loaded.model(inputs), model(inputs).logits) <= NETWORK
+    assert loaded.info.adapter == f"{kind.partition('-')[0]} + LORA"
+    assert load(str(folder), adapter=places[0]).info.source == str(folder)
+    with pytest.raises(UserError, match=r"holds no adapter: it has no adapter_config\.json"):
+        load(adapter=folder)
+
+
+def test_an_adapter_may_add_tokens_and_bring_their_tokenizer(folder: Path, tmp_path: Path) -> None:
+    base = plain(folder)
+    base.resize_token_embeddings(271, mean_resizing=False)
+    known = AutoTokenizer.from_pretrained(folder)
+    known.add_tokens([f"<new{n}>" for n in range(8)])
+    place = tmp_path / "adapter"
+    known.save_pretrained(place)
+    model = write_adapter(base, ADAPTERS["LORA"], place)
+    loaded = load(folder, adapter=place)
+    new = torch.tensor([[5, 263, 270, 1]])
+    assert distance(loaded.model(new), model(new).logits) <= NETWORK
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer("<new7>")["input_ids"][-1] == 270
+
+
 @pytest.mark.parametrize("kind", ADAPTERS)
 def test_an_adapter_in_the_folder_is_merged_into_the_weights(kind: str, folder: Path) -> None:
     base, inputs = plain(folder)(tokens(5)).logits, tokens(5)
@@ -98,7 +140,9 @@ def test_an_adapter_alone_is_refused_with_the_name_of_its_base(
 ) -> None:
     add_adapter(folder, ADAPTERS["LORA"])
     (folder / "config.json").unlink()
-    with pytest.raises(UserError, match=r"holds an adapter alone: copy the files of its base mod"):
+    with pytest.raises(
+        UserError, match=r"holds an adapter alone: --adapter .* loads its base model, "
+    ):
         load(str(folder))
 
 

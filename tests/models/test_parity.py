@@ -16,7 +16,7 @@ from support.tiny_models import D_VOCAB, ByName, ModelOf
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.models.huggingface import reference_of
+from nope_probe.hooks.layers.parity import probe_tokens, reference_of
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.load import load
 from nope_probe.models.parameter_free import (
@@ -29,7 +29,6 @@ from nope_probe.models.parity import (
     check_parity,
     describe,
     position_dependence,
-    probe_tokens,
 )
 
 ALL = (

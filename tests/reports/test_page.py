@@ -19,7 +19,9 @@ from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import MEASURES
 from nope_probe.reports.page import Lead, Listing, Section, page, positions
 from nope_probe.run.folder import Run
+from nope_probe.run.manifest import Manifest
 from nope_probe.studies.ablation import page as ablation_page
+from tests.support.manifests import manifest_of
 
 TERMS = ("mask", "rope", "mask_x_rope")
 
@@ -78,7 +80,9 @@ LEAD = Lead(
 
 
 def report(layers: int = 2, n: int = 11, explorer: Explorer | None = None) -> str:
-    run = Run(manifest=MANIFEST, arrays={"maps": maps(layers, n)}, tables=tables(layers))
+    run = Run(
+        manifest=manifest_of(**MANIFEST), arrays={"maps": maps(layers, n)}, tables=tables(layers)
+    )
     return replace(ablation_page.report(run, explorer), lead=LEAD).html(run.manifest)
 
 
@@ -201,7 +205,7 @@ def test_a_folded_figure_is_drawn_when_its_section_is_opened_by_hand_or_by_a_lin
       location.hash = "#section-1";
       setInterval(() => { document.body.dataset.after = widths(); }, 100);
     </script></body>"""
-    html = page("title", Lead(sentence="headline"), sections, {}).replace("</body>", script)
+    html = page("title", Lead(sentence="headline"), sections, Manifest()).replace("</body>", script)
     elements = opened(html, tmp_path, draw_all=False)
     assert 'data-before="none none none none"' in elements
     assert 'data-after="0 0 none none"' in elements

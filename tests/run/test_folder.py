@@ -17,6 +17,7 @@ from nope_probe.run.folder import (
     read_run,
     write_run,
 )
+from nope_probe.run.manifest import Manifest
 from nope_probe.run.paths import default_output_dir
 from nope_probe.run.settings import FORMAT
 from nope_probe.studies.ablation.study import AblationStudy
@@ -32,7 +33,7 @@ def a_run() -> Run:
     maps = {"score/mask": np.arange(18, dtype=np.float32).reshape(2, 3, 3)}
     table = pd.DataFrame({"layer": [1, 2], "share": [0.5, float("nan")]})
     return Run(
-        manifest={"settings": SETTINGS},
+        manifest=Manifest(settings=SETTINGS),
         arrays={"maps": maps},
         tables={"sources": table, "empty": pd.DataFrame()},
         page="<html></html>",
@@ -61,7 +62,7 @@ def test_a_link_in_the_way_of_a_run_is_removed_and_what_it_leads_to_stays(tmp_pa
     (tmp_path / ".run.unfinished").mkdir()
     (tmp_path / ".run.unfinished" / "run").symlink_to(tmp_path / "elsewhere")
     write_run(tmp_path / "run", a_run())
-    assert read_run(tmp_path / "run").manifest["complete"]
+    assert set(read_run(tmp_path / "run").tables) == {"sources", "empty"}
     assert not list((tmp_path / ".run.unfinished").iterdir())
     assert (tmp_path / "elsewhere" / "kept").is_file()
 
@@ -76,7 +77,7 @@ def test_one_flipped_bit_of_any_file_is_noticed(tmp_path: Path) -> None:
             with pytest.raises(UserError, match=f"remove {tmp_path / 'run'} and run again"):
                 read_run(tmp_path / "run")
         path.write_bytes(content)
-    manifest = read_run(tmp_path / "run").manifest
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     older = {name: value for name, value in manifest.items() if name != "checksum"}
     (tmp_path / "run" / "manifest.json").write_text(json.dumps(older))
     with pytest.raises(UserError, match="holds a run of an older version, or an edited one"):
@@ -118,8 +119,8 @@ def test_a_study_is_read_from_a_run_of_its_own_command_alone(
 ) -> None:
     for kind in (*(other.kind for other in STUDIES), "scores", "circuit", "compare"):
         folder = tmp_path / kind
-        write_run(folder, replace(a_run(), manifest={"settings": SETTINGS, "kind": kind}))
-        assert Run.read(folder).manifest["kind"] == kind
+        write_run(folder, replace(a_run(), manifest=Manifest(settings=SETTINGS, kind=kind)))
+        assert Run.read(folder).manifest.kind == kind
         if kind == study.kind:
             assert set(study.read(folder).tables) == {"sources", "empty"}
             continue
@@ -141,7 +142,7 @@ def test_nothing_is_left_of_a_run_that_fails_while_it_is_written(tmp_path: Path)
         def to_csv(self, *args: object, **kwargs: object) -> None:
             raise OSError(28, "No space left on device")
 
-    run = Run(manifest={}, tables={"sources": Unwritable()})
+    run = Run(tables={"sources": Unwritable()})
     with pytest.raises(UserError, match=r"cannot write the run to .*: No space left on device"):
         write_run(tmp_path / "run", run)
     assert not (tmp_path / "run").exists()

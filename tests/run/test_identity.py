@@ -23,8 +23,8 @@ from nope_probe.run.identity import (
     configuration,
     fingerprint,
     input_arrays,
-    input_record,
 )
+from nope_probe.run.manifest import RunData
 from nope_probe.run.paths import checkpoint_dir
 from nope_probe.run.processes import command_line
 from nope_probe.run.session import Session
@@ -214,22 +214,25 @@ def test_tokens_vectors_and_documents_are_recorded_under_their_own_names() -> No
     np.testing.assert_array_equal(arrays["documents"], documents)
     vectors = Sequences(inputs=torch.ones(2, 3, 5), name="gaussian")
     assert list(input_arrays(vectors)) == ["vectors"]
-    record = input_record(inputs, 1, torch.tensor([2, 1]))
-    assert (record["data"]["name"], record["data"]["bos"], record["skip_keys"]) == ("text", True, 1)
-    assert (record["documents"], record["fold_sizes"]) == (2, [2, 1])
-    assert record["data"]["sha256"] != Sequences(inputs=tokens + 1, name="text").sha256
+    assert inputs.sha256 != Sequences(inputs=tokens + 1, name="text").sha256
 
 
-def test_model_versions_device_settings_and_time_are_recorded(
+def test_sequences_model_versions_device_settings_and_time_are_recorded(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tokens, documents = torch.arange(6).view(3, 2), torch.tensor([7, 2, 7])
+    inputs = Sequences(inputs=tokens, name="text", bos=True, documents=documents)
     with Session("scores", settings) as session:
         monkeypatch.setattr(time, "time", lambda: 0.0)  # a clock that is set back shortens no run
-        record = session.provenance()
-    assert record["settings"] == settings.recorded()
-    assert record["model"]["name"] == settings.model
-    assert record["model"]["weights"] == fingerprint(session.loaded.model)
-    assert (record["device"], record["dtype"]) == ("cpu", "float32")
+        manifest = session.manifest_of(inputs, 1, torch.tensor([2, 1]))
+    assert manifest.settings == settings.recorded()
+    assert manifest.model is not None
+    assert manifest.model.name == settings.model
+    assert manifest.model.weights == fingerprint(session.loaded.model)
+    assert (manifest.device, manifest.dtype) == ("cpu", "float32")
     # A wheel with CUDA says so in the module alone: 2.13.0 is 2.13.0+cu130 there.
-    assert torch.__version__.startswith(record["versions"]["torch"])
-    assert 0 <= record["seconds"] < 600
+    assert torch.__version__.startswith(manifest.versions["torch"])
+    assert 0 <= manifest.seconds < 600
+    data = RunData(name="text", bos=True, sha256=inputs.sha256)
+    assert (manifest.data, manifest.documents, manifest.fold_sizes) == (data, 2, (2, 1))
+    assert (manifest.skip_keys, manifest.distinct_sequences) == (1, 3)

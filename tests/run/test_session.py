@@ -13,7 +13,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.run.paths import checkpoint_dir, locked
 from nope_probe.run.processes import Interrupted
-from nope_probe.run.session import Call, Session
+from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.scores.settings import Settings
 from nope_probe.studies.scores.study import Scores, run
@@ -131,10 +131,10 @@ def test_given_sequences_are_shuffled_behind_the_first_token_that_they_share():
 
 
 def test_an_interrupted_run_that_nobody_keeps_says_how_to_keep_it(tmp_path: Path):
-    settings, call = Settings(**SMALL, out=tmp_path / "run"), Call(is_kept=False)
+    settings = Settings(**SMALL, out=tmp_path / "run")
     with (
         pytest.raises(Interrupted, match="nothing was kept; a run with out=FOLDER goes on"),
-        Session("scores", settings, call),
+        Session("scores", settings, is_kept=False),
     ):
         os.kill(os.getpid(), signal.SIGINT)
 

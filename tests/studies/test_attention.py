@@ -29,7 +29,9 @@ from nope_probe.figures.attention import attention_heads
 from nope_probe.figures.intervals import bound_columns
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.reports import notes
+from nope_probe.run.manifest import TooFew
 from nope_probe.studies.attention import analyse, page, settings
+from tests.support.manifests import manifest_of
 
 SIZES = {"n_seqs": 23, "seq_len": 19, "folds": 5, "layers": 2}
 SMALL = [text for name, value in SIZES.items() for text in (f"--{name.replace('_', '-')}", value)]
@@ -173,16 +175,16 @@ def test_uniform_heads_are_not_classed() -> None:
     lead = page.report(run).lead
     assert lead.sentence.startswith("All 8 heads of ablated rope-tiny attend uniformly: their ")
     assert lead.table.empty
-    assert "too_few" not in run.manifest
+    assert run.manifest.too_few is None
     colours = np.array(attention_heads(run.attention).data[1].marker.color, float)
     assert np.isnan(colours).all()
 
 
 def test_few_sequences_give_no_shares_and_the_note_says_how_many_would_do() -> None:
     table = made(**HEADS).assign(positional_share_gap=[0.4, 0.55, 1.2, 9.0])
-    assert analyse.too_few_sequences(table, 32) == {"too_few": {"n_heads": 2, "n_seqs": 200}}
-    assert analyse.too_few_sequences(table[:1], 32) == {}
-    manifest = {"fold_sizes": [4] * 8, "too_few": {"n_heads": 2, "n_seqs": 200}}
+    assert analyse.too_few_sequences(table, 32) == TooFew(n_heads=2, n_seqs=200)
+    assert analyse.too_few_sequences(table[:1], 32) is None
+    manifest = manifest_of(fold_sizes=[4] * 8, too_few={"n_heads": 2, "n_seqs": 200})
     assert notes.run_notes(manifest) == [
         "No positional share is given of 2 heads: their bounds from 32 sequences are more than 50 "
         "points apart. Take --n-seqs 200 or more."

@@ -24,6 +24,7 @@ from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.reading.capture import capture_stages
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.run.folder import Run
+from nope_probe.run.manifest import Manifest
 from nope_probe.studies.circuit.page import _side_by_side
 
 N = 19
@@ -180,7 +181,7 @@ def test_the_page_shows_each_stage_of_both_models_on_one_scale_beside_their_diff
         for kind in ("gram", "reference")
         for letter in "ag"
     }
-    manifest = {"removed": ["mask"], "skip_keys": 0}
+    manifest = Manifest(removed=("mask",))
     [section] = _side_by_side(Run(manifest=manifest, arrays={"maps": maps}))
     figure = section.drawn()
     assert figure is not None
@@ -197,7 +198,7 @@ def test_the_page_shows_each_stage_of_both_models_on_one_scale_beside_their_diff
         assert scales[2].cmin == -scales[2].cmax
     tops = [figure.layout[panels[index].coloraxis].cmax for index in (0, 3)]
     assert tops[1] > 10 * tops[0], "stages that differ twentyfold do not share colours"
-    intact = Run(manifest={"removed": [], "skip_keys": 0}, arrays={"maps": {"gram/a": np.eye(N)}})
+    intact = Run(arrays={"maps": {"gram/a": np.eye(N)}})
     assert not [*_side_by_side(intact)]
 
 

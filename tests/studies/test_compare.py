@@ -28,6 +28,7 @@ from nope_probe.run.session import Session
 from nope_probe.studies.compare.members import read_members
 from nope_probe.studies.compare.study import Compared
 from nope_probe.studies.tables import measures_table
+from tests.support.manifests import manifest_of
 
 N, FOLDS, LAYERS = 13, 5, 2
 
@@ -66,7 +67,9 @@ def write(
     }
     measured = measure(folds, manifest.get("skip_keys", 0))
     tables = {"pattern": measures_table([({"kept": "intact"}, measured)], range(folds.shape[1]))}
-    write_run(folder, Run(manifest=about, arrays=arrays, tables=tables, page="a page"))
+    write_run(
+        folder, Run(manifest=manifest_of(**about), arrays=arrays, tables=tables, page="a page")
+    )
     return folder
 
 
@@ -104,7 +107,7 @@ def test_runs_on_other_sequences_or_without_folds_are_unpaired_and_say_so(tmp_pa
         out = tmp_path / f"out-{other.name}"
         run_command(compare, base, other, "--out", out)
         assert set(read_run(out).tables["differences"]["method"]) == {"unpaired"}
-        assert said in read_manifest(out)["headline"][-1]
+        assert said in read_manifest(out).results["headline"][-1]
 
 
 def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
@@ -122,9 +125,9 @@ def test_a_finished_comparison_is_shown_again_and_one_in_progress_is_locked(
     assert not out.exists()
     run_command(compare, *runs, "--out", out)
     manifest = read_manifest(out)
-    assert manifest["headline"][0].startswith("0 of ")
-    assert manifest["kind"] == "compare"
-    assert {"report.html", "differences.csv"} <= set(manifest["checksums"])
+    assert manifest.results["headline"][0].startswith("0 of ")
+    assert manifest.kind == "compare"
+    assert {"report.html", "differences.csv"} <= set(manifest.checksums)
     assert [*tmp_path.glob(".out*")] == []
     capfd.readouterr()
     monkeypatch.setattr("nope_probe.studies.compare.study.analyse", None)
@@ -237,7 +240,7 @@ def test_a_model_that_begins_with_bos_is_compared_with_one_that_does_not(
     for bos in ("always", "never"):
         out = ["--bos", bos, "--out", tmp_path / bos]
         run_command(scores, "--model", tiny("llama").folder, *flags, *out)
-        assert read_run(tmp_path / bos).manifest["skip_keys"] == 1
+        assert read_run(tmp_path / bos).manifest.skip_keys == 1
     run_command(compare, tmp_path / "always", tmp_path / "never", "--out", tmp_path / "out")
     differences = read_run(tmp_path / "out").tables["differences"]
     assert {"amplitude", "lead"} <= {*differences["measure"]}
@@ -253,7 +256,7 @@ RUNS: dict[str, list[Any]] = {  # flags of the commands whose runs are compared
     "scores": LAYERED,
     "trace": [*LAYERED, "--n-seqs", 10, "--folds", 5, "--confirm", 0],
 }
-OTHERS = ("compare", "reproduce", "simulate")
+OTHERS = ("compare", "heads", "reproduce", "simulate")
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +276,7 @@ def pairs(
             run_command(module, *subject, *flags, "--out", folders[name][i])
     for name in OTHERS:
         folders[name] = [root / name] * 2
-        write_run(root / name, Run(manifest={"kind": name}))
+        write_run(root / name, Run(manifest=manifest_of(kind=name)))
     return folders
 
 
@@ -289,7 +292,7 @@ def test_two_runs_of_any_command_are_compared(
     run_command(compare, *pairs[name], "--labels", "x", "y", "--out", tmp_path / "out")
     base, other = map(read_run, pairs[name])
     compared = read_run(tmp_path / "out")
-    assert compared.manifest["compared"] == name
+    assert compared.manifest.results["compared"] == name
     rows = compared.tables["differences"]
     assert len(rows) > 4
     change = rows["value"] - rows["base_value"]
@@ -303,7 +306,7 @@ def test_two_runs_of_any_command_are_compared(
     said = f"{n} of {rows['difference_low'].notna().sum()} numbers differ"
     if name == "attention":
         said = "None of 12 heads of y changed beyond noise."  # with 4 folds hardly any head can
-    assert said in compared.manifest["headline"][0]
+    assert said in compared.manifest.results["headline"][0]
     assert said in " ".join(capsys.readouterr().out.split())
     paired = name in ("ablate", "attention", "circuit", "scores")
     assert ("paired" in {*rows["method"]}) == paired

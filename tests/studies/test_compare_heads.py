@@ -45,7 +45,7 @@ def compared(folders: list[Path], tmp_path_factory: pytest.TempPathFactory) -> P
 
 def tokens_of(compared: Path) -> torch.Tensor:
     """Return the sequences of the compared runs."""
-    first = compared.parent / read_run(compared).manifest["folders"][0]
+    first = compared.parent / read_run(compared).manifest.results["folders"][0]
     return torch.from_numpy(read_run(first).arrays["tokens"]["tokens"])
 
 
@@ -58,7 +58,7 @@ def test_the_edited_head_is_named_and_no_other(compared: Path) -> None:
     assert (rest["change"] == 0).all()
     assert (rest["p_holm"] == 1).all()
     assert len(changes) == 2 * 6 * 5
-    sentence, method = run.manifest["headline"]
+    sentence, method = run.manifest.results["headline"]
     assert sentence.startswith(f"1 of 12 heads of edited changed: L{LAYER}H{HEAD} most")
     assert "changes are paired" in method
     printed = (compared.parent / "terminal").read_text()
@@ -122,7 +122,7 @@ def test_other_tokens_are_unpaired_and_the_page_names_the_flag(
         run_command(attention, "--model", folders[0], *small, "--seed", seed, "--out", run)
     run_command(compare, *runs, "--labels", "one", "two", "--out", tmp_path / "out")
     read = read_run(tmp_path / "out")
-    sentence, method = read.manifest["headline"]
+    sentence, method = read.manifest.results["headline"]
     assert sentence == "None of 12 heads of two changed beyond noise."
     assert "unpaired and wider: run both with the same --seed." in method
     assert "take --folds 16" in method
@@ -134,7 +134,7 @@ def test_two_models_are_compared_by_their_sources(tmp_path: Path) -> None:
     result = ended("compare", [*line.split(), "--folds", "4", "--layers", "1"], tmp_path)
     assert result.code == 0, result.err
     [folder] = (tmp_path / "runs").glob("compare-*")
-    assert read_run(folder).manifest["compared"] == "ablate"
+    assert read_run(folder).manifest.results["compared"] == "ablate"
 
 
 @pytest.mark.parametrize(

@@ -163,19 +163,19 @@ def test_the_means_over_heads_are_those_of_a_run_without_heads(
 
 def test_the_page_and_the_terminal_name_heads(run: Path) -> None:
     finished = read_run(run)
-    tables, manifest = finished.tables, finished.manifest
+    tables, wavelengths = finished.tables, finished.manifest.results["wavelengths"]
     page = (run / "report.html").read_text()
     assert "Heads: lost without each source" in page
     assert "Heads: lost without each band of RoPE" in page
-    assert [*manifest["wavelengths"]] == [*BANDS]
+    assert [*wavelengths] == [*BANDS]
     turns = [2 * np.pi * 10_000 ** (pair / N_PAIRS) for pair in range(N_PAIRS)]
-    assert manifest["wavelengths"]["rope[2:5]"] == pytest.approx([turns[2], turns[4]], rel=1e-5)
+    assert wavelengths["rope[2:5]"] == pytest.approx([turns[2], turns[4]], rel=1e-5)
     heads = {of: heads_with(tables["head_sources"], tables["head_pattern"], of) for of in ("lead",)}
     largest = largest_heads(heads)
     assert largest["size, nats"].abs().is_monotonic_decreasing
     assert largest["head"].str.fullmatch("L[01]H[0-5]").all()
     layer = Findings(finished).shown
-    losses = LayerLosses.of(tables, manifest, layer)
+    losses = LayerLosses.of(tables, finished.manifest, layer)
     assert heads_sentence({}, losses) == ""
     assert lead(Findings(finished)).also == heads_sentence(tables, losses)
 

@@ -121,7 +121,7 @@ def test_score_maps_are_plain_transformers_own(scored: Path, hybrid: Tiny) -> No
     assert_plain(run.maps["score"], hybrid, tokens_of(scored))
     bands = sum(run.maps[name] for name in run.maps if name.startswith("band/"))
     assert_same(bands, run.maps["score"])
-    assert run.manifest["layers"] == ATTENDING
+    assert [*run.manifest.layers] == ATTENDING
     assert_layers_are_numbered(scored, scores_sections.report)
     assert '"layers":[1,3]' in (scored / "report.html").read_text()  # of the maps of heads
 
@@ -134,7 +134,7 @@ def test_conditions_are_those_of_an_edited_model(run_of: Any, hybrid: Tiny) -> N
     with zero_mlps(hybrid):  # what a layer's own MLP does comes after its scores
         assert_plain(run.maps["score/mlp"], hybrid, tokens)
         assert_plain(run.maps["score/mask+rope+mlp"], hybrid, tokens, without="mask and rope")
-    assert run.manifest["layers"] == ATTENDING
+    assert [*run.manifest.layers] == ATTENDING
     assert_layers_are_numbered(out, ablation_sections.report)
 
 
@@ -155,7 +155,7 @@ def test_runs_are_paired_by_the_numbers_of_their_layers(
     scored: Path, run_of: Any, tmp_path: Path
 ) -> None:
     first = run_of(scores, "first", ["--layers", 2])
-    assert read_run(first).manifest["layers"] == [1]
+    assert read_run(first).manifest.layers == (1,)
     out = tmp_path / "out"
     run_command(compare, scored, first, "--labels", "a", "b", "--out", out)
     run = read_run(out)
@@ -176,7 +176,7 @@ def test_the_functions_of_notebooks_number_layers_too(hybrid: Tiny) -> None:
     explorer = figures.explore(model, tokens, remove=["sources"], n_folds=4)
     assert explorer.view.layers == (1, 3)
     study = run_ablations(model, tokens, remove=["mlp"], layers=2, folds=4)
-    assert study.manifest["layers"] == [1]
+    assert study.manifest.layers == (1,)
     with pytest.raises(ValueError, match="do not attend: L1 is the first that does"):
         run_ablations(model, tokens, layers=1)
     with pytest.raises(ValueError, match="L0 does not attend"), ablated(model, MASK_OF_L0):

@@ -23,6 +23,7 @@ from nope_probe import (
     simulate,
     trace,
 )
+from nope_probe.run.folder import read_manifest
 from nope_probe.studies.methods import methods_paragraph
 
 pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
@@ -105,7 +106,7 @@ def test_the_paragraph_states_what_the_command_line_asked_for_and_what_was_run(
     run_command(module, "--model", model, *SMALL, *flags, "--out", run)
     (paragraph,) = read_run(run).methods.splitlines()
     manifest = json.loads((run / "manifest.json").read_text())
-    assert methods_paragraph(manifest) == paragraph
+    assert methods_paragraph(read_manifest(run)) == paragraph
     assert f"<p>{escape(paragraph)}</p>" in (run / "report.html").read_text("utf-8")
     for claim in (
         *claims,

@@ -354,11 +354,11 @@ def test_a_mark_and_a_bos_token_of_a_text_are_read_as_in_data_and_said(
         "The text begins with the BOS token <bos> already: no second was added.",
     ]
     run = read_run(tmp_path / "file")
-    assert run.manifest["text"]["notes"] == notes
+    assert [*run.manifest.text.notes] == notes
     page = unescape((tmp_path / "file" / "report.html").read_text(encoding="utf-8"))
     assert all(note in told and note in page for note in notes)
     expected = run_attention("rope-tiny", text=plain, **SIZES)
-    assert "notes" not in expected.manifest["text"]
+    assert expected.manifest.text.notes == ()
     np.testing.assert_array_equal(run.maps["text_weights"], expected.maps["text_weights"])
     rows = [{"text": f"\ufeff<bos>{i} {plain * 90}"} for i in range(6)]
     data = tmp_path / "data.jsonl"
@@ -389,9 +389,9 @@ def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key() -> None:
     run = run_attention("rope-tiny", text="word other word", why="L1H3", query=-2, **SIZES)
     table = run.why("L1H3", query=-2).table
     assert table is run.tables["why"]
-    pieces = run.manifest["text"]["pieces"]
+    pieces = [*run.manifest.text.pieces]
     query = len(pieces) - 2
-    assert run.manifest["why"] == {"head": "L1H3", "query": query}
+    assert run.manifest.results["why"] == {"head": "L1H3", "query": query}
     assert table["key"].unique().tolist() == [*range(query + 1)]
     shown = table.groupby("key")["token"].first().tolist()
     assert shown == ["<bos>", *(piece.strip() for piece in pieces[1:-1])]
@@ -561,8 +561,8 @@ def test_why_loads_a_model_that_was_named_whose_sequences_were_given(
     options = {"text": "ab cd", "layers": 2, "folds": 4, "dtype": dtype}
     run = run_attention(model, tokens, out=tmp_path / "run", **options)
     whole = run_attention(model, tokens, why="L1H0", **options).tables["why"]
-    assert "model" in run.manifest["sources"]
-    assert run.manifest["settings"]["given"].keys() == {"inputs", "kind"}
+    assert "model" in run.manifest.sources
+    assert run.manifest.given.keys() == {"inputs", "kind"}
     for asked in (run, AttentionStudy.read(tmp_path / "run")):
         pd.testing.assert_frame_equal(asked.why("L1H0").table, whole, rtol=1e-4, atol=1e-5)
     run_attention(model, tokens, out=tmp_path / "run", **options)

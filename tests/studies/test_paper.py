@@ -66,13 +66,13 @@ def test_processes_share_one_model_after_the_other_and_one_prints(
     assert printed.count("open ") == 1
     said = [line for line in printed.splitlines() if line.startswith("figure5")]
     assert "the paper used llama-3.1-8b, phi-4 and qwen3-8b" in said[0]
-    folders = read_manifest(tmp_path / "2")["experiments"]
+    folders = read_manifest(tmp_path / "2").results["experiments"]
     for model in models:
         assert sum(f"figure5, {model}, the paper: " in line for line in said) == 6
         folder = tmp_path / "2" / folders[str(model)]
         assert re.fullmatch(rf"scores-{model.name}-\w{{8}}", folder.name)
         assert "Mean scores less the mean of each diagonal" in (folder / "report.html").read_text()
-        chosen = read_manifest(folder)["settings"]
+        chosen = read_manifest(folder).settings
         assert (chosen["windows"], chosen["layers"], chosen["data"]) == ("start", 2, str(text))
 
 
@@ -85,8 +85,8 @@ def test_figures_of_the_appendix_name_the_error_in_the_published_scale(
         said = capsys.readouterr().out
         assert "Figures 11 to 16 are 50 times too small in scale" in said
         assert sum(line.startswith(f"{figure}, ") for line in said.splitlines()) == n_claims
-        (folder,) = read_manifest(tmp_path / figure)["experiments"].values()
-        assert read_manifest(tmp_path / figure / folder)["model"]["n_layers"] == 3
+        (folder,) = read_manifest(tmp_path / figure).results["experiments"].values()
+        assert read_manifest(tmp_path / figure / folder).model.n_layers == 3
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def claims(
     score = square.copy()
     score[1, 50:, :30] = top  # 1,530 of 5,151 cells, in L1
     maps = {"score": score, "normalised": square, "se": square * 0.01}
-    run = Run(manifest={}, arrays={"maps": maps}, tables={"pattern": rows})
+    run = Run(arrays={"maps": maps}, tables={"pattern": rows})
     return list(score_claims(run, ("score", "normalised")))
 
 
@@ -158,7 +158,7 @@ def test_reproducing_figure_3_checks_each_claim_of_the_paper(
     assert lines[0].startswith("figure3: run on nope-tiny; the paper used its own 1.5B model")
     claims = [line for line in lines if line.startswith("figure3, nope-tiny, the paper: (")]
     assert [re.findall(r"\((\w)\)", claim)[0] for claim in claims] == list("acfghi")
-    (experiment,) = read_manifest(tmp_path / "run")["experiments"].values()
+    (experiment,) = read_manifest(tmp_path / "run").results["experiments"].values()
     finished = read_run(tmp_path / "run" / experiment)
     assert finished.arrays["maps"]["gram/a"].shape == (50, 50)
     near = finished.tables["stages"].set_index("stage").loc["f", "locality_low"] > 0
@@ -185,7 +185,7 @@ def test_claims_of_figure_3_depend_on_the_trends_of_their_stages(
     rows["locality_low"], rows["locality_high"] = rows["locality"] - 0.1, rows["locality"] + 0.1
     falling = np.diag(np.arange(41.0, 0, -1)).astype(np.float32)
     maps = {"gram/a": np.eye(41, dtype=np.float32), "gram/c": falling}
-    result = figure3(Run(manifest={}, arrays={"maps": maps}, tables={"stages": rows}))
+    result = figure3(Run(arrays={"maps": maps}, tables={"stages": rows}))
     assert "".join("ny"[claim.reproduced] for claim in result) == reproduced
 
 
@@ -194,7 +194,7 @@ def test_the_mask_decides_the_claims_of_figures_9_and_10(causal: bool) -> None:
     spec = ParameterFreeSpec(d_model=64, rope=True, causal=causal)
     maps = theory_scores(torch.tensor([0.0, 0.5]), 50, 4, spec).numpy()
     of_alpha = [
-        Run(manifest={}, arrays={"maps": {f"score/alpha={alpha}": values}})
+        Run(arrays={"maps": {f"score/alpha={alpha}": values}})
         for alpha, values in zip(("0", "0.5"), maps, strict=True)
     ]
     (claim,) = figure10(of_alpha[0])

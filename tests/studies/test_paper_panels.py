@@ -28,6 +28,7 @@ from nope_probe.studies.paper.panels import (
 )
 from nope_probe.studies.paper.settings import FIGURES, LANGUAGE_MODELS, Settings, experiments_of
 from nope_probe.studies.paper.study import run_all
+from tests.support.manifests import manifest_of
 
 
 def test_the_packed_panels_are_all_that_the_paper_published_at_the_right_scale() -> None:
@@ -65,7 +66,7 @@ def pair(
 
 def shown(*pairs: Pair) -> Report:
     about = {"settings": {"figure": "figure2"}, "headline": [], "notes": [], "claims": []}
-    return report(Run(manifest={**about, "experiments": {}}), pairs)
+    return report(Run(manifest=manifest_of(**about)), pairs)
 
 
 def test_a_panel_agrees_within_one_colour_step_or_within_its_noise() -> None:
@@ -142,7 +143,7 @@ def test_each_simulated_panel_meets_our_map_of_the_same_layer(figure: str) -> No
             for layer in range(4)
         ]
         runs[half] = Run(
-            manifest={"n_samples": dict.fromkeys(numbers, 4000)},
+            manifest=manifest_of(n_samples=dict.fromkeys(numbers, 4000)),
             arrays={"maps": maps},
             tables={"layers": pd.DataFrame(rows)},
         )
@@ -160,7 +161,7 @@ KINDS = ("score", "normalised")
 
 def test_a_language_models_layers_meet_their_own_panels() -> None:
     maps = {"normalised": np.zeros((5, 1024, 1024), np.float32)}
-    runs = {name: Run(manifest={}, arrays={"maps": maps}) for name in LANGUAGE_MODELS[1:]}
+    runs = {name: Run(arrays={"maps": maps}) for name in LANGUAGE_MODELS[1:]}
     runs["rope-tiny"] = runs["phi-4"]
     pairs = pairs_of("figure5", runs)
     keys = [pair.published.key for pair in pairs if pair.comparable]
@@ -191,12 +192,12 @@ def test_figure_8_of_two_models_goes_into_two_folders(
     assert len(figures) == 2
     assert len(list(tmp_path.glob("runs/scores-*-tiny-*/manifest.json"))) == 2
     manifest = read_manifest(figures[0].parent)
-    assert manifest["panels"]["compared"] == 0
-    (claim,) = manifest["claims"]
+    assert manifest.results["panels"]["compared"] == 0
+    (claim,) = manifest.results["claims"]
     assert set(claim) == {"experiment", "paper", "reproduced", "evidence"}
     page = (figures[0].parent / "report.html").read_text()
     assert "values cannot be compared, shapes can" in page
-    (experiment,) = manifest["experiments"].values()
+    (experiment,) = manifest.results["experiments"].values()
     assert f'href="{experiment}/report.html"' in page
 
 
@@ -260,7 +261,7 @@ def test_the_page_of_all_figures_names_what_was_not_run(
             "claims": [claim],
             "panels": compared,
         }
-        write_run(settings.out, Run(manifest=manifest))
+        write_run(settings.out, Run(manifest=manifest_of(**manifest)))
         return settings.out
 
     monkeypatch.setattr("nope_probe.studies.paper.study.run_figure", write_claims)

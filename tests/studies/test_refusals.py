@@ -112,13 +112,13 @@ def test_a_model_of_fewer_layers_than_are_studied_by_default_is_studied_whole(
     assert methods_paragraph(read_run(out).manifest).startswith("We ran L0, L1 of ")
     inputs = torch.randint(1, 60, (9, 11), generator=torch.Generator().manual_seed(0))
     run = run_trace(str(folder), inputs, confirm=0, out=tmp_path / "trace")
-    assert run.manifest["model"]["n_layers"] == 2
+    assert run.manifest.model.n_layers == 2
     assert methods_paragraph(run.manifest).startswith("We ran L0, L1 of ")
     whole = run_trace(str(folder), inputs, confirm=0, layers="all").terms
     pd.testing.assert_frame_equal(run.terms, whole)
     assert load("rope-tiny").info.n_layers == 4
     six = write_decoder("llama", tmp_path / "six", num_hidden_layers=6).folder
-    assert run_trace(str(six), inputs, confirm=0).manifest["model"]["n_layers"] == 4
+    assert run_trace(str(six), inputs, confirm=0).manifest.model.n_layers == 4
 
 
 def test_more_layers_than_there_are_is_refused_with_the_depth(

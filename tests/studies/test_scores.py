@@ -32,6 +32,7 @@ from nope_probe.studies.scores.heads import (
     InductionScores,
     head_columns,
 )
+from tests.support.manifests import manifest_of
 
 N_SEQS, N_POS, N_FOLDS, N_HEADS = 29, 13, 5, 6
 SMALL = ["--n-seqs", "29", "--seq-len", "13", "--folds", "5", "--batch-size", "11"]
@@ -323,7 +324,7 @@ def lead(**tables: pd.DataFrame) -> Lead:
     layers = [*range(len(tables["pattern"]))]
     settings = {"data": "random", "n_seqs": 40, "seq_len": 11}
     manifest = {"model": {"name": "m", "depth": 7}, "layers": layers, "settings": settings}
-    return page.lead(Run(manifest=manifest, tables=tables))
+    return page.lead(Run(manifest=manifest_of(**manifest), tables=tables))
 
 
 def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer() -> None:
@@ -370,7 +371,7 @@ def test_the_page_leads_with_the_pattern_and_its_colours_leave_skipped_keys_out(
     maps = {"score": pattern, "normalised": pattern, "se": 0 * pattern}
     tables = {"pattern": layers((0.7, 0.0, 0.1), (1.3, 0.0, 0.1))}
     for skip_keys in (0, 1):
-        run = Run(manifest={"skip_keys": skip_keys}, arrays={"maps": maps}, tables=tables)
+        run = Run(manifest=manifest_of(skip_keys=skip_keys), arrays={"maps": maps}, tables=tables)
         shown = [*page._map_sections(run)]
         assert shown[0].title == "The positional pattern"
         for number, section in enumerate(shown):

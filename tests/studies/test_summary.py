@@ -13,6 +13,7 @@ from nope_probe.run.folder import Run
 from nope_probe.studies.ablation import page
 from nope_probe.studies.losses import sources_sentence, weights_sentence
 from nope_probe.studies.page import print_report
+from tests.support.manifests import manifest_of
 
 Numbers = dict[str, tuple[float, float]]  # of lead and pattern, by what is removed or measured
 MANIFEST: dict[str, Any] = {
@@ -81,15 +82,17 @@ def tables(lost: Numbers = LOST, sizes: Numbers = SIZES) -> dict[str, pd.DataFra
 
 
 def lead(given: dict[str, pd.DataFrame], **manifest: Any) -> Lead:
-    return page.lead(page.Findings(Run(manifest=MANIFEST | manifest, tables=given)))
+    return page.lead(page.Findings(Run(manifest=manifest_of(**MANIFEST | manifest), tables=given)))
 
 
 def shown(
     capsys: pytest.CaptureFixture[str], given: dict[str, pd.DataFrame], verbose: bool = False
 ) -> list[str]:
     """Return the lines that a run prints, with single spaces."""
-    run = Run(manifest=MANIFEST, tables=given | {"offsets": pd.DataFrame({"term": []})})
-    print_report(page.report(run), MANIFEST, Path("runs/x"), verbose)
+    run = Run(
+        manifest=manifest_of(**MANIFEST), tables=given | {"offsets": pd.DataFrame({"term": []})}
+    )
+    print_report(page.report(run), run.manifest, Path("runs/x"), verbose)
     lines = capsys.readouterr().out.splitlines()
     return [" ".join(line.split()) for line in lines if line.strip()]
 

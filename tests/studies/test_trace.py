@@ -29,6 +29,7 @@ from nope_probe.run.folder import Run
 from nope_probe.studies.tables import term_table, writer_table
 from nope_probe.studies.trace import page
 from nope_probe.studies.trace.settings import Settings
+from tests.support.manifests import manifest_of
 
 N = 23
 SMALL = ["--n-seqs", 43, "--seq-len", N, "--folds", 5, "--batch-size", 7]
@@ -229,7 +230,7 @@ def test_a_hybrid_is_read_where_it_attends_and_its_other_blocks_write_as_a_whole
     run_command(trace, *SMALL, *flags, "--out", tmp_path / "run")
     run = read_run(tmp_path / "run")
     readers = sorted(run.tables["terms"]["layer"].unique())
-    others = run.manifest["model"]["not_attending"]
+    others = run.manifest.model.not_attending
     assert not {*readers} & {*others}
     last = run.tables["writers"].query("layer == @readers[-1]")
     assert {f"BLOCK{layer}" for layer in others if layer < readers[-1]} <= {*last["writer"]}
@@ -273,7 +274,7 @@ def run_of(
         "reader": reader or strongest_reader(terms),
         "skip_keys": 1,
     }
-    return Run(manifest=manifest, arrays={"maps": traced.maps()}, tables=tables)
+    return Run(manifest=manifest_of(**manifest), arrays={"maps": traced.maps()}, tables=tables)
 
 
 def sentence(*tables: Any, **options: Any) -> str:

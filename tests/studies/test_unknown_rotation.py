@@ -59,7 +59,7 @@ def test_scores_says_before_the_capture_which_shares_are_empty(
     told = capsys.readouterr().err
     assert told.index(note) < told.index("running 1 pass;")
     assert result.tables["heads"]["positional"].isna().all()
-    assert result.manifest["without_shares"] == [0, 1, 2]
+    assert result.manifest.without_shares == (0, 1, 2)
     assert note.partition(":")[0] in (tmp_path / "run" / "report.html").read_text()
 
 

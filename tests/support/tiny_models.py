@@ -233,8 +233,13 @@ def write_tiny(name: str, root: Path, seed: int = 0) -> Tiny:
 
 def randomised(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """Return a model whose every parameter is random: norms around 1, biases around 0."""
+    return randomise(AutoModelForCausalLM.from_config(config, attn_implementation="eager"), seed)
+
+
+def randomise(model: Any, seed: int = 0) -> Any:
+    """Give every parameter of a model random numbers, and return the model."""
     generator = torch.Generator().manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model.eval()
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         parameter.requires_grad_(False).copy_(_scaled(name, noise))

@@ -39,11 +39,10 @@ from nope_probe.hooks.reading.capture import ScoreSums
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.folds import (
     State,
+    TensorRecord,
     fold_counts,
     fold_products,
     pooled,
-    read_tensors,
-    tensors_of,
 )
 from nope_probe.stages import Norm
 
@@ -95,7 +94,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulation:
+class Simulation(TensorRecord):
     """The mean scores of a simulation.
 
     Attributes:
@@ -107,15 +106,6 @@ class Simulation:
     n_samples: int
     plain: Estimate
     controlled: Estimate | None = None
-
-    def to_tensors(self) -> State:
-        """Return the estimates by name, for `from_tensors`."""
-        return tensors_of(self)
-
-    @classmethod
-    def from_tensors(cls, tensors: State) -> Simulation:
-        """Return the simulation that `to_tensors` turned into these tensors."""
-        return read_tensors(cls, tensors)
 
     @property
     def best(self) -> Estimate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Literal, TypeAlias
@@ -174,6 +174,54 @@ def _transposed(sees: Callable[..., Visible], query: Tensor, key: Tensor) -> Vis
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class MeanPattern:
+    """The mean attention pattern of some heads, which takes the place of what they attend to.
+
+    Attributes:
+        heads: the query heads.
+        cells: the pattern, of causal heads its cells j <= i row by row.
+        n: how many positions it has.
+    """
+
+    heads: Int[Tensor, " head"]
+    cells: Float[Tensor, "head cell"] | Float[Tensor, "head query_pos key_pos"]
+    n: int
+
+    def of_heads(self, heads: Sequence[int]) -> MeanPattern:
+        """Return the mean pattern of some of the heads.
+
+        Raises:
+            KeyError: for a head without one.
+        """
+        places = {int(head): place for place, head in enumerate(self.heads)}
+        cells = self.cells[[places[head] for head in heads]]
+        return MeanPattern(heads=torch.tensor(heads), cells=cells, n=self.n)
+
+    def first(self, n: int) -> MeanPattern:
+        """Return the mean pattern of the first n positions, which no later token of a text changes.
+
+        Raises:
+            ValueError: for more positions than it has, or other than all where queries look ahead.
+        """
+        if n == self.n:
+            return self
+        if n > self.n or self.cells.ndim == 3:
+            raise ValueError(f"expected sequences of {self.n} tokens, got {n}")
+        return MeanPattern(heads=self.heads, cells=self.cells[:, : n * (n + 1) // 2], n=n)
+
+    def rows(self, rows: slice | Positions) -> Float[Tensor, "head row key_pos"]:
+        """Return the rows of some queries."""
+        if self.cells.ndim == 3:
+            return self.cells[:, rows]
+        queries = torch.arange(self.n)[rows]
+        row, key = (torch.arange(self.n) <= queries[:, None]).nonzero().T
+        query = queries[row]
+        pattern = self.cells.new_zeros(len(self.cells), len(queries), self.n)
+        pattern[:, row, key] = self.cells[:, query * (query + 1) // 2 + key]
+        return pattern
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Attention:
     """The inputs of one block's attention in a forward pass.
 
@@ -189,6 +237,7 @@ class Attention:
         angles: the angles by which RoPE turned q and k, or None.
         hooked: the scores after the hooks on `hook_attn_scores`; None without such hooks.
         hooked_pattern: the pattern after the hooks on `hook_pattern`; None without such hooks.
+        fixed: the pattern of the heads that lose their content, whatever their scores; or None.
     """
 
     q: Heads
@@ -202,6 +251,7 @@ class Attention:
     angles: Angles | None = None
     hooked: Scores | None = None
     hooked_pattern: Scores | None = None
+    fixed: MeanPattern | None = None
 
     @property
     def n_heads(self) -> int:
@@ -221,6 +271,17 @@ class Attention:
         product = replace(self, soft_cap=None, bias=None, hooked=None).scores()[:1]
         error = relative_error(product[visible], self.hooked[:1][visible])
         return error <= max(1e-5, 4 * torch.finfo(self.q.dtype).eps)
+
+    def among(self, coordinates: Int[Tensor, " coordinate"]) -> Attention:
+        """Return attention whose scores are the part that some coordinates of q and k make.
+
+        Raises:
+            NotImplementedError: for scores that are no sum over coordinates.
+        """
+        if self.soft_cap is not None or self.hooked is not None:
+            raise NotImplementedError("soft-capped or hooked scores are no sum over coordinates")
+        q, k = (x[..., coordinates.to(x.device)] for x in (self.q, self.k))
+        return replace(self, q=q, k=k, bias=None)
 
     @property
     def visible_to_all(self) -> Bool[Tensor, "query_pos key_pos"]:
@@ -267,16 +328,22 @@ class Attention:
         else:
             sink = self.sinks[:, None, None].to(scores).expand(*scores.shape[:3], 1)
             pattern = torch.cat((scores, sink), -1).softmax(-1, dtype=dtype)[..., :-1]
+        if self.fixed is not None:
+            heads, means = self.fixed.heads.to(pattern.device), self.fixed.rows(rows).to(pattern)
+            pattern = pattern.index_copy(1, heads, means.expand(len(pattern), -1, -1, -1))
         return pattern.nan_to_num().to(self.v.dtype)  # NaN: the rows of padding
 
     def hooked_weights(self, rows: slice | Positions = slice(None)) -> Scores | None:
-        """Return the pattern that hooks left, without a sink's share; None without such hooks.
+        """Return the pattern that hooks left, or that is fixed, without a sink's share.
 
         A sink's share of a row is that before the hooks.
+
+        Returns:
+            None where the pattern is the softmax of the scores.
         """
-        if self.hooked_pattern is None:
+        if self.hooked_pattern is None and self.fixed is None:
             return None
-        weights = wide(self.hooked_pattern[:, :, rows])
+        weights = wide(self.pattern(rows))
         if self.sinks is None:
             return weights
         of_keys = wide(replace(self, hooked_pattern=None).pattern(rows)).sum(-1, keepdim=True)

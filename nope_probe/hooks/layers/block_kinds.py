@@ -207,7 +207,8 @@ class BridgeLayer(Layer):
             self.d_head, self.n_kv_heads = d_head, width // d_head
         w_o = getattr(getattr(self.attn, "o", None), "original_component", None)
         if w_o is not None:
-            self.d_value = w_o.weight.numel() // self.d_model // self.n_heads
+            n_rows = getattr(w_o, "in_features", None) or w_o.weight.numel() // self.d_model
+            self.d_value = n_rows // self.n_heads
         # BLOOM's attention adds the residual stream itself, after W_O.
         self.attn_out_point = "attn.o.hook_out" if self.has("attn.o.hook_out") else "attn.hook_out"
 
@@ -311,6 +312,8 @@ class BridgeLayer(Layer):
     def why_not_replaced(self, name: Projection) -> str | None:
         if not self.has_matrix(name):
             return "it is no matrix of its own (as in multi-head latent attention)"
+        if not self.weight(name).is_floating_point():
+            return "quantisation packs its numbers: take the unquantised model"
         n_rows = self.weight(name).numel() // self.d_model
         if name == "w_q" and n_rows != self.n_heads * self.d_head:
             return "its matrix also makes the gates of attention's output"

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from nope_probe.errors import UserError, validate_layer_numbers
+from nope_probe.files import JsonObject
 from nope_probe.hooks.layers.attention import Attention, Heads
 from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
 from nope_probe.hooks.layers.block_kinds import BridgeLayer, HookedLayer
@@ -48,34 +49,9 @@ class HasInputs(Protocol):
     documents: Int[Tensor, " seq"] | None
 
 
-@runtime_checkable
-class HasModel(Protocol):
-    """A model with its tokenizer and info, as `nope_probe.load` returns them."""
-
-    @property
-    def model(self) -> Any: ...
-
-
 OneSequence: TypeAlias = Int[Tensor, " pos"] | Float[Tensor, "pos d_model"]
 # A text, texts of equally many tokens, lists of token ids, or tensors.
 Given: TypeAlias = Inputs | OneSequence | HasInputs | str | Sequence[Any]
-
-
-def model_of(given: HookedModel | HasModel) -> HookedModel:
-    """Return the model that a caller gave to a public function, alone or as `load` returns it.
-
-    Raises:
-        UserError: for a model whose weights are on disk or in another memory until they are used.
-    """
-    model: Any = given if isinstance(given, nn.Module) else getattr(given, "model", given)
-    weights = model.named_parameters() if isinstance(model, nn.Module) else ()
-    away = next((name for name, weight in weights if weight.is_meta), None)
-    if away is not None:
-        raise UserError(
-            f"weights of the model, such as {away}, are offloaded (on the device meta) and cannot "
-            "be read: load fewer layers, or a smaller dtype, so that all of them are on devices"
-        )
-    return model
 
 
 def layers_of(model: HookedModel) -> list[Layer]:
@@ -293,7 +269,10 @@ def _as_tensor(row: object) -> Tensor:
 def _tokens_of(model: HookedModel, text: str) -> Int[Tensor, " pos"]:
     hooked: Any = model
     if getattr(hooked, "tokenizer", None) is None:
-        raise UserError("the model has no tokenizer, so it takes tokens or vectors, and no text")
+        raise UserError(
+            "the model has no tokenizer, so it takes tokens or vectors, and no text; "
+            "load(model, tokenizer) gives it one"
+        )
     return torch.tensor(hooked.tokenizer(text, verbose=False)["input_ids"])
 
 
@@ -346,7 +325,7 @@ def as_evaluated(model: HookedModel) -> Iterator[None]:
     keeps the frequencies of the longest sequence that it has met, so they are reset before and
     after. Nothing is padded, whatever a HookedTransformer's tokenizer pads with, and where.
     """
-    with used_alone(model), _evaluated(model), _unpadded(model):
+    with used_alone(model), evaluated(modules_of(model).values()), _unpadded(model):
         yield
 
 
@@ -375,8 +354,9 @@ def _unpadded(model: HookedModel) -> Iterator[None]:
 
 
 @contextmanager
-def _evaluated(model: HookedModel) -> Iterator[None]:
-    modules = modules_of(model).values()
+def evaluated(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Run modules without dropout, with the frequencies of RoPE as they were before any pass."""
+    modules = [*modules]
     training = [module for module in modules if module.training]
     rotating = [module for module in modules if "original_max_seq_len" in vars(module)]
     _reset_rope(rotating)
@@ -427,7 +407,7 @@ def position_module(model: HookedModel) -> nn.Module:
     return hooked.pos_embed
 
 
-def hugging_face_config(model: HookedModel | nn.Module) -> dict[str, Any] | None:
+def hugging_face_config(model: HookedModel | nn.Module) -> JsonObject | None:
     """Return the Hugging Face configuration of a bridge's model; a HookedTransformer has none."""
     config = getattr(getattr(model, "original_model", None), "config", None)
     return None if config is None else config.to_dict()

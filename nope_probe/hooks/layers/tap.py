@@ -102,7 +102,8 @@ class Tap:
         for read in self.readers:
             read(attention)
         is_hooked = attention.hooked is not None or attention.hooked_pattern is not None
-        if not is_hooked and attention.soft_cap is None and attention.sinks is None:
+        is_fused = attention.soft_cap is attention.sinks is attention.fixed is None
+        if not is_hooked and is_fused:
             return attention.weighted_values()
         v = repeat_heads(attention.v, attention.n_heads)
         cells = len(v) * attention.n_heads * attention.mask.n_keys

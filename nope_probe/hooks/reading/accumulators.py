@@ -222,12 +222,15 @@ class Cut:
         queries: the queries of the rows; None where all have rows.
         skip_keys: how many keys count as first, for sums that separate these.
         kept_positions: how many first positions means over positions leave out.
+        coordinates: by block, the coordinates of q and k whose part of the scores is summed; None
+            for whole scores.
     """
 
     counts: Int[Tensor, " fold"]
     queries: QueryPositions = None
     skip_keys: int = 0
     kept_positions: int = 0
+    coordinates: Mapping[int, Int[Tensor, " coordinate"]] | None = None
 
     @property
     def rows(self) -> Int[Tensor, " row"] | slice:
@@ -269,6 +272,11 @@ class MapAccumulator(Accumulator):
     def groups(self) -> list[RowGroup]:
         """The groups of rows that are added up together."""
         return self.cut.groups(self.flags["visible"].shape[-1])
+
+    def part_of(self, attention: Attention) -> Attention:
+        """Return the attention, with the part of its scores that is summed."""
+        chosen = self.cut.coordinates
+        return attention if chosen is None else attention.among(chosen[self.layer.index])
 
     def see(self, mask: Mask) -> None:
         """Keep the cells of the rows that all heads see in the first sequence."""
@@ -377,7 +385,7 @@ class ScoreAccumulator(MapAccumulator):
         Raises:
             NotImplementedError: for the mean term of scores that are not q.k.
         """
-        scale = attention.scale / attention.n_heads
+        attention, scale = self.part_of(attention), attention.scale / attention.n_heads
         self.see(attention.mask)
         self.flags.setdefault("scale", torch.tensor(scale, dtype=torch.float64))
         folds = self.fold_of, self.n_folds
@@ -427,6 +435,7 @@ class HeadAccumulator(MapAccumulator):
         """Add one batch's scores."""
         if self.already_counted:
             return
+        attention = self.part_of(attention)
         self.see(attention.mask)
         if not attention.is_product:
             # A sequence at a time: n_folds sums of heads would take as much memory again.

@@ -12,16 +12,14 @@ from torch import Tensor
 
 from nope_probe.hooks.layers.attention import Attention, Mask, Scores, Visible, wide
 from nope_probe.hooks.layers.base_layer import Layer
-from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
     Given,
-    HasModel,
     as_inputs,
     documents_of,
-    model_of,
     numbered_layers,
     skip_keys_of,
 )
+from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.reading.accumulators import Cut, MapAccumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.maps.folds import Part, folds_of, sum_parts
@@ -32,7 +30,7 @@ LOWEST = -800  # nats below a row's largest score: its weight is 0 in float64
 
 
 def capture_attention(
-    model: HookedModel | HasModel,
+    model: Model,
     inputs: Given,
     *,
     layers: Sequence[int] | None = None,
@@ -50,7 +48,7 @@ def capture_attention(
     splits the information into position and content.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
+        model: in any form that `load` takes in memory, or what it returns, ablated or not.
         inputs: any inputs of `capture_scores`.
         layers: block numbers from 0; all that attend by default. The fold means of all their heads
             are held: 8 bytes a cell.

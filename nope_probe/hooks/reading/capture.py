@@ -15,19 +15,21 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from nope_probe.errors import UserError, closed_choices
+from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
     Given,
-    HasModel,
     Inputs,
     as_inputs,
     begins_alike,
     documents_of,
     layers_of,
-    model_of,
     numbered_layers,
     skip_keys_of,
+    traits_of,
 )
+from nope_probe.hooks.layers.objects import Model, model_of
+from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.reading.accumulators import (
     STAGES,
     Accumulator,
@@ -48,11 +50,12 @@ from nope_probe.hooks.reading.streaming import (
 from nope_probe.maps.folds import State, fold_counts, folds_of, interleaved_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows, chosen_rows
+from nope_probe.removal import Component
 from nope_probe.stages import Letter
 
 
 def capture_scores(
-    model: HookedModel | HasModel,
+    model: Model,
     inputs: Given,
     *,
     layers: Sequence[int] | None = None,
@@ -62,13 +65,14 @@ def capture_scores(
     mean_term: bool = False,
     per_head: bool = False,
     query_rows: int | None = None,
+    band: str | None = None,
     checkpoint: StreamCheckpoint | None = None,
     also: Sequence[Accumulator] = (),
 ) -> ScoreMaps:
     """Average the attention scores of some layers over sequences and heads.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
+        model: in any form that `load` takes in memory, or what it returns, ablated or not.
         inputs: token sequences of equal length, input vectors, `Sequences`, a text, or texts of
             equally many tokens.
         layers: block numbers from 0; all that attend by default.
@@ -81,6 +85,8 @@ def capture_scores(
         per_head: whether to keep each head's map too (n_heads times the memory).
         query_rows: how many rows (queries) the maps have: evenly spread, and a run at the end; by
             default all rows up to 2,048 positions, and 512 rows above.
+        band: take the part of the scores that some of RoPE's pairs make, such as `rope[0:8]` or
+            `rope_high`; by default whole scores.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
         also: further sums that the passes add to.
 
@@ -89,9 +95,10 @@ def capture_scores(
 
     Raises:
         IndexError: for a layer that the model does not have.
-        ValueError: for a token that the model lacks, an empty fold, more rows than positions, or
-            the mean term of a fold of one sequence.
-        NotImplementedError: for the mean term of scores that are not q.k (soft-capped ones).
+        ValueError: for a token that the model lacks, an empty fold, more rows than positions, the
+            mean term of a fold of one sequence, or a band that a layer does not have.
+        NotImplementedError: for the mean term or a band of scores that are not q.k (soft-capped
+            ones).
 
     Example:
         >>> from nope_probe import load, capture_scores
@@ -103,7 +110,11 @@ def capture_scores(
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     blocks = numbered_layers(model, layers)
     fold_of = folds_of(len(inputs), n_folds, documents)
-    cut = Cut(counts=fold_of.bincount(), queries=chosen_rows(inputs.shape[1], query_rows))
+    cut = Cut(
+        counts=fold_of.bincount(),
+        queries=chosen_rows(inputs.shape[1], query_rows),
+        coordinates=None if band is None else _coordinates(model, blocks, band, inputs.shape[1]),
+    )
     if mean_term and cut.counts.min() < 2:
         raise ValueError("the mean term needs 2 sequences in every fold: a fold has only 1")
     scores = [ScoreAccumulator(layer, cut, mean_term) for layer in blocks]
@@ -124,9 +135,25 @@ def capture_scores(
     )
 
 
+def _coordinates(
+    model: HookedModel, layers: Sequence[Layer], band: str, n_pos: int
+) -> dict[int, Int[Tensor, " coordinate"]]:
+    """Return the coordinates of a head that a band of RoPE turns, by block."""
+    name, traits, coordinates = Component(band), traits_of(model), {}
+    if name.kind != "rope":
+        raise ValueError(f"expected pairs of RoPE, such as rope[0:8] or rope_high, got {band}")
+    for layer in layers:
+        rotary = traits[layer.index].rotary
+        if rotary is None:
+            raise ValueError(f"L{layer.index} has no RoPE, so its scores have no band {band}")
+        chosen = RemovedPairs(bands=[name], rotary=rotary).mask(n_pos)
+        coordinates[layer.index] = rotary.known_pairs[chosen].flatten()
+    return coordinates
+
+
 @closed_choices("stages")
 def capture_stages(
-    model: HookedModel | HasModel,
+    model: Model,
     inputs: Given,
     *,
     layer: int = 0,
@@ -140,7 +167,7 @@ def capture_stages(
     """Average the Gram maps of stages (a) to (i) around one block (the paper's Figure 3).
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
+        model: in any form that `load` takes in memory, or what it returns, ablated or not.
         inputs: token sequences of equal length, input vectors, `Sequences`, a text, or texts of
             equally many tokens.
         layer: the block under study, from 0.
@@ -273,7 +300,7 @@ def token_losses(
 
 
 def capture_losses(
-    model: HookedModel | HasModel,
+    model: Model,
     tokens: Given,
     *,
     batch_size: int = 32,
@@ -282,7 +309,7 @@ def capture_losses(
     """Return the loss of every token but the first of each sequence, in nats, float64 on the CPU.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
+        model: in any form that `load` takes in memory, or what it returns, ablated or not.
         tokens: sequences of equal length, `Sequences`, a text, or texts of equally many tokens.
         batch_size: sequences per forward pass; the logits of one batch are held.
         checkpoint: deals out batches to processes and saves finished losses; see `stream`.

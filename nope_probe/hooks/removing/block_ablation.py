@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -85,6 +85,17 @@ def ablations_of(model: HookedModel, ablation: Ablation) -> list[BlockAblation]:
         for layer in layers
     )
     return [BlockAblation(target, ablation) for target in targets]
+
+
+def content_heads(model: HookedModel, ablations: Iterable[Ablation]) -> dict[int, list[int]]:
+    """Return the heads that lose their content in some ablation, by layer, for `calibrate`."""
+    heads: dict[int, set[int]] = {}
+    for ablation in ablations:
+        if "content" in ablation.condition:
+            for block in ablations_of(model, ablation):
+                lost = range(block.layer.n_heads) if block.heads is None else block.heads
+                heads.setdefault(block.layer.index, set()).update(lost)
+    return {layer: sorted(heads[layer]) for layer in sorted(heads)}
 
 
 def _heads(layer: Layer, named: Sequence[int]) -> list[int] | None:

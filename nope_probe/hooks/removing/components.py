@@ -352,6 +352,27 @@ class PosEmbed(Removal):
             yield HookGroup(position_module(model), [first(point, mean_over_positions)])
 
 
+class Content(Removal):
+    """The heads attend as in the mean over texts, whatever the text says (PAPA, 2211.03495)."""
+
+    kind = "content"
+
+    def hooks(self, calibration: Calibration | None) -> Iterator[PlacedHook]:
+        assert calibration is not None
+        heads = range(self.layer.n_heads) if self.heads is None else self.heads
+        self.fixed = calibration.patterns[self.layer.index].of_heads(heads)
+        yield from ()
+
+    def edit(self, attention: Attention) -> Attention:
+        try:
+            return replace(attention, fixed=self.fixed.first(attention.mask.n_keys))
+        except ValueError as error:
+            raise ValueError(
+                f"the mean attention of L{self.layer.index}: {error}; pass calibrate(model, "
+                "tokens, heads=...) of that length"
+            ) from error
+
+
 class Position(Removal):
     """A writer's mean output at each position becomes its mean over positions."""
 
@@ -368,7 +389,22 @@ class Position(Removal):
 
 REMOVALS: dict[str, type[Removal]] = {
     removal.kind: removal
-    for removal in [Mask, Rope, WQ, WK, WO, WV, Mlp, PosEmbed, Alibi, Window, Sink, Norms, Position]
+    for removal in [
+        Mask,
+        Rope,
+        WQ,
+        WK,
+        WO,
+        WV,
+        Mlp,
+        PosEmbed,
+        Alibi,
+        Window,
+        Sink,
+        Norms,
+        Content,
+        Position,
+    ]
 }
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nope_probe.hooks.layers.hook_points import Model
+from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.layers.threads import used_alone
 
 STD = 0.02  # initializer_range of transformers' Llama, GPT-2, Qwen, Phi and most others
 
 
 @contextmanager
-def untrained(model: Model, seed: int = 0) -> Iterator[Model]:
+def untrained(model: Model, seed: int = 0) -> Iterator[Any]:
     """Draw a model's weights anew for as long as the context lasts.
 
     Matrices become Gaussian with a standard deviation of 0.02, norm weights ones and biases zeros.
@@ -23,9 +24,18 @@ def untrained(model: Model, seed: int = 0) -> Iterator[Model]:
     encoding, stay zero. The trained weights wait in main memory.
 
     Args:
-        model: a HookedTransformer or TransformerBridge; bit-identical afterwards.
+        model: a HookedTransformer or TransformerBridge, or what `load` returns; bit-identical
+            afterwards.
         seed: the seed of the draws.
+
+    Example:
+        >>> from nope_probe import load, untrained
+        >>> loaded, tokens = load("rope-tiny", n_layers=1), torch.tensor([[0, 5, 9]])
+        >>> with untrained(loaded) as model:
+        ...     bool(model(tokens).std() < 1)
+        True
     """
+    model = model_of(model)
     generator = torch.Generator().manual_seed(seed)
     with used_alone(model), _restored(model.parameters()):
         with torch.no_grad():

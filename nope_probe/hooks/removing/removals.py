@@ -25,7 +25,7 @@ from nope_probe.hooks.removing.stand_ins import (
     StandIn,
     stand_in_of,
 )
-from nope_probe.removal import COMPONENTS, Condition, Gain, spelled
+from nope_probe.removal import ROWS, Condition, Gain, spelled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,8 @@ class Ablation:
             length of the sequences, `rope_low`, the rest, and `rope[a:b]`, the pairs a to b - 1,
             the fastest first; or `position[L1H0]`, the position that a component writes into the
             residual stream: its mean output at each position, which `calibrate` measures, becomes
-            its mean over positions. See `Writer`.
+            its mean over positions (see `Writer`); or `content`: heads attend as in the mean over
+            the texts that `calibrate` reads, at each query and key, whatever the text says.
         layers: block numbers from 0; None for all. Blocks that do not attend lose their MLP alone.
         heads: per block, the query heads (from 0) that lose the components; other blocks and heads
             keep them. A key head that several query heads share stays for the others.
@@ -136,8 +137,8 @@ class Ablation:
             raise ValueError("expected layers or heads, not both: heads are named per layer")
         without = [name for name in self.condition.ordered if not name.row.per_head]
         if without:
-            have = ", ".join(name for name in COMPONENTS if name.row.per_head)
-            raise ValueError(f"{without[0]} has no heads; {have} have")
+            have = ", ".join(name for name, row in ROWS.items() if row.per_head)
+            raise UserError(f"{without[0]} has no heads; {have} have")
 
     def _validate_prefix(self, prefix: int) -> None:
         if prefix < 1:
@@ -190,7 +191,8 @@ class Ablation:
         """Whether gains, means or positions have to be measured first."""
         needs = self.stand_in
         of_weights = needs.mean or (needs.gain and self.scaling == "output")
-        return bool(self.condition.writers) or (bool(self.condition.weights) and of_weights)
+        measured = self.condition.writers or "content" in self.condition
+        return bool(measured) or (bool(self.condition.weights) and of_weights)
 
     @property
     def calibration_seed(self) -> int | None:

@@ -23,9 +23,9 @@ from numpy.random import SeedSequence
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nope_probe.hooks.layers.attention import Heads, repeat_heads
+from nope_probe.hooks.layers.attention import Heads, MeanPattern, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
-from nope_probe.maps.folds import State, read_tensors, tensors_of, under
+from nope_probe.maps.folds import State, TensorRecord, read_tensors, tensors_of, under
 from nope_probe.removal import WEIGHTS, Gain, Projection
 
 OwnReplacement: TypeAlias = Tensor | Callable[[Tensor, "Place"], Tensor]
@@ -46,6 +46,7 @@ class Calibration:
             `z`, the input of W_O; heads are concatenated (key heads for w_k and w_v). Rows of
             blocks with a narrower projection than other blocks, or none, end in NaN.
         positions: the mean output of the named writers at each position.
+        patterns: the mean attention pattern of the heads that are to lose their content, by layer.
     """
 
     checksum: str
@@ -53,6 +54,7 @@ class Calibration:
     seed: int | None = None
     means: Mapping[str, Float[Tensor, "layer width"]] = field(default_factory=dict)
     positions: Mapping[str, WrittenPosition] = field(default_factory=dict)
+    patterns: Mapping[int, MeanPattern] = field(default_factory=dict)
 
     def mean(self, name: str, layer: int) -> Float[Tensor, " width"]:
         """Return the mean output of a block's projection, or of `z`, in the block's own width."""
@@ -62,7 +64,8 @@ class Calibration:
     def to_tensors(self) -> State:
         """Return gains, means and positions as tensors, for `from_tensors`."""
         measured = {"mean": self.means, "gain": self.gains, "seed": self.seed}
-        return tensors_of(measured) | tensors_of(self.positions)
+        patterns = tensors_of({"pattern": self.patterns})
+        return tensors_of(measured) | patterns | tensors_of(self.positions)
 
     @classmethod
     def from_tensors(cls, state: State, checksum: str) -> Calibration:
@@ -85,7 +88,18 @@ class Calibration:
         positions = {
             name: WrittenPosition.from_tensors(under(state, f"{name}/")) for name in writers
         }
-        return cls(checksum=checksum, gains=gains, seed=seed, means=means, positions=positions)
+        layers = [int(name.split("/")[1]) for name in state if name.endswith("/cells")]
+        patterns = {
+            layer: read_tensors(MeanPattern, under(state, f"pattern/{layer}/")) for layer in layers
+        }
+        return cls(
+            checksum=checksum,
+            gains=gains,
+            seed=seed,
+            means=means,
+            positions=positions,
+            patterns=patterns,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +311,7 @@ def norm_gain(layer: Layer, name: Projection) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class WrittenPosition:
+class WrittenPosition(TensorRecord):
     """A component's mean output at each position, less its mean over the kept positions.
 
     Attributes:
@@ -307,12 +321,3 @@ class WrittenPosition:
 
     vectors: Float[Tensor, "pos d_model"]
     factor: float = 1.0
-
-    def to_tensors(self) -> State:
-        """Return the tensors for `from_tensors`."""
-        return tensors_of(self)
-
-    @classmethod
-    def from_tensors(cls, tensors: State) -> WrittenPosition:
-        """Return the position that `to_tensors` turned into these tensors."""
-        return read_tensors(cls, tensors)

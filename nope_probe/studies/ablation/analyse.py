@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 import pandas as pd
 
@@ -31,10 +30,11 @@ from nope_probe.hooks.removing.stand_ins import WITH_GAIN
 from nope_probe.maps.layers import windows_of
 from nope_probe.maps.maps import Layers
 from nope_probe.removal import INTACT, MASK, NO_REPLACEMENT, Condition
+from nope_probe.run.checkpoint import write_folds
 from nope_probe.run.folder import Run, StoredArrays
-from nope_probe.run.identity import input_arrays, input_record
+from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
-from nope_probe.studies.ablation.maps import RunMaps, write_folds, write_maps
+from nope_probe.studies.ablation.maps import RunMaps, named_scores, write_maps
 from nope_probe.studies.ablation.page import report
 from nope_probe.studies.ablation.plan import Measured, Plan
 from nope_probe.studies.ablation.settings import Settings
@@ -79,23 +79,32 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
     intact = next(iter(measured.intact.values()))
     maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
     write_maps(maps, RunMaps(plan, measured))
-    write_folds(folds, measured)
+    write_folds(folds, named_scores(measured))
     tables = analysis.tables()
     if plan.per_head:
         tables |= analysis.head_tables()
     if analysis.strongest is None:
         heads = heads_table(Engine.of(session), measured.intact)
         tables |= {} if heads is None else {"heads": heads}
-    manifest = {
-        **session.provenance(),
-        **input_record(inputs, skip_keys, intact.counts),
-        "query_stride": query_stride(len(intact.queries)),
-        "layers": list(plan.layers),
-        "windows": windows_of(measured.intact),
-        "lengths": session.lengths,
-        "wavelengths": wavelengths_of(session.loaded.model, chain.from_iterable(plan.removed)),
-        **analysis.record(),
-    }
+    gains = {} if measured.gains is None else measured.gains.gains
+    manifest = replace(
+        session.manifest_of(inputs, skip_keys, intact.counts),
+        query_stride=query_stride(len(intact.queries)),
+        layers=tuple(plan.layers),
+        windows=windows_of(measured.intact),
+        lengths=session.lengths,
+        half_width=analysis.half_width,
+        replacements=tuple(plan.replacements),
+        conditions=tuple(condition.name for condition in (*plan.plain, *plan.replacing)),
+        removed=tuple(condition.name for condition in plan.removed),
+        positional_sources=tuple(plan.sources),
+        left_out=dict(plan.left_out),
+        results={
+            "wavelengths": wavelengths_of(session.loaded.model, chain.from_iterable(plan.removed)),
+            "gains": gains.get("identity"),
+            **{f"gains_{name}": gains.get(name) for name in WITH_GAIN if name != "identity"},
+        },
+    )
     run = Run(
         manifest=manifest,
         arrays={"tokens": input_arrays(inputs)},
@@ -253,21 +262,6 @@ class Analysis:
             f"removed in every layer.{replaced} Brackets: 95% intervals.",
             max_bytes=PAGE_BYTES,
         )
-
-    def record(self) -> dict[str, Any]:
-        """Return the manifest's entries on conditions."""
-        plan, gains = self.plan, self.measured.gains
-        of_gains = {} if gains is None else gains.gains
-        return {
-            "half_width": self.half_width,
-            "gains": of_gains.get("identity"),
-            **{f"gains_{name}": of_gains.get(name) for name in WITH_GAIN if name != "identity"},
-            "replacements": plan.replacements,
-            "conditions": [condition.name for condition in (*plan.plain, *plan.replacing)],
-            "removed": [condition.name for condition in plan.removed],
-            "positional_sources": list(plan.sources),
-            "left_out": dict(plan.left_out),
-        }
 
     def _mask_effects(self) -> dict[str, list[MaskEffect]]:
         """Return the mask's effect on the non-relative part, per kind of tokens."""

@@ -115,20 +115,3 @@ def write_maps(path: Path, maps: RunMaps) -> None:
             write(name, (layer, row), rows.float().numpy())
         if QUERIES in shapes:
             write(QUERIES, (0,), queries.float().numpy())
-
-
-def write_folds(path: Path, measured: Measured) -> None:
-    """Write each condition's fold maps as lower triangles [fold, layer, cell], in float32.
-
-    Raises:
-        StorageError: if the file cannot be written.
-    """
-    named = named_scores(measured)
-    intact = next(iter(measured.intact.values()))
-    n_folds, n_cells = intact.folds.n_folds, int((intact.queries + 1).sum())
-    shape = (n_folds, len(measured.intact), n_cells)
-    with tensor_writer(path, dict.fromkeys(named, shape)) as write:
-        for name, layers in named.items():
-            for place, maps in enumerate(layers.values()):
-                for fold in range(n_folds):
-                    write(name, (fold, place), maps.folds.cells_of(fold).float().numpy())

@@ -22,7 +22,7 @@ from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.names import TABLE, phrase, words
 from nope_probe.figures.panels import Pooled, RowMaps, pool, pool_with_leads
 from nope_probe.figures.words import reader_of
-from nope_probe.hooks.removing.stand_ins import STAND_INS, Replacement
+from nope_probe.hooks.removing.stand_ins import STAND_INS
 from nope_probe.removal import SOURCES, parts_of
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, explorer_section, positions
@@ -31,7 +31,6 @@ from nope_probe.studies.losses import SHORT, LayerLosses
 from nope_probe.studies.page import (
     MOST_ROWS,
     Report,
-    fold_sizes_of,
     lengths_of,
     no_pattern,
     noisy_layers,
@@ -54,7 +53,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
     """
     findings = Findings(run)
     return Report(
-        title=f"The sources of the positional pattern of {notes.model_name(run.manifest)}",
+        title=f"The sources of the positional pattern of {run.manifest.model_name}",
         lead=lead(findings),
         sections=[
             *explorer_section(explorer),
@@ -82,7 +81,7 @@ class Findings:
     def __init__(self, run: Run) -> None:
         self.manifest, self.maps = run.manifest, run.arrays.get("maps", {})
         self.query_positions, self.lengths = run.query_positions, lengths_of(run)
-        self.replacements: list[Replacement] = self.manifest["replacements"]
+        self.replacements = self.manifest.replacements or ()
         self.tables = {name: table for name, table in run.tables.items() if len(table)}
 
     @cached_property
@@ -103,11 +102,11 @@ class Findings:
         )
         if key.startswith("score"):
             return pool(maps, size)
-        return pool_with_leads(maps, size, self.manifest["skip_keys"])
+        return pool_with_leads(maps, size, self.manifest.skip_keys)
 
     def drawn(self, maps: Mapping[str, Pooled], **about: Any) -> go.Figure:
         """Draw maps of all layers, the shown layer first; see `term_maps`."""
-        skip_keys = self.manifest["skip_keys"]
+        skip_keys = self.manifest.skip_keys
         return term_maps(maps, layer=self.shown, layers=self.layers, skip_keys=skip_keys, **about)
 
     def terms(self, group: str) -> dict[str, Pooled]:
@@ -115,14 +114,9 @@ class Findings:
         return {key.split("/")[1]: self.pooled(key) for key in self.names[group]}
 
     @cached_property
-    def fold_sizes(self) -> tuple[int, ...]:
-        """The number of sequences in each fold."""
-        return tuple(fold_sizes_of(self.manifest))
-
-    @cached_property
     def layer(self) -> int | None:
         """The strongest layer, by lead and pattern; None if no pattern exceeds the noise."""
-        row = strongest(self.intact_rows(), self.fold_sizes)
+        row = strongest(self.intact_rows(), self.manifest.fold_sizes)
         return None if row is None else int(row["layer"])
 
     @property
@@ -165,8 +159,8 @@ def lead(findings: Findings) -> Lead:
     """Return what the strongest layer's lead and pattern lose without each source and weight."""
     layer = findings.layer
     if layer is None:
-        heads, name = findings.tables.get("heads"), notes.model_name(findings.manifest)
-        return no_pattern(name, findings.intact_rows(), heads, findings.fold_sizes)
+        heads, name = findings.tables.get("heads"), findings.manifest.model_name
+        return no_pattern(name, findings.intact_rows(), heads, findings.manifest.fold_sizes)
     losses = LayerLosses.of(findings.tables, findings.manifest, layer)
     return Lead(
         sentence=" ".join(filter(None, [losses.sources_sentence(), losses.weights_sentence()])),
@@ -225,7 +219,9 @@ def _heads(findings: Findings) -> Iterator[Section]:
     if not sources["source"].isin(SOURCES).all():
         yield Section(
             title="Heads: lost without each band of RoPE",
-            figure=partial(shares.head_bands, sources, findings.manifest.get("wavelengths")),
+            figure=partial(
+                shares.head_bands, sources, findings.manifest.results.get("wavelengths")
+            ),
             caption="Each row is a head. Red: the band makes a part of the lead or pattern, which "
             "is lost without it. Blue: it grows without it. Losses of bands need not add up.",
         )
@@ -335,7 +331,7 @@ def _details(findings: Findings) -> Iterator[Section]:
             findings.pooled("score/intact"),
             layer=findings.shown,
             layers=findings.layers,
-            skip_keys=findings.manifest["skip_keys"],
+            skip_keys=findings.manifest.skip_keys,
         ),
         caption="The mean score that each query gives each key, over sequences and heads. "
         "Brighter keys of a row are attended to more.",

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from nope_probe.analyses.attribution import conditions_of
 from nope_probe.analyses.reader import MIN_FOLDS
@@ -14,6 +13,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.maps.folds import folds_of
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
@@ -27,7 +27,7 @@ from nope_probe.removal import (
 )
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.removing import parse_removed
-from nope_probe.studies.study import Pass, calibration
+from nope_probe.studies.study import Pass, Results, calibration
 
 ConditionMaps = dict[Condition, Layers]
 DEFAULT_WEIGHTS: tuple[str, ...] = ("w_q", "w_k", "w_o")  # each alone, then the circuits
@@ -49,7 +49,7 @@ class Plan:
 
     sources: tuple[Component, ...]
     removed: tuple[Condition, ...] = ()
-    ablations: tuple[Ablation, ...] = ()
+    ablations: tuple[Ablation, ...] = (Ablation(),)
     layers: tuple[int, ...] = (0,)
     left_out: Mapping[str, str] = field(default_factory=dict)
     per_head: bool = False
@@ -77,9 +77,10 @@ class Plan:
         return [condition for condition in needed if condition.weights]
 
     @property
-    def replacements(self) -> list[str]:
+    def replacements(self) -> list[Replacement]:
         """The names of the replacements; none where no weight is removed."""
-        return [str(by.replacement) for by in self.ablations] if self.replacing else []
+        named = [by.replacement for by in self.ablations if isinstance(by.replacement, str)]
+        return named if self.replacing else []
 
     @property
     def calibrated(self) -> list[Ablation]:
@@ -114,7 +115,7 @@ class Plan:
     ) -> Iterator[Pass]:
         """Yield the passes that capture the score maps of some conditions."""
         for condition in conditions:
-            without = (by or Ablation()).without(condition)
+            without = (by or self.ablations[0]).without(condition)
             of_run = prefix != "shuffled"
             per_head = of_run and condition in self.of_heads
             mean_term = of_run and condition == INTACT
@@ -136,7 +137,7 @@ class Plan:
     ) -> Layers:
         """Return score maps; the intact model's with their mean term if scores are plain q.k."""
         name = f"condition {key}"
-        kept: dict[str, Any] = {"layers": self.layers, "per_head": per_head}
+        scores = partial(engine.stored_scores, key, layers=self.layers, per_head=per_head)
         if mean_term:
             name, folds = (
                 "the intact model",
@@ -145,8 +146,8 @@ class Plan:
             # The mean term is a difference between sequences; a soft cap or bias leaves none.
             with suppress(NotImplementedError):
                 has_mean_term = int(folds.bincount().min()) >= 2
-                return engine.stored_scores(key, name=name, mean_term=has_mean_term, **kept)
-        return engine.stored_scores(key, ablation, name=name, **kept)
+                return scores(name=name, mean_term=has_mean_term)
+        return scores(ablation, name=name)
 
     def _read_positions(
         self, engine: Engine, key: str, ablation: Ablation | None
@@ -241,7 +242,7 @@ class Measured:
     positions: PositionSums | None = None
 
     @classmethod
-    def of(cls, plan: Plan, results: Mapping[str, Any]) -> Measured:
+    def of(cls, plan: Plan, results: Results) -> Measured:
         """Return the maps of a plan's passes from their results by key."""
 
         def maps(prefix: str, conditions: Iterable[Condition]) -> ConditionMaps:

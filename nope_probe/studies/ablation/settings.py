@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -73,7 +73,4 @@ class Settings(RemovingSettings):
         n_layers = len(self.layers_of(info))
         return n_layers * (1 + info.n_heads) if self.per_head else n_layers
 
-    def recorded(self) -> dict[str, Any]:
-        """Return the settings that identify the run; a run without heads keeps its identity."""
-        settings = super().recorded()
-        return {key: x for key, x in settings.items() if key != "per_head" or self.per_head}
+    unset = (*RemovingSettings.unset, ("per_head", False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,60 +25,8 @@ from nope_probe.studies.engine import (
     validate_first_sequence,
     validate_removable,
 )
-from nope_probe.studies.from_python import Model, run_of, takes
-from nope_probe.studies.study import Pass, Study, run_study
-
-
-class Ablate(Study[Settings]):
-    """What the lead and the pattern of every layer lose without each source and each weight."""
-
-    command = "ablate"
-
-    def __init__(self, session: Session[Settings]) -> None:
-        super().__init__(session)
-        self.plan = plan_of(session)
-
-    def passes(self) -> Iterator[Pass]:
-        """Yield the passes that map the scores of every condition."""
-        engine, shuffled = Engine.of(self.session), None
-        if self.session.sequences().kind == "text":  # with an order that shuffling removes
-            shuffled = self.session.sequences("shuffled-inputs", shuffle=True)
-        if f"score/{INTACT.name}" not in self.session.checkpoint:
-            validate_first_sequence(engine.model, engine.inputs, self.plan.layers)
-        return self.plan.passes(engine, shuffled)
-
-    def analyse(self, results: Mapping[str, Any]) -> Run:
-        """Attribute the lead and the pattern of every layer, and return the run."""
-        return analyse(self.session, self.plan, Measured.of(self.plan, results))
-
-
-run = partial(run_study, Ablate)
-
-
-def plan_of(session: Session[Settings]) -> Plan:
-    """Return what is removed.
-
-    Args:
-        session: the run's.
-
-    Raises:
-        UserError: for components that the model does not have, or flags that need others.
-    """
-    settings, loaded, inputs = session.settings, session.loaded, session.sequences().inputs
-    layers = settings.layers_of(loaded.info)
-    plan = make_plan(
-        components(loaded.model),
-        settings.removed_names,
-        ablations=settings.ablations,
-        layers=layers,
-        bands=bands_of(loaded.model, settings.bands) if settings.bands else (),
-        parameter_free=loaded.info.parameter_free,
-        left_out=irreplaceable(loaded.model) | idle_sources(loaded.model, inputs, len(layers)),
-        per_head=settings.per_head,
-    )
-    validate_removable(loaded.model, plan.calibrated)
-    settings.validate_weights(plan.removed)
-    return plan
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
+from nope_probe.studies.study import Pass, Results, Study, run_study
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -114,15 +62,62 @@ class AblationStudy(Run):
         """Per layer, question and removal, what is lost by each replacement; amplification."""
         return self.tables["weights"]
 
-    @property
-    def skip_keys(self) -> int:
-        """How many keys count as first."""
-        return int(self.manifest["skip_keys"])
+
+class Ablate(Study[Settings, AblationStudy]):
+    """What the lead and the pattern of every layer lose without each source and each weight."""
+
+    command = "ablate"
+
+    def __init__(self, session: Session[Settings]) -> None:
+        super().__init__(session)
+        self.plan = plan_of(session)
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the passes that map the scores of every condition."""
+        engine, shuffled = Engine.of(self.session), None
+        if self.session.sequences().kind == "text":  # with an order that shuffling removes
+            shuffled = self.session.sequences("shuffled-inputs", shuffle=True)
+        if f"score/{INTACT.name}" not in self.session.checkpoint:
+            validate_first_sequence(engine.model, engine.inputs, self.plan.layers)
+        return self.plan.passes(engine, shuffled)
+
+    def analyse(self, results: Results) -> Run:
+        """Attribute the lead and the pattern of every layer, and return the run."""
+        return analyse(self.session, self.plan, Measured.of(self.plan, results))
 
 
-@takes(Settings)
+run = partial(run_study, Ablate)
+
+
+def plan_of(session: Session[Settings]) -> Plan:
+    """Return what is removed.
+
+    Args:
+        session: the run's.
+
+    Raises:
+        UserError: for components that the model does not have, or flags that need others.
+    """
+    settings, loaded, inputs = session.settings, session.loaded, session.sequences().inputs
+    layers = settings.layers_of(loaded.info)
+    plan = make_plan(
+        components(loaded.model),
+        settings.removed_names,
+        ablations=settings.ablations,
+        layers=layers,
+        bands=bands_of(loaded.model, settings.bands) if settings.bands else (),
+        parameter_free=loaded.info.parameter_free,
+        left_out=irreplaceable(loaded.model) | idle_sources(loaded.model, inputs, len(layers)),
+        per_head=settings.per_head,
+    )
+    validate_removable(loaded.model, plan.calibrated)
+    settings.validate_weights(plan.removed)
+    return plan
+
+
+@takes(Ablate)
 def run_ablations(
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
@@ -132,16 +127,6 @@ def run_ablations(
 
     Runs the model with and without its mask, position encoding and weights, as the `ablate` command
     does. A progress bar goes to stderr.
-
-    Args:
-        model: a name, as the command takes it; what `load` returns; a HookedTransformer or a
-            TransformerBridge. A model that is no name is studied in all its layers by default.
-        inputs: what `capture_scores` takes; vectors for a parameter-free model. By default the
-            sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
-        out: a folder for the run, as the command writes it: a new one, or one whose run was
-            interrupted. A finished run of a model by name is read again. By default nothing is
-            kept.
-        options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:
         UserError: for what cannot be done, such as components that the model lacks, too few
@@ -157,4 +142,4 @@ def run_ablations(
         >>> study.maps["term/mask"].shape
         (3, 16, 16)
     """
-    return run_of(AblationStudy, Ablate, Settings, model, inputs, out, options)
+    return run_of(Ablate, model, inputs, out, options)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import pandas as pd
 import torch
@@ -28,9 +28,10 @@ from nope_probe.maps.estimates import Estimates, fold_weights
 from nope_probe.maps.folds import State
 from nope_probe.maps.rows import choose_rows
 from nope_probe.run.folder import Run
-from nope_probe.run.identity import input_arrays, input_record
+from nope_probe.run.identity import input_arrays
+from nope_probe.run.manifest import Manifest, TooFew, written
 from nope_probe.run.session import Session
-from nope_probe.studies.attention.on_text import RunText, shown_pieces, text_record
+from nope_probe.studies.attention.on_text import Explained, RunText, shown_pieces, text_record
 from nope_probe.studies.attention.page import report
 from nope_probe.studies.attention.settings import MIN_KEYS, Settings
 from nope_probe.studies.attention.steps import Steps
@@ -150,17 +151,17 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
     n = inputs.inputs.shape[1]
     if settings.rows < n:
         maps["query_positions"] = choose_rows(n, settings.rows).float()
-    record = _record(session, inputs, heads.counts)
+    manifest = _manifest(session, inputs, heads.counts, heads.text, heads.why)
     if heads.text is not None:
         n_pos = heads.text.tokens.shape[1]
         expected = heads.weights[..., :n_pos, :n_pos]
         maps["text_weights"] = heads.on_text
         maps["text_content"] = relative_entropy(heads.on_text, expected).float()
-        about, why = _of_text(session, heads.text, heads.on_text, heads.why)
-        record, tables = record | about, tables | why
+        tables |= _why(manifest, heads.on_text, heads.why)
     too_few = too_few_sequences(tables["attention"], len(inputs))
     kept = {"estimates": {"estimates": heads.estimates, "gaps": heads.gaps}}
-    return _run(session, inputs, record | too_few, {"maps": maps, **kept}, tables)
+    manifest = replace(manifest, too_few=too_few)
+    return _run(session, inputs, manifest, {"maps": maps, **kept}, tables)
 
 
 def captured_text(
@@ -178,9 +179,11 @@ def captured_text(
         UserError: for attention that is not finite.
     """
     text = engine.inputs
-    options: dict[str, Any] = {"query_rows": text.shape[1], "skip_keys": engine.skip_keys}
+    capture = partial(
+        capture_attention, engine.model, text, query_rows=len(text[0]), skip_keys=engine.skip_keys
+    )
     groups = [layers[first : first + size] for first in range(0, len(layers), size)]
-    parts = [capture_attention(engine.model, text, layers=group, **options) for group in groups]
+    parts = [capture(layers=group) for group in groups]
     information = torch.cat([part.information[0] for part in parts])
     if not information.isfinite().all():
         raise UserError("the model's attention in the text is not finite")
@@ -202,49 +205,51 @@ def analyse_text(session: Session[Settings], text: RunText, read: State, why: St
     rows = (read["visible"].sum(-1) >= MIN_KEYS)[:, None].expand_as(information)
     first = weights[..., : settings.skip_keys_of(inputs)].sum(-1)
     nats, share = (x.double().where(rows, torch.nan).nanmean(-1) for x in (information, first))
-    about, tables = _of_text(session, text, weights, why)
-    record = _record(session, inputs, torch.ones(1, dtype=torch.long)) | about
+    manifest = _manifest(session, inputs, torch.ones(1, dtype=torch.long), text, why)
     maps = {"text_weights": weights, "text_content": information.float()}
-    layers = settings.layers_of(session.loaded.info)
-    tables = {"attention": text_attention_table(nats, share, layers)} | tables
-    return _run(session, inputs, record, {"maps": maps}, tables)
+    tables = {"attention": text_attention_table(nats, share, manifest.layers)}
+    tables |= _why(manifest, weights, why)
+    return _run(session, inputs, manifest, {"maps": maps}, tables)
 
 
-def _record(
-    session: Session[Settings], inputs: Sequences, counts: Int[Tensor, " fold"]
-) -> dict[str, Any]:
-    settings, loaded = session.settings, session.loaded
-    return {
-        **session.provenance(),
-        **input_record(inputs, settings.skip_keys_of(inputs), counts),
-        "layers": [*settings.layers_of(loaded.info)],
-        "removed": settings.removed.ordered,
-    }
-
-
-def _of_text(
+def _manifest(
     session: Session[Settings],
-    text: RunText,
+    inputs: Sequences,
+    counts: Int[Tensor, " fold"],
+    text: RunText | None,
+    why: Steps | None,
+) -> Manifest:
+    """Return what the run says of itself, of its text, and of the look it is asked about."""
+    settings, loaded, shown = session.settings, session.loaded, None
+    if text is not None:
+        assert loaded.tokenizer is not None
+        shown = text_record(text, loaded.tokenizer)
+    return replace(
+        session.manifest_of(inputs, settings.skip_keys_of(inputs), counts),
+        layers=settings.layers_of(loaded.info),
+        removed=tuple(settings.removed.ordered),
+        text=shown,
+        results=written(Explained(why=None if why is None else why.asked)),
+    )
+
+
+def _why(
+    manifest: Manifest,
     weights: Float[Tensor, "layer head text_pos text_pos"],
     why: Steps | None,
-) -> tuple[dict[str, Any], dict[str, pd.DataFrame]]:
-    """Return what the manifest records of the run's text, and the tables of its `why` if asked."""
-    settings, tokenizer = session.settings, session.loaded.tokenizer
-    assert tokenizer is not None
-    about: dict[str, Any] = {"text": text_record(text, tokenizer)}
-    if why is None:
-        return about, {}
+) -> dict[str, pd.DataFrame]:
+    """Return the tables of the run's `why`, if it was asked."""
+    if why is None or manifest.text is None:
+        return {}
     look = why.first
-    place = settings.layers_of(session.loaded.info).index(look.name.block)
-    of_query = weights[place, look.head, look.query]
-    tables = why_tables(why, of_query, shown_pieces(about["text"]))
-    return about | {"why": {"head": str(look.name), "query": look.query}}, tables
+    of_query = weights[manifest.layers.index(look.name.block), look.head, look.query]
+    return why_tables(why, of_query, shown_pieces(manifest.text))
 
 
 def _run(
     session: Session[Settings],
     inputs: Sequences,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     tensors: dict[str, State],
     tables: dict[str, pd.DataFrame],
 ) -> Run:
@@ -257,8 +262,8 @@ def _run(
     return with_page(session, Run(manifest=manifest, arrays=kept, tables=tables), report)
 
 
-def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> dict[str, Any]:
-    """Return for the manifest how many heads have no share, and how many sequences would do.
+def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> TooFew | None:
+    """Return how many heads have no share, and how many sequences would do; None if all have one.
 
     Args:
         table: of attention.
@@ -267,7 +272,7 @@ def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> dict[str, Any]:
     informed = table[table["information"] >= UNIFORM]
     gaps = informed["positional_share_gap"]
     if not (gaps > LARGEST_GAP).any():
-        return {}
+        return None
     needed = gaps.max() / GAP_TO_REACH * n_seqs
     rounded = math.ceil(needed / 100) * 100
-    return {"too_few": {"n_heads": int((gaps > LARGEST_GAP).sum()), "n_seqs": rounded}}
+    return TooFew(n_heads=int((gaps > LARGEST_GAP).sum()), n_seqs=rounded)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
 
 import pandas as pd
 import torch
@@ -21,7 +20,32 @@ from nope_probe.figures.text_view import TextView, mark_of
 from nope_probe.hooks.layers.model import validate_inputs
 from nope_probe.models.info import LoadedModel
 from nope_probe.run.folder import Run
+from nope_probe.run.manifest import ShownText
 from nope_probe.studies.attention.settings import ALONE, TEXT_TOKENS, Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The look that a run explains.
+
+    Attributes:
+        head: the head, such as `L1H3`.
+        query: the position of the token in the text.
+    """
+
+    head: str
+    query: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """What a run says of its `why`.
+
+    Attributes:
+        why: what it was asked; None if nothing.
+    """
+
+    why: Asked | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,7 +127,7 @@ def pieces_of(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list
     return [whole[start:stop] for start, stop in pairwise([0, *accumulate(ends, max)])]
 
 
-def text_record(text: RunText, tokenizer: PreTrainedTokenizerBase) -> dict[str, object]:
+def text_record(text: RunText, tokenizer: PreTrainedTokenizerBase) -> ShownText:
     """Return the pieces of a text for the manifest, and the name of its BOS token, if it has one.
 
     Args:
@@ -111,38 +135,39 @@ def text_record(text: RunText, tokenizer: PreTrainedTokenizerBase) -> dict[str, 
         tokenizer: the model's.
     """
     ids, bos = text.tokens[0].tolist(), text.bos
-    record = {
-        "pieces": [""] * bos + pieces_of(ids[bos:], tokenizer),
-        "bos": tokenizer.decode(ids[:1]) if bos else "",
-    }
-    return record | ({"notes": [*text.notes]} if text.notes else {})
+    return ShownText(
+        pieces=("",) * bos + tuple(pieces_of(ids[bos:], tokenizer)),
+        bos=tokenizer.decode(ids[:1]) if bos else "",
+        notes=tuple(text.notes),
+    )
 
 
-def shown_pieces(record: Mapping[str, Any]) -> list[str]:
+def shown_pieces(record: ShownText) -> list[str]:
     """Return what a person reads of each token: signs for what cannot be seen.
 
     Args:
         record: the result of `text_record`.
     """
-    pieces = [mark_of(piece) or piece.strip() for piece in record["pieces"]]
-    return [record["bos"] or pieces[0], *pieces[1:]]
+    pieces = [mark_of(piece) or piece.strip() for piece in record.pieces]
+    return [record.bos or pieces[0], *pieces[1:]]
 
 
 def stored_why(run: Run) -> Why | None:
     """Return the terms that a run was asked for and keeps; None if it was asked nothing."""
-    asked = run.manifest.get("why")
+    asked = run.manifest.results_as(Explained).why
     return None if asked is None else why_of(asked, run.tables)
 
 
-def why_of(asked: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> Why:
+def why_of(asked: Asked, tables: Mapping[str, pd.DataFrame]) -> Why:
     """Return the terms of a look.
 
     Args:
-        asked: its head and query.
+        asked: the look.
         tables: `why`, and `why_steps` and `why_confirm` if there are any.
     """
     return Why(
-        **asked,
+        head=asked.head,
+        query=asked.query,
         table=tables["why"],
         steps=tables.get("why_steps"),
         removals=tables.get("why_confirm"),
@@ -161,15 +186,15 @@ def text_view(run: Run) -> TextView | None:
         run: the table `attention`, and the maps `text_weights`, `text_content` and, if other texts
             were read, `weights`.
     """
-    record = run.manifest.get("text")
+    record = run.manifest.text
     if record is None:
         return None
     weights = run.maps["text_weights"]
     n = weights.shape[-1]
     return TextView(
-        title=f"Attention of {run.manifest['model']['name']} in one text",
-        pieces=record["pieces"],
-        names={0: record["bos"]} if record["bos"] else {},
+        title=f"Attention of {run.manifest.name} in one text",
+        pieces=record.pieces,
+        names={0: record.bos} if record.bos else {},
         heads=run.tables["attention"],
         weights=weights,
         position=run.maps["weights"][..., :n, :n] if has_other_texts(run) else None,

@@ -33,8 +33,8 @@ def report(run: Run) -> Report:
     Args:
         run: the table `attention`, and the map `weights`, [layer, head, row, key_pos].
     """
-    table, name = run.tables["attention"], notes.model_name(run.manifest)
-    removed = [phrase(part) for part in run.manifest["removed"]]
+    table, name = run.tables["attention"], run.manifest.model_name
+    removed = [phrase(part) for part in run.manifest.removed or ()]
     full = f"{name} without {listed(removed)}" if removed else name
     subject = f"ablated {name}" if removed else name
     return Report(
@@ -240,7 +240,7 @@ def weight_maps(run: Run) -> str:
     return head_maps(
         RowMaps(values=ratios, queries=run.query_positions),
         heads,
-        HEADS_BYTES if run.manifest.get("text") is None else MAPS_BYTES,
+        HEADS_BYTES if run.manifest.text is None else MAPS_BYTES,
         what="attention",
         measure="above uniform",
     )

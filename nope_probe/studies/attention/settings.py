@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from nope_probe.data.documents import read_text, validate_text
 from nope_probe.errors import UserError
-from nope_probe.files import reading, validate_regular
+from nope_probe.files import JsonObject, reading, validate_regular
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
@@ -207,7 +207,7 @@ class Settings(RemovingSettings):
         with reading(failure):
             return read_text(self.text_file, TEXT_BYTES + 1)
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> JsonObject:
         """Return the settings that identify the run: the text itself, wherever it comes from."""
         return super().recorded() | {"text": self.shown_text}
 

@@ -29,6 +29,7 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.folds import State, under
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.removal import Writer
+from nope_probe.studies.attention.on_text import Asked
 from nope_probe.studies.engine import Engine
 
 LEAST_WRITTEN, MOST_WRITERS = 0.1, 3  # of a look's score; shown writers of its key, or its query
@@ -143,6 +144,11 @@ class Steps:
         )
         self.removed = engine.load_or_compute(key, capture, ablation)
         return self.removed
+
+    @property
+    def asked(self) -> Asked:
+        """The look as the manifest has it."""
+        return Asked(head=str(self.first.name), query=self.first.query)
 
     @property
     def moved(self) -> list[Moved]:

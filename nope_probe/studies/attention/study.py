@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,13 +33,95 @@ from nope_probe.studies.attention.settings import MAP_BYTES, Settings
 from nope_probe.studies.attention.steps import captured_looks
 from nope_probe.studies.attention.why import explained, steps_of
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
-from nope_probe.studies.from_python import Model, as_loaded, run_of, takes
-from nope_probe.studies.study import Pass, Study, calibration, captured, run_study
+from nope_probe.studies.from_python import ModelOrName, as_loaded, run_of, takes
+from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
 
 UNNAMED = ("format", "given")  # of a manifest's settings: no flags
 
 
-class Attention(Study[Settings]):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AttentionStudy(Run):
+    """The position and content in the attention of every head of a model.
+
+    Its map `weights` has the mean attention weights of every head, [layer, head, row, key_pos];
+    where only some queries have rows, `query_positions` are the queries of the rows.
+
+    Attributes:
+        model: the model that the call gave; None for a run that is read from its folder.
+    """
+
+    kind = "attention"
+
+    model: ModelOrName | None = None
+
+    @property
+    def attention(self) -> pd.DataFrame:
+        """Per head: information and its four parts (nats), positional share, first key's weight."""
+        return self.tables["attention"]
+
+    @property
+    def on_text(self) -> TextView:
+        """The run's text with each head's attention in it, which a notebook shows.
+
+        Raises:
+            UserError: for a run without a text.
+        """
+        view = text_view(self)
+        if view is None:
+            raise UserError("the run has no text: run_attention(model, text=...) shows one")
+        return view
+
+    def why(self, head: str, query: int = -1, steps: int = 1, confirm: int = 0) -> Why:
+        """Return why a head looks where it looks from a token of the run's text.
+
+        The terms are exact, and computed from the run's sequences and text with the model of the
+        call, or the model that the run names, loaded again. The run keeps those of its own `why`.
+
+        Args:
+            head: the head, such as `L1H3`.
+            query: the token's position in the text; -1 is the last.
+            steps: how many steps back to go.
+            confirm: how many of the moved parts that the steps find to take out, one at a time.
+
+        Raises:
+            UserError: for a run without a text, a head or token that does not exist, a model that
+                cannot be split into writers, cannot be loaded, or has other weights or another
+                ablation than the run's.
+
+        Example:
+            >>> from nope_probe import run_attention
+            >>> run = run_attention("rope-tiny", layers=2, n_seqs=64, text="def area(width):")
+            >>> terms = run.why("L1H3", query=4).table.set_index(["key", "term"])["nats"]
+            >>> terms[3].idxmax()
+            'rotation'
+        """
+        n = len(self.on_text.pieces)
+        recorded = {k: v for k, v in self.manifest.settings.items() if k not in UNNAMED}
+        of_run = settings_from(Settings, recorded)
+        settings = replace(of_run, why=head, query=query, steps=steps, confirm=confirm)
+        kept = stored_why(self)
+        is_same = (of_run.steps, of_run.confirm) == (steps, confirm) and -n <= query < n
+        if kept is not None and (kept.head, kept.query) == (head, query % n) and is_same:
+            return kept
+        settings.validate()
+        return explained(self, settings, self._loaded(settings))
+
+    def _loaded(self, settings: Settings) -> LoadedModel:
+        if self.model is not None and not isinstance(self.model, str):
+            return as_loaded(self.model)
+        if "weights" in self.manifest.given:
+            raise UserError(
+                "the run's model was given in memory and is not kept in its folder: call "
+                "run_attention again with the model, then ask why"
+            )
+        validate_reachable(settings.model, settings.revision)
+        dtype: Any = self.manifest.dtype
+        if settings.dtype == "auto" and dtype in get_args(Dtype):
+            settings = replace(settings, dtype=dtype)  # as the run's device chose
+        return load_first_layers(settings, own_device(settings.device))
+
+
+class Attention(Study[Settings, AttentionStudy]):
     """Position and content in the attention of every head, on average and in one text."""
 
     command = "attention"
@@ -88,7 +170,7 @@ class Attention(Study[Settings]):
             if settings.confirm:
                 yield replace(one, key="why-confirm", read=self.why.read_removals, n_seqs=0)
 
-    def analyse(self, results: Mapping[str, Any]) -> Run:
+    def analyse(self, results: Results) -> Run:
         """Return the run of the heads' attention."""
         if not self.settings.reads_corpus:
             assert self.text is not None
@@ -100,90 +182,9 @@ class Attention(Study[Settings]):
 run = partial(run_study, Attention)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class AttentionStudy(Run):
-    """The position and content in the attention of every head of a model.
-
-    Its map `weights` has the mean attention weights of every head, [layer, head, row, key_pos];
-    where only some queries have rows, `query_positions` are the queries of the rows.
-
-    Attributes:
-        model: the model that the call gave; None for a run that is read from its folder.
-    """
-
-    kind = "attention"
-
-    model: Model | None = None
-
-    @property
-    def attention(self) -> pd.DataFrame:
-        """Per head: information and its four parts (nats), positional share, first key's weight."""
-        return self.tables["attention"]
-
-    @property
-    def on_text(self) -> TextView:
-        """The run's text with each head's attention in it, which a notebook shows.
-
-        Raises:
-            UserError: for a run without a text.
-        """
-        view = text_view(self)
-        if view is None:
-            raise UserError("the run has no text: run_attention(model, text=...) shows one")
-        return view
-
-    def why(self, head: str, query: int = -1, steps: int = 1, confirm: int = 0) -> Why:
-        """Return why a head looks where it looks from a token of the run's text.
-
-        The terms are exact, and computed from the run's sequences and text with the model of the
-        call, or the model that the run names, loaded again. The run keeps those of its own `why`.
-
-        Args:
-            head: the head, such as `L1H3`.
-            query: the token's position in the text; -1 is the last.
-            steps: how many steps back to go.
-            confirm: how many of the moved parts that the steps find to take out, one at a time.
-
-        Raises:
-            UserError: for a run without a text, a head or token that does not exist, a model that
-                cannot be split into writers, cannot be loaded, or has other weights or another
-                ablation than the run's.
-
-        Example:
-            >>> from nope_probe import run_attention
-            >>> run = run_attention("rope-tiny", layers=2, n_seqs=64, text="def area(width):")
-            >>> terms = run.why("L1H3", query=4).table.set_index(["key", "term"])["nats"]
-            >>> terms[3].idxmax()
-            'rotation'
-        """
-        n = len(self.on_text.pieces)
-        recorded = {k: v for k, v in self.manifest["settings"].items() if k not in UNNAMED}
-        of_run = settings_from(Settings, recorded)
-        settings = replace(of_run, why=head, query=query, steps=steps, confirm=confirm)
-        kept = stored_why(self)
-        is_same = (of_run.steps, of_run.confirm) == (steps, confirm) and -n <= query < n
-        if kept is not None and (kept.head, kept.query) == (head, query % n) and is_same:
-            return kept
-        settings.validate()
-        return explained(self, settings, self._loaded(settings))
-
-    def _loaded(self, settings: Settings) -> LoadedModel:
-        if self.model is not None and not isinstance(self.model, str):
-            return as_loaded(self.model)
-        if "weights" in self.manifest["settings"].get("given", {}):
-            raise UserError(
-                "the run's model was given in memory and is not kept in its folder: call "
-                "run_attention again with the model, then ask why"
-            )
-        validate_reachable(settings.model, settings.revision)
-        if settings.dtype == "auto" and self.manifest["dtype"] in get_args(Dtype):
-            settings = replace(settings, dtype=self.manifest["dtype"])  # as the run's device chose
-        return load_first_layers(settings, own_device(settings.device))
-
-
-@takes(Settings)
+@takes(Attention)
 def run_attention(
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
@@ -191,15 +192,7 @@ def run_attention(
 ) -> AttentionStudy:
     """Split each head's attention into position and content, as the `attention` command does.
 
-    Args:
-        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
-            TransformerBridge. Inside `ablated`, the ablated model is measured.
-        inputs: any inputs of `capture_scores`. By default the sequences that the options describe
-            (`data`, `n_seqs`, `seq_len`, ...).
-        out: a folder for the run, as the command writes it: a new one, or one whose run was
-            interrupted. A finished run of a model by name is read again. By default nothing is
-            kept.
-        options: the command's flags, as below; a single value or a list may stand for a tuple.
+    Inside `ablated`, the ablated model is measured.
 
     Raises:
         UserError: for what cannot be done.
@@ -212,5 +205,5 @@ def run_attention(
         >>> f"L{layer}H{head}"
         'L1H3'
     """
-    study = run_of(AttentionStudy, Attention, Settings, model, inputs, out, options)
+    study = run_of(Attention, model, inputs, out, options)
     return replace(study, model=model)

@@ -39,12 +39,13 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
             the run's, or a model whose queries and keys are no sums over writers.
     """
     settings.validate_layers(loaded.info)
-    of_run, about = text_of(settings, loaded), run.manifest["data"]
+    of_run = text_of(settings, loaded)
     assert of_run is not None
-    text = of_run.tokens
+    assert run.manifest.text is not None
+    text, about = of_run.tokens, run.manifest.data
     steps = steps_of(settings, text)
     tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
-    inputs = Sequences(inputs=tokens, name=about["name"], bos=about["bos"])
+    inputs = Sequences(inputs=tokens, name=about.name, bos=bool(about.bos))
     changes = changes_of_model(run.manifest, loaded)
     if changes:
         raise UserError(
@@ -66,10 +67,10 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     if settings.confirm:
         steps.read_removals(engine, None, removed)
     look = steps.first
-    place = run.manifest["layers"].index(look.name.block)
+    place = run.manifest.layers.index(look.name.block)
     weights = torch.from_numpy(run.maps["text_weights"][place, look.head, look.query])
-    tables = why_tables(steps, weights, shown_pieces(run.manifest["text"]))
-    return why_of({"head": str(look.name), "query": look.query}, tables)
+    tables = why_tables(steps, weights, shown_pieces(run.manifest.text))
+    return why_of(steps.asked, tables)
 
 
 def steps_of(settings: Settings, text: Int[Tensor, "1 pos"]) -> Steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 
 import pandas as pd
 import torch
@@ -23,9 +24,8 @@ from nope_probe.errors import UserError
 from nope_probe.maps.folds import folds_of
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run
-from nope_probe.run.identity import input_record
 from nope_probe.run.session import Session
-from nope_probe.studies.behaviour.page import report
+from nope_probe.studies.behaviour.page import MeasuresTaken, report
 from nope_probe.studies.behaviour.plan import MeasuredBehaviour, Plan, head_name
 from nope_probe.studies.behaviour.settings import QUANTITIES, Settings
 from nope_probe.studies.page import with_page
@@ -58,17 +58,19 @@ def analyse(session: Session[Settings], plan: Plan, measured: MeasuredBehaviour)
     skip = session.settings.skip_keys_of(inputs)
     documents = plan.text.documents
     fold_sizes = folds_of(len(documents), n_folds, documents).bincount(minlength=n_folds)
-    manifest = {
-        **session.provenance(),
-        **input_record(inputs, skip, fold_sizes),
-        "conditions": list(plan.conditions),
-        "measures": list(plan.measures),
-        "skipped": plan.skipped,
-        "left_out": plan.left_out,
-        "prefix": plan.text.prefix,
-        "trained_len": plan.trained,
-        "bin_width": bin_width(plan),
-    }
+    measures = MeasuresTaken(
+        measures=tuple(plan.measures),
+        skipped=plan.skipped,
+        prefix=plan.text.prefix,
+        trained_len=plan.trained,
+        bin_width=bin_width(plan),
+    )
+    manifest = replace(
+        session.manifest_of(inputs, skip, fold_sizes),
+        conditions=tuple(plan.conditions),
+        left_out=plan.left_out,
+        results=asdict(measures),
+    )
     tokens = {name: probe.tokens for name, probe in plan.probes.items() if name != "text"}
     tokens |= {"tokens": plan.text.tokens, "documents": documents}
     if "long" in plan.probes:

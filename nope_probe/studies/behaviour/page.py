@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from textwrap import wrap
 from typing import Any
@@ -36,6 +36,25 @@ SOURCES: tuple[str, ...] = ("mask", *POSITION_ENCODINGS)
 COLUMNS = 4  # of the first table, next to the conditions
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuresTaken:
+    """What a run measured.
+
+    Attributes:
+        measures: the names of the measures.
+        skipped: why others were not taken, by name.
+        prefix: how many first tokens see each other without the mask.
+        trained_len: the length from which on windows are longer than in training.
+        bin_width: how many positions share a mean of the losses in longer windows.
+    """
+
+    measures: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    prefix: int = 0
+    trained_len: int | None = None
+    bin_width: int = 1
+
+
 def report(run: Run) -> Report:
     """Return a run's report.
 
@@ -44,18 +63,18 @@ def report(run: Run) -> Report:
             where those of measures that were not taken are empty, and `heads` where single heads
             were removed.
     """
-    manifest, tables = run.manifest, run.tables
-    name, behaviour = notes.model_name(manifest), tables["behaviour"]
-    taken = [about for key, about in QUANTITIES.items() if key in set(behaviour["measure"])]
+    taken, tables = run.manifest.results_as(MeasuresTaken), run.tables
+    name, behaviour = run.manifest.model_name, tables["behaviour"]
+    known = [about for key, about in QUANTITIES.items() if key in set(behaviour["measure"])]
     # The differences and the losses answer the question; all else is folded.
-    answer, details = list(_answer(tables, manifest)), _details(tables, manifest)
+    answer, details = list(_answer(tables, taken)), _details(tables, taken)
     return Report(
         title=f"What {name} can do without its mask, RoPE or weights",
         lead=lead(name, behaviour),
         sections=[*answer, *(replace(section, folded=bool(answer)) for section in details)],
         how_to_read=(
-            *notes.how_to_read("behaviour", prefix=manifest["prefix"]),
-            *(f"{capitalised(about.label)}: {about.caption}" for about in taken),
+            *notes.how_to_read("behaviour", prefix=taken.prefix),
+            *(f"{capitalised(about.label)}: {about.caption}" for about in known),
             *_not_shown(behaviour),
         ),
     )
@@ -98,7 +117,7 @@ def lead(name: str, behaviour: pd.DataFrame) -> Lead:
     )
 
 
-def _answer(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
+def _answer(tables: Tables, taken: MeasuresTaken) -> Iterator[Section]:
     """Yield the sections that the page shows open: differences of conditions, and losses."""
     behaviour = tables["behaviour"]
     known = behaviour.dropna(subset=["difference"])
@@ -119,7 +138,7 @@ def _answer(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
                 note=behaviour["note"].astype(object).fillna(""),
             ),
         )
-    if {"loss", "in-context"} & {*manifest["measures"]}:
+    if {"loss", "in-context"} & {*taken.measures}:
         yield Section(
             title="Loss by position",
             figure=partial(
@@ -130,19 +149,19 @@ def _answer(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
         )
 
 
-def _details(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
+def _details(tables: Tables, taken: MeasuresTaken) -> Iterator[Section]:
     """Yield the sections that the page folds, next to an answer."""
     losses, decoded, trained = (
         tables["extrapolation"],
         tables["decodability"],
-        manifest["trained_len"],
+        taken.trained_len,
     )
     if len(losses):
         title = "Loss by position, beyond the trained context"
         yield Section(
             title=title,
             figure=partial(figures.loss_by_position, losses, title=title, trained=trained),
-            caption=f"The same in longer windows, as means over {manifest['bin_width']} positions. "
+            caption=f"The same in longer windows, as means over {taken.bin_width} positions. "
             f"Dotted: the trained context, {trained} tokens.",
         )
     if len(decoded):
@@ -162,8 +181,8 @@ def _details(tables: Tables, manifest: Mapping[str, Any]) -> Iterator[Section]:
             "loss when this head's W_Q alone is removed.",
             table=tables["heads"],
         )
-    if manifest["skipped"]:
-        skipped = pd.DataFrame(manifest["skipped"].items(), columns=["measure", "why"])
+    if taken.skipped:
+        skipped = pd.DataFrame(taken.skipped.items(), columns=["measure", "why"])
         yield Section(
             title="What was not measured",
             caption="Measures that these sequences or this model do not allow.",

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.data.sequences import Sequences, permuted, sequences
+from nope_probe.data.sequences import Sequences, permuted, repeated, sequences
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import numbered_layers, positions_of
 from nope_probe.hooks.removing.components import components
@@ -232,24 +232,6 @@ def probe_of(data: Sequences, prefix: int) -> Probe:
     return Probe(tokens=data.inputs, documents=documents, prefix=prefix)
 
 
-def repeated(
-    tokens: Int[Tensor, "seq pos"], length: int, start: int
-) -> Int[Tensor, "seq start_and_twice"]:
-    """Return each sequence's first tokens twice, after its BOS if it has one.
-
-    Args:
-        tokens: the sequences.
-        length: of the segment that is repeated.
-        start: how many BOS tokens they begin with.
-
-    Example:
-        >>> repeated(torch.tensor([[0, 5, 6, 7, 8]]), 2, start=1)
-        tensor([[0, 5, 6, 5, 6]])
-    """
-    segment = tokens[:, start : start + length]
-    return torch.cat([tokens[:, :start], segment, segment], 1)
-
-
 def long_windows(session: Session[Settings], has: Sequence[str]) -> Probe:
     """Return windows beyond the trained context.
 
@@ -265,7 +247,7 @@ def long_windows(session: Session[Settings], has: Sequence[str]) -> Probe:
             f"the trained context of {trained} tokens is not shorter than --max-len "
             f"{settings.max_len}"
         )
-    if session.call.inputs is not None:
+    if session.inputs is not None:
         raise UserError(f"it takes windows of {length} tokens, and other sequences are given")
     n_positions = positions_of(session.loaded.model)
     if n_positions is not None and length > n_positions:

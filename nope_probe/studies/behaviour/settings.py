@@ -218,7 +218,8 @@ class Settings(RemovingSettings):
         _arg(help="What stands for a removed weight; several are measured side by side."),
     ] = ("identity",)  # type: ignore[assignment]
     heads: Annotated[
-        bool, _arg(help="Remove each head's W_Q alone too: which heads does behaviour need?")
+        bool,
+        _arg(help="Remove the W_Q of one head at a time too; --in-heads says where --remove acts."),
     ] = False
     trained_len: Annotated[
         int | None,
@@ -284,8 +285,10 @@ class Settings(RemovingSettings):
         Raises:
             UserError: naming the flag.
         """
+        removed = [ablation.condition for ablation in conditions.values()]
         if not self.heads:
-            self.validate_weights(ablation.condition for ablation in conditions.values())
+            self.validate_weights(removed)
+        self.validate_in_heads(removed)
         scores_suffix = {"order", "loss"} & {*self.measures}  # of every condition
         removes_mask = any("mask" in ablation.condition for ablation in conditions.values())
         if not (scores_suffix or removes_mask):

@@ -22,7 +22,7 @@ from nope_probe.hooks.reading.residuals import capture_distances, capture_moment
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.hooks.removing.replacements import WrittenPosition
+from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State
 from nope_probe.maps.layers import shared_patterns
 from nope_probe.run.folder import Run
@@ -38,14 +38,30 @@ from nope_probe.studies.behaviour.plan import (
 )
 from nope_probe.studies.behaviour.settings import Settings
 from nope_probe.studies.engine import Engine
-from nope_probe.studies.from_python import Model, run_of, takes
-from nope_probe.studies.study import Pass, Study, calibration, captured, run_study
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
+from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
 
 Name = TypeVar("Name")
 HEAD_PROBES = ("text", "copy_text")  # on which single heads are removed
 
 
-class Behaviour(Study[Settings]):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class BehaviourStudy(Run):
+    """What a model can no longer do without its mask, position encoding or weights.
+
+    Its `tables` are those of the run's CSV files: `behaviour`, `loss_by_position`, `extrapolation`,
+    `decodability`, `heads`.
+    """
+
+    kind = "behaviour"
+
+    @property
+    def behaviour(self) -> pd.DataFrame:
+        """Per measure and condition, its value and its difference to the intact model."""
+        return self.tables["behaviour"]
+
+
+class Behaviour(Study[Settings, BehaviourStudy]):
     """What a model does with context, order, BOS, copies and length, in every condition."""
 
     command = "behaviour"
@@ -56,7 +72,6 @@ class Behaviour(Study[Settings]):
         self.engine, self.skip = Engine.of(session), self.settings.skip_keys_of(session.sequences())
         heads = {head_name(*place): ablation for place, ablation in self.plan.heads.items()}
         self.conditions = self.plan.conditions | heads
-        self.writing = [x for x in self.conditions.values() if x.condition.writers]
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes of the losses, of the heads' patterns, and of decoded positions."""
@@ -64,12 +79,12 @@ class Behaviour(Study[Settings]):
         engines = {name: self._on(probe) for name, probe in plan.probes.items()}
         yield from calibration("calibration", engines["text"], [*self.conditions.values()])
         for probe, engine in engines.items():
-            if self._writes_elsewhere(engine):
+            if self._measured_on(engine):
                 key = f"positions/{probe}"
                 yield Pass(key=key, engine=engine, read=self._read_positions)
-        for name, ablation in self.conditions.items():
+        for name in self.conditions:
             for probe, engine in engines.items():
-                if ablation.heads is None or probe in HEAD_PROBES:
+                if name in plan.conditions or probe in HEAD_PROBES:
                     yield self._losses(name, probe, engine)
         if "heads" not in plan.skipped:
             yield from self._head_patterns(engines["text"])
@@ -92,17 +107,23 @@ class Behaviour(Study[Settings]):
             batch_size=max(1, min(same_tokens, n_seqs // self.session.processes.count)),
         )
 
-    def _writes_elsewhere(self, engine: Engine) -> bool:
-        """Return whether positions that writers write are removed at another length than text's."""
-        length = self.plan.text.tokens.shape[1]
-        return bool(self.writing) and engine.inputs.shape[1] != length
+    def _measured_on(self, engine: Engine) -> list[Ablation]:
+        """Return the conditions whose means are measured anew on sequences of another length.
+
+        Written positions belong to one length, mean attention to all shorter ones too.
+        """
+        n, n_text = engine.inputs.shape[1], self.plan.text.tokens.shape[1]
+        return [
+            ablation
+            for ablation in self.conditions.values()
+            if (ablation.condition.writers and n != n_text)
+            or ("content" in ablation.condition and n > n_text)
+        ]
 
     def _read_positions(
         self, engine: Engine, key: str, ablation: Ablation | None
-    ) -> Mapping[str, WrittenPosition]:
-        measured = engine.calibrated(key, self.writing).calibration
-        assert measured is not None
-        return measured.positions
+    ) -> Calibration | None:
+        return engine.calibrated(key, self._measured_on(engine)).calibration
 
     def _losses(self, name: str, probe: str, engine: Engine) -> Pass:
         """Return the pass that reads the losses of a condition on a probe."""
@@ -111,15 +132,14 @@ class Behaviour(Study[Settings]):
             ablation = replace(ablation, prefix=self.plan.probes[probe].prefix)
 
         def read(engine: Engine, key: str, ablation: Ablation | None) -> Losses:
-            if (
-                ablation is not None
-                and ablation.condition.writers
-                and self._writes_elsewhere(engine)
-            ):
-                positions = self._read_positions(engine, f"positions/{probe}", None)
+            if self.conditions[name] in self._measured_on(engine):
+                measured = self._read_positions(engine, f"positions/{probe}", None)
                 assert engine.calibration is not None
-                own = replace(engine.calibration, positions=positions)
-                engine = replace(engine, calibration=own)
+                assert measured is not None
+                measured = replace(
+                    engine.calibration, positions=measured.positions, patterns=measured.patterns
+                )
+                engine = replace(engine, calibration=measured)
             return by_document(engine.losses(key, ablation), self.plan.probes[probe].documents)
 
         kind, key = f"loss of {engine.inputs.shape[1]} tokens", f"loss/{name}/{probe}"
@@ -220,7 +240,7 @@ class Behaviour(Study[Settings]):
         assert documents is not None
         return by_document(captured(read, engine, key, ablation)["distances"], documents)
 
-    def analyse(self, results: Mapping[str, Any]) -> Run:
+    def analyse(self, results: Results) -> Run:
         """Estimate every measure in every condition, and return the run."""
         plan = self.plan
 
@@ -241,25 +261,9 @@ class Behaviour(Study[Settings]):
 run = partial(run_study, Behaviour)
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class BehaviourStudy(Run):
-    """What a model can no longer do without its mask, position encoding or weights.
-
-    Its `tables` are those of the run's CSV files: `behaviour`, `loss_by_position`, `extrapolation`,
-    `decodability`, `heads`.
-    """
-
-    kind = "behaviour"
-
-    @property
-    def behaviour(self) -> pd.DataFrame:
-        """Per measure and condition, its value and its difference to the intact model."""
-        return self.tables["behaviour"]
-
-
-@takes(Settings)
+@takes(Behaviour)
 def run_behaviour(
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
@@ -267,17 +271,8 @@ def run_behaviour(
 ) -> BehaviourStudy:
     """Measure a model's behaviour as the `behaviour` command does, and return its tables.
 
-    Args:
-        model: a name, as the command takes it; what `load` returns; a HookedTransformer or a
-            TransformerBridge, with its tokenizer.
-        inputs: text, as `capture_losses` takes it; the sequences of one text are one document only
-            where `sequences` cut them. By default the sequences that the options describe (`data`,
-            `n_seqs`, `seq_len`, ...). Extrapolation needs windows of its own, so it is measured
-            without inputs alone.
-        out: a folder for the run, as the command writes it: a new one, or one whose run was
-            interrupted. A finished run of a model by name is read again. By default nothing is
-            kept.
-        options: the command's flags, as below; a single value or a list may stand for a tuple.
+    Inputs are text, and the sequences of one text are one document only where `sequences` cut them.
+    Extrapolation needs windows of its own, so it is measured without inputs alone.
 
     Raises:
         UserError: for what cannot be done.
@@ -290,4 +285,4 @@ def run_behaviour(
         >>> bool(table.loc[("loss", "mlp"), "difference_low"] > 1)
         True
     """
-    return run_of(BehaviourStudy, Behaviour, Settings, model, inputs, out, options)
+    return run_of(Behaviour, model, inputs, out, options)

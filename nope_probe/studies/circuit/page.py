@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from math import isnan
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,6 +48,21 @@ INVERSIONS = {  # what becomes of the pattern from (f) over (g) to (h)
 SIDE_BY_SIDE = 64  # positions of a map in the figure of all stages
 
 
+@dataclass(frozen=True, kw_only=True)
+class StudiedBlock:
+    """The block of a run.
+
+    Attributes:
+        layer: its number, from 0.
+        components: what can be removed from the model.
+        absent: by letter, why a stage does not exist.
+    """
+
+    layer: int = 0
+    components: tuple[str, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+
 def report(run: Run) -> Report:
     """Return the report of a run.
 
@@ -55,11 +70,10 @@ def report(run: Run) -> Report:
         run: maps `gram/<letter>`, `normalised/<letter>` and, for an ablation,
             `reference/<letter>`, [pos, pos]; the table `stages`.
     """
-    manifest, table = run.manifest, run.tables["stages"]
-    name, layer = notes.model_name(manifest), manifest["layer"]
+    layer = run.manifest.results_as(StudiedBlock).layer
     return Report(
-        title=f"L{layer} of {name}, stage by stage",
-        lead=lead(manifest, table),
+        title=f"L{layer} of {run.manifest.model_name}, stage by stage",
+        lead=lead(run),
         sections=list(_sections(run)),
         how_to_read=[
             *notes.how_to_read("circuit"),
@@ -69,7 +83,7 @@ def report(run: Run) -> Report:
 
 
 def _sections(run: Run) -> Iterator[Section]:
-    manifest, table = run.manifest, run.tables["stages"]
+    table = run.tables["stages"]
     yield Section(
         title="The block, stage by stage",
         figure=partial(circuit_figure, run),
@@ -81,7 +95,7 @@ def _sections(run: Run) -> Iterator[Section]:
     if len(table):
         yield Section(
             title="Which keys each stage prefers",
-            figure=partial(stage_measures, table, tuple(manifest["removed"])),
+            figure=partial(stage_measures, table, run.manifest.removed or ()),
             caption="Above the dotted line, near keys have larger values at this stage; below it, "
             "far keys. Where the line is crossed, the positional pattern is inverted.",
             table=table,
@@ -93,7 +107,7 @@ def _side_by_side(run: Run) -> Iterator[Section]:
     intact, ablated = _group(run.maps, "reference"), _group(run.maps, "gram")
     if not intact:
         return
-    skip_keys, without = run.manifest["skip_keys"], map(phrase, run.manifest["removed"])
+    skip_keys, without = run.manifest.skip_keys, map(phrase, run.manifest.removed or ())
     groups = []
     for letter in sorted(ablated):
         kept, change = [intact[letter], ablated[letter]], ablated[letter] - intact[letter]
@@ -127,35 +141,35 @@ def _side_by_side(run: Run) -> Iterator[Section]:
 
 def circuit_figure(run: Run) -> go.Figure:
     """Draw the circuit figure of a run from its maps and manifest."""
-    maps, manifest = run.maps, run.manifest
+    maps, block = run.maps, run.manifest.results_as(StudiedBlock)
     return circuit(
         _group(maps, "gram"),
-        layer=manifest["layer"],
-        removed=manifest["removed"],
+        layer=block.layer,
+        removed=run.manifest.removed or (),
         reference=_group(maps, "reference"),
         normalised=_group(maps, "normalised"),
-        components=manifest["components"],
-        absent=manifest["absent"],
+        components=block.components,
+        absent=block.absent,
         query_positions=run.query_positions,
-        skip_keys=manifest["skip_keys"],
+        skip_keys=run.manifest.skip_keys,
     )
 
 
-def _group(maps: Mapping[str, Any], name: str) -> dict[str, np.ndarray]:
+def _group(maps: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
     named = [key for key in maps if key.startswith(f"{name}/")]
     return {key.removeprefix(f"{name}/"): np.asarray(maps[key]) for key in named}
 
 
-def lead(manifest: Mapping[str, Any], table: pd.DataFrame) -> Lead:
+def lead(run: Run) -> Lead:
     """Return what becomes of the pattern at the MLP, and the keys that each stage prefers.
 
     Args:
-        manifest: the run's `layer`, `model`, `removed` components and `absent` stages.
-        table: `stages.csv`.
+        run: its table `stages`.
     """
-    removed = manifest["removed"]
+    removed, table = run.manifest.removed or (), run.tables["stages"]
+    block = run.manifest.results_as(StudiedBlock)
     models = {name: rows for name in ("intact", "ablated") if (rows := localities(table, name))}
-    where = f"L{manifest['layer']} of {manifest['model']['name']}"
+    where = f"L{block.layer} of {run.manifest.name}"
     if removed:
         many = len(removed) > MOST_NAMED
         where += (
@@ -168,11 +182,7 @@ def lead(manifest: Mapping[str, Any], table: pd.DataFrame) -> Lead:
     for name, rows in models.items():
         heading = f"{name}: prefers" if len(models) > 1 else "prefers"
         cells[heading] = [_preference(rows.get(letter)) for letter in letters]
-    missing = (
-        f" {manifest['absent']['h']}, so (h) and (i) do not exist."
-        if "h" in manifest["absent"]
-        else ""
-    )
+    missing = f" {block.absent['h']}, so (h) and (i) do not exist." if "h" in block.absent else ""
     return Lead(
         sentence=INVERSIONS[inversion(shown)].format(where=where, what=what),
         table=pd.DataFrame(cells) if letters else pd.DataFrame(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,21 +26,21 @@ from nope_probe.maps.rows import MapRows
 from nope_probe.models.info import LoadedModel
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run
-from nope_probe.run.identity import input_arrays, input_record
+from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
 from nope_probe.run.sources import load_layers
-from nope_probe.studies.circuit.page import report
+from nope_probe.studies.circuit.page import StudiedBlock, report
 from nope_probe.studies.circuit.settings import Settings
 from nope_probe.studies.engine import Engine, ablation_of, are_finite
-from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.page import with_page
-from nope_probe.studies.study import Pass, Study, calibration, run_study
+from nope_probe.studies.study import Pass, Results, Study, calibration, run_study
 from nope_probe.studies.tables import measures_table
 
 ABLATED = "ablated"
 
 
-class Circuit(Study[Settings]):
+class Circuit(Study[Settings, Run]):
     """The stages of a block, of the intact model and, with an ablation, of the ablated model."""
 
     command = "circuit"
@@ -79,7 +80,7 @@ class Circuit(Study[Settings]):
         validate_finite_stages(maps, f"the {key} model")
         return maps
 
-    def analyse(self, results: Mapping[str, Any]) -> Run:
+    def analyse(self, results: Results) -> Run:
         """Measure the stages, and return the run."""
         maps = [results[name] for name in (INTACT.name, ABLATED) if name in results]
         return analyse(self.session, maps, self.ablation.condition.ordered)
@@ -117,15 +118,18 @@ def analyse(session: Session[Settings], maps: Sequence[StageMaps], removed: Sequ
     table = stages_table(maps, layer)
     model = session.loaded.model
     blocks = {block.index: block for block in layers_of(model)}
-    manifest = {
-        **session.provenance(),
-        **input_record(inputs, skip_keys, maps[0].counts),
-        "query_stride": query_stride(len(maps[0].query_positions)),
-        "layer": layer,
-        "components": list(components(model)),
-        "removed": list(removed),
-        "absent": absent_stages(blocks, layer, session.loaded.info.n_layers),
-    }
+    absent = absent_stages(blocks, layer, session.loaded.info.n_layers)
+    block = StudiedBlock(
+        layer=layer,
+        components=tuple(components(model)),
+        absent=dict[str, str](absent.items()),
+    )
+    manifest = replace(
+        session.manifest_of(inputs, skip_keys, maps[0].counts),
+        query_stride=query_stride(len(maps[0].query_positions)),
+        removed=tuple(removed),
+        results=asdict(block),
+    )
     arrays = {name: array.float().cpu().numpy() for name, array in _arrays(maps).items()}
     run = Run(
         manifest=manifest,
@@ -178,25 +182,15 @@ def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
     return table
 
 
-@takes(Settings)
+@takes(Circuit)
 def run_circuit(
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
     **options: Any,
 ) -> Run:
     """Capture the stages (a) to (i) of a block, as the `circuit` command does.
-
-    Args:
-        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
-            TransformerBridge.
-        inputs: any inputs of `capture_stages`. By default the sequences that the options describe
-            (`data`, `n_seqs`, `seq_len`, ...).
-        out: a folder for the run, as the command writes it: a new one, or one whose run was
-            interrupted. A finished run of a model by name is read again. By default nothing is
-            kept.
-        options: the command's flags, as below; a single value or a list may stand for a tuple.
 
     Raises:
         UserError: for what cannot be done.
@@ -208,4 +202,4 @@ def run_circuit(
         >>> stages.groupby("model")["stage"].agg("".join).to_dict()
         {'ablated': 'abcdefghi', 'intact': 'abcdefghi'}
     """
-    return run_of(Run, Circuit, Settings, model, inputs, out, options)
+    return run_of(Circuit, model, inputs, out, options)

@@ -132,7 +132,7 @@ def explorer_of_runs(members: Sequence[Member]) -> Explorer | None:
     Returns:
         None for other runs than `ablate`'s, and if a run did not keep the folds of a condition.
     """
-    have = [member.manifest.get("positional_sources", ()) for member in members]
+    have = [member.manifest.positional_sources or () for member in members]
     sources = [source for source in SOURCES if any(source in names for names in have)]
     if not sources:
         return None
@@ -270,4 +270,4 @@ def _paired(base: Member, other: Member, table: str, row: pd.Series) -> dict[str
 
 def _shown(member: Member) -> str:
     """Return the model whose folds a circuit run keeps: the ablated model, if it has one."""
-    return "ablated" if member.manifest.get("removed") else INTACT.name
+    return "ablated" if member.manifest.removed else INTACT.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import pandas as pd
 import torch
@@ -85,8 +85,8 @@ def head_distances(
     n, fold_of = tokens.shape[1], folds_of(len(tokens), n_folds, documents)
     divergences = []
     for batch in tokens.split(batch_size(base, n, len(layers))):
-        options: dict[str, Any] = {"layers": layers, "n_folds": len(batch), "query_rows": n}
-        one, two = (capture_attention(model, batch, **options) for model in (base, other))
+        capture = partial(capture_attention, layers=layers, n_folds=len(batch), query_rows=n)
+        one, two = (capture(model, batch) for model in (base, other))
         enough = one.visible.sum(-1) >= MIN_KEYS
         of_queries = relative_entropy(one.weights, two.weights)
         kept = enough[:, None].expand(of_queries.shape[1:])
@@ -181,7 +181,7 @@ def method_of_heads(members: Sequence[Member]) -> str:
         flags = sorted({flag for of_run in names for flag in of_run})
         cure = f"run both with the same {listed(flags)}" if flags else "their tokenizers differ"
         said += f"The runs had different tokens, so changes are unpaired and wider: {cure}."
-    fewest = min(len(member.fold_sizes or ()) for member in members)
+    fewest = min(len(member.manifest.fold_sizes) for member in members)
     if fewest < FEW_FOLDS:
         said += f" With {fewest} folds hardly any head can be named: take --folds {FEW_FOLDS}."
     return said

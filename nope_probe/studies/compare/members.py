@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,10 +16,12 @@ from safetensors import safe_open
 from nope_probe.analyses.attention import AttentionSplit
 from nope_probe.errors import UserError
 from nope_probe.figures.words import listed
+from nope_probe.files import JsonObject
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import MapRows
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run, read_run
+from nope_probe.run.manifest import Manifest
 from nope_probe.run.paths import checkpoint_dir
 from nope_probe.studies.attention.analyse import splits_of
 
@@ -43,30 +44,29 @@ class Member:
     run: Run
 
     @property
-    def manifest(self) -> Mapping[str, Any]:
+    def manifest(self) -> Manifest:
         """The run's manifest."""
         return self.run.manifest
 
     @property
     def kind(self) -> str:
         """The command that wrote the run."""
-        return str(self.manifest["kind"])
+        return self.manifest.kind
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> JsonObject:
         """The settings that the run was made with."""
-        return self.manifest.get("settings", {})
+        return self.manifest.settings
 
     @property
     def skip_keys(self) -> int:
         """How many first keys its positional patterns leave out."""
-        return int(self.manifest.get("skip_keys", 0))
+        return self.manifest.skip_keys
 
     @property
-    def sequences(self) -> tuple[str, int | None, list[int] | None]:
+    def sequences(self) -> tuple[str, int | None, tuple[int, ...]]:
         """The checksum of its sequences, and their folds."""
-        checksum = str(self.manifest.get("data", {}).get("sha256", ""))
-        return checksum, self.settings.get("folds"), self.fold_sizes
+        return self.manifest.data.sha256, self.settings.get("folds"), self.manifest.fold_sizes
 
     @property
     def seq_len(self) -> int:
@@ -80,12 +80,7 @@ class Member:
     @property
     def layers(self) -> list[int]:
         """The numbers of the layers whose score maps it has."""
-        return [*self.manifest["layers"]]
-
-    @property
-    def fold_sizes(self) -> list[int] | None:
-        """The number of sequences in each fold; None if it is not recorded."""
-        return self.manifest.get("fold_sizes")
+        return [*self.manifest.layers]
 
     @cached_property
     def attention(self) -> dict[tuple[int, int], AttentionSplit]:
@@ -96,8 +91,8 @@ class Member:
         """
         if self.kind != "attention" or "weights" not in self.run.maps:
             return {}
-        kept, sizes = self.run.arrays.get("estimates"), self.fold_sizes
-        if kept is None or sizes is None:
+        kept, sizes = self.run.arrays.get("estimates"), self.manifest.fold_sizes
+        if kept is None:
             raise UserError(f"{self.folder} keeps no estimates of folds: run its command again")
         estimates, gaps = (torch.from_numpy(kept[name]) for name in ("estimates", "gaps"))
         return splits_of(estimates, gaps, torch.tensor(sizes), self.layers)
@@ -110,7 +105,7 @@ class Member:
             removed: in runs of `ablate`, the condition; `intact` for the intact model.
         """
         path = self.folder / "folds.safetensors"
-        if path.name not in self.manifest.get("checksums", {}):
+        if path.name not in self.manifest.checksums:
             return None
         of_kind = {"ablate": f"score/{removed}", "circuit": f"gram/{item[1]}"}
         key = of_kind.get(self.kind, "score")
@@ -120,9 +115,9 @@ class Member:
             cells = file.get_slice(key)
             is_stage = self.kind == "circuit"
             cells = cells[:] if is_stage else cells[:, self.layers.index(int(item[1:]))]
-        kept, sizes = self.run.query_positions, self.fold_sizes
+        kept, sizes = self.run.query_positions, self.manifest.fold_sizes
         queries = None if kept is None else torch.from_numpy(kept)
-        counts = None if sizes is None else torch.tensor(sizes)
+        counts = torch.tensor(sizes) if sizes else None
         packed = torch.from_numpy(cells)
         folds = MapRows.of_cells(packed.shape[1], queries).unpack(packed)
         return LayerMaps.of(folds, counts, queries, self.skip_keys)
@@ -167,7 +162,7 @@ def read_members(folders: Sequence[Path], labels: Sequence[str] = ()) -> list[Me
 
 
 def _labels(folders: Sequence[Path], runs: Sequence[Run]) -> list[str]:
-    models = [Path((run.manifest.get("model") or {}).get("name", "")).name for run in runs]
+    models = [Path(run.manifest.model_name).name for run in runs]
     own = [folder.resolve().name for folder in folders]
     if all(models) and len({*models}) == len(models):
         return models
@@ -192,8 +187,8 @@ def _validate(base: Member, other: Member) -> None:
         raise UserError(f"{pair} have sequences of different lengths, {lengths}")
     if not np.array_equal(_rows(base), _rows(other)):
         raise UserError(f"{pair} have maps of different rows; run one again with --query-rows")
-    if other.kind == "circuit" and other.manifest["layer"] != base.manifest["layer"]:
-        layers = f"L{base.manifest['layer']} and L{other.manifest['layer']}"
+    if other.kind == "circuit" and other.settings["layer"] != base.settings["layer"]:
+        layers = " and ".join(f"L{member.settings['layer']}" for member in (base, other))
         raise UserError(f"{pair} are of different blocks, {layers}")
 
 

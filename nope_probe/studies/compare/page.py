@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from nope_probe.studies.compare.analyse import PAIRED
 from nope_probe.studies.compare.heads import heads_sentence, method_of_heads, ordered_heads
 from nope_probe.studies.compare.members import Member, share_sequences
 from nope_probe.studies.losses import LayerLosses
-from nope_probe.studies.page import MOST_ROWS, Report, fold_sizes_of, strongest
+from nope_probe.studies.page import MOST_ROWS, Report, strongest
 
 OF_SIDES = "Percent of position's part, in the strongest layer of each run, by lead and pattern."
 LESS = "A difference is a run's number less that of {base}."
@@ -43,6 +44,25 @@ TOPICS = {  # of the tables whose names are no words
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a comparison says of its runs.
+
+    Attributes:
+        compared: the command that wrote them.
+        labels: their names; the first is the base.
+        folders: their folders.
+        same_sequences: whether all had the same sequences, in the same folds.
+        headline: the result in two sentences, and how differences were taken.
+    """
+
+    compared: str
+    labels: tuple[str, ...]
+    folders: tuple[str, ...]
+    same_sequences: bool
+    headline: tuple[str, ...]
+
+
 def report(
     run: Run, folder: Path, members: Sequence[Member], explorer: Explorer | None = None
 ) -> Report:
@@ -55,8 +75,8 @@ def report(
         members: the runs; the first is the base.
         explorer: the runs without each source, if the page shows them.
     """
-    table, labels = run.tables["differences"], run.manifest["labels"]
-    sentence, *method = run.manifest["headline"]
+    table, compared = run.tables["differences"], run.manifest.results_as(Comparison)
+    labels, (sentence, *method) = compared.labels, compared.headline
     sides, heads = side_by_side(members), _heads(run.tables)
     less = LESS.format(base=labels[0])
     brief, caption = (_brief(table), less) if sides.empty else (sides, OF_SIDES)
@@ -166,7 +186,7 @@ def _losses(member: Member) -> LayerLosses | None:
         return None
     pattern = member.tables["pattern"]
     intact = pattern[pattern["removed"] == INTACT.name]
-    row = strongest(intact, fold_sizes_of(member.manifest))
+    row = strongest(intact, member.manifest.fold_sizes)
     if row is None:
         return None
     return LayerLosses.of(member.tables, member.manifest, int(row["layer"]))
@@ -217,7 +237,7 @@ def _runs(members: Sequence[Member], folder: Path) -> Section:
     rows = [
         (
             Link(text=member.label, href=page.as_posix()),
-            str(member.manifest.get("command", "")),
+            member.manifest.command,
             page.parent.name,
         )
         for member, page in zip(members, pages, strict=True)

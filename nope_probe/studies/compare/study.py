@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,24 +12,24 @@ import pandas as pd
 import torch
 
 from nope_probe.errors import UserError
+from nope_probe.files import JsonObject
 from nope_probe.run.folder import Run
-from nope_probe.run.identity import versions
 from nope_probe.run.process_group import own_device
-from nope_probe.run.processes import command_line, status
+from nope_probe.run.processes import status
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings, settings_from
 from nope_probe.run.sources import load_first_layers
-from nope_probe.studies.ablation import settings as ablation
 from nope_probe.studies.ablation.study import Ablate
-from nope_probe.studies.attention import settings as attention
 from nope_probe.studies.attention.study import Attention
 from nope_probe.studies.compare.analyse import differences_table, explorer_of_runs
 from nope_probe.studies.compare.heads import changes_table, head_distances
 from nope_probe.studies.compare.members import Member, read_members, share_sequences
-from nope_probe.studies.compare.page import headline, report
+from nope_probe.studies.compare.page import Comparison, headline, report
 from nope_probe.studies.compare.settings import OF_RUNS, Settings
 from nope_probe.studies.page import show
 from nope_probe.studies.study import Study, run_study
+
+STUDIES: dict[str, type[Study[Any, Any]]] = {"ablate": Ablate, "attention": Attention}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +47,10 @@ class Compared(Settings):
         """The command that wrote the runs, for the default folder's name."""
         return self.members[0].kind
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> JsonObject:
         """Return the identity of a comparison: the runs' names, and their files' checksums."""
         runs = [
-            {"label": member.label, "checksums": dict(member.manifest["checksums"])}
+            {"label": member.label, "checksums": dict(member.manifest.checksums)}
             for member in self.members
         ]
         return {"runs": runs} | ({"distances": True} if self.models else {})
@@ -68,23 +68,17 @@ def run(settings: Settings) -> Path:
 
 def folders_of(settings: Settings) -> tuple[Path, ...]:
     """Return the folders of the compared runs, after running the study on `models` if given."""
-    return settings.runs or tuple(map(run_study_of, runs_of_models(settings)))
+    study = STUDIES[settings.study]
+    return settings.runs or tuple(run_study(study, one) for one in runs_of_models(settings))
 
 
 def runs_of_models(settings: Settings) -> list[RunSettings]:
     """Return the settings of the runs of both models."""
-    kind = {"ablate": ablation.Settings, "attention": attention.Settings}[settings.study]
+    kind, _ = STUDIES[settings.study].names()
     shared = {name: getattr(settings, name) for name in OF_RUNS}
     if settings.text is not None:
         shared["text"] = settings.text
     return [settings_from(kind, {**shared, "model": model}) for model in settings.models]
-
-
-def run_study_of(settings: RunSettings) -> Path:
-    """Carry out the study that settings belong to, unless its run is finished."""
-    is_attention = isinstance(settings, attention.Settings)
-    study: type[Study[Any]] = Attention if is_attention else Ablate
-    return run_study(study, settings)
 
 
 def run_members(settings: Settings, members: Sequence[Member]) -> Path:
@@ -145,18 +139,14 @@ def analyse(
         tables["changes"] = changes
     if distances is not None:
         tables["distances"] = distances
-    manifest = {
-        "command": command_line(),
-        "kind": "compare",
-        "settings": session.recorded,
-        "compared": members[0].kind,
-        "labels": [member.label for member in members],
-        "folders": [str(member.folder) for member in members],
-        "same_sequences": share_sequences(members),
-        "headline": headline(members, tables),
-        "versions": versions(),
-        **session.timing(),
-    }
+    compared = Comparison(
+        compared=members[0].kind,
+        labels=tuple(member.label for member in members),
+        folders=tuple(str(member.folder) for member in members),
+        same_sequences=share_sequences(members),
+        headline=tuple(headline(members, tables)),
+    )
+    manifest = replace(session.manifest(), sources=None, results=asdict(compared))
     run = Run(manifest=manifest, tables=tables)
     shown = report(run, session.folder, members, explorer_of_runs(members))
     return replace(run, page=shown.html(manifest))

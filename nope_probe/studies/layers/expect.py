@@ -6,11 +6,12 @@ An example of an expectation is `no_rope_layers=3,7,11`. This file needs no torc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nope_probe.errors import UserError
+from nope_probe.files import JsonObject
 
 if TYPE_CHECKING:
     from nope_probe.studies.layers.probe import LayerFindings
@@ -192,9 +193,7 @@ class Claim:
     value: Value
 
 
-def differences(
-    cfg: Any, config: Mapping[str, Any] | None, findings: list[LayerFindings]
-) -> list[str]:
+def differences(cfg: Any, config: JsonObject | None, findings: list[LayerFindings]) -> list[str]:
     """Return a line for each difference to the configurations, with the layers that share it.
 
     A window that is not shorter than the batch cannot be detected, nor can the base of a single
@@ -224,7 +223,7 @@ def _is_visible(claim: Claim, findings: LayerFindings) -> bool:
     return findings.rope_pairs > 0 or claim.about != "rotary fraction"
 
 
-def claims(cfg: Any, config: Mapping[str, Any] | None, layer: int) -> Iterator[Claim]:
+def claims(cfg: Any, config: JsonObject | None, layer: int) -> Iterator[Claim]:
     """Return the claims of TransformerLens's and Hugging Face's configurations about a layer."""
     yield from _lens_claims(cfg)
     if config is not None:
@@ -240,7 +239,7 @@ def _lens_claims(cfg: Any) -> Iterator[Claim]:
         yield Claim(field=field, about="learned positions", value=True)
 
 
-def hugging_face_claims(config: Mapping[str, Any], layer: int) -> Iterator[Claim]:
+def hugging_face_claims(config: JsonObject, layer: int) -> Iterator[Claim]:
     """Return the claims of a config.json about a layer."""
     rotates = _entry(config.get("no_rope_layers"), layer)
     if rotates is not None:
@@ -260,7 +259,7 @@ def hugging_face_claims(config: Mapping[str, Any], layer: int) -> Iterator[Claim
         yield Claim(field=field, about="scale", value=scalar**-0.5)
 
 
-def _rope_claims(rope: Mapping[str, Any]) -> Iterator[Claim]:
+def _rope_claims(rope: JsonObject) -> Iterator[Claim]:
     if base := rope.get("rope_theta"):
         field = f"config.rope_parameters has rope_theta {base:g}"
         yield Claim(field=field, about="RoPE base", value=float(base))
@@ -275,7 +274,7 @@ def _rope_claims(rope: Mapping[str, Any]) -> Iterator[Claim]:
         yield Claim(field=field, about="rotary fraction", value=fraction)
 
 
-def _window_claims(config: Mapping[str, Any], layer: int) -> Iterator[Claim]:
+def _window_claims(config: JsonObject, layer: int) -> Iterator[Claim]:
     if "sliding_window" not in config:
         return
     window, kind = config["sliding_window"], _entry(config.get("layer_types"), layer)
@@ -286,11 +285,11 @@ def _window_claims(config: Mapping[str, Any], layer: int) -> Iterator[Claim]:
     yield Claim(field=field, about="window", value=window if slides else None)
 
 
-def _rope_parameters(config: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
+def _rope_parameters(config: JsonObject, layer: int) -> JsonObject:
     """Return the RoPE parameters of a layer; some models have parameters per kind of layer."""
     rope = config.get("rope_parameters") or {}
     own = rope.get(_entry(config.get("layer_types"), layer) or "")
-    return own if isinstance(own, Mapping) else rope
+    return own if isinstance(own, dict) else rope
 
 
 def _entry(values: Any, layer: int) -> Any:

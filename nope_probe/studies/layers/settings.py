@@ -14,11 +14,13 @@ from nope_probe.run.settings import (
     LAYERS,
     SEED,
     SEQ_LEN,
+    AdapterFlag,
     AllowUnusedFlag,
     BeyondContextFlag,
     BoundedSettings,
     ModelFlag,
     RevisionFlag,
+    take_base_model,
     validate_effects,
 )
 from nope_probe.studies.layers.expect import Expectation, parse_expectation
@@ -36,6 +38,7 @@ class Settings(BoundedSettings):
     """
 
     model: ModelFlag = "rope-tiny"
+    adapter: AdapterFlag = ()
     revision: RevisionFlag = None
     allow_unused: AllowUnusedFlag = False
     layers: Annotated[int | Literal["all"], LAYERS, _arg(help="How many first layers to read.")] = (
@@ -61,6 +64,10 @@ class Settings(BoundedSettings):
     json: Annotated[bool, _arg(help="Print JSON instead of the table.")] = False
     seed: Annotated[int, SEED, _arg(help="Seed of the batch.")] = 0
     device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        take_base_model(self)
 
     def sources(self) -> dict[str, Path | None]:
         """Return the paths of the model's files; None for a model on the Hub."""

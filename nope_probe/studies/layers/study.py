@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import pandas as pd
 import torch
@@ -14,6 +13,7 @@ import torch
 from nope_probe.data.sequences import forces_bos
 from nope_probe.errors import UserError, beyond_context, printable
 from nope_probe.figures.words import listed, numbered_layers
+from nope_probe.files import JsonObject
 from nope_probe.hooks.layers.model import Inputs, hugging_face_config
 from nope_probe.models.context import validate_context
 from nope_probe.models.info import LoadedModel
@@ -38,6 +38,7 @@ from nope_probe.studies.page import (
     print_lead,
     print_table,
 )
+from nope_probe.studies.tables import Row
 
 COLUMNS = ("layer", "RoPE", "pairs", "base", "turned", "mask", "q/k-norm", "cap", "scale")
 # Columns that only some models need, and their sentences in the legend.
@@ -84,7 +85,7 @@ class ModelFindings:
     unmet: list[str]
     not_attending: tuple[int, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """Return the findings as JSON-ready values."""
         return {
             "model": self.model,
@@ -155,6 +156,7 @@ def load_model(settings: Settings) -> LoadedModel:
             dtype=torch.float32,
             revision=settings.revision,
             allow_unused=settings.allow_unused,
+            adapter=settings.adapter,
             n_ctx=None if settings.seq_len == "auto" else settings.seq_len,
         )
 
@@ -242,7 +244,7 @@ def lead(findings: ModelFindings) -> Lead:
     own = [name for name in table if name not in (*PER_LAYER, "layer")]
     rows = []
     for cells, group in table.groupby(own, sort=False):
-        row: dict[str, Any] = {"layers": numbered_layers(group["layer"].str[1:].astype(int))}
+        row: Row = {"layers": numbered_layers(group["layer"].str[1:].astype(int))}
         for name in map(str, table.columns[1:]):
             row[name] = _range(group[name]) if name in PER_LAYER else cells[own.index(name)]
         rows.append(row)

@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,11 +18,12 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Cell, Lead, Link, Listing, Section, page
 from nope_probe.run.folder import Run, read_manifest, read_run
 from nope_probe.run.identity import versions
+from nope_probe.run.manifest import Manifest
 from nope_probe.run.paths import atomic_write
 from nope_probe.run.processes import command_line
 from nope_probe.run.session import Session
 from nope_probe.studies.page import PlainConsole, print_lead, print_lines
-from nope_probe.studies.paper.claims import Claim, claims_of
+from nope_probe.studies.paper.claims import Claim, Panels, Reproduction, claims_of
 from nope_probe.studies.paper.page import report, verdict_mark
 from nope_probe.studies.paper.panels import agreements, pairs_of, verdict
 from nope_probe.studies.paper.settings import FIGURES, Settings, title_of
@@ -41,7 +41,7 @@ TRUE_MEANS = (
     "these maps are true means."
 )
 INDEX_COLUMNS = ("figure", "the paper's claim", "verdict", "numbers")
-Runs = Mapping[str, tuple[Path, Mapping[str, Any]]]  # folder and manifest by figure
+Runs = Mapping[str, tuple[Path, Manifest]]  # folder and manifest by figure
 
 
 def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
@@ -56,35 +56,30 @@ def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
     claims, pairs = claims_of(figure, runs), pairs_of(figure, runs)
     agreement = agreements(pairs)
     sentence = "" if agreement.empty else verdict(agreement)
-    manifest: dict[str, Any] = {
-        "command": command_line(),
-        "kind": "reproduce",
-        "settings": session.recorded,
-        "sources": session.sources,
-        "as_the_paper": settings.is_as_the_paper,
-        "experiments": {
+    found = Reproduction(
+        as_the_paper=settings.is_as_the_paper,
+        experiments={
             name: Path(os.path.relpath(folder, session.folder)).as_posix()
             for name, folder in folders.items()
         },
-        "claims": [asdict(claim) for claim in claims],
-        "panels": {
-            "published": len(pairs),
-            "compared": len(agreement),
-            "exact": int((agreement["within_one"] == 1).sum()),
-            "agree": int(agreement["agrees"].sum()),
-            "verdict": sentence,
-        },
-        "headline": [*verdicts(claims), *filter(None, [sentence])],
-        "notes": notes_of(settings),
-        "versions": versions(),
-        **session.timing(),
-    }
+        claims=tuple(claims),
+        panels=Panels(
+            published=len(pairs),
+            compared=len(agreement),
+            exact=int((agreement["within_one"] == 1).sum()),
+            agree=int(agreement["agrees"].sum()),
+            verdict=sentence,
+        ),
+        headline=(*verdicts(claims), *filter(None, [sentence])),
+        notes=tuple(notes_of(settings)),
+    )
+    manifest = replace(session.manifest(), results=asdict(found))
     steps = {pair.published.key: pair.steps for pair in pairs}
     differences = {key: step.astype(np.float32) for key, step in steps.items() if step is not None}
     run = Run(
         manifest=manifest,
         arrays={"maps": differences},
-        tables={"claims": pd.DataFrame(manifest["claims"]), "panels": agreement},
+        tables={"claims": pd.DataFrame(map(asdict, claims)), "panels": agreement},
     )
     return replace(run, page=report(run, pairs).html(manifest))
 
@@ -125,11 +120,8 @@ def write_index(folder: Path, own: Mapping[str, Path]) -> None:
         caption="Each claim of the paper, whether it is reproduced, and by which numbers.",
         listing=Listing(columns=INDEX_COLUMNS, rows=rows),
     )
-    manifest = {
-        "command": command_line(),
-        "figures": {figure: str(run) for figure, (run, _) in runs.items()},
-        "versions": versions(),
-    }
+    folders = {figure: str(run) for figure, (run, _) in runs.items()}
+    manifest = Manifest(command=command_line(), versions=versions(), results={"figures": folders})
     lead = index_lead([manifest for _, manifest in runs.values()])
     how_to_read = notes.how_to_read("reproduce all")
     html = page("The paper, reproduced", lead, [section], manifest, how_to_read)
@@ -144,14 +136,16 @@ def best_runs(own: Mapping[str, Path], above: Path) -> Runs:
         own: the folders of this command's runs by figure.
         above: the folder to search for finished runs.
     """
-    candidates: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {figure: [] for figure in FIGURES}
+    candidates: dict[str, list[tuple[Path, Manifest]]] = {figure: [] for figure in FIGURES}
     for path in above.glob("*/manifest.json"):
         manifest = read_manifest(path.parent)
-        if manifest.get("kind") == "reproduce":
-            candidates[manifest["settings"]["figure"]].append((path.parent, manifest))
+        if manifest.kind == "reproduce":
+            candidates[manifest.settings["figure"]].append((path.parent, manifest))
 
-    def merits(run: tuple[Path, Mapping[str, Any]]) -> tuple[bool, bool, str]:
-        return run[1]["as_the_paper"], run[0] in own.values(), run[1]["finished"]
+    def merits(run: tuple[Path, Manifest]) -> tuple[bool, bool, str]:
+        folder, manifest = run
+        found = manifest.results_as(Reproduction)
+        return found.as_the_paper, folder in own.values(), manifest.finished
 
     return {figure: max(runs, key=merits) for figure, runs in candidates.items() if runs}
 
@@ -162,18 +156,18 @@ def index_rows(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
     if figure not in runs:
         command = f"python -m nope_probe.reproduce {figure}"
         return [[title, "", "○\u00a0not\u00a0run\u00a0yet", f"run: {command}"]]
-    folder, manifest = runs[figure]
+    folder, found = runs[figure][0], runs[figure][1].results_as(Reproduction)
     rows: list[list[Cell]] = []
-    for claim in manifest["claims"]:
-        of = f"{claim['experiment']}: " if FIGURES[figure].models else ""
-        mark = verdict_mark(claim["reproduced"])
-        rows.append(["", claim["paper"], mark, of + claim["evidence"]])
-    panels = manifest["panels"]
-    if panels["compared"]:
-        agrees = panels["agree"] == panels["compared"]
-        rows.append(["", "(the published panels)", verdict_mark(agrees), panels["verdict"]])
-    elif panels["published"]:
-        why = f"{panels['published']} shown next to maps of another model"
+    for claim in found.claims:
+        of = f"{claim.experiment}: " if FIGURES[figure].models else ""
+        mark = verdict_mark(claim.reproduced)
+        rows.append(["", claim.paper, mark, of + claim.evidence])
+    panels = found.panels
+    if panels.compared:
+        agrees = panels.agree == panels.compared
+        rows.append(["", "(the published panels)", verdict_mark(agrees), panels.verdict])
+    elif panels.published:
+        why = f"{panels.published} shown next to maps of another model"
         rows.append(["", "(the published panels)", "○\u00a0not\u00a0compared", why])
     rows = rows or [[""] * len(INDEX_COLUMNS)]
     href = f"{Path(os.path.relpath(folder, start)).as_posix()}/report.html"
@@ -181,12 +175,12 @@ def index_rows(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
     return rows
 
 
-def index_lead(manifests: Sequence[Mapping[str, Any]]) -> Lead:
+def index_lead(manifests: Sequence[Manifest]) -> Lead:
     """Return how many claims are reproduced, and how many figures and panels."""
-    claims = [claim for manifest in manifests for claim in manifest["claims"]]
-    panels = pd.DataFrame([manifest["panels"] for manifest in manifests])
-    exact, agree, compared = (int(panels[name].sum()) for name in ("exact", "agree", "compared"))
-    held = sum(claim["reproduced"] for claim in claims)
+    runs = [manifest.results_as(Reproduction) for manifest in manifests]
+    claims = [claim for run in runs for claim in run.claims]
+    exact, agree = (sum(getattr(run.panels, name) for run in runs) for name in ("exact", "agree"))
+    compared, held = sum(run.panels.compared for run in runs), sum(one.reproduced for one in claims)
     rows = {
         "figures of the paper that have been run": f"{len(manifests)} of {len(FIGURES)}",
         "panels within one 8-bit colour step": f"{exact} of {compared}",
@@ -204,7 +198,7 @@ def print_index(folder: Path, verbose: bool = False) -> None:
     pages = [folder / name for name in table["figure"] if name.endswith("report.html")]
     manifests = [read_manifest(page.parent) for page in pages]
     print_lead(PlainConsole(), index_lead(manifests))
-    titles = iter(title_of(manifest["settings"]["figure"]) for manifest in manifests)
+    titles = iter(title_of(manifest.settings["figure"]) for manifest in manifests)
     lines: list[str] = []
     for figure, *parts in table.itertuples(index=False) if verbose else ():
         if figure:

@@ -9,7 +9,7 @@ as measured, because on the first keys the paper's text, its Figure 5 and its si
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -53,6 +53,46 @@ class Claim:
     def __str__(self) -> str:
         verdict = "Reproduced" if self.reproduced else "Not reproduced"
         return f"the paper: {self.paper}. {verdict}: {self.evidence}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panels:
+    """How the published panels compare with ours.
+
+    Attributes:
+        published: how many the figure has.
+        compared: how many of them are of a model that we ran.
+        exact: how many are within a colour step.
+        agree: how many are within sampling noise, those included.
+        verdict: a sentence on them.
+    """
+
+    published: int = 0
+    compared: int = 0
+    exact: int = 0
+    agree: int = 0
+    verdict: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """What a figure's run found.
+
+    Attributes:
+        as_the_paper: whether the models and the settings are the paper's.
+        experiments: the folders of the experiments, from the figure's folder, by name.
+        claims: the paper's claims, checked.
+        panels: the published panels, compared.
+        headline: sentences on both.
+        notes: the differences between the run and the paper's.
+    """
+
+    as_the_paper: bool = False
+    experiments: Mapping[str, str] = field(default_factory=dict)
+    claims: tuple[Claim, ...] = ()
+    panels: Panels = Panels()
+    headline: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def claims_of(figure: str, runs: Mapping[str, Run]) -> list[Claim]:

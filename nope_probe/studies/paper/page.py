@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +17,7 @@ from nope_probe.figures.words import capitalised
 from nope_probe.reports import notes
 from nope_probe.reports.page import Cell, Lead, Link, Listing, Section
 from nope_probe.run.folder import Run, read_manifest, read_run
+from nope_probe.run.manifest import Manifest
 from nope_probe.studies.page import (
     MOST_ROWS,
     PlainConsole,
@@ -24,7 +25,7 @@ from nope_probe.studies.page import (
     print_lead,
     print_lines,
 )
-from nope_probe.studies.paper.claims import Claim
+from nope_probe.studies.paper.claims import Reproduction
 from nope_probe.studies.paper.panels import Pair, agreements, pairs_of
 from nope_probe.studies.paper.settings import title_of
 
@@ -46,29 +47,30 @@ def report(run: Run, pairs: Sequence[Pair]) -> Report:
         run: the figure's run.
         pairs: the published panels with the reproduced maps.
     """
-    figure, manifest = title_of(run.manifest["settings"]["figure"]), run.manifest
+    figure, manifest = title_of(run.manifest.settings["figure"]), run.manifest
     return Report(
         title=f"{figure} of the paper, reproduced",
         lead=lead(manifest),
-        sections=[*_figures(figure, pairs), _claims(manifest)],
+        sections=[*_figures(figure, pairs), _claims(manifest.results_as(Reproduction))],
         how_to_read=notes.how_to_read("reproduce"),
     )
 
 
-def lead(manifest: Mapping[str, Any]) -> Lead:
+def lead(manifest: Manifest) -> Lead:
     """Return how many of the paper's claims are reproduced, and which."""
-    figure, claims = title_of(manifest["settings"]["figure"]), manifest["claims"]
-    held = sum(claim["reproduced"] for claim in claims)
+    figure, found = title_of(manifest.settings["figure"]), manifest.results_as(Reproduction)
+    claims = found.claims
+    held = sum(claim.reproduced for claim in claims)
     sentence = f"Of the paper's claims about {figure}, {held} of {len(claims)} could be reproduced."
-    marks = [verdict_mark(claim["reproduced"]).replace("\u00a0", " ") for claim in claims]
+    marks = [verdict_mark(claim.reproduced).replace("\u00a0", " ") for claim in claims]
     table = pd.DataFrame(
-        zip((claim["paper"] for claim in claims[:MOST_ROWS]), marks, strict=False),
+        zip((claim.paper for claim in claims[:MOST_ROWS]), marks, strict=False),
         columns=["the paper's claim", "verdict"],
     )
     return Lead(
         sentence=sentence if claims else f"The paper makes no claim about {figure}.",
         table=table,
-        caption=capitalised(" ".join(manifest["notes"][:1])),
+        caption=capitalised(" ".join(found.notes[:1])),
     )
 
 
@@ -80,13 +82,13 @@ def draw(folder: Path, image: Path) -> None:
     """
     run = read_run(folder)
     runs = {name: read_run(path) for name, path in _experiments(run.manifest, folder).items()}
-    pairs = pairs_of(run.manifest["settings"]["figure"], runs)
+    pairs = pairs_of(run.manifest.settings["figure"], runs)
     export(report(run, pairs).image(), image)
 
 
-def _experiments(manifest: Mapping[str, Any], folder: Path) -> dict[str, Path]:
+def _experiments(manifest: Manifest, folder: Path) -> dict[str, Path]:
     """Return the folders of a figure's experiments by name."""
-    experiments = manifest["experiments"]
+    experiments = manifest.results_as(Reproduction).experiments
     return {name: Path(os.path.normpath(folder / path)) for name, path in experiments.items()}
 
 
@@ -95,15 +97,15 @@ def verdict_mark(reproduced: bool) -> str:
     return "✓\u00a0reproduced" if reproduced else "✗\u00a0not\u00a0reproduced"
 
 
-def _claims(manifest: Mapping[str, Any]) -> Section:
+def _claims(found: Reproduction) -> Section:
     links = {
         name: Link(text=name or "report", href=f"{path}/report.html")
-        for name, path in manifest["experiments"].items()
+        for name, path in found.experiments.items()
     }
     rows: list[list[Cell]] = []
-    for claim in manifest["claims"]:
-        verdict, link = verdict_mark(claim["reproduced"]), links.get(claim["experiment"], "")
-        rows.append([claim["paper"], verdict, claim["evidence"], link])
+    for claim in found.claims:
+        link = links.get(claim.experiment, "")
+        rows.append([claim.paper, verdict_mark(claim.reproduced), claim.evidence, link])
     return Section(
         title="The paper's claims, with their numbers",
         caption="Each claim, checked on the experiment whose report is linked.",
@@ -126,53 +128,56 @@ def _figures(figure: str, pairs: Sequence[Pair]) -> Iterator[Section]:
 def _panels(pair: Pair) -> Iterator[Panel]:
     """Yield the published and the reproduced map, and their difference if they are comparable."""
     published, agreement = pair.published, agreements([pair])
-    bar = _scale(published.kind, published.low, published.high)
     maps = {f"paper, {pair.name}": published.values, "reproduced": pair.reproduced}
-    shown: list[tuple[str, np.ndarray, dict[str, Any]]] = [
-        (name, values, bar if pair.comparable else _own_scale(values, published.kind))
-        for name, values in maps.items()
-    ]
+    for name, values in maps.items():
+        shared = (published.low, published.high)
+        yield _panel(pair, name, values, *(shared if pair.comparable else _own_limits(values)))
     if pair.steps is not None and len(agreement):
         row, limit = agreement.iloc[0], np.nanquantile(np.abs(pair.steps), 0.99)
         exact = row["within_one"] == 1
         size = f" ≤ {row['largest']:.2f}" if exact else f", RMS {row['rms']:.2g}"
         end = float(max(2, math.ceil(limit)))  # differences below two steps are drawn flat
-        about: dict[str, Any] = {"low": -end, "high": end, "unit": "colour steps"}
-        shown.append((f"difference{size}", pair.steps, {**about, "diverging": True}))
-    for name, values, scale in shown:
-        yield Panel(name=name, values=values, positions=len(pair.reproduced), **scale)
+        panel = _panel(pair, f"difference{size}", pair.steps, -end, end)
+        yield replace(panel, unit="colour steps", diverging=True)
 
 
-def _scale(kind: str, low: float, high: float) -> dict[str, Any]:
-    """Return a panel's scale: its own colour bar, centred on zero for signed values."""
-    if kind == "normalised":
-        top = max(abs(low), abs(high))
-        return {"low": -top, "high": top, "diverging": True}
-    return {"low": low, "high": high, "unit": "inner product" if kind == "gram" else "nats"}
+def _panel(pair: Pair, name: str, values: np.ndarray, low: float, high: float) -> Panel:
+    """Return a panel with its own colour bar, centred on zero for signed values."""
+    is_signed, top = pair.published.kind == "normalised", max(abs(low), abs(high))
+    return Panel(
+        name=name,
+        values=values,
+        low=-top if is_signed else low,
+        high=top if is_signed else high,
+        unit="inner product" if pair.published.kind == "gram" else "nats",
+        diverging=is_signed,
+        positions=len(pair.reproduced),
+    )
 
 
-def _own_scale(values: np.ndarray, kind: str) -> dict[str, Any]:
-    """Return the scale of a single map: from its 1% to its 99% quantile, as in Figure 5.
+def _own_limits(values: np.ndarray) -> tuple[float, float]:
+    """Return the limits of a single map: from its 1% to its 99% quantile, as in Figure 5.
 
     The first key, which may be an attention sink, and the diagonal are left out.
     """
     cells = np.tri(len(values), k=-1, dtype=bool) & (np.arange(len(values)) > 0)
     known = values[cells & np.isfinite(values)]
     low, high = np.quantile(known, [0.01, 0.99]) if known.size else (0.0, 1.0)
-    return _scale(kind, float(low), float(high if high > low else low + 1))
+    return float(low), float(high if high > low else low + 1)
 
 
 def print_summary(folder: Path, verbose: bool = False) -> None:
     """Print a figure's claims with their verdicts, and the path of its page; their numbers too."""
     manifest = read_manifest(folder)
-    figure, lines = manifest["settings"]["figure"], []
+    figure, lines = manifest.settings["figure"], []
+    found = manifest.results_as(Reproduction)
     print_lead(PlainConsole(), lead(manifest))
     if verbose:
-        lines += [f"{figure}: {note}" for note in manifest["notes"]]
-        for entry in manifest["claims"]:
-            about = f"{figure}, {entry['experiment']}" if entry["experiment"] else figure
-            lines.append(f"{about}, {Claim(**entry)}")
-        lines += [f"{figure}: {sentence}" for sentence in manifest["headline"]]
+        lines += [f"{figure}: {note}" for note in found.notes]
+        for claim in found.claims:
+            about = f"{figure}, {claim.experiment}" if claim.experiment else figure
+            lines.append(f"{about}, {claim}")
+        lines += [f"{figure}: {sentence}" for sentence in found.headline]
         experiments = _experiments(manifest, folder).values()
         lines += [f"experiment: {experiment / 'report.html'}" for experiment in experiments]
     print_lines([*lines, f"open {folder / 'report.html'}"])

@@ -203,7 +203,7 @@ def _simulated(key: str, panel: Published, runs: Mapping[str, Run]) -> Pair:
     run, layer = runs[half], int(number) - 1
     rows = run.tables["layers"]
     row = rows[(rows["alpha"] == float(alpha)) & (rows["layer"] == layer)].iloc[0]
-    theirs = row["se_plain"] * (run.manifest["n_samples"][alpha] / PAPERS_SAMPLES) ** 0.5
+    theirs = row["se_plain"] * (run.manifest.results["n_samples"][alpha] / PAPERS_SAMPLES) ** 0.5
     return Pair(
         group=", ".join(filter(None, (WORDS.get(half), f"alpha = {alpha}", WORDS.get(kind)))),
         name=f"layer {number}",
@@ -225,7 +225,7 @@ def _trained(figure: str, model: str, run: Run) -> Iterator[Pair]:
         maps = {name.removeprefix("gram/"): run.maps[name] for name in stages}
     else:
         group, kind = "scores of each layer", "score" if figure == "figure8" else "normalised"
-        layers = run.manifest.get("layers", range(len(run.maps[kind])))
+        layers = run.manifest.layers or range(len(run.maps[kind]))
         maps = {f"layer{layer + 1}": run.maps[kind][place] for place, layer in enumerate(layers)}
     if FIGURES[figure].maps:
         shown = papers or LANGUAGE_MODELS[0]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from nope_probe.errors import UserError
+from nope_probe.files import JsonObject
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
 from nope_probe.run.paths import default_output_dir
 from nope_probe.run.settings import (
@@ -205,7 +206,7 @@ class Settings(SessionSettings):
         same = all(papers_name(self.figure, model) for model in self.models)
         return not self.models or (same and given == (None,) * len(given))
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> JsonObject:
         """Return the settings that identify a figure's run: the settings of its experiments."""
         runs = {name: run.recorded() for name, run in experiments_of(self).items()}
         return {"figure": self.figure, "experiments": runs}
@@ -281,7 +282,7 @@ def _of_model(settings: Settings, model: str) -> ExperimentSettings:
     figure, shipped = FIGURES[settings.figure], model.lower() in CHECKPOINTS
     stands_in = figure.is_of_nope and papers_name(settings.figure, model) is None
     data = settings.data or ("shipped" if shipped or stands_in else PAPERS_DATA)
-    given: dict[str, Any] = {
+    given: JsonObject = {
         "model": model,
         "n_seqs": settings.n_seqs or N_SEQS,
         "seed": settings.seed,

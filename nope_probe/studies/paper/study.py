@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nope_probe.errors import UserError
+from nope_probe.run.folder import Run
 from nope_probe.run.paths import output_folder, validate_folder_place
 from nope_probe.run.processes import is_first_process
 from nope_probe.run.session import Session
-from nope_probe.studies.circuit import study as circuit
+from nope_probe.studies.circuit.study import Circuit
 from nope_probe.studies.paper.analyse import analyse, print_index, write_index
 from nope_probe.studies.paper.page import draw, print_summary
 from nope_probe.studies.paper.settings import (
     FIGURES,
-    Circuit,
     ExperimentSettings,
-    Scores,
     Settings,
-    Simulation,
     experiments_of,
     place,
 )
-from nope_probe.studies.scores import study as scores
-from nope_probe.studies.simulation import study as simulation
+from nope_probe.studies.scores.study import Scores
+from nope_probe.studies.simulation.study import Simulate
+from nope_probe.studies.study import Study, run_study
 
-RUNS: dict[type, tuple[str, Callable[[Any], Path]]] = {
-    Simulation: ("simulate", simulation.run),
-    Circuit: ("circuit", circuit.run),
-    Scores: ("scores", scores.run),
-}
+OF_FIGURES: tuple[type[Study[Any, Run]], ...] = (Simulate, Circuit, Scores)
+STUDIES = {study.names()[0]: study for study in OF_FIGURES}
 INDEX_FILES = {"report.html", "figures.csv"}
 
 
@@ -106,8 +102,8 @@ def run_experiments(
     """
     folders = {}
     for name, settings in experiments.items():
-        command, run = RUNS[type(settings)]
-        folder = place(command, settings, above)
+        study = STUDIES[type(settings)]
+        folder = place(study.command, settings, above)
         if folder.is_dir() or not finished:
-            folders[name] = run(replace(settings, out=folder))
+            folders[name] = run_study(study, replace(settings, out=folder))
     return folders

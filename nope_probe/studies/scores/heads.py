@@ -28,12 +28,11 @@ from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.layers.model import (
     Given,
-    HasModel,
     Inputs,
-    model_of,
     numbered_layers,
     traits_of,
 )
+from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.batch_readings import (
     rotation_of,
@@ -163,7 +162,7 @@ class HeadMeans:
 
 
 def head_scores(
-    model: HookedModel | HasModel,
+    model: Model,
     tokens: Given,
     *,
     n_layers: int | None = None,
@@ -180,7 +179,7 @@ def head_scores(
     (`_with_bos`), of which 32 are read.
 
     Args:
-        model: a HookedTransformer or TransformerBridge, ablated or not, or what `load` returns.
+        model: in any form that `load` takes in memory, or what it returns, ablated or not.
         tokens: `Sequences`, or any inputs of `capture_scores`, 4 sequences or more.
         n_layers: how many first layers to measure, if they attend; all by default.
         n_folds: parts of the data behind the intervals, 4 or more; by default 8, or the number of

@@ -22,7 +22,6 @@ from nope_probe.studies.page import (
     MOST_ROWS,
     Report,
     above_noise,
-    fold_sizes_of,
     lengths_of,
     nats,
     no_pattern,
@@ -43,7 +42,7 @@ def report(run: Run, heads: str = "") -> Report:
             in nats; tables `pattern`, `heads` where heads were kept, and the splits.
         heads: the positional patterns of all heads, if the page shows them.
     """
-    tables, name = run.tables, notes.model_name(run.manifest)
+    tables, name = run.tables, run.manifest.model_name
     return Report(
         title=f"The attention scores of {name} by position",
         lead=lead(run),
@@ -62,9 +61,9 @@ def lead(run: Run) -> Lead:
     pattern, heads, folds = (
         run.tables["pattern"],
         run.tables.get("heads"),
-        fold_sizes_of(run.manifest),
+        run.manifest.fold_sizes,
     )
-    best, name = strongest(pattern, folds), notes.model_name(run.manifest)
+    best, name = strongest(pattern, folds), run.manifest.model_name
     if best is None:
         return no_pattern(name, pattern, heads, folds)
     above = pattern[above_noise(pattern, folds)].nlargest(MOST_ROWS, "amplitude")
@@ -104,12 +103,12 @@ def _head(heads: pd.DataFrame, layer: int) -> str:
 
 
 def _map_sections(run: Run) -> Iterator[Section]:
-    table, skip_keys = run.tables["pattern"], int(run.manifest["skip_keys"])
+    table, skip_keys = run.tables["pattern"], run.manifest.skip_keys
     score, normalised = (
         RowMaps(values=run.maps[name], queries=run.query_positions)
         for name in ("score", "normalised")
     )
-    best, layers = strongest(table, fold_sizes_of(run.manifest)), table["layer"].tolist()
+    best, layers = strongest(table, run.manifest.fold_sizes), table["layer"].tolist()
     drawn: dict[str, Any] = {
         "max_positions": positions(3, len(score.values)),
         "skip_keys": skip_keys,

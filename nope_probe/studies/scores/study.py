@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -42,14 +42,14 @@ from nope_probe.maps.maps import Layers
 from nope_probe.maps.rows import choose_rows
 from nope_probe.removal import INTACT
 from nope_probe.reports.notes import WITHOUT_SHARES
-from nope_probe.run.checkpoint import ITEM
+from nope_probe.run.checkpoint import ITEM, write_folds
 from nope_probe.run.folder import Run
-from nope_probe.run.identity import input_arrays, input_record
+from nope_probe.run.identity import input_arrays
 from nope_probe.run.processes import tell
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.engine import Engine, validate_first_sequence
-from nope_probe.studies.from_python import Model, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.page import with_page
 from nope_probe.studies.scores.heads import (
     HeadMeans,
@@ -60,7 +60,7 @@ from nope_probe.studies.scores.heads import (
 )
 from nope_probe.studies.scores.page import report
 from nope_probe.studies.scores.settings import Settings
-from nope_probe.studies.study import Pass, Study, captured, run_study
+from nope_probe.studies.study import Pass, Results, Study, captured, run_study
 from nope_probe.studies.tables import (
     WEIGHTS,
     attention_table,
@@ -103,7 +103,7 @@ class MeasuredScores:
         return next(iter(self.layers.values()))
 
 
-class Scores(Study[Settings]):
+class Scores(Study[Settings, Run]):
     """The mean scores of every layer, whole or per head, and in bands of RoPE."""
 
     command = "scores"
@@ -146,7 +146,7 @@ class Scores(Study[Settings]):
         groups = [[band.coordinates for band in of_layer] for of_layer in self.bands]
         return {"folds": engine.by_fold(capture_bands, stream, groups=groups)}
 
-    def analyse(self, results: Mapping[str, Any]) -> Run:
+    def analyse(self, results: Results) -> Run:
         """Measure the maps, and return the run.
 
         Raises:
@@ -238,26 +238,25 @@ def analyse(
     if first.heads:
         tables |= _head_tables(session, measured, choice)
         patterns = head_patterns(layers, tables["heads"])
-    manifest = {
-        **session.provenance(),
-        **input_record(inputs, first.skip_keys, first.counts),
-        "query_stride": query_stride(len(first.queries)),
-        "layers": [*layers],
-        "windows": windows_of(layers),
-        **_without_shares(session, layers),
-        "lengths": session.lengths,
-        "conditions": [INTACT.name],
-    }
-    arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured), **_folds(measured)}
-    run = Run(manifest=manifest, arrays=arrays, tables=tables)
+    manifest = replace(
+        session.manifest_of(inputs, first.skip_keys, first.counts),
+        query_stride=query_stride(len(first.queries)),
+        layers=tuple(layers),
+        windows=windows_of(layers),
+        without_shares=_without_shares(session, layers),
+        lengths=session.lengths,
+        conditions=(INTACT.name,),
+    )
+    arrays = {"tokens": input_arrays(inputs), "maps": map_arrays(measured)}
+    files = _folds(session, measured)
+    run = Run(manifest=manifest, arrays=arrays, tables=tables, files=files)
     return with_page(session, run, partial(report, heads=patterns))
 
 
-def _without_shares(session: Session[RunSettings], layers: Layers) -> dict[str, list[int]]:
-    """Return for the manifest the layers whose heads have no positional and symbolic shares."""
+def _without_shares(session: Session[RunSettings], layers: Layers) -> tuple[int, ...]:
+    """Return the layers whose heads have no positional and symbolic shares."""
     has_heads = bool(next(iter(layers.values())).heads)
-    without = layers_without_shares(session.loaded.model, [*layers]) if has_heads else []
-    return {"without_shares": without} if without else {}
+    return tuple(layers_without_shares(session.loaded.model, [*layers])) if has_heads else ()
 
 
 def _pattern_table(layers: Layers) -> pd.DataFrame:
@@ -364,24 +363,21 @@ def _standard_errors(layer: LayerMaps) -> Float[Tensor, "row key_pos"]:
     return errors
 
 
-def _folds(measured: MeasuredScores) -> dict[str, dict[str, np.ndarray]]:
-    """Return the fold means as lower triangles, with which `compare` pairs runs, unless too large.
+def _folds(session: Session[RunSettings], measured: MeasuredScores) -> dict[str, Path]:
+    """Write the fold means, with which `compare` pairs runs, unless they are too large.
 
     Fold means beyond MAX_FOLD_BYTES would take more space than the maps.
     """
-    layers, n_folds = measured.layers.values(), measured.first.folds.n_folds
-    n_cells = int((measured.first.queries + 1).sum())
-    if ITEM * n_folds * len(layers) * n_cells > MAX_FOLD_BYTES:
+    n_maps = measured.first.folds.n_folds * len(measured.layers)
+    if ITEM * n_maps * int((measured.first.queries + 1).sum()) > MAX_FOLD_BYTES:
         return {}
-    folds = [
-        torch.stack([x.folds.cells_of(fold).float() for x in layers]) for fold in range(n_folds)
-    ]
-    return {"folds": {"score": torch.stack(folds).numpy()}}
+    write_folds(path := session.checkpoint.scratch("folds"), {"score": measured.layers})
+    return {"folds.safetensors": path}
 
 
-@takes(Settings)
+@takes(Scores)
 def run_scores(
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
@@ -389,16 +385,7 @@ def run_scores(
 ) -> Run:
     """Map a model's mean scores, whole or per head, as the `scores` command does.
 
-    Args:
-        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
-            TransformerBridge.
-            Inside `ablated`, the ablated model is measured.
-        inputs: any inputs of `capture_scores`. By default the sequences that the options describe
-            (`data`, `n_seqs`, `seq_len`, ...).
-        out: a folder for the run, as the command writes it: a new one, or one whose run was
-            interrupted. A finished run of a model by name is read again. By default nothing is
-            kept.
-        options: the command's flags, as below; a single value or a list may stand for a tuple.
+    Inside `ablated`, the ablated model is measured.
 
     Raises:
         UserError: for what cannot be done.
@@ -409,4 +396,4 @@ def run_scores(
         >>> run.maps["score_per_head"].shape
         (2, 4, 64, 64)
     """
-    return run_of(Run, Scores, Settings, model, inputs, out, options)
+    return run_of(Scores, model, inputs, out, options)

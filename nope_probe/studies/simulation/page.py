@@ -67,7 +67,7 @@ def lead(layers: pd.DataFrame) -> Lead:
 
 def _map_sections(run: Run) -> Iterator[Section]:
     """Yield the sections of maps: scores of each alpha, normalised, and less theory."""
-    settings, alphas = run.manifest["settings"], _alphas(run)
+    settings, alphas = run.manifest.settings, _alphas(run)
     spec = ParameterFreeSpec(d_model=settings["d_model"], norm=settings["norm"])
     n_points = 2 * 4 * settings["seq_len"] * len(alphas)  # rows, steps: x, value, error, theory
     size = positions(4 * len(alphas), settings["n_layers"], n_points)

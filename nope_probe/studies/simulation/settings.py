@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.errors import UserError
+from nope_probe.files import JsonObject
 from nope_probe.run.settings import (
     ALPHA,
     COUNT,
@@ -85,10 +86,9 @@ class Settings(SessionSettings):
             d_model=self.d_model, norm=self.norm, rope=self.rope, causal=self.causal
         )
 
-    def recorded(self) -> dict[str, Any]:
+    def recorded(self) -> JsonObject:
         """Return the settings that a run's manifest records, which identify the run."""
-        settings = {**asdict(self), "n_samples": self.samples}
-        return {key: settings[key] for key in settings if key not in ("out", "checkpoint_every")}
+        return super().recorded() | {"n_samples": self.samples}
 
     def validate(self) -> None:
         """Check the settings.

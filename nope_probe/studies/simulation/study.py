@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,21 +35,22 @@ from nope_probe.maps.folds import State
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.parity import describe
 from nope_probe.run.folder import Run
+from nope_probe.run.manifest import RunData
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.processes import Progress, status
 from nope_probe.run.session import Session
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.simulation.page import report
 from nope_probe.studies.simulation.settings import Settings, TheorySettings
-from nope_probe.studies.study import Pass, Study, captured, run_study
-from nope_probe.studies.tables import columns_of
+from nope_probe.studies.study import Pass, Results, Study, captured, run_study
+from nope_probe.studies.tables import Row, columns_of
 
 Maps = dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
 N_ALPHAS = 17  # alphas of the grid
 N_LIVE = 11  # maps of each alpha in memory at a time, as measured
 
 
-class Simulate(Study[Settings]):
+class Simulate(Study[Settings, Run]):
     """The mean scores of the parameter-free transformer at each alpha, next to the theory's."""
 
     command = "simulate"
@@ -96,7 +96,7 @@ class Simulate(Study[Settings]):
             checkpoint=stream,
         ).to_tensors()
 
-    def analyse(self, results: Mapping[str, Any]) -> Run:
+    def analyse(self, results: Results) -> Run:
         """Compare the simulations with the theory, and return the run."""
         alphas = self.settings.alpha
         simulations = {alpha: Simulation.from_tensors(results[key_of(alpha)]) for alpha in alphas}
@@ -136,13 +136,12 @@ def analyse(session: Session[Settings], simulations: Mapping[float, Simulation])
         }
         for kind, tensor in kinds.items():
             maps[f"{kind}/{key_of(alpha)}"] = tensor.float().numpy()
-    manifest = {
-        **session.provenance(),
-        "data": {"name": "Gaussian unit vectors", "alpha": list(simulations)},
-        "n_samples": {
-            f"{alpha:g}": simulation.n_samples for alpha, simulation in simulations.items()
-        },
-    }
+    n_samples = {f"{alpha:g}": of_alpha.n_samples for alpha, of_alpha in simulations.items()}
+    manifest = replace(
+        session.manifest(),
+        data=RunData(name="Gaussian unit vectors", alpha=tuple(simulations)),
+        results={"n_samples": n_samples},
+    )
     tables = {"layers": pd.DataFrame(layers), "steps": pd.concat(steps)}
     run = Run(manifest=manifest, arrays={"maps": maps}, tables=tables)
     return replace(run, page=report(run).html(manifest))
@@ -153,7 +152,7 @@ def layer_rows(
     simulation: Simulation,
     theory: Float[Tensor, "layer query_pos key_pos"],
     tests: list[MonotonicityTest],
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Return the rows of `layers.csv`: noise, gap to the theory (nats), increase in j."""
     gap = (simulation.best.mean - theory).nan_to_num()
     off = (~theory.isnan() & ~torch.eye(theory.shape[-1], dtype=torch.bool)).sum((1, 2))

@@ -8,8 +8,8 @@ position, so that the blocks between the writer and the reader respond.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from dataclasses import asdict, dataclass, field, replace
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ from nope_probe.maps.layers import LayerMaps, Question, shared_patterns
 from nope_probe.maps.positions import PositionSums
 from nope_probe.removal import Writer
 from nope_probe.run.folder import Run
-from nope_probe.run.identity import input_arrays, input_record
+from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.engine import Engine
@@ -41,7 +41,7 @@ from nope_probe.studies.tables import (
     term_table,
     writer_table,
 )
-from nope_probe.studies.trace.page import report
+from nope_probe.studies.trace.page import Traced, report
 
 EFFECTS = ("predicted", "held", "direct", "norm", "total")  # columns of `effects.csv`
 EFFECTS_COLUMNS = ["layer", "head", "of", "writer", *interval_names(*EFFECTS)]
@@ -305,13 +305,15 @@ def analyse(session: Session[RunSettings], trace: TraceTables, reader: str | Non
     """
     settings, inputs = session.settings, session.sequences()
     counts = folds_of(len(inputs), settings.folds, inputs.documents).bincount()
-    manifest: dict[str, Any] = {
-        **session.provenance(),
-        **input_record(inputs, settings.skip_keys_of(inputs), counts),
-        "kept_positions": settings.kept_positions_of(inputs),
-        "layers": sorted(int(layer) for layer in trace.terms["layer"].unique()),
-        "reader": reader or strongest_reader(trace.terms),
-    }
+    traced = Traced(
+        kept_positions=settings.kept_positions_of(inputs),
+        reader=reader or strongest_reader(trace.terms),
+    )
+    manifest = replace(
+        session.manifest_of(inputs, settings.skip_keys_of(inputs), counts),
+        layers=tuple(sorted(int(layer) for layer in trace.terms["layer"].unique())),
+        results=asdict(traced),
+    )
     arrays = {"maps": trace.maps, "tokens": input_arrays(inputs)}
     run = Run(manifest=manifest, arrays=arrays, tables=trace.tables)
     return with_page(session, run, report)

@@ -17,7 +17,8 @@ from nope_probe.removal import Writer
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, positions
 from nope_probe.run.folder import Run
-from nope_probe.studies.page import MOST_ROWS, Report, fold_sizes_of, strongest
+from nope_probe.run.manifest import Manifest
+from nope_probe.studies.page import MOST_ROWS, Report, strongest
 from nope_probe.studies.verdicts import main_writers, most_of, summed
 
 NAMED = 2  # writers of a lead or a pattern in the sentence
@@ -35,6 +36,19 @@ ENCODINGS = {"rotation": "RoPE's rotation", "alibi": "ALiBi"}  # rows of the fir
 LOST = "Lost: on all paths, without its position{kept}."
 
 
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """What a run says of its readers.
+
+    Attributes:
+        reader: the layer or head that the headline is about; None if no layer reads position.
+        kept_positions: how many first positions keep what removed writers write there.
+    """
+
+    reader: str | None = None
+    kept_positions: int = 0
+
+
 def report(run: Run) -> Report:
     """Return the report of a run.
 
@@ -42,7 +56,7 @@ def report(run: Run) -> Report:
         run: tables `terms`, `writers`, `effects` and `clocks`; maps such as `L1/rotation`, nats.
     """
     return Report(
-        title=f"Who writes position in {notes.model_name(run.manifest)}",
+        title=f"Who writes position in {run.manifest.model_name}",
         lead=lead(run),
         sections=list(_sections(run)),
         how_to_read=notes.how_to_read("trace"),
@@ -50,7 +64,7 @@ def report(run: Run) -> Report:
 
 
 def _sections(run: Run) -> Iterator[Section]:
-    tables, reader = run.tables, run.manifest["reader"]
+    tables, traced = run.tables, run.manifest.results_as(Traced)
     yield Section(
         title="Who writes position, and who reads it",
         figure=partial(
@@ -59,10 +73,10 @@ def _sections(run: Run) -> Iterator[Section]:
             tables["writers"],
             tables["effects"],
             maps=run.maps,
-            clocks=_without_rope(tables["clocks"], run.manifest["model"]),
-            reader=reader,
+            clocks=_without_rope(tables["clocks"], run.manifest),
+            reader=traced.reader,
             max_positions=positions(len(TERMS), len(shown_readers(tables["terms"]))),
-            skip_keys=run.manifest["skip_keys"],
+            skip_keys=run.manifest.skip_keys,
         ),
         caption="An edge is as wide as the writer's share of the reader's lead or pattern; choose "
         "a reader to see weaker edges. Below: its terms, and without RoPE its mean keys along two "
@@ -82,14 +96,15 @@ def _sections(run: Run) -> Iterator[Section]:
             title="What is lost without a writer's position",
             caption="Held, direct: lost on the direct path with the norm's scale held, and as it "
             "follows; norm is their difference. Total: on all paths."
-            + (kept if run.manifest.get("kept_positions") else ""),
+            + (kept if traced.kept_positions else ""),
             table=tables["effects"].filter(regex="^(?!predicted)"),
         )
 
 
-def _without_rope(clocks: pd.DataFrame, model: Mapping[str, Any]) -> pd.DataFrame:
+def _without_rope(clocks: pd.DataFrame, manifest: Manifest) -> pd.DataFrame:
     """Return the clocks of layers without RoPE, which turns mean keys before they are read."""
-    turned = [layer for layer, has_rope in enumerate(model["rope_layers"]) if has_rope]
+    rope = () if manifest.model is None else manifest.model.rope_layers
+    turned = [layer for layer, has_rope in enumerate(rope) if has_rope]
     return clocks[~clocks["layer"].isin(turned)]
 
 
@@ -156,12 +171,12 @@ def lead(run: Run) -> Lead:
     Args:
         run: its tables `terms`, `writers` and `effects`, and its manifest with the `reader`.
     """
-    tables, manifest = run.tables, run.manifest
-    chosen = manifest["settings"].get("reader")
+    tables, manifest, traced = run.tables, run.manifest, run.manifest.results_as(Traced)
+    chosen = manifest.settings.get("reader")
     sizes = whole_sizes(tables["terms"])
-    if not chosen and strongest(sizes, fold_sizes_of(manifest), "size") is None:
+    if not chosen and strongest(sizes, manifest.fold_sizes, "size") is None:
         return Lead(sentence=NO_PATTERN)
-    reader = str(manifest["reader"])
+    reader = str(traced.reader)
     shares = {
         question: found
         for question in QUESTIONS
@@ -169,8 +184,8 @@ def lead(run: Run) -> Lead:
     }
     if not shares:
         return Lead(sentence=f"{reader} shows no lead or pattern that exceeds the noise.")
-    kept = ", which the first token keeps" if manifest.get("kept_positions") else ""
-    length = f"{notes.run_size(manifest)['seq_len']:,} tokens"
+    kept = ", which the first token keeps" if traced.kept_positions else ""
+    length = f"{manifest.seq_len:,} tokens"
     clauses = [_clause(name, shares, reader) for name in ("pattern", "lead") if name in shares]
     table, n_left_out = _table(f"{reader} at {length}", shares)
     parts = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,58 +17,11 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.positions import PositionSums
 from nope_probe.run.folder import Run
 from nope_probe.studies.engine import Engine, validate_first_sequence
-from nope_probe.studies.from_python import Model, run_of, takes
-from nope_probe.studies.study import Pass, Study, run_study
+from nope_probe.studies.from_python import ModelOrName, run_of, takes
+from nope_probe.studies.study import Pass, Results, Study, run_study
 from nope_probe.studies.trace.analyse import TraceTables, analyse, trace_of
 from nope_probe.studies.trace.page import lead
 from nope_probe.studies.trace.settings import Settings
-
-
-class TracePosition(Study[Settings]):
-    """The writers of the position that each layer or head reads, and what it loses without them."""
-
-    command = "trace"
-
-    def passes(self) -> Iterator[Pass]:
-        """Yield the pass that sums the writers' parts, and those that take positions away."""
-        session, engine = self.session, Engine.of(self.session)
-        if "positions" not in session.checkpoint:
-            layers = self.settings.layers_of(session.loaded.info)
-            validate_first_sequence(session.loaded.model, engine.inputs, layers)
-        yield Pass(key="positions", engine=engine, read=self._read_positions)
-        yield Pass(key="effects", engine=engine, read=self._read_effects, n_seqs=0)
-
-    def _read_positions(self, engine: Engine, key: str, ablation: Ablation | None) -> PositionSums:
-        with self._traceable():
-            return engine.positions(
-                key,
-                ablation,
-                layers=self.settings.layers_of(self.session.loaded.info),
-                writers=self.settings.writers,
-                per_head=self.settings.traces_heads,
-            )
-
-    def _read_effects(self, engine: Engine, key: str, ablation: Ablation | None) -> TraceTables:
-        """Return the tables; which positions are taken away follows from those of `positions`."""
-        sums = self._read_positions(engine, "positions", ablation)
-        with self._traceable():
-            confirm, reader = self.settings.confirm, self.settings.reader
-            return trace_of(sums).with_effects(engine, sums, confirm, reader)
-
-    @contextmanager
-    def _traceable(self) -> Iterator[None]:
-        try:
-            yield
-        except NotImplementedError as error:
-            name = self.session.loaded.info.name
-            raise UserError(f"{name} cannot be traced: {error}") from error
-
-    def analyse(self, results: Mapping[str, Any]) -> Run:
-        """Return the run of the trace."""
-        return analyse(self.session, results["effects"], self.settings.reader)
-
-
-run = partial(run_study, TracePosition)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -108,9 +61,56 @@ class Trace(Run):
         return self.tables["clocks"]
 
 
-@takes(Settings)
+class TracePosition(Study[Settings, Trace]):
+    """The writers of the position that each layer or head reads, and what it loses without them."""
+
+    command = "trace"
+
+    def passes(self) -> Iterator[Pass]:
+        """Yield the pass that sums the writers' parts, and those that take positions away."""
+        session, engine = self.session, Engine.of(self.session)
+        if "positions" not in session.checkpoint:
+            layers = self.settings.layers_of(session.loaded.info)
+            validate_first_sequence(session.loaded.model, engine.inputs, layers)
+        yield Pass(key="positions", engine=engine, read=self._read_positions)
+        yield Pass(key="effects", engine=engine, read=self._read_effects, n_seqs=0)
+
+    def _read_positions(self, engine: Engine, key: str, ablation: Ablation | None) -> PositionSums:
+        with self._traceable():
+            return engine.positions(
+                key,
+                ablation,
+                layers=self.settings.layers_of(self.session.loaded.info),
+                writers=self.settings.writers,
+                per_head=self.settings.traces_heads,
+            )
+
+    def _read_effects(self, engine: Engine, key: str, ablation: Ablation | None) -> TraceTables:
+        """Return the tables; which positions are taken away follows from those of `positions`."""
+        sums = self._read_positions(engine, "positions", ablation)
+        with self._traceable():
+            confirm, reader = self.settings.confirm, self.settings.reader
+            return trace_of(sums).with_effects(engine, sums, confirm, reader)
+
+    @contextmanager
+    def _traceable(self) -> Iterator[None]:
+        try:
+            yield
+        except NotImplementedError as error:
+            name = self.session.loaded.info.name
+            raise UserError(f"{name} cannot be traced: {error}") from error
+
+    def analyse(self, results: Results) -> Run:
+        """Return the run of the trace."""
+        return analyse(self.session, results["effects"], self.settings.reader)
+
+
+run = partial(run_study, TracePosition)
+
+
+@takes(TracePosition)
 def run_trace(
-    model: Model,
+    model: ModelOrName,
     inputs: Given | None = None,
     *,
     out: Path | str | None = None,
@@ -118,16 +118,7 @@ def run_trace(
 ) -> Trace:
     """Find who writes the position that each layer reads, as the `trace` command does.
 
-    Args:
-        model: a name, as the command takes it; the result of `load`; a HookedTransformer or a
-            TransformerBridge. A loaded model is traced in all its layers by default.
-            Inside `ablated`, the ablated model is traced, with `confirm=0`.
-        inputs: any inputs of `capture_scores`; vectors for a parameter-free model. By default the
-            sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).
-        out: a folder for the run, as the command writes it: a new one, or one whose run was
-            interrupted. A finished run of a model by name is read again. By default nothing is
-            kept.
-        options: the command's flags, as below; a single value or a list may stand for a tuple.
+    Inside `ablated`, the ablated model is traced, with `confirm=0`.
 
     Raises:
         UserError: for too few sequences or folds, or for a family whose residual stream is no sum,
@@ -143,4 +134,4 @@ def run_trace(
         >>> sorted(shares[shares > 0.5].index)
         ['L1H0', 'L1H1']
     """
-    return run_of(Trace, TracePosition, Settings, model, inputs, out, options)
+    return run_of(TracePosition, model, inputs, out, options)

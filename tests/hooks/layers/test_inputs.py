@@ -174,7 +174,7 @@ def test_learned_positions_end_where_the_context_does_and_rope_goes_on(
 def test_studies_take_texts_and_refuse_what_captures_refuse(shipped: LoadedModel) -> None:
     texts = [TEXT.replace("9", digit) for digit in "13579"]
     study = run_ablations(shipped.model, texts, remove=["sources"])
-    assert study.skip_keys == 1
+    assert study.manifest.skip_keys == 1
     for run in (run_ablations, run_trace):
         with pytest.raises(UserError, match="token 2048"):
             run(shipped.model, torch.full((7, 5), 2048))

@@ -74,6 +74,40 @@ def test_each_band_is_the_sum_over_its_coordinates_in_plain_transformers(
             assert error <= NETWORK * true.abs().max()
 
 
+@pytest.mark.parametrize("spec", ["bridge:llama", "bridge:phi3", "hooked:llama"])
+def test_a_band_of_captured_scores_is_that_band_and_the_two_halves_of_each_head_add_up(
+    spec: str, model_of: ByName
+):
+    model, _ = model_of(spec)
+    inputs, options = tokens(N_SEQS, N_POS, seed=3), {"n_folds": N_FOLDS, "per_head": True}
+    n_pairs = len(read_layers(model, inputs)[0].rotation.frequencies)
+    names = (f"rope[0:{n_pairs // 2}]", f"rope[{n_pairs // 2}:{n_pairs}]")
+    fast, slow = (capture_scores(model, inputs, band=name, **options) for name in names)
+    groups = [of_layer[:1] for of_layer in groups_of(bands_of(model, 2))]
+    if n_pairs % 2 == 0:
+        assert_same(fast.folds, capture_bands(model, inputs, groups, n_folds=N_FOLDS)[:, :, 0])
+    whole = capture_scores(model, inputs, band="rope", **options).per_head
+    added = fast.per_head + slow.per_head
+    assert (added - whole).nan_to_num().abs().max() <= NETWORK * whole.nan_to_num().abs().max()
+    assert torch.allclose(fast.per_head.mean(2).double(), fast.folds, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "band", "error", "message"),
+    [
+        ("bridge:llama", "mask", ValueError, "expected pairs of RoPE"),
+        ("bridge:llama", "rope[0:99]", ValueError, r"no band rope\[0:99\]"),
+        ("bridge:gemma2", "rope", NotImplementedError, "soft-capped"),
+        ("bridge:smollm3", "rope", ValueError, "has no RoPE"),
+    ],
+)
+def test_a_band_that_scores_do_not_have_is_refused(
+    spec: str, band: str, error: type[Exception], message: str, model_of: ByName
+):
+    with pytest.raises(error, match=message):
+        capture_scores(model_of(spec)[0], tokens(5, 5), band=band, n_folds=5)
+
+
 def test_soft_capped_scores_have_no_bands(bridge: ByName):
     with pytest.raises(NotImplementedError, match="soft-capped"):
         capture_bands(bridge("gemma2"), tokens(5, 5), [[(0, 5)]], n_folds=5)

@@ -1,0 +1,154 @@
+"""Measure the claims: python claims/page.py, or python claims/page.py SCRIPT for a script's alone.
+
+Writes docs/claims.md, docs/claims.csv and figures. With the word `draw` it writes the page and the
+figures of what is stored.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from html import escape
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from profiles import PARTS
+
+from claims import overall, table
+from nope_probe.figures.image import export
+
+DOCS = Path(__file__).parent.parent / "docs"
+STORED, PAGE, IMAGES = DOCS / "claims.csv", DOCS / "claims.md", DOCS / "images" / "claims"
+WORDS = tomllib.loads((Path(__file__).parent / "papers.toml").read_text(encoding="utf-8"))
+CALLED = {"holds": "**holds**", "fails": "**fails**", "undecided": "undecided"}
+
+
+def store(script: str) -> None:
+    """Measure a script's claims in the models that it names, and store them with the others."""
+    module, of_script = import_module(script), claims_of(script)
+    measured = table([row for model in module.MODELS for row in module.rows_of(model)])
+    parts = [measured]
+    if STORED.is_file():
+        stored = pd.read_csv(STORED, keep_default_na=False)
+        parts.append(stored[~stored["claim"].isin(of_script)])
+    order = [*WORDS["claims"]]
+    rows = pd.concat(parts).sort_values(
+        "claim", key=lambda names: names.map(order.index), kind="stable"
+    )
+    rows.to_csv(STORED, index=False, float_format="%.4g")
+    print(f"{script}: {len(measured)} rows", flush=True)
+
+
+def draw(stored: pd.DataFrame) -> None:
+    """Draw the figure of each script."""
+    for script in WORDS["scripts"]:
+        rows = stored[stored["claim"].isin(claims_of(script))]
+        export(import_module(script).draw(rows), IMAGES / f"{script}.png")
+
+
+def claims_of(script: str) -> dict[str, dict[str, Any]]:
+    """Return the words of a script's claims by name."""
+    return {name: words for name, words in WORDS["claims"].items() if words["script"] == script}
+
+
+def page(stored: pd.DataFrame) -> str:
+    """Return docs/claims.md."""
+    parts = [WORDS["begins"].strip()]
+    for script, title in WORDS["scripts"].items():
+        of_script = claims_of(script)
+        models = " ".join(import_module(script).MODELS)
+        parts += [f"## {title}", f"`python claims/{script}.py --model {models}`"]
+        parts.append(
+            markdown(HEADER, [cells(name, words, stored) for name, words in of_script.items()])
+        )
+        if script == "u_shape":
+            parts += [PROFILES, profile_table(stored)]
+        parts.append(f"![{title}](images/claims/{script}.png)")
+    return "\n\n".join(parts) + "\n"
+
+
+HEADER = ["paper", "says", "of", "prediction", "refuted by", "our number", "verdict"]
+PROFILES = (
+    "All measures in one table: what the last position takes from the first position, the early "
+    "ones (up to n/8), the late ones (the last eighth without the last) and the last, over the "
+    "middle half, at 256 tokens (means of 12 texts). Influence is the norm of the gradient of a "
+    "random read-out of the final residual stream by an input embedding. Attention is the last "
+    "query's, the mean over heads and layers. Rollout is the product of the layers' attention."
+)
+
+
+def cells(name: str, words: dict[str, Any], stored: pd.DataFrame) -> list[str]:
+    """Return a claim's row of the page."""
+    rows = stored[stored["claim"] == name]
+    verdict = overall([*rows["verdict"]])
+    called = CALLED.get(verdict) or f"**depends** on {words['depends']}"
+    numbers = [
+        f"{row.model}, {escape(row.quantity)}: {number(row.value)} "
+        f"[{number(row.low)}, {number(row.high)}]"
+        for shown in words["numbers"]
+        for row in rows[rows["quantity"].str.startswith(shown)].itertuples()
+    ]
+    paper = f"[{words['paper']}](https://arxiv.org/abs/{words['paper']})"
+    quote = f"“{words['quote']}”" if words["quote"] else words["says"]
+    noted = [called, *([words["note"]] if words["note"] else [])]
+    return [
+        *(paper, quote, words["scope"], words["prediction"], words["refuted"]),
+        *("<br>".join(numbers), ". ".join(noted)),
+    ]
+
+
+def number(value: float) -> str:
+    """Return a number with three digits."""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0e}"
+
+
+def profile_table(stored: pd.DataFrame) -> str:
+    """Return the table of measures by condition, and of the scores."""
+    split = stored["quantity"].str.split(": ", expand=True)
+    stored = stored.assign(measure=split[0], where=split[1], part=split[2])
+    of_profiles = stored[stored["part"].isin(PARTS)]
+    lines = [
+        [
+            str(measure),
+            str(where),
+            *(number(rows.set_index("part")["value"][part]) for part in PARTS),
+        ]
+        for (measure, where), rows in of_profiles.groupby(["measure", "where"], sort=False)
+    ]
+    scores = stored[stored["measure"] == "scores"]
+    of_scores = [
+        [str(where), *map(number, rows["value"])]
+        for where, rows in scores.groupby("where", sort=False)
+    ]
+    return "\n\n".join(
+        [
+            markdown(["measure", "weights and RoPE", *PARTS], lines),
+            "Scores have no middle: the first key's lead (nats) and the pattern among the other "
+            "keys, its amplitude (nats) and locality (-1 to 1), of the median layer from L1.",
+            markdown(["weights and RoPE", "lead", "amplitude", "locality"], of_scores),
+        ]
+    )
+
+
+def markdown(header: list[str], lines: list[list[str]]) -> str:
+    """Return a table in Markdown."""
+    rule = ["---"] * len(header)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |"
+        for line in [header, rule, *lines]
+    )
+
+
+def main(*arguments: str) -> None:
+    for script in arguments or WORDS["scripts"]:
+        if script != "draw":
+            store(script)
+    stored = pd.read_csv(STORED, keep_default_na=False)
+    draw(stored)
+    PAGE.write_text(page(stored), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

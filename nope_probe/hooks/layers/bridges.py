@@ -1,0 +1,132 @@
+"""TransformerLens's bridge of a transformers model.
+
+Importing TransformerLens takes seconds, so this file is imported where a model becomes a bridge.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.model_bridge.component_setup import setup_submodules
+from transformer_lens.model_bridge.generalized_components import (
+    AttentionBridge,
+    LinearBridge,
+    PosEmbedBridge,
+    RotaryEmbeddingBridge,
+)
+from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+from transformer_lens.model_bridge.sources import build_bridge_from_module
+from transformer_lens.model_bridge.sources.transformers import determine_architecture_from_hf_config
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from nope_probe.errors import UserError
+from nope_probe.files import reading
+from nope_probe.hooks.layers.model import blocks_of, layers_of
+from nope_probe.hooks.layers.text_decoder import context_in
+
+
+def boot_bridge(
+    source: str,
+    hf: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    dtype: torch.dtype,
+    device: str | None,
+) -> TransformerBridge:
+    """Return the bridge of a Hugging Face model, with raw weights.
+
+    Args:
+        source: the Hub id or folder of the model.
+        hf: the model, which is rewired in place.
+        tokenizer: its tokenizer; None if it has none.
+        dtype: its dtype.
+        device: its device; None if its parts are on several devices.
+
+    Raises:
+        UserError: if TransformerLens does not support the architecture, or if the model has no
+            attention that can be read.
+    """
+    with reading(f"TransformerLens cannot read {source}, a {type(hf).__name__}"):
+        if tokenizer is None:  # TransformerLens would look for one
+            named = determine_architecture_from_hf_config(hf.config)
+            model = build_bridge_from_module(
+                hf, named, hf_config=hf.config, dtype=dtype, device=device, model_name=source
+            )
+        else:
+            model = TransformerBridge.boot_transformers(
+                source, hf_model=hf, tokenizer=tokenizer, dtype=dtype, device=device
+            )
+    model.cfg.n_ctx = context_in(hf.config.get_text_config()) or model.cfg.n_ctx
+    if getattr(hf.config, "is_decoder", False):
+        model.cfg.attention_dir = "causal"  # TransformerLens calls any BERT an encoder
+    _add_attention(model)
+    _add_position_embeddings(model)
+    layers = layers_of(model) if hasattr(model, "blocks") else []
+    if not layers:
+        raise UserError(
+            f"{source} has no attention in a form that can be read (one module of a block, with "
+            "hook points of TransformerLens): there are no scores to map; a hybrid model may "
+            "attend in later layers"
+        )
+    _run_as_transformers(model)
+    for layer in layers:
+        layer.attach_tap()
+    return model
+
+
+# Attention in blocks where TransformerLens has hook points for the residual stream only.
+_WHOLE_BLOCKS = {
+    "NemotronHForCausalLM": "mixer",
+    "RecurrentGemmaForCausalLM": "temporal_block",
+}
+
+
+def _add_attention(model: TransformerBridge) -> None:
+    """Add TransformerLens's hook points to attention that lacks them."""
+    name = _WHOLE_BLOCKS.get(type(model.original_model).__name__)
+    if name is None:
+        return
+    for block in model.blocks:
+        hf_block = block.original_component
+        module = getattr(hf_block._modules[name], "original_component", hf_block._modules[name])
+        if not hasattr(module, "q_proj"):
+            continue
+        projections = {letter: LinearBridge(name=f"{letter}_proj") for letter in "qkvo"}
+        attn = AttentionBridge(name=name, config=model.cfg, submodules=projections)
+        attn.set_original_component(module)
+        setup_submodules(attn, model.adapter, module)
+        attn.setup_hook_compatibility()
+        attn.hook_z = attn.o.hook_in
+        hf_block._modules[name] = attn
+        block.add_module("attn", attn)
+    model.clear_hook_registry()
+    model._initialize_hook_registry()
+
+
+def _add_position_embeddings(model: TransformerBridge) -> None:
+    """Add a hook point to position embeddings without weights (XGLM's sinusoids)."""
+    modules = model.original_model.base_model._modules
+    embedding = modules.get("embed_positions")
+    if embedding is not None and "pos_embed" not in model._modules:
+        positions = PosEmbedBridge(name="embed_positions")
+        positions.set_original_component(embedding)
+        modules["embed_positions"] = positions
+        model.add_module("pos_embed", positions)
+
+
+def _run_as_transformers(model: TransformerBridge) -> None:
+    """Run blocks that do not attend as transformers does, not by TransformerLens's own code."""
+    for module in model.original_model.modules():
+        for name, child in module._modules.items():
+            if isinstance(child, RotaryEmbeddingBridge) and child.original_component is None:
+                module._modules[name] = None  # without RoPE (Granite 4), there is no module to call
+    for block in blocks_of(model):
+        # GPT-1's blocks return lists, in which TransformerLens does not look for its hook's tensor.
+        if type(model.original_model).__name__ == "OpenAIGPTLMHeadModel":
+            hf_block: Any = block.original_component
+            hf_block.register_forward_hook(lambda _, args, output: tuple(output))
+        linear = block._modules.get("linear_attn")
+        if linear is not None:
+            vars(linear)["forward"] = partial(GeneralizedComponent.forward, linear)

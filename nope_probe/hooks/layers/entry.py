@@ -1,0 +1,87 @@
+"""Passes that begin at a block: what comes before it is computed once for many ablations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from nope_probe.hooks.layers.base_layer import Vectors
+from nope_probe.hooks.layers.hook_points import (
+    HookedModel,
+    HookPoint,
+    hooks_attached,
+    methods_replaced,
+)
+from nope_probe.hooks.layers.model import block_point, blocks_of, logits_of
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Entry:
+    """The residual stream of a batch before some blocks, for passes that begin there.
+
+    Attributes:
+        residuals: [batch, pos, d_model] by the number of the block.
+        n_outputs: how many values a block returns; 0 for the residual stream alone.
+    """
+
+    residuals: Mapping[int, Vectors]
+    n_outputs: int
+
+
+def run_to_enter(
+    model: HookedModel, tokens: Int[Tensor, "batch pos"], numbers: Iterable[int]
+) -> tuple[Entry, Float[Tensor, "batch pos d_vocab"]]:
+    """Run a batch, and keep what `entered` needs to begin passes at some blocks.
+
+    Args:
+        model: a HookedTransformer or TransformerBridge.
+        tokens: the batch.
+        numbers: of the blocks; at block 0, a pass begins as ever.
+
+    Returns:
+        What was kept, and the logits.
+    """
+    residuals, outputs = dict[int, Tensor](), list[int]()
+
+    def keep(tensor: Tensor, hook: HookPoint, number: int) -> None:
+        residuals[number] = tensor
+
+    def count(module: nn.Module, args: object, output: object) -> None:
+        outputs.append(len(output) if isinstance(output, tuple) else 0)
+
+    points = [
+        (block_point(model, number, "hook_resid_pre"), partial(keep, number=number))
+        for number in {*numbers} - {0}
+    ]
+    counting = blocks_of(model)[0].register_forward_hook(count)
+    try:
+        with hooks_attached(points):
+            logits = logits_of(model, tokens)
+    finally:
+        counting.remove()
+    return Entry(residuals=residuals, n_outputs=outputs[0]), logits
+
+
+@contextmanager
+def entered(model: HookedModel, entry: Entry, number: int) -> Iterator[None]:
+    """Begin passes over a batch at a block: earlier blocks do not run, and their hooks see nothing.
+
+    Args:
+        model: the model, with no other change than in later blocks.
+        entry: of the same batch.
+        number: of a block whose residual stream was kept, or 0.
+    """
+
+    def skip(*_: object, **__: object) -> object:
+        residual = entry.residuals[number]
+        return (residual, *[None] * (entry.n_outputs - 1)) if entry.n_outputs else residual
+
+    with ExitStack() as stack:
+        for block in blocks_of(model)[:number]:
+            stack.enter_context(methods_replaced(block, forward=skip))
+        yield

@@ -1,0 +1,220 @@
+"""The models that public functions take: TransformerLens's, and transformers' through a bridge.
+
+A bridge is made of a copy of the model's modules that has the model's own weights. The model is
+never changed, and costs no memory twice. Adapters are merged into copies of the matrices that they
+change.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.hook_points import HookedModel, methods_replaced
+from nope_probe.hooks.layers.model import evaluated
+from nope_probe.hooks.layers.parity import (
+    errors_of,
+    probe_tokens,
+    reference_of,
+    validate_within,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@runtime_checkable
+class HasModel(Protocol):
+    """A model with its tokenizer and info, as `nope_probe.load` returns them."""
+
+    @property
+    def model(self) -> Any: ...
+
+
+# A HookedTransformer or TransformerBridge, what `load` returns, or what `load` takes in memory.
+Model: TypeAlias = HookedModel | HasModel | nn.Module
+TAKEN = (
+    "a transformers model with a head for text (also in torch.compile, peft or nnsight), a "
+    "HookedTransformer, a TransformerBridge, or what load(name) returns"
+)
+# Where nnsight's, parallel and loaded models have the model that they wrap.
+_WRAPPED = ("_module", "_model", "module", "model")
+_IN_USE: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # the bridges of `ablated`
+
+
+def model_of(given: Model) -> HookedModel:
+    """Return the hooked model that a caller gave to a public function, in any of its forms.
+
+    The bridge of a transformers model is made anew at every call, as its weights and hooks are now;
+    within `ablated` it is the bridge that is ablated.
+
+    Raises:
+        TypeError: for what is no model, naming what is taken.
+        UserError: for a model whose weights are on disk or in another memory until they are used,
+            that is no decoder of text, or whose bridge computes something else.
+    """
+    return checked_model(given)[0]
+
+
+def checked_model(given: Model, tokenizer: Any = None) -> tuple[HookedModel, dict[str, float]]:
+    """Return the hooked model of `model_of`, and the errors of a new bridge's outputs.
+
+    Args:
+        given: the caller's model.
+        tokenizer: the tokenizer of a transformers model, of which the bridge has a copy; by default
+            the one of the object that holds the model.
+    """
+    model = _unwrapped(given)
+    _validate_on_devices(model)
+    if hasattr(model, "cfg") or model in _IN_USE:
+        return _IN_USE.get(model, model), {}
+    from nope_probe.hooks.layers.bridges import boot_bridge
+
+    name = model.name_or_path or type(model).__name__
+    copied = _copy(model)
+    reference = reference_of(copied, _logits(model))
+    dtype = next(copied.parameters()).dtype
+    bridge = boot_bridge(name, copied, None, dtype, None)
+    tokenizer = tokenizer or getattr(given, "tokenizer", None)
+    if tokenizer is not None:
+        bridge.tokenizer = deepcopy(tokenizer)
+    errors = errors_of(bridge, reference)
+    validate_within(name, errors, dtype)
+    return bridge, errors
+
+
+def _unwrapped(given: object) -> Any:
+    """Return the TransformerLens or transformers model that a caller's object is, or wraps."""
+    from transformers import PreTrainedModel
+
+    inner: Any = getattr(given, "_orig_mod", given)
+    prompts = getattr(getattr(inner, "active_peft_config", None), "is_prompt_learning", False)
+    if prompts:
+        raise UserError(
+            f"the adapter, a {type(inner.active_peft_config).__name__}, adds no numbers to "
+            "weights: only adapters that do, such as LORA, are read"
+        )
+    inner = inner.get_base_model() if hasattr(inner, "get_base_model") else inner  # of peft
+    while not isinstance(inner, PreTrainedModel):
+        if hasattr(inner, "blocks") and hasattr(inner, "cfg"):
+            return inner
+        wrapped = (getattr(inner, name, None) for name in _WRAPPED)
+        inner = next((model for model in wrapped if isinstance(model, nn.Module)), None)
+        if inner is None:
+            hint = "; load it first: load(name)" if isinstance(given, str) else ""
+            raise TypeError(f"expected {TAKEN}, got {type(given).__name__}{hint}")
+    return inner
+
+
+def _validate_on_devices(model: Any) -> None:
+    weights = model.named_parameters() if isinstance(model, nn.Module) else ()
+    away = next((name for name, weight in weights if weight.is_meta), None)
+    if away is not None:
+        raise UserError(
+            f"weights of the model, such as {away}, are offloaded (on the device meta) and cannot "
+            "be read: load fewer layers, or a smaller dtype, so that all of them are on devices"
+        )
+
+
+@contextmanager
+def opened(given: Model) -> Iterator[HookedModel]:
+    """Yield the hooked model of a caller's, which meanwhile also runs where the caller's does."""
+    original, model = _unwrapped(given), model_of(given)
+    if model is original or original in _IN_USE:
+        yield model
+        return
+    bridged: Any = model
+    run, replaced = bridged.original_model.base_model, _backbone(original)
+
+    def forward(*args: object, **options: object) -> object:
+        if type(run) is not type(replaced):  # with position ids of its own
+            raise UserError("inside `ablated`, run the model that it gives: `as model`")
+        return run(*args, **options)
+
+    _IN_USE[original] = model
+    try:
+        with methods_replaced(replaced, forward=forward):
+            yield model
+    finally:
+        del _IN_USE[original]
+
+
+def _backbone(model: Any) -> nn.Module:
+    """Return a decoder without its head; of a multimodal model, that of its decoder of text."""
+    from nope_probe.hooks.layers.text_decoder import text_config_of
+
+    whole = model if text_config_of(model.config) is model.config else model.get_decoder()
+    return whole.base_model
+
+
+def _logits(model: Any) -> Tensor:
+    """Return a model's logits on the probe, without a trace in the model."""
+    n_tokens = model.get_input_embeddings().num_embeddings
+    tokens = probe_tokens(n_tokens).to(model.device)
+    eager = torch.compiler.set_stance("force_eager")  # compiling takes longer than the pass
+    with torch.no_grad(), evaluated(model.modules()), eager:
+        return model(input_ids=tokens, use_cache=False).logits.float()
+
+
+def _copy(original: PreTrainedModel) -> PreTrainedModel:
+    """Return a decoder of the same weights, buffers and hooks, with eager attention.
+
+    Raises:
+        UserError: for a model that is no decoder of text.
+    """
+    from nope_probe.hooks.layers.text_decoder import text_config_of, text_decoder
+
+    shared: dict[int, Any] = {}
+    for module in original.modules():
+        own = vars(module)
+        tables = [own[name] for name in own if name.endswith(("_hooks", "_parameters", "_buffers"))]
+        tables = [table for table in tables if isinstance(table, dict)]
+        shared |= {id(value): value for table in tables for value in table.values()}
+    copied = deepcopy(original, shared)
+    for module in copied.modules():  # compiled or wrapped functions run the original
+        if isinstance(vars(module).get("forward"), FunctionType):
+            del vars(module)["forward"]
+    _merge_adapters(copied)
+    text = text_config_of(copied.config)
+    if text is not copied.config:
+        copied = text_decoder(copied, text)
+    is_other = copied.config.is_encoder_decoder or hasattr(copied.config, "text_config")
+    if is_other or copied.get_output_embeddings() is None:
+        raise UserError(f"a {type(original).__name__} is not taken; what is taken is {TAKEN}")
+    copied.set_attn_implementation("eager")
+    return copied.eval()
+
+
+def _merge_adapters(model: Any) -> None:
+    """Put the matrices that adapters change, with the changes, in the places of peft's modules.
+
+    Adapters that are disabled are left out.
+    """
+    if "peft" not in sys.modules:
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    for path, layer in reversed([*model.named_modules()]):
+        if not isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            continue
+        tuner: Any = layer
+        base = getattr(tuner, "original_module", None) or tuner.get_base_layer()
+        for name, weight in [*base.named_parameters(recurse=False)]:
+            base.register_parameter(name, nn.Parameter(weight.detach(), requires_grad=False))
+        if not tuner.disable_adapters and hasattr(tuner, "unload_and_optionally_merge_module"):
+            base = tuner.unload_and_optionally_merge_module(
+                merge=True, safe_merge=True, adapter_names=None
+            )
+        elif not tuner.disable_adapters and not tuner.merged:
+            tuner.merge(safe_merge=True)
+        model.set_submodule(path, base)

@@ -1,0 +1,94 @@
+"""Whether a hooked model computes what plain transformers computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.attention import Attention, relative_error, score_tolerance
+from nope_probe.hooks.layers.base_layer import Layer
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.model import attention_read, logits_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """The outputs of plain transformers on the probe.
+
+    Attributes:
+        logits: the logits.
+        patterns: the attention weights of each layer that returns them.
+    """
+
+    logits: Float[Tensor, "seq pos d_vocab"]
+    patterns: tuple[Tensor, ...]
+
+
+def probe_tokens(d_vocab: int) -> Int[Tensor, "seq pos"]:
+    """Return the small batch of random tokens on which parity is measured."""
+    return torch.randint(d_vocab, (2, 13), generator=torch.Generator().manual_seed(0))
+
+
+_REASONS = {
+    "logits": "TransformerLens and transformers compute different outputs",
+    "positions": "scores depend on positions otherwise than by RoPE or learned embeddings",
+}
+
+
+def reference_of(
+    hf: PreTrainedModel, logits: Float[Tensor, "seq pos d_vocab"] | None = None
+) -> Reference:
+    """Return plain transformers' outputs on the probe, before a bridge rewires the model.
+
+    Args:
+        hf: the model.
+        logits: of the model that it is a copy of; by default its own.
+    """
+    tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
+    with torch.inference_mode():
+        outputs = hf(tokens, output_attentions=True, use_cache=False)
+    attentions = getattr(outputs, "attentions", None) or ()  # a state-space model has none
+    patterns = tuple(attention for attention in attentions if attention is not None)
+    return Reference(logits=outputs.logits.float() if logits is None else logits, patterns=patterns)
+
+
+def validate_within(name: str, errors: Mapping[str, float], dtype: torch.dtype) -> None:
+    """Check that the errors of a model are within the tolerance of its dtype.
+
+    Raises:
+        UserError: naming the output that is off, and its error.
+    """
+    tolerance = score_tolerance(dtype)
+    for output, value in errors.items():
+        if not value <= tolerance:
+            raise UserError(
+                f"{name} fails parity: {output} off by {value:.2g} (relative), more than "
+                f"{tolerance:g}; {_REASONS.get(output, _REASONS['logits'])}"
+            )
+
+
+def errors_of(model: HookedModel, reference: Reference) -> dict[str, float]:
+    """Return the relative errors of logits and attention weights against plain transformers."""
+
+    def pattern(layer: Layer, attention: Attention) -> Tensor:
+        return attention.pattern().float()
+
+    with torch.inference_mode(), attention_read(model, pattern) as patterns:
+        logits = logits_of(model, probe_tokens(model.cfg.d_vocab)).float()
+    errors = {"logits": relative_error(logits, reference.logits.to(logits.device))}
+    if len(patterns) == len(reference.patterns):
+        of_patterns = [
+            relative_error(pattern, expected.float().to(pattern.device))
+            for pattern, expected in zip(patterns, reference.patterns, strict=True)
+        ]
+        errors["pattern"] = float(torch.tensor(of_patterns).max())  # Python's max skips NaN
+    return errors

@@ -1,0 +1,220 @@
+"""What a run's manifest.json says: a record for all commands, which writes and reads itself.
+
+It needs no torch, since a finished run is shown without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
+
+from nope_probe.files import JsonObject
+from nope_probe.hooks.removing.stand_ins import Replacement
+from nope_probe.models.info import ModelInfo
+
+FileRecord: TypeAlias = dict[str, dict[str, str | int]]  # a source's files, their hash or size
+Record = TypeVar("Record")
+OF_FILE = ("format", "complete", "checksum")  # entries of manifest.json that check the file itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunModel(ModelInfo):
+    """The model of a run.
+
+    Attributes:
+        weights: the hash of its weights, buffers and settings.
+    """
+
+    weights: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """Where a run's sequences come from.
+
+    Attributes:
+        name: of the data.
+        bos: whether all sequences begin with a BOS token; None for simulated vectors.
+        sha256: of the sequences.
+        notes: what a reader has to know of them.
+        bos_token: the BOS token's text, if they have one.
+        alpha: the expected inner products of simulated vectors.
+    """
+
+    name: str = ""
+    bos: bool | None = None
+    sha256: str = ""
+    notes: tuple[str, ...] = ()
+    bos_token: str = ""
+    alpha: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownText:
+    """The text that a run shows.
+
+    Attributes:
+        pieces: the text of each token.
+        bos: the name of the BOS token; empty without one.
+        notes: what a reader has to know of the text.
+    """
+
+    pieces: tuple[str, ...]
+    bos: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooFew:
+    """Heads that need more sequences.
+
+    Attributes:
+        n_heads: how many heads have no positional share.
+        n_seqs: how many sequences would do.
+    """
+
+    n_heads: int
+    n_seqs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """How a run was made, and which files it has.
+
+    Entries of a kind of run that has none of them (None, or empty) are not written.
+
+    Attributes:
+        kind: the command.
+        command: the command line.
+        settings: what identifies the run: the command's settings, and checksums of what a call
+            from Python `given`.
+        model: the model; None for a run without one.
+        versions: of Python and the libraries.
+        threads, device, dtype: on which the last bits of numbers depend.
+        finished, seconds: the end of the run, and how long it took.
+        sources: the hash of each file of the model and of the data.
+        data: where the sequences come from.
+        documents: how many documents they come from; None if each is drawn by itself.
+        distinct_sequences: how many are different.
+        fold_sizes: sequences per fold; a text alone is one.
+        skip_keys: how many keys count as first.
+        query_stride: between queries whose keys are ranked.
+        layers: the numbers of the layers that have maps.
+        windows: by layer with a window, how many keys a query sees at most.
+        without_shares: layers whose rotation was not recognised.
+        lengths: that the model's files state, in tokens.
+        conditions: the names of the conditions, the intact model first.
+        removed: the removed components or, of `ablate`, the conditions without weights.
+        positional_sources: the model's sources of position.
+        replacements: of removed weights, the first being that of the headline.
+        left_out: components that are not removed by default, with reasons.
+        half_width: of the widest interval of the headline's shares; None without a headline.
+        text: the text that is shown.
+        too_few: how many heads have no positional share, and how many sequences would do.
+        results: further entries, the command's.
+        methods: what a paper says of the run.
+        checksums: of the run's files, by name.
+    """
+
+    kind: str = ""
+    command: str = ""
+    settings: JsonObject = field(default_factory=dict)
+    model: RunModel | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 0
+    device: str = ""
+    dtype: str = ""
+    finished: str = ""
+    seconds: float = 0.0
+    sources: Mapping[str, FileRecord | None] | None = None
+    data: RunData = RunData()
+    documents: int | None = None
+    distinct_sequences: int = 0
+    fold_sizes: tuple[int, ...] = ()
+    skip_keys: int = 0
+    query_stride: int = 0
+    layers: tuple[int, ...] = ()
+    windows: Mapping[str, int] | None = None
+    without_shares: tuple[int, ...] = ()
+    lengths: Mapping[str, int] | None = None
+    conditions: tuple[str, ...] = ()
+    removed: tuple[str, ...] | None = None
+    positional_sources: tuple[str, ...] | None = None
+    replacements: tuple[Replacement, ...] | None = None
+    left_out: Mapping[str, str] | None = None
+    half_width: float | None = None
+    text: ShownText | None = None
+    too_few: TooFew | None = None
+    results: JsonObject = field(default_factory=dict)
+    methods: str = ""
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of the model; empty without one."""
+        return "" if self.model is None else self.model.name
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model; of a model in a local folder, the folder's."""
+        return Path(self.name).name if Path(self.name).is_absolute() else self.name
+
+    @property
+    def given(self) -> JsonObject:
+        """The identity of a model and of sequences that a call from Python gave."""
+        return self.settings.get("given", {})
+
+    @property
+    def seq_len(self) -> int:
+        """The length of its sequences, in tokens; 0 without sequences, and of a text alone."""
+        return 0 if self.fold_sizes == (1,) else self.settings.get("seq_len", 0)
+
+    def to_json(self) -> JsonObject:
+        """Return the entries of manifest.json."""
+        entries = written(self)
+        if self.fold_sizes:  # None and 0 say something of sequences
+            entries |= {"documents": self.documents, "skip_keys": self.skip_keys}
+        if self.positional_sources is not None:  # None says that there is no headline
+            entries["half_width"] = self.half_width
+        return entries | entries.pop("results")
+
+    @classmethod
+    def of_json(cls, entries: JsonObject) -> Manifest:
+        """Return the manifest that has these entries."""
+        known = {entry.name for entry in fields(cls)}
+        results = {k: v for k, v in entries.items() if k not in known and k not in OF_FILE}
+        return record_of(cls, {**entries, "results": results})
+
+    def results_as(self, kind: type[Record]) -> Record:
+        """Return the command's entries as its record."""
+        return record_of(kind, self.results)
+
+
+def written(record: Any) -> JsonObject:
+    """Return the entries of a record without those that have their default; a model has all."""
+    entries = {}
+    for entry in fields(record):
+        value = getattr(record, entry.name)
+        if value != entry.default:
+            is_part = is_dataclass(value) and not isinstance(value, type)
+            whole = asdict if isinstance(value, ModelInfo) else written
+            entries[entry.name] = whole(value) if is_part else value
+    return entries
+
+
+def record_of(kind: type[Record], entries: JsonObject) -> Record:
+    """Return the record that has these entries, as JSON holds them; others are left out."""
+    hints = get_type_hints(kind)
+    return kind(**{k: _typed(hints[k], value) for k, value in entries.items() if k in hints})
+
+
+def _typed(hint: Any, value: Any) -> Any:
+    """Return a value of JSON as a type: a record for its entries, a tuple for a list."""
+    for one in (hint, *get_args(hint)):
+        if is_dataclass(one) and isinstance(one, type) and isinstance(value, dict):
+            return record_of(one, value)
+        if get_origin(one) is tuple and isinstance(value, list | tuple):
+            return tuple(_typed(get_args(one)[0], item) for item in value)
+    return value

@@ -1,0 +1,250 @@
+"""Public functions take any object that holds a model, and leave it exactly as it was."""
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
+from support.plain_attention import plain_attention
+from support.rounding import NETWORK
+from support.tiny_models import D_VOCAB, ByName, distance, tokenizer, tokens
+from torch import Tensor, nn
+
+from nope_probe import (
+    ablated,
+    calibrate,
+    capture_attention,
+    capture_losses,
+    capture_scores,
+    head_scores,
+    load,
+    run_attention,
+)
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.objects import checked_model, model_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing")  # peft's
+TOKENS = tokens(5, 11)
+PARTS = ("q_proj", "v_proj", "down_proj")
+
+
+def in_training(hf: Any) -> Any:
+    hf.model.layers[0].requires_grad_(True)
+    hf.gradient_checkpointing_enable()
+    return hf.train()
+
+
+def flash(hf: Any) -> Any:
+    hf.set_attn_implementation("sdpa")
+    return hf
+
+
+def dispatched(hf: Any) -> Any:
+    from accelerate import dispatch_model
+
+    device_map = {"model": "cpu", "lm_head": "cpu"}
+    return dispatch_model(hf, device_map, main_device="cpu", force_hooks=True)
+
+
+def compiled_in_place(hf: Any) -> Any:
+    hf.forward = torch.compile(hf.forward, backend="eager")
+    return hf
+
+
+def adapted(hf: Any, **options: Any) -> Any:
+    torch.manual_seed(3)
+    settings = LoraConfig(r=3, target_modules=[*PARTS], init_lora_weights=False, **options)
+    return get_peft_model(hf, settings).eval()
+
+
+def of_nnsight(hf: Any) -> Any:
+    return SimpleNamespace(_module=hf, tokenizer=tokenizer(forces_bos=True))
+
+
+OBJECTS: dict[str, Callable[[Any], Any]] = {
+    "a model": lambda hf: hf,
+    "in training": in_training,
+    "another attention": flash,
+    "bfloat16": lambda hf: hf.bfloat16(),
+    "on devices by accelerate": dispatched,
+    "compiled": lambda hf: torch.compile(hf, backend="eager"),
+    "compiled in place": compiled_in_place,
+    "in parallel": lambda hf: SimpleNamespace(module=hf),
+    "nnsight": of_nnsight,
+    "LoRA": adapted,
+    "DoRA": lambda hf: adapted(hf, use_dora=True),
+    "a module to save": lambda hf: adapted(hf, modules_to_save=["lm_head"]),
+}
+
+
+@pytest.fixture(params=OBJECTS)
+def given(request: pytest.FixtureRequest, tiny: ByName) -> Any:
+    """An object, and the model of plain transformers in it."""
+    hf = deepcopy(tiny("llama").hf)
+    return OBJECTS[request.param](hf), hf
+
+
+def state_of(hf: nn.Module) -> Iterator[object]:
+    """Yield all that measuring could change in a model."""
+    config: Any = hf.config
+    yield config.to_json_string(), config._attn_implementation
+    for name, module in hf.named_modules():
+        yield name, type(module), module.training, sorted(vars(module))
+        yield [hook for table in hooks_of(module) for hook in table.items()]
+    for name, weight in (*hf.named_parameters(), *hf.named_buffers()):
+        yield name, weight.data_ptr(), weight.dtype, weight.requires_grad, weight.grad
+        yield weight.detach().float().sum().item()
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    tables = (value for name, value in vars(module).items() if name.endswith("_hooks"))
+    return [table for table in tables if isinstance(table, dict)]
+
+
+@pytest.mark.parametrize("removed", [None, "mask", "rope"])
+def test_the_scores_of_any_object_are_those_of_plain_transformers(
+    given: Any, removed: str | None
+) -> None:
+    what, hf = given
+    before = [*state_of(hf)]
+    if removed is None:
+        scores = capture_scores(what, TOKENS).mean
+    else:
+        with ablated(what, removed):
+            scores = capture_scores(what, TOKENS).mean
+    assert [*state_of(hf)] == before
+    vars(hf).pop("forward", None)  # compiling takes longer than the test
+    expected = plain_attention(hf.eval(), TOKENS, without=removed)
+    bound = 0.05 if hf.dtype == torch.bfloat16 else NETWORK
+    for layer, plain in expected.items():
+        assert torch.equal(plain.map.isnan(), scores[layer].isnan())
+        assert distance(scores[layer].nan_to_num(), plain.map.nan_to_num()) <= bound
+
+
+def losses(what: Any) -> Tensor:
+    predicted = what(TOKENS).logits[:, :-1].log_softmax(-1)
+    return -predicted.gather(-1, TOKENS[:, 1:, None])[..., 0]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "phi3", "gemma2"])
+def test_a_model_is_itself_ablated_inside_ablated(name: str, tiny: ByName) -> None:
+    hf = deepcopy(tiny(name).hf)
+    intact = losses(hf)
+    with ablated(hf, "mask") as model:
+        assert torch.equal(model(TOKENS), hf(TOKENS).logits)
+        assert distance(capture_losses(hf, TOKENS), losses(hf)) <= NETWORK
+        with pytest.raises(RuntimeError, match="ablated already"), ablated(hf, "mask"):
+            pass
+        assert distance(losses(hf), intact) > 0.1
+    assert torch.equal(losses(hf), intact)
+
+
+def test_weights_are_shared_and_a_change_of_them_is_seen(tiny: ByName) -> None:
+    hf = deepcopy(tiny("llama").hf)
+    loaded = load(hf, tokenizer())
+    shared = {weight.data_ptr() for weight in hf.parameters()}
+    bridge: Any = loaded.model
+    new = [w for w in bridge.original_model.parameters() if w.data_ptr() not in shared]
+    assert {weight.numel() for weight in new} <= {D_VOCAB}  # TransformerLens's bias of W_U
+    assert loaded.info.parity.keys() == {"logits", "pattern"}
+    before = capture_losses(loaded, TOKENS)
+    with torch.no_grad():
+        hf.model.layers[0].mlp.up_proj.weight.mul_(1.5)
+    assert distance(before, losses(hf)) > 1e-3
+    assert distance(capture_losses(loaded, TOKENS), losses(hf)) <= NETWORK
+
+
+def test_hooks_act_as_in_the_model_and_are_seen_when_they_come(tiny: ByName) -> None:
+    hf = deepcopy(tiny("llama").hf)
+    hook = hf.model.layers[1].mlp.register_forward_hook(lambda _, args, output: 3 * output)
+    changed = losses(hf)
+    assert distance(capture_losses(hf, TOKENS), changed) <= NETWORK
+    hook.remove()
+    assert distance(capture_losses(hf, TOKENS), losses(hf)) <= NETWORK
+    assert distance(losses(hf), changed) > 1e-3
+
+
+def test_adapters_that_are_off_are_left_out_and_their_matrices_are_not_shared(
+    tiny: ByName,
+) -> None:
+    hf = deepcopy(tiny("llama").hf)
+    expected, model = losses(hf), adapted(deepcopy(hf))
+    with model.disable_adapter():
+        assert distance(capture_losses(model, TOKENS), expected) <= NETWORK
+    model.merge_adapter()
+    assert distance(capture_losses(model, TOKENS), losses(model)) <= NETWORK
+
+
+def test_every_public_function_takes_a_model_and_texts_with_its_tokenizer(tiny: ByName) -> None:
+    hf, known = tiny("llama").hf, load(str(tiny("llama").folder))
+    nnsight = of_nnsight(hf)
+    maps, expected = (capture_attention(model, "a text") for model in (nnsight, known))
+    for name, tensor in maps.to_tensors().items():
+        assert torch.equal(tensor.nan_to_num(), expected.to_tensors()[name].nan_to_num())
+    assert calibrate(hf, TOKENS).checksum == calibrate(known, TOKENS).checksum
+    columns = head_scores(nnsight, TOKENS, n_folds=4)
+    assert columns.equals(head_scores(known, TOKENS, n_folds=4))
+    with pytest.raises(UserError, match=r"no tokenizer, .*; load\(model, tokenizer\) gives it one"):
+        capture_scores(hf, "a text")
+
+
+def test_a_run_of_a_model_is_that_of_its_folder(tiny: ByName) -> None:
+    options: dict[str, Any] = {"n_seqs": 8, "seq_len": 8, "folds": 4, "data": "random"}
+    folder = run_attention(str(tiny("llama").folder), **options, layers="all").attention
+    loaded = load(tiny("llama").hf, tokenizer(forces_bos=True))
+    assert run_attention(loaded, **options).attention.equals(folder)
+
+
+def test_an_error_lists_what_is_taken(tiny: ByName) -> None:
+    for given in (nn.Linear(2, 3), "rope-tiny", None):
+        with pytest.raises(TypeError, match=r"expected a transformers model .*, or what load\("):
+            capture_scores(given, TOKENS)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="a LlamaModel is not taken; what is taken is a transf"):
+        model_of(tiny("llama").hf.model)
+    with pytest.raises(UserError, match="a model in memory is taken as it is"):
+        load(tiny("llama").hf, n_layers=1)
+    prompts = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    with pytest.raises(UserError, match="a PromptTuningConfig, adds no numbers to weights"):
+        model_of(get_peft_model(deepcopy(tiny("llama").hf), prompts))
+
+
+def test_a_bridge_that_computes_something_else_is_refused(
+    tiny: ByName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hf = deepcopy(tiny("llama").hf)
+    forward = hf.model.layers[0].mlp.forward
+    hf.model.layers[0].mlp.forward = lambda x: 2 * forward(x)  # no copy can hold this
+    with pytest.raises(UserError, match="fails parity: logits off by"):
+        checked_model(hf)
+    assert hf.config.vocab_size == D_VOCAB
+
+
+class Int8Linear(nn.Module):
+    """A linear map whose weight is stored in 8 bits, a scale for each row."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.scale = linear.weight.abs().amax(1, keepdim=True) / 127
+        rounded = (linear.weight / self.scale).round().to(torch.int8)
+        self.weight, self.bias = nn.Parameter(rounded, requires_grad=False), linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight * self.scale, self.bias)
+
+
+def test_packed_weights_run_and_say_that_they_cannot_be_replaced(tiny: ByName) -> None:
+    hf, plain = deepcopy(tiny("llama").hf), deepcopy(tiny("llama").hf)
+    for path in ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj"):
+        for layer, other in zip(hf.model.layers, plain.model.layers, strict=True):
+            packed = Int8Linear(layer.get_submodule(path))
+            layer.set_submodule(path, packed)
+            other.get_submodule(path).weight.data = packed.weight * packed.scale
+    for removed in ("mask", "rope", "mlp", "w_v"):
+        with ablated(hf, removed, tokens=TOKENS) as model, ablated(plain, removed, tokens=TOKENS):
+            assert distance(capture_losses(model, TOKENS), capture_losses(plain, TOKENS)) <= NETWORK
+    with pytest.raises(ValueError, match="quantisation packs its numbers"), ablated(hf, "w_q"):
+        pass

@@ -1,0 +1,230 @@
+"""Heads without content: plain transformers with the mean weights written in, and what it means."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.command_line import refused
+from support.decoders import write_decoder
+from support.rounding import NETWORK, assert_same
+from support.tiny_models import ModelOf, tokens
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+from nope_probe import (
+    Ablation,
+    ablated,
+    attention,
+    calibrate,
+    capture_attention,
+    load,
+    run_ablations,
+    run_attention,
+    run_behaviour,
+    sequences,
+)
+from nope_probe.hooks.removing.replacements import Calibration
+
+HEADS = {0: [1, 3], 1: [4]}  # of six query heads, of which three share a key head
+NAME = "written_in_by_the_tests"
+
+
+class WrittenIn:
+    """An attention function of plain transformers that keeps weights, or has some written in."""
+
+    def __init__(self, means: Mapping[int, Tensor]) -> None:
+        self.means, self.weights = means, dict[int, Tensor]()
+
+    def __call__(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+    ) -> tuple[Tensor, None]:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+        scaling = options.get("scaling") or query.shape[-1] ** -0.5
+        scores = query @ key.mT * scaling
+        if options.get("softcap"):
+            scores = options["softcap"] * torch.tanh(scores / options["softcap"])
+        scores = scores + mask[..., : key.shape[2]]
+        if options.get("s_aux") is not None:
+            sink = options["s_aux"].view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+            weights = torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
+        else:
+            weights = scores.softmax(-1)
+        layer, n = module.layer_idx, scores.shape[-1]
+        self.weights[layer] = weights
+        if layer in self.means:
+            weights = weights.clone()
+            weights[:, HEADS[layer]] = self.means[layer][HEADS[layer], :n, :n]
+        return (weights @ value).transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def attending(hf: Any, function: WrittenIn) -> Iterator[None]:
+    AttentionInterface.register(NAME, function)
+    AttentionMaskInterface.register(NAME, eager_mask)
+    before = hf.config._attn_implementation
+    hf.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        hf.set_attn_implementation(before)
+
+
+def plain_run(hf: Any, inputs: Tensor, means: Mapping[int, Tensor]) -> tuple[Tensor, WrittenIn]:
+    """Return the logits of plain transformers with mean weights written into `HEADS`."""
+    function = WrittenIn(means)
+    with attending(hf, function), torch.no_grad():
+        logits = hf(inputs).logits
+    return logits, function
+
+
+def plain_means(hf: Any, inputs: Tensor) -> dict[int, Tensor]:
+    weights = plain_run(hf, inputs, {})[1].weights
+    return {layer: weights[layer].mean(0) for layer in HEADS}
+
+
+def without_content(model: Any, inputs: Tensor, calibration: Calibration) -> Tensor:
+    with ablated(model, Ablation(remove="content", heads=HEADS), calibration):
+        return model(inputs)
+
+
+SPECS = ["bridge:llama", "bridge:gemma2", "bridge:gpt2", "bridge:smollm3", "hooked:smollm3-rope"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_content_removed_equals_plain_transformers_with_the_mean_weights_written_in(
+    spec: str, model_of: ModelOf, tiny: Any
+) -> None:
+    model, name = model_of(spec)
+    hf, inputs = tiny(name).hf, tiny(name).tokens
+    calibration = calibrate(model, inputs, heads=HEADS)
+    means = plain_means(hf, inputs)
+    for layer, heads in HEADS.items():
+        pattern = calibration.patterns[layer].rows(slice(None))
+        assert_same(pattern, means[layer][heads])
+    expected = plain_run(hf, inputs, means)[0]
+    assert_same(without_content(model, inputs, calibration), expected, NETWORK)
+    assert not torch.allclose(model(inputs), expected, rtol=1e-3)
+
+
+def test_sinks_keep_their_mean_share(tmp_path: Path) -> None:
+    tiny = write_decoder("gpt_oss", tmp_path)
+    model = load(str(tiny.folder)).model
+    n_heads = model.cfg.n_heads
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(HEADS, 0, [n_heads - 1])
+        patch.setitem(HEADS, 1, [0])
+        calibration = calibrate(model, tiny.tokens, heads=HEADS)
+        means = plain_means(tiny.hf, tiny.tokens)
+        assert float(means[0].sum(-1).max()) < 1
+        expected = plain_run(tiny.hf, tiny.tokens, means)[0]
+        assert_same(without_content(model, tiny.tokens, calibration), expected, NETWORK)
+
+
+def test_shorter_sequences_take_the_first_rows_and_longer_ones_are_refused(
+    model_of: ModelOf, tiny: Any
+) -> None:
+    model, name = model_of("bridge:llama")
+    hf, inputs = tiny(name).hf, tiny(name).tokens
+    calibration = calibrate(model, inputs, heads=HEADS)
+    expected = plain_run(hf, inputs[:, :7], plain_means(hf, inputs))[0]
+    assert_same(without_content(model, inputs[:, :7], calibration), expected, NETWORK)
+    with pytest.raises(ValueError, match=r"expected sequences of 11 tokens, got 13"):
+        without_content(model, tokens(n_pos=13), calibration)
+
+
+def test_a_calibration_is_stored_and_read(model_of: ModelOf, tiny: Any) -> None:
+    model, name = model_of("bridge:llama")
+    inputs = tiny(name).tokens
+    calibration = calibrate(model, inputs, heads=HEADS)
+    stored = Calibration.from_tensors(calibration.to_tensors(), calibration.checksum)
+    expected = without_content(model, inputs, calibration)
+    assert torch.equal(without_content(model, inputs, stored), expected)
+
+
+def test_a_head_that_is_not_calibrated_and_padding_are_refused(
+    model_of: ModelOf, tiny: Any
+) -> None:
+    model, name = model_of("bridge:llama")
+    inputs = tiny(name).tokens
+    calibration = calibrate(model, inputs, heads={0: [1]})
+    with pytest.raises(ValueError, match=r"L0 is not calibrated: .*heads=\{0: \[1, 3\]"):
+        without_content(model, inputs, calibration)
+    missing = pytest.raises(ValueError, match="mean attention has to be measured first")
+    with missing, ablated(model, Ablation(remove="content", heads=HEADS)):
+        pass
+    real = torch.ones_like(inputs)
+    real[0, 0] = 0
+    padded = pytest.raises(ValueError, match="content depends on the length")
+    with ablated(model, Ablation(remove="content", heads={0: [1]}), calibration), padded:
+        model(inputs, attention_mask=real)
+
+
+def test_a_head_without_content_attends_alike_in_every_text(model_of: ModelOf, tiny: Any) -> None:
+    model, name = model_of("bridge:llama")
+    inputs = tiny(name).tokens
+    intact = capture_attention(model, inputs, layers=[0])
+    ablation = Ablation(remove="content", heads={0: [1, 3]})
+    with ablated(model, ablation, tokens=inputs):
+        maps = capture_attention(model, inputs, layers=[0])
+    assert_same(maps.weights[:, 0, [1, 3]], intact.mean[0, [1, 3]].expand(len(inputs), -1, -1, -1))
+    assert_same(maps.weights[:, 0, [0, 2]], intact.weights[:, 0, [0, 2]])
+
+
+def test_gradients_pass_through_the_values_alone(model_of: ModelOf, tiny: Any) -> None:
+    model, name = model_of("bridge:llama")
+    inputs = tiny(name).tokens
+    every = {0: range(6), 1: range(6)}
+    calibration = calibrate(model, inputs, heads=every)
+    layer = [parameter for name, parameter in model.named_parameters() if "q_proj" in name]
+    for parameter in layer:
+        parameter.requires_grad_(True)
+    try:
+        with ablated(model, Ablation(remove="content"), calibration):
+            model(inputs).square().sum().backward()
+        assert all(p.grad is None or not p.grad.any() for p in layer)
+    finally:
+        for parameter in layer:
+            parameter.requires_grad_(False).grad = None
+
+
+SMALL = {"n_seqs": 20, "seq_len": 20, "folds": 5, "in_heads": ["L1H3"]}
+
+
+def test_the_commands_remove_content_in_named_heads() -> None:
+    run = run_attention("rope-tiny", remove="content", layers=2, **SMALL)
+    heads = run.attention.set_index(["layer", "head"])
+    content = heads["first_content"] + heads["others_content"]
+    assert abs(content[1, 3]) < 1e-5
+    assert content[1, 2] > 0.02
+    assert "removed in L1H3 alone" in run.methods
+    changed = run_behaviour("rope-tiny", remove=["content"], measures=["loss", "copy"], **SMALL)
+    table = changed.behaviour.set_index(["measure", "condition"])["difference"]
+    loaded = load("rope-tiny")
+    data = sequences("shipped", tokenizer=loaded.tokenizer, n_seqs=20, seq_len=20)
+    with ablated(loaded.model, Ablation(remove="content", heads={1: [3]}), tokens=data.inputs):
+        ablated_loss = loaded.model(data.inputs, return_type="loss")
+    assert table["loss", "content"] == pytest.approx(
+        float(ablated_loss - loaded.model(data.inputs, return_type="loss")), abs=1e-5
+    )
+    study = run_ablations("rope-tiny", remove="content", layers=3, **SMALL)
+    assert {"content", "intact"} <= {*study.tables["pattern"]["removed"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--remove mlp --in-heads L0H0", "--in-heads: mlp has no heads"),
+        ("--remove content --in-heads L9H0", "--in-heads L9H0: the run has the heads H0 to H3"),
+        ("--in-heads L1H0", "--in-heads has no effect where nothing is removed"),
+        ("--remove content --in-heads MLP1", "--in-heads MLP1: expected heads"),
+    ],
+)
+def test_heads_that_cannot_lose_it_are_refused(
+    line: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capfd, tmp_path, attention, "--n-seqs", 16, *line.split())

@@ -1,0 +1,129 @@
+"""The text decoder of a multimodal model is its text class, from an object or a folder."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from support.rounding import NETWORK
+from support.tiny_models import D_VOCAB, distance, randomise, tokens
+
+from nope_probe import ablated, capture_losses, load, run_attention
+from nope_probe.errors import UserError
+from nope_probe.hooks.layers.text_decoder import text_config_of
+
+TEXT: dict[str, Any] = {
+    **{"vocab_size": D_VOCAB, "hidden_size": 48, "intermediate_size": 37, "head_dim": 12},
+    **{"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1},
+}
+SEEN = {"hidden_size": 16, "intermediate_size": 17, "num_hidden_layers": 1}
+SEEN |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+QWEN = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 17}
+QWEN |= {"out_hidden_size": 48, "patch_size": 14}
+THREE = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 2, 2]}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+DEEP = {**QWEN, "deepstack_visual_indexes": [0]}
+# The text decoder's settings beside `TEXT`, and those of what sees.
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Gemma3": ({"sliding_window": 5}, SEEN),
+    "Gemma4": (
+        {
+            **{"sliding_window": 5, "hidden_size_per_layer_input": 8, "global_head_dim": 12},
+            **{"vocab_size_per_layer_input": D_VOCAB, "num_kv_shared_layers": 0},
+        },
+        SEEN,
+    ),
+    "Idefics3": ({}, SEEN),
+    "Llama4": (
+        {"num_local_experts": 2, "intermediate_size_mlp": 31},
+        SEEN | {"vision_output_dim": 48, "projector_input_dim": 16, "projector_output_dim": 48},
+    ),
+    "Llava": ({}, SEEN),
+    "Mistral3": ({}, SEEN),
+    "Qwen2VL": (
+        {"rope_parameters": THREE},
+        {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 48},
+    ),
+    "Qwen2_5_VL": ({"rope_parameters": THREE}, QWEN),
+    "Qwen3VL": ({"rope_parameters": THREE}, DEEP),
+    "Qwen3VLMoe": ({"rope_parameters": THREE, **EXPERTS}, DEEP),
+    "Qwen3_5": (
+        {
+            **{"linear_num_key_heads": 2, "linear_num_value_heads": 2},
+            **{"linear_key_head_dim": 8, "linear_value_head_dim": 8},
+            "layer_types": ["linear_attention", "full_attention", "full_attention"],
+        },
+        QWEN,
+    ),
+    "SmolVLM": ({}, SEEN),
+}
+
+
+def multimodal(name: str) -> Any:
+    """Return a tiny multimodal model of random weights."""
+    text, sees = MODELS[name]
+    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    config = kind.config_class(text_config=TEXT | text, vision_config=sees)
+    return randomise(kind(config))
+
+
+def losses(hf: Any, inputs: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        predicted = hf(input_ids=inputs).logits[:, :-1].log_softmax(-1)
+    return -predicted.gather(-1, inputs[:, 1:, None])[..., 0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_decoder_of_an_object_or_a_folder_equals_the_whole_model(
+    name: str, tmp_path: Path
+) -> None:
+    hf, inputs = multimodal(name), tokens(3, 11)
+    hf.save_pretrained(tmp_path)
+    expected = losses(hf, inputs)
+    found = load(hf), load(tmp_path)
+    for loaded in found:
+        assert distance(capture_losses(loaded, inputs), expected) <= NETWORK
+        whole = f", the text decoder of a {name}ForConditionalGeneration,"
+        assert loaded.info.architecture.endswith(whole)
+        within: Any = loaded.model
+        names = [path for path, _ in within.original_model.named_parameters()]
+        assert not [path for path in names if "vis" in path or "multi_modal" in path]
+    of_object, of_folder = ([*_changed(loaded, inputs)] for loaded in found)
+    for one, other in zip(of_object, of_folder, strict=True):
+        assert distance(one, other) <= NETWORK
+        assert distance(one, expected) > 1e-3
+
+
+def _changed(loaded: Any, inputs: torch.Tensor) -> Any:
+    for removed in ("mask", "rope"):
+        with ablated(loaded, removed):
+            yield capture_losses(loaded, inputs)
+
+
+@pytest.mark.parametrize("name", ["Gemma3", "Qwen2_5_VL"])
+def test_a_model_is_itself_ablated_or_says_what_to_run(name: str) -> None:
+    hf, inputs = multimodal(name), tokens(3, 11)
+    intact = losses(hf, inputs)
+    with ablated(hf, "mask"):
+        if name == "Gemma3":
+            assert distance(capture_losses(hf, inputs), losses(hf, inputs)) <= NETWORK
+            assert distance(losses(hf, inputs), intact) > 0.01
+        else:
+            with pytest.raises(UserError, match="run the model that it gives"):
+                hf(inputs)
+    assert torch.equal(losses(hf, inputs), intact)
+
+
+@pytest.mark.usefixtures("unenforced", "undrawn")
+def test_a_folder_is_run_by_a_command(tmp_path: Path) -> None:
+    multimodal("Gemma3").save_pretrained(tmp_path / "model")
+    run = run_attention(str(tmp_path / "model"), data="random", n_seqs=8, seq_len=8, folds=4)
+    assert len(run.attention) == 3 * 4
+    assert "the text decoder of a Gemma3" in run.manifest.model.architecture
+
+
+def test_a_model_that_feeds_its_decoder_otherwise_has_no_text_decoder() -> None:
+    config = transformers.PaliGemmaConfig()
+    assert text_config_of(config) is config

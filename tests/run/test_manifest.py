@@ -1,0 +1,76 @@
+"""A manifest is written as entries of JSON, and read back from them as the same record."""
+
+import json
+from dataclasses import asdict, replace
+
+from nope_probe.models.info import GGUFInfo
+from nope_probe.run.manifest import Manifest, RunData, RunModel, ShownText, TooFew
+from nope_probe.studies.circuit.page import StudiedBlock
+from nope_probe.studies.paper.claims import Claim, Reproduction
+from tests.support.manifests import A_MODEL, manifest_of
+
+GGUF = GGUFInfo(file="a.gguf", sha256="b1", file_type=None, tensor_types={"F32": 61})
+FULL = Manifest(
+    kind="ablate",
+    settings={"layers": 3, "given": {"hooks": ["hook_z"]}},
+    model=RunModel(**A_MODEL | {"rope_layers": (True, False), "gguf": GGUF}),
+    sources={"model": {"config.json": {"sha256": "c1"}}, "data": None},
+    data=RunData(name="shipped", bos=False, sha256="d1", notes=("a note",), bos_token="<s>"),
+    distinct_sequences=5,
+    fold_sizes=(3, 2),
+    layers=(0, 2),
+    windows={"L0": 7},
+    positional_sources=(),
+    half_width=None,
+    text=ShownText(pieces=("", "The"), bos="<s>"),
+    too_few=TooFew(n_heads=2, n_seqs=200),
+    results={"reader": "L1"},
+)
+
+
+def test_a_manifest_is_read_back_as_it_was_written() -> None:
+    assert Manifest.of_json(json.loads(json.dumps(FULL.to_json()))) == FULL
+
+
+def test_what_a_run_has_none_of_is_not_written_and_none_of_its_sequences_is() -> None:
+    assert Manifest(kind="compare").to_json() == {
+        "kind": "compare",
+        "settings": {},
+        "versions": {},
+        "checksums": {},
+    }
+    entries = FULL.to_json()
+    assert entries["documents"] is None
+    assert entries["skip_keys"] == 0
+    assert entries["half_width"] is None
+    assert entries["model"]["revision"] is None
+    assert entries["text"] == {"pieces": ("", "The"), "bos": "<s>"}
+    assert entries["reader"] == "L1"
+    assert not {"results", "left_out", "removed", "methods"} & {*entries}
+
+
+def test_entries_of_the_file_itself_are_no_results() -> None:
+    read = Manifest.of_json({"format": 5, "complete": True, "checksum": "c", "prefix": 7})
+    assert read.results == {"prefix": 7}
+
+
+def test_a_command_reads_its_results_as_a_record() -> None:
+    block = StudiedBlock(layer=1, components=("mask", "w_q"), absent={"h": "it is the last"})
+    claim = Claim(paper="it rises", reproduced=True, evidence="1 < 2")
+    found = Reproduction(claims=(claim, replace(claim, reproduced=False)), notes=("a note",))
+    for record in (block, found):
+        entries = json.loads(json.dumps(Manifest(results=asdict(record)).to_json()))
+        assert Manifest.of_json(entries).results_as(type(record)) == record
+
+
+def test_a_model_in_a_folder_is_named_after_the_folder() -> None:
+    for name, said in (("/home/me/llama", "llama"), ("meta-llama/Llama-3.1-8B",) * 2):
+        assert manifest_of(model={"name": name}).model_name == said
+    assert Manifest().model_name == ""
+
+
+def test_a_text_alone_has_no_length() -> None:
+    settings = {"seq_len": 64}
+    assert Manifest(settings=settings, fold_sizes=(4, 3)).seq_len == 64
+    assert Manifest(settings=settings, fold_sizes=(1,)).seq_len == 0
+    assert Manifest().seq_len == 0

@@ -1,0 +1,73 @@
+"""`--tokens FILE` runs the tokens of a file, of a model with a tokenizer or without."""
+
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from support.tiny_models import ByName, tokens
+
+from nope_probe import run_attention, run_scores
+from nope_probe.data.sequences import Sequences
+from nope_probe.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("unenforced", "undrawn")
+
+TOKENS = tokens(9, 11)
+DOCUMENTS = torch.tensor([0, 0, 1, 2, 2, 3, 4, 5, 5])
+
+
+@pytest.fixture
+def bare(tiny: ByName, tmp_path: Path) -> str:
+    """A model's folder without a tokenizer."""
+    folder = Path(copytree(tiny("llama").folder, tmp_path / "bare"))
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    return str(folder)
+
+
+def test_the_tokens_of_a_file_are_run_as_those_of_python(bare: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", TOKENS.numpy())
+    of_file = run_attention(bare, tokens=tmp_path / "tokens.npy", out=tmp_path / "run")
+    expected = run_attention(bare, TOKENS)
+    assert of_file.attention.equals(expected.attention)
+    assert of_file.manifest.data.name == "tokens.npy"
+    again = run_attention(bare, tokens=tmp_path / "tokens.npy", out=tmp_path / "run")
+    assert again.attention.equals(expected.attention)
+
+
+def test_documents_in_the_file_share_folds(bare: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokens.safetensors"
+    save_file({"tokens": TOKENS.to(torch.int32), "documents": DOCUMENTS}, file)
+    given = Sequences(inputs=TOKENS, name="any", documents=DOCUMENTS)
+    expected, singly = run_scores(bare, given), run_scores(bare, TOKENS)
+    table = run_scores(bare, tokens=file).tables["pattern"]
+    assert table.equals(expected.tables["pattern"])
+    assert not table.equals(singly.tables["pattern"])
+
+
+def test_random_tokens_need_no_tokenizer(bare: str) -> None:
+    assert len(run_attention(bare, data="random", n_seqs=8, seq_len=8, folds=4).attention) == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        ("tokens.pt", None, {}, r"expected a \.npy or \.safetensors file; .* \(\.pt\) are refused"),
+        ("missing.npy", None, {}, "holds no tokens"),
+        ("tokens.npy", np.zeros((9, 11)), {}, r"expected integers \[seq, pos\] as 'tokens', got"),
+        ("tokens.npy", np.zeros((2, 11), int), {}, "expected 4 sequences or more for intervals"),
+        ("tokens.npy", np.full((9, 11), 263), {}, "token 263: the model's tokens are from 0 to 26"),
+        ("tokens.npy", TOKENS.numpy(), {"n_seqs": 8}, "--n-seqs has no effect next to --tokens"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    name: str, content: Any, options: dict[str, Any], message: str, bare: str, tmp_path: Path
+) -> None:
+    if content is not None:
+        np.save(tmp_path / name, content)
+    with pytest.raises(UserError, match=message):
+        run_scores(bare, tokens=tmp_path / name, **options)
