@@ -95,6 +95,7 @@ GOOD: dict[str, tuple[str, ...]] = {
     "seq_len": ("21", "24"),
     "reproduce seq_len": ("9",),
     "skip_keys": ("0", "2"),
+    "steps": ("2",),
     "target_se": ("0.05",),
     "tokens": ("TOKENS.npy",),
     "text": ("other",),

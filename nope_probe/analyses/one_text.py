@@ -12,12 +12,17 @@ R_i is RoPE's rotation at position i. The score is exactly the sum of
 and of ALiBi's bias. Keys and queries are sums over the writers before the head, and so are both
 terms of content. Of a text alone, without other texts, the score is the sum of <R_i q_i, R_j k_j>
 over the writers of k_j.
+
+A head that wrote into k_j moved the sum of A[j,t] v_t W_O over the tokens t, and its term of k_j is
+the sum of <R_i q_i, R_j m_t>, with m_t the part of k_j that it moved from t, less what the means
+over texts and over keys subtract. The same holds of q_i, with <R_i m_t, R_j E k_j>.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -28,6 +33,7 @@ from nope_probe.maps.centred import centred_rows
 from nope_probe.maps.positions import ReaderSums
 
 Vectors = Float[Tensor, "pos d_head"]
+Side = Literal["key", "query"]  # what a writer writes into
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,6 +105,36 @@ def query_terms(
         of_key=of_key,
         of_query=of_query,
     )
+
+
+def moved_terms(
+    text: ReaderSums,
+    others: ReaderSums | None,
+    query: int,
+    key: int,
+    moved: Float[Tensor, "1 pos 1 d_head"],
+    side: Side,
+) -> Float[Tensor, " pos"]:
+    """Return the term of what a head moved from each token into one key or query, nats.
+
+    Nothing is subtracted: these are products of the parts that the head moved.
+
+    Args:
+        text: the reading head's queries, keys and scores in the text, in one fold.
+        others: its means over other texts, which a query's parts meet; None for a text alone.
+        query: the query's position.
+        key: the key's position.
+        moved: the parts of the key (or query), by the token that the writing head moved them from.
+        side: whether they are parts of the key or of the query.
+    """
+    if side == "key":
+        met, start, stop = _vectors(text.q)[query], query, key
+    else:
+        assert others is not None
+        met, start, stop = _vectors(others.k)[key], key, query
+    at_start, at_stop = (text.rotation.among(slice(at, at + 1)) for at in (start, stop))
+    facing = at_stop.turned_back(at_start.turned(met[None, None]))[0, 0]
+    return _vectors(moved) @ facing * text.scale
 
 
 def _vectors(x: Float[Tensor, "1 pos 1 d_head"]) -> Vectors:

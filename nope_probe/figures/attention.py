@@ -10,6 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
 
+from nope_probe.figures.graph import steps_back
 from nope_probe.figures.intervals import FLOOR, estimates_of
 from nope_probe.figures.measures import layers_by_heads
 from nope_probe.figures.names import colour, plain, words
@@ -173,11 +174,17 @@ class Why:
         query: the position of the token.
         table: `why.csv`, a row for each key and term: key, its token, attention weight and score,
             and the term's side, name and nats. The terms of a key add up to its score.
+        steps: `why_steps.csv`, the terms of the most attended key, and those of the looks that
+            moved them there; None of a single step.
+        removals: `why_confirm.csv`, what the model does without moved parts; None if none was
+            taken out.
     """
 
     head: str
     query: int
     table: pd.DataFrame = field(repr=False)
+    steps: pd.DataFrame | None = field(repr=False, default=None)
+    removals: pd.DataFrame | None = field(repr=False, default=None)
 
     @property
     def figure(self) -> go.Figure:
@@ -185,8 +192,21 @@ class Why:
         title = f"Why {self.head} looks there from token {self.query}"
         return why_bars(self.table, title)
 
+    @property
+    def graph(self) -> go.Figure:
+        """The steps back as a graph: heads at the tokens of their queries, layers upwards.
+
+        Raises:
+            ValueError: for terms of a single step.
+        """
+        if self.steps is None:
+            raise ValueError("the terms are of a single step: ask for steps=2 or more")
+        tokens = dict(zip(self.table["key"], self.table["token"], strict=True))
+        return steps_back(self.steps, tokens, f"Why {self.head} looks there, steps back")
+
     def _repr_mimebundle_(self, *args: Any, **kwargs: Any) -> Any:
-        return self.figure._repr_mimebundle_(*args, **kwargs)
+        figure = self.figure if self.steps is None else self.graph
+        return figure._repr_mimebundle_(*args, **kwargs)
 
 
 def term_styles(table: pd.DataFrame) -> dict[tuple[str, str], tuple[str, str]]:

@@ -16,7 +16,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from nope_probe.figures import graph
 from nope_probe.figures.circuit_figure import MENU, Choice, add_switches
+from nope_probe.figures.graph import AGAINST, WIDEST, WITH
 from nope_probe.figures.intervals import (
     FLOOR,
     excludes_zero,
@@ -30,7 +32,6 @@ from nope_probe.figures.names import short
 from nope_probe.figures.panels import Pooled, RowMaps, heat_map, lead_column, pool_with_leads
 from nope_probe.figures.style import (
     DIVERGING,
-    GRID,
     SEQUENTIAL,
     TEMPLATE,
     ZERO,
@@ -44,7 +45,7 @@ from nope_probe.figures.style import (
     places,
 )
 from nope_probe.figures.words import shown_readers, strongest_reader, with_readers
-from nope_probe.removal import INK, Writer
+from nope_probe.removal import Writer
 
 TITLE = "Who writes position, and who reads it"
 ALL = "all"  # the whole pattern; readers; or writers of a clock
@@ -54,13 +55,11 @@ TERMS = (ALL, "rotation", "alibi", *WRITTEN, "covariance")  # in the order of th
 ENCODINGS = {"rotation": "RoPE", "alibi": "ALiBi"}  # encodings of terms that no component writes
 SIDES = {"key": "keys", "query": "queries"}
 BENDS = {"keys": 0.0, "queries": 0.5, ALL_PATHS: -0.5, "": 0.0}  # of edges between two nodes, rows
-WITH, AGAINST = "rgba(217, 115, 13, 0.8)", "rgba(43, 123, 186, 0.8)"
 MOST_EDGES = 12  # edges of a reader
 MOST_TOGETHER = 24  # edges of all readers together, besides the encodings'
 LEAST, LEAST_TOGETHER = 0.01, 0.1  # smallest share with an edge, of a reader and among all readers
 MOSTLY = 0.5  # of a pattern: if more of it was written, patterns come first
-WIDEST = 14.0  # px of an edge of the whole pattern
-FEW, NODE, DOT = 5, 30, 6  # with up to some layers, nodes have their names inside; px of both
+FEW = 5  # with up to so many layers, nodes have their names inside
 CLOCKS = 4  # panels: all writers together, and the strongest writers
 GRAPH, TABLE, LARGEST, ROW_GAP = 430, 300, 210, 70  # px: heights of rows, and between rows
 WIDE, PHONE = 1020, 310  # px across of the plotting area
@@ -253,39 +252,31 @@ def _places(edges: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 def _edge(edge: pd.Series, nodes: pd.DataFrame) -> Trace:
     """Return a curve from a writer or an encoding to a reader."""
     widest = WIDEST * min(1.0, 2 * FEW / nodes["x"].max())
-    (x0, y0), (x1, y1) = nodes.loc[[edge["start"], edge["reader"]], ["x", "y"]].to_numpy(float)
-    t, bend = np.linspace(0, 1, 25), BENDS[edge["into"]]
-    about = _named(edge)
+    start, end = (
+        tuple(nodes.loc[edge[at], ["x", "y"]].to_numpy(float)) for at in ("start", "reader")
+    )
     share = interval_text(percent(interval_of(edge, "share")), "z.1f", "%")
-    return {
-        "type": "scatter",
-        "x": x0 + (x1 - x0) * t,
-        "y": y0 + (y1 - y0) * t + 4 * bend * t * (1 - t),
-        "mode": "lines",
-        "line": {
-            "color": WITH if edge["share"] > 0 else AGAINST,
-            "width": np.clip(widest * abs(edge["share"]), 1, widest),
-            "dash": "dash" if edge["into"] == ALL_PATHS else "solid",
-        },
-        "name": about,
-        "hovertemplate": f"{about}<br>{share} of its {edge['of']}<extra></extra>",
-        "showlegend": False,
-    }
+    return graph.edge(
+        start,
+        end,
+        edge["share"],
+        float(np.clip(widest * abs(edge["share"]), 1, widest)),
+        BENDS[edge["into"]],
+        "dash" if edge["into"] == ALL_PATHS else "solid",
+        f"{_named(edge)}<br>{share} of its {edge['of']}",
+    )
 
 
 def _legend(edges: pd.DataFrame) -> list[Trace]:
     """Return the legend's entries for the colours and dashes in use."""
-    kinds = {
-        "with the lead or pattern": (WITH, "solid", edges["share"] > 0),
-        "against it": (AGAINST, "solid", edges["share"] < 0),
-        "on all paths, where that differs": (ZERO, "dash", edges["into"] == ALL_PATHS),
-    }
-    nowhere = {"type": "scatter", "x": [None], "y": [None], "mode": "lines"}
-    return [
-        {**nowhere, "name": label, "line": {"color": colour, "dash": dash, "width": 4}}
-        for label, (colour, dash, drawn) in kinds.items()
-        if drawn.any()
+    kinds: list[tuple[str, str, graph.Dash, pd.Series]] = [
+        ("with the lead or pattern", WITH, "solid", edges["share"] > 0),
+        ("against it", AGAINST, "solid", edges["share"] < 0),
+        ("on all paths, where that differs", ZERO, "dash", edges["into"] == ALL_PATHS),
     ]
+    return graph.legend(
+        (label, colour, dash) for label, colour, dash, drawn in kinds if drawn.any()
+    )
 
 
 def _named(edge: Mapping[Any, Any] | pd.Series, to: str = "to") -> str:
@@ -295,25 +286,11 @@ def _named(edge: Mapping[Any, Any] | pd.Series, to: str = "to") -> str:
 
 def _nodes(nodes: pd.DataFrame) -> Trace:
     """Return the nodes, readers as squares; those of a few layers have their names inside."""
-    is_small = nodes["x"].max() < FEW
-    return {
-        "type": "scatter",
-        "x": nodes["x"],
-        "y": nodes["y"],
-        "mode": "markers+text" if is_small else "markers",
-        "text": nodes["text"].tolist(),
-        "textfont": {"size": 10, "color": INK},
-        "marker": {
-            "size": NODE if is_small else DOT,
-            "symbol": np.where(nodes["kind"] == "", "square", "circle"),
-            "color": GRID,
-            "opacity": 1,
-            "line": {"color": ZERO, "width": 1},
-        },
-        "hovertext": nodes.index.tolist(),
-        "hovertemplate": "%{hovertext}<extra></extra>",
-        "showlegend": False,
-    }
+    texts = nodes["text"].tolist() if nodes["x"].max() < FEW else None
+    is_reader = (nodes["kind"] == "").to_numpy()
+    return graph.nodes(
+        nodes["x"].to_numpy(float), nodes["y"].to_numpy(float), [*nodes.index], texts, is_reader
+    )
 
 
 def _table(edges: pd.DataFrame) -> tuple[str, str]:

@@ -24,7 +24,8 @@ class ReaderSums:
         q, k: mean queries and keys at each position. For means over heads, the queries that share a
             key head are added up, which suffices. For single heads, `q` holds all heads.
         queries, keys: the part of each writer; the parts add up to `q` and `k`.
-        first_queries, first_keys: for writers that are heads, the part from the first key.
+        first_queries, first_keys: for writers that are heads, the part that they moved from the
+            first key; or to one position, by the token that they moved it from.
         norm_queries, norm_keys: queries and keys that the norms make of vectors that know nothing
             of position: the norms' mean scale at each position times the mean over positions; None
             without writers.

@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 from support.decoders import write_decoder
+from support.induction import N_VOCAB, induction_model
 from support.rounding import NETWORK
 from support.tiny_models import ByName, tokens
-from transformer_lens import HookedTransformer, HookedTransformerConfig
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from nope_probe import load
-from nope_probe.analyses.one_text import QueryTerms, query_terms
+from nope_probe.analyses.one_text import QueryTerms, Side, moved_terms, query_terms
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.readers import capture_positions
+from nope_probe.maps.positions import ReaderSums
 
 N_POS, QUERY = 11, 9
 INPUTS, TEXT = tokens(n_seqs=13, n_pos=N_POS), tokens(n_seqs=1, n_pos=N_POS, seed=5)
@@ -114,37 +115,73 @@ def test_a_writers_term_is_what_its_removal_changes_with_the_norms_scale_held(
     assert (terms.of_key["MLP0"] - lost)[SEEN].abs().max() <= NETWORK * largest
 
 
-def test_an_induction_heads_score_is_the_term_of_the_previous_token_head() -> None:
-    """L0H0 writes the previous token beside each token; L1H0 looks for its own token there."""
-    n_vocab, prefer = 7, 40.0
-    config = HookedTransformerConfig(
-        n_layers=2,
-        d_model=2 * n_vocab + N_POS,
-        n_heads=1,
-        d_head=N_POS,
-        n_ctx=N_POS,
-        d_vocab=n_vocab,
-        attn_only=True,
-        normalization_type=None,
-        attn_scale=1.0,
-        init_weights=False,
-    )
-    model = HookedTransformer(config)
-    token, before, at = (slice(0, 7), slice(7, 14), slice(14, None))
+@pytest.mark.parametrize("side", ["key", "query"])
+def test_a_moved_term_is_what_the_score_loses_without_it_with_the_norms_scale_held(
+    side: Side, tiny: ByName, bridge: ByName
+) -> None:
+    """Plain transformers: A[j, t] v_t W_O of one head of the first block, out of one token."""
+    hf, head, writing, key = tiny("llama").hf, 1, 2, 6
+    to = key if side == "key" else QUERY
+    block, attention = hf.model.layers[1], hf.model.layers[0].self_attn
+    kept: dict[str, torch.Tensor] = {}
+    hooks = [
+        attention.v_proj.register_forward_hook(lambda *args: kept.__setitem__("v", args[-1])),
+        block.input_layernorm.register_forward_pre_hook(
+            lambda module, given: kept.__setitem__("stream", given[0])
+        ),
+    ]
+    cos, sin = hf.model.rotary_emb(torch.zeros(1), torch.arange(N_POS)[None])
+
+    def projected(stream: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the head's queries and keys, with the scale that the norm has for `like`."""
+        norm, own = block.input_layernorm, block.self_attn
+        scale = (like.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+        q, k = (
+            (stream * scale * norm.weight.double()) @ w.weight.double().T + w.bias.double()
+            for w in (own.q_proj, own.k_proj)
+        )
+        q, k = (x.unflatten(-1, (-1, own.head_dim)).transpose(1, 2) for x in (q, k))
+        q, k = apply_rotary_pos_emb(q, k, cos.double(), sin.double())
+        return q[:, head] * own.scaling, k[:, head * k.shape[1] // q.shape[1]]
+
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-        model.embed.W_E[:, token] = torch.eye(n_vocab)
-        model.pos_embed.W_pos[:, at] = torch.eye(N_POS)
-        first, second = (block.attn for block in model.blocks)
-        first.W_Q[0, at] = prefer * torch.eye(N_POS)
-        first.W_K[0, at] = torch.eye(N_POS).roll(1, 1)  # the key of j is found by the query j + 1
-        first.W_V[0, token, :n_vocab] = torch.eye(n_vocab)
-        first.W_O[0, :n_vocab, before] = torch.eye(n_vocab)
-        second.W_Q[0, token, :n_vocab] = 3 * torch.eye(n_vocab)
-        second.W_K[0, before, :n_vocab] = torch.eye(n_vocab)
+        hf(INPUTS)
+        others = kept["stream"].double()
+        weights = hf(TEXT, output_attentions=True).attentions[0][0, writing, to].double()
+    for hook in hooks:
+        hook.remove()
+    stream, d_head = kept["stream"].double(), attention.head_dim
+    v = kept["v"][0].double().unflatten(-1, (-1, d_head))
+    value = v[:, writing * v.shape[1] // (attention.o_proj.in_features // d_head)]
+    w_o = attention.o_proj.weight.double()[:, writing * d_head : (writing + 1) * d_head]
+    q, k = projected(stream, stream)
+    mean_k = projected(others, others)[1].mean(0)
+    expected = torch.zeros(N_POS, dtype=torch.float64)
+    for token in range(to + 1):
+        without = stream.clone()
+        without[0, to] -= weights[token] * value[token] @ w_o.T
+        changed_q, changed_k = projected(without, stream)
+        if side == "key":
+            expected[token] = q[0, QUERY] @ (k - changed_k)[0, key]
+        else:
+            expected[token] = (q - changed_q)[0, QUERY] @ mean_k[key]
+
+    def sums(inputs: torch.Tensor, moved_to: int | None = None) -> ReaderSums:
+        options = {"layers": [1], "per_head": True, "n_folds": 1, "moved_to": moved_to}
+        found = capture_positions(bridge("llama"), inputs, **options)
+        return dict(found.readers[1].heads())[head]
+
+    own, moved = sums(TEXT), sums(TEXT, to)
+    parts = moved.first_keys if side == "key" else moved.first_queries
+    terms = moved_terms(own, sums(INPUTS), QUERY, key, parts[f"L0H{writing}"], side)
+    assert expected.abs().max() > 0
+    assert (terms - expected).abs().max() <= NETWORK * expected.abs().max()
+
+
+def test_an_induction_heads_score_is_the_term_of_the_previous_token_head() -> None:
+    model = induction_model(N_POS)
     text = torch.tensor([[0, 3, 5, 1, 2, 6, 4, 0, 2, 3, 5]])
-    inputs = (text + torch.arange(n_vocab)[:, None]) % n_vocab  # every token once at each position
+    inputs = (text + torch.arange(N_VOCAB)[:, None]) % N_VOCAB  # every token once at each position
     terms = terms_of(model, text, inputs, head=0)
     same = (text[0].roll(1) == text[0, QUERY]).double()
     same[0] = float(text[0, 0] == text[0, QUERY])  # the first token sees itself alone

@@ -17,6 +17,7 @@ from nope_probe import (
     load,
     reproduce,
     run_ablations,
+    run_attention,
     sequences,
     split_attention,
 )
@@ -109,6 +110,19 @@ def test_heads_have_the_known_positional_shares(real: LoadedModel) -> None:
     parts = [100 * float(getattr(split, name).values[0]) / information for name in names]
     assert parts == pytest.approx([49, 9, 5, 37], abs=1.5)
     assert 100 * split.positional_share.value == pytest.approx(49 + 5, abs=1.5), "both rows"
+
+
+def test_without_what_the_previous_token_head_moved_the_induction_head_looks_less() -> None:
+    """Known from plain transformers, with L16H0's part from " Whit" taken out at "field"."""
+    text = (
+        "Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."
+    )
+    run = run_attention("smollm2-135m", text=text, why="L18H6", query=14, steps=2, confirm=1)
+    [row] = run.tables["why_confirm"].to_dict("records")
+    assert (row["writer"], row["key"], row["moved_from"]) == ("L16H0", 2, 1)
+    assert (row["weight"], row["weight_without"]) == pytest.approx((0.988, 0.847), abs=5e-4)
+    known = pytest.approx((0.985, 0.945), abs=5e-4)
+    assert (row["probability"], row["probability_without"]) == known
 
 
 def test_it_knows_the_capital_of_france() -> None:

@@ -592,6 +592,12 @@ def test_why_loads_a_model_that_was_named_whose_sequences_were_given(
         ),
         (["--why", "L0H1"], "--why asks about a text"),
         (["--query", 3], "--query asks about a head"),
+        (["--steps", 2], "--steps asks about a head: name it with --why"),
+        (["--text", "a", "--why", "L0H1", "--confirm", 1], "take --steps 2 or more"),
+        (
+            ["--text", "a", "--why", "L0H1", "--steps", 2, "--confirm", 1],
+            "--confirm measures the next token, by all layers: leave out --layers",
+        ),
         (["--text", "a", "--why", "MLP1"], "--why MLP1: expected a head, such as L1H3"),
         (["--text", "a", "--why", "L0H4"], "--why L0H4: there are L0 to L0, with the heads H0"),
         (["--text", "a", "--why", "L0H1", "--query", 9], "the text has 2 tokens, 0 to 1"),

@@ -41,7 +41,7 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.hooks.reading.accumulators import Accumulator, Cut
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
 from nope_probe.hooks.reading.writers import (
-    FirstKeyAccumulator,
+    MovedAccumulator,
     Residual,
     learned_positions,
     norm_before,
@@ -70,6 +70,7 @@ def capture_positions(
     documents: Int[Tensor, " seq"] | None = None,
     query_rows: int | None = None,
     kept_positions: int | None = None,
+    moved_to: int | None = None,
     checkpoint: StreamCheckpoint | None = None,
 ) -> PositionSums:
     """Average the queries and keys of some layers at each position, and each writer's part of them.
@@ -89,6 +90,9 @@ def capture_positions(
         query_rows: how many rows the maps of scores have; see `capture_scores`.
         kept_positions: how many first positions means over positions leave out; by default 1 if all
             sequences begin with the same token, else 0.
+        moved_to: a position. `first_queries` and `first_keys` then have what each head moved to it,
+            at the position of the token that the head moved it from; by default they have what each
+            head moved from the first key, at the position that the head moved it to.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Returns:
@@ -112,20 +116,20 @@ def capture_positions(
     kept = kept_positions_of(inputs) if kept_positions is None else kept_positions
     queries = chosen_rows(inputs.shape[1], query_rows)
     cut = Cut(counts=fold_of.bincount(), queries=queries, kept_positions=kept)
-    first: list[FirstKeyAccumulator] = []
+    moved: list[MovedAccumulator] = []
     if writers == "none":
         accumulators = [MeansAccumulator(model, layer, cut, per_head) for layer in readers]
     else:
         blocks = written_by_blocks(model, inputs[:1], readers[-1].index)
         if writers == "layers":
             blocks = [block.with_whole_attention for block in blocks]
-        residual = Residual(model, blocks, learned_positions(model, inputs))
+        residual = Residual(model, blocks, learned_positions(model, inputs), moved_to)
         accumulators = [
             ReaderAccumulator(model, layer, cut, per_head, residual, inputs[:1])
             for layer in readers
         ]
-        first = [FirstKeyAccumulator(block, residual) for block in blocks if block.w_o is not None]
-    stream(model, inputs, [*accumulators, *first], fold_of, batch_size, checkpoint)
+        moved = [MovedAccumulator(block, residual) for block in blocks if block.w_o is not None]
+    stream(model, inputs, [*accumulators, *moved], fold_of, batch_size, checkpoint)
     return PositionSums(
         readers={accumulator.layer.index: accumulator.sums() for accumulator in accumulators},
         counts=cut.counts,
@@ -361,7 +365,9 @@ class ReaderAccumulator(MeansAccumulator):
             post = self.residual.post_scales(block) * block.factor
             own = scaled * rearrange(post, "batch pos -> batch pos 1 1")
             parts[f"heads{writing}"] = self._brought(self.residual.heads(block), own, weight)
-            parts[f"first{writing}"] = self._brought(self.residual.first[writing], own, weight)
+            to = self.residual.moved_to
+            reaching = own if to is None else own[:, [to]].expand_as(own)
+            parts[f"first{writing}"] = self._brought(self.residual.moved[writing], reaching, weight)
         return parts
 
     def _gains(

@@ -200,14 +200,21 @@ class Residual:
         model: the model.
         blocks: the writing of the blocks before the last reader.
         positions: the hook point of learned position embeddings; None without them.
+        moved_to: the position whose z is split by the tokens that heads moved it from; None for the
+            first key's share of z at every position.
     """
 
     def __init__(
-        self, model: HookedModel, blocks: Sequence[BlockWriting], positions: HookPoint | None
+        self,
+        model: HookedModel,
+        blocks: Sequence[BlockWriting],
+        positions: HookPoint | None,
+        moved_to: int | None = None,
     ) -> None:
         self.model, self.blocks, self.positions = model, blocks, positions
+        self.moved_to = moved_to
         self.kept: dict[tuple[int, str], Tensor] = {}
-        self.first: dict[int, Tensor] = {}
+        self.moved: dict[int, Tensor] = {}
 
     def hooks(self) -> Iterator[Attachment]:
         """Return the hooks that keep the blocks' outputs."""
@@ -231,7 +238,7 @@ class Residual:
     def clear(self) -> None:
         """Forget the last pass."""
         self.kept.clear()
-        self.first.clear()
+        self.moved.clear()
 
     def names(self, index: int) -> list[str]:
         """Return the names of the writers whose output `vectors` returns, in its order."""
@@ -286,8 +293,11 @@ class Residual:
         return self.kept[key]
 
 
-class FirstKeyAccumulator(Accumulator):
-    """Keeps the first key's share of z in every head of a writing block, without any sums."""
+class MovedAccumulator(Accumulator):
+    """Keeps the share of z that heads of a writing block moved from a token, without any sums.
+
+    The token is the first key, for every query; or every token, for the query `residual.moved_to`.
+    """
 
     reads_attention = True
 
@@ -297,12 +307,17 @@ class FirstKeyAccumulator(Accumulator):
         self.layer, self.residual = block.layer, residual
 
     def read(self, attention: Attention) -> None:
-        """Keep the first key's share of z: its weight times its value."""
-        weights = []
-        for start in range(0, attention.q.shape[1], BLOCK_ROWS):
-            pattern = attention.pattern(slice(start, start + BLOCK_ROWS), masked=None)
-            # A copy: a view would keep the attention of all blocks in memory.
-            weights.append(pattern[..., 0].clone())
-        first = repeat_heads(wide(attention.v[:, :1]), attention.n_heads)
-        weight = rearrange(torch.cat(weights, -1), "batch head pos -> batch pos head 1")
-        self.residual.first[self.layer.index] = weight * first
+        """Keep the tokens' shares of z: their weights times their values."""
+        to, values = self.residual.moved_to, wide(attention.v)
+        if to is None:
+            values = values[:, :1]
+            weights = []
+            for start in range(0, attention.q.shape[1], BLOCK_ROWS):
+                pattern = attention.pattern(slice(start, start + BLOCK_ROWS), masked=None)
+                # A copy: a view would keep the attention of all blocks in memory.
+                weights.append(pattern[..., 0].clone())
+            weight = torch.cat(weights, -1)
+        else:
+            weight = attention.pattern(slice(to, to + 1), masked=None)[:, :, 0]
+        shares = rearrange(weight, "batch head pos -> batch pos head 1")
+        self.residual.moved[self.layer.index] = shares * repeat_heads(values, attention.n_heads)

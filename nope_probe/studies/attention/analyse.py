@@ -22,7 +22,6 @@ from nope_probe.analyses.attention import (
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.figures.attention import UNIFORM
-from nope_probe.files import JsonObject
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.maps.estimates import Estimates, fold_weights
@@ -30,15 +29,13 @@ from nope_probe.maps.folds import State
 from nope_probe.maps.rows import choose_rows
 from nope_probe.run.folder import Run
 from nope_probe.run.identity import input_arrays
-from nope_probe.run.manifest import Manifest, TooFew
+from nope_probe.run.manifest import Manifest, TooFew, written
 from nope_probe.run.session import Session
-from nope_probe.studies.attention.on_text import RunText, shown_pieces, text_record
+from nope_probe.studies.attention.on_text import Explained, RunText, shown_pieces, text_record
 from nope_probe.studies.attention.page import report
 from nope_probe.studies.attention.settings import MIN_KEYS, Settings
-from nope_probe.studies.attention.why import (
-    query_of,
-    why_table,
-)
+from nope_probe.studies.attention.steps import Steps
+from nope_probe.studies.attention.why import why_tables
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.page import with_page
 from nope_probe.studies.tables import attention_table, text_attention_table
@@ -57,7 +54,7 @@ class Heads:
         counts: sequences per fold.
         text: the run's text, if it has one.
         on_text: its attention weights; empty without a text.
-        why: the terms of the scores that the run asks about, nats; empty if it asks nothing.
+        why: the steps back from the look that the run asks about; None if it asks nothing.
     """
 
     estimates: Float[Tensor, "layer head part one_plus_folds"]
@@ -66,10 +63,10 @@ class Heads:
     counts: Int[Tensor, " fold"]
     text: RunText | None
     on_text: Float[Tensor, "layer head text_pos text_pos"]
-    why: State
+    why: Steps | None
 
 
-def heads_of(parts: Sequence[State], text: RunText | None, why: State) -> Heads:
+def heads_of(parts: Sequence[State], text: RunText | None, why: Steps | None) -> Heads:
     """Return the attention of every head from that of some layers at a time."""
     return Heads(
         estimates=torch.cat([part["splits"] for part in parts]),
@@ -154,13 +151,13 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
     n = inputs.inputs.shape[1]
     if settings.rows < n:
         maps["query_positions"] = choose_rows(n, settings.rows).float()
-    manifest = _manifest(session, inputs, heads.counts, heads.text)
+    manifest = _manifest(session, inputs, heads.counts, heads.text, heads.why)
     if heads.text is not None:
         n_pos = heads.text.tokens.shape[1]
         expected = heads.weights[..., :n_pos, :n_pos]
         maps["text_weights"] = heads.on_text
         maps["text_content"] = relative_entropy(heads.on_text, expected).float()
-        tables |= _why(settings, manifest, heads.on_text, heads.why)
+        tables |= _why(manifest, heads.on_text, heads.why)
     too_few = too_few_sequences(tables["attention"], len(inputs))
     kept = {"estimates": {"estimates": heads.estimates, "gaps": heads.gaps}}
     manifest = replace(manifest, too_few=too_few)
@@ -197,7 +194,7 @@ def captured_text(
     }
 
 
-def analyse_text(session: Session[Settings], text: RunText, read: State, why: State) -> Run:
+def analyse_text(session: Session[Settings], text: RunText, read: State, why: Steps | None) -> Run:
     """Return the run of a text alone: where each head looks, and why if that is asked.
 
     Its maps are `text_weights`, [layer, head, pos, key_pos], and `text_content`, here the relative
@@ -208,10 +205,10 @@ def analyse_text(session: Session[Settings], text: RunText, read: State, why: St
     rows = (read["visible"].sum(-1) >= MIN_KEYS)[:, None].expand_as(information)
     first = weights[..., : settings.skip_keys_of(inputs)].sum(-1)
     nats, share = (x.double().where(rows, torch.nan).nanmean(-1) for x in (information, first))
-    manifest = _manifest(session, inputs, torch.ones(1, dtype=torch.long), text)
+    manifest = _manifest(session, inputs, torch.ones(1, dtype=torch.long), text, why)
     maps = {"text_weights": weights, "text_content": information.float()}
     tables = {"attention": text_attention_table(nats, share, manifest.layers)}
-    tables |= _why(settings, manifest, weights, why)
+    tables |= _why(manifest, weights, why)
     return _run(session, inputs, manifest, {"maps": maps}, tables)
 
 
@@ -220,35 +217,33 @@ def _manifest(
     inputs: Sequences,
     counts: Int[Tensor, " fold"],
     text: RunText | None,
+    why: Steps | None,
 ) -> Manifest:
-    """Return what the run says of itself, of its text, and of the query it is asked about."""
-    settings, loaded, shown, asked = session.settings, session.loaded, None, JsonObject()
+    """Return what the run says of itself, of its text, and of the look it is asked about."""
+    settings, loaded, shown = session.settings, session.loaded, None
     if text is not None:
         assert loaded.tokenizer is not None
         shown = text_record(text, loaded.tokenizer)
-        if settings.asked is not None:
-            asked["why"] = {"head": settings.why, "query": query_of(settings, text.tokens)}
     return replace(
         session.manifest_of(inputs, settings.skip_keys_of(inputs), counts),
         layers=settings.layers_of(loaded.info),
         removed=tuple(settings.removed.ordered),
         text=shown,
-        results=asked,
+        results=written(Explained(why=None if why is None else why.asked)),
     )
 
 
 def _why(
-    settings: Settings,
     manifest: Manifest,
     weights: Float[Tensor, "layer head text_pos text_pos"],
-    why: State,
+    why: Steps | None,
 ) -> dict[str, pd.DataFrame]:
-    """Return the table of the run's `why`, if it was asked."""
-    if settings.asked is None or manifest.text is None:
+    """Return the tables of the run's `why`, if it was asked."""
+    if why is None or manifest.text is None:
         return {}
-    layer, head = settings.asked
-    row = weights[manifest.layers.index(layer), head, manifest.results["why"]["query"]]
-    return {"why": why_table(why, row, shown_pieces(manifest.text))}
+    look = why.first
+    of_query = weights[manifest.layers.index(look.name.block), look.head, look.query]
+    return why_tables(why, of_query, shown_pieces(manifest.text))
 
 
 def _run(

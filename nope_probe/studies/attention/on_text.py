@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import pandas as pd
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -21,6 +22,30 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.run.folder import Run
 from nope_probe.run.manifest import ShownText
 from nope_probe.studies.attention.settings import ALONE, TEXT_TOKENS, Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The look that a run explains.
+
+    Attributes:
+        head: the head, such as `L1H3`.
+        query: the position of the token in the text.
+    """
+
+    head: str
+    query: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """What a run says of its `why`.
+
+    Attributes:
+        why: what it was asked; None if nothing.
+    """
+
+    why: Asked | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,8 +154,24 @@ def shown_pieces(record: ShownText) -> list[str]:
 
 def stored_why(run: Run) -> Why | None:
     """Return the terms that a run was asked for and keeps; None if it was asked nothing."""
-    asked = run.manifest.results.get("why")
-    return None if asked is None else Why(**asked, table=run.tables["why"])
+    asked = run.manifest.results_as(Explained).why
+    return None if asked is None else why_of(asked, run.tables)
+
+
+def why_of(asked: Asked, tables: Mapping[str, pd.DataFrame]) -> Why:
+    """Return the terms of a look.
+
+    Args:
+        asked: the look.
+        tables: `why`, and `why_steps` and `why_confirm` if there are any.
+    """
+    return Why(
+        head=asked.head,
+        query=asked.query,
+        table=tables["why"],
+        steps=tables.get("why_steps"),
+        removals=tables.get("why_confirm"),
+    )
 
 
 def has_other_texts(run: Run) -> bool:

@@ -196,6 +196,22 @@ def why_sections(run: Run) -> Iterator[Section]:
             f"{terms} The dot is their sum.",
             table=why.table,
         )
+        if why.steps is not None:
+            yield Section(
+                title="Why, steps back",
+                figure=lambda: why.graph,
+                caption="Nats of the score of the most attended key, and of the looks by which "
+                "heads moved what they wrote (squares). Dashed: what a head moved from a token.",
+                table=why.steps,
+            )
+        if why.removals is not None:
+            yield Section(
+                title="Without what a head moved",
+                caption="A moved part is taken out of the head's output at one token, and all "
+                "later blocks respond: the look's attention weight and score, and the probability "
+                "of the token after the query, as they are and without it.",
+                table=why.removals,
+            )
 
 
 def _maps(run: Run) -> Iterator[Section]:

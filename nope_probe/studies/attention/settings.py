@@ -17,6 +17,7 @@ from nope_probe.removal import Writer
 from nope_probe.run.settings import (
     COUNT,
     LAYERS,
+    Bounds,
     memory_of,
 )
 from nope_probe.studies.removing import RemovingSettings
@@ -81,6 +82,22 @@ class Settings(RemovingSettings):
     query: Annotated[
         int, _arg(help="The token of the text that --why asks about; -1 is the last.")
     ] = -1
+    steps: Annotated[
+        int,
+        Bounds(1, 100),
+        _arg(
+            help="Steps back from --why: 2 also says from which tokens the heads that wrote the "
+            "most attended key, or the query, moved it, and why they looked there."
+        ),
+    ] = 1
+    confirm: Annotated[
+        int,
+        Bounds(0, 1000),
+        _arg(
+            help="How many of the parts that heads moved in --steps to take out, the largest "
+            "first and one at a time, to measure what the model does without."
+        ),
+    ] = 0
 
     def __post_init__(self) -> None:
         is_alone = self._has_text and self.data is None and self.n_seqs is None
@@ -118,8 +135,11 @@ class Settings(RemovingSettings):
             self._validate_text(self.shown_text)
         if self.why is not None:
             self._validate_why(self.why)
-        elif self.query != -1:
-            raise UserError("--query asks about a head: name it with --why")
+        for flag, is_given in (("--query", self.query != -1), ("--steps", self.steps > 1)):
+            if self.why is None and is_given:
+                raise UserError(f"{flag} asks about a head: name it with --why")
+        if self.confirm and self.steps == 1:
+            raise UserError("--confirm takes out what --steps finds: take --steps 2 or more")
 
     def _validate_text(self, text: str) -> None:
         if self.text is not None and self.text_file is not None:
@@ -170,6 +190,8 @@ class Settings(RemovingSettings):
                 f"--why {self.why}: there are L{layers[0]} to L{layers[-1]}, with the heads H0 to "
                 f"H{info.n_heads - 1}"
             )
+        if self.confirm and info.n_layers < info.depth:
+            raise UserError("--confirm measures the next token, by all layers: leave out --layers")
 
     @property
     def shown_text(self) -> str | None:

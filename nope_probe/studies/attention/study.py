@@ -30,11 +30,8 @@ from nope_probe.studies.attention.analyse import (
 )
 from nope_probe.studies.attention.on_text import stored_why, text_of, text_view
 from nope_probe.studies.attention.settings import MAP_BYTES, Settings
-from nope_probe.studies.attention.why import (
-    captured_terms,
-    explained,
-    query_of,
-)
+from nope_probe.studies.attention.steps import captured_looks
+from nope_probe.studies.attention.why import explained, steps_of
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
 from nope_probe.studies.from_python import ModelOrName, as_loaded, run_of, takes
 from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
@@ -74,7 +71,7 @@ class AttentionStudy(Run):
             raise UserError("the run has no text: run_attention(model, text=...) shows one")
         return view
 
-    def why(self, head: str, query: int = -1) -> Why:
+    def why(self, head: str, query: int = -1, steps: int = 1, confirm: int = 0) -> Why:
         """Return why a head looks where it looks from a token of the run's text.
 
         The terms are exact, and computed from the run's sequences and text with the model of the
@@ -83,6 +80,8 @@ class AttentionStudy(Run):
         Args:
             head: the head, such as `L1H3`.
             query: the token's position in the text; -1 is the last.
+            steps: how many steps back to go.
+            confirm: how many of the moved parts that the steps find to take out, one at a time.
 
         Raises:
             UserError: for a run without a text, a head or token that does not exist, a model that
@@ -98,9 +97,11 @@ class AttentionStudy(Run):
         """
         n = len(self.on_text.pieces)
         recorded = {k: v for k, v in self.manifest.settings.items() if k not in UNNAMED}
-        settings = replace(settings_from(Settings, recorded), why=head, query=query)
+        of_run = settings_from(Settings, recorded)
+        settings = replace(of_run, why=head, query=query, steps=steps, confirm=confirm)
         kept = stored_why(self)
-        if kept is not None and (kept.head, kept.query) == (head, query % n) and -n <= query < n:
+        is_same = (of_run.steps, of_run.confirm) == (steps, confirm) and -n <= query < n
+        if kept is not None and (kept.head, kept.query) == (head, query % n) and is_same:
             return kept
         settings.validate()
         return explained(self, settings, self._loaded(settings))
@@ -133,15 +134,14 @@ class Attention(Study[Settings, AttentionStudy]):
         self.text = text_of(settings, loaded)
         alone = None if settings.reads_corpus or self.text is None else self.text.alone
         self.engine = replace(Engine.of(session, alone), query_rows=settings.rows)
+        self.why = None
+        if self.text is not None and settings.why is not None:
+            self.why = steps_of(settings, self.text.tokens)
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that average some layers at a time, or that read one text alone."""
         settings, engine, layers, text = self.settings, self.engine, self.layers, self.text
         condition = self.ablation if settings.remove else None
-        asked = None
-        if text is not None and settings.asked is not None:
-            query = query_of(settings, text.tokens)
-            asked = partial(captured_terms, head=settings.asked, text=text.tokens, query=query)
         if settings.reads_corpus:
             size = settings.layers_at_a_time(self.session.loaded.info)
             groups = [layers[first : first + size] for first in range(0, len(layers), size)]
@@ -149,24 +149,34 @@ class Attention(Study[Settings, AttentionStudy]):
             reads = {f"attention-L{g[0]}": partial(measured, layers=g, text=tokens) for g in groups}
             if next(iter(reads)) not in self.session.checkpoint:
                 validate_first_sequence(engine.model, engine.inputs, layers)
-                if text is not None and asked is not None:  # or why not
-                    asked(replace(engine.with_sequences(text.alone), query_rows=len(text)), None)
+                if text is not None and self.why is not None:  # or why not
+                    of_text = replace(engine.with_sequences(text.alone), query_rows=len(text))
+                    looks = [self.why.first]
+                    captured_looks(of_text, None, looks=looks, text=text.tokens, moves=False)
         else:
             assert text is not None
             size = max(1, MAP_BYTES // (8 * self.session.loaded.info.n_heads * len(text) ** 2))
             reads = {"text": partial(captured_text, layers=layers, size=size)}
         yield from calibration("gains", engine, [self.ablation])
-        for key, capture in [*reads.items(), *([] if asked is None else [("why", asked)])]:
+        for key, capture in reads.items():
             yield Pass(key=key, engine=engine, read=partial(captured, capture), ablation=condition)
+        if self.why is not None:
+            first = partial(self.why.read, step=1)
+            one = Pass(key="why", engine=engine, read=first, ablation=condition)
+            yield one
+            for step in range(2, settings.steps + 1):  # whose layers the step before finds
+                read = partial(self.why.read, step=step)
+                yield replace(one, key=f"why-{step}", read=read, n_seqs=0)
+            if settings.confirm:
+                yield replace(one, key="why-confirm", read=self.why.read_removals, n_seqs=0)
 
     def analyse(self, results: Results) -> Run:
         """Return the run of the heads' attention."""
-        why = results.get("why", {})
         if not self.settings.reads_corpus:
             assert self.text is not None
-            return analyse_text(self.session, self.text, results["text"], why)
+            return analyse_text(self.session, self.text, results["text"], self.why)
         parts = [result for key, result in results.items() if key.startswith("attention-")]
-        return analyse(self.session, heads_of(parts, self.text, why))
+        return analyse(self.session, heads_of(parts, self.text, self.why))
 
 
 run = partial(run_study, Attention)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,23 +10,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.one_text import query_terms
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.figures.attention import Why
-from nope_probe.hooks.reading.readers import capture_positions
-from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.maps.folds import State
-from nope_probe.maps.positions import PositionSums, ReaderSums
+from nope_probe.maps.folds import under
 from nope_probe.models.info import LoadedModel
+from nope_probe.removal import Writer
 from nope_probe.run.folder import Run
 from nope_probe.run.identity import changes_of_model
-from nope_probe.studies.attention.on_text import shown_pieces, text_of
+from nope_probe.studies.attention.on_text import shown_pieces, text_of, why_of
 from nope_probe.studies.attention.settings import Settings
+from nope_probe.studies.attention.steps import OTHERS, Look, Steps
 from nope_probe.studies.engine import Engine, ablation_of
 
 MOST_WRITERS = 10  # with rows of their own: those whose terms differ most between keys
-OTHERS = "other writers"
 
 
 def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
@@ -44,12 +39,11 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
             the run's, or a model whose queries and keys are no sums over writers.
     """
     settings.validate_layers(loaded.info)
-    asked, of_run = settings.asked, text_of(settings, loaded)
-    assert asked is not None
+    of_run = text_of(settings, loaded)
     assert of_run is not None
     assert run.manifest.text is not None
     text, about = of_run.tokens, run.manifest.data
-    (layer, head), query = asked, query_of(settings, text)
+    steps = steps_of(settings, text)
     tokens = torch.from_numpy(run.arrays["tokens"]["tokens"])
     inputs = Sequences(inputs=tokens, name=about.name, bos=bool(about.bos))
     changes = changes_of_model(run.manifest, loaded)
@@ -67,16 +61,20 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     )
     ablation = ablation_of(loaded.model, settings)
     engine = engine.calibrated(None, [ablation])
-    kept_weights = run.maps["text_weights"][run.manifest.layers.index(layer), head, query]
+    removed = ablation if settings.remove else None
+    for step in range(1, settings.steps + 1):
+        steps.read(engine, None, removed, step=step)
+    if settings.confirm:
+        steps.read_removals(engine, None, removed)
+    look = steps.first
+    place = run.manifest.layers.index(look.name.block)
+    weights = torch.from_numpy(run.maps["text_weights"][place, look.head, look.query])
+    tables = why_tables(steps, weights, shown_pieces(run.manifest.text))
+    return why_of(steps.asked, tables)
 
-    capture = partial(captured_terms, engine, head=asked, text=text, query=query)
-    terms = engine.load_or_compute(None, capture, ablation if settings.remove else None)
-    table = why_table(terms, torch.from_numpy(kept_weights), shown_pieces(run.manifest.text))
-    return Why(head=str(settings.why), query=query, table=table)
 
-
-def query_of(settings: Settings, text: Int[Tensor, "1 pos"]) -> int:
-    """Return the position of the query that `why` asks about.
+def steps_of(settings: Settings, text: Int[Tensor, "1 pos"]) -> Steps:
+    """Return the steps that `why` asks for, which have not been read.
 
     Raises:
         UserError: for a token that the text does not have.
@@ -84,52 +82,27 @@ def query_of(settings: Settings, text: Int[Tensor, "1 pos"]) -> int:
     n = text.shape[1]
     if not -n <= settings.query < n:
         raise UserError(f"--query {settings.query}: the text has {n} tokens, 0 to {n - 1}")
-    return settings.query % n
+    look = Look(Writer(str(settings.why)), settings.query % n)
+    return Steps(first=look, text=text, n_steps=settings.steps, n_removed=settings.confirm)
 
 
-def captured_terms(
-    engine: Engine,
-    stream: StreamCheckpoint | None,
-    *,
-    head: tuple[int, int],
-    text: Int[Tensor, "1 pos"],
-    query: int,
-) -> State:
-    """Return the terms of one query's scores by name, such as `key/L1H0`, nats; see `query_terms`.
+def why_tables(
+    steps: Steps, weights: Float[Tensor, " key_pos"], pieces: Sequence[str]
+) -> dict[str, pd.DataFrame]:
+    """Return the tables of steps by name: of the first look, of all steps, and of the removals.
 
     Args:
-        engine: the model on the sequences that the text is compared with, or on the text alone.
-            Means over positions leave out its `kept_positions`.
-        stream: deals out batches and saves sums.
-        head: the number of the layer, and of the head in it.
-        text: the tokens.
-        query: the position of the query in the text.
-
-    Raises:
-        UserError: for a model whose queries and keys are no sums over writers.
+        steps: which have been read.
+        weights: the first query's attention weights.
+        pieces: the part of the text that each token adds.
     """
-    (layer, number), kept = head, engine.kept_positions or 0
-    capture = partial(capture_positions, layers=[layer], per_head=True, kept_positions=kept)
-    whole = replace(engine, n_folds=1, documents=None)
-    is_alone = engine.inputs is text
-    try:
-        others = None if is_alone else whole.by_fold(capture, stream)
-        own = capture(engine.model, text, n_folds=1, query_rows=text.shape[1])
-    except NotImplementedError as error:
-        raise UserError(f"--why L{layer}H{number}: {error}") from error
-    of_others = None if others is None else _head(others, layer, number)
-    terms = query_terms(_head(own, layer, number), of_others, query, kept_positions=kept)
-    named: dict[str, Mapping[str, Tensor]] = {
-        "position": terms.position,
-        "key": terms.of_key,
-        "query": terms.of_query,
-    }
-    by_name = {f"{side}/{name}": x for side, own in named.items() for name, x in own.items()}
-    return {"scores": terms.scores, **by_name}
-
-
-def _head(sums: PositionSums, layer: int, number: int) -> ReaderSums:
-    return dict(sums.readers[layer].heads())[number]
+    terms = under(steps.looks[0][1], steps.first.prefix)
+    tables = {"why": why_table(terms, weights, pieces)}
+    if steps.n_steps > 1:
+        tables["why_steps"] = steps.table
+    if steps.n_removed:
+        tables["why_confirm"] = steps.removals
+    return tables
 
 
 def why_table(
@@ -140,7 +113,7 @@ def why_table(
     """Return the table of one query: a row for each key that it sees and each term.
 
     Args:
-        terms: the result of `captured_terms`.
+        terms: the result of `captured_looks`, of the query alone.
         weights: the query's attention weights.
         pieces: the part of the text that each token adds.
 

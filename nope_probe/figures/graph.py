@@ -1,0 +1,209 @@
+"""The nodes and edges of a graph, and the graph of a look's steps back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from jaxtyping import Bool, Float
+
+from nope_probe.figures.names import plain
+from nope_probe.figures.style import GRID, ZERO, Trace, place_panels
+from nope_probe.removal import INK, Writer
+
+WITH, AGAINST = "rgba(217, 115, 13, 0.8)", "rgba(43, 123, 186, 0.8)"
+WIDEST = 14.0  # px of the widest edge
+NODE, DOT = 30, 6  # px of a node with its name inside, and of other nodes
+BENDS = {"key": 0.0, "query": 0.5, "moved": -0.3}  # of edges between two nodes, rows
+LEVEL = 60  # px between two rows of nodes
+NAME, NEXT = 46, 0.3  # px of a node with its name inside, and between nodes at one place, tokens
+Dash = Literal["solid", "dash"]
+Point = tuple[float, float]
+Node = tuple[str, int]  # a writer (or nothing: the token itself), and the token
+KINDS: list[tuple[str, str, Dash]] = [
+    ("raises the score", WITH, "solid"),
+    ("lowers it", AGAINST, "solid"),
+    ("moved from a token", ZERO, "dash"),
+]
+
+
+class Edge(NamedTuple):
+    """A term of a look, from what wrote its key or query; or what a head moved from a token."""
+
+    start: Node
+    end: Node
+    kind: str
+    nats: float
+
+
+def edge(
+    start: Point, end: Point, value: float, width: float, bend: float, dash: Dash, hover: str
+) -> Trace:
+    """Return a curve between two nodes: orange for positive values, blue for negative ones.
+
+    Args:
+        start: the writer's place.
+        end: the reader's place.
+        value: whose sign is shown.
+        width: of the curve, px.
+        bend: how far its middle is off the straight line, in rows.
+        dash: the kind of line.
+        hover: what a pointer shows; its first line is the edge's name.
+    """
+    (x0, y0), (x1, y1), t = start, end, np.linspace(0, 1, 25)
+    return {
+        "type": "scatter",
+        "x": x0 + (x1 - x0) * t,
+        "y": y0 + (y1 - y0) * t + 4 * bend * t * (1 - t),
+        "mode": "lines",
+        "line": {"color": WITH if value > 0 else AGAINST, "width": width, "dash": dash},
+        "name": hover.partition("<br>")[0],
+        "hovertemplate": f"{hover}<extra></extra>",
+        "showlegend": False,
+    }
+
+
+def nodes(
+    x: Float[np.ndarray, " node"],
+    y: Float[np.ndarray, " node"],
+    names: Sequence[str],
+    texts: Sequence[str] | None,
+    readers: Bool[np.ndarray, " node"],
+    size: int = NODE,
+) -> Trace:
+    """Return nodes, readers as squares, with texts inside; without texts, as small dots.
+
+    Args:
+        x: their places.
+        y: their places, rows.
+        names: what a pointer shows.
+        texts: what is written inside; None for small dots.
+        readers: which nodes are readers.
+        size: of nodes with texts, px.
+    """
+    return {
+        "type": "scatter",
+        "x": x,
+        "y": y,
+        "mode": "markers" if texts is None else "markers+text",
+        "text": texts,
+        "textfont": {"size": 10, "color": INK},
+        "marker": {
+            "size": DOT if texts is None else size,
+            "symbol": np.where(readers, "square", "circle"),
+            "color": GRID,
+            "opacity": 1,
+            "line": {"color": ZERO, "width": 1},
+        },
+        "hovertext": names,
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "showlegend": False,
+    }
+
+
+def legend(kinds: Iterable[tuple[str, str, Dash]]) -> list[Trace]:
+    """Return the legend's entries of edges, from their labels, colours and dashes."""
+    nowhere = {"type": "scatter", "x": [None], "y": [None], "mode": "lines"}
+    return [
+        {**nowhere, "name": label, "line": {"color": colour, "dash": dash, "width": 4}}
+        for label, colour, dash in kinds
+    ]
+
+
+def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go.Figure:
+    """Draw the steps back from a look: heads at the tokens of their queries, layers upwards.
+
+    Edges are the terms of a head's score, in nats, from what wrote its key or its query, and what
+    a head moved from a token (dashed). Terms of position stand under the head.
+
+    Args:
+        table: `why_steps.csv`.
+        pieces: what to show of each token.
+        title: the figure's title.
+    """
+    edges, looking = _edges(table), _looking(table)
+    places = _places([*looking, *(node for one in edges for node in (one.end, one.start))])
+    tokens = sorted({token for _, token in places})
+    widest = max((abs(one.nats) for one in edges), default=1.0)
+    traces = [
+        edge(
+            places[one.start],
+            places[one.end],
+            one.nats,
+            max(1.0, WIDEST * abs(one.nats) / widest),
+            BENDS[one.kind],
+            "dash" if one.kind == "moved" else "solid",
+            f"{one.start[0]} {one.kind} to {one.end[0]}<br>{one.nats:+.2f} nats".strip(),
+        )
+        for one in edges
+    ]
+    middles = [(float(trace["x"][12]), float(trace["y"][12])) for trace in traces]
+    written = [*zip(middles, (f"{one.kind} {one.nats:+.1f}" for one in edges), strict=True)]
+    position = table[table["side"] == "position"]
+    sums = position.groupby(["layer", "head", "query", "key"])["nats"].sum().reset_index()
+    for look in sums.to_dict("records"):
+        x, y = places[f"L{look['layer']}H{look['head']}", look["query"]]
+        written.append(((x, y - 0.35), f"position {look['nats']:+.1f}"))
+    labels = {
+        "type": "scatter",
+        "mode": "text",
+        "x": [x for (x, _), _ in written],
+        "y": [y for (_, y), _ in written],
+        "text": [text for _, text in written],
+        "textfont": {"size": 12, "color": INK},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+    drawn = {node: place for node, place in places.items() if node[0]}
+    across, up = np.array([*drawn.values()]).T
+    names = [f"{name}, token {token}" for name, token in drawn]
+    is_reader = np.array([node in looking for node in drawn])
+    shown = nodes(across, up, names, [name for name, _ in drawn], is_reader, NAME)
+    top = max(up)
+    figure = place_panels(title, [""], panel=int(LEVEL * (top + 1.5)), bottom=110, x_title="token")
+    figure.update_xaxes(
+        showgrid=False,
+        zeroline=False,
+        tickvals=[*range(len(tokens))],
+        ticktext=[f"{plain(pieces[token])} {token}" for token in tokens],
+        range=[-0.6, len(tokens) - 0.4],
+    )
+    figure.update_yaxes(visible=False, range=[-0.3, top + 0.7])
+    return figure.add_traces([*traces, *legend(KINDS), shown, labels])
+
+
+def _edges(table: pd.DataFrame) -> list[Edge]:
+    """Return the edges, each once."""
+    edges: dict[tuple[Node, Node, str], Edge] = {}
+    for row in table[table["side"].isin(["key", "query"])].to_dict("records"):
+        end = f"L{row['layer']}H{row['head']}", row["query"]
+        start, kind = (row["writer"], row[row["side"]]), row["side"]
+        if not pd.isna(row["moved_from"]):
+            start, end, kind = ("", int(row["moved_from"])), start, "moved"
+        edges.setdefault((start, end, kind), Edge(start, end, kind, row["nats"]))
+    return [*edges.values()]
+
+
+def _looking(table: pd.DataFrame) -> list[Node]:
+    """Return the heads that look from a token."""
+    looks = table.drop_duplicates(["layer", "head", "query"]).to_dict("records")
+    return [(f"L{look['layer']}H{look['head']}", look["query"]) for look in looks]
+
+
+def _places(found: Iterable[Node]) -> dict[Node, Point]:
+    """Return the places of nodes: their token among the shown tokens, and their row."""
+    found = dict.fromkeys(found)
+    tokens = sorted({token for _, token in found})
+    rows = sorted({Writer(name).order[:2] for name, _ in found if name})
+    places: dict[Node, Point] = {}
+    taken = Counter[Point]()
+    for name, token in found:
+        y = 1.0 + rows.index(Writer(name).order[:2]) if name else 0.0
+        x = float(tokens.index(token))
+        places[name, token] = x + NEXT * taken[x, y], y
+        taken[x, y] += 1
+    return places
