@@ -110,12 +110,22 @@ def test_draws_are_as_many_heads_of_the_same_layers() -> None:
 def test_an_order_is_tested_as_one_more_draw() -> None:
     draws = [0.1, 0.3, 0.2]
     rows = [
-        {"removed": "rope", "order": "x", "k": 1, "measure": "text", "cost": cost, "draw": draw}
+        {
+            "removed": "rope",
+            "order": "x",
+            "k": 1,
+            "measure": "text",
+            "draw": draw,
+            "cost": cost,
+            "cost_low": cost - 0.2,
+            "cost_high": cost + 0.2,
+        }
         for draw, cost in [(pd.NA, 2.0), *enumerate(draws)]
     ]
     table = against_chance(pd.DataFrame(rows).astype({"draw": "Int64"})).iloc[0]
     spread = np.std(draws, ddof=1) * (4 / 3) ** 0.5
-    assert table["p_holm"] == pytest.approx(2 * t.sf((2.0 - 0.2) / spread, 2))
+    error = np.hypot(spread, 0.2 / norm.ppf(0.975))
+    assert table["p_holm"] == pytest.approx(2 * t.sf((2.0 - 0.2) / error, 2))
     assert table["chance_high"] == pytest.approx(0.2 + t.ppf(0.975, 2) * spread)
     assert table["differs"]
 
@@ -126,7 +136,7 @@ def test_heads_like_all_others_are_named_in_at_most_one_family_of_twenty() -> No
     for _ in range(200):
         rows = [
             {"removed": removed, "order": "x", "k": 5, "measure": measure, "draw": draw,
-             "cost": norm.rvs(random_state=generator)}
+             "cost": norm.rvs(random_state=generator), "cost_low": 0.0, "cost_high": 0.0}
             for removed in ("rope", "content")
             for measure in ("text", "copy_random", "copy_text", "induction")
             for draw in (pd.NA, 0, 1, 2, 3, 4, 5, 6, 7)

@@ -491,7 +491,8 @@ def against_chance(costs: pd.DataFrame) -> pd.DataFrame:
     """Test whether an order's first heads cost more or less than heads drawn from their layers.
 
     A cost is compared with the draws' by t for one more draw, and all tests together by Holm's
-    rule.
+    rule. The noise of the cost itself adds to the spread of the draws: a few heads of one layer can
+    cost nearly the same.
 
     Args:
         costs: the orders' own rows, and those of the draws.
@@ -504,11 +505,12 @@ def against_chance(costs: pd.DataFrame) -> pd.DataFrame:
     rows: list[Row] = []
     for names, group in groups:
         draws = group.loc[group["draw"].notna(), "cost"].to_numpy(float)
-        cost = float(group.loc[group["draw"].isna(), "cost"].iloc[0])
+        own = group[group["draw"].isna()].iloc[0]
+        cost, noise = float(own["cost"]), float(own["cost_high"] - own["cost_low"]) / 2
         mean, spread = draws.mean(), draws.std(ddof=1) * (1 + 1 / len(draws)) ** 0.5
         half = spread * student.ppf(0.975, len(draws) - 1)
-        far = abs(cost - mean)
-        t = far / spread if spread > 0 else (np.inf if far > ROUNDING else 0.0)
+        far, error = abs(cost - mean), np.hypot(spread, noise / student.ppf(0.975, np.inf))
+        t = far / error if error > 0 else (np.inf if far > ROUNDING else 0.0)
         rows.append(
             {
                 **dict(zip(("removed", "order", "k", "measure"), names, strict=True)),
