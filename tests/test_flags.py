@@ -112,11 +112,12 @@ circuit --remove content --in-heads L0H1
 heads --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always --shuffle
     --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3 --checkpoint-every 1
     --by others lowest-induction order.csv --remove rope content mask --k 1 2 --draws 2 --single
-    --mean-seqs 32 --beyond-context --allow-unused --query-rows 5 --out runs/f --image f.svg
-    --verbose
+    --mean-seqs 16 --layers 1 --beyond-context --allow-unused --query-rows 5 --out runs/f
+    --image f.svg --verbose
 heads --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-single --no-shuffle
     --no-beyond-context --no-allow-unused --no-verbose --remove mask
-heads --dry-run --no-pack --remove rope --alpha 0
+heads --no-dry-run --no-pack --remove rope --alpha 0
+heads --dry-run --remove rope
 heads --tokens tokens.npy --adapter adapter --remove mask --k 1
 behaviour --remove content rope --in-heads L0H1 L1H3 --measures loss copy extrapolation
 ablate --remove sources --seq-len 8
@@ -246,6 +247,8 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
         small = {name: size for name, size in small.items() if name != "--layers"}
     elif command == "behaviour" and "--layers" in chosen:
         small = {**small, "--layers": "1"}
+    if command == "heads" and "content" in chosen.get("--remove", ("content",)):
+        small = {**small, "--mean-seqs": "16"}
     if command == "ablate" and not {"--remove", "--bands", "--alpha"} & {*chosen} and groups:
         chosen["--remove"] = ("w_q",)
     if command == "behaviour" and "--measures" not in chosen:

@@ -12,6 +12,7 @@ from support.chromium import needs_chromium, opened
 
 from nope_probe.figures.explorer import head_maps
 from nope_probe.reports.page import Lead, Section, page
+from nope_probe.run.manifest import Manifest
 
 LAYERS, HEADS, N = 2, 3, 11
 
@@ -111,7 +112,9 @@ def test_every_head_is_drawn_enlarged_and_reached_by_keyboard(tmp_path: Path) ->
     given = patterns()
     maps = head_maps(given, table())
     section = Section(title="heads", caption="c", html=maps)
-    html = page("title", Lead(sentence="headline"), [section], {}).replace("</body>", SCRIPT)
+    html = page("title", Lead(sentence="headline"), [section], Manifest()).replace(
+        "</body>", SCRIPT
+    )
     elements = opened(html, tmp_path, width=500)
     result = dict(re.findall(r'data-([a-z]+)="([^"]*)"', re.findall(r"<body[^>]*>", elements)[0]))
     labels = result["labels"].split("|")

@@ -109,7 +109,7 @@ def test_two_models_may_be_ablated_at_once(bridge: ByName) -> None:
         ({"replacement": "median"}, "replacement 'median'; there are identity, random, mean, zero"),
         (
             {"remove": ["w_q", "mlp"], "heads": {0: [1]}},
-            "^mlp has no heads; mask, rope, w_q, w_k, w_o, w_v, alibi, window, sink have",
+            "^mlp has no heads; mask, rope, w_q, w_k, w_o, w_v, alibi, window, sink, content have",
         ),
         ({"remove": ["norms"], "heads": {0: [1]}}, "^norms has no heads; mask"),
         ({"remove": ["w_q"], "heads": {0: [1]}, "layers": [0]}, "expected layers or heads, not"),

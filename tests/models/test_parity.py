@@ -1,7 +1,7 @@
 """A hooked model that computes something else fails parity; maps are the same on both versions."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ def test_an_info_has_the_sizes_of_the_model_and_is_json(bridge: ByName) -> None:
         d_vocab=263,
         rope_layers=(True, False, True),
     )
-    assert json.loads(json.dumps(info.to_dict()))["rope_layers"] == [True, False, True]
+    assert json.loads(json.dumps(asdict(info)))["rope_layers"] == [True, False, True]
 
 
 def test_the_summary_says_sizes_rope_and_parity(bridge: ByName, tmp_path: Path) -> None:

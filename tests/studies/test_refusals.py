@@ -30,7 +30,6 @@ SMALL = ["--n-seqs", "7", "--seq-len", "13", "--folds", "5", "--layers", "2", "-
     [
         ("remote_model", r"needs remote code \(own\.OwnForCausalLM\), which is refused"),
         ("remote_tokenizer", "cannot load .*model: tokenizer: "),
-        ("gemma3", r"is a Gemma3For\w+, not a causal decoder of text"),
         ("gptq", r"is quantised \(gptq\), .*take the unquantised model \("),
         ("mamba", "has no attention in a form that can be read"),
     ],

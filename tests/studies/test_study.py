@@ -62,7 +62,7 @@ def test_sources_weights_and_all_else_have_a_table_each(study: AblationStudy) ->
         *("mask", "rope", "mask_x_rope", "without_sources"),
     }
     assert set(study.tables["controls"]["tokens"]) == {"shuffled"}
-    assert study.skip_keys == 1
+    assert study.manifest.skip_keys == 1
     weights = study.weights.query("layer == 1 and of == 'pattern'")
     assert list(zip(weights["removed"], weights["replacement"], strict=True)) == [
         ("mlp", "none"),
@@ -108,7 +108,7 @@ def test_a_model_of_ones_own_is_studied(
     study = run_ablations(model, tokens, remove=["sources"], layers=1, folds=4)
     terms = ["mask", position, f"mask_x_{position}", "without_sources"]
     assert list(study.terms.query("of == 'pattern'")["term"]) == terms
-    assert study.skip_keys == 1, "whatever tokens the sequences begin with"
+    assert study.manifest.skip_keys == 1, "whatever tokens the sequences begin with"
     with ablated(model, Ablation(remove=[position])):
         truth = capture_scores(model, tokens, layers=[0]).mean.float().numpy()
     assert_same(study.maps[f"score/{position}"], truth)
@@ -117,7 +117,7 @@ def test_a_model_of_ones_own_is_studied(
 def test_a_parameter_free_model_takes_vectors() -> None:
     vectors = torch.nn.functional.normalize(torch.randn(13, 11, 64), dim=-1)
     study = run_ablations(load("parameter-free", n_layers=2).model, vectors, folds=4)
-    assert study.skip_keys == 0
+    assert study.manifest.skip_keys == 0
     assert list(study.sources["source"]) == ["mask", "mask"]
     assert len(study.weights) == 0
 

@@ -15,6 +15,7 @@ from support.command_line import refused, run_command
 from nope_probe import compare, scores, simulate
 from nope_probe.errors import printable
 from nope_probe.reports.page import Lead
+from nope_probe.run.manifest import Manifest
 from nope_probe.studies.behaviour.page import behaviour_as_text
 from nope_probe.studies.behaviour.settings import QUANTITIES
 from nope_probe.studies.page import (
@@ -98,7 +99,9 @@ def test_a_reader_that_goes_away_ends_a_summary_as_a_broken_pipe(
 ) -> None:
     monkeypatch.setattr("sys.stdout", ClosedPipe())
     with pytest.raises(BrokenPipeError):
-        print_report(Report(title="", lead=Lead(sentence="Yes."), sections=[]), {}, Path("x"))
+        print_report(
+            Report(title="", lead=Lead(sentence="Yes."), sections=[]), Manifest(), Path("x")
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -73,12 +73,6 @@ def remote_tokenizer(folder: Path) -> Path:
     return folder
 
 
-def gemma3(folder: Path) -> Path:
-    """Write a vision-language model whose type is among transformers' causal decoders too."""
-    config = transformers.Gemma3Config(text_config=_TEXT, vision_config=_SEES)
-    return write(folder, transformers.Gemma3ForConditionalGeneration(config))
-
-
 def gptq(folder: Path) -> Path:
     said = {"quant_method": "gptq", "bits": 4, "group_size": 128}
     change(write_llama(folder), quantization_config=said)

@@ -57,7 +57,7 @@ class Settings(RunSettings):
     ] = False
     mean_seqs: Annotated[
         int,
-        Bounds(32, LARGEST),
+        Bounds(8, LARGEST),
         _arg(help="Sequences of the mean attention that removed content leaves."),
     ] = MEAN_SEQS
     layers: Annotated[

@@ -47,6 +47,7 @@ from nope_probe.maps.folds import State, folds_of
 from nope_probe.run.folder import Run
 from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
+from nope_probe.run.settings import GIVEN
 from nope_probe.studies.engine import Engine, validate_removable
 from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.heads.page import HeadsTested, report
@@ -145,8 +146,8 @@ class Heads(Study[Settings, HeadsStudy]):
         self.layers, self.n_heads = settings.layers_of(loaded.info), loaded.info.n_heads
         self.places = [(layer, head) for layer in self.layers for head in range(self.n_heads)]
         self.text = session.sequences()
-        self.means = self.text
-        if "content" in settings.remove:
+        self.means = self.text  # given sequences are all that there is
+        if "content" in settings.remove and settings.data != GIVEN:
             others = replace(settings, n_seqs=settings.mean_seqs, seed=settings.seed + 1)
             self.means = session.sequences("mean-texts", settings=others)
         self.engine = Engine.of(session)
@@ -176,7 +177,7 @@ class Heads(Study[Settings, HeadsStudy]):
         once = torch.cat([tokens[:, :start], random], 1)
         probes = {"text": tokens, "copy_random": repeated(once, segment, start)}
         probes["copy_text"] = repeated(tokens, segment, start)
-        if "content" in self.settings.remove:
+        if self.means is not self.text:
             probes["text_of_means"] = self.means.inputs[: len(tokens)]
         return probes
 
