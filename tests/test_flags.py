@@ -230,12 +230,20 @@ def defaults_of(command: str) -> dict[str, tuple[str, ...]]:
 DEFAULTS = {command: defaults_of(command) for command in COMMANDS}
 
 
+def sizes_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Return the flags that make a line small."""
+    small = SIZES.get(f"{command} --models" if "--models" in groups else command, {})
+    if command == "heads" and "content" in groups.get("--remove", ("content",)):
+        return {**small, "--mean-seqs": "16"}
+    return small
+
+
 def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
     """Return a line made small, on a small text, without defaults, its flags in order.
 
     All removals and measures are of the plain `ablate` and `behaviour`; with flags, they are few.
     """
-    small = SIZES.get(f"{command} --models" if "--models" in groups else command, {})
+    small = sizes_of(command, groups)
     reads_text = "--folds" in small and "--tokens" not in groups
     if command == "reproduce":
         (subject,) = groups[""]
@@ -247,8 +255,6 @@ def line_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> Line:
         small = {name: size for name, size in small.items() if name != "--layers"}
     elif command == "behaviour" and "--layers" in chosen:
         small = {**small, "--layers": "1"}
-    if command == "heads" and "content" in chosen.get("--remove", ("content",)):
-        small = {**small, "--mean-seqs": "16"}
     if command == "ablate" and not {"--remove", "--bands", "--alpha"} & {*chosen} and groups:
         chosen["--remove"] = ("w_q",)
     if command == "behaviour" and "--measures" not in chosen:
