@@ -11,27 +11,6 @@ from safetensors.torch import load_file, save_file
 from support.tiny_models import CONFIGS, randomised, tokenizer
 from transformers import PreTrainedConfig, PreTrainedModel
 
-_TEXT: dict[str, Any] = {
-    "vocab_size": 263,
-    "hidden_size": 48,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-}
-_SEES: dict[str, Any] = {
-    "hidden_size": 24,
-    "intermediate_size": 29,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 14,
-    "patch_size": 7,
-}
-
 
 def change(folder: Path, file: str = "config.json", **settings: Any) -> None:
     """Change settings of a JSON file in a folder."""
