@@ -141,7 +141,10 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
         )
         for one in edges
     ]
-    middles = [(float(trace["x"][12]), float(trace["y"][12])) for trace in traces]
+    middles = [
+        _middle(trace, places[one.start], places[one.end])
+        for trace, one in zip(traces, edges, strict=True)
+    ]
     written = [*zip(middles, (f"{one.kind} {one.nats:+.1f}" for one in edges), strict=True)]
     position = table[table["side"] == "position"]
     sums = position.groupby(["layer", "head", "query", "key"])["nats"].sum().reset_index()
@@ -174,6 +177,14 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
     )
     figure.update_yaxes(visible=False, range=[-0.3, top + 0.7])
     return figure.add_traces([*traces, *legend(KINDS), shown, labels])
+
+
+def _middle(drawn: Trace, start: Point, end: Point) -> Point:
+    """Return the place of an edge's label: its middle, or right of an edge that goes upwards."""
+    if abs(start[0] - end[0]) < NEXT:
+        return max(start[0], end[0]) + 0.2, start[1] + 0.4 * (end[1] - start[1])
+    half = len(drawn["x"]) // 2
+    return float(drawn["x"][half]), float(drawn["y"][half])
 
 
 def _edges(table: pd.DataFrame) -> list[Edge]:
