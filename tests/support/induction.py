@@ -1,13 +1,21 @@
 """A model with weights by hand whose only circuit is induction."""
 
+from typing import Any
+
+import pytest
 import torch
-from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+from nope_probe.models.parameter_free import has_hooked_transformer
 
 N_VOCAB, PREFER = 7, 40.0
 
 
-def induction_model(n_pos: int) -> HookedTransformer:
+def induction_model(n_pos: int) -> Any:
     """L0H0 writes the previous token next to each token; L1H0 looks for its own token there."""
+    if not has_hooked_transformer():
+        pytest.skip("built from a HookedTransformer")
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
     config = HookedTransformerConfig(
         n_layers=2,
         d_model=2 * N_VOCAB + n_pos,
