@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from support.command_line import ended, refused, run_command
 from transformers import AutoModelForCausalLM
 
@@ -157,3 +158,24 @@ def test_folds_are_weighted_by_their_sequences() -> None:
     values = torch.tensor([1.0, 2.0, 4.0]).view(3, 1, 1)
     means = mean_of_folds(values, torch.tensor([0, 1, 0]))
     assert means.flatten().tolist() == [2.5, 2.0]
+
+
+def test_an_adapter_of_one_layer_names_heads_from_that_layer_on(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    hf = AutoModelForCausalLM.from_pretrained(folders[0])
+    config = LoraConfig(target_modules=["q_proj", "k_proj"], layers_to_transform=[LAYER], r=4)
+    adapted = get_peft_model(hf, config)
+    torch.manual_seed(0)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    adapted.save_pretrained(tmp_path / "adapter")
+    runs = [tmp_path / "base", tmp_path / "adapted"]
+    for run, flags in zip(runs, ([], ["--adapter", tmp_path / "adapter"]), strict=True):
+        run_command(attention, "--model", folders[0], *SMALL, *flags, "--out", run)
+    run_command(compare, *runs, "--labels", "base", "adapted", "--out", tmp_path / "out")
+    changes = read_run(tmp_path / "out").tables["changes"]
+    changed = changes[changes["changed"]]
+    assert {*changed["layer"]} == {LAYER}
+    assert (changes[changes["layer"] < LAYER]["change"] == 0).all()
