@@ -200,6 +200,9 @@ def check_pair(command: str, chosen: dict[str, Words], desk: Path) -> int:
             for run in runs:
                 assert_whole(run)
             return 0
+        if "expect" in chosen and end.code == 1:  # the model is another than expected
+            assert len(end.err.splitlines()) == 1
+            return 1
         assert end.code == 2, end.err
         assert re.fullmatch(r"error: .*\n", end.err), end.err
         assert not end.out

@@ -251,7 +251,7 @@ def _places(edges: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 def _edge(edge: pd.Series, nodes: pd.DataFrame) -> Trace:
     """Return a curve from a writer or an encoding to a reader."""
-    widest = WIDEST * min(1.0, 2 * FEW / nodes["x"].max())
+    widest = WIDEST * min(1.0, 2 * FEW / max(1.0, nodes["x"].max()))
     start, end = (
         tuple(nodes.loc[edge[at], ["x", "y"]].to_numpy(float)) for at in ("start", "reader")
     )

@@ -232,3 +232,13 @@ def test_a_long_table_says_how_many_edges_it_leaves_out() -> None:
     lines = titles(figure, "all")[-2].split("<br>")
     assert lines[-1] == f"and {len(edges(figure, 'all')) - 18} more"
     assert len([name for name in edges(figure, "all") if "keys" in name]) <= 24
+
+
+def test_the_first_layer_alone_is_drawn() -> None:
+    share = {"share": 1.0, "share_low": 0.9, "share_high": 1.1}
+    size = {"size": 2.0, "size_low": 1.9, "size_high": 2.1}
+    terms = pd.DataFrame([{"layer": 0, "of": "lead", "term": "all", **size, **share}])
+    writers = pd.DataFrame([{"layer": 0, "of": "lead", "side": "key", "writer": "embed", **share}])
+    figure = position_circuit(terms, writers)
+    widths = [trace.line.width for trace in figure.data if trace.mode == "lines" and trace.line]
+    assert all(width is None or np.isfinite(width) for width in widths)
