@@ -7,10 +7,11 @@ from functools import partial
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from nope_probe.analyses.attention import relative_entropy
+from nope_probe.analyses.behaviour import by_document
 from nope_probe.analyses.head_changes import FEW_FOLDS, HeadChange, head_changes
 from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.pattern import MIN_KEYS
@@ -91,7 +92,7 @@ def head_distances(
         of_queries = relative_entropy(one.weights, two.weights)
         kept = enough[:, None].expand(of_queries.shape[1:])
         divergences.append(of_queries.where(kept, 0).sum(-1) / enough.sum(-1)[:, None])
-    folds = mean_of_folds(torch.cat(divergences), fold_of)
+    folds = by_document(torch.cat(divergences), fold_of)
     intervals = mean_intervals(folds, fold_weights(n_folds, fold_of.bincount()))
     rows = [
         {
@@ -109,15 +110,6 @@ def batch_size(model: HookedModel, n: int, n_layers: int) -> int:
     """Return of how many sequences all heads' weights fit in memory, at most 32."""
     bytes_each = 8 * n_layers * model.cfg.n_heads * n * n
     return max(1, min(32, BATCH_BYTES // bytes_each))
-
-
-def mean_of_folds(
-    values: Float[Tensor, "seq layer head"], fold_of: Int[Tensor, " seq"]
-) -> Float[Tensor, "fold layer head"]:
-    """Return the mean over the sequences of each fold."""
-    counts = fold_of.bincount()
-    sums = values.new_zeros(len(counts), *values.shape[1:]).index_add_(0, fold_of, values)
-    return sums / counts[:, None, None]
 
 
 def ordered_heads(changes: pd.DataFrame, distances: pd.DataFrame | None) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -35,10 +35,9 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.entry import Entry, entered, run_to_enter
-from nope_probe.hooks.layers.model import Given, attention_read, logits_of
+from nope_probe.hooks.layers.model import Given, attention_read, logits_of, read_attention
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.batch_readings import weights_on
-from nope_probe.hooks.reading.calibration import calibrate, weights_checksum
 from nope_probe.hooks.reading.capture import token_losses
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
@@ -231,13 +230,13 @@ class Heads(Study[Settings, HeadsStudy]):
                 batch = tokens[start : start + self.engine.batch_size]
                 engine = replace(self.engine, inputs=batch, documents=None)
                 place = f"{probe}/{start}"
-                intact = partial(self._read_intact, place=place)
+                intact = partial(self._read_costs, place=place)
                 yield Pass(key=f"intact/{place}", engine=engine, read=intact, kind="intact")
                 for condition in self.conditions_on(probe):
                     yield Pass(
                         key=f"{condition.name}/{place}",
                         engine=engine,
-                        read=partial(self._read_cost, place=place, condition=condition),
+                        read=partial(self._read_costs, place=place, condition=condition),
                         kind="without",
                     )
 
@@ -276,18 +275,16 @@ class Heads(Study[Settings, HeadsStudy]):
 
         def capture(stream: StreamCheckpoint | None) -> State:
             batch = engine.inputs[: engine.batch_size]
-            with torch.inference_mode(), self._reading(engine, batch) as readings:
-                logits_of(engine.model, batch)
-            scores = dict(readings)
+            scores = dict(read_attention(engine.model, batch, self._reader(batch)))
             return {"induction": torch.cat([scores[n].mean(0) for n in self.layers]).double()}
 
         self.measures[key] = engine.load_or_compute(key, capture)
         return self.measures[key]
 
-    def _reading(
-        self, engine: Engine, batch: Int[Tensor, "batch pos"]
-    ) -> AbstractContextManager[list[tuple[int, Float[Tensor, "batch head"]]]]:
-        """Read the induction scores of the heads of each block that runs."""
+    def _reader(
+        self, batch: Int[Tensor, "batch pos"]
+    ) -> Callable[[Layer, Attention], tuple[int, Float[Tensor, "batch head"]]]:
+        """Return the reader of a block's number and of its heads' induction scores."""
         n_tokens = self._segment(batch)
         keys = (torch.arange(batch.shape[1]) - (n_tokens - 1)).clamp_min(0)[None]
 
@@ -295,7 +292,7 @@ class Heads(Study[Settings, HeadsStudy]):
             to_next = weights_on(attention, keys)[..., 0]
             return layer.index, induction_attention(to_next, n_tokens)
 
-        return attention_read(engine.model, read)
+        return read
 
     def _segment(self, batch: Int[Tensor, "batch pos"]) -> int:
         """Return the length of a segment that fits twice behind BOS."""
@@ -329,37 +326,21 @@ class Heads(Study[Settings, HeadsStudy]):
         """Measure the mean attention of all heads that lose their content in some condition."""
         losing = [one for one in self.conditions if one.removed == "content"]
         heads = {place for one in losing for place in self._heads_of(one)}
-        measured = engine.load_or_compute(
-            key,
-            lambda stream: calibrate(
-                engine.model,
-                engine.inputs,
-                batch_size=engine.batch_size,
-                heads={layer: sorted(of) for layer, of in sorted(by_layer(heads).items())},
-                checkpoint=stream,
-            ).to_tensors(),
-        )
-        self.calibration = Calibration.from_tensors(measured, weights_checksum(engine.model))
+        ablation = Ablation(remove="content", heads=by_layer(heads))
+        self.calibration = engine.calibrated(key, [ablation]).calibration
 
-    def _read_intact(
-        self, engine: Engine, key: str, ablation: Ablation | None, place: str
-    ) -> State:
-        """Return what a batch costs the intact model; passes without something begin from it."""
-        self.entries.clear()
-
-        def capture(stream: StreamCheckpoint | None) -> State:
-            return self._costs(engine, place, None)
-
-        return engine.load_or_compute(key, capture)
-
-    def _read_cost(
+    def _read_costs(
         self,
         engine: Engine,
         key: str,
         ablation: Ablation | None,
         place: str,
-        condition: Condition,
+        condition: Condition | None = None,
     ) -> State:
+        """Return what a batch costs in a condition, which begins from the intact model's pass."""
+        if condition is None:
+            self.entries.clear()
+
         def capture(stream: StreamCheckpoint | None) -> State:
             return self._costs(engine, place, condition)
 
@@ -383,7 +364,9 @@ class Heads(Study[Settings, HeadsStudy]):
                 removal = Ablation(remove=condition.removed, heads=heads)
                 stack.enter_context(ablated(model, removal, self.calibration))
                 stack.enter_context(entered(model, self.entries[place], min(heads)))
-            reading = self._reading(engine, tokens) if reads else nullcontext([])
+            reading: AbstractContextManager[list[tuple[int, Tensor]]] = (
+                attention_read(model, self._reader(tokens)) if reads else nullcontext([])
+            )
             readings = stack.enter_context(reading)
             if condition is None:
                 self.entries[place], logits = self._entered_from(engine, probe)
