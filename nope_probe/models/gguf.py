@@ -20,6 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import numpy as np
 from huggingface_hub import hf_hub_download
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, __version__, integrations
 from transformers import modeling_gguf_pytorch_utils as reader
@@ -63,9 +64,9 @@ def load_gguf(
     header, (folder, link) = _header(path), _alone(path)
     with _reading(header, options["config"].num_hidden_layers):
         model, report = kind.from_pretrained(folder, gguf_file=link, **options)
+        unused = unused_tensors(header, model)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # it holds the path, and the weights are plain now
-    unused = unused_tensors(header, model)
     report["unexpected_keys"] = {*report["unexpected_keys"], *unused}
     _header_unchanged.cache_clear()  # a parsed vocabulary takes 100 MB, and the model is loaded
     return model, report
@@ -253,28 +254,35 @@ def _header_unchanged(path: Path, modified: int) -> GGUFReader:
                 f"{path} is no GGUF file, as its first bytes are not {MAGIC.decode()}: download it "
                 "again, or name another model"
             )
+    class Plain(GGUFReader):  # numpy's class of mapped files takes most of the time of a vocabulary
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, np.asarray(value) if name == "data" else value)
+
     with reading(f"{path} is broken or not whole, download it again"):
-        return GGUFReader(path)
+        return Plain(path)
 
 
 @contextmanager
 def _reading(header: GGUFReader, n_layers: int | None = None) -> Iterator[None]:
-    """Hand transformers a header that is parsed already, and turn off its progress bar.
+    """Hand transformers what it would make again in every step of loading, and hide its bar.
 
     Args:
-        header: the file's; transformers would parse it again in every step of loading.
+        header: the file's, parsed; transformers also makes a map of names for every module.
         n_layers: how many first layers have tensors that are dequantised; all by default.
     """
     import gguf
 
     wanted = copy(header)
     wanted.tensors = [tensor for tensor in header.tensors if _is_wanted(tensor.name, n_layers)]
-    kind, bar = gguf.GGUFReader, reader.tqdm
-    vars(gguf)["GGUFReader"], reader.tqdm = lambda _: wanted, partial(bar, disable=True)
+    kind, names, bar = gguf.GGUFReader, gguf.get_tensor_name_map, reader.tqdm
+    made = {"GGUFReader": lambda _: wanted, "get_tensor_name_map": cache(names)}
+    vars(gguf).update(made)
+    reader.tqdm = partial(bar, disable=True)
     try:
         yield
     finally:
-        vars(gguf)["GGUFReader"], reader.tqdm = kind, bar
+        vars(gguf).update(GGUFReader=kind, get_tensor_name_map=names)
+        reader.tqdm = bar
 
 
 def _is_wanted(tensor: str, n_layers: int | None) -> bool:
