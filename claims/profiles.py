@@ -26,14 +26,14 @@ PARTS = ("first", "early", "late", "last")
 
 
 def profiles(
-    model: Any, tokens: Int[Tensor, "one pos"], seed: int = 0
-) -> dict[str, Float[Tensor, " pos"]]:
-    """Return the profile of each measure in one text.
+    model: Any, tokens: Int[Tensor, "seq pos"], seed: int = 0
+) -> dict[str, Float[Tensor, "seq pos"]]:
+    """Return the profile of each measure in each text.
 
     Args:
         model: a HookedTransformer or TransformerBridge.
-        tokens: the text.
-        seed: of the read-out.
+        tokens: the texts.
+        seed: of the first text's read-out; that of each further text is one more.
     """
     kept: dict[str, Tensor] = {}
     patterns = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.cfg.n_layers)]
@@ -43,32 +43,33 @@ def profiles(
         kept[name] = tensor if kept else tensor.detach().requires_grad_()
         return kept[name]
 
+    draws = [torch.Generator().manual_seed(seed + text) for text in range(len(tokens))]
+    readouts = torch.stack([torch.randn(model.cfg.d_model, generator=draw) for draw in draws])
     points = ("hook_embed", *patterns, last)
     with torch.enable_grad(), model.hooks([(name, partial(keep, name)) for name in points]):
         model(tokens)
-        readout = torch.randn(model.cfg.d_model, generator=torch.Generator().manual_seed(seed))
-        (gradient,) = torch.autograd.grad(kept[last][0, -1] @ readout, kept["hook_embed"])
-    attention = torch.stack([kept[name][0].detach().double().mean(0) for name in patterns])
+        (gradient,) = torch.autograd.grad((kept[last][:, -1] * readouts).sum(), kept["hook_embed"])
+    attention = torch.stack([kept[name].detach().double().mean(1) for name in patterns])
     return {
-        "influence": gradient[0].norm(dim=-1).double(),
-        "attention": attention[:, -1].mean(0),
+        "influence": gradient.norm(dim=-1).double(),
+        "attention": attention[:, :, -1].mean(0),
         **{name: rollout(attention, residual) for name, residual in ROLLOUTS.items()},
     }
 
 
 def rollout(
-    attention: Float[Tensor, "layer pos pos"], residual: float = 0.0
-) -> Float[Tensor, " pos"]:
+    attention: Float[Tensor, "layer *seq pos pos"], residual: float = 0.0
+) -> Float[Tensor, "*seq pos"]:
     """Return the last row of the product over layers of (1 - residual) attention + residual.
 
     Example:
         >>> rollout(torch.tensor([[[1.0, 0.0], [0.5, 0.5]]] * 2).double()).tolist()
         [0.75, 0.25]
     """
-    row = torch.eye(attention.shape[-1], dtype=attention.dtype)[-1]
+    row = torch.eye(attention.shape[-1], dtype=attention.dtype)[-1:]
     for weights in reversed(attention):
         row = (1 - residual) * row @ weights + residual * row
-    return row
+    return row[..., 0, :]
 
 
 def part_of(name: str) -> Callable[[Float[Tensor, "seq pos"]], Tensor]:

@@ -37,11 +37,11 @@ def rows_of(name: str, n_seqs: int = 12, n_pos: int = 256) -> Iterator[Row]:
     ropes = ("RoPE", "RoPE removed") if any(loaded.info.rope_layers) else ("no RoPE",)
     influence = {}
     for weights, rope in product(("untrained", "trained"), ropes):
-        where, texts = f"{weights}, {rope}", []
-        for seed, tokens in enumerate(data.inputs):
-            with state(loaded, weights, rope, seed) as model:
-                texts.append(profiles(model, tokens[None], seed))
-        stacked = {of: torch.stack([text[of] for text in texts]) for of in texts[0]}
+        where, parts, size = f"{weights}, {rope}", [], 1 if weights == "untrained" else 4
+        for first in range(0, n_seqs, size):
+            with state(loaded, weights, rope, seed=first) as model:
+                parts.append(profiles(model, data.inputs[first : first + size], first))
+        stacked = {of: torch.cat([part[of] for part in parts]) for of in parts[0]}
         for of, values in stacked.items():
             yield from part_rows(name, of, where, values)
         influence[where] = stacked["influence"]
