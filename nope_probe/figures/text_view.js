@@ -1,6 +1,6 @@
 const root = document.currentScript.parentElement;
 const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
-const { n, heads, causal, why, compared } = data; // compared: with other texts
+const { n, heads, causal, looks, compared } = data; // compared: with other texts
 const tokens = [...root.querySelectorAll(".text span")];
 const text = root.querySelector(".text");
 const readout = root.querySelector(".readout");
@@ -10,7 +10,7 @@ const MODES = {
   attention: "What the head looks at in this text.",
   position: "What it looks at from there in other texts, on average: position.",
   content: "Red: more than in other texts. Blue: less.",
-  why: "Click a key for the terms of its score.",
+  why: "Click a key for the terms of its score" + (looks.length > 1 ? ", and once more for a step back." : "."),
 };
 const STEPS = 127; // of a weight
 const BAR = 12; // px of the largest relative entropy
@@ -20,8 +20,8 @@ if (!compared) {
   delete MODES.position;
   delete MODES.content;
 }
-let mode = why ? "why" : "attention";
-let key = why ? why.key : 0; // whose terms are shown
+let mode = looks.length ? "why" : "attention";
+let key = looks.length ? looks[0].key : 0; // whose terms are shown
 let maps = null; // weights in this text, and mean weights, in steps: all queries of a key together
 let content = null; // nats a query
 
@@ -31,7 +31,8 @@ const share = (value) => (value === null ? "" : Math.round(100 * value) + "%");
 const token = (place) => "\u201c\u2068" + (tokens[place].dataset.mark || tokens[place].textContent) + "\u2069\u201d";
 const at = (map, key) => map[key * n + query] / STEPS;
 const nats = (value) => (value <= -0.005 ? "\u2212" : "+") + Math.abs(value).toFixed(2);
-const asked = () => why && heads[head].name === why.name && query === why.query;
+const lookOf = (name, query) => looks.find((look) => look.name === name && look.query === query);
+const asked = () => lookOf(heads[head].name, query);
 const explains = () => mode === "why" && asked(); // then tokens are keys to choose, else queries
 
 function element(tag, className, content) {
@@ -125,32 +126,25 @@ function draw() {
 
 function drawTerms() {
   root.classList.toggle("why", mode === "why");
-  const { name } = heads[head];
+  const { name } = heads[head], look = asked();
   if (mode !== "why") return;
-  if (!asked()) {
+  if (!look) {
     readout.textContent = `${name}, query ${query} ${token(query)}: darker tokens get more attention.`;
     panel.replaceChildren(element("p", "", `This page has no terms of ${name} from query ${query}. The command adds them with --why ${name} --query ${query}; in Python, run.why("${name}", query=${query}) has them.`));
-    if (!why) return;
-    const back = element("button", "", `${why.name}, query ${why.query}`);
-    back.type = "button";
-    back.addEventListener("click", () => {
-      query = why.query;
-      choose(heads.findIndex((one) => one.name === why.name));
-      text.querySelector(".key")?.focus();
-    });
-    panel.append(back);
+    if (looks.length) panel.append(leading(looks[0], `${looks[0].name}, query ${looks[0].query}`));
     return;
   }
-  const place = why.keys.indexOf(key);
+  const place = look.keys.indexOf(key);
   const cell = `${name}, query ${query} ${token(query)}, key ${key} ${token(key)}`;
   if (place < 0) {
-    readout.textContent = `${cell}: the query does not see this key.`;
+    readout.textContent = `${cell}: ${causal && key > query ? "the query does not see this key" : "this page has no terms of this key"}.`;
     panel.replaceChildren();
     return;
   }
   const weight = percent(at(maps.attention, key));
-  readout.textContent = `${cell}: ${weight} of the attention; score ${nats(why.scores[place])} nats, less the mean of the keys. ${MODES.why}`;
-  const rows = [...why.terms.map(([label, colour, values]) => [label, colour, values[place]]), ["score", "currentColor", why.scores[place]]];
+  readout.textContent = `${cell}: ${weight} of the attention; score ${nats(look.scores[place])} nats, less the mean of the keys. ${MODES.why}`;
+  const terms = look.terms.map(([label, colour, values]) => [label, colour, values[place]]);
+  const rows = [...terms.filter(([, , value]) => value !== null), ["score", "currentColor", look.scores[place]]];
   const most = Math.max(LEAST, ...rows.map(([, , value]) => Math.abs(value)));
   const table = element("table", "");
   table.append(element("caption", "", `Terms of the score of key ${key} ${token(key)}, nats`));
@@ -164,10 +158,32 @@ function drawTerms() {
     row.firstChild.scope = "row";
   }
   panel.replaceChildren(table);
+  for (const move of backFrom(look)) panel.append(leading(move, `Why ${move.name} moved ${nats(move.nats)} nats from ${token(move.key)} to ${token(move.query)}`));
+  if (look !== looks[0]) panel.append(leading(looks[0], `Back to ${looks[0].name}, query ${looks[0].query}`));
+}
+
+// What heads moved to the key or to the query of a look that has terms of these heads' looks.
+function backFrom(look) {
+  return look.back.filter((move) => move.from === key && lookOf(move.name, move.query));
+}
+
+function go(look) {
+  ({ query, key } = look);
+  choose(heads.findIndex(({ name }) => name === look.name));
+  tokens[key].focus();
+}
+
+function leading(look, label) {
+  const button = element("button", "", label);
+  button.type = "button";
+  button.addEventListener("click", () => go(look));
+  return button;
 }
 
 function ask(place) {
   const chosen = Math.max(0, Math.min(n - 1, place));
+  const [move] = explains() && chosen === key ? backFrom(asked()) : [];
+  if (move) return go(move);
   if (explains()) key = chosen;
   else query = chosen;
   draw();

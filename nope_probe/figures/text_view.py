@@ -13,6 +13,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from typing import TypedDict
 from unicodedata import category
 
 import numpy as np
@@ -30,6 +31,18 @@ MARKS = {"\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423"}
 WITHIN = "\u22ef"  # in place of a token that ends within a character
 
 Weights = Float[np.ndarray, "layer head query_pos key_pos"]
+
+
+class Look(TypedDict):
+    """The terms of a head's scores from a query, and the looks that moved them, for the script."""
+
+    name: str
+    query: int
+    key: int
+    keys: list[int]
+    scores: list[float]
+    terms: list[tuple[str, str, list[float | None]]]
+    back: list[dict[str, str | int | float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +84,15 @@ class TextView:
         content = self.content.reshape(n_heads, n)
         packed_heads: dict[int, dict[str, object]] = {}
         size = 0
-        asked = None if self.why is None else self._place(self.why.head)
-        for place in sorted(self.order, key=lambda place: place != asked):  # the asked one stays
+        looks = self._looks()
+        asked = {self._place(look["name"]) for look in looks}
+        for place in sorted(self.order, key=lambda place: place not in asked):  # these stay
             maps = (x.reshape(n_heads, n, n)[place] for x in kept)
             codes = np.rint(STEPS * np.stack([x.T for x in maps])).astype(np.uint8)
             packed = b64encode(zlib.compress(codes.tobytes(), 6)).decode()
             nats = encoded(content[place], "<f4")
             size += len(packed) + len(nats)
-            if packed_heads and size > max_bytes:
+            if packed_heads and size > max_bytes and place not in asked:
                 break
             row = self.heads.iloc[place]
             share = row["positional_share"]
@@ -98,7 +112,7 @@ class TextView:
         causal = not np.triu(self.weights, 1).any()
         colours = {"colours": STOPS, "causal": causal, "first": [head, query]}
         compared = {"compared": self.position is not None}
-        whole = {**colours, **compared, "n": n, "heads": heads, "why": self._terms()}
+        whole = {**colours, **compared, "n": n, "heads": heads, "looks": looks}
         data = json.dumps(whole, separators=(",", ":"))
         fewer = f"<p>The {len(heads)} heads with the most information, of {n_heads}.</p>"
         still = self.weights.reshape(n_heads, n, n)[places[head], query]
@@ -126,23 +140,29 @@ class TextView:
     def _place(self, head: str) -> int:
         return [reader_of(row) for row in self.heads.to_dict("records")].index(head)
 
-    def _terms(self) -> dict[str, object] | None:
-        """Return the terms of each key that the asked query sees, as the script reads them."""
+    def _looks(self) -> list[Look]:
+        """Return the looks whose terms are known: the asked one, and those of its steps back."""
         if self.why is None:
-            return None
-        table = self.why.table
-        keys, terms = table.drop_duplicates("key"), []
-        for (side, term), style in term_styles(table).items():
-            own = table[(table["side"] == side) & (table["term"] == term)]
-            terms.append((*style, own["nats"].round(4).tolist()))
-        return {
-            "name": self.why.head,
-            "query": self.why.query,
-            "key": int(keys["key"].to_numpy()[keys["weight"].argmax()]),
-            "keys": keys["key"].tolist(),
-            "scores": keys["score"].round(4).tolist(),
-            "terms": terms,
-        }
+            return []
+        table, steps = self.why.table, self.why.steps
+        key = int(table["key"].to_numpy()[table["weight"].argmax()])
+        looks = [_look(self.why.head, self.why.query, table, key)]
+        if steps is None:
+            return looks
+        of_writers = (steps["side"] == "mean") | (steps["side"] == "other") & (
+            steps["writer"] != "other writers"
+        )
+        terms = steps[(steps["step"] > 1) & steps["moved_from"].isna() & ~of_writers]
+        terms = terms.rename(columns={"writer": "term"})
+        for _, rows in terms.groupby(["layer", "head", "query"], sort=False):
+            layer, head, query = rows[["layer", "head", "query"]].to_numpy(int)[0].tolist()
+            looks.append(_look(f"L{layer}H{head}", query, rows))
+        for row in steps[steps["moved_from"].notna()].to_dict("records"):
+            moved = {"name": row["writer"], "query": row[row["side"]], "nats": row["nats"]}
+            reader = f"L{row['layer']}H{row['head']}", row["query"]
+            [look] = [look for look in looks if (look["name"], look["query"]) == reader]
+            look["back"].append({**moved, "key": int(row["moved_from"]), "from": row["key"]})
+        return looks
 
     def strongest(self, places: Sequence[int] | None = None) -> tuple[str, int, int]:
         """Return the head and query with the most to tell, and the key with the most weight there.
@@ -189,6 +209,26 @@ class TextView:
             style = f"background-color:{colour}"
             tokens.append(f'<span{shown} style="{style}">{escape(piece)}</span>')
         return "".join(tokens)
+
+
+def _look(head: str, query: int, terms: pd.DataFrame, key: int | None = None) -> Look:
+    """Return the terms of a head's scores from a query, key by key, as the script reads them."""
+    table = terms.pivot_table(index=["side", "term"], columns="key", values="nats", sort=False)
+    keys: list[int] = table.columns.to_numpy(int).tolist()
+    values = table.round(4).astype(object).where(table.notna(), None)
+    styles = term_styles(terms)
+    return {
+        "name": head,
+        "query": query,
+        "key": keys[0] if key is None else key,
+        "keys": keys,
+        "scores": table.sum().round(4).tolist(),
+        "terms": [
+            (*styles[side, term], row)
+            for (side, term), row in zip(table.index, values.to_numpy().tolist(), strict=True)
+        ],
+        "back": [],
+    }
 
 
 def mark_of(piece: str) -> str:

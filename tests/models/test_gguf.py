@@ -61,8 +61,13 @@ def test_loading_parses_the_metadata_once_and_dequantises_the_wanted_layers_alon
     hf: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, parsed, dequantised = write_gguf(tmp_path / "tiny.gguf", hf), [], []
-    kind, undo = gguf.GGUFReader, gguf.dequantize
-    monkeypatch.setattr(gguf, "GGUFReader", lambda path: parsed.append(path) or kind(path))
+    undo, parse = gguf.dequantize, gguf.GGUFReader.__init__
+
+    def counted(reader: gguf.GGUFReader, path: Path) -> None:
+        parsed.append(path)
+        parse(reader, path)
+
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", counted)
     monkeypatch.setattr(gguf, "dequantize", lambda *of: dequantised.append(of) or undo(*of))
     loaded = load(str(file), n_layers=1)
     assert parsed == [file]

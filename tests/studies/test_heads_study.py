@@ -24,7 +24,7 @@ from nope_probe import (
     run_heads,
     sequences,
 )
-from nope_probe.hooks.layers.entry import entered, run_to_enter
+from nope_probe.hooks.layers.entry import entered, logits_from, run_to_enter
 from nope_probe.hooks.layers.model import logits_of
 from nope_probe.studies.heads.study import Condition, against_chance
 
@@ -166,6 +166,8 @@ def test_passes_that_begin_at_a_block_are_those_of_the_whole_model(
                 assert_same(logits_of(model, inputs), expected, NETWORK)
                 hook.remove()
         assert not seen
+        with logits_from(model, 2):
+            assert_same(logits_of(model, inputs), logits[:, 2:], NETWORK)
         assert torch.equal(logits_of(model, inputs), logits)
 
 

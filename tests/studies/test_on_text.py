@@ -331,8 +331,8 @@ def test_the_asked_head_is_on_the_page_even_where_few_heads_are() -> None:
     data = packed(view.html(max_bytes=1))
     assert [head["name"] for head in data["heads"]] == ["L0H3"]
     assert data["first"] == [0, len(view.pieces) - 1]
-    added = np.sum([values for _, _, values in data["why"]["terms"]], 0)
-    np.testing.assert_allclose(added, data["why"]["scores"], atol=0.001)
+    added = np.sum([values for _, _, values in data["looks"][0]["terms"]], 0)
+    np.testing.assert_allclose(added, data["looks"][0]["scores"], atol=0.001)
 
 
 def test_a_file_and_a_text_are_the_same_run(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from nope_probe.hooks.layers.hook_points import (
     hooks_attached,
     methods_replaced,
 )
-from nope_probe.hooks.layers.model import block_point, blocks_of, logits_of
+from nope_probe.hooks.layers.model import block_point, blocks_of, logits_of, modules_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,3 +85,17 @@ def entered(model: HookedModel, entry: Entry, number: int) -> Iterator[None]:
         for block in blocks_of(model)[:number]:
             stack.enter_context(methods_replaced(block, forward=skip))
         yield
+
+
+@contextmanager
+def logits_from(model: HookedModel, position: int) -> Iterator[None]:
+    """Compute logits from a position on: the unembedding is a quarter of a small model's work."""
+
+    def cut(module: nn.Module, inputs: tuple[Vectors]) -> tuple[Vectors]:
+        return (inputs[0][:, position:],)
+
+    cutting = modules_of(model)["unembed"].register_forward_pre_hook(cut)
+    try:
+        yield
+    finally:
+        cutting.remove()

@@ -39,6 +39,7 @@ def capture_attention(
     documents: Int[Tensor, " seq"] | None = None,
     query_rows: int | None = None,
     skip_keys: int | None = None,
+    keeps_scores: bool = True,
     checkpoint: StreamCheckpoint | None = None,
 ) -> AttentionMaps:
     """Average the attention weights of each head over sequences, and their information.
@@ -58,6 +59,7 @@ def capture_attention(
         documents: the document of each sequence; a document's sequences share a fold.
         query_rows: how many rows (queries) the maps have; see `capture_scores`.
         skip_keys: how many first keys stand apart; by default 1 for tokens, 0 for vectors.
+        keeps_scores: whether to average the scores too, of which `unexplained` is made.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
     Returns:
@@ -80,7 +82,7 @@ def capture_attention(
     queries = choose_rows(inputs.shape[1], query_rows)
     first = skip_keys_of(inputs) if skip_keys is None else skip_keys
     cut = Cut(counts=fold_of.bincount(), queries=queries, skip_keys=first)
-    sums = [AttentionAccumulator(layer, cut) for layer in blocks]
+    sums = [AttentionAccumulator(layer, cut, keeps_scores) for layer in blocks]
     stream(model, inputs, sums, fold_of, batch_size, checkpoint)
     return attention_maps(sums)
 

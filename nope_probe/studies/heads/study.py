@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nope_probe.analyses.attention import split_attention
-from nope_probe.analyses.behaviour import by_document, mean_interval, second_copy_loss
+from nope_probe.analyses.behaviour import by_document, mean_interval
 from nope_probe.analyses.head_changes import LEVEL, QUANTITIES, ROUNDING, holm
 from nope_probe.analyses.head_measures import (
     first_key_attention,
@@ -34,7 +34,7 @@ from nope_probe.files import reading
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.attention import Attention
 from nope_probe.hooks.layers.base_layer import Layer
-from nope_probe.hooks.layers.entry import Entry, entered, run_to_enter
+from nope_probe.hooks.layers.entry import Entry, entered, logits_from, run_to_enter
 from nope_probe.hooks.layers.model import Given, attention_read, logits_of, read_attention
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.hooks.reading.batch_readings import weights_on
@@ -158,6 +158,7 @@ class Heads(Study[Settings, HeadsStudy]):
         self.probes = self._make_probes()
         self.conditions = self._make_conditions()
         self.measures: dict[str, State] = {}  # of the heads of some layers, by pass
+        self.inductive = torch.empty(0, dtype=torch.long)  # places of the strongest induction heads
         self.calibration: Calibration | None = None
         self.entries: dict[str, Entry] = {}
 
@@ -215,9 +216,10 @@ class Heads(Study[Settings, HeadsStudy]):
         """Yield the pass that orders the heads, that of mean attention, and those of the costs."""
         means = self.engine.with_sequences(self.means)
         random = replace(self.engine, inputs=self.probes["copy_random"], documents=None)
-        yield Pass(key="induction", engine=random, read=self._read_induction)
+        if any(order.removeprefix(LOWEST) == "induction" for order in self.settings.by):
+            yield Pass(key="induction", engine=random, read=self._read_induction)
         size = max(
-            1, MAP_BYTES // (8 * self.settings.folds * self.n_heads * means.inputs.shape[1] ** 2)
+            1, MAP_BYTES // (4 * self.settings.folds * self.n_heads * means.inputs.shape[1] ** 2)
         )
         for start in range(0, len(self.layers), size):
             layers = self.layers[start : start + size]
@@ -247,7 +249,11 @@ class Heads(Study[Settings, HeadsStudy]):
 
         def capture(stream: StreamCheckpoint | None) -> State:
             maps = engine.by_fold(
-                capture_attention, stream, layers=layers, skip_keys=engine.skip_keys
+                capture_attention,
+                stream,
+                layers=layers,
+                skip_keys=engine.skip_keys,
+                keeps_scores=False,
             )
             weights = rearrange(maps.mean, "layer head row key -> (layer head) row key")
             to_previous = pad(weights.diagonal(-1, -2, -1), (1, 0))
@@ -303,12 +309,6 @@ class Heads(Study[Settings, HeadsStudy]):
         parts = [measures[name] for measures in self.measures.values() if name in measures]
         return torch.cat(parts) if parts else torch.empty(0)
 
-    @property
-    def inductive(self) -> list[HeadPlace]:
-        """The strongest induction heads of the intact model."""
-        order = self.measured("induction").argsort(descending=True, stable=True)
-        return [self.places[at] for at in order[:STRONGEST]]
-
     def ranked(self, order: str) -> list[tuple[HeadPlace, float]]:
         """Return all heads with their values, in an order."""
         if order in self.own:
@@ -355,7 +355,8 @@ class Heads(Study[Settings, HeadsStudy]):
         """Return the loss of each sequence of a batch, and its induction scores, of a condition."""
         model, tokens = engine.model, engine.inputs
         probe = place.partition("/")[0]
-        reads = probe == "copy_random"
+        reads, is_copy = probe == "copy_random", probe.startswith("copy")
+        first = tokens.shape[1] - self._segment(tokens) if is_copy else 0
         with torch.inference_mode(), ExitStack() as stack:
             if condition is not None:
                 if place not in self.entries:  # of an interrupted run
@@ -364,6 +365,7 @@ class Heads(Study[Settings, HeadsStudy]):
                 removal = Ablation(remove=condition.removed, heads=heads)
                 stack.enter_context(ablated(model, removal, self.calibration))
                 stack.enter_context(entered(model, self.entries[place], min(heads)))
+            stack.enter_context(logits_from(model, first))
             reading: AbstractContextManager[list[tuple[int, Tensor]]] = (
                 attention_read(model, self._reader(tokens)) if reads else nullcontext([])
             )
@@ -372,23 +374,20 @@ class Heads(Study[Settings, HeadsStudy]):
                 self.entries[place], logits = self._entered_from(engine, probe)
             else:
                 logits = logits_of(model, tokens)
-            losses = token_losses(logits, tokens).double().cpu()
-        if probe.startswith("copy"):
-            losses = second_copy_loss(losses, self._segment(tokens))
-        else:
-            losses = losses.mean(1)
-        if not reads:
-            return {"loss": losses}
-        # Blocks that were not run attend as in the intact model: NaN, and filled from there.
-        scores, unread = dict(readings), torch.full((len(tokens),), torch.nan)
-        induction = [
-            scores[layer][:, head] if layer in scores else unread for layer, head in self.inductive
-        ]
-        return {"loss": losses, "induction": torch.stack(induction, -1).double()}
+            losses = token_losses(logits, tokens[:, first:]).double().cpu()
+        state = {"loss": losses.mean(1)}
+        if reads:
+            # Blocks that were not run attend as in the intact model: NaN, and filled from there.
+            scores, unread = dict(readings), torch.full((len(tokens), self.n_heads), torch.nan)
+            induction = [scores.get(layer, unread) for layer in self.layers]
+            state["induction"] = torch.cat(induction, 1).double()
+        return state
 
     def analyse(self, results: Results) -> Run:
         """Return the run: the orders, and what each condition costs."""
         session, settings = self.session, self.settings
+        induction = self._read(results, "intact", "copy_random", "induction").mean(0)
+        self.inductive = induction.argsort(descending=True, stable=True)[:STRONGEST]
         costs = self._costs_of(results)
         order = pd.DataFrame(
             {"order": name_of(by), "rank": rank, "layer": layer, "head": head, "value": value}
@@ -403,7 +402,7 @@ class Heads(Study[Settings, HeadsStudy]):
         tables["tests"] = against_chance(tables["cost"])
         tested = HeadsTested(
             n_heads=len(self.places),
-            induction_heads=tuple(f"L{layer}H{head}" for layer, head in self.inductive),
+            induction_heads=tuple("L{}H{}".format(*self.places[at]) for at in self.inductive),
             intact={name: float(self._values(results, None, name).mean()) for name in MEASURES},
             cost_of_means=tuple(self._cost_of_means(results)),
         )
@@ -421,18 +420,20 @@ class Heads(Study[Settings, HeadsStudy]):
         self, results: Results, condition: Condition | None, measure: str
     ) -> Float[Tensor, " seq"]:
         """Return a measure of every sequence, in a condition or the intact model."""
-        probe = "copy_random" if measure == "induction" else measure
-        name = "induction" if measure == "induction" else "loss"
-
-        def read(prefix: str) -> Float[Tensor, "seq *head"]:
-            starts = range(0, len(self.probes[probe]), self.engine.batch_size)
-            return torch.cat([results[f"{prefix}/{probe}/{start}"][name] for start in starts])
-
-        values = intact = read("intact")
+        of_induction = measure == "induction"
+        where = ("copy_random", "induction") if of_induction else (measure, "loss")
+        values = intact = self._read(results, "intact", *where)
         if condition is not None:
-            values = read(condition.name)
+            values = self._read(results, condition.name, *where)
             values = values.where(values.isfinite(), intact)
-        return values.mean(-1) if measure == "induction" else values
+        return values[:, self.inductive].mean(1) if of_induction else values
+
+    def _read(
+        self, results: Results, condition: str, probe: str, name: str
+    ) -> Float[Tensor, "seq *head"]:
+        """Return what was read in a condition, of all batches of a probe."""
+        starts = range(0, len(self.probes[probe]), self.engine.batch_size)
+        return torch.cat([results[f"{condition}/{probe}/{start}"][name] for start in starts])
 
     def _cost(self, results: Results, condition: Condition, measure: str) -> Interval:
         """Return what a condition costs: a rise of a loss, or a fall of induction scores."""
