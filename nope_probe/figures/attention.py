@@ -216,7 +216,8 @@ def term_styles(table: pd.DataFrame) -> dict[tuple[str, str], tuple[str, str]]:
         if side == "position":
             styles[side, term] = words(term), colour(term)
         else:  # of a writer, or of the other writers
-            styles[side, term] = f"{term}, {side}", REST if " " in term else next(palette)
+            label = term if side == "other" else f"{term}, {side}"
+            styles[side, term] = label, REST if " " in term else next(palette)
     return styles
 
 

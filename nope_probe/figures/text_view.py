@@ -213,20 +213,17 @@ class TextView:
 
 def _look(head: str, query: int, terms: pd.DataFrame, key: int | None = None) -> Look:
     """Return the terms of a head's scores from a query, key by key, as the script reads them."""
-    table = terms.pivot_table(index=["side", "term"], columns="key", values="nats", sort=False)
-    keys: list[int] = table.columns.to_numpy(int).tolist()
-    values = table.round(4).astype(object).where(table.notna(), None)
     styles = term_styles(terms)
+    table = terms.pivot(index=["side", "term"], columns="key", values="nats").loc[[*styles]]
+    keys: list[int] = table.columns.to_numpy(int).tolist()
+    values = table.round(4).astype(object).where(table.notna(), None).to_numpy().tolist()
     return {
         "name": head,
         "query": query,
         "key": keys[0] if key is None else key,
         "keys": keys,
         "scores": table.sum().round(4).tolist(),
-        "terms": [
-            (*styles[side, term], row)
-            for (side, term), row in zip(table.index, values.to_numpy().tolist(), strict=True)
-        ],
+        "terms": [(*style, row) for style, row in zip(styles.values(), values, strict=True)],
         "back": [],
     }
 

@@ -254,6 +254,7 @@ def _header_unchanged(path: Path, modified: int) -> GGUFReader:
                 f"{path} is no GGUF file, as its first bytes are not {MAGIC.decode()}: download it "
                 "again, or name another model"
             )
+
     class Plain(GGUFReader):  # numpy's class of mapped files takes most of the time of a vocabulary
         def __setattr__(self, name: str, value: object) -> None:
             super().__setattr__(name, np.asarray(value) if name == "data" else value)

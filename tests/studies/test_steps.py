@@ -1,11 +1,16 @@
 """Why a head looks at a key, steps back: the circuit, terms that add up, and removals."""
 
+import json
+import re
+from html import unescape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from support.chromium import needs_chromium, opened
 from support.induction import N_VOCAB, induction_model
 from support.rounding import NETWORK
 from transformers import AutoModelForCausalLM
@@ -148,3 +153,49 @@ def test_the_graph_has_heads_at_their_queries_and_edges_in_nats(study: Attention
     labels = [f"{kind} {nats:+.1f}" for kind, nats in zip(kinds, drawn["nats"], strict=True)]
     position = table[table["side"] == "position"].groupby("step")["nats"].sum()
     assert sorted(written) == sorted([*labels, *(f"position {nats:+.1f}" for nats in position)])
+
+
+def test_the_text_view_has_the_terms_of_each_step_and_the_way_there(study: AttentionStudy) -> None:
+    html = study.on_text.html()
+    [data] = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
+    first, second = json.loads(data)["looks"]
+    table = study.tables["why_steps"]
+    for step, look in ((1, first), (2, second)):
+        rows = table[(table["step"] == step) & table["moved_from"].isna()]
+        kept = ~rows["side"].isin(["mean", "other"]) | (rows["writer"] == "other writers")
+        place = look["keys"].index(rows["key"].iloc[0])
+        assert look["scores"][place] == pytest.approx(rows["nats"][kept].sum(), abs=1e-3)
+        terms = [values[place] for _, _, values in look["terms"]]
+        assert sum(terms) == pytest.approx(look["scores"][place], abs=1e-3)
+    [move] = first["back"]
+    assert (move["name"], move["query"], move["key"]) == (second["name"], KEY, KEY - 1)
+    assert (second["name"], second["query"], second["key"]) == ("L1H3", KEY, KEY - 1)
+    assert move["nats"] == pytest.approx(table["nats"][table["moved_from"].notna()].item())
+
+
+CLICKS = """<script>setTimeout(() => {
+  const view = document.querySelector(".on-text");
+  const tokens = [...view.querySelectorAll(".text span")];
+  const found = [];
+  const keep = () => found.push([view.querySelector(".readout").textContent,
+    [...view.querySelectorAll(".terms button")].map((button) => button.textContent)]);
+  keep();
+  tokens[8].click();
+  setTimeout(() => {
+    keep();
+    view.querySelector(".terms button").click();
+    setTimeout(() => { keep(); document.body.dataset.found = JSON.stringify(found); }, 500);
+  }, 500);
+}, 3000)</script></body>"""
+
+
+@needs_chromium
+def test_a_second_click_on_a_key_goes_a_step_back(study: AttentionStudy, tmp_path: Path) -> None:
+    page = f"<!doctype html><meta charset=utf-8><body>{study.on_text.html()}{CLICKS}"
+    elements = opened(page, tmp_path, draw_all=False)
+    first, back, again = json.loads(unescape(re.findall(r'data-found="([^"]*)"', elements)[0]))
+    assert first[0].startswith("L3H3, query 15 ")
+    assert first[1][0].startswith("Why L1H3 moved +10.2")
+    assert back[0].startswith("L1H3, query 8 ")
+    assert back[1] == ["Back to L3H3, query 15"]
+    assert again == first
