@@ -222,6 +222,29 @@ def repeated(
     return torch.cat([tokens[:, :start], segment, segment], 1)
 
 
+def random_twice(
+    tokens: Int[Tensor, "seq pos"],
+    length: int,
+    start: int,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None,
+    seed: int,
+) -> Int[Tensor, "seq start_and_twice"]:
+    """Return random tokens twice, after the BOS of sequences, one for each sequence.
+
+    Args:
+        tokens: the sequences.
+        length: of the segment that is repeated.
+        start: how many BOS tokens they begin with.
+        tokenizer: whose tokens are drawn, without special ones.
+        seed: of the draws.
+    """
+    drawn = sequences(
+        "random", tokenizer=tokenizer, n_seqs=len(tokens), seq_len=length, seed=seed, bos="never"
+    )
+    return repeated(torch.cat([tokens[:, :start], drawn.inputs], 1), length, start)
+
+
 def read_tokens(file: Path) -> Sequences:
     """Read sequences of token ids from a .npy or .safetensors file, of integers [seq, pos].
 

@@ -24,6 +24,7 @@ from nope_probe.data.sequences import (
     cut_at_start,
     gaussian,
     pack_documents,
+    random_twice,
     separator_of,
     sequences,
 )
@@ -338,3 +339,14 @@ def test_texts_that_begin_with_bos_give_the_sequences_of_texts_that_do_not(pack:
     kept = sequences(spelled, tokenizer=PLAIN, n_seqs=7, seq_len=13, bos="never", start="start")
     assert (kept.inputs[:, 0] == 0).all()
     assert kept.notes[1].endswith("already: it was kept.")
+
+
+def test_random_tokens_come_twice_after_each_sequences_bos() -> None:
+    bos = torch.tensor([[7, 1, 2, 3], [7, 4, 5, 6], [7, 8, 9, 10]])
+    copies = random_twice(bos, 5, 1, tokenizer=tokenizer(), seed=3)
+    assert copies[:, 0].tolist() == [7, 7, 7]
+    assert torch.equal(copies[:, 1:6], copies[:, 6:])
+    drawn = sequences(
+        "random", tokenizer=tokenizer(), n_seqs=3, seq_len=5, seed=3, bos="never"
+    ).inputs
+    assert torch.equal(copies[:, 1:6], drawn)

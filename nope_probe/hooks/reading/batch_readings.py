@@ -193,6 +193,11 @@ def weights_on(attention: Attention, keys: Int[Tensor, "which query_pos"]) -> We
     return torch.cat(weights, 2).cpu()
 
 
+def keys_before(n_pos: int, distance: int) -> Int[Tensor, " query_pos"]:
+    """Return the key at a distance before each query; 0 for queries without such a key."""
+    return (torch.arange(n_pos) - distance).clamp_min(0)
+
+
 def _weights_of_rows(
     attention: Attention, rows: slice, keys: Int[Tensor, "which query_pos"]
 ) -> Weights:

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.data.sequences import Sequences, permuted, repeated, sequences
+from nope_probe.data.sequences import Sequences, permuted, random_twice, repeated
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import numbered_layers, positions_of
 from nope_probe.hooks.removing.components import components
@@ -206,21 +206,13 @@ def random_probes(
         segment: the length of a segment that fits into a window twice.
         start: how many BOS tokens the windows begin with.
     """
-    settings = session.settings
-    random = sequences(
-        "random",
-        tokenizer=session.loaded.tokenizer,
-        n_seqs=settings.n_seqs,
-        seq_len=segment,
-        seed=settings.seed,
-        bos="never",
-    )
-    tokens = torch.cat([text.tokens[:, :start], random.inputs], 1)
-    drawn = probe_of(random, start + segment)
-    probes = {"copy_random": replace(drawn, tokens=repeated(tokens, segment, start))}
+    tokenizer, seed = session.loaded.tokenizer, session.settings.seed
+    copies = random_twice(text.tokens, segment, start, tokenizer=tokenizer, seed=seed)
+    documents = torch.arange(len(copies))
+    probes = {"copy_random": Probe(tokens=copies, documents=documents, prefix=start + segment)}
     if start:
         rest = text.tokens[:, 1:]
-        other_first = torch.cat([random.inputs[:, -1:], rest], 1)
+        other_first = torch.cat([copies[:, -1:], rest], 1)
         probes["without_bos"] = replace(text, tokens=rest, prefix=text.prefix - 1)
         probes["other_first"] = replace(text, tokens=other_first)
     return probes

@@ -28,7 +28,7 @@ from nope_probe.analyses.head_measures import (
     previous_token_attention,
 )
 from nope_probe.analyses.jackknife import Interval
-from nope_probe.data.sequences import repeated, sequences
+from nope_probe.data.sequences import random_twice, repeated
 from nope_probe.errors import UserError
 from nope_probe.files import reading
 from nope_probe.hooks.ablation import ablated
@@ -37,7 +37,7 @@ from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.entry import Entry, entered, logits_from, run_to_enter
 from nope_probe.hooks.layers.model import Given, attention_read, logits_of, read_attention
 from nope_probe.hooks.reading.attention import capture_attention
-from nope_probe.hooks.reading.batch_readings import weights_on
+from nope_probe.hooks.reading.batch_readings import keys_before, weights_on
 from nope_probe.hooks.reading.capture import token_losses
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
@@ -166,16 +166,9 @@ class Heads(Study[Settings, HeadsStudy]):
         """Return the sequences that costs are measured on."""
         tokens, start = self.text.inputs, int(self.text.bos)
         segment = (tokens.shape[1] - start) // 2
-        random = sequences(
-            "random",
-            tokenizer=self.session.loaded.tokenizer,
-            n_seqs=len(tokens),
-            seq_len=segment,
-            seed=self.settings.seed,
-            bos="never",
-        ).inputs
-        once = torch.cat([tokens[:, :start], random], 1)
-        probes = {"text": tokens, "copy_random": repeated(once, segment, start)}
+        loaded, seed = self.session.loaded, self.settings.seed
+        copies = random_twice(tokens, segment, start, tokenizer=loaded.tokenizer, seed=seed)
+        probes = {"text": tokens, "copy_random": copies}
         probes["copy_text"] = repeated(tokens, segment, start)
         if self.means is not self.text:
             probes["text_of_means"] = self.means.inputs[: len(tokens)]
@@ -292,7 +285,7 @@ class Heads(Study[Settings, HeadsStudy]):
     ) -> Callable[[Layer, Attention], tuple[int, Float[Tensor, "batch head"]]]:
         """Return the reader of a block's number and of its heads' induction scores."""
         n_tokens = self._segment(batch)
-        keys = (torch.arange(batch.shape[1]) - (n_tokens - 1)).clamp_min(0)[None]
+        keys = keys_before(batch.shape[1], n_tokens - 1)[None]
 
         def read(layer: Layer, attention: Attention) -> tuple[int, Float[Tensor, "batch head"]]:
             to_next = weights_on(attention, keys)[..., 0]

@@ -35,6 +35,7 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.batch_readings import (
+    keys_before,
     rotation_of,
     weights_on,
 )
@@ -90,7 +91,7 @@ class HeadScores(Accumulator):
     def measures(self, attention: Attention) -> dict[str, Float[Tensor, "batch head"]]:
         """Return each measure of every sequence of a batch."""
         n_pos = attention.q.shape[1]
-        keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), _keys_before(n_pos, 1)))
+        keys = torch.stack((torch.zeros(n_pos, dtype=torch.long), keys_before(n_pos, 1)))
         weights = weights_on(attention, keys)
         first_key = first_key_attention(weights[..., 0])
         rotation = rotation_of(attention, self.rotary)
@@ -120,7 +121,7 @@ class InductionScores(HeadScores):
 
     def measures(self, attention: Attention) -> dict[str, Float[Tensor, "batch head"]]:
         """Return the induction score of every sequence of a batch."""
-        keys = _keys_before(attention.q.shape[1], self.n_tokens - 1)[None]
+        keys = keys_before(attention.q.shape[1], self.n_tokens - 1)[None]
         to_next = weights_on(attention, keys)[..., 0]
         return {"induction": induction_attention(to_next, self.n_tokens)}
 
@@ -296,11 +297,6 @@ def _repeated(
         once = random.inputs
     bos = inputs[:1, :skip].expand(len(once), *[-1] * (inputs.ndim - 1))
     return torch.cat([bos, once, once], 1), n_tokens
-
-
-def _keys_before(n_pos: int, distance: int) -> Int[Tensor, " query_pos"]:
-    """Return the key at a distance before each query; 0 for queries without such a key."""
-    return (torch.arange(n_pos) - distance).clamp_min(0)
 
 
 def _moved(
