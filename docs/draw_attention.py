@@ -1,4 +1,4 @@
-"""Draw SmolLM2's heads, and a text as two of them read it: python docs/draw_attention.py FOLDER.
+"""Draw SmolLM2's heads, a text as two of them read it, and why: python docs/draw_attention.py FOLDER.
 
 FOLDER is that of `make_smollm2.py`, with the finished run `attention`. Needs Chromium.
 """
@@ -15,7 +15,7 @@ from PIL import Image
 
 from nope_probe import figures
 from nope_probe.figures.text_view import TextView
-from nope_probe.studies.attention.on_text import text_view
+from nope_probe.studies.attention.on_text import stored_why, text_view
 
 HEIGHT = 224  # px of the picture of the text
 STYLE = """.chooser { display: none }
@@ -31,6 +31,9 @@ ASK = f"""setTimeout(() => document.querySelectorAll(".text").forEach((text) => 
 def main(folder: str) -> None:
     run = finished(Path(folder).resolve() / "attention", COMMANDS["attention"])
     draw_heads(run.tables["attention"])
+    why = stored_why(run)
+    assert why is not None
+    figures.save(why.graph, IMAGES / "steps_smollm2.png")
     view = text_view(run)
     assert view is not None
     views = "".join(of_head(view, *head).html() for head in (POSITIONAL, CONTENT))
@@ -60,6 +63,7 @@ def of_head(view: TextView, layer: int, head: int) -> TextView:
     cells = slice(layer, layer + 1), slice(head, head + 1)
     return replace(
         view,
+        why=None,
         heads=rows,
         weights=view.weights[cells],
         position=view.position[cells],

@@ -35,7 +35,8 @@ COMMANDS = {
     "behaviour": f"behaviour --model {NAME} --measures loss copy --remove mask rope --n-seqs 32 "
     "--seq-len 128",
     "attention": f"attention --model {NAME} --n-seqs 384 --seq-len 64 --text "
-    '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."',
+    '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter." '
+    "--why L18H6 --query 14 --steps 2 --confirm 1",
     "heads": f"heads --model {NAME} --remove rope --k 1 5 --draws 4 --n-seqs 32 --seq-len 128",
 }
 PARTS_OF_HEADS = (

@@ -20,6 +20,7 @@ WIDEST = 14.0  # px of the widest edge
 NODE, DOT = 30, 6  # px of a node with its name inside, and of other nodes
 BENDS = {"key": 0.0, "query": 0.5, "moved": -0.3}  # of edges between two nodes, rows
 LEVEL = 60  # px between two rows of nodes
+BELOW, BOW = 0.55, 0.03  # rows from a node to what stands under it; tokens, of an upward edge
 NAME, NEXT = 46, 0.3  # px of a node with its name inside, and between nodes at one place, tokens
 Dash = Literal["solid", "dash"]
 Point = tuple[float, float]
@@ -41,7 +42,14 @@ class Edge(NamedTuple):
 
 
 def edge(
-    start: Point, end: Point, value: float, width: float, bend: float, dash: Dash, hover: str
+    start: Point,
+    end: Point,
+    value: float,
+    width: float,
+    bend: float,
+    dash: Dash,
+    hover: str,
+    bow: float = 0.0,
 ) -> Trace:
     """Return a curve between two nodes: orange for positive values, blue for negative ones.
 
@@ -53,11 +61,12 @@ def edge(
         bend: how far its middle is off the straight line, in rows.
         dash: the kind of line.
         hover: what a pointer shows; its first line is the edge's name.
+        bow: how far its middle is left of the straight line.
     """
     (x0, y0), (x1, y1), t = start, end, np.linspace(0, 1, 25)
     return {
         "type": "scatter",
-        "x": x0 + (x1 - x0) * t,
+        "x": x0 + (x1 - x0) * t - 4 * bow * t * (1 - t),
         "y": y0 + (y1 - y0) * t + 4 * bend * t * (1 - t),
         "mode": "lines",
         "line": {"color": WITH if value > 0 else AGAINST, "width": width, "dash": dash},
@@ -138,19 +147,18 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
             BENDS[one.kind],
             "dash" if one.kind == "moved" else "solid",
             f"{one.start[0]} {one.kind} to {one.end[0]}<br>{one.nats:+.2f} nats".strip(),
+            _bow(places[one.start], places[one.end]),
         )
         for one in edges
     ]
-    middles = [
-        _middle(trace, places[one.start], places[one.end])
-        for trace, one in zip(traces, edges, strict=True)
-    ]
+    half = len(traces[0]["x"]) // 2 if traces else 0
+    middles = [(trace["x"][half], trace["y"][half]) for trace in traces]
     written = [*zip(middles, (f"{one.kind} {one.nats:+.1f}" for one in edges), strict=True)]
     position = table[table["side"] == "position"]
     sums = position.groupby(["layer", "head", "query", "key"])["nats"].sum().reset_index()
     for look in sums.to_dict("records"):
         x, y = places[f"L{look['layer']}H{look['head']}", look["query"]]
-        written.append(((x, y - 0.35), f"position {look['nats']:+.1f}"))
+        written.append(((x, y - BELOW), f"position {look['nats']:+.1f}"))
     labels = {
         "type": "scatter",
         "mode": "text",
@@ -179,12 +187,10 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
     return figure.add_traces([*traces, *legend(KINDS), shown, labels])
 
 
-def _middle(drawn: Trace, start: Point, end: Point) -> Point:
-    """Return the place of an edge's label: its middle, or right of an edge that goes upwards."""
-    if abs(start[0] - end[0]) < NEXT:
-        return max(start[0], end[0]) + 0.2, start[1] + 0.4 * (end[1] - start[1])
-    half = len(drawn["x"]) // 2
-    return float(drawn["x"][half]), float(drawn["y"][half])
+def _bow(start: Point, end: Point) -> float:
+    """Return how far left an edge that goes upwards passes the nodes between its ends, tokens."""
+    rows = abs(end[1] - start[1])
+    return BOW * (1 + rows) if abs(start[0] - end[0]) < NEXT else 0.0
 
 
 def _edges(table: pd.DataFrame) -> list[Edge]:
