@@ -1,4 +1,4 @@
-"""Draw SmolLM2's heads, a text as two of them read it, and why: python docs/draw_attention.py FOLDER.
+"""Draw SmolLM2's heads, a text as two of them read it, and why: draw_attention.py FOLDER.
 
 FOLDER is that of `make_smollm2.py`, with the finished run `attention`. Needs Chromium.
 """

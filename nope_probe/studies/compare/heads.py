@@ -86,7 +86,13 @@ def head_distances(
     n, fold_of = tokens.shape[1], folds_of(len(tokens), n_folds, documents)
     divergences = []
     for batch in tokens.split(batch_size(base, n, len(layers))):
-        capture = partial(capture_attention, layers=layers, n_folds=len(batch), query_rows=n)
+        capture = partial(
+            capture_attention,
+            layers=layers,
+            n_folds=len(batch),
+            query_rows=n,
+            keeps_scores=False,
+        )
         one, two = (capture(model, batch) for model in (base, other))
         enough = one.visible.sum(-1) >= MIN_KEYS
         of_queries = relative_entropy(one.weights, two.weights)
