@@ -1,6 +1,6 @@
 """Draw SmolLM2's heads, a text as two of them read it, and why: draw_attention.py FOLDER.
 
-FOLDER is that of `make_smollm2.py`, with the finished run `attention`. Needs Chromium.
+FOLDER is that of `make_smollm2.py`, with the finished runs `attention` and `heads`. Needs Chromium.
 """
 
 import sys
@@ -8,12 +8,13 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
+import plotly.graph_objects as go
 from make_notebooks import COLOURS, chromium
 from make_smollm2 import COMMANDS, CONTENT, IMAGES, POSITIONAL, QUERY, finished
 from PIL import Image
 
 from nope_probe import figures
+from nope_probe.figures.heads import cost_by_k
 from nope_probe.figures.text_view import TextView
 from nope_probe.studies.attention.on_text import stored_why, text_view
 
@@ -30,10 +31,12 @@ ASK = f"""setTimeout(() => document.querySelectorAll(".text").forEach((text) => 
 
 def main(folder: str) -> None:
     run = finished(Path(folder).resolve() / "attention", COMMANDS["attention"])
-    draw_heads(run.tables["attention"])
+    save_small(figures.attention_heads(run.tables["attention"]), "heads_smollm2.png")
     why = stored_why(run)
     assert why is not None
-    figures.save(why.graph, IMAGES / "steps_smollm2.png")
+    save_small(why.graph, "steps_smollm2.png")
+    of_heads = finished(Path(folder).resolve() / "heads", COMMANDS["heads"]).tables
+    save_small(cost_by_k(of_heads["cost"], of_heads["tests"]), "function_smollm2.png")
     view = text_view(run)
     assert view is not None
     views = "".join(of_head(view, *head).html() for head in (POSITIONAL, CONTENT))
@@ -48,10 +51,10 @@ def main(folder: str) -> None:
         chromium(page, place, HEIGHT, f"--screenshot={image}", "--force-device-scale-factor=2")
 
 
-def draw_heads(table: pd.DataFrame) -> None:
-    """Draw all heads as the page of a run does, layers downwards."""
-    image = figures.save(figures.attention_heads(table), IMAGES / "heads_smollm2.png")
-    with Image.open(image) as picture:  # few colours, for a file of a fifth
+def save_small(figure: go.Figure, name: str) -> None:
+    """Save a figure of the docs with few colours, in a file of a fifth of the size."""
+    image = figures.save(figure, IMAGES / name)
+    with Image.open(image) as picture:
         picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(
             image, optimize=True
         )
