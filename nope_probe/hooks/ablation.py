@@ -61,7 +61,7 @@ def ablated(
     Args:
         model: a HookedTransformer or TransformerBridge, or what `load` returns; its outputs are
             bit-identical afterwards.
-        ablation: the removals and their places; the names of components stand for
+        ablation: what is removed, and where; or the names of components, short for
             `Ablation(remove=...)`.
         calibration: the result of `calibrate` for this model; needed for the gain `output` and the
             replacement `mean` when a weight is removed, and for the position of a component.

@@ -1,6 +1,6 @@
 """Layer: one block of a model, with the same hook points, sizes and steps on every kind of model.
 
-Hook names are TransformerLens's own, without the `blocks.l.` in front.
+Hook names are TransformerLens's, without the `blocks.l.` in front.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Traits:
 
         Args:
             attention: of a sequence twice, the second time with the angles of position 0, and of
-                two positions that lie further apart than any window.
+                two positions further from each other than any window.
             module: the module that attends.
         """
         return cls(
@@ -102,11 +102,11 @@ class Layer(ABC):
     @property
     def tap(self) -> Tap:
         """The function that computes the block's attention."""
-        own = vars(self.attending)  # past a bridge's own __setattr__
-        if "tap" not in own:
+        attributes = vars(self.attending)  # past a bridge's __setattr__
+        if "tap" not in attributes:
             points = self.point("attn.hook_attn_scores"), self.point("attn.hook_pattern")
-            own.setdefault("tap", Tap(*points, masked=self.masked))
-        return own["tap"]
+            attributes.setdefault("tap", Tap(*points, masked=self.masked))
+        return attributes["tap"]
 
     @property
     def is_tapped(self) -> bool:
@@ -118,7 +118,7 @@ class Layer(ABC):
         """Let the block attend through its tap, until `detach_tap`."""
 
     def detach_tap(self) -> None:
-        """Let the block attend by TransformerLens's own code again."""
+        """Let the block attend by TransformerLens's code again."""
         del vars(self.attn)["forward"]
 
     def point(self, name: str) -> HookPoint:
@@ -163,7 +163,7 @@ class Layer(ABC):
         return self.attn_out_point if name == "w_o" else f"attn.hook_{name[-1]}"
 
     def has_matrix(self, name: Projection) -> bool:
-        """Return whether a projection is a matrix of its own, with a hook point at its output."""
+        """Return whether a projection is a separate matrix, with a hook point at its output."""
         return self.has("attn.hook_z" if name == "w_o" else self.output_point(name))
 
     def why_not_replaced(self, name: Projection) -> str | None:
@@ -184,7 +184,7 @@ class Layer(ABC):
 
     @abstractmethod
     def weight(self, name: Projection) -> nn.Parameter:
-        """Return a projection's parameter, in the model's own layout."""
+        """Return a projection's parameter, in the model's layout."""
 
     @abstractmethod
     def weight_per_head(self, name: Projection) -> Float[Tensor, "head rows cols"]:

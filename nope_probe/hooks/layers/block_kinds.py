@@ -232,7 +232,7 @@ class BridgeLayer(Layer):
         if self.uses_interface:
             self.hf_attn.config._attn_implementation = NAME
         for bridge in self.attn.submodules.values():
-            # GPT-2's o stands next to transformers' own module, not in its place.
+            # GPT-2's o is next to transformers' module, not in its place.
             if self.hf_attn._modules.get(bridge.name) is bridge.original_component:
                 self.hf_attn._modules[bridge.name] = bridge
         joint = self.attn._modules.get("qkv")
@@ -248,7 +248,7 @@ class BridgeLayer(Layer):
             del vars(joint)["forward"]
 
     def _attend(self, *args: Any, **kwargs: Any) -> Any:
-        """Run transformers' own attention, in which q, k, v and o have their hook points."""
+        """Run transformers' attention, in which q, k, v and o have their hook points."""
         tap, attn = self.tap, self.attn
         # Where attention itself makes angles from positions, pass on the positions.
         name = "position_embeddings" if "position_embeddings" in kwargs else "position_ids"
@@ -311,7 +311,7 @@ class BridgeLayer(Layer):
 
     def why_not_replaced(self, name: Projection) -> str | None:
         if not self.has_matrix(name):
-            return "it is no matrix of its own (as in multi-head latent attention)"
+            return "it is no separate matrix (as in multi-head latent attention)"
         if not self.weight(name).is_floating_point():
             return "quantisation packs its numbers: take the unquantised model"
         n_rows = self.weight(name).numel() // self.d_model
@@ -332,7 +332,7 @@ class BridgeLayer(Layer):
         return self.n_kv_heads > 1 and shape == (self.n_kv_heads * self.d_head,)
 
     def norm_point(self, norm: NormName) -> str:
-        # The projections' own input, whichever norms come before it.
+        # The input of the projections, whichever norms come before it.
         return "attn.hook_in" if norm == "ln1" else "ln2.hook_out"
 
     def norm_output(self, norm: NormName, tensor: Vectors) -> Vectors:

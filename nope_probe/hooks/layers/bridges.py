@@ -117,7 +117,7 @@ def _add_position_embeddings(model: TransformerBridge) -> None:
 
 
 def _run_as_transformers(model: TransformerBridge) -> None:
-    """Run blocks that do not attend as transformers does, not by TransformerLens's own code."""
+    """Run blocks that do not attend by transformers' code, not TransformerLens's."""
     for module in model.original_model.modules():
         for name, child in module._modules.items():
             if isinstance(child, RotaryEmbeddingBridge) and child.original_component is None:

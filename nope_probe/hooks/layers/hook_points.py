@@ -170,7 +170,7 @@ class _PlacesRestored:
 
 
 def _move(point: HookPoint, handle: LensHandle, *, to_end: bool) -> None:
-    # As TransformerLens's own `prepend` does; PyTorch has no public way to reorder hooks.
+    # As TransformerLens's `prepend` does; PyTorch has no public way to reorder hooks.
     module: Any = point
     module._forward_hooks.move_to_end(handle.hook.id, last=to_end)
 
@@ -234,12 +234,14 @@ def _hooks_to_detach(model: HookedModel) -> Iterator[tuple[Any, str, OrderedDict
 @contextmanager
 def methods_replaced(module: object, **methods: Callable[..., Any]) -> Iterator[None]:
     """Replace methods of one instance for as long as the context lasts."""
-    own = vars(module)  # past a bridge's __setattr__, which would pass them on to the HF module
-    before = {name: own[name] for name in methods if name in own}
-    own.update(methods)
+    attributes = vars(
+        module
+    )  # past a bridge's __setattr__, which would pass them on to the HF module
+    before = {name: attributes[name] for name in methods if name in attributes}
+    attributes.update(methods)
     try:
         yield
     finally:
         for name in methods:
-            own.pop(name, None)
-        own.update(before)
+            attributes.pop(name, None)
+        attributes.update(before)

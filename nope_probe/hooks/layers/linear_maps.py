@@ -3,7 +3,7 @@
 A norm of a token x is s C(x) w + b: C takes the mean away (LayerNorm) or does nothing (RMS norm),
 w and b are learned, and s is the token's scale. With s kept, queries and keys are linear in the
 residual stream, and so exactly the sum of the components' contributions. Maps are found by
-running a block's own modules on chosen vectors: no family of models is known here by name.
+running a block's modules on chosen vectors, so no family of models is known here by name.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class ProjectionMap:
     def with_grouped_queries(self, n_kv_heads: int) -> ProjectionMap:
         """Return the map to the sums of the queries that share a key head, and to keys.
 
-        Where heads have scales of their own there is no such map: the map itself comes back.
+        Where scales differ between heads there is no such map, and the map itself comes back.
         """
         if self.parts:
             return self
@@ -165,13 +165,13 @@ class ProjectionMap:
                 than the tolerance.
         """
         plain = torch.einsum("bpm,mhd->bphd", y, self.weight.to(y)) + self.bias.to(y)
-        own = heads - self.constant.to(heads)
+        target = heads - self.constant.to(heads)
         gains = torch.ones(*heads.shape[:3], max(1, len(self.parts)), dtype=y.dtype).to(y)
         for index, part in enumerate(self.parts):
             direction = plain[..., part]
             size = direction.square().sum(-1).clamp_min(torch.finfo(y.dtype).tiny)
-            gains[..., index] = (own[..., part] * direction).sum(-1) / size
-        error = relative_error(plain * self.spread(gains), own)
+            gains[..., index] = (target[..., part] * direction).sum(-1) / size
+        error = relative_error(plain * self.spread(gains), target)
         if not error <= tolerance:
             raise NotImplementedError(
                 "queries and keys are no linear map of the normed residual stream, even with the "

@@ -146,7 +146,7 @@ def read_attention(
 def modules_of(model: HookedModel) -> dict[str, nn.Module]:
     """Return all modules of a model by their names, each once.
 
-    A bridge's own modules leave out a few of the model in it, such as GPT-2's first dropout.
+    The modules of a bridge leave out a few of transformers' model, such as GPT-2's first dropout.
     """
     hooked: Any = model
     known: set[nn.Module] = set()
@@ -362,7 +362,7 @@ def evaluated(modules: Iterable[nn.Module]) -> Iterator[None]:
     _reset_rope(rotating)
     try:
         for module in training:
-            vars(module)["training"] = False  # past a bridge's own __setattr__
+            vars(module)["training"] = False  # past a bridge's __setattr__
         yield
     finally:
         for module in training:
@@ -475,7 +475,7 @@ def traits_of(model: HookedModel) -> dict[int, Traits]:
     The traits come from one short pass, run once for each model, because a bridge's configuration
     may be wrong. The pass holds a sequence twice. The second copy gets the angles of position 0 in
     every block, and enters every block with the first copy's residual stream. Masks are made as if
-    the two positions lay further apart than any window.
+    the two positions were further from each other than any window.
     """
     if model not in TRAITS:
         with used_alone(model):
@@ -506,7 +506,7 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
     ):
         for layer in layers:
             stack.enter_context(layer.tap.edited(rope=_SecondStraight()))
-        # Token 0 may stand for padding, whose embedding is 0.
+        # Token 0 may be padding, whose embedding is 0.
         run_forward(model, torch.tensor([[1, 2], [1, 2]]).clamp_max(model.cfg.d_vocab - 1))
     return traits
 

@@ -1,8 +1,8 @@
 """The models that public functions take: TransformerLens's, and transformers' through a bridge.
 
-A bridge is made of a copy of the model's modules that has the model's own weights. The model is
-never changed, and costs no memory twice. Adapters are merged into copies of the matrices that they
-change.
+A bridge is made of copies of the model's modules that share the model's weights. The model is
+never changed, and its weights are in memory once. Adapters are merged into copies of the matrices
+that they change.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def opened(given: Model) -> Iterator[HookedModel]:
     run, replaced = bridged.original_model.base_model, _backbone(original)
 
     def forward(*args: object, **options: object) -> object:
-        if type(run) is not type(replaced):  # with position ids of its own
+        if type(run) is not type(replaced):  # it makes position ids itself
             raise UserError("inside `ablated`, run the model that it gives: `as model`")
         return run(*args, **options)
 
@@ -175,9 +175,11 @@ def _copy(original: PreTrainedModel) -> PreTrainedModel:
 
     shared: dict[int, Any] = {}
     for module in original.modules():
-        own = vars(module)
-        tables = [own[name] for name in own if name.endswith(("_hooks", "_parameters", "_buffers"))]
-        tables = [table for table in tables if isinstance(table, dict)]
+        tables = [
+            value
+            for name, value in vars(module).items()
+            if name.endswith(("_hooks", "_parameters", "_buffers")) and isinstance(value, dict)
+        ]
         shared |= {id(value): value for table in tables for value in table.values()}
     copied = deepcopy(original, shared)
     for module in copied.modules():  # compiled or wrapped functions run the original

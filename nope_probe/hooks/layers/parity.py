@@ -51,7 +51,7 @@ def reference_of(
 
     Args:
         hf: the model.
-        logits: of the model that it is a copy of; by default its own.
+        logits: of the model that it is a copy of; by default those of `hf`.
     """
     tokens = probe_tokens(hf.config.vocab_size).to(hf.device)
     with torch.inference_mode():

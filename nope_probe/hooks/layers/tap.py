@@ -36,7 +36,7 @@ from nope_probe.hooks.layers.hook_points import HookPoint
 from nope_probe.hooks.layers.threads import in_this_thread
 from nope_probe.maps.rotation import Angles
 
-NAME = "nope_probe"  # of our functions among transformers' own
+NAME = "nope_probe"  # of our functions among transformers'
 
 
 class StopForward(Exception):  # noqa: N818  (it ends a forward pass early, it is no error)
@@ -53,7 +53,7 @@ class Straightens(Protocol):
 
 
 class Pass(local):
-    """What a pass leaves for its masks and taps; every thread has its own.
+    """What a forward pass leaves for its masks and taps, in one thread.
 
     Attributes:
         angles: the angles of RoPE in the block that attends.
@@ -166,7 +166,7 @@ def attention_forward(
     indices: Int[Tensor, "batch query_pos selected"] | None = None,
     **_: object,
 ) -> tuple[Float[Tensor, "batch query_pos head d_value"], None]:
-    """Compute attention in place of transformers' own functions, with their arguments.
+    """Compute attention in place of transformers' functions, with their arguments.
 
     Raises:
         UserError: if queries attend to selected keys only, which differ between sequences.
@@ -213,7 +213,7 @@ def _mask(
 def attention_mask(
     *, mask_function: Callable[..., Tensor], config: Any = None, **options: Any
 ) -> Mask | Bool[Tensor, "batch one query_pos key_pos"]:
-    """Return the mask of a pass, in place of transformers' own mask functions."""
+    """Return the mask of a pass, in place of transformers' mask functions."""
     from transformers.masking_utils import prepare_padding_mask, sdpa_mask
 
     def at_a_distance(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ def attention_mask(
 
 @contextmanager
 def positions_far_apart() -> Iterator[None]:
-    """Make masks as if neighbours were 2**40 positions apart: beyond any window or chunk."""
+    """Make masks as if neighbours were at a distance of 2**40: beyond any window or chunk."""
     current.far_apart = True
     try:
         yield
@@ -278,7 +278,7 @@ class InlineAttention(TorchFunctionMode):
     Args:
         tap: computes attention.
         n_heads: how many query heads there are.
-        product: stands for every q.k; a pass ends before the softmax unless it is 0.
+        product: the value given for every q.k; a pass ends before the softmax unless it is 0.
     """
 
     def __init__(self, tap: Tap, n_heads: int, product: float = 0.0, *, ends: bool = False) -> None:
@@ -351,7 +351,7 @@ def attend_inline(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a module's own forward pass of attention through the tap."""
+    """Run a module's forward pass of attention through the tap."""
     if tap.scale is None:
         caches = dict.fromkeys({"layer_past", "past_key_values"} & {*kwargs})
         without, with_ones = (

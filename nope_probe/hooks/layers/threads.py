@@ -22,7 +22,7 @@ PATIENCE = 60.0  # seconds after which a thread that waits for a model says so
 def used_alone(model: object) -> Iterator[None]:
     """Let all other threads wait that read, change or run a model, until the context is left.
 
-    From here on, the model's own forward passes wait as well. Those of other models do not.
+    Forward passes of this model wait too, from here on. Those of other models do not.
     """
     lock = _lock_of(model)
     if not lock.acquire(timeout=PATIENCE):
@@ -39,7 +39,7 @@ def used_alone(model: object) -> Iterator[None]:
 
 
 def _lock_of(model: object) -> Any:
-    """Return a model's lock, for which its own passes wait too."""
+    """Return a model's lock, for which its forward passes wait too."""
     with _ADDING:
         if model not in _LOCKS:
             lock = RLock()
@@ -60,22 +60,22 @@ class _Waiting:
     Args:
         module: the model, which a weak reference does not keep in memory.
         name: the method's name.
-        own: the instance's method, in place of its class's.
+        method: the instance's method, in place of its class's.
     """
 
-    def __init__(self, module: Any, name: str, own: Callable[..., Any] | None = None) -> None:
+    def __init__(self, module: Any, name: str, method: Callable[..., Any] | None = None) -> None:
         self.module, self.name = ref(module), name
-        self.own = own or vars(module).get(name)
+        self.method = method or vars(module).get(name)
         self.__signature__ = signature(getattr(module, name))
 
     def __call__(self, *args: object, **options: object) -> object:
         module = self.module()
-        run = self.own or getattr(type(module), self.name).__get__(module)
+        run = self.method or getattr(type(module), self.name).__get__(module)
         with used_alone(module):
             return run(*args, **options)
 
     def __reduce__(self) -> tuple[object, ...]:  # a copy of a model waits for the copy
-        return _Waiting, (self.module(), self.name, self.own)
+        return _Waiting, (self.module(), self.name, self.method)
 
 
 def in_this_thread(read: Callable[..., Any]) -> Callable[..., Any]:

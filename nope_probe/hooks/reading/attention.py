@@ -52,13 +52,14 @@ def capture_attention(
         model: in any form that `load` takes in memory, or what it returns, ablated or not.
         inputs: any inputs of `capture_scores`.
         layers: block numbers from 0; all that attend by default. The fold means of all their heads
-            are held: 8 bytes a cell.
+            stay in memory: 8 bytes a cell.
         batch_size: sequences per forward pass.
         n_folds: into how many parts the sequences are dealt, for intervals; by default 8, or as
             many as there are sequences (documents) if these are fewer.
         documents: the document of each sequence; a document's sequences share a fold.
         query_rows: how many rows (queries) the maps have; see `capture_scores`.
-        skip_keys: how many first keys stand apart; by default 1 for tokens, 0 for vectors.
+        skip_keys: how many first keys are measured separately; by default 1 for tokens, 0 for
+            vectors.
         keeps_scores: whether to average the scores too, of which `unexplained` is made.
         checkpoint: deals out batches to processes and saves sums; see `stream`.
 
@@ -111,7 +112,7 @@ class AttentionAccumulator(MapAccumulator):
 
     Args:
         layer: the layer.
-        cut: the folds, the queries with rows, and the first keys that stand apart.
+        cut: the folds, the queries with rows, and the number of first keys.
         keeps_scores: whether to sum the scores too.
     """
 
@@ -165,8 +166,8 @@ class AttentionAccumulator(MapAccumulator):
     def _measured(self, scores: Scores, visible: Visible) -> tuple[Scores, Tensor, Tensor]:
         """Return weights, KL(A, U) and (1 - a) KL(A', U'), nats; scores are overwritten.
 
-        A sum of A ln A is one of A times the score, less the logarithm of the softmax's sum: no
-        cell needs a logarithm of its own.
+        Sum A ln A is the sum of A times the score, less the logarithm of the softmax's denominator.
+        So a row takes one logarithm, not one per cell.
         """
         skipped = self.cut.skip_keys
         logits = scores.masked_fill_(~visible, torch.finfo(scores.dtype).min)
@@ -217,7 +218,7 @@ class AttentionAccumulator(MapAccumulator):
 
 
 def _scores(attention: Attention, group: RowGroup) -> tuple[Scores, Visible]:
-    """Return the scores of a group of rows, as a tensor of its own, and its visible cells."""
+    """Return a copy of the scores of a group of rows, and its visible cells."""
     rows, keys = group.queries, slice(group.stop)
     bias, hooked = attention.bias, attention.hooked
     seen = replace(

@@ -177,7 +177,7 @@ def _write(residual: Tensor, tensor: Tensor, hook: HookPoint) -> Tensor:
     return residual
 
 
-ROWS = 128  # queries whose scores are held at once
+ROWS = 128  # queries whose scores are in memory at once
 Weights = Float[Tensor, "batch head query_pos which"]
 
 

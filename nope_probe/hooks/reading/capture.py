@@ -278,7 +278,7 @@ class ScoreSums:
 
     def means(self) -> Float[Tensor, "fold layer query_pos key_pos"]:
         """Return the fold means so far, in nats; NaN where the model masks."""
-        accumulators = self._accumulators(self.counts)  # of their own, since means forget the sums
+        accumulators = self._accumulators(self.counts)  # copies, since means overwrite the sums
         restore(accumulators, self.state())
         return torch.stack([accumulator.fold_means() for accumulator in accumulators], 1)
 
@@ -311,7 +311,7 @@ def capture_losses(
     Args:
         model: in any form that `load` takes in memory, or what it returns, ablated or not.
         tokens: sequences of equal length, `Sequences`, a text, or texts of equally many tokens.
-        batch_size: sequences per forward pass; the logits of one batch are held.
+        batch_size: sequences per forward pass; the logits of one batch are in memory.
         checkpoint: deals out batches to processes and saves finished losses; see `stream`.
 
     Example:
@@ -331,7 +331,7 @@ def capture_losses(
 
 
 class LossAccumulator(Accumulator):
-    """Keeps the loss of every token; every sequence is a fold of its own."""
+    """Keeps the loss of every token; each sequence is one fold."""
 
     reads_logits = True
 

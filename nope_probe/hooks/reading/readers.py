@@ -328,8 +328,8 @@ class ReaderAccumulator(MeansAccumulator):
         if is_first:
             fold = int(self.fold_of[0])
             n_seqs = (self.fold_of == fold).sum().cpu()[None]
-            own = slice(fold, fold + 1)
-            self._sums(((name, total[own]) for name, total in self.totals.items()), n_seqs)
+            rows = slice(fold, fold + 1)
+            self._sums(((name, total[rows]) for name, total in self.totals.items()), n_seqs)
 
     def _with_shared_keys(self, attention: Attention) -> Attention:
         """Return attention with the key heads of W_K, of which an ablation may have made copies.
@@ -363,10 +363,10 @@ class ReaderAccumulator(MeansAccumulator):
         for writing, weight in self.through_w_o.items():
             block = self.residual.blocks[writing]
             post = self.residual.post_scales(block) * block.factor
-            own = scaled * rearrange(post, "batch pos -> batch pos 1 1")
-            parts[f"heads{writing}"] = self._brought(self.residual.heads(block), own, weight)
+            written = scaled * rearrange(post, "batch pos -> batch pos 1 1")
+            parts[f"heads{writing}"] = self._brought(self.residual.heads(block), written, weight)
             to = self.residual.moved_to
-            reaching = own if to is None else own[:, [to]].expand_as(own)
+            reaching = written if to is None else written[:, [to]].expand_as(written)
             parts[f"first{writing}"] = self._brought(self.residual.moved[writing], reaching, weight)
         return parts
 
@@ -395,11 +395,11 @@ class ReaderAccumulator(MeansAccumulator):
             if not self.projection.parts:
                 parts.append((fold, sums[0, 0]))
                 continue
-            own = weight.to(gains).expand(x.shape[2], -1, -1, -1)
+            weights = weight.to(gains).expand(x.shape[2], -1, -1, -1)
             brought = sums.new_empty(*sums.shape[2:4], *weight.shape[2:])
             for head in range(weight.shape[2]):
                 for index, part in enumerate(self.projection.parts):
-                    through = own[:, :, head][..., part]
+                    through = weights[:, :, head][..., part]
                     brought[:, :, head, part] = torch.einsum(
                         "pwx,wxd->pwd", sums[head, index], through
                     )
@@ -414,8 +414,8 @@ class ReaderAccumulator(MeansAccumulator):
         """Return the writers' parts, from fold means of `_brought`."""
         if self.projection.parts:
             return means
-        own = weight.expand(means.shape[2], -1, -1, -1)
-        return torch.einsum("fpwx,wxhd->fpwhd", means, own)
+        weights = weight.expand(means.shape[2], -1, -1, -1)
+        return torch.einsum("fpwx,wxhd->fpwhd", means, weights)
 
     def sums_of(self, means: State) -> ReaderSums:
         """Return the reader's sums and the writers' parts, from the totals as fold means.
@@ -423,7 +423,7 @@ class ReaderAccumulator(MeansAccumulator):
         Raises:
             NotImplementedError: if the writers' parts do not add up to queries and keys.
         """
-        own, names = super().sums_of(means), self.residual.names(self.layer.index)
+        sums, names = super().sums_of(means), self.residual.names(self.layer.index)
         vectors = self._through(means.pop("vectors"), self.weight[None])
         brought = dict(zip(names, vectors.unbind(2), strict=True))
         first: dict[str, Tensor] = {}
@@ -433,11 +433,11 @@ class ReaderAccumulator(MeansAccumulator):
                 written |= zip(self.residual.blocks[index].names, vectors.unbind(2), strict=False)
         norm = self._of_norm(means)
         brought["bias"] = brought["bias"] + self._constants(means["gains"])
-        n_kv = own.k.shape[2]
+        n_kv = sums.k.shape[2]
         n = self.layer.n_heads if self.per_head or self.projection.parts else n_kv
         queries = {name: self._queries(x[:, :, :n], n_kv) for name, x in brought.items()}
         keys = {name: x[:, :, n:] for name, x in brought.items()}
-        for whole, written in ((own.q, queries), (own.k, keys)):
+        for whole, written in ((sums.q, queries), (sums.k, keys)):
             error = relative_error(sum(written.values(), torch.zeros_like(whole)), whole)
             if not error <= self.tolerance:
                 raise NotImplementedError(
@@ -445,7 +445,7 @@ class ReaderAccumulator(MeansAccumulator):
                     f"L{self.layer.index} (relative error {error:.1e})"
                 )
         return replace(
-            own,
+            sums,
             queries=queries,
             keys=keys,
             first_queries={name: self._queries(x[:, :, :n], n_kv) for name, x in first.items()},
@@ -472,12 +472,12 @@ class ReaderAccumulator(MeansAccumulator):
     def _constants(
         self, gains: Float[Tensor, "fold pos one_or_head part"]
     ) -> Float[Tensor, "fold pos head d_head"]:
-        """Return the part of the biases of the reader's own norm and projections."""
+        """Return the part of the biases of the reader's norm and projections."""
         return self.projection.spread(gains) * self._bias() + self.projection.constant
 
     def _bias(self) -> Float[Tensor, "head d_head"]:
         """Return the bias of the norm, through W_Q and W_K, and the biases of these."""
-        own, projection = self.norm.bias, self.projection
-        if own is None:
+        bias, projection = self.norm.bias, self.projection
+        if bias is None:
             return projection.bias
-        return projection.bias + torch.einsum("m,mhd->hd", own.double().cpu(), projection.weight)
+        return projection.bias + torch.einsum("m,mhd->hd", bias.double().cpu(), projection.weight)

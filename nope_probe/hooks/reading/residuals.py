@@ -1,7 +1,7 @@
 """Stream sequences through a model for a ridge regression on the residual stream after each block.
 
 The regression needs only the sums X'X and X'y of the residuals, and its evaluation a prediction
-per position. Therefore no more than a batch of residual streams is held.
+per position. Only one batch of residual streams is in memory at once.
 """
 
 from __future__ import annotations

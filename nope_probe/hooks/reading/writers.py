@@ -184,7 +184,7 @@ def scalar_between(
         x: vectors.
         y: vectors.
         tolerance: the relative error up to which y and c x count as equal.
-        rounded: what may have been rounded off each number of y beside.
+        rounded: a further rounding error that each number of y may have.
     """
     factor = float((x * y).sum() / x.square().sum().clamp_min(1e-30))
     difference = (factor * x - y).abs() - rounded

@@ -59,7 +59,7 @@ def ablations_of(model: HookedModel, ablation: Ablation) -> list[BlockAblation]:
 
     Raises:
         ValueError: for a component, layer, head or band that the model does not have or cannot
-            lose, or a prefix longer than its context; the message lists the model's own.
+            lose, or a prefix longer than its context; the message lists what the model has.
     """
     validate_components(ablation.condition, components(model))
     if ablation.prefix is not None and ablation.prefix > model.cfg.n_ctx:

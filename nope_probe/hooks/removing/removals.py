@@ -20,7 +20,7 @@ from nope_probe.errors import (
 )
 from nope_probe.hooks.removing.stand_ins import (
     REPLACEMENTS,
-    OwnReplacement,
+    GivenReplacement,
     Replacement,
     StandIn,
     stand_in_of,
@@ -44,10 +44,10 @@ class Ablation:
         layers: block numbers from 0; None for all. Blocks that do not attend lose their MLP alone.
         heads: per block, the query heads (from 0) that lose the components; other blocks and heads
             keep them. A key head that several query heads share stays for the others.
-        replacement: what stands for a removed projection. `identity`: c * P, where row r of P reads
+        replacement: what a removed projection becomes. `identity`: c * P, where row r of P reads
             coordinate r % d_model (for W_O: its transpose); `random`: c * R, orthonormal rows (for
             W_O: columns) drawn per head from the seed; `mean`: the mean of its output over tokens
-            and positions, which `calibrate` measures; `zero`: 0. Or a weight of your own, without
+            and positions, which `calibrate` measures; `zero`: 0. Or a weight that you give, without
             bias: a tensor [head, d_model, d_head] (for W_O: [head, d_head, d_model]), with the
             heads of the weight or one for each query head, for every removed weight in every layer;
             or a function of the weight and its `Place`, which returns such a tensor. A place has
@@ -56,7 +56,7 @@ class Ablation:
             `output`: such that the replacement's output has the RMS that the projection's has over
             the run's tokens in the intact model, which `calibrate` measures; `norm`: the
             projection's Frobenius norm over the root of its rows; `identity`: 1. None: `output`;
-            a weight of your own stays as it is, and with `norm` takes the projection's norm.
+            a weight that you give stays as it is, and with `norm` takes the projection's norm.
         seed: of the replacement `random`, and of the `generator` of a function.
         prefix: how many first positions lose the mask among themselves, a bidirectional prefix;
             later queries keep theirs (causal, or a sliding window). None: the mask is off for all.
@@ -75,7 +75,7 @@ class Ablation:
     remove: Sequence[str] | str = ()
     layers: Sequence[int] | None = None
     heads: Mapping[int, Sequence[int]] | None = None
-    replacement: Replacement | OwnReplacement = "identity"
+    replacement: Replacement | GivenReplacement = "identity"
     gain: Gain | None = None
     seed: int = 0
     prefix: int | None = None
@@ -96,7 +96,7 @@ class Ablation:
         if isinstance(self.replacement, str):
             validate_choices({"replacement": Replacement}, {"replacement": self.replacement})
         else:
-            self._validate_own(self.replacement)
+            self._validate_given(self.replacement)
         writers = self.condition.writers
         if self.layers is not None and writers:
             raise ValueError(f"{writers[0].removal} is of one place: it takes no layers")
@@ -105,10 +105,10 @@ class Ablation:
         if self.prefix is not None:
             self._validate_prefix(self.prefix)
 
-    def _validate_own(self, replacement: object) -> None:
+    def _validate_given(self, replacement: object) -> None:
         if self.gain == "output":
             raise ValueError(
-                "the gain 'output' is measured for replacements by name; a weight of your own "
+                "the gain 'output' is measured for replacements by name; a weight that you give "
                 "takes 'norm' or 'identity'"
             )
         if not callable(replacement) and not hasattr(replacement, "shape"):
@@ -149,7 +149,7 @@ class Ablation:
 
     @classmethod
     def of(cls, given: object) -> Ablation:
-        """Return an ablation; the names of components stand for `Ablation(remove=...)`.
+        """Return an ablation; the names of components are short for `Ablation(remove=...)`.
 
         Raises:
             UserError: for anything else.
@@ -183,7 +183,7 @@ class Ablation:
 
     @property
     def scaling(self) -> Gain:
-        """The gain, by default `output`; a weight of the user's own stays as it is."""
+        """The gain, by default `output`; a weight that the user gives stays as it is."""
         return self.gain or ("output" if isinstance(self.replacement, str) else "identity")
 
     @property

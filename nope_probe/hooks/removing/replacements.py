@@ -28,7 +28,7 @@ from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.maps.folds import State, TensorRecord, read_tensors, tensors_of, under
 from nope_probe.removal import WEIGHTS, Gain, Projection
 
-OwnReplacement: TypeAlias = Tensor | Callable[[Tensor, "Place"], Tensor]
+GivenReplacement: TypeAlias = Tensor | Callable[[Tensor, "Place"], Tensor]
 MEANS = ("w_q", "w_k", "w_v", "w_o", "z")
 
 
@@ -57,7 +57,7 @@ class Calibration:
     patterns: Mapping[int, MeanPattern] = field(default_factory=dict)
 
     def mean(self, name: str, layer: int) -> Float[Tensor, " width"]:
-        """Return the mean output of a block's projection, or of `z`, in the block's own width."""
+        """Return the mean output of a block's projection, or of `z`, in the block's width."""
         mean = self.means[name][layer]
         return mean[~mean.isnan()]
 
@@ -152,8 +152,8 @@ class Place:
             output = torch.zeros(self.layer.n_heads, width)
         return _ConstantWeight(output)
 
-    def own(self, replacement: OwnReplacement) -> ReplacedWeight:
-        """Return a weight of the user's own, without bias; see `Ablation`.
+    def given(self, replacement: GivenReplacement) -> ReplacedWeight:
+        """Return a weight that the user gives, without bias; see `Ablation`.
 
         Raises:
             ValueError: for what is no tensor, or has another shape than the weight.

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
-    from nope_probe.hooks.removing.replacements import OwnReplacement, Place, ReplacedWeight
+    from nope_probe.hooks.removing.replacements import GivenReplacement, Place, ReplacedWeight
 else:
-    OwnReplacement = object  # so that types which name it resolve without torch
+    GivenReplacement = object  # so that types which name it resolve without torch
 
 Replacement = Literal["identity", "random", "mean", "zero"]
 REPLACEMENTS: tuple[Replacement, ...] = get_args(Replacement)
@@ -86,8 +86,8 @@ STAND_INS: dict[Replacement, NamedStandIn] = {
 WITH_GAIN = tuple(name for name in REPLACEMENTS if STAND_INS[name].gain)
 
 
-def stand_in_of(replacement: Replacement | OwnReplacement) -> StandIn:
-    """Return the record of a replacement by name, or one that makes a user's own."""
+def stand_in_of(replacement: Replacement | GivenReplacement) -> StandIn:
+    """Return the record of a replacement by name, or one that uses a given weight."""
     if isinstance(replacement, str):
         return STAND_INS[replacement]
-    return StandIn(make=lambda place: place.own(replacement))
+    return StandIn(make=lambda place: place.given(replacement))
