@@ -149,9 +149,9 @@ def first_visible_keys(
     visible = ~maps.isnan() & before
     first = visible.to(torch.uint8).argmax(-1)
     first = first.where(visible.any(-1), queries)
-    own = maps[..., torch.arange(len(queries)), queries].isnan()
+    no_self = maps[..., torch.arange(len(queries)), queries].isnan()
     is_band = (first.diff(dim=-1) >= 0).all(-1)
-    is_band &= own.all(-1) | (~own.any(-1) & _is_window_or_chunks(first, queries))
+    is_band &= no_self.all(-1) | (~no_self.any(-1) & _is_window_or_chunks(first, queries))
     return first.where(is_band[..., None], 0).cpu()
 
 
@@ -221,7 +221,7 @@ def centred_rows(rows: Rows, cells: Bool[Tensor, "*#map row key_pos"]) -> Rows:
     inside = rows.where(cells, 0.0)
     if not inside.sum().isfinite():
         raise ValueError("a score map has a non-finite cell below the diagonal")
-    # Subtract a row's own score first, else rounding leaves a pattern in a row of equal scores.
+    # Subtract a row's first score first, else rounding leaves a pattern in a row of equal scores.
     first = cells.to(torch.uint8).argmax(-1, keepdim=True).expand(*inside.shape[:-1], 1)
     inside = inside.sub_(inside.gather(-1, first)).where(cells, 0.0)
     counts = cells.sum(-1, keepdim=True).clamp_min(1)

@@ -203,7 +203,7 @@ class ProductSums:
         row, column = products.sum(3).transpose(0, 1), products.sum(1).permute(2, 0, 1)
         total = row.sum(0)
         on_all_folds = (total - same.sum(0)) / (1 - squares.sum())
-        # Without fold d: drop its row and column, put its own cell back, drop other diagonals.
+        # Without fold d: drop its row and column, put back the cell in both, drop other diagonals.
         without = total - row - column + same - (same.sum(0) - same)
         pairs = (1 - weights).square() - (squares.sum() - squares)
         return torch.cat([on_all_folds[None], without / pairs[:, None, None]])

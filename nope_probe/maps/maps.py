@@ -34,10 +34,10 @@ class ScoreMaps(TensorRecord):
         counts: sequences per fold.
         layers: the number of each layer's block, in the order of the maps.
         mean_term: per fold, an unbiased estimate of <E q_i, E k_j> times the scale, the part of a
-            score that comes from each position's own mean query and key; or None.
+            score that comes from the mean query and key of each position; or None.
         per_head: the fold means for each query head; or None.
         bos: whether all sequences begin with the same token.
-        skip_keys: how many first keys stand apart in patterns; captures set 1 for tokens.
+        skip_keys: how many first keys patterns leave out; captures set 1 for tokens.
         query_positions: the queries of the rows; all by default.
     """
 
@@ -206,7 +206,7 @@ class StageMaps(TensorRecord):
         visible: for score maps, the cells that the model does not mask.
         counts: sequences per fold.
         bos: whether all sequences begin with the same token.
-        skip_keys: how many first keys stand apart in patterns, as in `ScoreMaps`.
+        skip_keys: how many first keys patterns leave out, as in `ScoreMaps`.
         query_positions: the positions of the rows; all by default.
     """
 
@@ -257,7 +257,7 @@ class AttentionMaps(TensorRecord):
         visible: the cells that the model does not mask.
         counts: sequences per fold.
         layers: the number of each layer's block, in the order of the maps.
-        skip_keys: how many first keys stand apart from the other keys.
+        skip_keys: how many first keys are measured separately from the others.
         query_positions: the queries of the rows.
         scores: fold means of the scores, nats; NaN where the model masks. None if the capture left
             them out.
