@@ -208,7 +208,7 @@ def _introduction(runs: list[dict[str, Any]], counts: Counter[str]) -> list[str]
         "of every kind that the family has. Its score maps were compared with plain transformers', "
         "run through an attention function of the tests' own (`tests/support/plain_attention.py`): "
         "intact, without each source of position, without MLPs, and with an identity in the place "
-        "of each of W_Q, W_K, W_V and W_O that is a matrix of its own. In a hybrid model every "
+        "of each of W_Q, W_K, W_V and W_O that is a separate matrix. In a hybrid model every "
         "command measures the blocks that attend, by their own numbers, and MLPs are removed from "
         "every block.",
         "",

@@ -67,7 +67,7 @@ class AttentionSplit:
     def positional_share(self) -> Interval:
         """The share of position in the information, 0 to 1.
 
-        Undefined if its bounds are more than 50 points apart.
+        Undefined if its bounds differ by more than 50 points.
         """
         position = self.first_position + self.others_position
         return _between_bounds(share(position, self.information), self.positional_share_gap)
@@ -80,12 +80,12 @@ class AttentionSplit:
 
     @property
     def positional_share_gap(self) -> float:
-        """How far the bounds of `positional_share` are apart, 0.5 for 50 points."""
+        """The upper less the lower bound of `positional_share`, 0.5 for 50 points."""
         return float((self.first_gap + self.others_gap) / self.information.values[0])
 
     @property
     def others_share_gap(self) -> float:
-        """How far the bounds of `others_share` are apart."""
+        """The upper less the lower bound of `others_share`."""
         among = self.others_position + self.others_content
         return float(self.others_gap / among.values[0])
 
@@ -107,14 +107,14 @@ class AttentionSplit:
 
 
 def _between_bounds(interval: Interval, gap: float) -> Interval:
-    """Return a share's interval with a lower end that its bounds, this gap apart, allow."""
+    """Return a share's interval with a lower end that allows for the gap between its bounds."""
     if gap > LARGEST_GAP:
         return UNDEFINED
     return replace(interval, low=interval.low - LOWERED * gap)
 
 
 class Parts(NamedTuple):
-    """What position tells at each query, in nats, and the weight of the first key."""
+    """The information in position at each query, in nats, and the weight of the first key."""
 
     first: Float[Tensor, "*batch row"]
     others: Float[Tensor, "*batch row"]
@@ -128,13 +128,13 @@ def information_parts(
 ) -> Parts:
     """Return KLb(a, 1/n) and (1 - a) KL(A', U') of weights A, in nats, and a.
 
-    They add up to KL(A, U). With several first keys, the first part also tells where to look among
+    They add up to KL(A, U). With several first keys, the first part includes where to look among
     them; without a first key it is 0.
 
     Args:
         weights: attention weights, 0 outside the visible cells.
         visible: the keys that each query sees.
-        skip_keys: how many first keys stand apart.
+        skip_keys: how many first keys are measured separately.
 
     Example:
         >>> weights = torch.tensor([[0.5, 0.25, 0.25, 0.0]]).double()
@@ -263,7 +263,7 @@ def _lower_bounds(
         of_other_folds: for each fold the mean M of the weights in the other folds.
         share_of: the share of all sequences that each fold holds.
         visible: the keys that each query sees.
-        skip_keys: how many first keys stand apart.
+        skip_keys: how many first keys are measured separately.
     """
     least = torch.finfo(torch.float32).tiny
     logs = of_other_folds.clamp_min(least).log()

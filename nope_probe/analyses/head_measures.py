@@ -79,7 +79,7 @@ def moved_scores(
 
     Args:
         q: one query, rotated.
-        k: all keys, rotated at their own positions.
+        k: all keys, rotated at their positions.
         rotation: the rotation at these positions.
     """
     at_places = q[:, None].expand(-1, k.shape[1], -1, -1)

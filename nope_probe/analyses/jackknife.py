@@ -142,19 +142,19 @@ def rms_difference(one: Estimates, other: Estimates) -> Interval:
 
     The jackknife of a root is too narrow near 0, where the root is not smooth. The interval holds
     the differences of the roots over an ellipse of both squares instead. Any weighted sum of the
-    squares varies over this ellipse as far as its own jackknife interval. Squares below 0 count as
+    squares varies over this ellipse by its jackknife interval. Squares below 0 count as
     0 in the ends of the interval.
     """
     weights = one.weights
     scale = t_quantile(weights) * (weights / (1 - weights) / len(weights)).sqrt()
     x, y = (scale * _deviations(squares) for squares in (one, other))
     # A point of the ellipse is the squares' difference, then `one`: equal squares stay equal.
-    apart = (x - y).norm()
-    along = (x - y) / apart.clamp_min(1e-300)
+    distance = (x - y).norm()
+    along = (x - y) / distance.clamp_min(1e-300)
     shared, first, second = x @ along, one.values[0], other.values[0]
     angles = torch.linspace(0, 2 * pi, ELLIPSE_POINTS, dtype=torch.float64)
     ones = first + shared * angles.cos() + (x - shared * along).norm() * angles.sin()
-    others = ones - (first - second) - apart * angles.cos()
+    others = ones - (first - second) - distance * angles.cos()
     differences = ones.clamp_min(0).sqrt() - others.clamp_min(0).sqrt()
     value = signed_root(float(first)) - signed_root(float(second))
     return Interval(

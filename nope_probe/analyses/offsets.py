@@ -20,7 +20,7 @@ from nope_probe.maps.estimates import Estimates, ProductSums
 from nope_probe.maps.layers import LayerMaps, Pattern
 
 OffsetBins = Literal["auto", "all"]
-FINE_OFFSETS = 64  # up to this distance, every distance has its own bin
+FINE_OFFSETS = 64  # up to this distance, a bin is one distance
 QUERY_GROUPS = 64
 
 
@@ -112,8 +112,8 @@ def mean_squares_by_query(pattern: Pattern) -> list[tuple[tuple[int, int], Estim
     grams = torch.zeros(len(groups), pattern.n_folds, pattern.n_folds, dtype=torch.float64)
     for block in pattern.blocks():
         of_rows = torch.einsum("frk,grk->rfg", block.rows, block.rows)
-        held = group_of[block.start : block.start + len(of_rows)]
-        grams.index_add_(0, held[held >= 0], of_rows[held >= 0])
+        group = group_of[block.start : block.start + len(of_rows)]
+        grams.index_add_(0, group[group >= 0], of_rows[group >= 0])
     weights, squares = pattern.maps.weights, []
     for gram, group in zip(grams, groups, strict=True):
         sums, n_cells = ProductSums(gram[None, :, None]), int(cells.n_keys[group].sum())

@@ -1,4 +1,4 @@
-"""Exact terms of one text's scores: the position that is in every text, and its own content.
+"""Exact terms of one text's scores: the position that is in every text, and this text's content.
 
 In a text q_i and k_j are a head's query and key before RoPE, E q_i and E k_j their means over other
 texts, q0 and k0 the means of these over positions, dq_i and dk_j the differences from q0 and k0.
@@ -89,8 +89,8 @@ def query_terms(
         constant, written, at_mean = map(turned, (k0.expand(n, -1), dk, mean_k))
         pairs = ((q0, constant), (q0, written), (dq, constant), (dq, written))
         position = {name: products(*pair) for name, pair in zip(TERMS, pairs, strict=True)}
-        for writer, own in text.queries.items():
-            content = (_vectors(own) - _vectors(others.queries[writer])[:n])[query]
+        for writer, written in text.queries.items():
+            content = (_vectors(written) - _vectors(others.queries[writer])[:n])[query]
             of_query[writer] = centred(products(content, at_mean))
         keys = {writer: key - _vectors(others.keys[writer])[:n] for writer, key in keys.items()}
     for writer, key in keys.items():

@@ -136,7 +136,7 @@ class Reader:
 
     @property
     def of_norm(self) -> tuple[Vectors, Vectors] | None:
-        """The queries and keys whose products are the norms' own part of the written terms.
+        """The queries and keys whose products are the norms' part of the written terms.
 
         Heads that stand side by side add up: all queries meet what the norms make of keys, and
         what they make of queries meets the mean key, as in `readings`.

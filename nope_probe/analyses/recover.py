@@ -107,8 +107,8 @@ def recover_rotation(
         turned: the same vectors with RoPE.
 
     Returns:
-        The rotation; None if neither neighbouring coordinates nor coordinates half the width apart
-        turn in pairs.
+        The rotation; None if the pairs that turn are neither neighbouring coordinates nor
+        coordinates at a distance of half the width.
 
     Example:
         >>> x = torch.randn(2, 5, 3)

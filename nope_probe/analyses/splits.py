@@ -8,7 +8,7 @@ a positional part pos_t (the mean over sequences, less the global mean), a conte
 mean over positions, less the global mean), and a residual. Put into queries and keys, a mean score
 has four blocks, with mean_t = global mean + pos_t and rest = ctx_c + residual:
 
-    mean . mean    the mean term <E q_i, E k_j>: every position has its own mean vector
+    mean . mean    the mean term <E q_i, E k_j>, of the mean vectors of positions
     mean . rest    0 by construction: <E q_i, E rest_j>, and E rest_j = 0 over sequences
     rest . mean    0 by construction, likewise
     rest . rest    the covariance term, of q_i and k_j over sequences: tokens that share their past

@@ -77,7 +77,7 @@ def test_weights_that_are_no_matrices_are_named_before_a_pass(
 
 
 LATENT = (
-    "Not removed by default: {} (it is no matrix of its own (as in multi-head latent attention))."
+    "Not removed by default: {} (it is no separate matrix (as in multi-head latent attention))."
 )
 
 

@@ -46,8 +46,8 @@ class MonotonicityTest:
 
     Attributes:
         layer: the layer, from 0.
-        monotonicity: share of pairs of keys j < i, 8 apart, whose nearer key scores higher. Noise
-            biases it towards 1/2.
+        monotonicity: share of pairs of keys at a distance of 8 whose nearer key scores higher.
+            Noise biases it towards 1/2.
         distances: number of distances from the query at which there is a step.
         rises, falls: number of distances at which the mean step is significantly up, or down.
         falling_cells: number of cells in which the mean field falls by more than the resolution.

@@ -3,7 +3,7 @@
 Samples are drawn and run through the model in chunks that fit into the CPU's cache; a map is a
 running sum inside a hook. Standard errors come from 32 blocks, sample s in block s % 32.
 
-Most of the Monte Carlo noise in a deep layer's mean scores comes from the inputs' own Gram matrix
+Most of the Monte Carlo noise in a deep layer's mean scores comes from the inputs' Gram matrix
 G, carried from layer to layer. The expectation of G is known exactly (`expected_gram`), so its
 effect can be subtracted: mean(S) - J (mean(G) - E G), with J the Jacobian of the mean field at E G.
 The control variate is linear in the sample, hence unbiased.
@@ -139,7 +139,7 @@ def simulate_scores(
         n_samples: how many samples to draw, 2 at least; or
         target_se: the pooled standard error, in nats, at which to stop sampling; it holds for
             every layer.
-        control_variate: whether to subtract the effect of the inputs' own Gram matrix.
+        control_variate: whether to subtract the effect of the inputs' Gram matrix.
         seed: the seed of the samples; sample s of a seed is the same for every chunk size.
         chunk_size: samples per forward pass.
         checkpoint: saves the sums after a chunk, for a later process to resume from.
@@ -270,7 +270,7 @@ def sample_inputs(
 ) -> Float[Tensor, "sample pos d_model"]:
     """Return the samples start <= s < stop: unit vectors with E<x_i, x_j> near alpha (eq. 2).
 
-    A vector is its own Gaussian noise plus l times noise that all vectors of its sample share,
+    A vector is Gaussian noise plus l times noise that all vectors of its sample share,
     normalised; l^2 = alpha / (1 - alpha). Noise is seeded per block of 64 samples, so sample s of a
     seed is the same in every run. All alphas share the noise.
 

@@ -48,7 +48,7 @@ class ParameterFreeSpec:
 
     @property
     def dimension(self) -> int:
-        """The dimension; 2 stands for infinity, where the dimension has no effect."""
+        """The dimension; 2 for infinity, where the dimension has no effect."""
         return 2 if self.d_model is None else self.d_model
 
     @property

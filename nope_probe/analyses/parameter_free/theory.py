@@ -44,9 +44,9 @@ def g(alpha: Alphas, i: Positions) -> PerPosition:
 def h_squared(alpha: Alphas, i: Positions) -> PerPosition:
     """Return |x_i|^2 after L0 (eq. 3)."""
     a, e_a, i = _broadcast(alpha, i)
-    own = 2 * math.e + (i - 1) * e_a
+    weight = 2 * math.e + (i - 1) * e_a
     others = (i - 1) * (1 + (i - 2) * a)
-    squares = own**2 + 2 * own * e_a * a * (i - 1) + e_a**2 * others
+    squares = weight**2 + 2 * weight * e_a * a * (i - 1) + e_a**2 * others
     return squares / (math.e + (i - 1) * e_a) ** 2
 
 
