@@ -74,7 +74,7 @@ def _panels(conditions: Sequence[str]) -> dict[str, list[str]]:
     others = [c for c in removing if c not in only_sources]
     intact = [c for c in conditions if c == INTACT.name]
     groups = dict(zip(PANELS, (only_sources, others), strict=True))
-    return {name: [*intact, *own] for name, own in groups.items() if own} or {"": intact}
+    return {name: [*intact, *group] for name, group in groups.items() if group} or {"": intact}
 
 
 def _dash(name: str) -> str:

@@ -46,7 +46,7 @@ Choice = list[Layout]  # a switch's choice: keys of the traces, and keys of the 
 RAW: Kind = "raw"
 COSINES: Kind = "cosines"
 DIAGONAL: Kind = "less diagonal means"
-PER_STAGE, ALL_COSINES = "each stage its own", "one for all cosines"
+PER_STAGE, ALL_COSINES = "one for each stage", "one for all cosines"
 MIDDLE = (5, 95)  # colours run between these percentiles of the cells off the diagonal
 COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 MAX_POSITIONS = 128
@@ -81,7 +81,7 @@ def circuit(
 
     A switch chooses the view: the maps, their cosines (inner products over the vectors' lengths),
     or the maps less the mean of each diagonal; with a reference also the model: ablated, intact, or
-    their difference. Each stage has its own scale, shared by both models, because stages differ by
+    their difference. Each stage has one scale for both models, because stages differ by
     an order of magnitude. The other switch puts all cosines on one scale. Colours run over the
     middle 90% of the cells off the diagonal.
 
@@ -115,18 +115,20 @@ def circuit(
         got = " ".join(unknown) or "none"
         raise ValueError(f"expected maps of the stages a to i, got {got}")
     shown = views(maps, _stage_maps(reference), _stage_maps(normalised, normalised=True))
-    held = {stage: cells for view in shown.values() for stage, cells in view.items()}
-    size = min(max_positions, int((MAX_CELLS / len(held)) ** 0.5))
+    cells_of = {stage: cells for view in shown.values() for stage, cells in view.items()}
+    size = min(max_positions, int((MAX_CELLS / len(cells_of)) ** 0.5))
     if query_positions is None and not isinstance(stages, Mapping):
         query_positions = stages.query_positions.numpy()
     pooled = {
         stage: pool(RowMaps(values=cells[None], queries=query_positions), size)
-        for stage, cells in held.items()
+        for stage, cells in cells_of.items()
     }
-    # Every map has its own colour axis, so that the switches need not exchange limits.
-    axes = {stage: f"coloraxis{axis(place)}" for place, stage in enumerate(held)}
+    # A colour axis for each map, so that the switches need not exchange limits.
+    axes = {stage: f"coloraxis{axis(place)}" for place, stage in enumerate(cells_of)}
     first = next(iter(shown.values()))
-    traces = [_heat(stage, pooled[stage], axes[stage], visible=stage in first) for stage in held]
+    traces = [
+        _heat(stage, pooled[stage], axes[stage], visible=stage in first) for stage in cells_of
+    ]
     block = next(iter(pooled.values())).block
     skipped = -(-keys_left_out(stages, skip_keys) // block)
     scales = scales_of({stage: maps.values[0] for stage, maps in pooled.items()}, skipped)
@@ -276,20 +278,22 @@ def scales_of(shown: Mapping[Stage, np.ndarray], skip: int = 0) -> dict[str, dic
     stages never share a scale, because vectors differ in length by an order of magnitude; cosines
     can. The first `skip` rows and columns are left out.
     """
-    own = {}
+    per_stage = {}
     for letter, of, kind in shown:
         alike: tuple[Of, ...] = ("difference",) if of == "difference" else ("shown", "reference")
         maps = [shown[letter, model, kind] for model in alike if (letter, model, kind) in shown]
-        own[letter, of, kind] = limits(maps, is_signed((letter, of, kind)), skip)
+        per_stage[letter, of, kind] = limits(maps, is_signed((letter, of, kind)), skip)
     changes = [
-        high for (_, of, kind), (_, high) in own.items() if (of, kind) == ("difference", COSINES)
+        high
+        for (_, of, kind), (_, high) in per_stage.items()
+        if (of, kind) == ("difference", COSINES)
     ]
     tops: dict[Of, float] = {"shown": 1.0, "reference": 1.0, "difference": max(changes, default=1)}
     shared = {
         stage: (-tops[stage[1]], tops[stage[1]]) if stage[2] == COSINES else scale
-        for stage, scale in own.items()
+        for stage, scale in per_stage.items()
     }
-    return {PER_STAGE: own, ALL_COSINES: shared}
+    return {PER_STAGE: per_stage, ALL_COSINES: shared}
 
 
 def formula(letter: Letter) -> str:

@@ -70,7 +70,7 @@ def interval_dots(
         estimates: estimates, lower and upper bounds.
         panel: the number of the panel.
         label: the name in the legend, which the first panel shows.
-        hover: the hover text; `BOUNDS` stands for the interval.
+        hover: the hover text; `BOUNDS` becomes the interval.
         marker: colour, symbol and size.
         sideways: whether the estimates are along x.
         others: further keys of the trace, by plotly's names.
@@ -104,7 +104,7 @@ def curve_in_band(
         estimates: estimates, lower and upper bounds.
         panel: the number of the panel.
         label: the name in the legend.
-        hover: the hover text; `BOUNDS` stands for the interval.
+        hover: the hover text; `BOUNDS` becomes the interval.
         line: its colour, width and dash.
         others: further keys of the curve, by plotly's names.
     """
@@ -260,7 +260,7 @@ def fit_axes(
         figure: the figure with its panels.
         along: `x` or `y`, the axes that the numbers are along.
         ends: each panel's estimates, lower and upper bounds.
-        groups: panels, by their numbers, that share one scale; by default every panel has its own.
+        groups: panels, by their numbers, that share one scale; by default no panels share one.
     """
     for group in groups or [[panel] for panel in range(len(ends))]:
         together = np.concatenate([ends[panel] for panel in group], axis=1)

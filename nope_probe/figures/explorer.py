@@ -127,7 +127,7 @@ class Explorer:
         return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
     def frame(self) -> str:
-        """Return the explorer in a frame of its own, so that several stand in one page."""
+        """Return the explorer in a frame, so that one page can have several."""
         label, page = escape(self.title), escape(self.html())
         style = f"width:100%;height:{HEIGHT}px;border:0"
         return f'<iframe class="explorer" title="{label}" style="{style}" srcdoc="{page}"></iframe>'

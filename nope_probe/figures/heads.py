@@ -53,17 +53,17 @@ def cost_by_k(costs: pd.DataFrame, tests: pd.DataFrame) -> go.Figure:
         x_title="first heads, k",
         bottom=100,
     )
-    own = costs[costs["draw"].isna()]
+    measured = costs[costs["draw"].isna()]
     for panel, (removed, measure) in enumerate(panels):
-        for index, order in enumerate(own["order"].unique()):
+        for index, order in enumerate(measured["order"].unique()):
             colour = qualitative.Dark24[index % len(qualitative.Dark24)]
             figure.add_traces(
                 [
                     *_band(_rows(tests, removed, order, measure), panel, order, colour),
-                    _line(_rows(own, removed, order, measure), panel, order, colour),
+                    _line(_rows(measured, removed, order, measure), panel, order, colour),
                 ]
             )
-    ticks = sorted(own["k"].unique())
+    ticks = sorted(measured["k"].unique())
     for panel in range(len(panels)):
         figure.update_layout({f"xaxis{axis(panel)}": {"type": "log", "tickvals": ticks}})
     return figure

@@ -27,7 +27,7 @@ def save(
 ) -> Path:
     """Draw a figure into a file for print, on white, without menus and sliders.
 
-    A slider over layers becomes a panel for each layer, with its own colours.
+    A slider over layers becomes a panel for each layer. Each panel has a separate colour scale.
 
     Args:
         figure: any figure of `nope_probe.figures`; it is not changed.

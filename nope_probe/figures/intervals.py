@@ -116,7 +116,7 @@ def numbers_as_text(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a cell's text is a number, blank, or stands for one.
+    """Return whether a cell's text is a number, blank, or a word in place of a number.
 
     Example:
         >>> is_number("-3% [-4, -2]"), is_number("needed")
@@ -230,7 +230,7 @@ def padded_range(ends: Numbers) -> tuple[float, float] | None:
 
 
 def widened(low: float, high: float, floor: float = NOISE_NATS) -> tuple[float, float, bool]:
-    """Return limits, moved far apart if nearer than `floor`, and whether they were moved.
+    """Return limits, widened if they differ by less than `floor`, and whether they were widened.
 
     Example:
         >>> widened(1.0, 3.0, floor=1.0)

@@ -75,8 +75,7 @@ def score_maps(
 ) -> go.Figure:
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
-    Every map has its own scale, because the level of scores, which softmax ignores, differs between
-    layers. A map whose cells differ by no more than their errors is drawn flat.
+    Scales differ between layers, because the level of scores, which softmax ignores, differs too. A map whose cells differ by no more than their errors is drawn flat.
 
     Args:
         maps: the result of `capture_scores`, a simulation's estimate, or mean scores in nats,
@@ -136,7 +135,7 @@ def _score_maps(
     layer: int | None = None,
     multiples: int = MAX_MULTIPLES,
 ) -> go.Figure:
-    """Draw each layer's map on its own limits: side by side if they are few, else with a slider.
+    """Draw each layer's map on separate limits: side by side if they are few, else with a slider.
 
     Args:
         pooled: the maps.
@@ -179,7 +178,7 @@ def term_maps(
 ) -> go.Figure:
     """Draw terms of a pattern side by side, on one zero-centred scale, with a layer slider.
 
-    The first key's lead is a column of its own: in the first column of each map, divided so that
+    The first key's lead is the first column of each map, divided so that
     the largest lead has the colour of the largest cell. The colour bar names the divisor. A layer
     whose first term does not exceed its noise is drawn on the scale of the strongest layer.
 
@@ -265,7 +264,7 @@ def _layered(
 ) -> go.Figure:
     """Return a figure whose slider shows a layer of all maps, with that layer's colour limits.
 
-    The maps stand side by side, on a phone two in a row; every layer has its own titles.
+    The maps are side by side, on a phone two in a row; titles differ between layers.
     """
     n, first = len(pooled), 0 if layer is None else layers.index(layer)
     divisors = [lead_divisor(pooled, place, limits[place][1]) for place in range(len(layers))]
@@ -322,7 +321,7 @@ def lead_divisor(pooled: Sequence[Pooled], place: int, limit: float) -> float:
 
 
 def unfold_layers(figure: go.Figure) -> go.Figure:
-    """Return a figure of all layers' maps, with their own colours, instead of a slider.
+    """Return a figure of all layers' maps, on separate colour scales, instead of a slider.
 
     A figure without a slider, or of curves, comes back as it is.
 

@@ -75,5 +75,5 @@ def asset(name: str) -> str:
 
 
 def script(name: str) -> str:
-    """Return a script after the code that draws maps, in its own scope: several share a page."""
+    """Return a script after the code that draws maps, in one scope, since several share a page."""
     return f'"use strict";\n(() => {{\n{asset("canvas.js")}{asset(name)}}})();\n'

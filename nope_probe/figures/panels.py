@@ -33,7 +33,7 @@ from nope_probe.figures.style import (
 MAX_POSITIONS = 256
 WIDTH, GAP = 1050, 0.025
 ACROSS = 6  # maps in a row of a wide screen
-BAR_DROP, BAR = 30, 58  # from a map to its colour bar, and the bar's own height, px
+BAR_DROP, BAR = 30, 58  # from a map to its colour bar, and the bar's height, px
 AXES = 24  # the axes' ticks and title below the last row, px
 LEAD_WIDTH, LEAD_GAP = 0.05, 0.02  # of a map: the column of the first key's lead
 
@@ -155,7 +155,7 @@ def heat_map(
 def lead_column(
     leads: Float[np.ndarray, " query_pos"], of_map: Trace, divisor: float = 1.0
 ) -> Trace:
-    """Return the first key's lead as a column left of a map's other keys, set apart by a gap.
+    """Return the first key's lead as a column left of a map's other keys, after a gap.
 
     Args:
         leads: in each row of the map; its first keys have no cells.
@@ -265,7 +265,7 @@ class Pooled:
     """Maps whose cells are means over square blocks of positions.
 
     Attributes:
-        values: nats (or the maps' own unit); NaN where a block holds no number.
+        values: nats (or the unit of the maps); NaN where a block holds no number.
         block: positions per block and axis; 1 if nothing was pooled.
         leads: the first key's lead in each row, nats; the keys that count as first then have no
             cells. None where no key is first.
@@ -281,7 +281,7 @@ class RowMaps:
     """Maps that have the rows of some queries alone, as a run of long sequences keeps them.
 
     Attributes:
-        values: nats (or the maps' own unit); NaN where there is no number.
+        values: nats (or the unit of the maps); NaN where there is no number.
         queries: the queries of the rows; all by default.
     """
 

@@ -166,9 +166,9 @@ def position_circuit(
 
 def _questions(terms: pd.DataFrame, reader: str) -> list[str]:
     """Return the questions that terms answer; leads first if a pattern is mostly not written."""
-    own = terms[(terms["reader"] == reader) & terms["term"].isin(WRITTEN)]
-    written = own[own["of"] == "pattern"]["share"].sum()
-    order = ("pattern", "lead") if written >= MOSTLY else ("lead", "pattern")
+    written = terms[(terms["reader"] == reader) & terms["term"].isin(WRITTEN)]
+    of_pattern = written[written["of"] == "pattern"]["share"].sum()
+    order = ("pattern", "lead") if of_pattern >= MOSTLY else ("lead", "pattern")
     return [question for question in order if question in {*terms["of"]}]
 
 
@@ -366,8 +366,8 @@ def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFram
     rows = rows[(rows["reader"] == reader) & (rows["side"] == "key")]
     rows = rows.sort_values("position", kind="stable")
     return {
-        f"<b>{reader}</b>: its mean keys" if writer == ALL else f"what {writer} adds": own
-        for writer, own in list(rows.groupby("writer", sort=False))[:CLOCKS]
+        f"<b>{reader}</b>: its mean keys" if writer == ALL else f"what {writer} adds": group
+        for writer, group in list(rows.groupby("writer", sort=False))[:CLOCKS]
     }
 
 

@@ -292,7 +292,7 @@ def band_label(name: str, wavelengths: Mapping[str, tuple[float, float]]) -> str
 
 
 def _by_question(table: pd.DataFrame) -> Mapping[str, pd.DataFrame]:
-    """Return the rows of the lead and of the pattern, as far as a table has them."""
+    """Return the rows of the lead and of the pattern, if a table has them."""
     return {name: rows for name in QUESTIONS if len(rows := table[table["of"] == name])}
 
 

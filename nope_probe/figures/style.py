@@ -241,7 +241,7 @@ def add_slider(
         panels: traces per layer.
         first: the place of the layer that is shown first.
         scales: each layer's colour limits.
-        patches: each layer's own layout keys, in plotly.js's dotted form.
+        patches: the layout keys that differ between layers, in plotly.js's dotted form.
     """
     steps = []
     for place, layer in enumerate(layers):

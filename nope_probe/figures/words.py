@@ -61,7 +61,7 @@ MEASURES = {
     "monotonicity": Measure(
         "monotonicity",
         "lag 8",
-        "Share of pairs of keys, 8 apart, whose nearer key scores higher; 1/2: no trend.",
+        "Share of pairs of keys at a distance of 8 whose nearer key scores higher; 1/2: no trend.",
         neutral=0.5,
         bounded=True,
     ),
