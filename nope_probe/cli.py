@@ -66,7 +66,7 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
         parsed = tyro.cli(
             settings, prog=typed, args=typed_arguments(), description="\n".join(lines)
         )
-    if process_count() > 1:  # torch prints nothing of its own about a connection that it loses
+    if process_count() > 1:  # so that torch prints nothing about a connection that it loses
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     return parsed
 
@@ -91,8 +91,8 @@ def parse_with(
     shown = {name: getattr(parsed, name) for name, *_ in flags}
     if shown.get("image") is not None:
         validate_image_place(shown["image"])
-    own = {field.name: getattr(parsed, field.name) for field in fields(parsed)}
-    return settings(**{name: value for name, value in own.items() if name not in shown}), shown
+    given = {field.name: getattr(parsed, field.name) for field in fields(parsed)}
+    return settings(**{name: value for name, value in given.items() if name not in shown}), shown
 
 
 def run_and_show(command: str, settings: type[SessionSettings], examples: Sequence[str]) -> None:

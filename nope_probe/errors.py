@@ -50,7 +50,7 @@ class StorageError(MachineError):
 
 
 def is_mistake(kind: type[BaseException]) -> bool:
-    """Return whether an error is of the user's own making, so that nothing is left to resume."""
+    """Return whether an error is the user's mistake, so that nothing is left to resume."""
     return issubclass(kind, UserError) and not issubclass(kind, MachineError)
 
 

@@ -1,7 +1,7 @@
 """The door for paths and files that users name: absolute paths on this machine, regular files.
 
-Libraries expand `~`, follow URLs and wait for pipes, each in its own way. Behind this door there is
-nothing left for them to interpret.
+Libraries expand `~`, follow URLs and wait for pipes, each in another way. Behind this door
+there is nothing left for them to interpret.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def validate_nesting(folder: Path) -> None:
     """Check the JSON files of a data set, of large folders the first files.
 
     The parser under `datasets` recurses in C++: brackets nested too deeply would crash it, where
-    Python's own parser raises an error.
+    Python's parser raises an error.
 
     Raises:
         UserError: naming the file.

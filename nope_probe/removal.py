@@ -66,7 +66,7 @@ class Row(Words):
             keys and values stays right.
         of_length: whether a removal depends on a sequence's length, so that padding changes it.
         removed: completes "to remove the causal mask, ..." in a methods paragraph; empty for
-            weights, which replacements stand for.
+            weights, which are replaced instead.
     """
 
     is_source: bool = False
@@ -201,7 +201,7 @@ class Writer(str):
         head: the number of a head in its block; None for other writers.
 
     Raises:
-        ValueError: for a name that stands for no writer.
+        ValueError: for a name that is no writer's.
 
     Example:
         >>> writer = Writer("L2H11")
@@ -536,7 +536,7 @@ def validate_components(wanted: Condition, has: Collection[str]) -> None:
     """Check that a model has some components.
 
     Raises:
-        UserError: naming a component that it lacks, and its own.
+        UserError: naming a component that it lacks, and those that it has.
     """
     lacking = [name for name in wanted.ordered if name.kind in {*COMPONENTS} - {*has}]
     if lacking:

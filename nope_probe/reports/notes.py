@@ -34,7 +34,7 @@ def how_to_read(page: str, **numbers: object) -> list[str]:
     """Return how to read a page's figures, a sentence or two each.
 
     Args:
-        page: a chapter of `how_to_read.txt`, where a word alone stands for the line of that word.
+        page: a chapter of `how_to_read.txt`; a line of one word means the line of that word.
         numbers: of the run, which its sentences name.
     """
     texts = chapters("how_to_read.txt")
@@ -109,7 +109,7 @@ def run_notes(manifest: Manifest) -> list[str]:
     if (few := manifest.too_few) is not None:
         notes[
             f"No positional share is given of {few.n_heads} heads: their bounds from {n:,} "
-            f"sequences are more than 50 points apart. Take --n-seqs {few.n_seqs} or more."
+            f"sequences differ by more than 50 points. Take --n-seqs {few.n_seqs} or more."
         ] = True
     wide = width_note(n, manifest.half_width or 0.0)
     of_text = () if manifest.text is None else manifest.text.notes

@@ -327,7 +327,7 @@ class StoredTensor:
 def tensor_writer(path: Path, shapes: Mapping[str, Sequence[int]]) -> Iterator[Write]:
     """Yield a function that writes blocks into a safetensors file of float32 tensors.
 
-    safetensors' own functions need all tensors in memory at once. The function yielded takes a
+    The functions of safetensors need all tensors in memory at once. The function yielded takes a
     tensor's name, the index of the block's first cell (indices that are left out are 0) and a block
     whose cells follow each other in the tensor. Cells not written are 0. Where writing fails,
     the file is removed: a full disk gets its room back.

@@ -56,9 +56,9 @@ class Run:
         maps = {
             name: array for name, array in self.arrays.get("maps", {}).items() if array.ndim > 1
         }
-        held = f"; {len(maps)} maps ({_shape_of(maps)})" if maps else ""
+        of_maps = f"; {len(maps)} maps ({_shape_of(maps)})" if maps else ""
         of = self.manifest.name or self.manifest.kind
-        return f"{type(self).__name__} of {of}: tables: {tables}{held}"
+        return f"{type(self).__name__} of {of}: tables: {tables}{of_maps}"
 
     def _repr_html_(self) -> str:
         """Return what the run holds as a table of a notebook, a row per table and group of maps."""
@@ -75,8 +75,8 @@ class Run:
             rows.append(
                 (f"maps[{group + '...'!r}]", _shape_of(maps), ", ".join(filter(None, maps)))
             )
-        held = pd.DataFrame(rows, columns=["what", "size", "holds"])
-        return held.to_html(index=False, border=0)
+        contents = pd.DataFrame(rows, columns=["what", "size", "holds"])
+        return contents.to_html(index=False, border=0)
 
     @classmethod
     def read(cls: type[Read], folder: Path | str) -> Read:

@@ -72,7 +72,7 @@ def tensor_checksum(name: str, tensor: Tensor) -> str:
 def interventions(model: HookedModel) -> dict[str, str | list[str] | None]:
     """Return what changes a model in memory besides its weights: the ablation, and its hooks.
 
-    `hooks` are the modules with hooks of the user's own, `ablation` is the one in effect.
+    `hooks` are the modules on which the user has hooks, `ablation` is the one in effect.
     """
     active = ABLATED.get(model)
     ablation = None if active is None else str(active.ablation)

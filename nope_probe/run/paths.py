@@ -68,7 +68,7 @@ def validate_browser() -> None:
         UserError: saying what to install.
     """
     validate_kaleido()
-    from choreographer.browsers.chromium import Chromium  # kaleido's own way to find one
+    from choreographer.browsers.chromium import Chromium  # kaleido's way to find one
 
     browser = Chromium.find_browser(skip_local=False)
     if browser is None or not Path(browser).is_file():

@@ -159,8 +159,8 @@ def process_group(device: str) -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
-def own_device(device: str) -> str:
-    """Return this process's device: `auto` is a GPU where there is one, under torchrun its own.
+def device_of_process(device: str) -> str:
+    """Return this process's device: `auto` is a GPU if there is one, under torchrun one each.
 
     Raises:
         UserError: if the machine does not have it, or it holds no numbers.

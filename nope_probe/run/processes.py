@@ -84,7 +84,7 @@ def status(doing: str, *, has_bars: bool = False, in_logs: bool = False) -> Iter
 
     Args:
         doing: the work in progress, such as `loading TransformerLens`.
-        has_bars: whether it may draw progress bars of its own, as a download does; then the line
+        has_bars: whether the work may draw progress bars, as a download does; then the line
             has no spinner and stays.
         in_logs: whether a log file gets the line too, if the work takes longer than two seconds.
     """
@@ -204,8 +204,8 @@ class Signals:
     ) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
-        own = isinstance(error, UserError | Interrupted) and not isinstance(error, PeerEndedError)
-        if self.received is not None and not own:
+        stays = isinstance(error, UserError | Interrupted) and not isinstance(error, PeerEndedError)
+        if self.received is not None and not stays:
             raise Interrupted(self.received, self.message) from error
 
     @contextmanager

@@ -2,7 +2,7 @@
 
 A session validates the settings and the run's folder before anything is computed, joins the
 processes that share the run, loads the model, opens the checkpoint of an unfinished run, and turns
-signals into a saved state. The computation is in the command's own `run(settings)`.
+signals into a saved state. The computation is in the command's study.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from nope_probe.run.identity import (
 )
 from nope_probe.run.manifest import FileRecord, Manifest, RunData, RunModel
 from nope_probe.run.paths import checkpoint_dir, locked, validate_memory
-from nope_probe.run.process_group import Processes, own_device, process_group
+from nope_probe.run.process_group import Processes, device_of_process, process_group
 from nope_probe.run.processes import Signals, command_line, status, tell
 from nope_probe.run.settings import RunSettings, SessionSettings
 from nope_probe.run.sources import load_model, make_sequences, validate_reach
@@ -157,7 +157,7 @@ class Session(Generic[Settings_co]):
                 validate_reach(self.settings)
         with status("loading torch"):
             of_model = self.in_memory and next(self.in_memory.model.parameters()).device
-            device = own_device(str(of_model or self.settings.device))
+            device = device_of_process(str(of_model or self.settings.device))
         self.processes = stack.enter_context(process_group(device))
         stack.enter_context(out_of_memory_is_a_user_error())
         if self.is_first:
@@ -212,7 +212,7 @@ class Session(Generic[Settings_co]):
         Args:
             key: the sequences' name in the checkpoint.
             shuffle: whether to permute tokens; as in the settings by default.
-            settings: of other sequences than the run's own.
+            settings: of other sequences than those of the run.
 
         Raises:
             UserError: in the first process, if they cannot be made.

@@ -292,7 +292,7 @@ SeqLenFlag = Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")]
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 OFFSET_BINS = _arg(
     help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
-    "all: each distance has its own."
+    "all: one mean per distance."
 )
 # Raised when a column, an array or a setting begins to mean something else: runs of another format
 # are neither read nor taken up.
@@ -502,7 +502,7 @@ class RunSettings(SessionSettings):
             raise UserError("--device is for one device and --device-map for several: take one")
         if n_processes > 1:
             raise UserError(
-                "--device-map gives one process all GPUs, and torchrun gives each its own: take one"
+                "--device-map gives one process all GPUs, and torchrun one each: take one"
             )
 
     def sources(self) -> dict[str, Path | None]:

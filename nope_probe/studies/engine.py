@@ -65,7 +65,7 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.removal import WEIGHTS, Writer
 from nope_probe.run.checkpoint import RunCheckpoint
-from nope_probe.run.process_group import own_device
+from nope_probe.run.process_group import device_of_process
 from nope_probe.run.session import Session
 from nope_probe.run.settings import GIVEN, OF_INPUTS, RunSettings, flag_of
 from nope_probe.run.sources import load_first_layers
@@ -410,7 +410,7 @@ def on_tokens(settings: Chosen, file: Path) -> tuple[Chosen, LoadedModel, Sequen
             raise UserError(f"{flag_of(name)} has no effect next to --tokens")
     validate_reachable(settings.model, settings.revision)
     data = read_tokens(file)
-    loaded = load_first_layers(settings, own_device(settings.device))
+    loaded = load_first_layers(settings, device_of_process(settings.device))
     validate_inputs(loaded.model, data.inputs)
     default = type(settings).folds == settings.folds
     n_folds = None if default else settings.folds

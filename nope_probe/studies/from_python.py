@@ -18,7 +18,7 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.models.parity import as_loaded
 from nope_probe.run.folder import Run
-from nope_probe.run.process_group import own_device
+from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import process_count
 from nope_probe.run.session import Session
 from nope_probe.run.settings import OF_INPUTS, RunSettings, options_of, settings_from
@@ -99,7 +99,9 @@ def run_of(
         settings = settings_from(kind, {**options, "model": model})
         if inputs is not None:
             validate_reachable(settings.model, settings.revision)
-            loaded = load_first_layers(settings, own_device(settings.device))  # for its tokens
+            loaded = load_first_layers(
+                settings, device_of_process(settings.device)
+            )  # for its tokens
     else:
         settings = settings_from(kind, {"layers": "all", **options})
         _refuse(options, OF_MODEL, "a model in memory")

@@ -23,7 +23,7 @@ from nope_probe.errors import UserError
 from nope_probe.hooks.reading.streaming import batches_of
 from nope_probe.run import process_group
 from nope_probe.run.checkpoint import RunCheckpoint
-from nope_probe.run.process_group import own_device
+from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import Interrupted, Signals
 
 SMALL = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "61", "--seq-len", "19"]
@@ -181,11 +181,11 @@ def test_a_mistake_is_one_line_of_ours_and_torchrun_prints_the_first_error(tmp_p
 
 
 def test_each_process_of_a_node_takes_its_own_gpu_if_it_is_there(monkeypatch: pytest.MonkeyPatch):
-    assert own_device("auto") == own_device("cpu") == "cpu"
+    assert device_of_process("auto") == device_of_process("cpu") == "cpu"
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert own_device("auto") == "cpu"
+    assert device_of_process("auto") == "cpu"
     with pytest.raises(UserError, match="no device 'cuda:3' on this machine"):
-        own_device("cuda")
+        device_of_process("cuda")
 
 
 MAPS = {"folds": torch.zeros(2, 3, 11).double()}

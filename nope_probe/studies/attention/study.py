@@ -17,7 +17,7 @@ from nope_probe.hooks.layers.model import Given
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.run.folder import Run
-from nope_probe.run.process_group import own_device
+from nope_probe.run.process_group import device_of_process
 from nope_probe.run.session import Session
 from nope_probe.run.settings import Dtype, settings_from
 from nope_probe.run.sources import load_first_layers
@@ -118,7 +118,7 @@ class AttentionStudy(Run):
         dtype: Any = self.manifest.dtype
         if settings.dtype == "auto" and dtype in get_args(Dtype):
             settings = replace(settings, dtype=dtype)  # as the run's device chose
-        return load_first_layers(settings, own_device(settings.device))
+        return load_first_layers(settings, device_of_process(settings.device))
 
 
 class Attention(Study[Settings, AttentionStudy]):

@@ -14,7 +14,7 @@ import torch
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 from nope_probe.run.folder import Run
-from nope_probe.run.process_group import own_device
+from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import status
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings, settings_from
@@ -110,7 +110,7 @@ def measured_distances(settings: Settings, members: Sequence[Member]) -> pd.Data
     if not settings.models or settings.study != "attention" or not share_sequences(members):
         return None
     base, other = (
-        load_first_layers(chosen, own_device(chosen.device)).model
+        load_first_layers(chosen, device_of_process(chosen.device)).model
         for chosen in runs_of_models(settings)
     )
     arrays = members[0].run.arrays["tokens"]

@@ -21,7 +21,7 @@ from nope_probe.models.names import is_on_hub, validate_reachable
 from nope_probe.reports.page import Lead
 from nope_probe.run.finished_run import record_sources
 from nope_probe.run.identity import threads, versions
-from nope_probe.run.process_group import own_device
+from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import status
 from nope_probe.studies.layers.expect import (
     LENGTHS,
@@ -152,7 +152,7 @@ def load_model(settings: Settings) -> LoadedModel:
         return load(
             settings.model,
             n_layers=None if settings.layers == "all" else settings.layers,
-            device=own_device(settings.device),
+            device=device_of_process(settings.device),
             dtype=torch.float32,
             revision=settings.revision,
             allow_unused=settings.allow_unused,
