@@ -1,6 +1,6 @@
 """Documents: the texts of a source, in files on this machine or in data sets that are streamed.
 
-A data set is on the Hub or in a folder, and is read only as far as needed. Python's standard
+A data set is on the Hub or in a folder, and only the part that is needed is read. Python's standard
 library is text that every machine has. A hash of a module's name decides whether it is for training
 or held out. The held-out text is shipped with the checkpoints, because the library differs between
 Python versions.
@@ -226,7 +226,7 @@ def is_data_set(source: str) -> bool:
 
 
 def stream_texts(source: str) -> Iterator[str]:
-    """Stream the texts of a data set in its own order; from fineweb-edu, the held-out slice.
+    """Stream the texts of a data set in their order; from fineweb-edu, the held-out slice.
 
     Args:
         source: `fineweb-edu`, a Hub id (`owner/name` or `owner/name:config`) or a local folder.

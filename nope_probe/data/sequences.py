@@ -303,7 +303,7 @@ def permuted(
 def _read(
     source: str, reader: TextReader, n_seqs: int, length: int, is_packed: bool
 ) -> list[list[int]]:
-    """Return the tokens of a source's documents; a data set is read only as far as needed."""
+    """Return the tokens of a source's documents; of a data set, only the part that is needed."""
     if not is_data_set(source):
         return list(reader.tokens(documents(source)))
     if is_packed:
@@ -324,7 +324,7 @@ def gaussian(
 ) -> Sequences:
     """Draw unit vectors whose expected inner products are about alpha (eq. 2).
 
-    A vector is its own Gaussian plus a Gaussian that its sequence shares, normalised. At finite
+    A vector is a Gaussian plus a Gaussian that its sequence shares, normalised. At finite
     d_model the expected inner product is a little below alpha.
 
     Args:
@@ -345,9 +345,9 @@ def gaussian(
     if not 0 <= alpha < 1:
         raise UserError(f"expected 0 <= alpha < 1, got {alpha}")
     generator = torch.Generator().manual_seed(seed)
-    own = torch.randn(n_seqs, seq_len, d_model, generator=generator)
+    noise = torch.randn(n_seqs, seq_len, d_model, generator=generator)
     shared = torch.randn(n_seqs, 1, d_model, generator=generator)
-    x = torch.nn.functional.normalize(own + (alpha / (1 - alpha)) ** 0.5 * shared, dim=-1)
+    x = torch.nn.functional.normalize(noise + (alpha / (1 - alpha)) ** 0.5 * shared, dim=-1)
     return Sequences(inputs=x, name=f"gaussian alpha={alpha:g}", kind="vectors")
 
 

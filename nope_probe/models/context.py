@@ -131,7 +131,7 @@ def _config_of(name: str, revision: str | None) -> PreTrainedConfig:
         return read_config(source, revision=revision)
 
 
-# The paper's own checkpoint and TinyLlama-NoPE are of type Llama, and were trained without RoPE.
+# The paper's checkpoint and TinyLlama-NoPE are of type Llama, and were trained without RoPE.
 WITHOUT_ROPE = ("starmpcc/nope_1.5b_fw_edu_15t", "antnlp/tinyllama-nope-1.1b")
 
 
@@ -169,10 +169,10 @@ def read_config(
 
 
 def validate_no_remote_code(source: str, fields: JsonObject) -> None:
-    """Check that a model's class is in transformers, not in its own folder.
+    """Check that a model's class is in transformers, not in the model's folder.
 
-    A folder may hold code for a model that transformers has too (Phi-3 does). transformers' own
-    class of the same name is then used.
+    A folder may hold code for a model that transformers has too (Phi-3 does). The class of the
+    same name in transformers is then used.
 
     Args:
         source: a Hub id or a local folder.
@@ -182,8 +182,10 @@ def validate_no_remote_code(source: str, fields: JsonObject) -> None:
         UserError: naming the class in the remote code.
     """
     named = (fields.get("auto_map") or {}).get("AutoModelForCausalLM")
-    own = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields.get("model_type"), "")
-    if named and named.rpartition(".")[2].lower() != own.lower():  # MPTForCausalLM, MptForCausalLM
+    built_in = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields.get("model_type"), "")
+    if (
+        named and named.rpartition(".")[2].lower() != built_in.lower()
+    ):  # MPTForCausalLM, MptForCausalLM
         raise UserError(
             f"{source} needs remote code ({named}), which is refused: only models whose code is "
             "in transformers are loaded"

@@ -106,7 +106,7 @@ def validate_known(source: str, keys: Keys) -> None:
 def rope_parameters(source: str, built: Fields, keys: Keys) -> Fields | None:
     """Return a configuration's parameters of RoPE, as a file's keys have them; None without keys.
 
-    Where layers with a window have RoPE of their own, as in Gemma 3, scaling is of the others.
+    Where layers with a window have another RoPE, as in Gemma 3, scaling is of the other layers.
 
     Raises:
         UserError: naming a key that the parameters cannot hold.

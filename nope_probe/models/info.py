@@ -34,8 +34,8 @@ class ModelInfo:
 
     Attributes:
         name: the name given to `load`; the file's name of a GGUF file.
-        source: the Hub id, folder or GGUF file; `configuration` for a model without weights of its
-            own.
+        source: the Hub id, folder or GGUF file; `configuration` for a model without
+            weights.
         revision: the Hub revision.
         architecture: the class of the Hugging Face or hooked model.
         kind: `HookedTransformer` or `TransformerBridge`.
@@ -44,7 +44,7 @@ class ModelInfo:
         rope_layers: for each block, whether it has RoPE.
         not_attending: the numbers of blocks that do not attend, in a hybrid model.
         parity: relative errors. `logits` and `pattern` (attention weights) are against plain
-            transformers; `output`, of a parameter-free model, against TransformerLens's own code;
+            transformers; `output`, of a parameter-free model, against TransformerLens's code;
             `positions`, of a bridge without position encoding, is the change of scores under
             permuted position ids.
         gguf: the hash and the quantisation of a GGUF file; None for other models.

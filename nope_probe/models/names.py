@@ -65,7 +65,7 @@ _LENS = Path(getattr(find_spec("transformer_lens"), "origin", "")).parent
 
 
 def is_on_hub(name: str) -> bool:
-    """Return whether a name stands for a model on the Hub, neither shipped nor on this machine.
+    """Return whether a name is that of a model on the Hub, neither shipped nor on this machine.
 
     Example:
         >>> is_on_hub("llama-3.1-8b"), is_on_hub("nope-tiny")
@@ -77,7 +77,7 @@ def is_on_hub(name: str) -> bool:
 def path_of(name: str) -> Path | None:
     """Return a model's folder or GGUF file on this machine; None for a model on the Hub.
 
-    A folder without safetensors that holds one GGUF file stands for this file.
+    A folder without safetensors that holds one GGUF file means this file.
     """
     if name.lower() in CHECKPOINTS:
         return CHECKPOINTS[name.lower()]
@@ -300,7 +300,7 @@ def answers(address: str) -> bool:
         try:
             urlopen(Request(address, method="HEAD"), timeout=SECONDS).close()
         except OSError as error:
-            reason = getattr(error, "reason", None)  # the client has its own certificates
+            reason = getattr(error, "reason", None)  # the client has other certificates
             if not (isinstance(error, HTTPError) or isinstance(reason, ssl.SSLError)):
                 return
         answered.append(True)

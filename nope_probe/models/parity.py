@@ -99,7 +99,7 @@ def check_parity(
 def as_loaded(
     given: Model | LoadedModel, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> LoadedModel:
-    """Return a model in memory with a tokenizer (by default its own) and its description.
+    """Return a model in memory with a tokenizer (by default the model's) and its description.
 
     Raises:
         TypeError: for what is no model.
@@ -125,13 +125,13 @@ def _measured(model: HookedModel, info: ModelInfo, parity: dict[str, float]) -> 
 
 
 def _error_of_tap(model: HookedModel, info: ModelInfo) -> float:
-    """Return the error of a model's last residual stream against TransformerLens's own code."""
+    """Return the error of a model's last residual stream against TransformerLens's code."""
     vectors = torch.randn(2, 13, info.d_model, generator=torch.Generator().manual_seed(0))
     vectors = vectors.to(next(model.parameters()).dtype)
     with torch.inference_mode():
-        own = run_blocks(model, vectors)
+        expected = run_blocks(model, vectors)
         with tapped(model):
-            return relative_error(run_blocks(model, vectors).float(), own.float())
+            return relative_error(run_blocks(model, vectors).float(), expected.float())
 
 
 def position_dependence(model: HookedModel) -> float:

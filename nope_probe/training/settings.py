@@ -94,9 +94,9 @@ def split_batch(recipe: Recipe, n_processes: int) -> tuple[int, int]:
         raise UserError(
             f"the {n_seqs} sequences of a step cannot be shared equally by {n_processes} processes"
         )
-    own = n_seqs // n_processes
-    size = max(size for size in range(1, recipe.micro_batch + 1) if own % size == 0)
-    return size, own // size
+    n_local = n_seqs // n_processes
+    size = max(size for size in range(1, recipe.micro_batch + 1) if n_local % size == 0)
+    return size, n_local // size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class Settings(BoundedSettings):
 
     @property
     def identity(self) -> JsonObject:
-        """The identity of the run as JSON values; a run continues only its own weights."""
+        """The identity of the run as JSON values; a run continues weights of this identity alone."""
         recipe = self.recipe
         identity = {
             "preset": self.preset,

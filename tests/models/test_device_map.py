@@ -42,7 +42,7 @@ def maps(model: Any) -> torch.Tensor:
     return capture_scores(model, WINDOWS, n_folds=3, batch_size=5).folds
 
 
-def test_each_block_is_on_its_own_device_and_mixing_two_devices_is_an_error(
+def test_each_block_is_on_its_device_of_process_and_mixing_two_devices_is_an_error(
     pair: tuple[Any, Any],
 ) -> None:
     _, several = pair
