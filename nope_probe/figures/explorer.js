@@ -9,7 +9,7 @@ const view = {
   measures: new Float32Array(buffer(data.view.measures)),
   leads: new Float32Array(buffer(data.view.leads)),
 };
-// A map is drawn with the first key's lead on its left, a column of its own behind a gap.
+// A map is drawn with the first key's lead on its left, before a gap.
 const hasLeads = view.leads.some((lead) => !Number.isNaN(lead));
 const LEAD = hasLeads ? Math.max(1, Math.round(view.n / 20)) : 0;
 const EDGE = hasLeads ? LEAD + Math.max(1, Math.round(view.n / 50)) : 0;
@@ -187,7 +187,7 @@ function draw() {
 }
 
 function drawMaps() {
-  // Runs have scales of their own: those of the intact map and of what is left.
+  // Scales differ between runs: those of the intact map and of what is left.
   const names = (of, place) => data.together ? [[values(0, state.layer, place), maps[of]], [leads(0, state.layer, place), firsts[of]]] : [[maps.intact, maps.without], [firsts.intact, firsts.without]];
   const stops = diverging();
   canvases.forEach((canvas, place) => {

@@ -75,7 +75,8 @@ def score_maps(
 ) -> go.Figure:
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
-    Scales differ between layers, because the level of scores, which softmax ignores, differs too. A map whose cells differ by no more than their errors is drawn flat.
+    Scales differ between layers, because the level of scores, which softmax ignores, differs too.
+    A map whose cells differ by no more than their errors is drawn flat.
 
     Args:
         maps: the result of `capture_scores`, a simulation's estimate, or mean scores in nats,

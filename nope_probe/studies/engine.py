@@ -289,7 +289,7 @@ class Engine:
     ) -> Maps:
         """Return what a capture of `hooks.reading` with some options captures, once.
 
-        The engine's first keys are left apart, if it names any.
+        The engine's first keys are measured separately, if it names any.
         """
         tensors = self.load_or_compute(
             key, lambda stream: self.by_fold(capture, stream, **options).to_tensors(), ablation
@@ -449,7 +449,7 @@ def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:
 
 
 def validate_removable(model: HookedModel, ablations: Iterable[Ablation]) -> None:
-    """Check that a model has what is removed: bands, weights as matrices of their own, writers.
+    """Check that a model has what is removed: bands, weights that are separate matrices, writers.
 
     Raises:
         UserError: naming a part that cannot be removed, and why.

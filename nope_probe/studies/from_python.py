@@ -37,7 +37,7 @@ PARAMETERS = {  # of every function
     "sequences that the options describe (`data`, `n_seqs`, `seq_len`, ...).",
     "out": "a folder for the run, as the command writes it: a new one, or one whose run was "
     "interrupted. A finished run of a model by name is read again. By default nothing is kept.",
-    "options": "the command's flags, as below; a single value or a list may stand for a tuple.",
+    "options": "the command's flags, as below; a tuple may be given as a list or a single value.",
 }
 OF_MODEL = ("adapter", "tokens", "revision", "allow_unused", "device", "device_map", "dtype")
 
@@ -136,11 +136,11 @@ def _validate_options(options: Mapping[str, object], inputs: Given | None) -> No
     named = options.get("replacement")
     if named is not None and not all(isinstance(name, str) for name in as_tuple(named)):
         raise UserError(
-            "a run takes replacements by name: a weight of your own is for Ablation and ablated, "
+            "a run takes replacements by name: a weight that you make is for Ablation and ablated, "
             "inside which capture_scores and capture_losses measure the model"
         )
     if inputs is not None:
-        _refuse(options, (*OF_INPUTS, "tokens"), "inputs of your own")
+        _refuse(options, (*OF_INPUTS, "tokens"), "given inputs")
 
 
 def _validate_intact(loaded: LoadedModel, settings: RunSettings) -> None:

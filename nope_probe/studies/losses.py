@@ -22,7 +22,7 @@ from nope_probe.studies.verdicts import MOST, effect_of
 Losses = Mapping[str, Mapping[str, ValueAndBounds]]  # of lead and pattern, by what is removed
 QUARTER = 0.25  # of position's part: the sentence says what loses surely more, or less
 SMALL_LEAD = 0.5  # of the pattern's amplitude: no sentence is about a smaller lead
-CONSTANT = {  # rows of the table, where a weight's output is held constant
+CONSTANT = {  # rows of the table, where a weight's output is constant
     "w_q": "lost with constant queries (W_Q)",
     "w_k": "lost with constant keys (W_K)",
     "w_q+w_k": "lost with both constant",
@@ -48,7 +48,7 @@ DIFFERENT = (
     "order of the other keys ({pattern})."
 )
 LEAD_IS_THE_TOKENS = (
-    "L{layer}'s lead of the first key is mostly the token's own: {left} nats without any "
+    "L{layer}'s lead of the first key comes mostly from the token: {left} nats without any "
     "source, {size} with them."
 )
 ONLY = {
@@ -117,16 +117,16 @@ class LayerLosses:
     @classmethod
     def of(cls, tables: Mapping[str, pd.DataFrame], manifest: Manifest, layer: int) -> LayerLosses:
         """Return a layer's losses from the tables of a run."""
-        own = {
+        of_layer = {
             name: tables[name][tables[name]["layer"] == layer]
             for name in ("sources", "terms", "weights", "pattern")
             if name in tables
         }
-        row = own["pattern"].query("removed == 'intact'").iloc[0]
+        row = of_layer["pattern"].query("removed == 'intact'").iloc[0]
         replacement = next(iter(manifest.replacements or ()), NO_REPLACEMENT)
         losses: dict[str, dict[str, ValueAndBounds]] = {}
-        named = own["sources"].rename(columns={"source": "removed"})
-        for table in (named, own.get("weights", pd.DataFrame())):
+        named = of_layer["sources"].rename(columns={"source": "removed"})
+        for table in (named, of_layer.get("weights", pd.DataFrame())):
             for of_row in table.to_dict("records"):
                 if (
                     of_row.get("replacement") in (None, NO_REPLACEMENT, replacement)
@@ -135,7 +135,7 @@ class LayerLosses:
                     losses.setdefault(of_row["of"], {})[of_row["removed"]] = interval_of(
                         of_row, "lost"
                     )
-        terms = own["terms"].query("term == 'without_sources'").to_dict("records")
+        terms = of_layer["terms"].query("term == 'without_sources'").to_dict("records")
         return cls(
             layer=layer,
             seq_len=manifest.seq_len,
@@ -260,9 +260,9 @@ the other keys (102%)."
     """
     questions = tuple(name for name in THINGS if name in losses)
     if left is not None and left[1] > MOST * lead > 0:
-        own = LEAD_IS_THE_TOKENS.format(layer=layer, left=f"{left[0]:.1f}", size=f"{lead:.1f}")
+        sentence = LEAD_IS_THE_TOKENS.format(layer=layer, left=f"{left[0]:.1f}", size=f"{lead:.1f}")
         rest = {name: some for name, some in losses.items() if name != "lead"}
-        return " ".join([own, sources_sentence(layer, rest, sources, from_sources)])
+        return " ".join([sentence, sources_sentence(layer, rest, sources, from_sources)])
     if len(sources) == 1:
         questions = tuple(name for name in questions if not isnan(from_sources[name][0]))
     if not questions:

@@ -21,7 +21,7 @@ from nope_probe.studies.attention.settings import ALONE
 
 Facts = dict[str, Any]  # what sentences name, by name
 GAINS = {
-    "output": "scaled so that its output keeps the RMS of the weight's own",
+    "output": "scaled so that its output keeps the RMS of the weight's output",
     "norm": "scaled to the weight's Frobenius norm",
     "identity": "not scaled",
 }
@@ -54,7 +54,7 @@ DETAILS = {  # of the inputs, by setting
     "beyond_context": "longer than the model's context",
 }
 FIRST_KEYS = {  # by command; without first keys, and with them
-    "attention": ("no key counted as first", "{keys} stood apart from the other keys"),
+    "attention": ("no key counted as first", "{keys} counted separately from the other keys"),
     "others": (
         "no key counted as first",
         "the lead of {keys} over the other keys and the pattern among these were measured "
@@ -137,7 +137,7 @@ def _of_inputs(manifest: Manifest) -> Facts:
     return {
         "corpus": not is_alone,
         "alone": is_alone,
-        "beside": n_text > 0 and not is_alone,
+        "compared_text": n_text > 0 and not is_alone,
         "n_text": n_text,
         "inputs": ", ".join(filter(None, [what, *details, seed, checksum])),
         "first_keys": first.format(keys=KEYS.get(n_keys, f"the first {n_keys} keys")),

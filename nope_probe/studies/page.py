@@ -102,7 +102,7 @@ def with_page(session: Session[Any], run: Run, report_of: Callable[[Run], Report
 def _titled(figure: go.Figure, title: str) -> go.Figure:
     unfolded = unfold_layers(figure)
     if unfolded is figure:
-        # A figure with its own title has that height already.
+        # A figure that has a title has that height already.
         room = 0 if figure.layout.title.text else TITLE_HEIGHT
         unfolded = go.Figure(figure)
         unfolded.layout.height += room
@@ -144,7 +144,7 @@ class PlainConsole(Console):
         super().__init__(highlight=False, markup=False, emoji=False)
 
     def on_broken_pipe(self) -> None:
-        """Let the command end as SIGPIPE ends it; rich's own exit code would say that it failed.
+        """Let the command end as SIGPIPE ends it; rich's exit code would say that it failed.
 
         Raises:
             BrokenPipeError: always.
@@ -280,7 +280,7 @@ def split_sections(
             title="The pattern by RoPE band",
             figure=partial(band_amplitudes, tables["bands"]),
             caption="A score is a sum over RoPE's pairs, so its map is a sum over bands. Each bar "
-            "is the strength of a band's own pattern. Bands can cancel; their shares add up to "
+            "is the strength of one band's pattern. Bands can cancel; their shares add up to "
             "100%.",
             table=tables["bands"],
         )
@@ -375,9 +375,9 @@ def hidden_heads(
         return "none", None
     layer = int(hidden.iloc[-1]["layer"])
     lows = heads["amplitude_low"].where(clear, 0.0)
-    own = of_layer(heads.assign(amplitude_low=lows), layer).to_dict("records")
+    of_heads = of_layer(heads.assign(amplitude_low=lows), layer).to_dict("records")
     mean = interval_of(of_layer(flat, layer).iloc[0], "amplitude")
-    verdict = verdict_on_heads(mean, [interval_of(row, "amplitude") for row in own])
+    verdict = verdict_on_heads(mean, [interval_of(row, "amplitude") for row in of_heads])
     return verdict, of_layer(hidden, layer).iloc[: -MOST_ROWS - 1 : -1]
 
 

@@ -35,7 +35,7 @@ from nope_probe.studies.engine import Engine, on_tokens, position_keys
 
 Chosen = TypeVar("Chosen", bound=SessionSettings)
 Found = TypeVar("Found", bound=Run)
-Results: TypeAlias = Mapping[str, Any]  # of passes, by key; what a pass reads is its own
+Results: TypeAlias = Mapping[str, Any]  # by the pass's key; passes read different things
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +69,8 @@ class Pass:
         """
         of_positions = position_keys(self.key, self.ablation or Ablation())
         n_seqs = len(self.engine.inputs) if self.n_seqs is None else self.n_seqs
-        own = processes.n_own(n_seqs, self.engine.batch_size) if n_seqs else 0
-        return dict.fromkeys((*of_positions.values(), self.key), own)
+        n_local = processes.n_own(n_seqs, self.engine.batch_size) if n_seqs else 0
+        return dict.fromkeys((*of_positions.values(), self.key), n_local)
 
 
 def calibration(key: str, engine: Engine, ablations: Sequence[Ablation]) -> Iterator[Pass]:

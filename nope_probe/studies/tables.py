@@ -76,8 +76,8 @@ def attention_table(
     """Return the table of attention: layer, head, the parts (nats) and shares, with their bounds.
 
     `information` is the sum of its four parts. `positional_share`, `others_share`, `first_weight`
-    and `pattern_missed` are shares. The two columns of gaps say how far the bounds of the first two
-    are apart.
+    and `pattern_missed` are shares. The two columns of gaps are the upper less the lower
+    bound of the first two.
 
     Args:
         splits: the attention of each head, by layer and head.
@@ -126,7 +126,7 @@ def sources_table(
 
     Args:
         layers: the attributions of layers, or of heads.
-        labels: the columns that tell them apart; of heads `layer` and `head`.
+        labels: the columns that name them; of heads `layer` and `head`.
     """
     rows = [
         {
@@ -208,7 +208,7 @@ def weights_table(layers: Mapping[str, Sequence[LayerAttribution]]) -> pd.DataFr
 
     Args:
         layers: the attributions by replacement; `none` is of removals that replace no weight,
-            such as that of MLPs. Sources have a table of their own.
+            such as that of MLPs. Sources have another table.
     """
     rows = [
         {
@@ -254,7 +254,7 @@ def measures_table(
     Args:
         measured: groups of layers, each with its values of the labels.
         layers: the layers' numbers.
-        labels: the columns that tell the groups apart.
+        labels: the columns that name the groups.
     """
     names = tuple(Measures.__dataclass_fields__)
     rows = [

@@ -13,7 +13,7 @@ from nope_probe.figures.intervals import ValueAndBounds
 NEEDED = 0.1  # of the pattern: a smaller loss or gain leaves the pattern as it is
 MOST = 0.5  # of the pattern; of the strongest writer's share, too
 LEVEL = 0.95  # of the intervals
-EIGHT_FOLDS = (1,) * 8  # the sizes of the default folds, where a run does not state its own
+EIGHT_FOLDS = (1,) * 8  # the sizes of the default folds, where a run states none
 
 Effect = Literal["needed", "not needed", "against", "unclear"]
 

@@ -123,7 +123,7 @@ class Settings(BoundedSettings):
 
     @property
     def identity(self) -> JsonObject:
-        """The identity of the run as JSON values; a run continues weights of this identity alone."""
+        """The identity of the run as JSON values; a run continues weights with this identity."""
         recipe = self.recipe
         identity = {
             "preset": self.preset,

@@ -186,8 +186,8 @@ def test_few_sequences_give_no_shares_and_the_note_says_how_many_would_do() -> N
     assert analyse.too_few_sequences(table[:1], 32) is None
     manifest = manifest_of(fold_sizes=[4] * 8, too_few={"n_heads": 2, "n_seqs": 200})
     assert notes.run_notes(manifest) == [
-        "No positional share is given of 2 heads: their bounds from 32 sequences are more than 50 "
-        "points apart. Take --n-seqs 200 or more."
+        "No positional share is given of 2 heads: their bounds from 32 sequences differ by more "
+        "than 50 points. Take --n-seqs 200 or more."
     ]
     unknown = made(**HEADS).assign(positional_share=float("nan"))
     assert "too few" in page.lead("m", unknown).sentence

@@ -299,7 +299,7 @@ def test_mistakes_are_one_line_before_anything_is_run(
     function = getattr(nope_probe, name)
     with pytest.raises(UserError, match=r"unknown option 'fold'; there are .*, folds, .*, windows"):
         function("rope-tiny", fold=4)
-    with pytest.raises(UserError, match="n_seqs has no effect next to inputs of your own"):
+    with pytest.raises(UserError, match="n_seqs has no effect next to given inputs"):
         function("rope-tiny", text, n_seqs=17)
     with pytest.raises(UserError, match="dtype has no effect next to a model in memory"):
         function(loaded, dtype="float32")

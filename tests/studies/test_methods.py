@@ -40,7 +40,8 @@ RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
             "sources and without them.",
             "To remove the causal mask, every query attended to all keys.",
             "A removed weight was replaced by orthonormal rows drawn from the run's seed (scaled "
-            "so that its output keeps the RMS of the weight's own), and again by its mean output",
+            "so that its output keeps the RMS of the weight's output), and again by its mean "
+            "output",
             "the same sequences were run with their tokens permuted",
             "5 folds",
         ],
@@ -80,7 +81,7 @@ RUNS: dict[str, tuple[ModuleType, list[object], list[str]]] = {
             "The model was measured without RoPE and W_Q, removed in every block.",
             "A removed weight was replaced by a rectangular identity",
             "relative entropy of each head's attention weights to uniform weights",
-            "The first key stood apart from the other keys.",
+            "The first key counted separately from the other keys.",
             "One more text of 2 tokens was read and compared.",
         ],
     ),

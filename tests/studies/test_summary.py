@@ -127,10 +127,10 @@ def test_by_identity_rows_name_the_weights_and_no_sentence_speaks_of_them() -> N
     assert result.table.iloc[4].tolist() == ["lost without W_Q", "59%", "54%"]
 
 
-def test_a_lead_that_a_model_has_without_sources_is_the_tokens_own() -> None:
+def test_a_lead_that_a_model_has_without_sources_comes_from_the_token() -> None:
     result = lead(tables(sizes=SIZES | {"size": (5.7, 0.96), "left": (3.5, 0.1)}))
     assert result.sentence.startswith(
-        "L1's lead of the first key is mostly the token's own: 3.5 nats without any source, 5.7 "
+        "L1's lead of the first key comes mostly from the token: 3.5 nats without any source, 5.7 "
         "with them. Without RoPE L1 loses the order of the other keys (102%)."
     )
 

@@ -350,6 +350,6 @@ def _mean_covariance_maps(findings: Findings) -> Section:
             title="The mean term and the covariance term",
             flat=noisy_layers(named, "map", "size"),
         ),
-        caption="The mean term: each position has a mean query and a mean key of its own. "
+        caption="The mean term: each position has a mean query and a mean key. "
         "The covariance term: tokens that share their past are alike. Nothing is ablated.",
     )

@@ -1,4 +1,4 @@
-"""A text of the user's own: its tokens, the pieces that a person reads, and its view."""
+"""A text that the user gives: its tokens, the pieces that a person reads, and its view."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def alone(run: Run) -> Lead:
     """
     return Lead(
         sentence=text_line(run),
-        caption="Only the text was read, so position and content are not told apart: --n-seqs or "
+        caption="Only the text was read, which cannot separate position from content: --n-seqs or "
         "--data reads other texts too.",
     )
 

@@ -25,7 +25,7 @@ from nope_probe.studies.removing import RemovingSettings
 _arg = tyro.conf.arg
 MIN_KEYS = 8  # of the queries that are measured, as for locality
 ALL_ROWS, ROWS = 256, 128  # the maps of all heads are many times those of all layers
-MAP_BYTES = 2**30  # of the heads' maps that are held at a time
+MAP_BYTES = 2**30  # of the heads' maps that are in memory at once
 TEXT_TOKENS = 512  # of a text on the page
 TEXT_BYTES = 1_000_000  # of a text before it is cut into tokens
 N_SEQS = 512  # of other texts
@@ -228,7 +228,7 @@ class Settings(RemovingSettings):
         return default_rows(self.seq_len) if self.seq_len <= ALL_ROWS else ROWS
 
     def layers_at_a_time(self, info: ModelInfo) -> int:
-        """Return of how many layers the maps are held at a time, at least 1."""
+        """Return how many layers' maps fit in memory at once, at least 1."""
         of_layer = 8 * self.folds * info.n_heads * self.rows * self.seq_len
         return max(1, MAP_BYTES // of_layer)
 

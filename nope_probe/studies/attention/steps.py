@@ -222,9 +222,9 @@ def captured_looks(
         others = (
             None if is_alone else whole.by_fold(capture_positions, stream, layers=layers, **options)
         )
-        own = read(layers=layers)
+        of_text = read(layers=layers)
         for look in looks:
-            pair = _head(own, look), None if others is None else _head(others, look)
+            pair = _head(of_text, look), None if others is None else _head(others, look)
             terms = query_terms(*pair, look.query, kept_positions=kept)
             parts = {"position": terms.position, "key": terms.of_key, "query": terms.of_query}
             named = {f"{side}/{name}": x for side, of in parts.items() for name, x in of.items()}

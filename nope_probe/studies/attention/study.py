@@ -75,7 +75,7 @@ class AttentionStudy(Run):
         """Return why a head looks where it looks from a token of the run's text.
 
         The terms are exact, and computed from the run's sequences and text with the model of the
-        call, or the model that the run names, loaded again. The run keeps those of its own `why`.
+        call, or the model that the run names, loaded again. The run keeps the terms of its `why`.
 
         Args:
             head: the head, such as `L1H3`.

@@ -23,7 +23,7 @@ from nope_probe.studies.attention.settings import Settings
 from nope_probe.studies.attention.steps import OTHERS, Look, Steps
 from nope_probe.studies.engine import Engine, ablation_of
 
-MOST_WRITERS = 10  # with rows of their own: those whose terms differ most between keys
+MOST_WRITERS = 10  # that have a row each: those whose terms differ most between keys
 
 
 def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
@@ -120,8 +120,8 @@ def why_table(
     Returns:
         `key`, its `token` and attention `weight`; `score`, less its mean over the keys, nats;
         `side` (position, key, query) and `term`: of position, or the writer of content; and
-        `nats`. The rows of a key add up to its score. The ten strongest writers have rows of
-        their own, the other writers one row a side.
+        `nats`. The rows of a key add up to its score. The ten strongest writers have one
+        row each on a side, the other writers one row together.
     """
     scores = terms["scores"]
     seen = scores.isfinite()

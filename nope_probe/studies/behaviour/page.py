@@ -86,7 +86,7 @@ def lead(name: str, behaviour: pd.DataFrame) -> Lead:
     order = dict.fromkeys((*LEADING, *QUANTITIES))
     measures = [measure for measure in order if measure in set(known["measure"])]
     if not measures:
-        return Lead(sentence=f"No removal from {name} was measured: see its own losses below.")
+        return Lead(sentence=f"No removal from {name} was measured: see its losses below.")
     first = known[known["measure"] == measures[0]]
     by_condition = {str(row["condition"]): row for row in first.to_dict("records")}
     sources = [source for source in SOURCES if source in by_condition]
@@ -177,7 +177,7 @@ def _details(tables: Tables, taken: MeasuresTaken) -> Iterator[Section]:
         yield Section(
             title="Heads: their pattern, and their use",
             figure=partial(figures.heads_and_behaviour, tables["heads"]),
-            caption="To the right: the RMS of the head's own positional part. Up: the rise of the "
+            caption="To the right: the RMS of the head's positional part. Up: the rise of the "
             "loss when this head's W_Q alone is removed.",
             table=tables["heads"],
         )

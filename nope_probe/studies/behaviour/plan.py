@@ -31,7 +31,7 @@ from nope_probe.studies.behaviour.settings import (
 )
 from nope_probe.studies.engine import irreplaceable, validate_first_sequence, validate_removable
 
-MIN_DOCUMENTS = 8  # four to fit on and four held out
+MIN_DOCUMENTS = 8  # four to fit on and four to evaluate
 DRAWN: tuple[Measure, ...] = ("copy", "bos")  # they take random tokens of the vocabulary
 Losses = Float[Tensor, "_ _"]  # documents and targets, which differ among probes
 Distances = Float[Tensor, "held_out layer fit"]
@@ -219,7 +219,7 @@ def random_probes(
 
 
 def probe_of(data: Sequences, prefix: int) -> Probe:
-    """Return sequences with their documents; a sequence drawn by itself is its own document."""
+    """Return sequences with their documents; a sequence without a document is one."""
     documents = torch.arange(len(data)) if data.documents is None else data.documents
     return Probe(tokens=data.inputs, documents=documents, prefix=prefix)
 

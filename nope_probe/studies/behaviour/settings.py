@@ -44,7 +44,7 @@ SHORTEST: dict[Measure, int] = {
 EXTRAPOLATED = Bounds(16, 2**20)
 TIMES = 4  # the reach of extrapolation, in trained contexts
 _UNIONS = tuple(f"mask+{name}" for name in POSITION_ENCODINGS)
-GROUPS = {  # removals as far as the model has them, by a name that stands for all
+GROUPS = {  # the names of groups of removals; those that the model has are measured
     "sources": (*POSITION_ENCODINGS, "mask", *_UNIONS),
     "weights": ("w_q", "w_k", "qk", "w_o", "ov", "mlp"),
 }
@@ -163,7 +163,7 @@ def make_conditions(
 
     Args:
         has: the components that the model has.
-        names: what to remove; `GROUPS` stand for their removals that the model has.
+        names: what to remove; the name of a group means its removals that the model has.
         ablations: replacements of weights.
         left_out: components that are removed only where they are named, not with a group.
 
@@ -215,7 +215,7 @@ class Settings(RemovingSettings):
     ] = None
     replacement: Annotated[
         tuple[Replacement, ...],
-        _arg(help="What stands for a removed weight; several are measured side by side."),
+        _arg(help="What a removed weight becomes; several are measured side by side."),
     ] = ("identity",)  # type: ignore[assignment]
     heads: Annotated[
         bool,

@@ -272,7 +272,7 @@ def run_behaviour(
     """Measure a model's behaviour as the `behaviour` command does, and return its tables.
 
     Inputs are text, and the sequences of one text are one document only where `sequences` cut them.
-    Extrapolation needs windows of its own, so it is measured without inputs alone.
+    Extrapolation needs longer sequences, so a call with inputs leaves it out.
 
     Raises:
         UserError: for what cannot be done.

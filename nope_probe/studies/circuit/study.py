@@ -97,10 +97,10 @@ def validate_finite_stages(maps: StageMaps, model: str) -> None:
     """
     for letter, folds in maps.folds.items():
         n_rows, n = folds.shape[-2:]
-        held = torch.ones(n_rows, n, dtype=torch.bool)
+        kept = torch.ones(n_rows, n, dtype=torch.bool)
         if n_rows < n:  # chosen rows have no cells j > i
-            held = torch.arange(n) <= maps.query_positions[:, None]
-        cells = maps.visible.get(letter, held)
+            kept = torch.arange(n) <= maps.query_positions[:, None]
+        cells = maps.visible.get(letter, kept)
         if not are_finite(folds, cells):
             raise UserError(f"non-finite values at stage ({letter}) of {model}")
 

@@ -142,9 +142,9 @@ def explorer_of_runs(members: Sequence[Member]) -> Explorer | None:
     panels: dict[Condition, list[list[LayerMaps]]] = {}
     for condition in conditions:
         panels[condition] = [[] for _ in layers]
-        for member, own in zip(members, have, strict=True):
+        for member, of_member in zip(members, have, strict=True):
             for of_layer, layer in zip(panels[condition], layers, strict=True):
-                maps = member.folds(f"L{layer}", Condition(condition & {*own}).name)
+                maps = member.folds(f"L{layer}", Condition(condition & {*of_member}).name)
                 if maps is None:
                     return None
                 of_layer.append(maps)
@@ -155,8 +155,8 @@ def explorer_of_runs(members: Sequence[Member]) -> Explorer | None:
         conditions,
         layers=layers,
         title="Remove a source, and see what each run loses",
-        note="Maps and numbers are the runs'. A source is removed in every run that has it. Each "
-        "run has colour scales of its own. Brackets: 95% intervals.",
+        note="Maps and numbers are the runs'. A source is removed in every run that has it. Colour "
+        "scales differ between runs. Brackets: 95% intervals.",
         panels=[member.label for member in members],
         together=True,
         max_bytes=PAGE_BYTES,

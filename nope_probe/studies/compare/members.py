@@ -163,10 +163,10 @@ def read_members(folders: Sequence[Path], labels: Sequence[str] = ()) -> list[Me
 
 def _labels(folders: Sequence[Path], runs: Sequence[Run]) -> list[str]:
     models = [Path(run.manifest.model_name).name for run in runs]
-    own = [folder.resolve().name for folder in folders]
+    names = [folder.resolve().name for folder in folders]
     if all(models) and len({*models}) == len(models):
         return models
-    return own if len({*own}) == len(own) else [str(folder) for folder in folders]
+    return names if len({*names}) == len(names) else [str(folder) for folder in folders]
 
 
 def _validate(base: Member, other: Member) -> None:

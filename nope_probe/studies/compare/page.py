@@ -243,7 +243,7 @@ def _runs(members: Sequence[Member], folder: Path) -> Section:
         for member, page in zip(members, pages, strict=True)
     ]
     return Section(
-        title="The runs' own pages",
+        title="The pages of the runs",
         caption="The first run is the one that the others are compared with.",
         listing=Listing(columns=("run", "command", "folder"), rows=rows),
     )

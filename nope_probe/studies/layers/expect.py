@@ -288,8 +288,8 @@ def _window_claims(config: JsonObject, layer: int) -> Iterator[Claim]:
 def _rope_parameters(config: JsonObject, layer: int) -> JsonObject:
     """Return the RoPE parameters of a layer; some models have parameters per kind of layer."""
     rope = config.get("rope_parameters") or {}
-    own = rope.get(_entry(config.get("layer_types"), layer) or "")
-    return own if isinstance(own, dict) else rope
+    of_kind = rope.get(_entry(config.get("layer_types"), layer) or "")
+    return of_kind if isinstance(of_kind, dict) else rope
 
 
 def _entry(values: Any, layer: int) -> Any:

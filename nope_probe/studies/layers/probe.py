@@ -158,8 +158,8 @@ def probe_layers(
     long = short[:1] if long is None else long
     masks, findings = read_masks(model, long), []
     for place, layer in enumerate(layers_of(model)):
-        own = {name: readings[place] for name, readings in changed.items()}
-        findings.append(_findings(layer, intact[place], own, masks[place]))
+        of_layer = {name: readings[place] for name, readings in changed.items()}
+        findings.append(_findings(layer, intact[place], of_layer, masks[place]))
     return list(with_lengths(model, findings, long, short.shape[1]))
 
 

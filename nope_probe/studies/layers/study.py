@@ -48,7 +48,7 @@ RARE = {
     "learned": "Learned: the same of learned position embeddings.",
     "bias": "Bias: how many nats it gives a key more than another of the same query, at most.",
     "sink": "Sink: whether a learned sink takes part of each row's attention.",
-    "MLA": "MLA: heads share their keys' rotary coordinates and have others of their own.",
+    "MLA": "MLA: heads share their keys' rotary coordinates, but not the other coordinates.",
 }
 LEGEND = (
     "RoPE: the largest change of a score, nats, when it is removed. Pairs: the rotary "
@@ -241,12 +241,12 @@ def print_findings(findings: ModelFindings, verbose: bool = False) -> None:
 def lead(findings: ModelFindings) -> Lead:
     """Return what a model's layers know of position, a row for layers that are alike."""
     table = as_text(findings)
-    own = [name for name in table if name not in (*PER_LAYER, "layer")]
+    shared = [name for name in table if name not in (*PER_LAYER, "layer")]
     rows = []
-    for cells, group in table.groupby(own, sort=False):
+    for cells, group in table.groupby(shared, sort=False):
         row: Row = {"layers": numbered_layers(group["layer"].str[1:].astype(int))}
         for name in map(str, table.columns[1:]):
-            row[name] = _range(group[name]) if name in PER_LAYER else cells[own.index(name)]
+            row[name] = _range(group[name]) if name in PER_LAYER else cells[shared.index(name)]
         rows.append(row)
     n_rope, n = sum(layer.rope for layer in findings.layers), len(findings.layers)
     bos = SAYS_BOS[findings.bos]

@@ -29,7 +29,7 @@ from nope_probe.studies.paper.panels import agreements, pairs_of, verdict
 from nope_probe.studies.paper.settings import FIGURES, Settings, title_of
 
 NOPE_NOTE = (
-    "run on {model}; the paper used its own 1.5B model (nope-1.5b), and the first 50 tokens of "
+    "run on {model}; the paper used a 1.5B model (nope-1.5b), and the first 50 tokens of "
     "documents of fineweb-edu."
 )
 SCORES_NOTE = (
@@ -97,19 +97,21 @@ def notes_of(settings: Settings) -> list[str]:
 def verdicts(claims: Sequence[Claim]) -> list[str]:
     """Return sentences on the number of reproduced claims, and on the claims that failed."""
     failed = [claim.paper for claim in claims if not claim.reproduced]
-    held = len(claims) - len(failed)
-    sentences = [f"Reproduced: {held} of {len(claims)} claims of the paper."] if claims else []
+    n_reproduced = len(claims) - len(failed)
+    sentences = (
+        [f"Reproduced: {n_reproduced} of {len(claims)} claims of the paper."] if claims else []
+    )
     return sentences + ([f"Not reproduced: {'; '.join(failed)}."] if failed else [])
 
 
-def write_index(folder: Path, own: Mapping[str, Path]) -> None:
+def write_index(folder: Path, new: Mapping[str, Path]) -> None:
     """Write the page of all figures and its lines, from the finished runs next to its folder.
 
     Args:
         folder: the page's folder.
-        own: the folders of the figures that this command ran; they go before other runs.
+        new: the folders of the figures that this command ran; they go before other runs.
     """
-    runs = best_runs(own, folder.parent)
+    runs = best_runs(new, folder.parent)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [row for figure in FIGURES for row in index_rows(figure, runs, folder)]
     text = [[cell.href if isinstance(cell, Link) else cell for cell in row] for row in rows]
@@ -129,11 +131,11 @@ def write_index(folder: Path, own: Mapping[str, Path]) -> None:
         path.write_text(html, encoding="utf-8")
 
 
-def best_runs(own: Mapping[str, Path], above: Path) -> Runs:
+def best_runs(new: Mapping[str, Path], above: Path) -> Runs:
     """Return each figure's best run: on the paper's models, then this command's, then the newest.
 
     Args:
-        own: the folders of this command's runs by figure.
+        new: the folders of this command's runs by figure.
         above: the folder to search for finished runs.
     """
     candidates: dict[str, list[tuple[Path, Manifest]]] = {figure: [] for figure in FIGURES}
@@ -145,7 +147,7 @@ def best_runs(own: Mapping[str, Path], above: Path) -> Runs:
     def merits(run: tuple[Path, Manifest]) -> tuple[bool, bool, str]:
         folder, manifest = run
         found = manifest.results_as(Reproduction)
-        return found.as_the_paper, folder in own.values(), manifest.finished
+        return found.as_the_paper, folder in new.values(), manifest.finished
 
     return {figure: max(runs, key=merits) for figure, runs in candidates.items() if runs}
 
@@ -180,14 +182,16 @@ def index_lead(manifests: Sequence[Manifest]) -> Lead:
     runs = [manifest.results_as(Reproduction) for manifest in manifests]
     claims = [claim for run in runs for claim in run.claims]
     exact, agree = (sum(getattr(run.panels, name) for run in runs) for name in ("exact", "agree"))
-    compared, held = sum(run.panels.compared for run in runs), sum(one.reproduced for one in claims)
+    compared = sum(run.panels.compared for run in runs)
+    n_reproduced = sum(claim.reproduced for claim in claims)
     rows = {
         "figures of the paper that have been run": f"{len(manifests)} of {len(FIGURES)}",
         "panels within one 8-bit colour step": f"{exact} of {compared}",
         "more panels within sampling noise": f"{agree - exact} of {compared}",
     }
     return Lead(
-        sentence=f"{held} of the paper's {len(claims)} claims about its figures are reproduced.",
+        sentence=f"{n_reproduced} of the paper's {len(claims)} claims about its figures are "
+        "reproduced.",
         table=pd.DataFrame(rows.items(), columns=["", "number"]),
     )
 

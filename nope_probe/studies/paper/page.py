@@ -30,11 +30,11 @@ from nope_probe.studies.paper.panels import Pair, agreements, pairs_of
 from nope_probe.studies.paper.settings import title_of
 
 COMPARED = (
-    "Differences are in steps of the panel's own colours. The table has each panel's difference, "
+    "Differences are in steps of the panel's colours. The table has each panel's difference, "
     "and the difference expected from noise."
 )
-BESIDE = (
-    "The reproduced map is another model's, each on its own colours, without the first key and the "
+OTHER_MODEL = (
+    "The reproduced map is another model's, with other colours, without the first key and the "
     "diagonal: values cannot be compared, shapes can."
 )
 DRAWN = 128  # positions of a map on the page
@@ -60,8 +60,8 @@ def lead(manifest: Manifest) -> Lead:
     """Return how many of the paper's claims are reproduced, and which."""
     figure, found = title_of(manifest.settings["figure"]), manifest.results_as(Reproduction)
     claims = found.claims
-    held = sum(claim.reproduced for claim in claims)
-    sentence = f"Of the paper's claims about {figure}, {held} of {len(claims)} could be reproduced."
+    n = sum(claim.reproduced for claim in claims)
+    sentence = f"Of the paper's claims about {figure}, {n} of {len(claims)} could be reproduced."
     marks = [verdict_mark(claim.reproduced).replace("\u00a0", " ") for claim in claims]
     table = pd.DataFrame(
         zip((claim.paper for claim in claims[:MOST_ROWS]), marks, strict=False),
@@ -120,7 +120,7 @@ def _figures(figure: str, pairs: Sequence[Pair]) -> Iterator[Section]:
         yield Section(
             title="Published, reproduced, and the difference",
             figure=panel_groups(panels, title=f"{figure}: {group}", max_positions=DRAWN),
-            caption=f"{figure}, {group}. {BESIDE if agreement.empty else COMPARED}",
+            caption=f"{figure}, {group}. {OTHER_MODEL if agreement.empty else COMPARED}",
             table=None if agreement.empty else agreement,
         )
 
@@ -142,7 +142,7 @@ def _panels(pair: Pair) -> Iterator[Panel]:
 
 
 def _panel(pair: Pair, name: str, values: np.ndarray, low: float, high: float) -> Panel:
-    """Return a panel with its own colour bar, centred on zero for signed values."""
+    """Return a panel with a colour bar, centred on zero for signed values."""
     is_signed, top = pair.published.kind == "normalised", max(abs(low), abs(high))
     return Panel(
         name=name,

@@ -69,18 +69,20 @@ def published(figure: str) -> dict[str, Published]:
     file = resources.files("nope_probe.studies.paper") / "panels.safetensors"
     with resources.as_file(file) as path, safe_open(path, "numpy") as packed:
         about = json.loads(packed.metadata()["panels"])
-        own = [key for key in about if key.startswith(f"{figure}/")]
+        of_figure = [key for key in about if key.startswith(f"{figure}/")]
         return {
             key.removeprefix(f"{figure}/"): _panel(key, packed.get_tensor(key), **about[key])
-            for key in sorted(own, key=lambda key: (len(key), key))  # layer 10 follows layer 9
+            for key in sorted(
+                of_figure, key=lambda key: (len(key), key)
+            )  # layer 10 follows layer 9
         }
 
 
 def _panel(
-    key: str, held: np.ndarray, *, low: float, high: float, kind: str, causal: bool
+    key: str, packed: np.ndarray, *, low: float, high: float, kind: str, causal: bool
 ) -> Published:
-    values = held.astype(np.float64)
-    if held.dtype == np.uint8:  # the numbers of colours
+    values = packed.astype(np.float64)
+    if packed.dtype == np.uint8:  # the numbers of colours
         values = low + (values + 0.5) * (high - low) / COLOURS
     if causal:
         values = np.where(np.tri(len(values), dtype=bool), values, np.nan)

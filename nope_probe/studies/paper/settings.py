@@ -179,7 +179,7 @@ class Settings(SessionSettings):
     out: Annotated[
         Path | None,
         _arg(
-            help="Folder of the figure [runs/reproduce-FIGURE-HASH]; its experiments are beside it."
+            help="Folder of the figure [runs/reproduce-FIGURE-HASH]; its experiments go next to it."
         ),
     ] = None
 

@@ -48,7 +48,7 @@ from nope_probe.studies.tables import interval_columns
 
 N_OTHER = 32  # number of the run's sequences that are read with BOS added or left out
 N_REPEATED = 16  # number of sequences of repeated random tokens
-N_CELLS = 2**18  # query-key cells of a head that are held at once
+N_CELLS = 2**18  # query-key cells of a head that are in memory at once
 MEANS = ("first_key", "previous_token", "induction")
 SHARES = ("positional", "symbolic")
 PerHead = Float[Tensor, "fold layer head"]
@@ -216,7 +216,7 @@ def head_columns(
     tokenizer: PreTrainedTokenizerBase | None,
     layers: Sequence[int],
     n_folds: int,
-    own: HeadMeans | None = None,
+    unchanged: HeadMeans | None = None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return further columns of the heads' table, and the table of sinks.
 
@@ -229,14 +229,14 @@ def head_columns(
         tokenizer: the model's tokenizer; None for a parameter-free model.
         layers: the numbers of the layers to measure, the first that attend.
         n_folds: parts of the sequences behind the intervals.
-        own: the means over the sequences as they are; by default the sequences are run for them.
+        unchanged: the means over the sequences as they are; by default, they are captured here.
     """
     blocks = numbered_layers(model, layers)
     fold_of = folds_of(len(inputs), n_folds, inputs.documents)
-    if own is None:
+    if unchanged is None:
         sums = head_sums(model, layers, inputs, n_folds)
-        own = HeadMeans.captured(model, inputs.inputs, sums, fold_of)
-    measured = {"": (inputs, own)}
+        unchanged = HeadMeans.captured(model, inputs.inputs, sums, fold_of)
+    measured = {"": (inputs, unchanged)}
     if tokenizer is not None and tokenizer.bos_token_id is not None:
         other, n_each = _other_bos(inputs, tokenizer.bos_token_id), -(-N_OTHER // n_folds)
         folds = [(fold_of == fold).nonzero().flatten()[:n_each] for fold in fold_of.unique()]

@@ -98,8 +98,8 @@ def _first(row: pd.Series) -> str:
 
 def _head(heads: pd.DataFrame, layer: int) -> str:
     """Return the strongest head of a layer with its amplitude; empty if none exceeds the noise."""
-    own = heads[heads["layer"] == layer].to_dict("records")
-    return "".join(f"H{row['head']:.0f}, {row['amplitude']:.2g} nats" for row in own)
+    rows = heads[heads["layer"] == layer].to_dict("records")
+    return "".join(f"H{row['head']:.0f}, {row['amplitude']:.2g} nats" for row in rows)
 
 
 def _map_sections(run: Run) -> Iterator[Section]:

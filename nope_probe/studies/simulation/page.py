@@ -79,10 +79,10 @@ def _map_sections(run: Run) -> Iterator[Section]:
         shown, high = _off_diagonal(scores[words]), spec.score_scale
         noise = [float(np.nanmedian(layer)) for layer in _off_diagonal(errors[words])]
         yield Section(
-            title="Scores, each layer on its own colours",
+            title="Scores, with a colour scale for each layer",
             figure=partial(score_maps, shown, noise=noise, max_positions=size),
-            caption=f"Scores at {words}, without the diagonal, where a query meets its own key. "
-            "Each layer has its own scale, so colours cannot be compared between layers. A layer "
+            caption=f"Scores at {words}, without the diagonal, where query and key are one token. "
+            "Scales differ between layers, so colours cannot be compared between layers. A layer "
             "of noise is drawn flat.",
         )
         title = f"Mean scores, {words}, 0 to {high:g}"
@@ -123,8 +123,8 @@ def _line_sections(run: Run) -> Iterator[Section]:
         title="The last query's scores",
         figure=partial(rows_against_theory, curves),
         caption="Scores of the last query for each key before it: dots are simulated, with two "
-        "standard errors; lines are theory, the mean field. Its own error shrinks as one over the "
-        "dimension.",
+        "standard errors; lines are theory, the mean field. The error of the theory shrinks as "
+        "one over the dimension.",
     )
     steps = {alpha: _steps(_rows_of(alpha, run.tables["steps"])) for alpha in alphas}
     yield Section(

@@ -56,7 +56,7 @@ class Settings(SessionSettings):
     rope: Annotated[bool, _arg(help="Rotate queries and keys.")] = False
     causal: Annotated[bool, _arg(help="Mask keys after the query.")] = True
     control_variate: Annotated[
-        bool, _arg(help="Subtract the effect of the inputs' own Gram matrix, most of the noise.")
+        bool, _arg(help="Subtract the effect of the inputs' Gram matrix, most of the noise.")
     ] = True
     seed: Annotated[int, SEED, _arg(help="Seed of the samples.")] = 0
     checkpoint_every: Annotated[

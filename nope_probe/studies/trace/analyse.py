@@ -1,7 +1,7 @@
 """From the writers' parts of each reader to tables, maps and a run, on disk or in memory.
 
 The exact share of a writer is its direct path, through the reader's norm, W_Q and W_K, with the
-norm's scale of every token held fixed. `measure_effects` runs the model without the writer's
+norm's scale of every token kept. `measure_effects` runs the model without the writer's
 position, so that the blocks between the writer and the reader respond.
 """
 
@@ -105,7 +105,7 @@ def measure_effects(
     Returns:
         A row for each writer, of the lead and of the pattern: `layer`, `head` if heads are readers,
         `of`, `writer`, and with their intervals `predicted`, the exact share of queries and keys
-        together; `held`, the loss if only the reader's own input loses the writer's position and
+        together; `held`, the loss if only the reader's input loses the writer's position and
         the scales of its norms stay; `direct`, the loss if the scales follow, as in the model;
         `norm`, direct less held; and `total`, the loss if all blocks after the writer lose the
         position. There are no rows of the lead where the first position keeps what is written
@@ -184,16 +184,22 @@ def losses(
 
     Args:
         intact: the reader's scores.
-        direct: its scores where its own input loses the position.
+        direct: its scores where only its input loses the position.
         total: its scores where all blocks after the writer lose the position.
         reader: its mean queries and keys.
         writer: the writer.
     """
-    linear, held = (
+    linear, kept_scales = (
         LayerMaps.of(scores, reader.counts, reader.sums.query_positions, reader.skip_keys)
         for scores in (reader.scores, scores_without(reader, writer))
     )
-    maps = {"intact": intact, "direct": direct, "total": total, "linear": linear, "held": held}
+    maps = {
+        "intact": intact,
+        "direct": direct,
+        "total": total,
+        "linear": linear,
+        "held": kept_scales,
+    }
     patterns = shared_patterns([*maps.values()])
     grams = contrast_grams(dict(zip(maps, patterns, strict=True)))
     whole = {"intact": 1.0}
@@ -337,11 +343,11 @@ def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:
         assert scales is not None
         scale = pooled(scales, reader.counts)[kept:]
         scale = scale / scale.mean()
-        is_own = (writers[list(names)] == pd.Series(names)).all(axis=1)
-        own = writers[is_own & (writers["of"] == "pattern")]
+        of_reader = (writers[list(names)] == pd.Series(names)).all(axis=1)
+        of_pattern = writers[of_reader & (writers["of"] == "pattern")]
         for side in get_args(Side):
             hands = clock(reader, side)
-            rows = own[own["side"] == side]
+            rows = of_pattern[of_pattern["side"] == side]
             order = rows["share"].abs().sort_values(ascending=False).index
             strongest = rows.loc[order, "writer"][: CLOCKS - 1]
             for writer in (ALL, *strongest):

@@ -94,7 +94,7 @@ def _sections(run: Run) -> Iterator[Section]:
         kept = " The first token keeps its position: no rows of the lead."
         yield Section(
             title="What is lost without a writer's position",
-            caption="Held, direct: lost on the direct path with the norm's scale held, and as it "
+            caption="Held, direct: lost on the direct path with the norm's scale kept, and as it "
             "follows; norm is their difference. Total: on all paths."
             + (kept if traced.kept_positions else ""),
             table=tables["effects"].filter(regex="^(?!predicted)"),
@@ -190,7 +190,7 @@ def lead(run: Run) -> Lead:
     table, n_left_out = _table(f"{reader} at {length}", shares)
     parts = [
         "" if chosen else f"{reader} is the strongest of {notes.layers_of(manifest)}.",
-        LOST.format(kept=kept) if any(own.lost for own in shares.values()) else "",
+        LOST.format(kept=kept) if any(of_question.lost for of_question in shares.values()) else "",
         f"Left out: {n_left_out} weaker writers." if n_left_out else "",
     ]
     return Lead(
@@ -202,16 +202,16 @@ def lead(run: Run) -> Lead:
 
 def _clause(question: str, shares: Mapping[str, Shares], reader: str) -> str:
     """Return what makes a lead or a pattern, in words."""
-    own, what = shares[question], f"the order of {reader}'s other keys"
+    of_question, what = shares[question], f"the order of {reader}'s other keys"
     if question == "lead":
         what = "the first key's lead" if len(shares) > 1 else f"{reader}'s lead of the first key"
-    most = most_of(own.terms) or "none"
-    main = main_writers(own.writers)
-    named = [f"{name} ({_text(own.writers[name])})" for name in main[:NAMED]]
+    most = most_of(of_question.terms) or "none"
+    main = main_writers(of_question.writers)
+    named = [f"{name} ({_text(of_question.writers[name])})" for name in main[:NAMED]]
     named += ["others"] if len(main) > NAMED else []
     return MADE_BY["noisy" if most == "written" and not main else most].format(
         what=what,
-        share=_text(own.terms.get(most, (0.0, 0.0, 0.0))),
+        share=_text(of_question.terms.get(most, (0.0, 0.0, 0.0))),
         writers=listed(named) if named else "",
         write="writes" if len(main) == 1 else "write",
     )
@@ -219,13 +219,23 @@ def _clause(question: str, shares: Mapping[str, Shares], reader: str) -> str:
 
 def _table(name: str, shares: Mapping[str, Shares]) -> tuple[pd.DataFrame, int]:
     """Return the first table, and how many writers it leaves out."""
-    named = (name for own in shares.values() for name in (*own.writers, *own.lost))
+    named = (
+        name
+        for of_question in shares.values()
+        for name in (*of_question.writers, *of_question.lost)
+    )
     writers = dict.fromkeys(name for name in named if name != "bias")
-    strengths = {writer: max(own.strength(writer) for own in shares.values()) for writer in writers}
+    strengths = {
+        writer: max(of_question.strength(writer) for of_question in shares.values())
+        for writer in writers
+    }
     encodings = [
         term
         for term in ENCODINGS
-        if any(abs(own.terms.get(term, (0.0,))[0]) >= LEAST / 10 for own in shares.values())
+        if any(
+            abs(of_question.terms.get(term, (0.0,))[0]) >= LEAST / 10
+            for of_question in shares.values()
+        )
     ]
     order = sorted(
         (-strength, Writer(writer).order, writer) for writer, strength in strengths.items()
@@ -233,18 +243,28 @@ def _table(name: str, shares: Mapping[str, Shares]) -> tuple[pd.DataFrame, int]:
     n_rows = MOST_ROWS - 3 - len(encodings)
     top = [writer for strength, _, writer in order if -strength >= LEAST][:n_rows]
     columns = {}
-    for question, own in shares.items():
+    for question, of_question in shares.items():
         label = QUESTIONS[question]
         columns[label] = {
-            "size": f"{own.size:z.2g} nats",
-            **{ENCODINGS[term]: _text(own.terms[term]) for term in encodings if term in own.terms},
-            **{writer: _text(own.direct[writer]) for writer in top if writer in own.direct},
-            "other writers": f"{100 * own.others(top):z.0f}%",
-            "covariance": _text(own.terms["covariance"]),
+            "size": f"{of_question.size:z.2g} nats",
+            **{
+                ENCODINGS[term]: _text(of_question.terms[term])
+                for term in encodings
+                if term in of_question.terms
+            },
+            **{
+                writer: _text(of_question.direct[writer])
+                for writer in top
+                if writer in of_question.direct
+            },
+            "other writers": f"{100 * of_question.others(top):z.0f}%",
+            "covariance": _text(of_question.terms["covariance"]),
         }
-        if own.lost:
+        if of_question.lost:
             columns[f"{label}, lost"] = {
-                writer: _text(own.lost[writer]) for writer in top if writer in own.lost
+                writer: _text(of_question.lost[writer])
+                for writer in top
+                if writer in of_question.lost
             }
     rows = [
         *("size", *(ENCODINGS[term] for term in encodings), *top, "other writers", "covariance")

@@ -37,8 +37,8 @@ class Trace(Run):
     def __repr__(self) -> str:
         """Return the readers, and the main writers of the strongest pattern."""
         readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
-        _, _, held = super().__repr__().partition(": ")
-        return f"Trace of {readers}: {lead(self).sentence} {held}"
+        _, _, contents = super().__repr__().partition(": ")
+        return f"Trace of {readers}: {lead(self).sentence} {contents}"
 
     @property
     def terms(self) -> pd.DataFrame:
