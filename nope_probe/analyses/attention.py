@@ -113,7 +113,7 @@ def _between_bounds(interval: Interval, gap: float) -> Interval:
     return replace(interval, low=interval.low - LOWERED * gap)
 
 
-class Parts(NamedTuple):
+class PositionalParts(NamedTuple):
     """The information in position at each query, in nats, and the weight of the first key."""
 
     first: Float[Tensor, "*batch row"]
@@ -125,7 +125,7 @@ def information_parts(
     weights: Float[Tensor, "*batch row key_pos"],
     visible: Bool[Tensor, "row key_pos"],
     skip_keys: int = 1,
-) -> Parts:
+) -> PositionalParts:
     """Return KLb(a, 1/n) and (1 - a) KL(A', U') of weights A, in nats, and a.
 
     They add up to KL(A, U). With several first keys, the first part includes where to look among
@@ -150,7 +150,7 @@ def information_parts(
     total = first.sum(-1) + rest
     whole = total * n_keys.clamp_min(1).to(rest).log()
     at_first = _xlogx(first) + shared + whole - rest * n_others.to(rest).log()
-    return Parts(first=at_first, others=among_others, first_weight=first.sum(-1))
+    return PositionalParts(first=at_first, others=among_others, first_weight=first.sum(-1))
 
 
 def _xlogx(weights: Float[Tensor, "*batch key_pos"]) -> Float[Tensor, "*batch"]:

@@ -36,7 +36,7 @@ from nope_probe.maps.layers import (
     shared_patterns,
     with_skip_keys,
 )
-from nope_probe.maps.maps import Layers, ScoreMaps, heads_of, layers_of
+from nope_probe.maps.maps import Layers, ScoreMaps, heads_of, maps_by_layer
 from nope_probe.removal import INTACT, MASK, SOURCES, Component, Condition
 
 Removed = TypeVar("Removed", bound=str | Iterable[str])
@@ -293,7 +293,7 @@ def layers_by_condition(
             "expected maps by the removed components, {(): ..., 'mask': ...}, got " + kind_of(maps)
         )
     conditions = {
-        Condition.parse(removed): layers_of(captured) for removed, captured in maps.items()
+        Condition.parse(removed): maps_by_layer(captured) for removed, captured in maps.items()
     }
     if len(conditions) < len(maps) or not conditions:
         raise ValueError(f"expected one entry per condition, got {list(maps)}")

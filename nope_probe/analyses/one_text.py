@@ -32,7 +32,7 @@ from nope_probe.analyses.positions import TERMS
 from nope_probe.maps.centred import centred_rows
 from nope_probe.maps.positions import ReaderSums
 
-Vectors = Float[Tensor, "pos d_head"]
+PositionVectors = Float[Tensor, "pos d_head"]
 Side = Literal["key", "query"]  # what a writer writes into
 
 
@@ -70,10 +70,10 @@ def query_terms(
     seen = text.scores[0, query].isfinite()
     own_q = _vectors(text.q)[query]
 
-    def turned(x: Vectors) -> Vectors:
+    def turned(x: PositionVectors) -> PositionVectors:
         return text.rotation.turned(x[:, None])[:, 0]
 
-    def products(of_query: Float[Tensor, " d_head"], turned_keys: Vectors) -> Tensor:
+    def products(of_query: Float[Tensor, " d_head"], turned_keys: PositionVectors) -> Tensor:
         return turned_keys @ turned(of_query.expand(n, -1))[query] * text.scale
 
     def centred(x: Float[Tensor, " key_pos"]) -> Tensor:
@@ -137,5 +137,5 @@ def moved_terms(
     return _vectors(moved) @ facing * text.scale
 
 
-def _vectors(x: Float[Tensor, "1 pos 1 d_head"]) -> Vectors:
+def _vectors(x: Float[Tensor, "1 pos 1 d_head"]) -> PositionVectors:
     return x[0, :, 0].double()

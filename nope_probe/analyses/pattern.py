@@ -29,7 +29,7 @@ from nope_probe.analyses.pattern_rows import (
 from nope_probe.errors import closed_choices
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.layers import MIN_KEYS, LayerMaps, Pattern, with_skip_keys
-from nope_probe.maps.maps import Layers, ScoreMaps, heads_of, layers_of
+from nope_probe.maps.maps import Layers, ScoreMaps, heads_of, maps_by_layer
 from nope_probe.maps.rows import BLOCK_BYTES, QueryPositions
 
 ORDERS = ("locality", "monotonicity")
@@ -93,7 +93,7 @@ def measure(
         >>> measure(maps)[2].locality.value > 0.9
         True
     """
-    layers = layers_of(maps, counts, query_positions)
+    layers = maps_by_layer(maps, counts, query_positions)
     return [measure_pattern(layer.pattern) for layer in with_skip_keys(layers, skip_keys).values()]
 
 
@@ -114,7 +114,7 @@ def measure_heads(maps: ScoreMaps | Layers) -> dict[tuple[int, int], Measures]:
         >>> measure_heads(maps)[1, 3].amplitude.value > 1
         True
     """
-    heads = heads_of(layers_of(maps))
+    heads = heads_of(maps_by_layer(maps))
     return {place: measure_pattern(maps_of_head.pattern) for place, maps_of_head in heads.items()}
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nope_probe.analyses.jackknife import UNDEFINED, Interval, rms, share
 from nope_probe.analyses.pattern_rows import beyond_rounding, non_relative
-from nope_probe.analyses.reader import PARTS, Maps, Reader, Side, Size, Vectors
+from nope_probe.analyses.reader import PARTS, FoldVectors, Reader, ScoreRows, Side, Size
 from nope_probe.maps.estimates import Estimates
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.positions import PositionSums
@@ -28,7 +28,7 @@ TERMS = ("rotation", "written_key", "written_query", "written_both")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Term:
+class PositionTerm:
     """A term of a layer's (or head's) lead or pattern.
 
     Attributes:
@@ -45,7 +45,7 @@ class Term:
     non_relative: Interval
 
 
-def position_terms(reader: Reader) -> dict[str, Term]:
+def position_terms(reader: Reader) -> dict[str, PositionTerm]:
     """Return a lead's or pattern's terms: the whole, the mean term, its four parts, and the rest.
 
     The four shares add up to the mean term's share; with the covariance term (and ALiBi), to 1.
@@ -75,12 +75,12 @@ def position_terms(reader: Reader) -> dict[str, Term]:
     return {name: _term(reader, products[name], sizes[name]) for name in products}
 
 
-def _term(reader: Reader, product: Estimates, size: Size) -> Term:
+def _term(reader: Reader, product: Estimates, size: Size) -> PositionTerm:
     size, exceeds_rounding = _beyond_rounding(reader, size)
     relative_r2 = non_relative = UNDEFINED
     if size.rest is not None:
         relative_r2, non_relative = share(size.square - size.rest, size.square), rms(size.rest)
-    return Term(
+    return PositionTerm(
         size=size.nats,
         share=share(product * exceeds_rounding, reader.square),
         relative_r2=relative_r2,
@@ -138,7 +138,7 @@ def written_terms(reader: Reader, side: Side) -> dict[str, Written]:
     return terms
 
 
-def written_by(reader: Reader, writer: Writer) -> tuple[Vectors, Vectors]:
+def written_by(reader: Reader, writer: Writer) -> tuple[FoldVectors, FoldVectors]:
     """Return a writer's position in queries and keys; of an attention, that of all its heads."""
     sums = reader.sums
     names = [name for name in sums.keys if writer in (name, Writer(name).whole)]
@@ -160,7 +160,7 @@ def direct_share(reader: Reader, writer: Writer) -> Interval:
     return share(lost, reader.square)
 
 
-def scores_without(reader: Reader, writer: Writer) -> Maps:
+def scores_without(reader: Reader, writer: Writer) -> ScoreRows:
     """Return fold means of the scores, nats, of queries and keys without a writer's position.
 
     The norms' scales of every token stay as they are, and all folds lose the same vectors, as in a
@@ -169,7 +169,7 @@ def scores_without(reader: Reader, writer: Writer) -> Maps:
     q, k = reader.sums.q, reader.sums.k
     query, key = (pooled(x.double(), reader.counts) for x in written_by(reader, writer))
 
-    def products(queries: Vectors, keys: Vectors) -> Maps:
+    def products(queries: FoldVectors, keys: FoldVectors) -> ScoreRows:
         left, right = reader.factors(queries, keys)
         return left @ right.mT
 
@@ -212,7 +212,7 @@ def clock(reader: Reader, side: Side = "key") -> Clock:
         (reader.sums.k, reader.sums.keys) if side == "key" else (reader.sums.q, reader.sums.queries)
     )
 
-    def about_mean(x: Vectors) -> Float[Tensor, "pos width"]:
+    def about_mean(x: FoldVectors) -> Float[Tensor, "pos width"]:
         return pooled(reader.part(x, "written").double(), reader.counts).flatten(1)
 
     written = about_mean(whole)

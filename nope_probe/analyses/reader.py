@@ -37,9 +37,9 @@ from nope_probe.maps.positions import ReaderSums
 MIN_FOLDS = 5  # four folds are multiplied, and one is left out
 PAIR_BYTES = 1 << 24  # maps of pairs of folds at once
 Side = Literal["key", "query"]
-Vectors = Float[Tensor, "fold pos head d_head"]
-Maps = Float[Tensor, "map row key_pos"]
-Values = Float[
+FoldVectors = Float[Tensor, "fold pos head d_head"]
+ScoreRows = Float[Tensor, "map row key_pos"]
+CellValues = Float[
     Tensor, "map row column"
 ]  # patterns, whose columns are keys; or leads, in one column
 PARTS: dict[str, tuple[Literal["all", "mean", "written"], Literal["all", "mean", "written"]]] = {
@@ -121,21 +121,21 @@ class Reader:
             yield replace(self, question="lead")
         yield replace(self, question="pattern")
 
-    def mean(self, x: Vectors) -> Vectors:
+    def mean(self, x: FoldVectors) -> FoldVectors:
         """Return the mean over positions, at each position."""
         return x[:, self.kept_positions :].mean(1, keepdim=True).expand_as(x)
 
-    def part(self, x: Vectors, which: Literal["all", "mean", "written"]) -> Vectors:
+    def part(self, x: FoldVectors, which: Literal["all", "mean", "written"]) -> FoldVectors:
         """Return queries or keys, their mean over positions, or their difference from it."""
         return {"all": x, "mean": self.mean(x), "written": x - self.mean(x)}[which]
 
-    def term(self, name: str) -> tuple[Vectors, Vectors]:
+    def term(self, name: str) -> tuple[FoldVectors, FoldVectors]:
         """Return the queries and keys whose products are a term of the mean term."""
         q, k = PARTS[name]
         return self.part(self.sums.q, q), self.part(self.sums.k, k)
 
     @property
-    def of_norm(self) -> tuple[Vectors, Vectors] | None:
+    def of_norm(self) -> tuple[FoldVectors, FoldVectors] | None:
         """The queries and keys whose products are the norms' part of the written terms.
 
         Heads that stand side by side add up: all queries meet what the norms make of keys, and
@@ -158,7 +158,7 @@ class Reader:
         """The pattern of the scores, which has their lead."""
         return self.maps.pattern
 
-    def pattern_of(self, maps: Maps) -> Pattern:
+    def pattern_of(self, maps: ScoreRows) -> Pattern:
         """Return the pattern of maps of the layer, in the cells of the scores' pattern."""
         return replace(self.pattern, maps=LayerMaps.of(maps, None, self.maps.queries))
 
@@ -177,14 +177,14 @@ class Reader:
         """How many queries have a lead, or cells a pattern: products are means over them."""
         return self.pattern.cells.count if self.lead is None else len(self.lead.queries)
 
-    def values_of(self, maps: Maps) -> Values:
+    def values_of(self, maps: ScoreRows) -> CellValues:
         """Return the patterns of maps, 0 outside their cells, or their leads as one column."""
         if self.lead is None:
             return centred_rows(maps, self.pattern.cells.mask)
         weights = self.lead.weights
         return (maps.where(weights != 0, 0.0) * weights).sum(-1, keepdim=True)
 
-    def target(self, values: Values) -> Maps:
+    def target(self, values: CellValues) -> ScoreRows:
         """Return W, such that <T, V> is the sum over cells of T times W, for the map T of a term.
 
         Args:
@@ -193,12 +193,12 @@ class Reader:
         values = values / self.n_values
         return values if self.lead is None else values * self.lead.weights
 
-    def at_rows(self, x: Vectors) -> Float[Tensor, "fold row head d_head"]:
+    def at_rows(self, x: FoldVectors) -> Float[Tensor, "fold row head d_head"]:
         """Return the queries that have rows, as RoPE turns them."""
         return self.sums.rotation.turned(x)[:, self.maps.queries]
 
     def factors(
-        self, q: Vectors, k: Vectors
+        self, q: FoldVectors, k: FoldVectors
     ) -> tuple[Float[Tensor, "fold row width"], Float[Tensor, "fold key_pos width"]]:
         """Return R_i q_i of the rows, times the scale, and R_j k_j: their products are scores."""
         left, right = (
@@ -228,12 +228,12 @@ class Reader:
             squares.append(self.values.square().sum((1, 2)).mean() / self.n_values)
         return torch.stack(squares).sum()
 
-    def mean_map(self, q: Vectors, k: Vectors) -> Float[Tensor, "row key_pos"]:
+    def mean_map(self, q: FoldVectors, k: FoldVectors) -> Float[Tensor, "row key_pos"]:
         """Return <R_i q_i, R_j k_j> of the means over all sequences, nats."""
         left, right = (pooled(x, self.counts) for x in self.factors(q, k))
         return left @ right.T
 
-    def products(self, q: Vectors, k: Vectors, values: Values) -> Estimates:
+    def products(self, q: FoldVectors, k: FoldVectors, values: CellValues) -> Estimates:
         """Return <T(q, k), V> of queries, keys and the lead or pattern V of each fold."""
         left, right = self.factors(q, k)
         through = torch.einsum("cij,bjx->cbix", self.target(values), right)
@@ -260,7 +260,7 @@ class Reader:
             readings[:, fold] = self.sums.rotation.turned_back(of_fold) * self.sums.scale
         return readings
 
-    def written_products(self, readings: Tensor, x: Vectors) -> Estimates:
+    def written_products(self, readings: Tensor, x: FoldVectors) -> Estimates:
         """Return <T, V> of a writer's part of keys or queries, less its mean over positions.
 
         Args:
@@ -279,7 +279,7 @@ class Reader:
         """<V, V>, squared nats; 0 within rounding."""
         return beyond_rounding(self.size_of(self.scores).square, self.score_square)
 
-    def size_of(self, maps: Maps) -> Size:
+    def size_of(self, maps: ScoreRows) -> Size:
         """Return the size of the leads or patterns of fold maps, nats."""
         if self.lead is None:
             sums = PatternSums(self.pattern.cells)
@@ -292,7 +292,7 @@ class Reader:
         square = ProductSums((leads @ leads.T)[None, :, None]).product(self.n_values, self.weights)
         return Size(square=square, mean=means)
 
-    def pair_size(self, q: Vectors, k: Vectors) -> Size:
+    def pair_size(self, q: FoldVectors, k: FoldVectors) -> Size:
         """Return the size of the lead or pattern of <R_i q_i, R_j k_j>.
 
         Queries and keys come from different folds, so a square takes four different folds.
@@ -313,7 +313,7 @@ class Reader:
         values = torch.einsum("fxy,xy->f", _quad_weights(self.weights), gram)
         return Estimates(values=values / self.n_values, weights=self.weights)
 
-    def _pair_sums(self, q: Vectors, k: Vectors) -> PatternSums:
+    def _pair_sums(self, q: FoldVectors, k: FoldVectors) -> PatternSums:
         """Return the sums of the patterns of <R_i q_i, R_j k_j> for all pairs of folds."""
         left, right = self.factors(q, k)
         (first, second), cells = _pairs(len(left)).T, self.pattern.cells

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from nope_probe.maps.rotation import Rotation
 
-Kind = Literal["causal", "window", "chunks", "prefix", "bidirectional", "two-sided window", "other"]
+MaskKind = Literal[
+    "causal", "window", "chunks", "prefix", "bidirectional", "two-sided window", "other"
+]
 FOLLOWS = 1e-3  # relative deviation of a frequency that still follows the power law
 ROWS = 256  # queries whose mask is compared at once
 LINEAR = 1e-4  # relative error up to which scores are a multiple of q.k
@@ -33,7 +35,7 @@ class MaskShape:
         n_positions: how many positions were seen; a longer window or chunk cannot be detected.
     """
 
-    kind: Kind
+    kind: MaskKind
     size: int | None = None
     n_positions: int
 
@@ -65,7 +67,7 @@ def mask_shape(
         chunk = chunk or (int(hidden[0]) if len(hidden) else 0)
         prefix = prefix or int(cells[0].sum())
     chunk = chunk or n_positions
-    shapes: dict[tuple[Kind, int | None], Callable[[Tensor], Tensor]] = {
+    shapes: dict[tuple[MaskKind, int | None], Callable[[Tensor], Tensor]] = {
         ("causal", None): lambda i: j <= i,
         ("bidirectional", None): lambda i: (j >= 0) & (i >= 0),
         ("window", reach): lambda i: (j <= i) & (i - j < reach),

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 WindowStart = Literal["random", "start"]
 Bos = Literal["auto", "always", "never"]
-Kind = Literal["text", "shuffled", "random", "vectors"]
+InputKind = Literal["text", "shuffled", "random", "vectors"]
 N_SEQS = 512
 
 
@@ -64,7 +64,7 @@ class Sequences:
     name: str
     bos: bool = False
     bos_token: str = ""
-    kind: Kind = "text"
+    kind: InputKind = "text"
     documents: Int[Tensor, " seq"] | None = None
     notes: tuple[str, ...] = ()
 
@@ -192,7 +192,7 @@ def sequences(
         tokens = torch.nn.functional.pad(tokens, (1, 0), value=first)
         bos_token = tokenizer.decode([first])
     name = source + (" packed" if pack else "") + (" shuffled" if shuffle else "")
-    kind: Kind = "shuffled" if shuffle else "random" if source == "random" else "text"
+    kind: InputKind = "shuffled" if shuffle else "random" if source == "random" else "text"
     return Sequences(
         inputs=tokens,
         name=name,

@@ -19,7 +19,7 @@ from nope_probe.figures.style import (
     DIVERGING,
     SEQUENTIAL,
     colour_bar,
-    on,
+    panel_axes,
     place_panels,
 )
 from nope_probe.removal import INK
@@ -138,7 +138,7 @@ def attention_changes(table: pd.DataFrame, title: str = "Each head's change") ->
         change = grid.pop("change")
         cells = {
             "type": "heatmap",
-            **on(panel),
+            **panel_axes(panel),
             "z": change.to_numpy(float),
             "x": [int(head) for head in change.columns],
             "y": [int(layer) for layer in change.index],
@@ -150,7 +150,7 @@ def attention_changes(table: pd.DataFrame, title: str = "Each head's change") ->
         changed = rows[rows["changed"].astype(bool)]
         dots = {
             "type": "scatter",
-            **on(panel),
+            **panel_axes(panel),
             "mode": "markers",
             "x": changed["head"].to_numpy(int),
             "y": changed["layer"].to_numpy(int),

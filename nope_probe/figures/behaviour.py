@@ -20,7 +20,7 @@ from nope_probe.figures.intervals import estimates_of
 from nope_probe.figures.names import colour, symbol, words
 from nope_probe.figures.style import (
     GUIDE,
-    Trace,
+    PlotlyTrace,
     layer_colours,
     place_panels,
 )
@@ -39,7 +39,7 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
         trained: the trained context, in tokens, which a vertical line marks; None for no line.
     """
     groups = _panels(list(dict.fromkeys(table["condition"])))
-    traces: list[Trace] = []
+    traces: list[PlotlyTrace] = []
     for panel, conditions in enumerate(groups.values()):
         for name in conditions:
             rows = table[table["condition"] == name]

@@ -24,8 +24,8 @@ from nope_probe.figures.style import (
     SEQUENTIAL,
     TEMPLATE,
     ZERO,
-    Layout,
-    Trace,
+    PlotlyLayout,
+    PlotlyTrace,
     axis,
     colour_bar,
     colour_limits,
@@ -39,20 +39,20 @@ if TYPE_CHECKING:
 
 StageMap: TypeAlias = Float[Any, "row_pos col_pos"]
 Of = Literal["shown", "reference", "difference"]
-Kind = Literal["raw", "cosines", "less diagonal means"]
-Stage = tuple[Letter, Of, Kind]
+MapKind = Literal["raw", "cosines", "less diagonal means"]
+StageView = tuple[Letter, Of, MapKind]
 Scale = tuple[float, float]
-Choice = list[Layout]  # a switch's choice: keys of the traces, and keys of the layout
-RAW: Kind = "raw"
-COSINES: Kind = "cosines"
-DIAGONAL: Kind = "less diagonal means"
+Choice = list[PlotlyLayout]  # a switch's choice: keys of the traces, and keys of the layout
+RAW: MapKind = "raw"
+COSINES: MapKind = "cosines"
+DIAGONAL: MapKind = "less diagonal means"
 PER_STAGE, ALL_COSINES = "one for each stage", "one for all cosines"
 MIDDLE = (5, 95)  # colours run between these percentiles of the cells off the diagonal
 COMPONENTS = ("mask", "w_q", "w_k", "w_o", "w_v", "mlp")
 MAX_POSITIONS = 128
 MAX_CELLS = 27 * MAX_POSITIONS**2  # of all maps together: 2.4 MB of a page
 PAPER = "#ffffff"
-COMPARED: dict[Kind, dict[Of, str]] = {  # the views of an ablation
+COMPARED: dict[MapKind, dict[Of, str]] = {  # the views of an ablation
     RAW: {"shown": "ablated", "reference": "intact", "difference": "difference"},
     COSINES: {
         "shown": "ablated cosines",
@@ -140,7 +140,7 @@ def circuit(
         layouts.append({**_layout(flow, maps, axes), "shapes": shapes, "annotations": notes})
     without = ", ".join(words(name) for name in removed)
     title = f"L{layer}, from its input to the next layer's scores"
-    layout: Layout = {
+    layout: PlotlyLayout = {
         "template": TEMPLATE,
         "title": {"text": f"{title}, without {without}" if without else title},
         "plot_bgcolor": BLANK,
@@ -159,12 +159,12 @@ def circuit(
 
 
 def _colour_choices(
-    scales: Mapping[str, Mapping[Stage, Scale]], axes: Mapping[Stage, str]
+    scales: Mapping[str, Mapping[StageView, Scale]], axes: Mapping[StageView, str]
 ) -> dict[str, Choice]:
     """Return the choices of the switch between scales: the limits of each map's colour axis."""
     choices: dict[str, Choice] = {}
     for name, of_choice in scales.items():
-        limits: Layout = {}
+        limits: PlotlyLayout = {}
         for stage, scale in of_choice.items():
             limits |= colour_limits(scale, f"{axes[stage]}.")
         choices[name] = [{}, limits]
@@ -185,7 +185,7 @@ def views(
     maps: Mapping[Letter, np.ndarray],
     reference: Mapping[Letter, np.ndarray],
     normalised: Mapping[Letter, np.ndarray],
-) -> dict[str, dict[Stage, np.ndarray]]:
+) -> dict[str, dict[StageView, np.ndarray]]:
     """Return the maps of each view, by the view's name.
 
     Scores are not inner products of a single stage's vectors, so they have no cosines. A view of
@@ -197,7 +197,7 @@ def views(
         normalised: the maps less the mean of each diagonal; empty for no such view.
     """
     letters = [letter for letter in LETTERS if letter in maps]
-    views: dict[str, dict[Stage, np.ndarray]] = {}
+    views: dict[str, dict[StageView, np.ndarray]] = {}
     n_rows, n = next(iter(maps.values())).shape
     for kind in COMPARED if n_rows == n else (RAW,):
         models: dict[Of, Mapping[Letter, np.ndarray]] = {"shown": _of_kind(kind, maps)}
@@ -217,7 +217,7 @@ def views(
     return views
 
 
-def _of_kind(kind: Kind, maps: Mapping[Letter, np.ndarray]) -> Mapping[Letter, np.ndarray]:
+def _of_kind(kind: MapKind, maps: Mapping[Letter, np.ndarray]) -> Mapping[Letter, np.ndarray]:
     """Return the maps themselves, or the cosines of Gram maps."""
     if kind != COSINES:
         return maps
@@ -241,7 +241,7 @@ def cosines(
     return gram / known[:, None] / known
 
 
-def is_signed(stage: Stage) -> bool:
+def is_signed(stage: StageView) -> bool:
     """Return whether a map's colours centre on zero."""
     return stage[1] == "difference" or stage[2] != RAW
 
@@ -271,7 +271,9 @@ def _limits(values: np.ndarray, signed: bool) -> Scale:
     return float(low), float(high)
 
 
-def scales_of(shown: Mapping[Stage, np.ndarray], skip: int = 0) -> dict[str, dict[Stage, Scale]]:
+def scales_of(
+    shown: Mapping[StageView, np.ndarray], skip: int = 0
+) -> dict[str, dict[StageView, Scale]]:
     """Return the colour limits of all maps, by the name of the switch's choice.
 
     A stage of the ablated model has the colours of the intact stage. Inner products of different
@@ -302,7 +304,7 @@ def formula(letter: Letter) -> str:
     return f"{text}, nats" if letter in SCORE_STAGES else text
 
 
-def _heat(stage: Stage, pooled: Pooled, coloraxis: str, visible: bool) -> Trace:
+def _heat(stage: StageView, pooled: Pooled, coloraxis: str, visible: bool) -> PlotlyTrace:
     letter, of, kind = stage
     about = [f"({letter}) {formula(letter)}", "" if kind == RAW else kind, OF.get(of, "")]
     quantity = "score %{z:.3g} nat" if letter in SCORE_STAGES else "inner product %{z:.3g}"
@@ -318,7 +320,7 @@ def _heat(stage: Stage, pooled: Pooled, coloraxis: str, visible: bool) -> Trace:
     )
 
 
-def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[Stage, str]) -> Layout:
+def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[StageView, str]) -> PlotlyLayout:
     """Return the layout keys of panels and colour bars on one kind of screen.
 
     Args:
@@ -326,7 +328,7 @@ def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[Stage, str]) -> La
         drawn: the letters with a map; other panels are blank.
         axes: each map's colour axis.
     """
-    keys: Layout = {"height": flow.full_height, "margin": flow.margin}
+    keys: PlotlyLayout = {"height": flow.full_height, "margin": flow.margin}
     square = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 4}
     square["tickfont"] = {"size": 10}
     for panel, letter in enumerate(LETTERS):
@@ -358,7 +360,7 @@ def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[Stage, str]) -> La
     return keys
 
 
-def _captions(flow: Flow, absent: Mapping[str, str]) -> list[Layout]:
+def _captions(flow: Flow, absent: Mapping[str, str]) -> list[PlotlyLayout]:
     """Return each panel's letter and formula, and in an empty panel the reason."""
     where = {"xref": "paper", "yref": "paper", "showarrow": False}
     captions = []
@@ -374,7 +376,7 @@ def _captions(flow: Flow, absent: Mapping[str, str]) -> list[Layout]:
     return captions
 
 
-def add_switches(layout: Layout, switches: Mapping[str, Mapping[str, Choice]]) -> None:
+def add_switches(layout: PlotlyLayout, switches: Mapping[str, Mapping[str, Choice]]) -> None:
     """Add switches: as menus for notebooks, and in the metadata for the report page.
 
     A choice has the arguments of `Plotly.update`: keys of the traces, and keys of the layout.

@@ -34,8 +34,8 @@ from nope_probe.figures.intervals import (
 from nope_probe.figures.names import TABLE, colour, words
 from nope_probe.figures.style import (
     ZERO,
-    Trace,
-    on,
+    PlotlyTrace,
+    panel_axes,
     place_panels,
     scatter,
 )
@@ -64,7 +64,7 @@ def band_amplitudes(table: pd.DataFrame) -> go.Figure:
             "customdata": 100 * rows["share"].to_numpy(float),
             "marker": {"color": TABLE["rope"].colour},
             "showlegend": False,
-            **on(panel),
+            **panel_axes(panel),
             "hovertemplate": "%{x}: %{y:.3g} nats, share %{customdata:.1f}%<extra></extra>",
         }
         traces.append(trace)
@@ -83,7 +83,7 @@ def offset_profiles(table: pd.DataFrame) -> go.Figure:
     Args:
         table: `offsets.csv`: layer, term, offset, and the mean in nats with its bounds.
     """
-    traces: list[Trace] = []
+    traces: list[PlotlyTrace] = []
     for panel, (_, of_layer) in enumerate(table.groupby("layer")):
         for name, rows in of_layer.groupby("term", sort=False):
             ink = colour("intact" if name in LABELS else str(name))
@@ -113,7 +113,7 @@ def query_strengths(table: pd.DataFrame, lengths: Mapping[str, int]) -> go.Figur
         lengths: the model's stated lengths, such as its context, in tokens; lines mark lengths that
             queries reach.
     """
-    traces: list[Trace] = []
+    traces: list[PlotlyTrace] = []
     reached = int(table["last_query"].max())
     for panel, (_, rows) in enumerate(table.groupby("layer")):
         traces += curve_in_band(
@@ -209,7 +209,7 @@ def _panels(
     """Draw a panel per layer; a layer with only noise is flat, and its title says so."""
     n_layers = len(next(iter(curves.values())).values)
     inks = sample_colorscale(LINES, list(np.linspace(0, 1, max(2, len(curves)))))
-    traces: list[Trace] = []
+    traces: list[PlotlyTrace] = []
     hover = "%{x}: %{y:.4g} nat"
     for (name, series), ink in zip(curves.items(), inks, strict=False):
         for layer in range(n_layers):

@@ -29,10 +29,10 @@ from nope_probe.figures.names import colour, symbol, words
 from nope_probe.figures.style import (
     BLANK,
     GRID,
-    Trace,
+    PlotlyTrace,
     axis,
     inside,
-    on,
+    panel_axes,
     place_panels,
     scatter,
 )
@@ -62,7 +62,7 @@ def interval_dots(
     marker: Mapping[str, object],
     sideways: bool = False,
     **others: object,
-) -> Trace:
+) -> PlotlyTrace:
     """Return estimates as dots with error bars.
 
     Args:
@@ -96,7 +96,7 @@ def curve_in_band(
     hover: str,
     line: Mapping[str, object],
     **others: object,
-) -> list[Trace]:
+) -> list[PlotlyTrace]:
     """Return estimates as a curve, and the band between their bounds.
 
     Args:
@@ -120,7 +120,7 @@ def curve_in_band(
         "hoverinfo": "skip",
         "showlegend": False,
         "legendgroup": label,
-        **on(panel),
+        **panel_axes(panel),
     }
     curve = {"x": x, "y": values, "customdata": estimates[1:].T, "mode": "lines", "line": line}
     return [band, scatter(panel, label, hover, **curve | others)]
@@ -216,7 +216,7 @@ def over_layers(
     return figure.add_traces(traces)
 
 
-def _layer_dots(series: Dots, panel: int, offset: float) -> Trace:
+def _layer_dots(series: Dots, panel: int, offset: float) -> PlotlyTrace:
     size = 9 if len(series.layers) <= MOST_TICKS else 6
     is_share = series.column.startswith(SHARES)
     shown = f"%{{y:.1%}} {PERCENT}" if is_share else f"%{{y:.3g}} {BOUNDS}"

@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from nope_probe.figures.intervals import FLOOR, symmetric
 from nope_probe.figures.names import colour
-from nope_probe.figures.packed import Maps, asset, encoded, pack, quantise, script
+from nope_probe.figures.packed import PackedMaps, asset, encoded, pack, quantise, script
 from nope_probe.figures.panels import RowMaps, pool
 from nope_probe.figures.style import STOPS
 from nope_probe.files import JsonObject, local_path
@@ -61,7 +61,7 @@ class RemovedMaps:
     labels: tuple[str, ...]
     layers: tuple[int, ...]
     panels: tuple[str, ...]
-    maps: Maps
+    maps: PackedMaps
     leads: Float[np.ndarray, "condition layer panel query_pos"]
     measures: Float[np.ndarray, "condition layer panel 4 3"]
     block: int = 1

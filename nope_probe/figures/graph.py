@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from jaxtyping import Bool, Float
 
 from nope_probe.figures.names import plain
-from nope_probe.figures.style import GRID, ZERO, Trace, place_panels
+from nope_probe.figures.style import GRID, ZERO, PlotlyTrace, place_panels
 from nope_probe.removal import INK, Writer
 
 WITH, AGAINST = "rgba(217, 115, 13, 0.8)", "rgba(43, 123, 186, 0.8)"
@@ -50,7 +50,7 @@ def edge(
     dash: Dash,
     hover: str,
     bow: float = 0.0,
-) -> Trace:
+) -> PlotlyTrace:
     """Return a curve between two nodes: orange for positive values, blue for negative ones.
 
     Args:
@@ -83,7 +83,7 @@ def nodes(
     texts: Sequence[str] | None,
     readers: Bool[np.ndarray, " node"],
     size: int = NODE,
-) -> Trace:
+) -> PlotlyTrace:
     """Return nodes, readers as squares, with texts inside; without texts, as small dots.
 
     Args:
@@ -114,7 +114,7 @@ def nodes(
     }
 
 
-def legend(kinds: Iterable[tuple[str, str, Dash]]) -> list[Trace]:
+def legend(kinds: Iterable[tuple[str, str, Dash]]) -> list[PlotlyTrace]:
     """Return the legend's entries of edges, from their labels, colours and dashes."""
     nowhere = {"type": "scatter", "x": [None], "y": [None], "mode": "lines"}
     return [

@@ -14,7 +14,7 @@ from nope_probe.figures.names import words
 from nope_probe.figures.style import (
     BLANK,
     DIVERGING,
-    Trace,
+    PlotlyTrace,
     axis,
     colour_bar,
     place_panels,
@@ -74,7 +74,7 @@ def _rows(table: pd.DataFrame, removed: str, order: str, measure: str) -> pd.Dat
     return table[of].sort_values("k")
 
 
-def _band(rows: pd.DataFrame, panel: int, order: str, colour: str) -> list[Trace]:
+def _band(rows: pd.DataFrame, panel: int, order: str, colour: str) -> list[PlotlyTrace]:
     return curve_in_band(
         rows["k"].to_numpy(),
         estimates_of(rows, "chance"),
@@ -85,7 +85,7 @@ def _band(rows: pd.DataFrame, panel: int, order: str, colour: str) -> list[Trace
     )
 
 
-def _line(rows: pd.DataFrame, panel: int, order: str, colour: str) -> Trace:
+def _line(rows: pd.DataFrame, panel: int, order: str, colour: str) -> PlotlyTrace:
     values, lows, highs = estimates_of(rows, "cost")
     return scatter(
         panel,

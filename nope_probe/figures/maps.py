@@ -44,7 +44,7 @@ from nope_probe.figures.style import (
     DIVERGING,
     SEQUENTIAL,
     ColourScale,
-    Layout,
+    PlotlyLayout,
     add_slider,
     colour_bar,
     colour_limits,
@@ -54,7 +54,7 @@ from nope_probe.figures.style import (
 if TYPE_CHECKING:
     from nope_probe.maps.maps import ScoreMaps
 
-Layers: TypeAlias = Float[Any, "layer row key_pos"]
+MapStack: TypeAlias = Float[Any, "layer row key_pos"]
 MAX_MULTIPLES = 4
 # Percent of a sweep's cells beyond each colour limit, because the diagonal would hide the rest.
 SWEEP_CLIPPED = 5.0
@@ -62,7 +62,7 @@ SWEEP_CLIPPED = 5.0
 
 @closed_choices("skip_keys")
 def score_maps(
-    maps: Layers | ScoreMaps | RowMaps | Pooled,
+    maps: MapStack | ScoreMaps | RowMaps | Pooled,
     *,
     title: str = "Mean attention score of each query for each key",
     layer: int | None = None,
@@ -109,7 +109,7 @@ def score_maps(
 
 
 def fixed_scale_maps(
-    maps: Layers | ScoreMaps,
+    maps: MapStack | ScoreMaps,
     *,
     title: str,
     high: float = 1.0,
@@ -166,7 +166,7 @@ def _score_maps(
 
 @closed_choices("skip_keys")
 def term_maps(
-    terms: Mapping[str, Layers | ScoreMaps | RowMaps | Pooled],
+    terms: Mapping[str, MapStack | ScoreMaps | RowMaps | Pooled],
     *,
     title: str,
     layer: int | None = None,
@@ -232,7 +232,7 @@ def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Seque
 
 
 def _pooled(
-    maps: Layers | ScoreMaps | RowMaps | Pooled, max_positions: int, skip_keys: int = 0
+    maps: MapStack | ScoreMaps | RowMaps | Pooled, max_positions: int, skip_keys: int = 0
 ) -> Pooled:
     """Return pooled maps of layers; for captured or simulated maps, of their mean."""
     if isinstance(maps, Pooled):
@@ -286,7 +286,7 @@ def _layered(
     has_leads = any(maps.leads is not None for maps in pooled)
     units = [f"nats; first key ÷ {x:.2g}" if has_leads else "nats" for x in divisors]
 
-    def bar(at: Layout, columns: int) -> Layout:
+    def bar(at: PlotlyLayout, columns: int) -> PlotlyLayout:
         below = colour_bar(units[first], (0.35, 0.65), -(BAR_DROP + AXES) / plot_height(at))
         return {"coloraxis.colorbar": {**below, "nticks": 6}}
 
@@ -299,7 +299,7 @@ def _layered(
         bars=bar,
     )
     figure.update_coloraxes(colorscale=colours, **colour_limits(limits[first]))
-    texts: list[Layout] = [
+    texts: list[PlotlyLayout] = [
         {f"annotations[{i}].text": t for i, t in enumerate(of_layer)}
         | ({"coloraxis.colorbar.title.text": unit} if has_leads else {})
         for of_layer, unit in zip(titles, units, strict=True)
@@ -362,7 +362,7 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
 
 
 def sweep_maps(
-    maps: Layers, values: Sequence[float], *, name: str, title: str, first: int = 0
+    maps: MapStack, values: Sequence[float], *, name: str, title: str, first: int = 0
 ) -> go.Figure:
     """Draw one map per value of a quantity, such as alpha, with a slider over the values.
 

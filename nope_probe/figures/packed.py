@@ -11,10 +11,10 @@ from importlib import resources
 import numpy as np
 from jaxtyping import Float
 
-Maps = Float[np.ndarray, "combination layer panel query_pos key_pos"]
+PackedMaps = Float[np.ndarray, "combination layer panel query_pos key_pos"]
 
 
-def pack(maps: Maps) -> dict[str, str]:
+def pack(maps: PackedMaps) -> dict[str, str]:
     """Return maps in the form that the explorer's script reads, in base64 and little-endian.
 
     Returns:

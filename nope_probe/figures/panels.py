@@ -19,11 +19,11 @@ from nope_probe.figures.style import (
     BLANK,
     DIVERGING,
     SEQUENTIAL,
-    Layout,
-    Trace,
+    PlotlyLayout,
+    PlotlyTrace,
     axis,
     colour_bar,
-    on,
+    panel_axes,
     patch,
     place_panels,
     places,
@@ -120,7 +120,7 @@ def heat_map(
     value: str = "%{z:.3g} nats",
     label: str = "",
     visible: bool | None = None,
-) -> Trace:
+) -> PlotlyTrace:
     """Return a map as a plotly heat map; cells without a number stay blank.
 
     Args:
@@ -142,7 +142,7 @@ def heat_map(
         "dx": span,
         "y0": start,
         "dy": span,
-        **on(panel),
+        **panel_axes(panel),
         "coloraxis": coloraxis,
         "name": name,
         "visible": visible,
@@ -153,8 +153,8 @@ def heat_map(
 
 
 def lead_column(
-    leads: Float[np.ndarray, " query_pos"], of_map: Trace, divisor: float = 1.0
-) -> Trace:
+    leads: Float[np.ndarray, " query_pos"], of_map: PlotlyTrace, divisor: float = 1.0
+) -> PlotlyTrace:
     """Return the first key's lead as a column left of a map's other keys, after a gap.
 
     Args:
@@ -185,7 +185,7 @@ def place_squares(
     columns: int,
     phone: int,
     row_gap: int,
-    bars: Callable[[Layout, int], Layout],
+    bars: Callable[[PlotlyLayout, int], PlotlyLayout],
 ) -> go.Figure:
     """Return empty panels of square maps, with queries downwards; all zoom and pan together.
 
@@ -218,7 +218,7 @@ def place_squares(
     figure.update_xaxes(same)
     figure.update_yaxes(same, autorange="reversed", constraintoward="top")
     # All maps are square, because they match the first, which is square.
-    layout: Layout = {"yaxis": {"scaleanchor": "x"}, "plot_bgcolor": BLANK}
+    layout: PlotlyLayout = {"yaxis": {"scaleanchor": "x"}, "plot_bgcolor": BLANK}
     patch(layout, bars(places(figure), columns))
     figure.update_layout(layout)
     narrow = figure.layout.meta["narrow"]
@@ -227,9 +227,11 @@ def place_squares(
     return figure
 
 
-def _bars(panels: Sequence[Panel], size: int, shared: bool, at: Layout, columns: int) -> Layout:
+def _bars(
+    panels: Sequence[Panel], size: int, shared: bool, at: PlotlyLayout, columns: int
+) -> PlotlyLayout:
     """Return the layout keys of the colour bars: below each scale's first map in its row."""
-    keys: Layout = {}
+    keys: PlotlyLayout = {}
     last_row = (len(panels) - 1) // columns * columns
     for index, panel in enumerate(panels):
         bottom, is_last = at[f"yaxis{axis(index)}.domain"][0], index >= len(panels) - columns

@@ -35,12 +35,12 @@ from nope_probe.figures.style import (
     SEQUENTIAL,
     TEMPLATE,
     ZERO,
-    Layout,
-    Trace,
+    PlotlyLayout,
+    PlotlyTrace,
     axis,
     colour_bar,
     colour_limits,
-    on,
+    panel_axes,
     patch,
     places,
 )
@@ -130,7 +130,7 @@ def position_circuit(
     }
     shown = {view: _shown(edges, *of, first) for view, of in views.items()}
     nodes = _places(edges, [*readers, *edges["writer"][edges["into"] != ""]])
-    traces: list[tuple[Trace, set[str]]] = [
+    traces: list[tuple[PlotlyTrace, set[str]]] = [
         (_edge(edge, nodes), {view for view in views if index in shown[view].index})
         for index, edge in edges.iterrows()
     ]
@@ -249,7 +249,7 @@ def _places(edges: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     return pd.concat([nodes, above])
 
 
-def _edge(edge: pd.Series, nodes: pd.DataFrame) -> Trace:
+def _edge(edge: pd.Series, nodes: pd.DataFrame) -> PlotlyTrace:
     """Return a curve from a writer or an encoding to a reader."""
     widest = WIDEST * min(1.0, 2 * FEW / max(1.0, nodes["x"].max()))
     start, end = (
@@ -267,7 +267,7 @@ def _edge(edge: pd.Series, nodes: pd.DataFrame) -> Trace:
     )
 
 
-def _legend(edges: pd.DataFrame) -> list[Trace]:
+def _legend(edges: pd.DataFrame) -> list[PlotlyTrace]:
     """Return the legend's entries for the colours and dashes in use."""
     kinds: list[tuple[str, str, graph.Dash, pd.Series]] = [
         ("with the lead or pattern", WITH, "solid", edges["share"] > 0),
@@ -284,7 +284,7 @@ def _named(edge: Mapping[Any, Any] | pd.Series, to: str = "to") -> str:
     return f"{edge['writer']} {to} {edge['reader']}" + (edge["into"] and f", {edge['into']}")
 
 
-def _nodes(nodes: pd.DataFrame) -> Trace:
+def _nodes(nodes: pd.DataFrame) -> PlotlyTrace:
     """Return the nodes, readers as squares; those of a few layers have their names inside."""
     texts = nodes["text"].tolist() if nodes["x"].max() < FEW else None
     is_reader = (nodes["kind"] == "").to_numpy()
@@ -337,10 +337,12 @@ def _cells(
     }
 
 
-def _maps(cells: Mapping[int, Pooled], names: Sequence[str]) -> tuple[list[Trace], Layout]:
+def _maps(
+    cells: Mapping[int, Pooled], names: Sequence[str]
+) -> tuple[list[PlotlyTrace], PlotlyLayout]:
     """Return the maps of a reader's terms, leads divided to have their colours, and the scale."""
     top = max((symmetric(of_term.values, FLOOR) for of_term in cells.values()), default=FLOOR)
-    divisor, traces = lead_divisor([*cells.values()], 0, top), list[Trace]()
+    divisor, traces = lead_divisor([*cells.values()], 0, top), list[PlotlyTrace]()
     keys = colour_limits((-top, top), "coloraxis.")
     for panel, of_term in cells.items():
         of_map = heat_map(
@@ -371,13 +373,13 @@ def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFram
     }
 
 
-def _dial(rows: pd.DataFrame, panel: int) -> Trace:
+def _dial(rows: pd.DataFrame, panel: int) -> PlotlyTrace:
     """Return the line of mean keys from the first position to the last."""
     return {
         "type": "scatter",
         "x": rows["axis_1"],
         "y": rows["axis_2"],
-        **on(panel),
+        **panel_axes(panel),
         "mode": "lines+markers",
         "line": {"color": ZERO, "width": 1},
         "marker": {"color": rows["position"], "coloraxis": "coloraxis2", "size": 5},

@@ -18,7 +18,7 @@ from nope_probe.figures.style import (
     GUIDE,
     SEQUENTIAL,
     colour_bar,
-    on,
+    panel_axes,
     place_panels,
     scatter,
 )
@@ -256,7 +256,7 @@ def head_bands(
         figure.add_trace(
             {
                 "type": "heatmap",
-                **on(panel),
+                **panel_axes(panel),
                 "z": z,
                 "x": labels,
                 "customdata": np.stack(bounds, -1),

@@ -21,8 +21,8 @@ from nope_probe.figures.names import plain
 from nope_probe.removal import INK
 
 Extent = tuple[float, float]
-Layout: TypeAlias = dict[str, Any]  # nested, or flat with keys such as `xaxis2.domain`
-Trace: TypeAlias = dict[str, Any]
+PlotlyLayout: TypeAlias = dict[str, Any]  # nested, or flat with keys such as `xaxis2.domain`
+PlotlyTrace: TypeAlias = dict[str, Any]
 SLIDER = 84  # px of a slider, with its value above and its labels below
 GRID, BLANK, ZERO = "#d9dce1", "#eceef1", "#8b949e"
 TOP = 64  # px of the margin above the panels, with the figure's title
@@ -106,7 +106,7 @@ def place_panels(
     *,
     panel: int,
     zoom: str = "",
-    phone: Layout | None = None,
+    phone: PlotlyLayout | None = None,
     **others: Any,
 ) -> go.Figure:
     """Return a figure of empty panels of one size, with its layout for a phone.
@@ -175,10 +175,10 @@ def _arrange(
     return figure.update_annotations(font_size=13)
 
 
-def places(figure: go.Figure) -> Layout:
+def places(figure: go.Figure) -> PlotlyLayout:
     """Return the layout keys that place a figure's panels, as one flat dictionary."""
     layout = figure.layout
-    keys: Layout = {"height": layout.height, "margin": layout.margin.to_plotly_json()}
+    keys: PlotlyLayout = {"height": layout.height, "margin": layout.margin.to_plotly_json()}
     for panel in (*figure.select_xaxes(), *figure.select_yaxes()):
         keys |= {f"{panel.plotly_name}.{k}": v for k, v in panel.to_plotly_json().items()}
     for index, note in enumerate(layout.annotations):
@@ -186,17 +186,17 @@ def places(figure: go.Figure) -> Layout:
     return keys
 
 
-def on(panel: int) -> dict[str, str]:
+def panel_axes(panel: int) -> dict[str, str]:
     """Return the keys that draw a trace on a panel's axes."""
     return {"xaxis": f"x{axis(panel)}", "yaxis": f"y{axis(panel)}"}
 
 
-def scatter(panel: int, label: str, hover: str, **keys: object) -> Trace:
+def scatter(panel: int, label: str, hover: str, **keys: object) -> PlotlyTrace:
     """Return a named trace of dots or lines on a panel; the legend shows only the first panel's."""
     name = plain(label)
     return {
         "type": "scatter",
-        **on(panel),
+        **panel_axes(panel),
         "name": name,
         "legendgroup": label,
         "showlegend": panel == 0,
@@ -210,12 +210,12 @@ def inside(panel: int) -> dict[str, str]:
     return {"xref": f"x{axis(panel)} domain", "yref": f"y{axis(panel)} domain"}
 
 
-def plot_height(at: Layout) -> float:
+def plot_height(at: PlotlyLayout) -> float:
     """Return the height of the plotting area in px, from the keys that `places` returns."""
     return float(at["height"] - at["margin"]["t"] - at["margin"]["b"])
 
 
-def patch(layout: Layout, keys: Layout) -> None:
+def patch(layout: PlotlyLayout, keys: PlotlyLayout) -> None:
     """Set layout keys in plotly.js's form, such as `xaxis2.domain` or `annotations[0].text`."""
     for key, value in keys.items():
         *path, last = key.replace("]", "").replace("[", ".").split(".")
@@ -231,7 +231,7 @@ def add_slider(
     panels: int,
     first: int,
     scales: Float[np.ndarray, "layer 2"],
-    patches: Sequence[Layout],
+    patches: Sequence[PlotlyLayout],
 ) -> None:
     """Add a layer slider below the panels; traces go by layer, then panel.
 
@@ -262,7 +262,7 @@ def add_slider(
     )
 
 
-def colour_limits(limits: Iterable[float], prefix: str = "") -> Layout:
+def colour_limits(limits: Iterable[float], prefix: str = "") -> PlotlyLayout:
     """Return the layout keys of a colour axis from its two limits."""
     low, high = limits
     return {f"{prefix}cmin": float(low), f"{prefix}cmax": float(high)}

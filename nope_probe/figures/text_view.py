@@ -30,7 +30,7 @@ STEPS = 127  # a weight is stored as a multiple of 1/127
 MARKS = {"\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423"}
 WITHIN = "\u22ef"  # in place of a token that ends within a character
 
-Weights = Float[np.ndarray, "layer head query_pos key_pos"]
+TextWeights = Float[np.ndarray, "layer head query_pos key_pos"]
 
 
 class Look(TypedDict):
@@ -66,8 +66,8 @@ class TextView:
     title: str
     pieces: Sequence[str]
     heads: pd.DataFrame = field(repr=False)
-    weights: Weights = field(repr=False)
-    position: Weights | None = field(repr=False)
+    weights: TextWeights = field(repr=False)
+    position: TextWeights | None = field(repr=False)
     content: Float[np.ndarray, "layer head query_pos"] = field(repr=False)
     names: dict[int, str] = field(default_factory=dict)
     why: Why | None = None
@@ -105,7 +105,7 @@ class TextView:
         places = [place for place in self.order if place in packed_heads]
         heads = [packed_heads[place] for place in places]
         if self.why is None:
-            strongest, query, _ = self.strongest(places)
+            strongest, query, _ = self.strongest_look(places)
         else:
             strongest, query = self.why.head, self.why.query
         head = places.index(self._place(strongest))
@@ -164,7 +164,7 @@ class TextView:
             look["back"].append({**moved, "key": int(row["moved_from"]), "from": row["key"]})
         return looks
 
-    def strongest(self, places: Sequence[int] | None = None) -> tuple[str, int, int]:
+    def strongest_look(self, places: Sequence[int] | None = None) -> tuple[str, int, int]:
         """Return the head and query with the most to tell, and the key with the most weight there.
 
         They are those with the largest relative entropy to other texts. Without other texts, the

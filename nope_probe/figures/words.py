@@ -14,7 +14,7 @@ MOST_READERS = 32  # readers that a figure or table shows at most
 
 
 @dataclass(frozen=True)
-class Measure:
+class MeasureWords:
     """The names of a measure of the pattern, and the settings of its figures.
 
     Attributes:
@@ -40,69 +40,69 @@ class Measure:
 
 
 MEASURES = {
-    "lead": Measure(
+    "lead": MeasureWords(
         "lead of the first key",
         "nats",
         "The score of the first key less the mean of the other earlier keys.",
         signed=True,
     ),
-    "amplitude": Measure(
+    "amplitude": MeasureWords(
         "amplitude",
         "nats",
         "The strength of the pattern among the other keys: its RMS, corrected for noise.",
     ),
-    "locality": Measure(
+    "locality": MeasureWords(
         "locality",
         BOTH_WAYS,
         "Rank correlation with the key's position: above 0, near keys are preferred.",
         signed=True,
         bounded=True,
     ),
-    "monotonicity": Measure(
+    "monotonicity": MeasureWords(
         "monotonicity",
         "lag 8",
         "Share of pairs of keys at a distance of 8 whose nearer key scores higher; 1/2: no trend.",
         neutral=0.5,
         bounded=True,
     ),
-    "relative_r2": Measure(
+    "relative_r2": MeasureWords(
         "relative share",
         "",
         "Share of the positional pattern that depends on distance alone; blank without one.",
         bounded=True,
     ),
-    "non_relative": Measure(
+    "non_relative": MeasureWords(
         "non-relative",
         "nats",
         "RMS of the part of the positional pattern that does not depend on distance alone.",
     ),
 }
 ATTENTION = {  # measures of a head's attention
-    "first_key": Measure(
+    "first_key": MeasureWords(
         "first-key attention",
         "",
         "Mean attention to the first key; above 0.3 the head is called a sink.",
         bounded=True,
     ),
-    "previous_token": Measure(
+    "previous_token": MeasureWords(
         "previous-token attention",
         "",
         "Mean attention to the token before the query.",
         bounded=True,
     ),
-    "induction": Measure(
+    "induction": MeasureWords(
         "induction attention",
         "",
         "On repeated random tokens, mean attention to the token after the query's last copy.",
         bounded=True,
     ),
-    "positional": Measure(
+    "positional": MeasureWords(
         "positional share",
         "",
         "Share of the last query's variance that stays in place when keys are permuted.",
         bounded=True,
     ),
-    "symbolic": Measure(
+    "symbolic": MeasureWords(
         "symbolic share",
         "",
         "Share of the last query's variance that moves with permuted keys.",
@@ -111,7 +111,7 @@ ATTENTION = {  # measures of a head's attention
 }
 
 
-def numbered_layers(numbers: Iterable[int]) -> str:
+def layer_names(numbers: Iterable[int]) -> str:
     """Return layers by number, with runs of three layers or more as `L1 to L3`.
 
     Example:

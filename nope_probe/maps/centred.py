@@ -19,7 +19,7 @@ from torch import Tensor
 from nope_probe.errors import UserError, kind_of
 from nope_probe.maps.rows import MapRows, QueryPositions
 
-Rows: TypeAlias = Float[Tensor, "*map row key_pos"]
+AnyRows: TypeAlias = Float[Tensor, "*map row key_pos"]
 EDGE = 0.05  # share of the kept keys
 
 
@@ -208,7 +208,7 @@ def row_centred(
     return centred_rows(maps, cells).where(cells, torch.nan)
 
 
-def centred_rows(rows: Rows, cells: Bool[Tensor, "*#map row key_pos"]) -> Rows:
+def centred_rows(rows: AnyRows, cells: Bool[Tensor, "*#map row key_pos"]) -> AnyRows:
     """Return a block of rows less their means over the kept cells, 0 elsewhere.
 
     Args:

@@ -17,7 +17,7 @@ from torch import Tensor
 State = dict[str, Tensor]
 DEFAULT_FOLDS = 8
 Read = TypeVar("Read")
-Part = tuple[int | slice, Tensor]  # folds of a total, and the tensor to add to them
+FoldSum = tuple[int | slice, Tensor]  # folds of a total, and the tensor to add to them
 
 
 def tensors_of(value: object, name: str = "") -> State:
@@ -133,7 +133,7 @@ def product_parts(
     y: Float[Tensor, "batch col_pos width"],
     fold_of: Int[Tensor, " batch"],
     n_folds: int,
-) -> list[Part]:
+) -> list[FoldSum]:
     """Return the sums of x_i.y_j over the sequences of each fold in the batch.
 
     Every fold takes a matrix product; for whole rounds of folds, a single batched product suffices.
@@ -189,7 +189,7 @@ def dealt_in_rounds(fold_of: Int[Tensor, " batch"], n_folds: int) -> bool:
 
 def sum_parts(
     x: Float[Tensor, "batch *rest"], fold_of: Int[Tensor, " batch"], n_folds: int
-) -> list[Part]:
+) -> list[FoldSum]:
     """Return the sums of x over the sequences of each fold in the batch."""
     at_least_float32 = torch.promote_types(x.dtype, torch.float32)
     if dealt_in_rounds(fold_of, n_folds):

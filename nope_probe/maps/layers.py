@@ -23,7 +23,7 @@ from nope_probe.maps.fold_rows import FoldRows, Stored, TensorFolds
 from nope_probe.maps.folds import pooled
 from nope_probe.maps.rows import BLOCK_BYTES, MapRows, QueryPositions
 
-Rows = Float[Tensor, "fold row key_pos"]
+RowsOfFolds = Float[Tensor, "fold row key_pos"]
 Question = Literal["lead", "pattern"]
 Name = TypeVar("Name", bound=Hashable)  # names maps: a layer, or a head
 MIN_KEYS = 8  # other keys that a query of a lead sees, and that a row needs to have an order
@@ -125,8 +125,8 @@ class Block(NamedTuple):
     """
 
     start: int
-    scores: Rows
-    rows: Rows
+    scores: RowsOfFolds
+    rows: RowsOfFolds
 
     @property
     def queries(self) -> Int[Tensor, " row"]:
@@ -173,7 +173,7 @@ class Pattern:
             scores = maps.rows(start, stop).double()
             yield Block(start, scores, self.centred(scores, start))
 
-    def centred(self, scores: Rows, start: int) -> Rows:
+    def centred(self, scores: RowsOfFolds, start: int) -> RowsOfFolds:
         """Return the pattern in rows of scores from the query `start` on, 0 outside its cells.
 
         Raises:
@@ -211,7 +211,7 @@ class Pattern:
             row += stop - start
         return torch.cat(blocks)
 
-    def dense(self) -> Rows:
+    def dense(self) -> RowsOfFolds:
         """Return the pattern of each fold in memory, NaN outside its cells, in float64."""
         maps, cells = self.maps.folds.maps.double(), self.cells.mask
         return centred_rows(maps, cells).where(cells, torch.nan)
@@ -268,7 +268,7 @@ class Lead:
         rows = [self.rows(maps.rows(start, stop).double(), start) for start, stop in blocks]
         return torch.cat(rows, -1)
 
-    def rows(self, scores: Rows, start: int) -> Float[Tensor, "fold query"]:
+    def rows(self, scores: RowsOfFolds, start: int) -> Float[Tensor, "fold query"]:
         """Return the leads of the queries in rows of scores from the query `start` on.
 
         Raises:

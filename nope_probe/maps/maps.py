@@ -103,7 +103,7 @@ class ScoreMaps(TensorRecord):
         return LayerMaps.of(folds, self.counts, self.query_positions, self.skip_keys)
 
 
-def layers_of(
+def maps_by_layer(
     maps: ScoreMaps | Layers | Float[Tensor, "fold layer row key_pos"],
     counts: Int[Tensor, " fold"] | None = None,
     query_positions: QueryPositions = None,

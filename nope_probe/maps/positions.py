@@ -13,7 +13,7 @@ from nope_probe.maps.rotation import NO_ROTATION, Rotation
 from nope_probe.maps.rows import QueryPositions
 
 Queries = Float[Tensor, "fold pos head d_head"]
-Keys = Float[Tensor, "fold pos kv_head d_head"]
+KeyMeans = Float[Tensor, "fold pos kv_head d_head"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,13 +38,13 @@ class ReaderSums:
     """
 
     q: Queries
-    k: Keys
+    k: KeyMeans
     queries: Mapping[str, Queries] = field(default_factory=dict)
-    keys: Mapping[str, Keys] = field(default_factory=dict)
+    keys: Mapping[str, KeyMeans] = field(default_factory=dict)
     first_queries: Mapping[str, Queries] = field(default_factory=dict)
-    first_keys: Mapping[str, Keys] = field(default_factory=dict)
+    first_keys: Mapping[str, KeyMeans] = field(default_factory=dict)
     norm_queries: Queries | None = None
-    norm_keys: Keys | None = None
+    norm_keys: KeyMeans | None = None
     norm_scale: Float[Tensor, "fold pos"] | None = None
     scores: Float[Tensor, "fold *head row key_pos"]
     bias: Float[Tensor, "*head row key_pos"] | None = None

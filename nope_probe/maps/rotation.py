@@ -12,7 +12,7 @@ from torch import Tensor
 # The angles of all positions, as a model passes them to attention: cos and sin, complex numbers, or
 # the positions themselves.
 Angles: TypeAlias = tuple[Tensor, Tensor] | Tensor
-Layout = Literal["halves", "adjacent", "other"]
+PairLayout = Literal["halves", "adjacent", "other"]
 SLOWEST = 1e-10  # radians per position; a pair below it does not turn
 
 
@@ -63,7 +63,7 @@ class Rotation:
         return torch.atan2(sine, cosine)
 
     @property
-    def layout(self) -> Layout | None:
+    def layout(self) -> PairLayout | None:
         """`halves` for the pairs (f, f + n), `adjacent` for (2f, 2f + 1); None without pairs."""
         if not len(self.known_pairs):
             return None

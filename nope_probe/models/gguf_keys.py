@@ -17,7 +17,7 @@ from transformers import AutoConfig
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 
-Keys = JsonObject  # without the name of the architecture, such as `rope.freq_base`
+FileKeys = JsonObject  # without the name of the architecture, such as `rope.freq_base`
 Fields = JsonObject
 
 _EPSILONS = ("rms_norm_eps", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
@@ -60,7 +60,7 @@ _NEUTRAL: dict[str, tuple[float, ...]] = {
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 
 
-def complete_fields(source: str, keys: Keys, fields: Fields) -> Fields:
+def complete_fields(source: str, keys: FileKeys, fields: Fields) -> Fields:
     """Return the fields of a configuration, with all that a file's keys say.
 
     Args:
@@ -89,7 +89,7 @@ def complete_fields(source: str, keys: Keys, fields: Fields) -> Fields:
     return fields
 
 
-def validate_known(source: str, keys: Keys) -> None:
+def validate_known(source: str, keys: FileKeys) -> None:
     """Check that each key of positions, norms and factors is one that a configuration can hold.
 
     Raises:
@@ -103,7 +103,7 @@ def validate_known(source: str, keys: Keys) -> None:
             raise _not_read(source, key, value)
 
 
-def rope_parameters(source: str, built: Fields, keys: Keys) -> Fields | None:
+def rope_parameters(source: str, built: Fields, keys: FileKeys) -> Fields | None:
     """Return a configuration's parameters of RoPE, as a file's keys have them; None without keys.
 
     Where layers with a window have another RoPE, as in Gemma 3, scaling is of the other layers.
@@ -132,7 +132,7 @@ def rope_parameters(source: str, built: Fields, keys: Keys) -> Fields | None:
     return rope
 
 
-def _rotated_part(source: str, built: Fields, rope: Fields, keys: Keys) -> Fields:
+def _rotated_part(source: str, built: Fields, rope: Fields, keys: FileKeys) -> Fields:
     """Return the part of a head's coordinates that RoPE turns, where it is not as before."""
     d_head = built.get("global_head_dim") or built.get("head_dim") or _width(built)
     before = int(d_head * rope.get("partial_rotary_factor", 1))
@@ -145,7 +145,7 @@ def _rotated_part(source: str, built: Fields, rope: Fields, keys: Keys) -> Field
     return {"partial_rotary_factor": part if int(d_head * part) == n_turned else nextafter(part, 2)}
 
 
-def _scaling(source: str, keys: Keys) -> Fields:
+def _scaling(source: str, keys: FileKeys) -> Fields:
     """Return the parameters of RoPE's scaling; none for a file without scaling."""
     factor = keys.get("rope.scaling.factor") or keys.get("rope.scale_linear") or 1.0
     kind = keys.get("rope.scaling.type", "linear")

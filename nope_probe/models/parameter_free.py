@@ -146,11 +146,11 @@ def _set_identities(model: Hooked) -> None:
             weight.data.copy_(size * torch.eye(d).expand_as(weight))
 
 
-Size = Literal["tiny", "1.5b"]
+PresetSize = Literal["tiny", "1.5b"]
 
 # The 1.5B shape is the paper's (section 4.2); its MLP and vocabulary follow from the number of
 # parameters and Llama-3's tokenizer. Both sizes are trained by nope_probe.train.
-SHAPES: dict[Size, JsonObject] = {
+SHAPES: dict[PresetSize, JsonObject] = {
     "tiny": {
         "num_hidden_layers": 4,
         "hidden_size": 128,
@@ -180,12 +180,12 @@ SHAPES: dict[Size, JsonObject] = {
 _COMMON = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "use_cache": False}
 
 
-def nope_llama(size: Size = "tiny", rope: bool = False) -> Configuration:
+def nope_llama(size: PresetSize = "tiny", rope: bool = False) -> Configuration:
     """Return TransformerLens's configuration of the trained Llama, without RoPE or with it."""
     return hooked_config(smollm3_config(size, rope))
 
 
-def smollm3_config(size: Size, rope: bool) -> SmolLM3Config:
+def smollm3_config(size: PresetSize, rope: bool) -> SmolLM3Config:
     """Return Hugging Face's configuration of the trained Llama, without RoPE or with it.
 
     SmolLM3's `no_rope_layers` switches RoPE per layer: 0 is NoPE, 1 is RoPE.

@@ -88,7 +88,7 @@ def run_notes(manifest: Manifest) -> list[str]:
         by_reason.setdefault(reason, []).append(names.words(name))
     kept = "; ".join(f"{', '.join(which)} ({reason})" for reason, which in by_reason.items())
     notes = {
-        f"{words.numbered_layers(silent)} {'does' if len(silent) == 1 else 'do'} not attend: no "
+        f"{words.layer_names(silent)} {'does' if len(silent) == 1 else 'do'} not attend: no "
         "scores, no rows.": bool(silent),
         f"The intervals come from only {documents} documents, so they are rough. They say nothing "
         "about other kinds of text.": documents is not None and documents < MANY_DOCUMENTS,
@@ -160,7 +160,7 @@ def about(manifest: Manifest) -> dict[str, str]:
     facts = {}
     if (model := manifest.model) is not None:
         weights = f" ({model.gguf.file})" if model.gguf else ""
-        layers = f", {layers_of(manifest)}" if manifest.layers else ""
+        layers = f", {layers_of_run(manifest)}" if manifest.layers else ""
         facts["Model"] = f"{manifest.model_name}{weights}{layers}"
     if "data" in manifest.settings:
         facts["Data"] = _texts_of(manifest)
@@ -180,10 +180,10 @@ def _texts_of(manifest: Manifest) -> str:
     return f"{sequences}{of_data}{shuffled}{begin}"
 
 
-def layers_of(manifest: Manifest) -> str:
+def layers_of_run(manifest: Manifest) -> str:
     """Return which layers of a model a run looked at, such as `L0 to L3 of 30`."""
     layers, depth = manifest.layers, 0 if manifest.model is None else manifest.model.depth
-    return words.numbered_layers(layers) + (f" of {depth}" if depth > max(layers) + 1 else "")
+    return words.layer_names(layers) + (f" of {depth}" if depth > max(layers) + 1 else "")
 
 
 def measure_note(name: str) -> str:

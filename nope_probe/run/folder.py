@@ -28,7 +28,7 @@ from nope_probe.run.settings import FORMAT
 
 PAGE = "report.html"
 READ = ("estimates.safetensors", "maps.safetensors", "tokens.safetensors")  # with a run
-Read = TypeVar("Read", bound="Run")
+AnyRun = TypeVar("AnyRun", bound="Run")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -79,7 +79,7 @@ class Run:
         return contents.to_html(index=False, border=0)
 
     @classmethod
-    def read(cls: type[Read], folder: Path | str) -> Read:
+    def read(cls: type[AnyRun], folder: Path | str) -> AnyRun:
         """Return a finished run as this class; see `read_run`.
 
         Raises:

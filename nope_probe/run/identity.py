@@ -58,7 +58,7 @@ def fingerprint(model: nn.Module) -> str:
     tensors = dict(chain(model.named_parameters(), model.named_buffers()))
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         checksums = pool.map(tensor_checksum, tensors, tensors.values())
-        return json_checksum([configuration(model), *checksums])[:16]
+        return json_checksum([numerical_settings(model), *checksums])[:16]
 
 
 def tensor_checksum(name: str, tensor: Tensor) -> str:
@@ -92,7 +92,7 @@ def changes_of_model(manifest: Manifest, loaded: LoadedModel) -> list[str]:
     return [*([] if same else ["weights or configuration"]), *changes]
 
 
-def configuration(model: nn.Module) -> JsonObject:
+def numerical_settings(model: nn.Module) -> JsonObject:
     """Return the settings that a model's numbers depend on besides its weights.
 
     A bridge has those of its Hugging Face model, other models those of TransformerLens; a model

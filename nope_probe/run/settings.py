@@ -476,7 +476,7 @@ class RunSettings(SessionSettings):
 
     def n_maps(self, info: ModelInfo) -> int:
         """Return how many maps (of float64, in every fold) are in memory at a time."""
-        return len(self.layers_of(info))
+        return len(self.layers_with_maps(info))
 
     def _validate_data(self) -> None:
         if self.pack:
@@ -543,7 +543,7 @@ class RunSettings(SessionSettings):
         depth = self.depth_in(info)
         if depth > info.n_layers:
             raise TooFewLayersError(info.name, depth=info.n_layers, requested=depth)
-        if not self.layers_of(info):
+        if not self.layers_with_maps(info):
             first = info.attending[0]
             raise UserError(
                 f"the first {depth} layers of {info.name} do not attend: L{first} is the "
@@ -563,7 +563,7 @@ class RunSettings(SessionSettings):
         """Return how many first positions keep what writers write there: 1 for a BOS token."""
         return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
 
-    def layers_of(self, info: ModelInfo) -> tuple[int, ...]:
+    def layers_with_maps(self, info: ModelInfo) -> tuple[int, ...]:
         """Return the numbers of the layers that have maps: the first layers that attend."""
         return tuple(layer for layer in info.attending if layer < self.depth_in(info))
 

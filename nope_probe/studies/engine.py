@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nope_probe.data.sequences import Kind, Sequences, read_tokens
+from nope_probe.data.sequences import InputKind, Sequences, read_tokens
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.hook_points import HookedModel
@@ -73,7 +73,7 @@ from nope_probe.studies.removing import RemovingSettings
 
 Capture = Callable[[StreamCheckpoint | None], State]
 Chosen = TypeVar("Chosen", bound=RunSettings)
-Maps = TypeVar("Maps", ScoreMaps, StageMaps, PositionSums)
+Captured = TypeVar("Captured", ScoreMaps, StageMaps, PositionSums)
 Sums = TypeVar("Sums", ScoreMaps, StageMaps, PositionSums, AttentionMaps, Tensor)
 
 
@@ -281,12 +281,12 @@ class Engine:
 
     def _captured(
         self,
-        kind: type[Maps],
+        kind: type[Captured],
         key: str | None,
-        capture: Callable[..., Maps],
+        capture: Callable[..., Captured],
         ablation: Ablation | None,
         **options: Any,
-    ) -> Maps:
+    ) -> Captured:
         """Return what a capture of `hooks.reading` with some options captures, once.
 
         The engine's first keys are measured separately, if it names any.
@@ -375,7 +375,7 @@ def as_sequences(model: HookedModel, given: Given) -> Sequences:
     inputs = as_inputs(model, given)
     if isinstance(given, Sequences):
         return given
-    kind: Kind = "vectors" if inputs.is_floating_point() else "text"
+    kind: InputKind = "vectors" if inputs.is_floating_point() else "text"
     return Sequences(inputs=inputs.cpu(), name="tokens", bos=begins_alike(inputs), kind=kind)
 
 

@@ -19,11 +19,13 @@ from nope_probe.removal import INTACT, Condition
 PAGE_BYTES = 900_000  # next to all other maps of a report
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are
 HEADS = "mean over heads"
-Panels = Mapping[Condition, Sequence[Sequence[LayerMaps]]]  # [layer][panel] of each condition
+ConditionPanels = Mapping[
+    Condition, Sequence[Sequence[LayerMaps]]
+]  # [layer][panel] of each condition
 
 
 def explorer_of(
-    maps: Panels,
+    maps: ConditionPanels,
     grams: Sequence[Sequence[Grams[Condition]]],
     sources: Sequence[str],
     shown: Sequence[Condition],
@@ -84,7 +86,7 @@ def explorer_of(
     )
 
 
-def panel_grams(maps: Panels) -> list[list[Grams[Condition]]]:
+def panel_grams(maps: ConditionPanels) -> list[list[Grams[Condition]]]:
     """Return the inner products of the conditions of each panel, by layer and panel."""
     by_panel = {
         condition: {(i, p): panel for i, row in enumerate(rows) for p, panel in enumerate(row)}

@@ -19,7 +19,9 @@ from nope_probe.removal import NO_REPLACEMENT, Condition
 from nope_probe.run.manifest import Manifest
 from nope_probe.studies.verdicts import MOST, effect_of
 
-Losses = Mapping[str, Mapping[str, ValueAndBounds]]  # of lead and pattern, by what is removed
+LossesByQuestion = Mapping[
+    str, Mapping[str, ValueAndBounds]
+]  # of lead and pattern, by what is removed
 QUARTER = 0.25  # of position's part: the sentence says what loses surely more, or less
 SMALL_LEAD = 0.5  # of the pattern's amplitude: no sentence is about a smaller lead
 CONSTANT = {  # rows of the table, where a weight's output is constant
@@ -112,7 +114,7 @@ class LayerLosses:
     sizes: Mapping[str, float]
     left: Mapping[str, ValueAndBounds]
     from_sources: Mapping[str, ValueAndBounds]
-    losses: Losses
+    losses: LossesByQuestion
 
     @classmethod
     def of(cls, tables: Mapping[str, pd.DataFrame], manifest: Manifest, layer: int) -> LayerLosses:
@@ -148,7 +150,7 @@ class LayerLosses:
         )
 
     @property
-    def spoken(self) -> Losses:
+    def spoken(self) -> LossesByQuestion:
         """The losses of lead and pattern, without those of a lead that is small."""
         is_small = not abs(self.sizes["lead"]) > SMALL_LEAD * self.sizes["pattern"]
         return {name: of for name, of in self.losses.items() if not (name == "lead" and is_small)}

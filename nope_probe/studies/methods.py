@@ -11,7 +11,7 @@ from typing import Any
 
 from nope_probe.errors import as_tuple
 from nope_probe.figures.names import phrase
-from nope_probe.figures.words import capitalised, listed, numbered_layers
+from nope_probe.figures.words import capitalised, layer_names, listed
 from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, STAND_INS
 from nope_probe.removal import Condition, replaced_by
 from nope_probe.reports.notes import chapters
@@ -106,7 +106,7 @@ def _of_model(manifest: Manifest) -> Facts:
     errors = [f"{parity[key]:.1g} for {name}" for key, name in PARITY.items() if key in parity]
     software = [f"{name} {manifest.versions[key]}" for key, name in SOFTWARE.items()]
     return {
-        "layers": numbered_layers(range(n_layers)) + every,
+        "layers": layer_names(range(n_layers)) + every,
         "revision": f" at revision {model.revision}" if model.revision else "",
         "rope": f"RoPE in {n_rope} of these layers" if n_rope else "no RoPE",
         "errors": listed(errors) if errors else "",

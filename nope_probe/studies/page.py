@@ -317,7 +317,7 @@ def above_noise(
     return pd.Series(clear, rows.index, dtype=bool)
 
 
-def strongest(
+def strongest_row(
     rows: pd.DataFrame, fold_sizes: Sequence[int] = (), amplitude: str = "amplitude"
 ) -> pd.Series | None:
     """Return the row with the largest lead and pattern together, if a pattern exceeds the noise.

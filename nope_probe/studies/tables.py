@@ -32,7 +32,7 @@ from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
 from nope_probe.removal import INTACT, NO_REPLACEMENT, Condition
 
-Row = dict[str, Any]
+TableRow = dict[str, Any]
 WEIGHTS = (  # of a head's attention weights
     "information",
     "first_position",
@@ -49,7 +49,7 @@ TERM, LOSS = ("share", "size"), ("lost", "amplification")
 WITHOUT_SOURCES = "without_sources"
 
 
-def interval_columns(**intervals: Interval) -> Row:
+def interval_columns(**intervals: Interval) -> TableRow:
     """Return each interval as three columns: its name, name_low, name_high."""
     numbers = [end for i in intervals.values() for end in (i.value, i.low, i.high)]
     return dict(zip(interval_names(*intervals), numbers, strict=True))
@@ -65,7 +65,7 @@ def interval_names(*names: str) -> list[str]:
     return [column for name in names for column in (name, *bound_columns(name))]
 
 
-def columns_of(holder: object, names: Iterable[str]) -> Row:
+def columns_of(holder: object, names: Iterable[str]) -> TableRow:
     """Return the columns of the intervals that an object has as attributes of these names."""
     return interval_columns(**{name: getattr(holder, name) for name in names})
 
@@ -83,7 +83,7 @@ def attention_table(
         splits: the attention of each head, by layer and head.
         names: the columns.
     """
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for (layer, head), split in splits.items():
         parts = {name: getattr(split, name) for name in names}
         intervals = {
@@ -174,7 +174,7 @@ def head_pattern_table(heads: Sequence[LayerAttribution]) -> pd.DataFrame:
     Args:
         heads: the attributions of heads.
     """
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for head in heads:
         for removed in (INTACT.name, *head.pattern.losses):
             known = {name: without(of, removed) for name, of in head.by_question.items()}
@@ -186,7 +186,7 @@ def head_pattern_table(heads: Sequence[LayerAttribution]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def made_by_sources(layer: LayerAttribution, removed: str) -> Row:
+def made_by_sources(layer: LayerAttribution, removed: str) -> TableRow:
     """Return how much of lead and pattern the sources make, as columns, where that is known.
 
     Args:
@@ -245,7 +245,7 @@ def non_relative_table(
 
 
 def measures_table(
-    measured: Iterable[tuple[Row, Sequence[Measures]]],
+    measured: Iterable[tuple[TableRow, Sequence[Measures]]],
     layers: Sequence[int],
     labels: Sequence[str] = ("removed",),
 ) -> pd.DataFrame:

@@ -28,7 +28,7 @@ from nope_probe.training.trainer import (
     StopOnSignal,
     evaluate,
     make_trainer,
-    save,
+    save_model,
     train,
 )
 
@@ -100,4 +100,4 @@ def _train(settings: Settings, out: Path, signals: Signals) -> None:
     trainer.add_callback(MarkWhole(about))
     trainer.add_callback(StopOnSignal(signals))
     train(trainer, checkpoint, signals)
-    save(trainer, tokenizer, out, name=name, recipe=asdict(recipe), losses=evaluate(trainer))
+    save_model(trainer, tokenizer, out, name=name, recipe=asdict(recipe), losses=evaluate(trainer))

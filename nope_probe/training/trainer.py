@@ -254,7 +254,7 @@ def evaluate(trainer: Trainer) -> dict[str, float]:
     return {"held_out_loss": float(trainer.evaluate()["eval_loss"])}
 
 
-def save(
+def save_model(
     trainer: Trainer,
     tokenizer: PreTrainedTokenizerBase,
     out: Path,

@@ -20,9 +20,9 @@ from nope_probe.models.load import load
 from nope_probe.models.parameter_free import build, parameter_free
 from nope_probe.run.finished_run import LARGE, record_sources, validate_unchanged
 from nope_probe.run.identity import (
-    configuration,
     fingerprint,
     input_arrays,
+    numerical_settings,
 )
 from nope_probe.run.manifest import RunData
 from nope_probe.run.paths import checkpoint_dir
@@ -85,7 +85,10 @@ def test_the_configuration_counts(edit: dict, tiny: Callable) -> None:
 def test_the_place_of_a_model_does_not_count(tiny: Callable, tmp_path: Path) -> None:
     there = shutil.copytree(tiny("llama").folder, tmp_path / "elsewhere")
     models = [load(str(folder)).model for folder in (tiny("llama").folder, there)]
-    assert configuration(models[0])["rms_norm_eps"] == models[0].original_model.config.rms_norm_eps
+    assert (
+        numerical_settings(models[0])["rms_norm_eps"]
+        == models[0].original_model.config.rms_norm_eps
+    )
     assert len({fingerprint(model) for model in models}) == 1
 
 

@@ -16,7 +16,7 @@ from nope_probe.run.processes import Interrupted
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.scores.settings import Settings
-from nope_probe.studies.scores.study import Scores, run
+from nope_probe.studies.scores.study import MapScores, run
 from nope_probe.studies.study import run_passes
 
 SMALL = {"model": "nope-tiny", "layers": 1, "n_seqs": 13, "seq_len": 17, "folds": 4}
@@ -32,7 +32,7 @@ def test_a_batch_that_does_not_fit_is_halved_with_a_message(
 ):
     settings = Settings(**SMALL | {"layers": 2}, batch_size=7, out=tmp_path / "run")
     with Session("scores", settings) as session, out_of_memory_above(4, session.loaded.model, 0):
-        maps = next(iter(dict(run_passes(Scores(session).passes()))["scores"].values()))
+        maps = next(iter(dict(run_passes(MapScores(session).passes()))["scores"].values()))
     assert "a batch does not fit into memory: going on with 3 at a time" in capfd.readouterr().err
     assert maps.counts.sum() == 13
 

@@ -25,7 +25,7 @@ from nope_probe.models.names import CHECKPOINTS
 from nope_probe.removal import MASK
 from nope_probe.studies.behaviour import page
 from nope_probe.studies.behaviour.analyse import position_table
-from nope_probe.studies.behaviour.plan import MeasuredBehaviour, Plan, Probe
+from nope_probe.studies.behaviour.plan import BehaviourPlan, MeasuredBehaviour, Probe
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
@@ -256,7 +256,7 @@ def test_losses_by_position_are_means_over_documents(
 def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -> None:
     losses = torch.arange(1.0, 12.0).repeat(5, 1) + torch.arange(5.0)[:, None]
     probe = Probe(tokens=torch.zeros(5, 12).long(), documents=torch.arange(5), prefix=6)
-    plan = Plan(
+    plan = BehaviourPlan(
         conditions={"intact": Ablation(), "mask": Ablation(remove=["mask"])},
         heads={},
         sources=MASK,

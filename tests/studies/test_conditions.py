@@ -18,7 +18,7 @@ from nope_probe.models.parameter_free import build, nope_llama
 from nope_probe.removal import INTACT
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.process_group import Processes
-from nope_probe.studies.ablation.plan import Measured, Plan, make_plan
+from nope_probe.studies.ablation.plan import AblationPlan, Measured, make_plan
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.study import run_passes
 
@@ -43,7 +43,7 @@ def random_tokens(first: int = 0) -> Sequences:
 def measured(
     model: Any,
     inputs: Sequences,
-    plan: Plan,
+    plan: AblationPlan,
     checkpoint: Any = None,
     shuffled: Sequences | None = None,
 ) -> Measured:

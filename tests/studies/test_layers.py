@@ -18,7 +18,7 @@ from support.tiny_models import tokens
 
 from nope_probe import build, layers, load, parameter_free
 from nope_probe.hooks.layers.model import hugging_face_config
-from nope_probe.studies.layers.expect import differences, parse_expectation
+from nope_probe.studies.layers.expect import mismatches, parse_expectation
 from nope_probe.studies.layers.probe import LayerFindings, probe_layers
 
 FULL, WINDOW = ("causal", None), ("window", 5)
@@ -84,7 +84,7 @@ def test_every_row_is_right_and_a_wrong_configuration_is_told(
         check(layer, true, learned=name == "gpt2")
     layout = {"cohere": "adjacent", "neox": "halves"}.get(name)
     assert layout is None or findings[0].rope_layout == layout
-    told = differences(model.cfg, hugging_face_config(model), findings)
+    told = mismatches(model.cfg, hugging_face_config(model), findings)
     if name in WRONG:
         layers_said, field = WRONG[name]
         assert any(line.startswith(layers_said) and field in line for line in told), told
@@ -195,7 +195,7 @@ def test_a_wrong_no_rope_layers_is_told(bridge: Callable[[str], Any], monkeypatc
     model = bridge("smollm3")
     findings = findings_of(model)
     monkeypatch.setattr(model.original_model.config, "no_rope_layers", [0, 1, 1])
-    lines = differences(model.cfg, hugging_face_config(model), findings)
+    lines = mismatches(model.cfg, hugging_face_config(model), findings)
     for layer, said in ((0, 0), (1, 1)):
         field = f"L{layer}: config.no_rope_layers[{layer}] is {said}"
         assert any(line.startswith(field) for line in lines)
@@ -272,7 +272,7 @@ def test_a_wrong_factor_of_the_configuration_is_told(tmp_path: Path, monkeypatch
     findings = findings_of(model)
     monkeypatch.setattr(model.original_model.config, "rope_parameters", LINEAR | {"factor": 3.0})
     config = hugging_face_config(model)
-    [base, scale] = differences(model.cfg, config, findings)
+    [base, scale] = mismatches(model.cfg, config, findings)
     assert "but the RoPE base is 1e+04" in base
     said = "config.rope_parameters has rope_type 'linear' and factor 3, but the RoPE scale is 1"
     assert scale == f"L0, L1, L2: {said}"
@@ -282,7 +282,7 @@ def test_a_window_longer_than_the_batch_is_not_claimed(bridge: Callable[[str], A
     model = bridge("mistral")
     findings = findings_of(model, n=5)
     assert (findings[0].mask.kind, findings[0].mask.n_positions) == ("causal", 5)
-    assert differences(model.cfg, hugging_face_config(model), findings) == []
+    assert mismatches(model.cfg, hugging_face_config(model), findings) == []
 
 
 @pytest.mark.parametrize("rope", [False, True])

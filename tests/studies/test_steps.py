@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from nope_probe import load, run_attention
 from nope_probe.models.names import path_of
 from nope_probe.removal import Writer
-from nope_probe.studies.attention.steps import Look, Steps
+from nope_probe.studies.attention.steps import Look, LookSteps
 from nope_probe.studies.attention.study import AttentionStudy
 from nope_probe.studies.engine import Engine
 
@@ -36,7 +36,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> AttentionStudy:
 def test_the_steps_back_of_an_induction_head_are_its_circuit_and_nothing_else() -> None:
     text, query = torch.tensor([[0, 3, 5, 1, 2, 6, 4, 0, 2, 3, 5]]), 9
     inputs = (text + torch.arange(N_VOCAB)[:, None]) % N_VOCAB  # every token once at each position
-    steps = Steps(first=Look(Writer("L1H0"), query), text=text, n_steps=3, n_removed=9)
+    steps = LookSteps(first=Look(Writer("L1H0"), query), text=text, n_steps=3, n_removed=9)
     engine = Engine(model=induction_model(text.shape[1]), inputs=inputs, batch_size=3)
     for step in (1, 2, 3):
         steps.read(engine, None, None, step)

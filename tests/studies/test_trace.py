@@ -419,7 +419,7 @@ def test_of_many_heads_the_strongest_are_shown() -> None:
     tables = {"terms": pd.concat(terms), "writers": traced.writers_table().assign(head=39)}
     shown = page.shown_readers(tables["terms"], "L2H0")
     assert shown == ["L2H0", *(f"L2H{head}" for head in range(9, 40))]
-    writers = page.strongest_writers(tables, 2).query("layer == 2")
+    writers = page.rows_of_strongest_writers(tables, 2).query("layer == 2")
     assert list(writers["writer"]) == ["L1H0", "MLP1"]
 
 

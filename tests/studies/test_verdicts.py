@@ -8,7 +8,7 @@ from support.dense_patterns import estimates
 
 from nope_probe.analyses.jackknife import rms
 from nope_probe.maps.estimates import cross_products
-from nope_probe.studies.page import hidden_heads, no_pattern, strongest
+from nope_probe.studies.page import hidden_heads, no_pattern, strongest_row
 from nope_probe.studies.verdicts import (
     effect_of,
     exceeds_noise,
@@ -113,19 +113,19 @@ def noise_layers(n_runs: int, n_layers: int) -> list[pd.DataFrame]:
 def test_of_24_layers_of_noise_none_is_called_strongest_though_single_bounds_exceed_zero() -> None:
     runs = noise_layers(60, 24)
     assert sum((run["amplitude_low"] > 0).any() for run in runs) >= 3
-    assert not any(strongest(run) is not None for run in runs)
+    assert not any(strongest_row(run) is not None for run in runs)
     strong = runs[0].copy()
     strong.loc[17, ["amplitude", "amplitude_low", "amplitude_high"]] = 2.6, 2.4, 2.8
-    best = strongest(strong)
+    best = strongest_row(strong)
     assert best is not None
     assert best["layer"] == 17
 
 
 def test_the_strongest_layer_is_that_of_lead_and_pattern_together() -> None:
     rows = amplitudes((0, 0, around(1.2)), (1, 0, around(0.9)), (2, 0, around(0.0)))
-    assert strongest(rows.assign(lead=[0.1, 6.2, 9.0]))["layer"] == 1, "L2 has no pattern"
-    assert strongest(rows.assign(lead=[0.1, -6.2, 9.0]))["layer"] == 1, "whichever way it leads"
-    assert strongest(rows.assign(lead=np.nan))["layer"] == 0
+    assert strongest_row(rows.assign(lead=[0.1, 6.2, 9.0]))["layer"] == 1, "L2 has no pattern"
+    assert strongest_row(rows.assign(lead=[0.1, -6.2, 9.0]))["layer"] == 1, "whichever way it leads"
+    assert strongest_row(rows.assign(lead=np.nan))["layer"] == 0
 
 
 @pytest.mark.parametrize(

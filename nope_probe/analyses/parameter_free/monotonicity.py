@@ -19,11 +19,11 @@ from nope_probe.analyses.pattern import LAG
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 
 LEVEL = 0.05
-ScoreMaps = Float[Tensor, "layer query_pos key_pos"]
+MapStack = Float[Tensor, "layer query_pos key_pos"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class MeanSteps:
     """Mean steps towards the query, one per layer and distance.
 
     The step at distance g is the mean over queries of S[i, i-g+1] - S[i, i-g], in nats: the gain in
@@ -75,7 +75,7 @@ class MonotonicityTest:
 
 
 def monotonicity_tests(
-    estimate: Estimate, theory: ScoreMaps, resolution: float
+    estimate: Estimate, theory: MapStack, resolution: float
 ) -> list[MonotonicityTest]:
     """Test for each layer whether its mean scores increase in j.
 
@@ -88,7 +88,7 @@ def monotonicity_tests(
     return [_test_layer(estimate, steps, theory, layer, resolution) for layer in range(len(theory))]
 
 
-def mean_steps(estimate: Estimate, resolution: float) -> Steps:
+def mean_steps(estimate: Estimate, resolution: float) -> MeanSteps:
     """Return the mean steps in j over queries, for each distance of the key from the query.
 
     Args:
@@ -99,7 +99,7 @@ def mean_steps(estimate: Estimate, resolution: float) -> Steps:
     steps = replace(estimate, folds=folds[..., None])
     threshold = float(stdtrit(len(folds) - 1, 1 - LEVEL / (2 * folds.shape[-1])))
     error = (steps.se[..., 0] ** 2 + resolution**2).sqrt()
-    return Steps(mean=steps.mean[..., 0], se=error, threshold=threshold)
+    return MeanSteps(mean=steps.mean[..., 0], se=error, threshold=threshold)
 
 
 def steps_in_j(
@@ -118,7 +118,7 @@ def by_distance(
 
 
 def _test_layer(
-    estimate: Estimate, steps: Steps, theory: ScoreMaps, layer: int, resolution: float
+    estimate: Estimate, steps: MeanSteps, theory: MapStack, layer: int, resolution: float
 ) -> MonotonicityTest:
     mean, error = steps.mean[layer], steps.threshold * steps.se[layer]
     below = torch.ones(theory.shape[-2], theory.shape[-1] - 1, dtype=torch.bool).tril(-1)

@@ -15,14 +15,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nope_probe.maps.rotation import Angles
 
-Heads = Float[Tensor, "batch pos head d_head"]
+HeadVectors = Float[Tensor, "batch pos head d_head"]
 # With a KV cache there are more keys than queries; a removed W_K or W_V leaves a key or value head
 # per query head.
 Keys = Float[Tensor, "batch key_pos kv_head d_head"]
 Values = Float[Tensor, "batch key_pos value_head d_value"]
 Scores = Float[Tensor, "batch head query_pos key_pos"]
 Visible = Bool[Tensor, "one_or_batch one_or_head query_pos key_pos"]
-Positions: TypeAlias = Int[Tensor, " row"]
+RowPositions: TypeAlias = Int[Tensor, " row"]
 # Sequences up to this length are computed in one block of queries. Longer sequences are computed in
 # blocks of this many cells, so that a block's masks and scores stay small next to a model.
 WHOLE, BLOCK_CELLS = 2048, 2**24
@@ -93,7 +93,7 @@ class Mask:
             sees=lambda query, key: visible[..., query, key],
         )
 
-    def rows(self, rows: slice | Positions = slice(None)) -> Visible:
+    def rows(self, rows: slice | RowPositions = slice(None)) -> Visible:
         """Return the visible cells of some queries; no cells of other queries are made."""
         queries = torch.arange(self.n_queries, device=self.device)[rows]
         return self.sees(queries[:, None], torch.arange(self.n_keys, device=self.device)[None])
@@ -209,7 +209,7 @@ class MeanPattern:
             raise ValueError(f"expected sequences of {self.n} tokens, got {n}")
         return MeanPattern(heads=self.heads, cells=self.cells[:, : n * (n + 1) // 2], n=n)
 
-    def rows(self, rows: slice | Positions) -> Float[Tensor, "head row key_pos"]:
+    def rows(self, rows: slice | RowPositions) -> Float[Tensor, "head row key_pos"]:
         """Return the rows of some queries."""
         if self.cells.ndim == 3:
             return self.cells[:, rows]
@@ -240,7 +240,7 @@ class Attention:
         fixed: the pattern of the heads that lose their content, whatever their scores; or None.
     """
 
-    q: Heads
+    q: HeadVectors
     k: Keys
     v: Values
     mask: Mask
@@ -293,7 +293,7 @@ class Attention:
         """The cells that are visible in each head of the first sequence."""
         return self.mask.rows()[0].expand(self.n_heads, -1, -1)
 
-    def scores(self, rows: slice | Positions = slice(None)) -> Scores:
+    def scores(self, rows: slice | RowPositions = slice(None)) -> Scores:
         """Return the scores of some queries with every key, masked ones too."""
         if self.hooked is not None:
             return self.hooked[:, :, rows]
@@ -304,7 +304,7 @@ class Attention:
         return scores if self.bias is None else scores + self.bias[..., rows, :].to(scores)
 
     def masked_scores(
-        self, rows: slice | Positions = slice(None), masked: float | None = -torch.inf
+        self, rows: slice | RowPositions = slice(None), masked: float | None = -torch.inf
     ) -> Scores:
         """Return the scores of some queries; masked ones get a value, None for the lowest."""
         scores = self.scores(rows)
@@ -312,7 +312,7 @@ class Attention:
         return scores.masked_fill(~self.mask.rows(rows), masked)
 
     def pattern(
-        self, rows: slice | Positions = slice(None), masked: float | None = -torch.inf
+        self, rows: slice | RowPositions = slice(None), masked: float | None = -torch.inf
     ) -> Scores:
         """Return what some queries' values are weighted by: attention, less a sink's share.
 
@@ -333,7 +333,7 @@ class Attention:
             pattern = pattern.index_copy(1, heads, means.expand(len(pattern), -1, -1, -1))
         return pattern.nan_to_num().to(self.v.dtype)  # NaN: the rows of padding
 
-    def hooked_weights(self, rows: slice | Positions = slice(None)) -> Scores | None:
+    def hooked_weights(self, rows: slice | RowPositions = slice(None)) -> Scores | None:
         """Return the pattern that hooks left, or that is fixed, without a sink's share.
 
         A sink's share of a row is that before the hooks.
@@ -343,10 +343,12 @@ class Attention:
         """
         if self.hooked_pattern is None and self.fixed is None:
             return None
-        weights = wide(self.pattern(rows))
+        weights = at_least_float32(self.pattern(rows))
         if self.sinks is None:
             return weights
-        of_keys = wide(replace(self, hooked_pattern=None).pattern(rows)).sum(-1, keepdim=True)
+        of_keys = at_least_float32(replace(self, hooked_pattern=None).pattern(rows)).sum(
+            -1, keepdim=True
+        )
         return weights / of_keys.clamp_min(torch.finfo(weights.dtype).tiny)
 
     def weighted_values(self) -> Float[Tensor, "batch pos head d_value"]:
@@ -401,7 +403,7 @@ def relative_error(values: Float[Tensor, "*shape"], expected: Float[Tensor, "*sh
     return float((values - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
-def wide(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return a tensor of half precision in float32, and any other as it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 

@@ -20,7 +20,7 @@ from nope_probe.hooks.layers.tap import Tap
 from nope_probe.maps.rotation import Rotation
 from nope_probe.removal import Projection
 
-Kind = Literal["HookedTransformer", "TransformerBridge"]
+ModelKind = Literal["HookedTransformer", "TransformerBridge"]
 NormName = Literal["ln1", "ln2"]
 Vectors = Float[Tensor, "batch pos d_model"]
 
@@ -81,7 +81,7 @@ class Layer(ABC):
         tap: computes the block's attention.
     """
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[ModelKind]
     attn_out_point: str
     masked: ClassVar[float | None] = None
 

@@ -20,7 +20,6 @@ from typing import (
     NamedTuple,
     Protocol,
     TypeAlias,
-    TypeVar,
     cast,
     runtime_checkable,
 )
@@ -95,9 +94,6 @@ class HookedModel(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
-
-
-Model = TypeVar("Model", bound=HookedModel)
 
 
 class PlacedHook(NamedTuple):

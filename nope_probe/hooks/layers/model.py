@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from nope_probe.errors import UserError, validate_layer_numbers
 from nope_probe.files import JsonObject
-from nope_probe.hooks.layers.attention import Attention, Heads
+from nope_probe.hooks.layers.attention import Attention, HeadVectors
 from nope_probe.hooks.layers.base_layer import Layer, Traits, find_point
 from nope_probe.hooks.layers.block_kinds import BridgeLayer, HookedLayer
 from nope_probe.hooks.layers.hook_points import (
@@ -514,7 +514,7 @@ def _traits(model: HookedModel) -> dict[int, Traits]:
 class _SecondStraight:
     """Gives the second sequence of a batch the angles of position 0."""
 
-    def turned_back(self, x: Heads, angles: Angles) -> Heads:
+    def turned_back(self, x: HeadVectors, angles: Angles) -> HeadVectors:
         raise NotImplementedError  # a HookedTransformer's configuration suffices
 
     def straightened(self, angles: Angles) -> Angles:

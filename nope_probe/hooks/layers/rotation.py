@@ -13,7 +13,7 @@ from torch import Tensor
 from nope_probe.maps.rotation import Angles, Rotation, cos_and_sin
 from nope_probe.removal import Component
 
-Heads = Float[Tensor, "batch pos head d_head"]
+HeadVectors = Float[Tensor, "batch pos head d_head"]
 FITS = 1e-3  # relative error up to which a rotation is recognised
 
 
@@ -116,7 +116,7 @@ class RemovedPairs:
         cos, sin = angles
         return cos.masked_fill(removed, self.rotary.factor), sin.masked_fill(removed, 0.0)
 
-    def turned_back(self, x: Heads, angles: Angles) -> Heads:
+    def turned_back(self, x: HeadVectors, angles: Angles) -> HeadVectors:
         """Return rotated queries or keys, with the removed pairs as at position 0.
 
         Raises:

@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import (
     Attention,
-    Heads,
+    HeadVectors,
     Mask,
     query_blocks,
     repeat_heads,
@@ -49,10 +49,10 @@ class Straightens(Protocol):
 
     def straightened(self, angles: Angles) -> Angles: ...
 
-    def turned_back(self, x: Heads, angles: Angles) -> Heads: ...
+    def turned_back(self, x: HeadVectors, angles: Angles) -> HeadVectors: ...
 
 
-class Pass(local):
+class PassState(local):
     """What a forward pass leaves for its masks and taps, in one thread.
 
     Attributes:
@@ -64,7 +64,7 @@ class Pass(local):
     far_apart = False
 
 
-current = Pass()
+current = PassState()
 
 
 class Tap:

@@ -27,7 +27,7 @@ from nope_probe.hooks.layers.attention import (
 )
 from nope_probe.hooks.layers.base_layer import Layer, NormName
 from nope_probe.hooks.layers.hook_points import Attachment, HookPoint
-from nope_probe.maps.folds import Part, State, head_products, product_parts, sum_parts
+from nope_probe.maps.folds import FoldSum, State, head_products, product_parts, sum_parts
 from nope_probe.maps.rows import GROUP_ROWS, QueryPositions, RowGroup, join_groups
 from nope_probe.stages import Letter
 
@@ -192,7 +192,7 @@ class Accumulator(ABC):
         """Whether the sequences of this batch are in the totals already."""
         return self.upto <= self.n_seen
 
-    def add(self, **parts: Sequence[Part]) -> None:
+    def add(self, **parts: Sequence[FoldSum]) -> None:
         """Add a batch to the totals, once: all of it or, if memory runs out, nothing."""
         if self.already_counted:
             return
@@ -293,7 +293,7 @@ class MapAccumulator(Accumulator):
         name: str,
         x: Float[Tensor, "batch pos width"],
         y: Float[Tensor, "batch pos width"],
-    ) -> dict[str, list[Part]]:
+    ) -> dict[str, list[FoldSum]]:
         """Return the sums of x_i.y_j over a batch, by groups of rows i."""
         return {
             name + group.name: product_parts(
@@ -478,7 +478,7 @@ class BandAccumulator(MapAccumulator):
         self.see(attention.mask)
         k, scale = attention.k, attention.scale / attention.n_heads
         q = sum_query_groups(attention.q, k.shape[2]) * scale
-        parts = dict[str, list[Part]]()
+        parts = dict[str, list[FoldSum]]()
         for index, chosen in enumerate(map(list, self.coordinates)):
             if chosen:
                 rows, keys = q[..., chosen].flatten(2), k[..., chosen].flatten(2)

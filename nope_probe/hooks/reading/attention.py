@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.hooks.layers.attention import Attention, Mask, Scores, Visible, wide
+from nope_probe.hooks.layers.attention import Attention, Mask, Scores, Visible, at_least_float32
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
     Given,
@@ -22,7 +22,7 @@ from nope_probe.hooks.layers.model import (
 from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.reading.accumulators import Cut, MapAccumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
-from nope_probe.maps.folds import Part, folds_of, sum_parts
+from nope_probe.maps.folds import FoldSum, folds_of, sum_parts
 from nope_probe.maps.maps import AttentionMaps
 from nope_probe.maps.rows import RowGroup, choose_rows, rows_of
 
@@ -147,7 +147,7 @@ class AttentionAccumulator(MapAccumulator):
             return
         self.see(attention.mask)
         folds = self.fold_of, self.n_folds
-        parts = defaultdict[str, list[Part]](list)
+        parts = defaultdict[str, list[FoldSum]](list)
         for group in self.groups:
             scores, visible = _scores(attention, group)
             if self.keeps_scores:
@@ -228,4 +228,4 @@ def _scores(attention: Attention, group: RowGroup) -> tuple[Scores, Visible]:
         bias=None if bias is None else bias[..., keys],
         hooked=None if hooked is None else hooked[..., keys],
     )
-    return wide(seen.scores(rows)), attention.mask.rows(rows)[..., keys]
+    return at_least_float32(seen.scores(rows)), attention.mask.rows(rows)[..., keys]

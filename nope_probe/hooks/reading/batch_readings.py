@@ -178,10 +178,10 @@ def _write(residual: Tensor, tensor: Tensor, hook: HookPoint) -> Tensor:
 
 
 ROWS = 128  # queries whose scores are in memory at once
-Weights = Float[Tensor, "batch head query_pos which"]
+RowWeights = Float[Tensor, "batch head query_pos which"]
 
 
-def weights_on(attention: Attention, keys: Int[Tensor, "which query_pos"]) -> Weights:
+def weights_on(attention: Attention, keys: Int[Tensor, "which query_pos"]) -> RowWeights:
     """Return each query's attention to chosen keys, on the CPU.
 
     Attention is the softmax of the scores, or what hooks on `hook_pattern` made of it: a learned
@@ -200,7 +200,7 @@ def keys_before(n_pos: int, distance: int) -> Int[Tensor, " query_pos"]:
 
 def _weights_of_rows(
     attention: Attention, rows: slice, keys: Int[Tensor, "which query_pos"]
-) -> Weights:
+) -> RowWeights:
     hooked = attention.hooked_weights(rows)
     if hooked is None:
         return weights_at(attention.masked_scores(rows), keys)
@@ -209,7 +209,7 @@ def _weights_of_rows(
 
 def weights_at(
     scores: Float[Tensor, "batch head query_pos key_pos"], keys: Int[Tensor, "which query_pos"]
-) -> Weights:
+) -> RowWeights:
     """Return exp(s - logsumexp(s)) of chosen cells of scores, in float32 or better."""
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     where = keys.T.to(scores.device).expand(*scores.shape[:3], -1)

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from nope_probe.hooks.layers.attention import Attention, MeanPattern, wide
+from nope_probe.hooks.layers.attention import Attention, MeanPattern, at_least_float32
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
@@ -336,7 +336,7 @@ class _PatternAccumulator(Accumulator):
                 later = torch.arange(self.n) > torch.arange(self.n)[rows, None]
                 self.flags["looks_ahead"] = (visible & later.to(visible.device)).any()
             pattern = attention.pattern(rows)[:, self.heads.to(attention.q.device)]
-            total = wide(pattern).sum(0)
+            total = at_least_float32(pattern).sum(0)
             if not bool(self.flags["looks_ahead"]):
                 total = MapRows(torch.arange(self.n)[rows], self.n).pack(total)
             blocks.append(total)

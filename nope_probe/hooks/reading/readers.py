@@ -19,10 +19,10 @@ from torch import Tensor
 
 from nope_probe.hooks.layers.attention import (
     Attention,
+    at_least_float32,
     relative_error,
     repeat_heads,
     sum_query_groups,
-    wide,
 )
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel
@@ -47,7 +47,7 @@ from nope_probe.hooks.reading.writers import (
     norm_before,
     written_by_blocks,
 )
-from nope_probe.maps.folds import Part, State, folds_of, product_parts, sum_parts
+from nope_probe.maps.folds import FoldSum, State, folds_of, product_parts, sum_parts
 from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.maps.rotation import NO_ROTATION, Rotation
 from nope_probe.maps.rows import chosen_rows, rows_of
@@ -169,7 +169,7 @@ class MeansAccumulator(Accumulator):
         self.flags = self.flags or self._flags_of(attention)
         self.add(**self.parts(attention))
 
-    def parts(self, attention: Attention) -> dict[str, list[Part]]:
+    def parts(self, attention: Attention) -> dict[str, list[FoldSum]]:
         """Return one batch's parts of the totals."""
         folds, q, k = (self.fold_of, self.n_folds), attention.q, attention.k
         if not self.per_head:
@@ -209,7 +209,7 @@ class MeansAccumulator(Accumulator):
         cos, sin = self.flags["cos"].cpu(), self.flags["sin"].cpu()
         return Rotation(pairs=self.rotary.pairs, cos=cos, sin=sin)
 
-    def _score_parts(self, attention: Attention, q: Tensor) -> list[Part]:
+    def _score_parts(self, attention: Attention, q: Tensor) -> list[FoldSum]:
         """Return the sums of q.k times the scale, over heads or per head."""
         q = q[:, self.cut.rows]
         if not self.per_head:
@@ -346,7 +346,7 @@ class ReaderAccumulator(MeansAccumulator):
             )
         return replace(attention, k=shared)
 
-    def parts(self, attention: Attention) -> dict[str, list[Part]]:
+    def parts(self, attention: Attention) -> dict[str, list[FoldSum]]:
         index, kept = self.layer.index, self.residual.kept
         x = kept[index, "x"]
         y = self.layer.norm_output("ln1", kept[index, "normed"]).to(x.dtype)
@@ -376,7 +376,9 @@ class ReaderAccumulator(MeansAccumulator):
         """Return the scales of the norms inside attention."""
         if not self.projection.parts:
             return y.new_ones(*y.shape[:2], 1, 1)
-        heads = self.rotation.turned_back(wide(torch.cat((attention.q, attention.k), 2)))
+        heads = self.rotation.turned_back(
+            at_least_float32(torch.cat((attention.q, attention.k), 2))
+        )
         return self.projection.gains(y, heads, self.tolerance)
 
     def _brought(
@@ -384,12 +386,12 @@ class ReaderAccumulator(MeansAccumulator):
         x: Float[Tensor, "batch pos writer width"],
         gains: Float[Tensor, "batch pos one_or_head part"],
         weight: Float[Tensor, "one_or_writer width head d_head"],
-    ) -> list[Part]:
+    ) -> list[FoldSum]:
         """Return the sums of the writers' parts of queries and keys: x times gains, through W.
 
         Where all heads share a gain, W multiplies the sums at the end instead of every batch.
         """
-        parts: list[Part] = []
+        parts: list[FoldSum] = []
         for fold, rows in self._folds():
             sums = torch.einsum("bphr,bpwx->hrpwx", gains[rows], x[rows].to(gains))
             if not self.projection.parts:

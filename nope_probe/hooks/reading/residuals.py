@@ -19,11 +19,11 @@ from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoi
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.accumulators import Accumulator
 from nope_probe.hooks.reading.streaming import StreamCheckpoint, stream
-from nope_probe.maps.folds import Part
+from nope_probe.maps.folds import FoldSum
 
 Targets = Float[Tensor, "seq pos target"]
 Residuals = Float[Tensor, "batch pos row"]
-Parts = dict[str, list[Part]]
+FoldSums = dict[str, list[FoldSum]]
 
 
 def capture_moments(
@@ -52,7 +52,7 @@ def capture_moments(
     """
     kept = targets[:, skip:].double()
 
-    def products(x: Residuals, numbers: Int[Tensor, " batch"]) -> Parts:
+    def products(x: Residuals, numbers: Int[Tensor, " batch"]) -> FoldSums:
         y = rearrange(kept[numbers], "seq pos target -> (seq pos) target")
         rows = rearrange(x, "seq pos row -> (seq pos) row")
         return {"xx": [(0, rows.T @ rows)], "xy": [(0, rows.T @ y.to(rows.device))]}
@@ -84,7 +84,7 @@ def capture_distances(
         checkpoint: deals out batches to processes and saves sums; see `stream`.
     """
 
-    def distances(fits: Tensor, x: Residuals, numbers: Int[Tensor, " batch"]) -> Parts:
+    def distances(fits: Tensor, x: Residuals, numbers: Int[Tensor, " batch"]) -> FoldSums:
         predicted = x @ fits.double().to(x.device)
         index = torch.arange(skip, skip + x.shape[1], device=x.device)
         errors = (predicted - index[:, None]).abs().mean(1)
@@ -114,7 +114,7 @@ class ResidualAccumulator(Accumulator):
         layer: Layer,
         n_folds: int,
         skip: int,
-        parts: Callable[[Residuals, Int[Tensor, " batch"]], Parts],
+        parts: Callable[[Residuals, Int[Tensor, " batch"]], FoldSums],
     ) -> None:
         super().__init__(n_folds)
         self.layer, self.skip, self.parts = layer, skip, parts

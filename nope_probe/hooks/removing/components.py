@@ -492,19 +492,19 @@ def rope_layers(model: HookedModel) -> tuple[bool, ...]:
     )
 
 
-def rope_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None, ...]:
+def block_frequencies(model: HookedModel) -> tuple[Float[Tensor, " pair"] | None, ...]:
     """Return for each block that attends the angle per position of its rotary pairs, or None."""
     rotaries = [traits.rotary for traits in traits_of(model).values()]
     return tuple(None if rotary is None else rotary.frequencies for rotary in rotaries)
 
 
-def bands_of(model: HookedModel, n_bands: int) -> tuple[Component, ...]:
+def named_bands(model: HookedModel, n_bands: int) -> tuple[Component, ...]:
     """Return the names of equal bands of a model's rotary pairs.
 
     Raises:
         UserError: for a model without RoPE, or more bands than pairs.
     """
-    pairs = [len(angles) for angles in rope_frequencies(model) if angles is not None]
+    pairs = [len(angles) for angles in block_frequencies(model) if angles is not None]
     if not pairs:
         has = ", ".join(components(model))
         raise UserError(f"--bands divides RoPE, and the model has none; it has {has}")
@@ -518,7 +518,7 @@ def wavelengths_of(
 
     There are none where the layers of a model rotate at different frequencies.
     """
-    known = [2 * torch.pi / angles for angles in rope_frequencies(model) if angles is not None]
+    known = [2 * torch.pi / angles for angles in block_frequencies(model) if angles is not None]
     if not known or any(not torch.equal(known[0], other) for other in known):
         return {}
     bands = {name: name.pairs for name in names if name.pairs is not None}

@@ -23,7 +23,7 @@ from numpy.random import SeedSequence
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nope_probe.hooks.layers.attention import Heads, MeanPattern, repeat_heads
+from nope_probe.hooks.layers.attention import HeadVectors, MeanPattern, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.maps.folds import State, TensorRecord, read_tensors, tensors_of, under
 from nope_probe.removal import WEIGHTS, Gain, Projection
@@ -211,11 +211,11 @@ class ReplacedWeight(ABC):
     """The replacement of one projection of one block; a `Place` makes it."""
 
     @abstractmethod
-    def outputs(self, y: Vectors) -> Heads:
+    def outputs(self, y: Vectors) -> HeadVectors:
         """Return the output of the replacement of W_Q, W_K or W_V, for every query head."""
 
     @abstractmethod
-    def summed(self, z: Heads, heads: Sequence[int]) -> Vectors:
+    def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
         """Return the part of some heads in the output of the replacement of W_O."""
 
 
@@ -223,10 +223,10 @@ class _IdentityWeight(ReplacedWeight):
     def __init__(self, layer: Layer, c: float) -> None:
         self.layer, self.c = layer, c
 
-    def outputs(self, y: Vectors) -> Heads:
+    def outputs(self, y: Vectors) -> HeadVectors:
         return self.c * project_identity(y, self.layer.n_heads, self.layer.d_head)
 
-    def summed(self, z: Heads, heads: Sequence[int]) -> Vectors:
+    def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
         kept = z
         if len(heads) < self.layer.n_heads:
             kept = torch.zeros_like(z)
@@ -239,11 +239,11 @@ class _MatrixWeight(ReplacedWeight):
     def __init__(self, rows: Float[Tensor, "head d_head d_model"], c: float) -> None:
         self.rows, self.c = rows, c
 
-    def outputs(self, y: Vectors) -> Heads:
+    def outputs(self, y: Vectors) -> HeadVectors:
         self.rows = self.rows.to(y)
         return self.c * torch.einsum("bpm,hdm->bphd", y, self.rows)
 
-    def summed(self, z: Heads, heads: Sequence[int]) -> Vectors:
+    def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
         self.rows = self.rows.to(z)
         return self.c * torch.einsum("bphd,hdm->bpm", z[:, :, heads], self.rows[heads])
 
@@ -252,12 +252,12 @@ class _ConstantWeight(ReplacedWeight):
     def __init__(self, output: Float[Tensor, "head width"]) -> None:
         self.output = output
 
-    def outputs(self, y: Vectors) -> Heads:
+    def outputs(self, y: Vectors) -> HeadVectors:
         self.output = self.output.to(y)
         # A copy: OLMo clips queries in place.
         return self.output.expand(*y.shape[:2], -1, -1).clone()
 
-    def summed(self, z: Heads, heads: Sequence[int]) -> Vectors:
+    def summed(self, z: HeadVectors, heads: Sequence[int]) -> Vectors:
         self.output = self.output.to(z)
         return self.output[heads].sum(0).expand(*z.shape[:2], -1).clone()
 

@@ -22,7 +22,7 @@ from nope_probe.analyses.pattern import Measures, measure, measure_heads, query_
 from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
 from nope_probe.analyses.pattern_rows import pattern_distance_sums, score_distance_sums
 from nope_probe.analyses.splits import split_mean_covariance
-from nope_probe.data.sequences import Kind
+from nope_probe.data.sequences import InputKind
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.components import wavelengths_of
@@ -36,11 +36,11 @@ from nope_probe.run.identity import input_arrays
 from nope_probe.run.session import Session
 from nope_probe.studies.ablation.maps import RunMaps, named_scores, write_maps
 from nope_probe.studies.ablation.page import report
-from nope_probe.studies.ablation.plan import Measured, Plan
+from nope_probe.studies.ablation.plan import AblationPlan, Measured
 from nope_probe.studies.ablation.settings import Settings
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.explorer import PAGE_BYTES, explorer_of
-from nope_probe.studies.page import Report, strongest, with_page
+from nope_probe.studies.page import Report, strongest_row, with_page
 from nope_probe.studies.tables import (
     WITHOUT_SOURCES,
     columns_of,
@@ -61,7 +61,7 @@ HEADS_BYTES = 1 << 30
 OF_HEADS = ("layer", "head")
 
 
-def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
+def analyse(session: Session[Settings], plan: AblationPlan, measured: Measured) -> Run:
     """Attribute the lead and the pattern of every layer, and return the run.
 
     Args:
@@ -83,7 +83,7 @@ def analyse(session: Session[Settings], plan: Plan, measured: Measured) -> Run:
     tables = analysis.tables()
     if plan.per_head:
         tables |= analysis.head_tables()
-    if analysis.strongest is None:
+    if analysis.strongest_layer is None:
         heads = heads_table(Engine.of(session), measured.intact)
         tables |= {} if heads is None else {"heads": heads}
     gains = {} if measured.gains is None else measured.gains.gains
@@ -129,9 +129,9 @@ class Analysis:
         offset_bins: which distances share a mean.
     """
 
-    plan: Plan
+    plan: AblationPlan
     measured: Measured
-    tokens: Kind
+    tokens: InputKind
     offset_bins: OffsetBins = "auto"
 
     @cached_property
@@ -186,19 +186,19 @@ class Analysis:
         return [measure(maps) for _, _, maps in self.conditions]
 
     @cached_property
-    def strongest(self) -> LayerAttribution | None:
+    def strongest_layer(self) -> LayerAttribution | None:
         """The strongest layer, by lead and pattern of its mean map; None without a pattern."""
         rows = measures_table([({}, self.measures[0])], self.plan.layers, labels=())
         counts = next(iter(self.measured.intact.values())).counts
-        best = strongest(rows, counts.tolist())
+        best = strongest_row(rows, counts.tolist())
         return None if best is None else self.layers[self.plan.layers.index(int(best["layer"]))]
 
     @property
     def half_width(self) -> float | None:
         """Half the width of the widest interval of a source's loss, in the strongest layer."""
-        if self.strongest is None:
+        if self.strongest_layer is None:
             return None
-        losses = [x.losses for x in self.strongest.by_question.values()]
+        losses = [x.losses for x in self.strongest_layer.by_question.values()]
         widths = [(loss.lost.high - loss.lost.low) / 2 for some in losses for loss in some.values()]
         return max((width for width in widths if width == width), default=None)
 

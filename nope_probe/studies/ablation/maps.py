@@ -15,11 +15,11 @@ from nope_probe.maps.layers import Pattern
 from nope_probe.maps.maps import Layers
 from nope_probe.removal import INTACT, Condition
 from nope_probe.run.checkpoint import tensor_writer
-from nope_probe.studies.ablation.plan import Measured, Plan
+from nope_probe.studies.ablation.plan import AblationPlan, Measured
 
 MAPS_BYTES = 1 << 26
 QUERIES = "query_positions"  # exact in float32: below 2**24
-Rows = Float[Tensor, "row key_pos"]
+MeanRows = Float[Tensor, "row key_pos"]
 
 
 class RunMaps:
@@ -36,7 +36,7 @@ class RunMaps:
         measured: their score maps.
     """
 
-    def __init__(self, plan: Plan, measured: Measured) -> None:
+    def __init__(self, plan: AblationPlan, measured: Measured) -> None:
         self.intact, self.of_sources = measured.intact, plan.of_sources
         self.maps, self.scores = measured.maps, named_scores(measured)
         terms = source_terms(plan.sources) | {"without_sources": {Condition(plan.sources): 1.0}}
@@ -55,7 +55,7 @@ class RunMaps:
         shape = (len(self.intact), len(self.first.queries), self.first.n)
         return dict.fromkeys(names, shape)
 
-    def blocks(self, n_bytes: int = MAPS_BYTES) -> Iterator[tuple[str, int, int, Rows]]:
+    def blocks(self, n_bytes: int = MAPS_BYTES) -> Iterator[tuple[str, int, int, MeanRows]]:
         """Yield all maps by blocks of rows: name, the layer's place, first row, and rows.
 
         Args:
@@ -70,7 +70,7 @@ class RunMaps:
 
     def _rows(
         self, layer: int, start: int, stop: int, row: int, pattern: Pattern
-    ) -> Iterator[tuple[str, Rows]]:
+    ) -> Iterator[tuple[str, MeanRows]]:
         """Yield some queries of one layer of each map."""
         rows_of_block = slice(row, row + stop - start)
         for name, maps in self.scores.items():

@@ -35,7 +35,7 @@ from nope_probe.studies.page import (
     no_pattern,
     noisy_layers,
     split_sections,
-    strongest,
+    strongest_row,
 )
 
 GROUPS = ("pattern", "term")  # of maps
@@ -116,7 +116,7 @@ class Findings:
     @cached_property
     def layer(self) -> int | None:
         """The strongest layer, by lead and pattern; None if no pattern exceeds the noise."""
-        row = strongest(self.intact_rows(), self.manifest.fold_sizes)
+        row = strongest_row(self.intact_rows(), self.manifest.fold_sizes)
         return None if row is None else int(row["layer"])
 
     @property
@@ -195,7 +195,7 @@ def _scope(findings: Findings, layer: int) -> str:
     unit = "Percent of position's part, which the sources make; below 0% it grows."
     if len(findings.layers) == 1:
         return unit
-    layers = notes.layers_of(findings.manifest)
+    layers = notes.layers_of_run(findings.manifest)
     return f"L{layer} is the strongest of {layers}, by lead and pattern. {unit}"
 
 

@@ -34,7 +34,7 @@ DEFAULT_WEIGHTS: tuple[str, ...] = ("w_q", "w_k", "w_o")  # each alone, then the
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class AblationPlan:
     """What is removed, and how.
 
     Attributes:
@@ -179,7 +179,7 @@ def make_plan(
     parameter_free: bool = False,
     left_out: Mapping[str, str] | None = None,
     per_head: bool = False,
-) -> Plan:
+) -> AblationPlan:
     """Return the plan for a model.
 
     Args:
@@ -212,7 +212,7 @@ def make_plan(
     removed = [*map(parse_removed, (*names, *bands))]
     if parameter_free and any(condition.weights for condition in removed):
         raise UserError("the weights of a parameter-free model are identities already: name others")
-    return Plan(
+    return AblationPlan(
         sources=sources,
         removed=tuple(one for one in dict.fromkeys(removed) if not one <= {*sources}),
         ablations=tuple(ablations),
@@ -242,7 +242,7 @@ class Measured:
     positions: PositionSums | None = None
 
     @classmethod
-    def of(cls, plan: Plan, results: Results) -> Measured:
+    def of(cls, plan: AblationPlan, results: Results) -> Measured:
         """Return the maps of a plan's passes from their results by key."""
 
         def maps(prefix: str, conditions: Iterable[Condition]) -> ConditionMaps:

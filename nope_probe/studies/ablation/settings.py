@@ -70,7 +70,7 @@ class Settings(RemovingSettings):
 
     def n_maps(self, info: ModelInfo) -> int:
         """Return how many maps the run holds; of a head two, with half the bytes of a layer's."""
-        n_layers = len(self.layers_of(info))
+        n_layers = len(self.layers_with_maps(info))
         return n_layers * (1 + info.n_heads) if self.per_head else n_layers
 
     unset = (*RemovingSettings.unset, ("per_head", False))

@@ -11,12 +11,12 @@ from typing import Any
 import pandas as pd
 
 from nope_probe.hooks.layers.model import Given
-from nope_probe.hooks.removing.components import bands_of, components
+from nope_probe.hooks.removing.components import components, named_bands
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
 from nope_probe.studies.ablation.analyse import analyse
-from nope_probe.studies.ablation.plan import Measured, Plan, make_plan
+from nope_probe.studies.ablation.plan import AblationPlan, Measured, make_plan
 from nope_probe.studies.ablation.settings import Settings
 from nope_probe.studies.engine import (
     Engine,
@@ -89,7 +89,7 @@ class Ablate(Study[Settings, AblationStudy]):
 run = partial(run_study, Ablate)
 
 
-def plan_of(session: Session[Settings]) -> Plan:
+def plan_of(session: Session[Settings]) -> AblationPlan:
     """Return what is removed.
 
     Args:
@@ -99,13 +99,13 @@ def plan_of(session: Session[Settings]) -> Plan:
         UserError: for components that the model does not have, or flags that need others.
     """
     settings, loaded, inputs = session.settings, session.loaded, session.sequences().inputs
-    layers = settings.layers_of(loaded.info)
+    layers = settings.layers_with_maps(loaded.info)
     plan = make_plan(
         components(loaded.model),
         settings.removed_names,
         ablations=settings.ablations,
         layers=layers,
-        bands=bands_of(loaded.model, settings.bands) if settings.bands else (),
+        bands=named_bands(loaded.model, settings.bands) if settings.bands else (),
         parameter_free=loaded.info.parameter_free,
         left_out=irreplaceable(loaded.model) | idle_sources(loaded.model, inputs, len(layers)),
         per_head=settings.per_head,

@@ -34,7 +34,7 @@ from nope_probe.run.session import Session
 from nope_probe.studies.attention.on_text import Explained, RunText, shown_pieces, text_record
 from nope_probe.studies.attention.page import report
 from nope_probe.studies.attention.settings import MIN_KEYS, Settings
-from nope_probe.studies.attention.steps import Steps
+from nope_probe.studies.attention.steps import LookSteps
 from nope_probe.studies.attention.why import why_tables
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.page import with_page
@@ -44,7 +44,7 @@ PARTS = tuple(field.name for field in fields(AttentionSplit) if field.type == "E
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
+class HeadAttention:
     """The measured attention of every head.
 
     Attributes:
@@ -63,12 +63,14 @@ class Heads:
     counts: Int[Tensor, " fold"]
     text: RunText | None
     on_text: Float[Tensor, "layer head text_pos text_pos"]
-    why: Steps | None
+    why: LookSteps | None
 
 
-def heads_of(parts: Sequence[State], text: RunText | None, why: Steps | None) -> Heads:
+def head_attention(
+    parts: Sequence[State], text: RunText | None, why: LookSteps | None
+) -> HeadAttention:
     """Return the attention of every head from that of some layers at a time."""
-    return Heads(
+    return HeadAttention(
         estimates=torch.cat([part["splits"] for part in parts]),
         gaps=torch.cat([part["gaps"] for part in parts]),
         weights=torch.cat([part["weights"] for part in parts]),
@@ -134,7 +136,7 @@ def splits_of(
     return splits
 
 
-def analyse(session: Session[Settings], heads: Heads) -> Run:
+def analyse(session: Session[Settings], heads: HeadAttention) -> Run:
     """Return the run of the heads' attention.
 
     Its map `weights` is [layer, head, row, key_pos], float32; if some queries have no rows,
@@ -145,7 +147,7 @@ def analyse(session: Session[Settings], heads: Heads) -> Run:
     """
     inputs, settings = session.sequences(), session.settings
     maps = {"weights": heads.weights.float()}
-    layers = settings.layers_of(session.loaded.info)
+    layers = settings.layers_with_maps(session.loaded.info)
     splits = splits_of(heads.estimates, heads.gaps, heads.counts, layers)
     tables = {"attention": attention_table(splits)}
     n = inputs.inputs.shape[1]
@@ -194,7 +196,9 @@ def captured_text(
     }
 
 
-def analyse_text(session: Session[Settings], text: RunText, read: State, why: Steps | None) -> Run:
+def analyse_text(
+    session: Session[Settings], text: RunText, read: State, why: LookSteps | None
+) -> Run:
     """Return the run of a text alone: where each head looks, and why if that is asked.
 
     Its maps are `text_weights`, [layer, head, pos, key_pos], and `text_content`, here the relative
@@ -217,7 +221,7 @@ def _manifest(
     inputs: Sequences,
     counts: Int[Tensor, " fold"],
     text: RunText | None,
-    why: Steps | None,
+    why: LookSteps | None,
 ) -> Manifest:
     """Return what the run says of itself, of its text, and of the look it is asked about."""
     settings, loaded, shown = session.settings, session.loaded, None
@@ -226,7 +230,7 @@ def _manifest(
         shown = text_record(text, loaded.tokenizer)
     return replace(
         session.manifest_of(inputs, settings.skip_keys_of(inputs), counts),
-        layers=settings.layers_of(loaded.info),
+        layers=settings.layers_with_maps(loaded.info),
         removed=tuple(settings.removed.ordered),
         text=shown,
         results=written(Explained(why=None if why is None else why.asked)),
@@ -236,7 +240,7 @@ def _manifest(
 def _why(
     manifest: Manifest,
     weights: Float[Tensor, "layer head text_pos text_pos"],
-    why: Steps | None,
+    why: LookSteps | None,
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of the run's `why`, if it was asked."""
     if why is None or manifest.text is None:

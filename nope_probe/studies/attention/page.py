@@ -151,7 +151,7 @@ def text_line(run: Run) -> str:
         nats = f"{term['nats']:+.1f} of {term['score']:+.1f} nats"
         looks_at = looks(view, why.head, why.query, term["key"])
         return f"In the text {looks_at}: the largest term is {name} ({nats})."
-    head, query, key = view.strongest()
+    head, query, key = view.strongest_look()
     compared = ""
     if view.position is not None:
         layer, number = view.place_of(head)

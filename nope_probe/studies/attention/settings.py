@@ -182,7 +182,7 @@ class Settings(RemovingSettings):
             UserError: naming the possible heads.
         """
         super().validate_layers(info)
-        layers = self.layers_of(info)
+        layers = self.layers_with_maps(info)
         if self.asked is not None and (
             self.asked[0] not in layers or self.asked[1] >= info.n_heads
         ):
@@ -234,7 +234,7 @@ class Settings(RemovingSettings):
 
     def n_maps(self, info: ModelInfo) -> int:
         """Return how many maps the run holds; the weights and scores of a head count as one."""
-        n_layers = min(self.layers_at_a_time(info), len(self.layers_of(info)))
+        n_layers = min(self.layers_at_a_time(info), len(self.layers_with_maps(info)))
         every_row = self.query_rows or default_rows(self.seq_len)  # as `memory_of` counts
         return -(-n_layers * info.n_heads * self.rows // every_row)
 

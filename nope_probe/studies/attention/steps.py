@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nope_probe.analyses.one_text import Side, moved_terms, query_terms
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attention import Attention, repeat_heads, wide
+from nope_probe.hooks.layers.attention import Attention, at_least_float32, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, hooks_attached
 from nope_probe.hooks.layers.model import attention_read, logits_of, numbered_layers
@@ -99,7 +99,7 @@ class Moved:
 
 
 @dataclass(kw_only=True, eq=False)
-class Steps:
+class LookSteps:
     """The steps back from one look, read one after the other.
 
     Attributes:
@@ -138,7 +138,7 @@ class Steps:
         capture = partial(
             captured_removals,
             engine,
-            moves=self.strongest,
+            moves=self.strongest_moves,
             text=self.text,
             query=self.first.query,
         )
@@ -161,7 +161,7 @@ class Steps:
         ]
 
     @property
-    def strongest(self) -> list[Moved]:
+    def strongest_moves(self) -> list[Moved]:
         """The moved parts that are taken out, the largest term first."""
         return sorted(self.moved, key=lambda move: -abs(move.nats))[: self.n_removed]
 
@@ -172,7 +172,7 @@ class Steps:
             [step, *look.cells, *row]
             for step, (looks, state) in enumerate(self.looks, 1)
             for look in looks
-            for row in rows_of(look, state)
+            for row in step_rows(look, state)
         ]
         return pd.DataFrame(rows, columns=COLUMNS).astype({"moved_from": "Int64"})
 
@@ -182,7 +182,7 @@ class Steps:
         measured = self.removed["measured"].flatten(1).tolist()
         rows = [
             [move.step, *move.look.cells, move.writer, move.side, move.token, move.nats, *values]
-            for move, values in zip(self.strongest, measured, strict=True)
+            for move, values in zip(self.strongest_moves, measured, strict=True)
         ]
         without = [f"{name}_without" for name in MEASURED]
         return pd.DataFrame(rows, columns=[*COLUMNS, *MEASURED, *without])
@@ -292,7 +292,7 @@ def moved_of(step: int, look: Look, state: State) -> Iterator[Moved]:
                         )
 
 
-def rows_of(look: Look, state: State) -> Iterator[tuple[str, str, int | None, float]]:
+def step_rows(look: Look, state: State) -> Iterator[tuple[str, str, int | None, float]]:
     """Yield the writer, side, moved_from and nats of each row of a look; see `why_steps.csv`."""
     assert look.key is not None
     terms = {name: float(x[look.key]) for name, x in under(state, look.prefix).items()}
@@ -359,8 +359,8 @@ def _without(
         row = slice(look.query, look.query + 1)
         weights = attention.hooked_weights(row)
         if weights is None:
-            weights = wide(attention.masked_scores(row)).softmax(-1)
-        cells = wide(weights), wide(attention.scores(row))
+            weights = at_least_float32(attention.masked_scores(row)).softmax(-1)
+        cells = at_least_float32(weights), at_least_float32(attention.scores(row))
         return torch.stack([x[0, look.head, 0, look.key] for x in cells])
 
     def run(hooks: Sequence[Attachment]) -> tuple[list[Tensor], Float[Tensor, " d_vocab"]]:

@@ -25,7 +25,7 @@ from nope_probe.studies.attention.analyse import (
     analyse,
     analyse_text,
     captured_text,
-    heads_of,
+    head_attention,
     measured,
 )
 from nope_probe.studies.attention.on_text import stored_why, text_of, text_view
@@ -121,7 +121,7 @@ class AttentionStudy(Run):
         return load_first_layers(settings, device_of_process(settings.device))
 
 
-class Attention(Study[Settings, AttentionStudy]):
+class SplitAttention(Study[Settings, AttentionStudy]):
     """Position and content in the attention of every head, on average and in one text."""
 
     command = "attention"
@@ -129,7 +129,7 @@ class Attention(Study[Settings, AttentionStudy]):
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
         settings, loaded = self.settings, session.loaded
-        self.layers = settings.layers_of(loaded.info)
+        self.layers = settings.layers_with_maps(loaded.info)
         self.ablation = ablation_of(loaded.model, settings)
         self.text = text_of(settings, loaded)
         alone = None if settings.reads_corpus or self.text is None else self.text.alone
@@ -176,13 +176,13 @@ class Attention(Study[Settings, AttentionStudy]):
             assert self.text is not None
             return analyse_text(self.session, self.text, results["text"], self.why)
         parts = [result for key, result in results.items() if key.startswith("attention-")]
-        return analyse(self.session, heads_of(parts, self.text, self.why))
+        return analyse(self.session, head_attention(parts, self.text, self.why))
 
 
-run = partial(run_study, Attention)
+run = partial(run_study, SplitAttention)
 
 
-@takes(Attention)
+@takes(SplitAttention)
 def run_attention(
     model: ModelOrName,
     inputs: Given | None = None,
@@ -205,5 +205,5 @@ def run_attention(
         >>> f"L{layer}H{head}"
         'L1H3'
     """
-    study = run_of(Attention, model, inputs, out, options)
+    study = run_of(SplitAttention, model, inputs, out, options)
     return replace(study, model=model)

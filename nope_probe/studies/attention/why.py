@@ -20,7 +20,7 @@ from nope_probe.run.folder import Run
 from nope_probe.run.identity import changes_of_model
 from nope_probe.studies.attention.on_text import shown_pieces, text_of, why_of
 from nope_probe.studies.attention.settings import Settings
-from nope_probe.studies.attention.steps import OTHERS, Look, Steps
+from nope_probe.studies.attention.steps import OTHERS, Look, LookSteps
 from nope_probe.studies.engine import Engine, ablation_of
 
 MOST_WRITERS = 10  # that have a row each: those whose terms differ most between keys
@@ -73,7 +73,7 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
     return why_of(steps.asked, tables)
 
 
-def steps_of(settings: Settings, text: Int[Tensor, "1 pos"]) -> Steps:
+def steps_of(settings: Settings, text: Int[Tensor, "1 pos"]) -> LookSteps:
     """Return the steps that `why` asks for, which have not been read.
 
     Raises:
@@ -83,11 +83,11 @@ def steps_of(settings: Settings, text: Int[Tensor, "1 pos"]) -> Steps:
     if not -n <= settings.query < n:
         raise UserError(f"--query {settings.query}: the text has {n} tokens, 0 to {n - 1}")
     look = Look(Writer(str(settings.why)), settings.query % n)
-    return Steps(first=look, text=text, n_steps=settings.steps, n_removed=settings.confirm)
+    return LookSteps(first=look, text=text, n_steps=settings.steps, n_removed=settings.confirm)
 
 
 def why_tables(
-    steps: Steps, weights: Float[Tensor, " key_pos"], pieces: Sequence[str]
+    steps: LookSteps, weights: Float[Tensor, " key_pos"], pieces: Sequence[str]
 ) -> dict[str, pd.DataFrame]:
     """Return the tables of steps by name: of the first look, of all steps, and of the removals.
 

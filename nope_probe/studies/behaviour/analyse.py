@@ -26,10 +26,10 @@ from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
 from nope_probe.studies.behaviour.page import MeasuresTaken, report
-from nope_probe.studies.behaviour.plan import MeasuredBehaviour, Plan, head_name
+from nope_probe.studies.behaviour.plan import BehaviourPlan, MeasuredBehaviour, head_name
 from nope_probe.studies.behaviour.settings import QUANTITIES, Settings
 from nope_probe.studies.page import with_page
-from nope_probe.studies.tables import Row, interval_columns, interval_names
+from nope_probe.studies.tables import TableRow, interval_columns, interval_names
 
 BINS = 64
 NO_COPY = "the intact model does not copy"
@@ -40,7 +40,7 @@ DECODED = interval_names("distance", "null", "untrained", "difference")
 HEAD_COLUMNS = ["layer", "head", *interval_names("pattern", "loss", "copy")]
 
 
-def analyse(session: Session[Settings], plan: Plan, measured: MeasuredBehaviour) -> Run:
+def analyse(session: Session[Settings], plan: BehaviourPlan, measured: MeasuredBehaviour) -> Run:
     """Estimate every measure in every condition, and return the run.
 
     Args:
@@ -83,7 +83,9 @@ def analyse(session: Session[Settings], plan: Plan, measured: MeasuredBehaviour)
     return with_page(session, run, report)
 
 
-def tables_of(plan: Plan, measured: MeasuredBehaviour, skip: int) -> dict[str, pd.DataFrame]:
+def tables_of(
+    plan: BehaviourPlan, measured: MeasuredBehaviour, skip: int
+) -> dict[str, pd.DataFrame]:
     """Return the run's tables by name; those of measures that were not taken have no rows."""
     rows = [row for name in QUANTITIES for row in _rows(plan, measured, name)]
     tables = {
@@ -93,11 +95,11 @@ def tables_of(plan: Plan, measured: MeasuredBehaviour, skip: int) -> dict[str, p
         "decodability": decodability_table(plan, measured, skip),
     }
     if plan.heads:
-        tables["heads"] = heads_table(plan, measured)
+        tables["heads"] = heads_loss_table(plan, measured)
     return tables
 
 
-def _rows(plan: Plan, measured: MeasuredBehaviour, name: str) -> Iterator[Row]:
+def _rows(plan: BehaviourPlan, measured: MeasuredBehaviour, name: str) -> Iterator[TableRow]:
     """Yield the rows of one of `QUANTITIES`, a row per condition, in nats or positions.
 
     `difference` is to the intact model on the same documents and targets. An empty value has a
@@ -131,7 +133,11 @@ def _rows(plan: Plan, measured: MeasuredBehaviour, name: str) -> Iterator[Row]:
 
 
 def per_document(
-    plan: Plan, measured: MeasuredBehaviour, name: str, condition: str, suffix_only: bool = False
+    plan: BehaviourPlan,
+    measured: MeasuredBehaviour,
+    name: str,
+    condition: str,
+    suffix_only: bool = False,
 ) -> PerDocument:
     """Return one of `QUANTITIES` in a condition, a number per document.
 
@@ -170,7 +176,7 @@ def per_document(
 
 
 def position_table(
-    plan: Plan, measured: MeasuredBehaviour, probe: str, width: int = 1
+    plan: BehaviourPlan, measured: MeasuredBehaviour, probe: str, width: int = 1
 ) -> pd.DataFrame:
     """Return the mean loss at each position, in nats; without the mask, of the suffix alone.
 
@@ -194,14 +200,14 @@ def position_table(
     return pd.concat(tables[1:] or tables, ignore_index=True)
 
 
-def bin_width(plan: Plan) -> int:
+def bin_width(plan: BehaviourPlan) -> int:
     """Return over how many positions losses in long windows are averaged: a few dozen bins."""
     if "long" not in plan.probes:
         return 1
     return max(1, plan.probes["long"].tokens.shape[1] // BINS)
 
 
-def decodability_table(plan: Plan, measured: MeasuredBehaviour, skip: int) -> pd.DataFrame:
+def decodability_table(plan: BehaviourPlan, measured: MeasuredBehaviour, skip: int) -> pd.DataFrame:
     """Return the distance of decoded and true index, per layer, in positions.
 
     `distance` is of the regression on the residual stream after the layer, `null` of one on
@@ -209,12 +215,12 @@ def decodability_table(plan: Plan, measured: MeasuredBehaviour, skip: int) -> pd
     model, paired over documents; `chance` is what the middle position achieves.
     """
     chance = chance_distance(plan.text.tokens.shape[1], skip)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for condition, distances in measured.distances.items():
         changes = distances - measured.distances[INTACT.name]
         untrained = measured.untrained.get(condition)
         for place, layer in enumerate(plan.layers):
-            row: Row = {"layer": layer, "condition": condition, "chance": chance}
+            row: TableRow = {"layer": layer, "condition": condition, "chance": chance}
             intervals = {
                 "distance": mean_interval(distances[:, place, 0]),
                 "null": mean_interval(distances[:, place, 1]),
@@ -227,14 +233,14 @@ def decodability_table(plan: Plan, measured: MeasuredBehaviour, skip: int) -> pd
     return pd.DataFrame(rows, columns=["layer", "condition", *DECODED, "chance"])
 
 
-def heads_table(plan: Plan, measured: MeasuredBehaviour) -> pd.DataFrame:
+def heads_loss_table(plan: BehaviourPlan, measured: MeasuredBehaviour) -> pd.DataFrame:
     """Return per head its positional part, nats, and what is lost without its W_Q, nats per token.
 
     `loss` is the rise of the mean loss, `copy` of the loss of a text segment's second copy.
     """
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for layer, head in plan.heads:
-        row: Row = {"layer": layer, "head": head}
+        row: TableRow = {"layer": layer, "head": head}
         if measured.head_patterns:
             row |= interval_columns(pattern=measured.head_patterns[layer][head])
         for effect, quantity in (("loss", "loss"), ("copy", "copy_text_second")):

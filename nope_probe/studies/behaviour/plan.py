@@ -33,7 +33,7 @@ from nope_probe.studies.engine import irreplaceable, validate_first_sequence, va
 
 MIN_DOCUMENTS = 8  # four to fit on and four to evaluate
 DRAWN: tuple[Measure, ...] = ("copy", "bos")  # they take random tokens of the vocabulary
-Losses = Float[Tensor, "_ _"]  # documents and targets, which differ among probes
+ProbeLosses = Float[Tensor, "_ _"]  # documents and targets, which differ among probes
 Distances = Float[Tensor, "held_out layer fit"]
 
 
@@ -58,7 +58,7 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class BehaviourPlan:
     """A run's plan.
 
     Attributes:
@@ -99,7 +99,7 @@ class Plan:
         return (self.text.tokens.shape[1] - self.bos) // 2
 
 
-def make_plan(session: Session[Settings]) -> Plan:
+def make_plan(session: Session[Settings]) -> BehaviourPlan:
     """Return the measures and sequences of a run.
 
     Raises:
@@ -121,7 +121,7 @@ def make_plan(session: Session[Settings]) -> Plan:
     settings.validate_removals(conditions)
     w_q = settings.ablations[0].without(["w_q"])
     validate_removable(model, [*conditions.values(), *[w_q] * settings.heads])
-    layers = settings.layers_of(session.loaded.info)  # refused before anything is run
+    layers = settings.layers_with_maps(session.loaded.info)  # refused before anything is run
     if text.n_documents < MIN_DOCUMENTS:
         raise UserError(
             f"{len(text)} sequences from {text.n_documents} documents: {MIN_DOCUMENTS} documents "
@@ -131,7 +131,7 @@ def make_plan(session: Session[Settings]) -> Plan:
     if not {*settings.measures} - {*skipped}:
         reasons = "; ".join(f"{name}: {skipped[name]}" for name in settings.measures)
         raise UserError(f"nothing to measure ({reasons})")
-    return Plan(
+    return BehaviourPlan(
         conditions=conditions,
         heads={
             (block.index, head): replace(w_q, heads={block.index: [head]})
@@ -185,7 +185,7 @@ def make_probes(
         except UserError as error:
             skipped["extrapolation"] = str(error)
     if settings.heads:
-        layers = settings.layers_of(session.loaded.info)
+        layers = settings.layers_with_maps(session.loaded.info)
         try:
             validate_first_sequence(session.loaded.model, data.inputs, layers)
         except UserError as error:
@@ -272,7 +272,7 @@ class MeasuredBehaviour:
             nats; empty if single heads are not wanted.
     """
 
-    losses: dict[tuple[str, str], Losses]
+    losses: dict[tuple[str, str], ProbeLosses]
     distances: dict[str, Distances] = field(default_factory=dict)
     untrained: dict[str, Distances] = field(default_factory=dict)
     head_patterns: dict[int, list[Interval]] = field(default_factory=dict)

@@ -30,9 +30,9 @@ from nope_probe.run.session import Session
 from nope_probe.studies.behaviour.analyse import analyse
 from nope_probe.studies.behaviour.plan import (
     Distances,
-    Losses,
     MeasuredBehaviour,
     Probe,
+    ProbeLosses,
     head_name,
     make_plan,
 )
@@ -61,7 +61,7 @@ class BehaviourStudy(Run):
         return self.tables["behaviour"]
 
 
-class Behaviour(Study[Settings, BehaviourStudy]):
+class MeasureBehaviour(Study[Settings, BehaviourStudy]):
     """What a model does with context, order, BOS, copies and length, in every condition."""
 
     command = "behaviour"
@@ -131,7 +131,7 @@ class Behaviour(Study[Settings, BehaviourStudy]):
         if "mask" in ablation.condition:
             ablation = replace(ablation, prefix=self.plan.probes[probe].prefix)
 
-        def read(engine: Engine, key: str, ablation: Ablation | None) -> Losses:
+        def read(engine: Engine, key: str, ablation: Ablation | None) -> ProbeLosses:
             if self.conditions[name] in self._measured_on(engine):
                 measured = self._read_positions(engine, f"positions/{probe}", None)
                 assert engine.calibration is not None
@@ -258,10 +258,10 @@ class Behaviour(Study[Settings, BehaviourStudy]):
         return analyse(self.session, plan, measured)
 
 
-run = partial(run_study, Behaviour)
+run = partial(run_study, MeasureBehaviour)
 
 
-@takes(Behaviour)
+@takes(MeasureBehaviour)
 def run_behaviour(
     model: ModelOrName,
     inputs: Given | None = None,
@@ -285,4 +285,4 @@ def run_behaviour(
         >>> bool(table.loc[("loss", "mlp"), "difference_low"] > 1)
         True
     """
-    return run_of(Behaviour, model, inputs, out, options)
+    return run_of(MeasureBehaviour, model, inputs, out, options)

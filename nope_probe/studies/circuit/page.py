@@ -23,7 +23,7 @@ from nope_probe.run.folder import Run
 from nope_probe.stages import SCORE_STAGES
 from nope_probe.studies.page import Report
 
-Rows = dict[str, ValueAndBounds]
+IntervalByName = dict[str, ValueAndBounds]
 STAGES = {  # in words, in the order of the data flow
     "a": "block's input, normed",
     "b": "attention scores",
@@ -191,7 +191,7 @@ def lead(run: Run) -> Lead:
     )
 
 
-def inversion(rows: Rows) -> str:
+def inversion(rows: IntervalByName) -> str:
     """Return what becomes of the pattern from (f) over (g) to (h), which the paper cannot explain.
 
     Args:
@@ -215,7 +215,7 @@ def _preference(locality: ValueAndBounds | None) -> str:
     return f"{keys}, {value:+.2f}"
 
 
-def localities(table: pd.DataFrame, model: str) -> Rows:
+def localities(table: pd.DataFrame, model: str) -> IntervalByName:
     """Return per stage the rank correlation of a value with its key's position.
 
     Args:

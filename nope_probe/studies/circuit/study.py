@@ -40,7 +40,7 @@ from nope_probe.studies.tables import measures_table
 ABLATED = "ablated"
 
 
-class Circuit(Study[Settings, Run]):
+class CaptureStages(Study[Settings, Run]):
     """The stages of a block, of the intact model and, with an ablation, of the ablated model."""
 
     command = "circuit"
@@ -86,7 +86,7 @@ class Circuit(Study[Settings, Run]):
         return analyse(self.session, maps, self.ablation.condition.ordered)
 
 
-run = partial(run_study, Circuit)
+run = partial(run_study, CaptureStages)
 
 
 def validate_finite_stages(maps: StageMaps, model: str) -> None:
@@ -182,7 +182,7 @@ def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
     return table
 
 
-@takes(Circuit)
+@takes(CaptureStages)
 def run_circuit(
     model: ModelOrName,
     inputs: Given | None = None,
@@ -202,4 +202,4 @@ def run_circuit(
         >>> stages.groupby("model")["stage"].agg("".join).to_dict()
         {'ablated': 'abcdefghi', 'intact': 'abcdefghi'}
     """
-    return run_of(Circuit, model, inputs, out, options)
+    return run_of(CaptureStages, model, inputs, out, options)

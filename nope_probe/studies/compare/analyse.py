@@ -28,7 +28,7 @@ from nope_probe.removal import INTACT, SOURCES, Condition
 from nope_probe.studies.compare.heads import change_columns
 from nope_probe.studies.compare.members import Member, share_sequences
 from nope_probe.studies.explorer import PAGE_BYTES, explorer_of, panel_grams
-from nope_probe.studies.tables import Row, interval_columns
+from nope_probe.studies.tables import TableRow, interval_columns
 
 PAIRED, UNPAIRED = "paired", "unpaired"
 OF_OTHER = " of other"  # ends the columns of the second run
@@ -98,7 +98,7 @@ def difference(
         raise UserError(f"no layer in common: {[*base.layers]} and {[*other.layers]}")
     _validate_alike(base, other, paired)
     both = [maps.by_layer for maps in (other, base)]
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for layer in layers:
         shared = shared_patterns([maps[layer] for maps in both])
         changes = {"pattern": pattern_difference(*shared, paired=paired)}
@@ -183,7 +183,7 @@ def differences_table(members: Sequence[Member], changes: pd.DataFrame) -> pd.Da
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _rows(base: Member, other: Member, changes: pd.DataFrame) -> Iterator[Row]:
+def _rows(base: Member, other: Member, changes: pd.DataFrame) -> Iterator[TableRow]:
     paired = share_sequences([base, other])
     of_heads: dict[tuple[int, int], dict[str, Interval]] = defaultdict(dict)
     for tested in changes.to_dict("records"):

@@ -144,7 +144,7 @@ def ordered_heads(changes: pd.DataFrame, distances: pd.DataFrame | None) -> pd.D
     return ordered.drop(columns="order").reset_index()
 
 
-def heads_sentence(label: str, heads: pd.DataFrame) -> str:
+def changed_heads_sentence(label: str, heads: pd.DataFrame) -> str:
     """Return which heads changed in a run, and from which layer on.
 
     Args:

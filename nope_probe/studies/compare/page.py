@@ -20,10 +20,10 @@ from nope_probe.reports.page import Lead, Link, Listing, Section, explorer_secti
 from nope_probe.run.folder import Run
 from nope_probe.studies.attention.on_text import text_view
 from nope_probe.studies.compare.analyse import PAIRED
-from nope_probe.studies.compare.heads import heads_sentence, method_of_heads, ordered_heads
+from nope_probe.studies.compare.heads import changed_heads_sentence, method_of_heads, ordered_heads
 from nope_probe.studies.compare.members import Member, share_sequences
 from nope_probe.studies.losses import LayerLosses
-from nope_probe.studies.page import MOST_ROWS, Report, strongest
+from nope_probe.studies.page import MOST_ROWS, Report, strongest_row
 
 OF_SIDES = "Percent of position's part, in the strongest layer of each run, by lead and pattern."
 LESS = "A difference is a run's number less that of {base}."
@@ -163,7 +163,7 @@ def headline(members: Sequence[Member], tables: Mapping[str, pd.DataFrame]) -> l
     """
     table, heads = tables["differences"], _heads(tables)
     if heads:
-        sentences = [heads_sentence(label, of_run) for label, of_run in heads.items()]
+        sentences = [changed_heads_sentence(label, of_run) for label, of_run in heads.items()]
         return [" ".join(sentences), method_of_heads(members)]
     losses = {member.label: _losses(member) for member in members}
     sentences = []
@@ -186,7 +186,7 @@ def _losses(member: Member) -> LayerLosses | None:
         return None
     pattern = member.tables["pattern"]
     intact = pattern[pattern["removed"] == INTACT.name]
-    row = strongest(intact, member.manifest.fold_sizes)
+    row = strongest_row(intact, member.manifest.fold_sizes)
     if row is None:
         return None
     return LayerLosses.of(member.tables, member.manifest, int(row["layer"]))

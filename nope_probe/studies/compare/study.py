@@ -20,7 +20,7 @@ from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings, settings_from
 from nope_probe.run.sources import load_first_layers
 from nope_probe.studies.ablation.study import Ablate
-from nope_probe.studies.attention.study import Attention
+from nope_probe.studies.attention.study import SplitAttention
 from nope_probe.studies.compare.analyse import differences_table, explorer_of_runs
 from nope_probe.studies.compare.heads import changes_table, head_distances
 from nope_probe.studies.compare.members import Member, read_members, share_sequences
@@ -29,7 +29,7 @@ from nope_probe.studies.compare.settings import OF_RUNS, Settings
 from nope_probe.studies.page import show
 from nope_probe.studies.study import Study, run_study
 
-STUDIES: dict[str, type[Study[Any, Any]]] = {"ablate": Ablate, "attention": Attention}
+STUDIES: dict[str, type[Study[Any, Any]]] = {"ablate": Ablate, "attention": SplitAttention}
 
 
 @dataclass(frozen=True, kw_only=True)

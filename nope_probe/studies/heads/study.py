@@ -53,7 +53,7 @@ from nope_probe.studies.heads.page import HeadsTested, report
 from nope_probe.studies.heads.settings import LOWEST, Settings
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, run_study
-from nope_probe.studies.tables import Row, interval_columns
+from nope_probe.studies.tables import TableRow, interval_columns
 
 STRONGEST = 8  # induction heads whose mean attention is a measure
 MAP_BYTES = 2**30  # of the maps of heads that are captured at a time
@@ -142,7 +142,7 @@ class Heads(Study[Settings, HeadsStudy]):
         settings, loaded = self.settings, session.loaded
         if loaded.tokenizer is None:
             raise UserError("copies of random tokens need a tokenizer, and the model has none")
-        self.layers, self.n_heads = settings.layers_of(loaded.info), loaded.info.n_heads
+        self.layers, self.n_heads = settings.layers_with_maps(loaded.info), loaded.info.n_heads
         self.places = [(layer, head) for layer in self.layers for head in range(self.n_heads)]
         self.text = session.sequences()
         self.means = self.text  # given sequences are all that there is
@@ -437,7 +437,7 @@ class Heads(Study[Settings, HeadsStudy]):
         return mean_interval(cost if documents is None else by_document(cost, documents))
 
     def _costs_of(self, results: Results) -> pd.DataFrame:
-        rows: list[Row] = [
+        rows: list[TableRow] = [
             {
                 **{"removed": one.removed, "order": name_of(one.order), "k": one.k},
                 **{"draw": one.draw, "rank": one.rank, "measure": measure},
@@ -480,7 +480,7 @@ def against_chance(costs: pd.DataFrame) -> pd.DataFrame:
         draws are expected, p_holm and differs.
     """
     groups = costs.groupby(["removed", "order", "k", "measure"], sort=False)
-    rows: list[Row] = []
+    rows: list[TableRow] = []
     for names, group in groups:
         draws = group.loc[group["draw"].notna(), "cost"].to_numpy(float)
         own = group[group["draw"].isna()].iloc[0]

@@ -179,7 +179,7 @@ def _numbers(values: dict[int, float]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class Statement:
     """A statement of a configuration about a layer.
 
     Attributes:
@@ -193,7 +193,7 @@ class Claim:
     value: Value
 
 
-def differences(cfg: Any, config: JsonObject | None, findings: list[LayerFindings]) -> list[str]:
+def mismatches(cfg: Any, config: JsonObject | None, findings: list[LayerFindings]) -> list[str]:
     """Return a line for each difference to the configurations, with the layers that share it.
 
     A window that is not shorter than the batch cannot be detected, nor can the base of a single
@@ -214,7 +214,7 @@ def differences(cfg: Any, config: JsonObject | None, findings: list[LayerFinding
     return [f"{', '.join(named)}: {said}" for said, named in layers.items()]
 
 
-def _is_visible(claim: Claim, findings: LayerFindings) -> bool:
+def _is_visible(claim: Statement, findings: LayerFindings) -> bool:
     """Return whether the batch can show that a claim is true."""
     if claim.about == "window":
         return (claim.value or 0) < findings.mask.n_positions
@@ -223,58 +223,60 @@ def _is_visible(claim: Claim, findings: LayerFindings) -> bool:
     return findings.rope_pairs > 0 or claim.about != "rotary fraction"
 
 
-def claims(cfg: Any, config: JsonObject | None, layer: int) -> Iterator[Claim]:
+def claims(cfg: Any, config: JsonObject | None, layer: int) -> Iterator[Statement]:
     """Return the claims of TransformerLens's and Hugging Face's configurations about a layer."""
     yield from _lens_claims(cfg)
     if config is not None:
         yield from hugging_face_claims(config, layer)
 
 
-def _lens_claims(cfg: Any) -> Iterator[Claim]:
+def _lens_claims(cfg: Any) -> Iterator[Statement]:
     kind = cfg.positional_embedding_type
     field = f"TransformerLens's cfg.positional_embedding_type is {kind!r}"
     if kind in ("rotary", "standard"):
-        yield Claim(field=field, about="RoPE", value=kind == "rotary")
+        yield Statement(field=field, about="RoPE", value=kind == "rotary")
     if kind == "standard":
-        yield Claim(field=field, about="learned positions", value=True)
+        yield Statement(field=field, about="learned positions", value=True)
 
 
-def hugging_face_claims(config: JsonObject, layer: int) -> Iterator[Claim]:
+def hugging_face_claims(config: JsonObject, layer: int) -> Iterator[Statement]:
     """Return the claims of a config.json about a layer."""
     rotates = _entry(config.get("no_rope_layers"), layer)
     if rotates is not None:
         field = f"config.no_rope_layers[{layer}] is {rotates} (1: RoPE, 0: none)"
-        yield Claim(field=field, about="RoPE", value=bool(rotates))
+        yield Statement(field=field, about="RoPE", value=bool(rotates))
     rope = _rope_parameters(config, layer)
     if rope and rotates is None:
-        yield Claim(field="config.rope_parameters is set", about="RoPE", value=True)
+        yield Statement(field="config.rope_parameters is set", about="RoPE", value=True)
     if rope and rotates != 0:
         yield from _rope_claims(rope)
     yield from _window_claims(config, layer)
     for name, about in (("attn_logit_softcapping", "soft cap"), ("use_qk_norm", "q/k-norm")):
         if name in config:
-            yield Claim(field=f"config.{name} is {config[name]}", about=about, value=config[name])
+            yield Statement(
+                field=f"config.{name} is {config[name]}", about=about, value=config[name]
+            )
     if scalar := config.get("query_pre_attn_scalar"):
         field = f"config.query_pre_attn_scalar is {scalar}"
-        yield Claim(field=field, about="scale", value=scalar**-0.5)
+        yield Statement(field=field, about="scale", value=scalar**-0.5)
 
 
-def _rope_claims(rope: JsonObject) -> Iterator[Claim]:
+def _rope_claims(rope: JsonObject) -> Iterator[Statement]:
     if base := rope.get("rope_theta"):
         field = f"config.rope_parameters has rope_theta {base:g}"
-        yield Claim(field=field, about="RoPE base", value=float(base))
+        yield Statement(field=field, about="RoPE base", value=float(base))
     kind = rope.get("rope_type")
     if kind in ("default", "linear"):  # other kinds scale pairs by their wavelength
         scale = float(rope["factor"]) if kind == "linear" else 1.0
         field = f"config.rope_parameters has rope_type {kind!r}"
         field += f" and factor {scale:g}" if kind == "linear" else ""
-        yield Claim(field=field, about="RoPE scale", value=scale)
+        yield Statement(field=field, about="RoPE scale", value=scale)
     if fraction := rope.get("partial_rotary_factor"):
         field = f"config.rope_parameters has partial_rotary_factor {fraction:.4g}"
-        yield Claim(field=field, about="rotary fraction", value=fraction)
+        yield Statement(field=field, about="rotary fraction", value=fraction)
 
 
-def _window_claims(config: JsonObject, layer: int) -> Iterator[Claim]:
+def _window_claims(config: JsonObject, layer: int) -> Iterator[Statement]:
     if "sliding_window" not in config:
         return
     window, kind = config["sliding_window"], _entry(config.get("layer_types"), layer)
@@ -282,7 +284,7 @@ def _window_claims(config: JsonObject, layer: int) -> Iterator[Claim]:
     if kind is not None:
         field += f" and layer_types[{layer}] {kind!r}"
     slides = config.get("use_sliding_window", True) and kind in (None, "sliding_attention")
-    yield Claim(field=field, about="window", value=window if slides else None)
+    yield Statement(field=field, about="window", value=window if slides else None)
 
 
 def _rope_parameters(config: JsonObject, layer: int) -> JsonObject:

@@ -12,7 +12,7 @@ import torch
 
 from nope_probe.data.sequences import forces_bos
 from nope_probe.errors import UserError, beyond_context, printable
-from nope_probe.figures.words import listed, numbered_layers
+from nope_probe.figures.words import layer_names, listed
 from nope_probe.files import JsonObject
 from nope_probe.hooks.layers.model import Inputs, hugging_face_config
 from nope_probe.models.context import validate_context
@@ -27,7 +27,7 @@ from nope_probe.studies.layers.expect import (
     LENGTHS,
     TOLERANCE,
     Expectation,
-    differences,
+    mismatches,
     validate_depth,
 )
 from nope_probe.studies.layers.probe import N_SHORT, LayerFindings, probe_layers
@@ -38,7 +38,7 @@ from nope_probe.studies.page import (
     print_lead,
     print_table,
 )
-from nope_probe.studies.tables import Row
+from nope_probe.studies.tables import TableRow
 
 COLUMNS = ("layer", "RoPE", "pairs", "base", "turned", "mask", "q/k-norm", "cap", "scale")
 # Columns that only some models need, and their sentences in the legend.
@@ -108,7 +108,7 @@ def run(settings: Settings) -> ModelFindings:
     if settings.seq_len != "auto":
         beyond, revision = settings.beyond_context, settings.revision
         validate_context(settings.model, settings.seq_len, beyond=beyond, revision=revision)
-    loaded = load_model(settings)
+    loaded = load_in_float32(settings)
     expectations = settings.expectations
     validate_depth(expectations, loaded.info.n_layers)
     n_long = n_positions(settings, loaded, expectations, N_SHORT)
@@ -120,7 +120,7 @@ def run(settings: Settings) -> ModelFindings:
         model=loaded.info.name,
         bos=bos,
         layers=findings,
-        differences=differences(loaded.model.cfg, hugging_face_config(loaded.model), findings),
+        differences=mismatches(loaded.model.cfg, hugging_face_config(loaded.model), findings),
         unmet=[line for line in checks if line is not None],
         not_attending=loaded.info.not_attending,
     )
@@ -138,7 +138,7 @@ def run_and_show(settings: Settings, verbose: bool = False) -> None:
         sys.exit(1)
 
 
-def load_model(settings: Settings) -> LoadedModel:
+def load_in_float32(settings: Settings) -> LoadedModel:
     """Load the first layers of the model, in float32.
 
     Raises:
@@ -244,7 +244,7 @@ def lead(findings: ModelFindings) -> Lead:
     shared = [name for name in table if name not in (*PER_LAYER, "layer")]
     rows = []
     for cells, group in table.groupby(shared, sort=False):
-        row: Row = {"layers": numbered_layers(group["layer"].str[1:].astype(int))}
+        row: TableRow = {"layers": layer_names(group["layer"].str[1:].astype(int))}
         for name in map(str, table.columns[1:]):
             row[name] = _range(group[name]) if name in PER_LAYER else cells[shared.index(name)]
         rows.append(row)

@@ -23,7 +23,7 @@ from nope_probe.run.paths import atomic_write
 from nope_probe.run.processes import command_line
 from nope_probe.run.session import Session
 from nope_probe.studies.page import PlainConsole, print_lead, print_lines
-from nope_probe.studies.paper.claims import Claim, Panels, Reproduction, claims_of
+from nope_probe.studies.paper.claims import Claim, PanelCounts, Reproduction, claims_of
 from nope_probe.studies.paper.page import report, verdict_mark
 from nope_probe.studies.paper.panels import agreements, pairs_of, verdict
 from nope_probe.studies.paper.settings import FIGURES, Settings, title_of
@@ -63,7 +63,7 @@ def analyse(session: Session[Settings], folders: Mapping[str, Path]) -> Run:
             for name, folder in folders.items()
         },
         claims=tuple(claims),
-        panels=Panels(
+        panels=PanelCounts(
             published=len(pairs),
             compared=len(agreement),
             exact=int((agreement["within_one"] == 1).sum()),

@@ -56,7 +56,7 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panels:
+class PanelCounts:
     """How the published panels compare with ours.
 
     Attributes:
@@ -90,7 +90,7 @@ class Reproduction:
     as_the_paper: bool = False
     experiments: Mapping[str, str] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
-    panels: Panels = Panels()
+    panels: PanelCounts = PanelCounts()
     headline: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -213,7 +213,7 @@ def figure8(run: Run) -> Iterator[Claim]:
         yield Claim(
             paper="without RoPE, layers after the first have a position-dependent pattern",
             reproduced=bool((later["amplitude_low"] > 0).all()),
-            evidence=f"its RMS in nats is {listed(later, 'amplitude')}",
+            evidence=f"its RMS in nats is {per_layer_text(later, 'amplitude')}",
         )
 
 
@@ -226,7 +226,7 @@ def figure10(run: Run) -> Iterator[Claim]:
     """Check that without the mask RoPE's pattern stays relative."""
     masked = theory_scores(torch.tensor([0.0]), 50, 4, ParameterFreeSpec(d_model=64, rope=True))[0]
     scores = simulated_scores(run)[0.0]
-    without, with_mask = (non_relative(maps)[1:] for maps in (scores, masked))
+    without, with_mask = (non_relative_sizes(maps)[1:] for maps in (scores, masked))
     yield Claim(
         paper="without the mask RoPE's pattern stays relative",
         reproduced=bool((without < 0.1 * with_mask).all()),
@@ -259,14 +259,16 @@ def score_claims(run: Run, kinds: tuple[str, ...]) -> Iterator[Claim]:
     yield Claim(
         paper="from layer 2 (L1) on, the pattern has a part that is no function of distance",
         reproduced=bool((later["non_relative_low"] > 0).all()),
-        evidence=f"its RMS in nats is {listed(later, 'non_relative')}",
+        evidence=f"its RMS in nats is {per_layer_text(later, 'non_relative')}",
     )
     yield Claim(
         paper="layer 1 (L0) has none (here: less than every later layer)",
         reproduced=bool(first["non_relative_high"].item() < later["non_relative_low"].min()),
-        evidence=f"its RMS in nats is {listed(first, 'non_relative')}",
+        evidence=f"its RMS in nats is {per_layer_text(first, 'non_relative')}",
     )
-    contrast = f"the first keys differ from the rest by {listed(later, 'edge_contrast')} nats"
+    contrast = (
+        f"the first keys differ from the rest by {per_layer_text(later, 'edge_contrast')} nats"
+    )
     yield Claim(
         paper="less the diagonals' means, the first keys are emphasised (positive in Figure 5)",
         reproduced=bool((later["edge_contrast_low"] > 0).all()),
@@ -288,7 +290,7 @@ def simulated_scores(run: Run) -> dict[float, ModelMaps]:
     }
 
 
-def non_relative(maps: ModelMaps) -> PerLayer:
+def non_relative_sizes(maps: ModelMaps) -> PerLayer:
     """Return each layer's RMS of the non-relative part, the rest of a(i) + f(i - j), nats."""
     pattern = row_centred(maps)
     return (pattern - relative_part(pattern)).square().nanmean(dim=(1, 2)).sqrt()
@@ -332,7 +334,7 @@ def _fall(row: pd.Series) -> str:
 
 def _distorted(maps: ModelMaps) -> Iterator[Claim]:
     """Check RoPE's pattern and the mask's effect on it."""
-    rest, whole = non_relative(maps)[1:], pattern_rms(maps)[1:]
+    rest, whole = non_relative_sizes(maps)[1:], pattern_rms(maps)[1:]
     relative = 1 - (rest / whole) ** 2
     yield Claim(
         paper="a relative pattern from layer 2 (L1) on, which the mask makes non-relative",
@@ -373,7 +375,7 @@ def _scale(run: Run, name: str, bound: float, paper: str) -> Claim:
     )
 
 
-def listed(rows: pd.DataFrame, name: str) -> str:
+def per_layer_text(rows: pd.DataFrame, name: str) -> str:
     """Return each layer's value with its interval; for many layers, only the extremes."""
     many = len(rows) > LISTED
     if many:

@@ -13,7 +13,7 @@ from nope_probe.run.folder import Run
 from nope_probe.run.paths import output_folder, validate_folder_place
 from nope_probe.run.processes import is_first_process
 from nope_probe.run.session import Session
-from nope_probe.studies.circuit.study import Circuit
+from nope_probe.studies.circuit.study import CaptureStages
 from nope_probe.studies.paper.analyse import analyse, print_index, write_index
 from nope_probe.studies.paper.page import draw, print_summary
 from nope_probe.studies.paper.settings import (
@@ -23,11 +23,11 @@ from nope_probe.studies.paper.settings import (
     experiments_of,
     place,
 )
-from nope_probe.studies.scores.study import Scores
+from nope_probe.studies.scores.study import MapScores
 from nope_probe.studies.simulation.study import Simulate
 from nope_probe.studies.study import Study, run_study
 
-OF_FIGURES: tuple[type[Study[Any, Run]], ...] = (Simulate, Circuit, Scores)
+OF_FIGURES: tuple[type[Study[Any, Run]], ...] = (Simulate, CaptureStages, MapScores)
 STUDIES = {study.names()[0]: study for study in OF_FIGURES}
 INDEX_FILES = {"report.html", "figures.csv"}
 

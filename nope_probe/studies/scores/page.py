@@ -27,7 +27,7 @@ from nope_probe.studies.page import (
     no_pattern,
     preferred_keys,
     split_sections,
-    strongest,
+    strongest_row,
 )
 
 PERCENT = 1.0  # the paper's Figure 5 draws from the 1% to the 99% quantile
@@ -63,7 +63,7 @@ def lead(run: Run) -> Lead:
         run.tables.get("heads"),
         run.manifest.fold_sizes,
     )
-    best, name = strongest(pattern, folds), run.manifest.model_name
+    best, name = strongest_row(pattern, folds), run.manifest.model_name
     if best is None:
         return no_pattern(name, pattern, heads, folds)
     above = pattern[above_noise(pattern, folds)].nlargest(MOST_ROWS, "amplitude")
@@ -79,7 +79,7 @@ def lead(run: Run) -> Lead:
         top = heads[above_noise(heads, folds)].sort_values("amplitude").groupby("layer").tail(1)
         table["top head"] = [_head(top, row["layer"]) for row in rows]
     return Lead(
-        sentence=f"In {name} ({notes.layers_of(run.manifest)}), L{best['layer']:.0f} is "
+        sentence=f"In {name} ({notes.layers_of_run(run.manifest)}), L{best['layer']:.0f} is "
         f"strongest: {_first(best)} pattern is {best['amplitude']:.2g} nats, for "
         f"{KEYS[preferred_keys(best)]}.",
         table=pd.DataFrame(table),
@@ -108,7 +108,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
         RowMaps(values=run.maps[name], queries=run.query_positions)
         for name in ("score", "normalised")
     )
-    best, layers = strongest(table, run.manifest.fold_sizes), table["layer"].tolist()
+    best, layers = strongest_row(table, run.manifest.fold_sizes), table["layer"].tolist()
     drawn: dict[str, Any] = {
         "max_positions": positions(3, len(score.values)),
         "skip_keys": skip_keys,

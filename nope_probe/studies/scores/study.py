@@ -103,7 +103,7 @@ class MeasuredScores:
         return next(iter(self.layers.values()))
 
 
-class Scores(Study[Settings, Run]):
+class MapScores(Study[Settings, Run]):
     """The mean scores of every layer, whole or per head, and in bands of RoPE."""
 
     command = "scores"
@@ -111,10 +111,10 @@ class Scores(Study[Settings, Run]):
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
         settings, engine, model = self.settings, Engine.of(session), session.loaded.model
-        layers = settings.layers_of(session.loaded.info)
+        layers = settings.layers_with_maps(session.loaded.info)
         self.engine, self.layers = engine, layers
         bands, inputs = settings.bands, engine.inputs
-        self.bands = [] if bands is None else bands_of(model, inputs, layers, bands)
+        self.bands = [] if bands is None else bands_of_layers(model, inputs, layers, bands)
         self.sums: list[HeadScores] = []
         self.attention: list[AttentionAccumulator] = []
         self.fold_of = folds_of(len(inputs), engine.n_folds, engine.documents)
@@ -165,7 +165,7 @@ class Scores(Study[Settings, Run]):
         return analyse(self.session, measured, self.settings.offset_bins)
 
 
-run = partial(run_study, Scores)
+run = partial(run_study, MapScores)
 
 
 def validate_bands(layers: Layers, band_maps: Float[Tensor, "fold layer band row key_pos"]) -> None:
@@ -194,7 +194,7 @@ def attention_sums(
     return [AttentionAccumulator(layer, cut, keeps_scores=False) for layer in blocks]
 
 
-def bands_of(
+def bands_of_layers(
     model: HookedModel, inputs: Inputs, layers: Sequence[int], choice: BandChoice
 ) -> list[list[Band]]:
     """Return the bands of the first layers that attend, from their rotations.
@@ -375,7 +375,7 @@ def _folds(session: Session[RunSettings], measured: MeasuredScores) -> dict[str,
     return {"folds.safetensors": path}
 
 
-@takes(Scores)
+@takes(MapScores)
 def run_scores(
     model: ModelOrName,
     inputs: Given | None = None,
@@ -396,4 +396,4 @@ def run_scores(
         >>> run.maps["score_per_head"].shape
         (2, 4, 64, 64)
     """
-    return run_of(Scores, model, inputs, out, options)
+    return run_of(MapScores, model, inputs, out, options)

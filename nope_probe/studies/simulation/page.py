@@ -12,14 +12,14 @@ from jaxtyping import Float
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.figures.curves import Curves, rows_against_theory, steps_by_distance
 from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
-from nope_probe.figures.words import numbered_layers
+from nope_probe.figures.words import layer_names
 from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, positions
 from nope_probe.run.folder import Run
 from nope_probe.studies.page import MOST_ROWS, Report
 
 NAMED = 3  # alphas in a sentence
-Maps = Float[np.ndarray, "layer query_pos key_pos"]
+MapStack = Float[np.ndarray, "layer query_pos key_pos"]
 VERDICTS = {  # by whether scores increase in j, surely: what nearer keys get
     "increasing": "score higher",
     "increasing where resolved": "score higher where resolved",
@@ -53,7 +53,7 @@ def lead(layers: pd.DataFrame) -> Lead:
     table: dict[str, list[str]] = {"nearer keys": []}
     parts = []
     for alpha, rows in layers.groupby("alpha", sort=False):
-        rising = numbered_layers(rows[rows["verdict"].str.startswith("increasing")]["layer"])
+        rising = layer_names(rows[rows["verdict"].str.startswith("increasing")]["layer"])
         parts.append(f"{rising or 'no layer'} at alpha = {alpha:g}")
         table["nearer keys"] = [f"in L{layer}" for layer in rows["layer"]][:MOST_ROWS]
         table[f"alpha = {alpha:g}"] = [VERDICTS[verdict] for verdict in rows["verdict"]][:MOST_ROWS]
@@ -163,7 +163,7 @@ def _steps(rows: pd.DataFrame) -> Curves:
     return Curves(x=x, values=step, errors=2 * se, theory=theory)
 
 
-def _off_diagonal(scores: Maps) -> Maps:
+def _off_diagonal(scores: MapStack) -> MapStack:
     return np.where(np.eye(scores.shape[-1], dtype=bool), np.nan, scores)
 
 

@@ -43,9 +43,9 @@ from nope_probe.studies.engine import Engine
 from nope_probe.studies.simulation.page import report
 from nope_probe.studies.simulation.settings import Settings, TheorySettings
 from nope_probe.studies.study import Pass, Results, Study, captured, run_study
-from nope_probe.studies.tables import Row, columns_of
+from nope_probe.studies.tables import TableRow, columns_of
 
-Maps = dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
+MapsByName = dict[str, Float[np.ndarray, "layer query_pos key_pos"]]
 N_ALPHAS = 17  # alphas of the grid
 N_LIVE = 11  # maps of each alpha in memory at a time, as measured
 
@@ -121,7 +121,7 @@ def analyse(session: Session[Settings], simulations: Mapping[float, Simulation])
     model = session.loaded.model
     spec, n = spec_of(model), next(iter(simulations.values())).best.folds.shape[-1]
     alphas = torch.tensor(list(simulations), dtype=torch.float64)
-    maps, layers, steps = Maps(), [], []
+    maps, layers, steps = MapsByName(), [], []
     for (alpha, simulation), theory in zip(
         simulations.items(), theory_scores(alphas, n, model.cfg.n_layers, spec), strict=True
     ):
@@ -152,7 +152,7 @@ def layer_rows(
     simulation: Simulation,
     theory: Float[Tensor, "layer query_pos key_pos"],
     tests: list[MonotonicityTest],
-) -> list[Row]:
+) -> list[TableRow]:
     """Return the rows of `layers.csv`: noise, gap to the theory (nats), increase in j."""
     gap = (simulation.best.mean - theory).nan_to_num()
     off = (~theory.isnan() & ~torch.eye(theory.shape[-1], dtype=torch.bool)).sum((1, 2))

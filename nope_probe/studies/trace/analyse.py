@@ -35,7 +35,7 @@ from nope_probe.run.settings import RunSettings
 from nope_probe.studies.engine import Engine
 from nope_probe.studies.page import with_page
 from nope_probe.studies.tables import (
-    Row,
+    TableRow,
     interval_columns,
     interval_names,
     term_table,
@@ -49,14 +49,14 @@ MATTERS = 0.05  # of a lead or pattern: what a removal takes, or a writer's dire
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ReaderPlace:
     """A layer, or a head of it, whose scores are read."""
 
     layer: int
     head: int | None = None
 
     @classmethod
-    def parse(cls, name: str) -> Place:
+    def parse(cls, name: str) -> ReaderPlace:
         """Return the place of a name such as L2 or L2H1."""
         layer, _, head = name.removeprefix("L").partition("H")
         return cls(layer=int(layer), head=int(head) if head else None)
@@ -111,12 +111,12 @@ def measure_effects(
         position. There are no rows of the lead where the first position keeps what is written
         there: most of the lead would be kept as well.
     """
-    place = Place.parse(reader)
+    place = ReaderPlace.parse(reader)
     read, known = place.reader(sums), place.rows(writers)
     names = {Writer(name) for name in read.sums.keys if name != "bias"}
     intact = place.maps(engine, "intact")
 
-    def measured(engine: Engine, removed: Iterable[Writer]) -> Iterator[Row]:
+    def measured(engine: Engine, removed: Iterable[Writer]) -> Iterator[TableRow]:
         for writer in removed:
             total = place.maps(engine, writer, Ablation(remove=[writer.removal]))
             position = written_positions(engine)[writer]

@@ -18,7 +18,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Lead, Section, positions
 from nope_probe.run.folder import Run
 from nope_probe.run.manifest import Manifest
-from nope_probe.studies.page import MOST_ROWS, Report, strongest
+from nope_probe.studies.page import MOST_ROWS, Report, strongest_row
 from nope_probe.studies.verdicts import main_writers, most_of, summed
 
 NAMED = 2  # writers of a lead or a pattern in the sentence
@@ -81,7 +81,7 @@ def _sections(run: Run) -> Iterator[Section]:
         caption="An edge is as wide as the writer's share of the reader's lead or pattern; choose "
         "a reader to see weaker edges. Below: its terms, and without RoPE its mean keys along two "
         "axes.",
-        table=strongest_writers(tables, MOST_EDGES).drop(columns="reader"),
+        table=rows_of_strongest_writers(tables, MOST_EDGES).drop(columns="reader"),
     )
     yield Section(
         title="The exact terms of lead and pattern",
@@ -159,7 +159,7 @@ class Shares:
         found = (shares[writer] for shares in (self.direct, self.lost) if writer in shares)
         return max((abs(value) for value, low, high in found if low * high > 0), default=0.0)
 
-    def others(self, writers: Sequence[str]) -> float:
+    def share_of_others(self, writers: Sequence[str]) -> float:
         """Return the share of all writers but some, of which an attention includes its heads."""
         counted = [name for name in writers if Writer(name).whole not in {*writers} - {name}]
         return self.terms["written"][0] - sum(self.direct[name][0] for name in counted)
@@ -174,7 +174,7 @@ def lead(run: Run) -> Lead:
     tables, manifest, traced = run.tables, run.manifest, run.manifest.results_as(Traced)
     chosen = manifest.settings.get("reader")
     sizes = whole_sizes(tables["terms"])
-    if not chosen and strongest(sizes, manifest.fold_sizes, "size") is None:
+    if not chosen and strongest_row(sizes, manifest.fold_sizes, "size") is None:
         return Lead(sentence=NO_PATTERN)
     reader = str(traced.reader)
     shares = {
@@ -189,7 +189,7 @@ def lead(run: Run) -> Lead:
     clauses = [_clause(name, shares, reader) for name in ("pattern", "lead") if name in shares]
     table, n_left_out = _table(f"{reader} at {length}", shares)
     parts = [
-        "" if chosen else f"{reader} is the strongest of {notes.layers_of(manifest)}.",
+        "" if chosen else f"{reader} is the strongest of {notes.layers_of_run(manifest)}.",
         LOST.format(kept=kept) if any(of_question.lost for of_question in shares.values()) else "",
         f"Left out: {n_left_out} weaker writers." if n_left_out else "",
     ]
@@ -257,7 +257,7 @@ def _table(name: str, shares: Mapping[str, Shares]) -> tuple[pd.DataFrame, int]:
                 for writer in top
                 if writer in of_question.direct
             },
-            "other writers": f"{100 * of_question.others(top):z.0f}%",
+            "other writers": f"{100 * of_question.share_of_others(top):z.0f}%",
             "covariance": _text(of_question.terms["covariance"]),
         }
         if of_question.lost:
@@ -314,7 +314,7 @@ def writer_shares(writers: Sequence[Mapping[Any, Any]]) -> dict[str, ValueAndBou
     return {writer: summed(shares) for writer, shares in sides.items()}
 
 
-def strongest_writers(tables: Mapping[str, pd.DataFrame], most: int) -> pd.DataFrame:
+def rows_of_strongest_writers(tables: Mapping[str, pd.DataFrame], most: int) -> pd.DataFrame:
     """Return the rows of the strongest writers of the shown readers, if they differ from zero."""
     rows = with_readers(tables["writers"])
     rows = rows[rows["reader"].isin(shown_readers(tables["terms"]))]

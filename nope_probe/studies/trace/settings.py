@@ -98,7 +98,7 @@ class Settings(RunSettings):
             UserError: naming the possible readers, or the flags that save memory.
         """
         super().validate_layers(info)
-        layers, (layer, head) = self.layers_of(info), (*self.reader_numbers, 0, 0)[:2]
+        layers, (layer, head) = self.layers_with_maps(info), (*self.reader_numbers, 0, 0)[:2]
         if self.reader is not None and (layer not in layers or head >= info.n_heads):
             there = ", ".join(f"L{layer}" for layer in layers)
             raise UserError(
@@ -116,7 +116,7 @@ class Settings(RunSettings):
     def n_maps(self, info: ModelInfo) -> int:
         """Return how many maps the run holds, with the writers' sums counted in maps."""
         maps_of_sums = self.bytes_of_sums(info) // (8 * self.folds * self.seq_len**2)
-        return len(self.layers_of(info)) + maps_of_sums
+        return len(self.layers_with_maps(info)) + maps_of_sums
 
     def bytes_of_sums(self, info: ModelInfo) -> int:
         """Return the bytes of the writers' parts of queries and keys, by fold and position."""

@@ -70,7 +70,7 @@ class TracePosition(Study[Settings, Trace]):
         """Yield the pass that sums the writers' parts, and those that take positions away."""
         session, engine = self.session, Engine.of(self.session)
         if "positions" not in session.checkpoint:
-            layers = self.settings.layers_of(session.loaded.info)
+            layers = self.settings.layers_with_maps(session.loaded.info)
             validate_first_sequence(session.loaded.model, engine.inputs, layers)
         yield Pass(key="positions", engine=engine, read=self._read_positions)
         yield Pass(key="effects", engine=engine, read=self._read_effects, n_seqs=0)
@@ -80,7 +80,7 @@ class TracePosition(Study[Settings, Trace]):
             return engine.positions(
                 key,
                 ablation,
-                layers=self.settings.layers_of(self.session.loaded.info),
+                layers=self.settings.layers_with_maps(self.session.loaded.info),
                 writers=self.settings.writers,
                 per_head=self.settings.traces_heads,
             )

@@ -15,7 +15,7 @@ from support.tiny_models import ByName, ModelOf, Tiny, distance, tokens
 from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.model import logits_of
 from nope_probe.hooks.layers.rotation import RemovedPairs
-from nope_probe.hooks.removing.components import rope_frequencies
+from nope_probe.hooks.removing.components import block_frequencies
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.rotation import Rotation
 from nope_probe.models.load import load
@@ -36,7 +36,7 @@ def test_a_band_equals_an_edited_rotary_embedding(
 ) -> None:
     model, name = model_of(spec)
     hf, tokens = tiny(name).hf, tiny(name).tokens
-    has_rope = [angles is not None for angles in rope_frequencies(model)]
+    has_rope = [angles is not None for angles in block_frequencies(model)]
     layer = max(index for index, rotates in enumerate(has_rope) if rotates)
     where = {"layers": [layer]} if heads is None else {"heads": {layer: heads}}
     for band, pairs in (("rope[0:2]", [0, 1]), ("rope[1:3]", [1, 2])):
@@ -88,7 +88,7 @@ def test_the_high_band_turns_at_least_once_in_the_sequence(
 def test_frequencies_are_those_of_the_rotary_embedding(
     spec: str, n_rotated: int, d_rotary: int, base: int, model_of: ModelOf
 ) -> None:
-    result = [angles for angles in rope_frequencies(model_of(spec)[0]) if angles is not None]
+    result = [angles for angles in block_frequencies(model_of(spec)[0]) if angles is not None]
     assert len(result) == n_rotated
     for angles in result:
         expected = [base ** (-2 * f / d_rotary) for f in range(d_rotary // 2)]
