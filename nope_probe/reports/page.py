@@ -84,7 +84,7 @@ def _cell(cell: Cell, label: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lead:
+class Headline:
     """The result of a run, which its page and the terminal say first.
 
     Attributes:
@@ -100,15 +100,15 @@ class Lead:
     also: str = ""
 
     def html(self) -> str:
-        """Return the lead as HTML, a table without rows left out."""
+        """Return the headline as HTML, a table without rows left out."""
         sentence, caption, also = (
             f"<p>{escape(text)}</p>" if text else ""
             for text in (self.sentence, self.caption, self.also)
         )
-        return f"{sentence}{_lead_table(self.table)}{caption}{also}"
+        return f"{sentence}{_headline_table(self.table)}{caption}{also}"
 
 
-def _lead_table(table: pd.DataFrame) -> str:
+def _headline_table(table: pd.DataFrame) -> str:
     if table.empty:
         return ""
     kinds = ["" if all(map(is_number, table[name])) else ' class="words"' for name in table]
@@ -169,7 +169,7 @@ def explorer_section(explorer: Explorer | None) -> Iterator[Section]:
 
 def page(
     title: str,
-    lead: Lead,
+    headline: Headline,
     sections: Sequence[Section],
     manifest: Manifest,
     how_to_read: Sequence[str] = (),
@@ -178,7 +178,7 @@ def page(
 
     Args:
         title: the page's title.
-        lead: the result.
+        headline: the result.
         sections: figures with captions, in order.
         manifest: the run's; the page shows all of it at the end.
         how_to_read: what is the same for all figures, a sentence or two each; it stands at the end.
@@ -188,7 +188,7 @@ def page(
     return Template(template).substitute(
         title=escape(title),
         run="".join(_facts(manifest)),
-        lead=lead.html(),
+        headline=headline.html(),
         sections="".join(_section(index, section) for index, section in enumerate(sections)),
         notes="".join(
             f"<li>{escape(note)}</li>"

@@ -35,7 +35,7 @@ from nope_probe.figures.maps import unfold_layers
 from nope_probe.figures.style import TITLE_HEIGHT
 from nope_probe.figures.words import reader_of
 from nope_probe.reports import notes
-from nope_probe.reports.page import Lead, Section, page
+from nope_probe.reports.page import Headline, Section, page
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest
 from nope_probe.studies.methods import methods_paragraph
@@ -62,19 +62,19 @@ class Report:
 
     Attributes:
         title: of the page.
-        lead: the result: one sentence and one small table.
+        headline: the result: one sentence and one small table.
         sections: figures with captions and tables, in the page's order.
         how_to_read: how to read the figures, a sentence or two each.
     """
 
     title: str
-    lead: Lead
+    headline: Headline
     sections: Sequence[Section]
     how_to_read: Sequence[str] = ()
 
     def html(self, manifest: Manifest) -> str:
         """Return the page of a run, given its manifest."""
-        return page(self.title, self.lead, self.sections, manifest, self.how_to_read)
+        return page(self.title, self.headline, self.sections, manifest, self.how_to_read)
 
     def image(self) -> go.Figure:
         """Return the first figure, all layers of its maps, with its section's title.
@@ -166,7 +166,7 @@ def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool
     console = PlainConsole()
     if facts := notes.about(manifest):
         console.print("; ".join(facts.values()), style="dim")
-    print_lead(console, report.lead)
+    print_headline(console, report.headline)
     if verbose:
         for section in report.sections:
             if section.table is not None and len(section.table):
@@ -178,14 +178,14 @@ def print_report(report: Report, manifest: Manifest, folder: Path, verbose: bool
     console.print(f"open {folder / 'report.html'}", soft_wrap=True)
 
 
-def print_lead(console: Console, lead: Lead) -> None:
+def print_headline(console: Console, headline: Headline) -> None:
     """Print a result: its sentence, its table, how to read it, and a second result."""
-    console.print(lead.sentence, end="\n\n")
-    print_table(console, lead.table)
-    if lead.caption:
-        console.print(lead.caption, style="dim")
-    if lead.also:
-        console.print(f"\n{lead.also}")
+    console.print(headline.sentence, end="\n\n")
+    print_table(console, headline.table)
+    if headline.caption:
+        console.print(headline.caption, style="dim")
+    if headline.also:
+        console.print(f"\n{headline.also}")
 
 
 def print_table(console: Console, table: pd.DataFrame, title: str = "") -> None:
@@ -336,8 +336,8 @@ def no_pattern(
     pattern: pd.DataFrame,
     heads: pd.DataFrame | None = None,
     fold_sizes: Sequence[int] = (),
-) -> Lead:
-    """Return the lead of a model without a pattern above the noise: the heads that have one.
+) -> Headline:
+    """Return the headline of a model without a pattern above the noise: the heads that have one.
 
     Args:
         name: the model's.
@@ -348,14 +348,14 @@ def no_pattern(
     sentence = f"{name} shows no positional pattern in its mean over heads that exceeds the noise."
     verdict, rows = ("none", None) if heads is None else hidden_heads(pattern, heads, fold_sizes)
     if rows is None:
-        return Lead(sentence=sentence)
+        return Headline(sentence=sentence)
     table = pd.DataFrame(
         {
             "head": [reader_of(row) for row in rows.to_dict("records")],
             "its pattern, nats": [nats(row, "amplitude") for row in rows.to_dict("records")],
         }
     )
-    return Lead(sentence=sentence, table=table, caption=HIDDEN[verdict])
+    return Headline(sentence=sentence, table=table, caption=HIDDEN[verdict])
 
 
 def hidden_heads(

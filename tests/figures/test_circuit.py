@@ -12,7 +12,7 @@ from support.chromium import needs_chromium, opened
 
 from nope_probe.figures.circuit_figure import ALL_COSINES, COSINES, PER_STAGE, RAW, circuit, cosines
 from nope_probe.figures.circuit_layout import narrow, wide
-from nope_probe.reports.page import Lead, Section, page
+from nope_probe.reports.page import Headline, Section, page
 from nope_probe.run.manifest import Manifest
 from nope_probe.stages import LETTERS, SCORE_STAGES
 
@@ -216,7 +216,7 @@ def test_no_map_or_an_unknown_stage_is_an_error(wrong: dict[str, np.ndarray]) ->
 def test_a_narrow_browser_draws_it_with_its_switches_and_no_error(tmp_path: Path) -> None:
     figure = drawn(removed=("mlp",), normalised=maps(seed=2), reference=maps(seed=1))
     html = page(
-        "t", Lead(sentence="s"), [Section(title="t", caption="c", figure=figure)], Manifest()
+        "t", Headline(sentence="s"), [Section(title="t", caption="c", figure=figure)], Manifest()
     )
     click = "document.querySelector('input[value=difference]')"
     script = f"setTimeout(() => {{ {click}.click(); document.title = 'clicked'; }}, 3000)"
@@ -231,6 +231,6 @@ def test_a_page_of_512_positions_leaves_room_for_an_explorer() -> None:
     large = {letter: np.broadcast_to(np.float32(1.7), (512, 512)) for letter in LETTERS}
     figure = drawn(maps=large, normalised=large, reference=large, removed=("mask",))
     html = page(
-        "t", Lead(sentence="s"), [Section(title="t", caption="c", figure=figure)], Manifest()
+        "t", Headline(sentence="s"), [Section(title="t", caption="c", figure=figure)], Manifest()
     )
     assert 6e6 < len(html.encode()) < 9e6, "an explorer of 5 MB fits in beside it"

@@ -11,7 +11,7 @@ import pytest
 from support.chromium import needs_chromium, opened
 
 from nope_probe.figures.explorer import head_maps
-from nope_probe.reports.page import Lead, Section, page
+from nope_probe.reports.page import Headline, Section, page
 from nope_probe.run.manifest import Manifest
 
 LAYERS, HEADS, N = 2, 3, 11
@@ -112,7 +112,7 @@ def test_every_head_is_drawn_enlarged_and_reached_by_keyboard(tmp_path: Path) ->
     given = patterns()
     maps = head_maps(given, table())
     section = Section(title="heads", caption="c", html=maps)
-    html = page("title", Lead(sentence="headline"), [section], Manifest()).replace(
+    html = page("title", Headline(sentence="headline"), [section], Manifest()).replace(
         "</body>", SCRIPT
     )
     elements = opened(html, tmp_path, width=500)

@@ -13,7 +13,7 @@ from support.chromium import needs_chromium, opened
 
 from nope_probe.figures.position_figure import AGAINST, WITH, position_circuit
 from nope_probe.figures.style import patch
-from nope_probe.reports.page import Lead, Section, page
+from nope_probe.reports.page import Headline, Section, page
 from nope_probe.run.manifest import Manifest
 
 
@@ -160,7 +160,10 @@ def test_without_the_switch_an_image_shows_what_the_first_choice_shows(figure: g
 @pytest.mark.parametrize("width", [1200, 390])
 def test_a_page_draws_it_and_has_the_switch(figure: go.Figure, tmp_path: Path, width: int) -> None:
     html = page(
-        "title", Lead(sentence=""), [Section(title="found", figure=figure, caption="")], Manifest()
+        "title",
+        Headline(sentence=""),
+        [Section(title="found", figure=figure, caption="")],
+        Manifest(),
     )
     dom = opened(html, tmp_path, width)
     assert dom.count('type="radio"') == 4

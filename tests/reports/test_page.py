@@ -17,7 +17,7 @@ from support.chromium import needs_chromium, opened
 from nope_probe.figures.explorer import Explorer, RemovedMaps
 from nope_probe.figures.maps import term_maps
 from nope_probe.figures.words import MEASURES
-from nope_probe.reports.page import Lead, Listing, Section, page, positions
+from nope_probe.reports.page import Headline, Listing, Section, page, positions
 from nope_probe.run.folder import Run
 from nope_probe.run.manifest import Manifest
 from nope_probe.studies.ablation import page as ablation_page
@@ -72,7 +72,7 @@ MANIFEST = {
     "removed": ["w_q"],
     "skip_keys": 1,
 }
-LEAD = Lead(
+LEAD = Headline(
     sentence="RoPE brings 97% of the pattern.",
     table=pd.DataFrame({"lost without": ["W_Q & W_K < enough."], "<b>": ["1%"]}),
     caption="How to <read> it.",
@@ -205,7 +205,9 @@ def test_a_folded_figure_is_drawn_when_its_section_is_opened_by_hand_or_by_a_lin
       location.hash = "#section-1";
       setInterval(() => { document.body.dataset.after = widths(); }, 100);
     </script></body>"""
-    html = page("title", Lead(sentence="headline"), sections, Manifest()).replace("</body>", script)
+    html = page("title", Headline(sentence="headline"), sections, Manifest()).replace(
+        "</body>", script
+    )
     elements = opened(html, tmp_path, draw_all=False)
     assert 'data-before="none none none none"' in elements
     assert 'data-after="0 0 none none"' in elements

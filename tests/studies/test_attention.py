@@ -145,7 +145,7 @@ HEADS = {
 
 
 def test_the_lead_says_how_much_is_position_and_in_how_many_heads() -> None:
-    lead = page.lead("m", made(**HEADS), text="In the text L1H0 looks back.")
+    lead = page.headline("m", made(**HEADS), text="In the text L1H0 looks back.")
     assert lead.sentence == (
         "60% of the information in m's attention is position: 2 of 4 heads at 50% or more, 1 below "
         "20%, 1 uniform."
@@ -164,7 +164,7 @@ def test_the_lead_says_how_much_is_position_and_in_how_many_heads() -> None:
 def test_the_table_has_both_ends_of_the_positional_shares() -> None:
     shares = [0.1, 0.9, 0.3, 0.8, 0.2, 0.7, 0.4, 0.6, 0.5, 0.55]
     heads = made(**{name: [values[0]] * 10 for name, values in HEADS.items()})
-    ends = page.lead("m", heads.assign(positional_share=shares)).table["head"]
+    ends = page.headline("m", heads.assign(positional_share=shares)).table["head"]
     assert ends.tolist() == [f"L1H{head}" for head in (1, 3, 5, 7, 6, 2, 4, 0)]
 
 
@@ -172,7 +172,7 @@ def test_uniform_heads_are_not_classed() -> None:
     """With W_Q at 0 all scores are 0, and softmax is uniform up to rounding."""
     run = run_attention("rope-tiny", remove="w_q", replacement="zero", **SIZES)
     assert (run.attention["information"] < 1e-6).all()
-    lead = page.report(run).lead
+    lead = page.report(run).headline
     assert lead.sentence.startswith("All 8 heads of ablated rope-tiny attend uniformly: their ")
     assert lead.table.empty
     assert run.manifest.too_few is None
@@ -190,7 +190,7 @@ def test_few_sequences_give_no_shares_and_the_note_says_how_many_would_do() -> N
         "than 50 points. Take --n-seqs 200 or more."
     ]
     unknown = made(**HEADS).assign(positional_share=float("nan"))
-    assert "too few" in page.lead("m", unknown).sentence
+    assert "too few" in page.headline("m", unknown).sentence
 
 
 def test_the_map_draws_share_information_and_the_first_key() -> None:
@@ -216,7 +216,7 @@ def test_heads_that_never_see_8_keys_are_left_out() -> None:
     none = heads[:1]
     assert not len(attention_heads(none).data[1].x)
     known = none.dropna(subset=["information"])
-    assert "no head is measured" in page.lead("m", known).sentence
+    assert "no head is measured" in page.headline("m", known).sentence
 
 
 CLICK = """<script>setTimeout(() => {

@@ -329,7 +329,7 @@ def test_a_finished_run_says_what_was_done_and_is_shown_again(
     model = ["--model", tiny("llama").folder, "--data", texts, "--remove", *TYPED]
     run_command(behaviour, *SMALL, *model, "--out", done)
     shown = " ".join(capsys.readouterr().out.split())
-    sentence = page.lead("llama", pd.read_csv(done / "behaviour.csv")).sentence
+    sentence = page.headline("llama", pd.read_csv(done / "behaviour.csv")).sentence
     assert sentence in shown
     assert escape(sentence) in html
     assert (done / "manifest.json").read_bytes() == before

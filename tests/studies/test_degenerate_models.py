@@ -15,7 +15,7 @@ from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import load
 from nope_probe.studies.ablation.analyse import heads_table
-from nope_probe.studies.ablation.page import Findings, lead
+from nope_probe.studies.ablation.page import Findings, headline
 from nope_probe.studies.engine import Engine
 
 SMALL = ["--n-seqs", "12", "--seq-len", "13", "--data", "random", "--folds", "4"]
@@ -117,7 +117,7 @@ def test_heads_whose_patterns_cancel_in_their_mean_are_named() -> None:
     expected = np.concatenate([row - row.mean() for row in rows])
     heads = study.tables["heads"].set_index(["layer", "head"])["amplitude"]
     np.testing.assert_allclose(heads, [0, 0, *[np.sqrt((expected**2).mean())] * 2], rtol=1e-5)
-    result = lead(Findings(study))
+    result = headline(Findings(study))
     assert "shows no positional pattern in its mean over heads" in result.sentence
     assert result.caption == "Heads of opposite sign cancel in their mean."
     assert sorted(result.table["head"]) == ["L1H0", "L1H1"]

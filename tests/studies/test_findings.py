@@ -63,7 +63,7 @@ def test_an_inversion_is_named_only_if_intervals_are_on_opposite_sides_of_zero(
 def test_a_simulation_tells_of_each_alpha_the_layers_in_which_nearer_keys_score_higher() -> None:
     verdicts = ["flat", "increasing", "not increasing", "flat", "increasing", "increasing"]
     layers = pd.DataFrame({"alpha": [0.0] * 3 + [0.2] * 3, "layer": [0, 1, 2] * 2})
-    lead = simulation.lead(layers.assign(verdict=verdicts))
+    lead = simulation.headline(layers.assign(verdict=verdicts))
     assert lead.sentence == ("Nearer keys score higher in L1 at alpha = 0, L1, L2 at alpha = 0.2.")
     assert lead.table.iloc[2].tolist() == ["in L2", "do not always score higher", "score higher"]
 
@@ -79,7 +79,7 @@ def test_what_position_costs_is_told_of_mask_and_rope_first() -> None:
             ("rope", (2.0, 1.5, 2.5)),
         )
     ]
-    lead = behaviour.lead("m", pd.DataFrame(rows))
+    lead = behaviour.headline("m", pd.DataFrame(rows))
     assert lead.sentence == (
         "Without RoPE, the loss of m changes by +2.00 nats [+1.50, +2.50]; without the causal "
         "mask, by +0.12 nats [+0.10, +0.15]."

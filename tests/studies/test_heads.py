@@ -18,7 +18,7 @@ from torch import Tensor
 from nope_probe import ablate, run_ablations
 from nope_probe.figures.shares import heads_with
 from nope_probe.run.folder import read_run
-from nope_probe.studies.ablation.page import Findings, heads_sentence, largest_heads, lead
+from nope_probe.studies.ablation.page import Findings, headline, heads_sentence, largest_heads
 from nope_probe.studies.losses import LayerLosses
 
 N, N_SEQS, FOLDS, N_HEADS, N_PAIRS = 13, 803, 5, 6, 5
@@ -177,7 +177,7 @@ def test_the_page_and_the_terminal_name_heads(run: Path) -> None:
     layer = Findings(finished).shown
     losses = LayerLosses.of(tables, finished.manifest, layer)
     assert heads_sentence({}, losses) == ""
-    assert lead(Findings(finished)).also == heads_sentence(tables, losses)
+    assert headline(Findings(finished)).also == heads_sentence(tables, losses)
 
 
 def test_the_second_sentence_runs_from_the_least_to_the_most_that_a_head_loses() -> None:

@@ -10,14 +10,14 @@ from support.command_line import run_command
 from nope_probe import simulate
 from nope_probe.errors import UserError
 from nope_probe.figures.maps import fixed_scale_maps, term_maps
-from nope_probe.reports.page import Lead, Section
+from nope_probe.reports.page import Headline, Section
 from nope_probe.run.folder import read_manifest
 from nope_probe.studies import page
 from nope_probe.studies.page import Report
 
 
 def image_of(*sections: Section) -> go.Figure:
-    return Report(title="title", lead=Lead(sentence="s"), sections=sections).image()
+    return Report(title="title", headline=Headline(sentence="s"), sections=sections).image()
 
 
 def test_the_image_is_the_first_figure_with_its_sections_heading() -> None:

@@ -23,7 +23,7 @@ from nope_probe import attention as attention_weights
 from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading import streaming
-from nope_probe.reports.page import Lead
+from nope_probe.reports.page import Headline
 from nope_probe.run.folder import Run
 from nope_probe.studies.scores import page
 from nope_probe.studies.scores.heads import (
@@ -320,11 +320,11 @@ def layers(*rows: tuple[float, float, float]) -> pd.DataFrame:
     return table.assign(layer=range(len(rows)), head=0, relative_r2=0.87)
 
 
-def lead(**tables: pd.DataFrame) -> Lead:
+def lead(**tables: pd.DataFrame) -> Headline:
     layers = [*range(len(tables["pattern"]))]
     settings = {"data": "random", "n_seqs": 40, "seq_len": 11}
     manifest = {"model": {"name": "m", "depth": 7}, "layers": layers, "settings": settings}
-    return page.lead(Run(manifest=manifest_of(**manifest), tables=tables))
+    return page.headline(Run(manifest=manifest_of(**manifest), tables=tables))
 
 
 def test_the_strongest_layer_and_head_are_named_with_the_keys_that_they_prefer() -> None:

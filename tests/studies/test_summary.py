@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nope_probe.reports.page import Lead
+from nope_probe.reports.page import Headline
 from nope_probe.run.folder import Run
 from nope_probe.studies.ablation import page
 from nope_probe.studies.losses import sources_sentence, weights_sentence
@@ -81,8 +81,10 @@ def tables(lost: Numbers = LOST, sizes: Numbers = SIZES) -> dict[str, pd.DataFra
     }
 
 
-def lead(given: dict[str, pd.DataFrame], **manifest: Any) -> Lead:
-    return page.lead(page.Findings(Run(manifest=manifest_of(**MANIFEST | manifest), tables=given)))
+def lead(given: dict[str, pd.DataFrame], **manifest: Any) -> Headline:
+    return page.headline(
+        page.Findings(Run(manifest=manifest_of(**MANIFEST | manifest), tables=given))
+    )
 
 
 def shown(

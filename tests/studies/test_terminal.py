@@ -14,7 +14,7 @@ from support.command_line import refused, run_command
 
 from nope_probe import compare, scores, simulate
 from nope_probe.errors import printable
-from nope_probe.reports.page import Lead
+from nope_probe.reports.page import Headline
 from nope_probe.run.manifest import Manifest
 from nope_probe.studies.behaviour.page import behaviour_as_text
 from nope_probe.studies.behaviour.settings import QUANTITIES
@@ -100,7 +100,7 @@ def test_a_reader_that_goes_away_ends_a_summary_as_a_broken_pipe(
     monkeypatch.setattr("sys.stdout", ClosedPipe())
     with pytest.raises(BrokenPipeError):
         print_report(
-            Report(title="", lead=Lead(sentence="Yes."), sections=[]), Manifest(), Path("x")
+            Report(title="", headline=Headline(sentence="Yes."), sections=[]), Manifest(), Path("x")
         )
 
 

@@ -217,7 +217,7 @@ def test_heads_read_and_whole_attentions_write(
     names = {"embed", "bias", "ATTN0", "MLP0"}
     assert set(writers[writers["layer"] == 1]["writer"]) == names
     assert "L1H3/rotation" in run.maps
-    assert "L1H3" in page.lead(run).sentence
+    assert "L1H3" in page.headline(run).sentence
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["reader"] == "L1H3"
     assert "error" not in capsys.readouterr().err
 
@@ -278,7 +278,7 @@ def run_of(
 
 
 def sentence(*tables: Any, **options: Any) -> str:
-    return page.lead(run_of(*tables, **options)).sentence
+    return page.headline(run_of(*tables, **options)).sentence
 
 
 def test_the_answer_names_the_main_writers_and_nothing_of_another_reader() -> None:
@@ -308,7 +308,7 @@ def test_the_lead_of_the_first_key_has_an_answer_of_its_own() -> None:
         "L1H1 (67%) write the first key's lead."
     )
     assert sentence(lead, written).endswith("write L2's lead of the first key.")
-    found = page.lead(run_of(terms, written, traced.effects_table()))
+    found = page.headline(run_of(terms, written, traced.effects_table()))
     assert [*found.table] == ["L2 at 48 tokens", "first key", "other keys", "other keys, lost"]
     table = found.table.set_index("L2 at 48 tokens")
     assert [*table.index] == [
@@ -336,7 +336,7 @@ def test_a_writer_that_acts_through_others_alone_is_in_the_first_table() -> None
         writers.query("layer == 2").iloc[:1].assign(writer="L0H0", **traced.interval("share", 0))
     )
     tables = traced.terms_table(), pd.concat([writers, little])
-    found = page.lead(run_of(*tables, pd.concat([effects, indirect, whole, faint])))
+    found = page.headline(run_of(*tables, pd.concat([effects, indirect, whole, faint])))
     table = found.table.set_index("L2 at 48 tokens")
     assert table.loc["ATTN0"].to_list() == ["0%", "90%"]
     assert table.loc["ATTN1"].to_list() == ["159%", "80%"]
@@ -359,9 +359,9 @@ def test_a_writer_whose_interval_holds_zero_is_no_main_writer() -> None:
 def test_without_a_lead_or_pattern_above_the_noise_the_answer_is_that_there_is_none() -> None:
     noise = traced.terms_table("rope").assign(size_low=-1.0)
     assert sentence(noise) == page.NO_PATTERN
-    assert page.lead(run_of(noise)).table.empty
+    assert page.headline(run_of(noise)).table.empty
     undefined = noise.assign(share=np.nan)
-    lead = page.lead(run_of(undefined, reader="L1"))
+    lead = page.headline(run_of(undefined, reader="L1"))
     assert lead.sentence == "L1 shows no lead or pattern that exceeds the noise."
     assert lead.table.empty
 
@@ -432,7 +432,7 @@ def test_a_report_has_the_losses_that_were_measured_and_four_writers_of_each_rea
     whole = page.report(run_of(traced.terms_table(), both, effects))
     without = page.report(run_of(traced.terms_table(), both))
     assert (len(whole.sections), len(without.sections)) == (3, 2)
-    assert (len([*whole.lead.table]), len([*without.lead.table])) == (3, 2)
+    assert (len([*whole.headline.table]), len([*without.headline.table])) == (3, 2)
     shown = effects.drop(columns=["predicted", "predicted_low", "predicted_high"])
     pd.testing.assert_frame_equal(whole.sections[2].table, shown)
     pd.testing.assert_frame_equal(whole.sections[1].table, traced.terms_table())

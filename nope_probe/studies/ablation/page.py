@@ -25,7 +25,7 @@ from nope_probe.figures.words import reader_of
 from nope_probe.hooks.removing.stand_ins import STAND_INS
 from nope_probe.removal import SOURCES, parts_of
 from nope_probe.reports import notes
-from nope_probe.reports.page import Lead, Section, explorer_section, positions
+from nope_probe.reports.page import Headline, Section, explorer_section, positions
 from nope_probe.run.folder import Run
 from nope_probe.studies.losses import SHORT, LayerLosses
 from nope_probe.studies.page import (
@@ -54,7 +54,7 @@ def report(run: Run, explorer: Explorer | None = None) -> Report:
     findings = Findings(run)
     return Report(
         title=f"The sources of the positional pattern of {run.manifest.model_name}",
-        lead=lead(findings),
+        headline=headline(findings),
         sections=[
             *explorer_section(explorer),
             *_heads(findings),
@@ -155,14 +155,14 @@ def _order(key: str) -> tuple[int, list[int], str]:
     return len(parts), [places.get(part, len(TABLE)) for part in parts], key
 
 
-def lead(findings: Findings) -> Lead:
+def headline(findings: Findings) -> Headline:
     """Return what the strongest layer's lead and pattern lose without each source and weight."""
     layer = findings.layer
     if layer is None:
         heads, name = findings.tables.get("heads"), findings.manifest.model_name
         return no_pattern(name, findings.intact_rows(), heads, findings.manifest.fold_sizes)
     losses = LayerLosses.of(findings.tables, findings.manifest, layer)
-    return Lead(
+    return Headline(
         sentence=" ".join(filter(None, [losses.sources_sentence(), losses.weights_sentence()])),
         table=losses.table(),
         caption=_scope(findings, layer),

@@ -17,7 +17,7 @@ from nope_probe.figures.panels import RowMaps
 from nope_probe.figures.text_view import TextView
 from nope_probe.figures.words import listed, reader_of
 from nope_probe.reports import notes
-from nope_probe.reports.page import Lead, Section
+from nope_probe.reports.page import Headline, Section
 from nope_probe.run.folder import Run
 from nope_probe.studies.attention.on_text import has_other_texts, stored_why, text_view
 from nope_probe.studies.page import MOST_ROWS, Report
@@ -39,7 +39,7 @@ def report(run: Run) -> Report:
     subject = f"ablated {name}" if removed else name
     return Report(
         title=f"Position and content in the attention of {full}",
-        lead=lead(subject, table, text_line(run)) if has_other_texts(run) else alone(run),
+        headline=headline(subject, table, text_line(run)) if has_other_texts(run) else alone(run),
         sections=[*_head_sections(run), *text_sections(run), *why_sections(run), *_maps(run)],
         how_to_read=notes.how_to_read("attention"),
     )
@@ -60,7 +60,7 @@ def _head_sections(run: Run) -> Iterator[Section]:
     )
 
 
-def lead(subject: str, table: pd.DataFrame, text: str = "") -> Lead:
+def headline(subject: str, table: pd.DataFrame, text: str = "") -> Headline:
     """Return how much of a model's attention is position, and its most and least positional heads.
 
     Args:
@@ -70,20 +70,20 @@ def lead(subject: str, table: pd.DataFrame, text: str = "") -> Lead:
     """
     known = table.dropna(subset=["information"])
     if known.empty:
-        return Lead(
+        return Headline(
             sentence=f"No query of {subject} sees 8 keys, so no head is measured.", also=text
         )
     informed = known[known["information"] >= UNIFORM]
     if informed.empty:
         most = known["information"].max()
-        return Lead(
+        return Headline(
             sentence=f"All {len(known)} heads of {subject} attend uniformly: their weights are at "
             f"most {most:.1g} nats above uniform, and no head is classed.",
             also=text,
         )
     share = informed["positional_share"]
     if share.isna().all():
-        return Lead(
+        return Headline(
             sentence=f"These sequences are too few to say how much of {subject}'s attention is "
             "position.",
             also=text,
@@ -91,7 +91,7 @@ def lead(subject: str, table: pd.DataFrame, text: str = "") -> Lead:
     position = known["first_position"] + known["others_position"]
     whole = position.sum() / known["information"].sum()
     uniform = len(known) - len(informed)
-    return Lead(
+    return Headline(
         sentence=f"{whole:.0%} of the information in {subject}'s attention is position: "
         f"{(share >= MOSTLY).sum()} of {len(known)} heads at {MOSTLY:.0%} or more, "
         f"{(share < HARDLY).sum()} below {HARDLY:.0%}{f', {uniform} uniform' * (uniform > 0)}.",
@@ -121,13 +121,13 @@ def _most_and_least(heads: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(cells)
 
 
-def alone(run: Run) -> Lead:
+def alone(run: Run) -> Headline:
     """Return where heads look in a text that was read without other texts.
 
     Args:
         run: a run of a text alone.
     """
-    return Lead(
+    return Headline(
         sentence=text_line(run),
         caption="Only the text was read, which cannot separate position from content: --n-seqs or "
         "--data reads other texts too.",

@@ -17,7 +17,7 @@ from nope_probe.figures.names import phrase, words
 from nope_probe.figures.words import capitalised
 from nope_probe.removal import INTACT, POSITION_ENCODINGS, Condition, replaced_by
 from nope_probe.reports import notes
-from nope_probe.reports.page import Lead, Section
+from nope_probe.reports.page import Headline, Section
 from nope_probe.run.folder import Run
 from nope_probe.studies.behaviour.settings import QUANTITIES
 from nope_probe.studies.page import MOST_ROWS, Report
@@ -70,7 +70,7 @@ def report(run: Run) -> Report:
     answer, details = list(_answer(tables, taken)), _details(tables, taken)
     return Report(
         title=f"What {name} can do without its mask, RoPE or weights",
-        lead=lead(name, behaviour),
+        headline=headline(name, behaviour),
         sections=[*answer, *(replace(section, folded=bool(answer)) for section in details)],
         how_to_read=(
             *notes.how_to_read("behaviour", prefix=taken.prefix),
@@ -80,13 +80,13 @@ def report(run: Run) -> Report:
     )
 
 
-def lead(name: str, behaviour: pd.DataFrame) -> Lead:
+def headline(name: str, behaviour: pd.DataFrame) -> Headline:
     """Return what position costs: the first measure without each source, and a table of more."""
     known = behaviour.dropna(subset=["difference"])
     order = dict.fromkeys((*LEADING, *QUANTITIES))
     measures = [measure for measure in order if measure in set(known["measure"])]
     if not measures:
-        return Lead(sentence=f"No removal from {name} was measured: see its losses below.")
+        return Headline(sentence=f"No removal from {name} was measured: see its losses below.")
     first = known[known["measure"] == measures[0]]
     by_condition = {str(row["condition"]): row for row in first.to_dict("records")}
     sources = [source for source in SOURCES if source in by_condition]
@@ -109,7 +109,7 @@ def lead(name: str, behaviour: pd.DataFrame) -> Lead:
         words(name) + (f", {replacement}" if replacement else "")
         for name, replacement in map(replaced_by, table["without"])
     ]
-    return Lead(
+    return Headline(
         sentence=f"{capitalised('; '.join(changes))}.",
         table=table[:MOST_ROWS],
         caption="The first row is the intact model, the others are differences to it: nats per "

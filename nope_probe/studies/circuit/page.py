@@ -18,7 +18,7 @@ from nope_probe.figures.names import phrase
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import listed
 from nope_probe.reports import notes
-from nope_probe.reports.page import Lead, Section
+from nope_probe.reports.page import Headline, Section
 from nope_probe.run.folder import Run
 from nope_probe.stages import SCORE_STAGES
 from nope_probe.studies.page import Report
@@ -73,7 +73,7 @@ def report(run: Run) -> Report:
     layer = run.manifest.results_as(StudiedBlock).layer
     return Report(
         title=f"L{layer} of {run.manifest.model_name}, stage by stage",
-        lead=lead(run),
+        headline=headline(run),
         sections=list(_sections(run)),
         how_to_read=[
             *notes.how_to_read("circuit"),
@@ -160,7 +160,7 @@ def _group(maps: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
     return {key.removeprefix(f"{name}/"): np.asarray(maps[key]) for key in named}
 
 
-def lead(run: Run) -> Lead:
+def headline(run: Run) -> Headline:
     """Return what becomes of the pattern at the MLP, and the keys that each stage prefers.
 
     Args:
@@ -183,7 +183,7 @@ def lead(run: Run) -> Lead:
         heading = f"{name}: prefers" if len(models) > 1 else "prefers"
         cells[heading] = [_preference(rows.get(letter)) for letter in letters]
     missing = f" {block.absent['h']}, so (h) and (i) do not exist." if "h" in block.absent else ""
-    return Lead(
+    return Headline(
         sentence=INVERSIONS[inversion(shown)].format(where=where, what=what),
         table=pd.DataFrame(cells) if letters else pd.DataFrame(),
         caption="The number is the rank correlation of a value with its key's position: above 0, "

@@ -16,7 +16,7 @@ from nope_probe.figures.intervals import excludes_zero, interval_of, interval_te
 from nope_probe.figures.words import reader_of
 from nope_probe.removal import INTACT
 from nope_probe.reports import notes
-from nope_probe.reports.page import Lead, Link, Listing, Section, explorer_section
+from nope_probe.reports.page import Headline, Link, Listing, Section, explorer_section
 from nope_probe.run.folder import Run
 from nope_probe.studies.attention.on_text import text_view
 from nope_probe.studies.compare.analyse import PAIRED
@@ -84,7 +84,7 @@ def report(
         brief, caption = _most_changed(heads), f"{less} {OF_HEADS}"
     return Report(
         title=f"{', '.join(labels[1:])} against {labels[0]}",
-        lead=Lead(sentence=sentence, table=brief, caption=caption),
+        headline=Headline(sentence=sentence, table=brief, caption=caption),
         sections=[
             *explorer_section(explorer),
             *_changes(run.tables, labels[0]),

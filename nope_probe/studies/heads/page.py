@@ -12,7 +12,7 @@ from nope_probe.figures.heads import cost_by_k, single_costs
 from nope_probe.figures.names import phrase
 from nope_probe.figures.words import listed
 from nope_probe.reports import notes
-from nope_probe.reports.page import Lead, Section
+from nope_probe.reports.page import Headline, Section
 from nope_probe.run.folder import Run
 from nope_probe.studies.page import Report
 
@@ -55,13 +55,13 @@ def report(run: Run) -> Report:
     removed = listed([phrase(part) for part in run.manifest.removed or ()])
     return Report(
         title=f"What the heads of {run.manifest.model_name} do, by removing {removed}",
-        lead=lead(run),
+        headline=headline(run),
         sections=[*_sections(run)],
         how_to_read=[*notes.how_to_read("heads"), *_means_note(run)],
     )
 
 
-def lead(run: Run) -> Lead:
+def headline(run: Run) -> Headline:
     """Return what the first heads of an order carry, and the costs of all orders."""
     tests, n_heads = run.tables["tests"], run.manifest.results_as(HeadsTested).n_heads
     differing = tests[tests["differs"]]
@@ -71,7 +71,7 @@ def lead(run: Run) -> Lead:
     )
     table = _brief(tests)
     if differing.empty:
-        return Lead(sentence=NO_ORDER, table=table, caption=caption)
+        return Headline(sentence=NO_ORDER, table=table, caption=caption)
     losses = differing[differing["measure"].isin(LOSSES)]
     rows = losses if len(losses) else differing
     best = rows.iloc[int((rows["cost"] - rows["chance"]).abs().to_numpy().argmax())]
@@ -84,7 +84,7 @@ def lead(run: Run) -> Lead:
         f"{best['order']}, {OF_MEASURES[str(best['measure'])]} costs {best['cost']:+.2f} {unit}; "
         f"in as many heads of the same layers {best['chance']:+.2f}{beside}."
     )
-    return Lead(sentence=sentence, table=table, caption=caption)
+    return Headline(sentence=sentence, table=table, caption=caption)
 
 
 def _brief(tests: pd.DataFrame) -> pd.DataFrame:

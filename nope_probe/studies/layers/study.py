@@ -18,7 +18,7 @@ from nope_probe.hooks.layers.model import Inputs, hugging_face_config
 from nope_probe.models.context import validate_context
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, validate_reachable
-from nope_probe.reports.page import Lead
+from nope_probe.reports.page import Headline
 from nope_probe.run.finished_run import record_sources
 from nope_probe.run.identity import threads, versions
 from nope_probe.run.process_group import device_of_process
@@ -35,7 +35,7 @@ from nope_probe.studies.layers.settings import Settings
 from nope_probe.studies.page import (
     MOST_ROWS,
     PlainConsole,
-    print_lead,
+    print_headline,
     print_table,
 )
 from nope_probe.studies.tables import TableRow
@@ -224,7 +224,7 @@ def print_findings(findings: ModelFindings, verbose: bool = False) -> None:
         verbose: whether to print a row per layer, and the legend.
     """
     console, table = PlainConsole(), as_text(findings)
-    print_lead(console, lead(findings))
+    print_headline(console, headline(findings))
     if verbose:
         print_table(console, table, f"{findings.model}: position, layer by layer")
         rare = [about for name, about in RARE.items() if name in table]
@@ -238,7 +238,7 @@ def print_findings(findings: ModelFindings, verbose: bool = False) -> None:
             console.print(title, *(f"  {line}" for line in lines), sep="\n")
 
 
-def lead(findings: ModelFindings) -> Lead:
+def headline(findings: ModelFindings) -> Headline:
     """Return what a model's layers know of position, a row for layers that are alike."""
     table = as_text(findings)
     shared = [name for name in table if name not in (*PER_LAYER, "layer")]
@@ -250,7 +250,7 @@ def lead(findings: ModelFindings) -> Lead:
         rows.append(row)
     n_rope, n = sum(layer.rope for layer in findings.layers), len(findings.layers)
     bos = SAYS_BOS[findings.bos]
-    return Lead(
+    return Headline(
         sentence=f"{findings.model} uses RoPE in {n_rope} of {n} attending layers; its mask is "
         f"{listed([*dict.fromkeys(str(layer.mask) for layer in findings.layers)][:MASKS])}{bos}.",
         table=pd.DataFrame(rows[:MOST_ROWS]),

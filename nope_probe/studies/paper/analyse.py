@@ -15,14 +15,14 @@ import numpy as np
 import pandas as pd
 
 from nope_probe.reports import notes
-from nope_probe.reports.page import Cell, Lead, Link, Listing, Section, page
+from nope_probe.reports.page import Cell, Headline, Link, Listing, Section, page
 from nope_probe.run.folder import Run, read_manifest, read_run
 from nope_probe.run.identity import versions
 from nope_probe.run.manifest import Manifest
 from nope_probe.run.paths import atomic_write
 from nope_probe.run.processes import command_line
 from nope_probe.run.session import Session
-from nope_probe.studies.page import PlainConsole, print_lead, print_lines
+from nope_probe.studies.page import PlainConsole, print_headline, print_lines
 from nope_probe.studies.paper.claims import Claim, PanelCounts, Reproduction, claims_of
 from nope_probe.studies.paper.page import report, verdict_mark
 from nope_probe.studies.paper.panels import agreements, pairs_of, verdict
@@ -124,7 +124,7 @@ def write_index(folder: Path, new: Mapping[str, Path]) -> None:
     )
     folders = {figure: str(run) for figure, (run, _) in runs.items()}
     manifest = Manifest(command=command_line(), versions=versions(), results={"figures": folders})
-    lead = index_lead([manifest for _, manifest in runs.values()])
+    lead = index_headline([manifest for _, manifest in runs.values()])
     how_to_read = notes.how_to_read("reproduce all")
     html = page("The paper, reproduced", lead, [section], manifest, how_to_read)
     with atomic_write(folder / "report.html") as path:
@@ -177,7 +177,7 @@ def index_rows(figure: str, runs: Runs, start: Path) -> list[list[Cell]]:
     return rows
 
 
-def index_lead(manifests: Sequence[Manifest]) -> Lead:
+def index_headline(manifests: Sequence[Manifest]) -> Headline:
     """Return how many claims are reproduced, and how many figures and panels."""
     runs = [manifest.results_as(Reproduction) for manifest in manifests]
     claims = [claim for run in runs for claim in run.claims]
@@ -189,7 +189,7 @@ def index_lead(manifests: Sequence[Manifest]) -> Lead:
         "panels within one 8-bit colour step": f"{exact} of {compared}",
         "more panels within sampling noise": f"{agree - exact} of {compared}",
     }
-    return Lead(
+    return Headline(
         sentence=f"{n_reproduced} of the paper's {len(claims)} claims about its figures are "
         "reproduced.",
         table=pd.DataFrame(rows.items(), columns=["", "number"]),
@@ -201,7 +201,7 @@ def print_index(folder: Path, verbose: bool = False) -> None:
     table = pd.read_csv(folder / "figures.csv", keep_default_na=False)
     pages = [folder / name for name in table["figure"] if name.endswith("report.html")]
     manifests = [read_manifest(page.parent) for page in pages]
-    print_lead(PlainConsole(), index_lead(manifests))
+    print_headline(PlainConsole(), index_headline(manifests))
     titles = iter(title_of(manifest.settings["figure"]) for manifest in manifests)
     lines: list[str] = []
     for figure, *parts in table.itertuples(index=False) if verbose else ():

@@ -15,14 +15,14 @@ from nope_probe.figures.image import export
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import capitalised
 from nope_probe.reports import notes
-from nope_probe.reports.page import Cell, Lead, Link, Listing, Section
+from nope_probe.reports.page import Cell, Headline, Link, Listing, Section
 from nope_probe.run.folder import Run, read_manifest, read_run
 from nope_probe.run.manifest import Manifest
 from nope_probe.studies.page import (
     MOST_ROWS,
     PlainConsole,
     Report,
-    print_lead,
+    print_headline,
     print_lines,
 )
 from nope_probe.studies.paper.claims import Reproduction
@@ -50,13 +50,13 @@ def report(run: Run, pairs: Sequence[Pair]) -> Report:
     figure, manifest = title_of(run.manifest.settings["figure"]), run.manifest
     return Report(
         title=f"{figure} of the paper, reproduced",
-        lead=lead(manifest),
+        headline=headline(manifest),
         sections=[*_figures(figure, pairs), _claims(manifest.results_as(Reproduction))],
         how_to_read=notes.how_to_read("reproduce"),
     )
 
 
-def lead(manifest: Manifest) -> Lead:
+def headline(manifest: Manifest) -> Headline:
     """Return how many of the paper's claims are reproduced, and which."""
     figure, found = title_of(manifest.settings["figure"]), manifest.results_as(Reproduction)
     claims = found.claims
@@ -67,7 +67,7 @@ def lead(manifest: Manifest) -> Lead:
         zip((claim.paper for claim in claims[:MOST_ROWS]), marks, strict=False),
         columns=["the paper's claim", "verdict"],
     )
-    return Lead(
+    return Headline(
         sentence=sentence if claims else f"The paper makes no claim about {figure}.",
         table=table,
         caption=capitalised(" ".join(found.notes[:1])),
@@ -171,7 +171,7 @@ def print_summary(folder: Path, verbose: bool = False) -> None:
     manifest = read_manifest(folder)
     figure, lines = manifest.settings["figure"], []
     found = manifest.results_as(Reproduction)
-    print_lead(PlainConsole(), lead(manifest))
+    print_headline(PlainConsole(), headline(manifest))
     if verbose:
         lines += [f"{figure}: {note}" for note in found.notes]
         for claim in found.claims:

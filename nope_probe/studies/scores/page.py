@@ -16,7 +16,7 @@ from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.measures import ABOUT, head_map, pattern_measures
 from nope_probe.figures.panels import RowMaps
 from nope_probe.reports import notes
-from nope_probe.reports.page import Lead, Section, positions
+from nope_probe.reports.page import Headline, Section, positions
 from nope_probe.run.folder import Run
 from nope_probe.studies.page import (
     MOST_ROWS,
@@ -45,7 +45,7 @@ def report(run: Run, heads: str = "") -> Report:
     tables, name = run.tables, run.manifest.model_name
     return Report(
         title=f"The attention scores of {name} by position",
-        lead=lead(run),
+        headline=headline(run),
         sections=[
             *_map_sections(run),
             *_head_map_sections(heads),
@@ -56,7 +56,7 @@ def report(run: Run, heads: str = "") -> Report:
     )
 
 
-def lead(run: Run) -> Lead:
+def headline(run: Run) -> Headline:
     """Return the layer with the strongest pattern, and the strongest layers with their keys."""
     pattern, heads, folds = (
         run.tables["pattern"],
@@ -78,7 +78,7 @@ def lead(run: Run) -> Lead:
     if heads is not None:
         top = heads[above_noise(heads, folds)].sort_values("amplitude").groupby("layer").tail(1)
         table["top head"] = [_head(top, row["layer"]) for row in rows]
-    return Lead(
+    return Headline(
         sentence=f"In {name} ({notes.layers_of_run(run.manifest)}), L{best['layer']:.0f} is "
         f"strongest: {_first(best)} pattern is {best['amplitude']:.2g} nats, for "
         f"{KEYS[preferred_keys(best)]}.",

@@ -14,7 +14,7 @@ from nope_probe.figures.curves import Curves, rows_against_theory, steps_by_dist
 from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
 from nope_probe.figures.words import layer_names
 from nope_probe.reports import notes
-from nope_probe.reports.page import Lead, Section, positions
+from nope_probe.reports.page import Headline, Section, positions
 from nope_probe.run.folder import Run
 from nope_probe.studies.page import MOST_ROWS, Report
 
@@ -38,13 +38,13 @@ def report(run: Run) -> Report:
     """
     return Report(
         title="The parameter-free transformer",
-        lead=lead(run.tables["layers"]),
+        headline=headline(run.tables["layers"]),
         sections=[*_map_sections(run), *_line_sections(run)],
         how_to_read=[*notes.how_to_read("simulate"), notes.measure_note("monotonicity")],
     )
 
 
-def lead(layers: pd.DataFrame) -> Lead:
+def headline(layers: pd.DataFrame) -> Headline:
     """Return the layers in which nearer keys score higher at each alpha, and a table of them.
 
     Args:
@@ -57,7 +57,7 @@ def lead(layers: pd.DataFrame) -> Lead:
         parts.append(f"{rising or 'no layer'} at alpha = {alpha:g}")
         table["nearer keys"] = [f"in L{layer}" for layer in rows["layer"]][:MOST_ROWS]
         table[f"alpha = {alpha:g}"] = [VERDICTS[verdict] for verdict in rows["verdict"]][:MOST_ROWS]
-    return Lead(
+    return Headline(
         sentence=f"Nearer keys score higher in {', '.join(parts[:NAMED])}.",
         table=pd.DataFrame(table),
         caption="Of the parameter-free transformer, at every distance between query and key. "

@@ -15,7 +15,7 @@ from nope_probe.figures.shares import QUESTIONS
 from nope_probe.figures.words import listed, shown_readers, whole_sizes, with_readers
 from nope_probe.removal import Writer
 from nope_probe.reports import notes
-from nope_probe.reports.page import Lead, Section, positions
+from nope_probe.reports.page import Headline, Section, positions
 from nope_probe.run.folder import Run
 from nope_probe.run.manifest import Manifest
 from nope_probe.studies.page import MOST_ROWS, Report, strongest_row
@@ -57,7 +57,7 @@ def report(run: Run) -> Report:
     """
     return Report(
         title=f"Who writes position in {run.manifest.model_name}",
-        lead=lead(run),
+        headline=headline(run),
         sections=list(_sections(run)),
         how_to_read=notes.how_to_read("trace"),
     )
@@ -165,7 +165,7 @@ class Shares:
         return self.terms["written"][0] - sum(self.direct[name][0] for name in counted)
 
 
-def lead(run: Run) -> Lead:
+def headline(run: Run) -> Headline:
     """Return what makes a reader's lead and pattern: its terms and writers, and what it loses.
 
     Args:
@@ -175,7 +175,7 @@ def lead(run: Run) -> Lead:
     chosen = manifest.settings.get("reader")
     sizes = whole_sizes(tables["terms"])
     if not chosen and strongest_row(sizes, manifest.fold_sizes, "size") is None:
-        return Lead(sentence=NO_PATTERN)
+        return Headline(sentence=NO_PATTERN)
     reader = str(traced.reader)
     shares = {
         question: found
@@ -183,7 +183,7 @@ def lead(run: Run) -> Lead:
         if (found := Shares.of(tables, reader, question)) is not None
     }
     if not shares:
-        return Lead(sentence=f"{reader} shows no lead or pattern that exceeds the noise.")
+        return Headline(sentence=f"{reader} shows no lead or pattern that exceeds the noise.")
     kept = ", which the first token keeps" if traced.kept_positions else ""
     length = f"{manifest.seq_len:,} tokens"
     clauses = [_clause(name, shares, reader) for name in ("pattern", "lead") if name in shares]
@@ -193,7 +193,7 @@ def lead(run: Run) -> Lead:
         LOST.format(kept=kept) if any(of_question.lost for of_question in shares.values()) else "",
         f"Left out: {n_left_out} weaker writers." if n_left_out else "",
     ]
-    return Lead(
+    return Headline(
         sentence=f"At {length}, {'; '.join(clauses)}.",
         table=table,
         caption=" ".join(filter(None, parts)),

@@ -20,7 +20,7 @@ from nope_probe.studies.engine import Engine, validate_first_sequence
 from nope_probe.studies.from_python import ModelOrName, run_of, takes
 from nope_probe.studies.study import Pass, Results, Study, run_study
 from nope_probe.studies.trace.analyse import TraceTables, analyse, trace_of
-from nope_probe.studies.trace.page import lead
+from nope_probe.studies.trace.page import headline
 from nope_probe.studies.trace.settings import Settings
 
 
@@ -38,7 +38,7 @@ class Trace(Run):
         """Return the readers, and the main writers of the strongest pattern."""
         readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
         _, _, contents = super().__repr__().partition(": ")
-        return f"Trace of {readers}: {lead(self).sentence} {contents}"
+        return f"Trace of {readers}: {headline(self).sentence} {contents}"
 
     @property
     def terms(self) -> pd.DataFrame:
