@@ -263,10 +263,10 @@ def fit_axes(
         groups: panels, by their numbers, that share one scale; by default no panels share one.
     """
     for group in groups or [[panel] for panel in range(len(ends))]:
-        together = np.concatenate([ends[panel] for panel in group], axis=1)
-        limits = axis_range(*together)
+        estimates = np.concatenate([ends[panel] for panel in group], axis=1)
+        limits = axis_range(*estimates)
         if limits is None and len(group) > 1:  # plotly.js scales a panel without numbers itself
-            limits = padded_range(together)
+            limits = padded_range(estimates)
         for panel in group:
             matched = None if panel == group[0] else f"{along}{axis(group[0])}"
             figure.layout[f"{along}axis{axis(panel)}"].update(matches=matched, range=limits)

@@ -194,19 +194,19 @@ def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Iterator[tuple[
     done = f", {n_done:,} of them done before" if n_done else ""
     tell(f"running {len(keys):,} {'pass' if len(keys) == 1 else 'passes'}{done}; {memory}")
     for _, stage in groupby(passes, key=lambda one: one.n_seqs == 0):  # a progress bar for each
-        together = list(stage)
-        sizes = {key: n for one in together for key, n in one.sizes(session.processes).items()}
+        of_stage = list(stage)
+        sizes = {key: n for one in of_stage for key, n in one.sizes(session.processes).items()}
         with session.checkpoint.progress(sizes):
-            yield from run_passes(together)
+            yield from run_passes(of_stage)
 
 
 def run_passes(passes: Iterable[Pass]) -> Iterator[tuple[str, Any]]:
     """Run passes in turn, and yield the key and the result of each."""
     measured = None
     for inside, group in groupby(passes, key=lambda one: one.inside):
-        together = list(group)
-        with inside(together[0].engine.model):
-            for one in together:
+        of_context = list(group)
+        with inside(of_context[0].engine.model):
+            for one in of_context:
                 result = one.read(replace(one.engine, calibration=measured), one.key, one.ablation)
                 if one.calibrates:
                     measured = result

@@ -43,7 +43,7 @@ def query_blocks(n_queries: int, cells_per_query: int) -> Iterator[slice]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Mask:
+class AttentionMask:
     """The keys that each query attends to, computed for some queries at a time.
 
     Attributes:
@@ -61,7 +61,7 @@ class Mask:
     known: Literal["causal", "full"] | None = None
 
     @classmethod
-    def causal(cls, n_queries: int, n_keys: int, device: torch.device) -> Mask:
+    def causal(cls, n_queries: int, n_keys: int, device: torch.device) -> AttentionMask:
         """Return the mask under which a query attends to itself and all earlier keys."""
         before = n_keys - n_queries  # of a cache
         return cls(
@@ -73,7 +73,7 @@ class Mask:
         )
 
     @classmethod
-    def full(cls, n_queries: int, n_keys: int, device: torch.device) -> Mask:
+    def full(cls, n_queries: int, n_keys: int, device: torch.device) -> AttentionMask:
         """Return the mask that hides nothing."""
         return cls(
             n_queries=n_queries,
@@ -84,7 +84,7 @@ class Mask:
         )
 
     @classmethod
-    def of(cls, visible: Visible) -> Mask:
+    def of(cls, visible: Visible) -> AttentionMask:
         """Return the mask of the visible cells that a model has computed."""
         return cls(
             n_queries=visible.shape[-2],
@@ -114,14 +114,14 @@ class Mask:
         """Whether every query attends to itself and all earlier keys, and to nothing else."""
         if self.known is not None or self.n_queries != self.n_keys:
             return self.known == "causal" and self.n_queries == self.n_keys
-        causal = Mask.causal(self.n_queries, self.n_keys, self.device)
+        causal = AttentionMask.causal(self.n_queries, self.n_keys, self.device)
         return all(bool((cells == causal.rows(rows)).all()) for rows, cells in self.blocks())
 
-    def without_window(self) -> Mask:
+    def without_window(self) -> AttentionMask:
         """Return the mask under which all earlier keys but padding are visible."""
-        return Mask.causal(self.n_queries, self.n_keys, self.device)._with_keys(self.real)
+        return AttentionMask.causal(self.n_queries, self.n_keys, self.device)._with_keys(self.real)
 
-    def both_ways(self, prefix: int | None = None) -> Mask:
+    def both_ways(self, prefix: int | None = None) -> AttentionMask:
         """Return the mask under which keys that see a query are seen by it, but for padding.
 
         A window reaches as many keys behind a query as before it; without a window all keys are
@@ -136,7 +136,7 @@ class Mask:
         """
         sees, real = self.sees, self.real
         if self.known == "causal":
-            both_ways = Mask.full(self.n_queries, self.n_keys, self.device)
+            both_ways = AttentionMask.full(self.n_queries, self.n_keys, self.device)
         else:
             both_ways = replace(
                 self, sees=lambda query, key: sees(query, key) | _transposed(sees, query, key)
@@ -157,7 +157,7 @@ class Mask:
             known=None,
         )
 
-    def _with_keys(self, keys: Bool[Tensor, "one_or_batch one_or_head key_pos"]) -> Mask:
+    def _with_keys(self, keys: Bool[Tensor, "one_or_batch one_or_head key_pos"]) -> AttentionMask:
         """Return the mask with all but some keys hidden."""
         if bool(keys.all()):
             return self
@@ -243,7 +243,7 @@ class Attention:
     q: HeadVectors
     k: Keys
     v: Values
-    mask: Mask
+    mask: AttentionMask
     scale: float
     soft_cap: float | None = None
     bias: Float[Tensor, "one_or_batch head query_pos key_pos"] | None = None

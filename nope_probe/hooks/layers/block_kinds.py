@@ -13,7 +13,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nope_probe.hooks.layers.attention import Attention, Mask, repeat_heads, unmasked
+from nope_probe.hooks.layers.attention import Attention, AttentionMask, repeat_heads, unmasked
 from nope_probe.hooks.layers.base_layer import Layer, NormName, Traits, Vectors
 from nope_probe.hooks.layers.hook_points import HookPoint, PlacedHook, first, keep_and_write, last
 from nope_probe.hooks.layers.tap import NAME, attend_inline, current, register
@@ -98,7 +98,7 @@ class HookedLayer(Layer):
             q=q,
             k=k,
             v=v,
-            mask=Mask.of(unmasked(cells)),
+            mask=AttentionMask.of(unmasked(cells)),
             scale=1.0 / float(attn.attn_scale),
             soft_cap=self.soft_cap,
             bias=self._alibi(q, k),

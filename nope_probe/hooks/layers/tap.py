@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.attention import (
     Attention,
+    AttentionMask,
     HeadVectors,
-    Mask,
     query_blocks,
     repeat_heads,
     unmasked,
@@ -159,7 +159,7 @@ def attention_forward(
     query: Float[Tensor, "batch head query_pos d_head"],
     key: Float[Tensor, "batch kv_head key_pos d_head"],
     value: Float[Tensor, "batch value_head key_pos d_value"],
-    attention_mask: Tensor | Mask | None,
+    attention_mask: Tensor | AttentionMask | None,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: Float[Tensor, " head"] | None = None,
@@ -193,26 +193,28 @@ def attention_forward(
 
 
 def _mask(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | Mask | None
-) -> tuple[Mask, Float[Tensor, "one_or_batch one_or_head query_pos key_pos"] | None]:
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | AttentionMask | None
+) -> tuple[AttentionMask, Float[Tensor, "one_or_batch one_or_head query_pos key_pos"] | None]:
     """Return the mask of visible keys, and the bias that a mask adds to their scores."""
-    if isinstance(mask, Mask):
+    if isinstance(mask, AttentionMask):
         return mask, None
     n_queries, n_keys = query.shape[2], key.shape[2]
     if mask is None:
         causal = n_queries > 1 and getattr(module, "is_causal", True)
-        return (Mask.causal if causal else Mask.full)(n_queries, n_keys, query.device), None
+        return (AttentionMask.causal if causal else AttentionMask.full)(
+            n_queries, n_keys, query.device
+        ), None
     mask = mask[..., :n_keys]
     if mask.dtype == torch.bool:
-        return Mask.of(mask), None
+        return AttentionMask.of(mask), None
     visible = unmasked(mask)
     bias = mask.masked_fill(~visible, 0)
-    return Mask.of(visible), bias if bool(bias.any()) else None
+    return AttentionMask.of(visible), bias if bool(bias.any()) else None
 
 
 def attention_mask(
     *, mask_function: Callable[..., Tensor], config: Any = None, **options: Any
-) -> Mask | Bool[Tensor, "batch one query_pos key_pos"]:
+) -> AttentionMask | Bool[Tensor, "batch one query_pos key_pos"]:
     """Return the mask of a pass, in place of transformers' mask functions."""
     from transformers.masking_utils import prepare_padding_mask, sdpa_mask
 
@@ -233,7 +235,7 @@ def attention_mask(
         padding = None if bool(padding.all()) else padding
     is_local = current.far_apart or (local is not None and n_keys >= local)
     if options["allow_is_causal_skip"] and n_queries == n_keys and padding is None and not is_local:
-        return Mask.causal(n_queries, n_keys, device)
+        return AttentionMask.causal(n_queries, n_keys, device)
     batch = torch.arange(options["batch_size"], device=device)[:, None, None, None]
     head = torch.zeros_like(batch[:1])
 
@@ -243,7 +245,7 @@ def attention_mask(
         cells = cells.expand(*(cells.shape[:-2] or (1, 1)), *shape)
         return cells if padding is None else cells & padding[batch, key]
 
-    return Mask(n_queries=n_queries, n_keys=n_keys, device=device, sees=sees)
+    return AttentionMask(n_queries=n_queries, n_keys=n_keys, device=device, sees=sees)
 
 
 @contextmanager
@@ -332,7 +334,7 @@ class InlineAttention(TorchFunctionMode):
             q=self._by_head(self.q).transpose(1, 2),
             k=self._by_head(self.k).transpose(1, 2),
             v=self._by_head(v).transpose(1, 2),
-            mask=Mask.of(visible[:, :1]),
+            mask=AttentionMask.of(visible[:, :1]),
             scale=self.tap.scale,
             bias=bias if bool(bias.any()) else None,
             angles=current.angles,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nope_probe.hooks.layers.attention import (
     Attention,
-    Mask,
+    AttentionMask,
     Scores,
     repeat_heads,
     sum_query_groups,
@@ -278,7 +278,7 @@ class MapAccumulator(Accumulator):
         chosen = self.cut.coordinates
         return attention if chosen is None else attention.among(chosen[self.layer.index])
 
-    def see(self, mask: Mask) -> None:
+    def see(self, mask: AttentionMask) -> None:
         """Keep the cells of the rows that all heads see in the first sequence."""
         if "visible" in self.flags:
             return
@@ -355,7 +355,7 @@ class GramAccumulator(MapAccumulator):
     def _add_latest(self) -> None:
         if self.latest is not None:
             x = vectors(self.stage, self.layer, self.latest)
-            self.see(Mask.full(x.shape[1], x.shape[1], x.device))
+            self.see(AttentionMask.full(x.shape[1], x.shape[1], x.device))
             self.add(**self.products(self.total, x, x))
         self.reset()
 

@@ -10,7 +10,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.hooks.layers.attention import Attention, Mask, Scores, Visible, at_least_float32
+from nope_probe.hooks.layers.attention import (
+    Attention,
+    AttentionMask,
+    Scores,
+    Visible,
+    at_least_float32,
+)
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
     Given,
@@ -132,7 +138,7 @@ class AttentionAccumulator(MapAccumulator):
             groups = [replace(group, stop=visible.shape[-1]) for group in groups]
         return groups
 
-    def see(self, mask: Mask) -> None:
+    def see(self, mask: AttentionMask) -> None:
         """Keep the cells of the rows that all heads see in the first sequence, later keys too."""
         if "visible" in self.flags:
             return

@@ -16,8 +16,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attention import Attention, Visible, repeat_heads
-from nope_probe.hooks.layers.attention import Mask as AttentionMask
+from nope_probe.hooks.layers.attention import Attention, AttentionMask, Visible, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer, NormName, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import (
     HookedModel,

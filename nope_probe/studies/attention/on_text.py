@@ -109,8 +109,8 @@ def _validate_length(n: int, settings: Settings, loaded: LoadedModel) -> None:
     if n > settings.seq_len:
         raise UserError(f"{lengths}: take {settings.length_of(n)} or a shorter text")
     if "mask" in settings.removed and n < settings.seq_len:
-        take = settings.length_of(n)
-        raise UserError(f"{lengths}, all seen without the mask: take {take}")
+        length = settings.length_of(n)
+        raise UserError(f"{lengths}, all seen without the mask: take {length}")
 
 
 def pieces_of(tokens: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:

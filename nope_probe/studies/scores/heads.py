@@ -289,14 +289,14 @@ def _repeated(
     skip, n_seqs = int(variant.bos), -(-N_REPEATED // n_folds) * n_folds
     inputs = variant.inputs[:n_seqs]
     n_tokens = max(2, (inputs.shape[1] - skip) // 2)
-    once = inputs[:, :n_tokens]
+    copied = inputs[:, :n_tokens]
     if tokenizer is not None:
         random = sequences(
             "random", tokenizer=tokenizer, n_seqs=n_seqs, seq_len=n_tokens, bos="never"
         )
-        once = random.inputs
-    bos = inputs[:1, :skip].expand(len(once), *[-1] * (inputs.ndim - 1))
-    return torch.cat([bos, once, once], 1), n_tokens
+        copied = random.inputs
+    bos = inputs[:1, :skip].expand(len(copied), *[-1] * (inputs.ndim - 1))
+    return torch.cat([bos, copied, copied], 1), n_tokens
 
 
 def _moved(

@@ -15,7 +15,7 @@ from support.tiny_models import tokens
 
 from nope_probe import load, scores
 from nope_probe.hooks.layers import attention as module
-from nope_probe.hooks.layers.attention import Mask
+from nope_probe.hooks.layers.attention import AttentionMask
 from nope_probe.hooks.layers.model import attention_read, run_blocks, run_forward
 from nope_probe.studies.layers.probe import probe_layers
 
@@ -35,13 +35,13 @@ def test_blocks_of_queries_give_the_residual_stream_of_all_queries_at_once(
 
 @pytest.mark.parametrize(
     ("changed", "sees"),
-    [(lambda mask: mask, 5), (Mask.both_ways, 9), (Mask.without_window, 31)],
+    [(lambda mask: mask, 5), (AttentionMask.both_ways, 9), (AttentionMask.without_window, 31)],
 )
 def test_rows_of_a_mask_are_those_of_all_its_cells(
-    changed: Callable[[Mask], Mask], sees: int, tmp_path: Path
+    changed: Callable[[AttentionMask], AttentionMask], sees: int, tmp_path: Path
 ) -> None:
     model = load(str(write_decoder("mistral", tmp_path).folder)).model  # a window of 5
-    masks: list[Mask] = []
+    masks: list[AttentionMask] = []
     with attention_read(model, lambda layer, attention: masks.append(attention.mask)):
         run_forward(model, tokens(1, N))
     mask, rows = changed(masks[0]), torch.tensor([30, 7, 60])

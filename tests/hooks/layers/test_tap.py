@@ -20,7 +20,7 @@ from transformers.masking_utils import causal_mask_function, sliding_window_caus
 from nope_probe import load
 from nope_probe.errors import UserError
 from nope_probe.hooks.ablation import ablated
-from nope_probe.hooks.layers.attention import Mask
+from nope_probe.hooks.layers.attention import AttentionMask
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, run_blocks, traits_of
 from nope_probe.hooks.layers.tap import (
@@ -285,7 +285,7 @@ def test_masks_are_those_of_transformers(
                 device="cpu",
                 use_vmap=use_vmap,
             )
-        cells = mask.rows() if isinstance(mask, Mask) else mask
+        cells = mask.rows() if isinstance(mask, AttentionMask) else mask
         for index in product(range(3), range(n_queries), range(7)):
             row, query, key = index[0], index[1] + q_offset, index[2] + kv_offset
             distance_of_keys = query - key

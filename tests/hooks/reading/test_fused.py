@@ -11,7 +11,7 @@ from support.tiny_models import ByName, ModelOf, tokens
 from torch import Tensor
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.attention import Attention, Mask, relative_error
+from nope_probe.hooks.layers.attention import Attention, AttentionMask, relative_error
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of, tapped
 from nope_probe.hooks.reading.calibration import calibrate
@@ -155,7 +155,7 @@ def test_attention_without_scores_is_softmax_of_the_visible_scores_times_values(
         scores = 0.3 * q[:, :, head] @ k[:, :, head // 2].mT
         pattern = scores.masked_fill(~visible, -torch.inf).softmax(-1)
         expected[:, :, head] = pattern @ v[:, :, head // 2]
-    attention = Attention(q=q, k=k, v=v, mask=Mask.of(visible[None, None]), scale=0.3)
+    attention = Attention(q=q, k=k, v=v, mask=AttentionMask.of(visible[None, None]), scale=0.3)
     n_terms = 7 + 5 + 5  # of a score, of the softmax and of the values
     assert relative_error(attention.weighted_values(), expected) <= 2 * rounding(n_terms)
 

@@ -29,7 +29,7 @@ from support.rounding import NETWORK, rounding
 from support.tiny_models import ByName, ModelOf
 
 from nope_probe.hooks.ablation import Ablation, ablated
-from nope_probe.hooks.layers.attention import Mask
+from nope_probe.hooks.layers.attention import AttentionMask
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 
@@ -147,7 +147,7 @@ def test_a_sliding_window_stays_one_for_later_queries() -> None:
     causal, position = torch.ones(5, 5, dtype=torch.bool).tril(), torch.arange(5)
     window = causal & (position[:, None] - position < 2)
     expected = [[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
-    removed = Mask.of(window[None, None]).both_ways(3)
+    removed = AttentionMask.of(window[None, None]).both_ways(3)
     assert removed.rows()[0, 0].int().tolist() == expected
 
 

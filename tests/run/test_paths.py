@@ -25,7 +25,7 @@ def lock_and_wait(folder: Path) -> int:
     os._exit(0)
 
 
-def test_a_held_folder_names_the_process_until_it_is_killed(tmp_path: Path) -> None:
+def test_a_locked_folder_names_the_process_until_it_is_killed(tmp_path: Path) -> None:
     folder = tmp_path / ".run.unfinished"
     pid = lock_and_wait(folder)
     with (
