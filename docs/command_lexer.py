@@ -8,7 +8,7 @@ from sphinx.application import Sphinx
 
 
 class CommandLexer(BashLexer):
-    """Bash, whose words with hyphens have a class of their own, which site.css keeps whole."""
+    """Bash, whose words with hyphens have a class, which site.css keeps whole."""
 
     def get_tokens_unprocessed(
         self, text: str, stack: tuple[str, ...] = ("root",)

@@ -33,7 +33,7 @@ class ParsedError(Exception):
 
 
 def settings_of(module: ModuleType) -> type:
-    """Return the settings that a command parses: its own, and flags that `cli` adds to them."""
+    """Return the settings that a command parses: its, and the flags that `cli` adds to them."""
 
     def stop(settings: type, *_: object, **__: object) -> None:
         raise ParsedError(settings)

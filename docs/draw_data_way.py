@@ -20,7 +20,7 @@ STEPS = (
     ("tables", "value, low and high per row", "studies/COMMAND/study.py"),
     ("report", "sentences, tables, figures", "studies/COMMAND/page.py"),
 )
-# What joins the way beside a step: its name, and the file that makes it.
+# What joins the way next to a step: its name, and the file that makes it.
 ASIDES = {
     1: ("an ablation edits the pass", "hooks/ablation.py"),
     2: ("the checkpoint keeps the sums", "run/checkpoint.py"),

@@ -13,7 +13,7 @@ PUBLIC = "public names"
 NAMED = ("nope_probe", "nope_probe.figures")  # whose __init__.py name what notebooks use
 COMMANDS = "commands"  # the other modules at the root of the package
 
-# What each folder may import beside itself. Folders come from the top down: arrows run one way.
+# What each folder may import besides itself. Folders come from the top down: arrows run one way.
 RULE: dict[str, tuple[str, ...]] = {
     PUBLIC: ("studies", "run", "models", "data", "figures", "analyses", "hooks", "maps"),
     COMMANDS: ("studies", "training", "run", "cli"),
@@ -33,7 +33,7 @@ RULE: dict[str, tuple[str, ...]] = {
     "files": (),
     "errors": (),
 }
-# The rooms of `hooks`, from the top down: a room may import those below it. A module beside the
+# The rooms of `hooks`, from the top down: a room may import those below it. A module next to the
 # rooms, such as hooks/ablation.py, may import all of them, and none of them imports it.
 ROOMS = ("hooks", "hooks.reading", "hooks.removing", "hooks.layers")
 EVERYWHERE = (
@@ -86,7 +86,7 @@ def folder_of(module: str) -> str:
 
 
 def room_of(module: str) -> str | None:
-    """Return the room of `hooks` that a module is in, `hooks` for one beside them, or None.
+    """Return the room of `hooks` that a module is in, `hooks` for one next to them, or None.
 
     Example:
         >>> [room_of(f"nope_probe.{name}") for name in ("hooks.layers.model", "hooks.ablation")]
@@ -97,7 +97,7 @@ def room_of(module: str) -> str | None:
 
 
 def folder_imports(found: Imports) -> dict[str, set[str]]:
-    """Return the folders that the modules of each folder import, beside their own."""
+    """Return the folders that the modules of each folder import, besides themselves."""
     folders: dict[str, set[str]] = {name: set() for name in RULE}
     for module, imported in found.items():
         folders[folder_of(module)] |= {folder_of(each) for each in imported} - {folder_of(module)}

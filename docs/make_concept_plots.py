@@ -37,7 +37,7 @@ def losses() -> str:
 
 
 def loss_curve(values: Losses, name: str, colour: str) -> str:
-    """Return the mean over documents with its band, and beside it the in-context gain."""
+    """Return the mean over documents with its band, and next to it the in-context gain."""
     means, gain = position_means(values), mean_interval(in_context_gain(values))
     x = torch.arange(1, N_TOKENS) / N_TOKENS
     value, low, high = ((4.6 - curve) / 2.1 for curve in (means.value, means.low, means.high))

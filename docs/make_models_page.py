@@ -110,7 +110,7 @@ def _reason(error: Exception) -> str:
 
 
 def _scheme(tiny: Any) -> str:
-    """Return how plain transformers' own model attends, in a few words."""
+    """Return how plain transformers' model attends, in a few words."""
     from support.plain_attention import blocks_of, components_of, plain_attention
 
     attention = plain_attention(tiny.hf, tiny.tokens)
@@ -204,9 +204,9 @@ def _introduction(runs: list[dict[str, Any]], counts: Counter[str]) -> list[str]
         f"{len(exact)} of these are exact. TransformerLens's registry lists {n_models:,} models of "
         f"the architectures that attend; {share:.1%} of them are of exact ones.",
         "",
-        "Each row is a tiny random model of an architecture's own configuration class, with layers "
+        "Each row is a tiny random model of an architecture's configuration class, with layers "
         "of every kind that the family has. Its score maps were compared with plain transformers', "
-        "run through an attention function of the tests' own (`tests/support/plain_attention.py`): "
+        "run through an attention function of the tests (`tests/support/plain_attention.py`): "
         "intact, without each source of position, without MLPs, and with an identity in the place "
         "of each of W_Q, W_K, W_V and W_O that is a separate matrix. In a hybrid model every "
         "command measures the blocks that attend, by their own numbers, and MLPs are removed from "

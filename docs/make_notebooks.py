@@ -1,8 +1,8 @@
 """Run the notebooks and write them with outputs that show everywhere: `make notebooks`.
 
 A notebook's code is in its .py file. Its .ipynb holds the outputs too, light enough to commit: a
-plotly figure is kept as a PNG, and is plotly's own once its cell has run. A figure with a slider is
-kept as a picture of each step behind a slider of its own, which needs no plotly. An explorer is
+plotly figure is kept as a PNG, and plotly's once its cell has run. A figure with a slider is
+kept as a picture of each step behind a slider that needs no plotly. An explorer is
 HTML that needs nothing. Before these two stand a picture and how to bring it to life, which they
 remove: viewers that run no scripts show them, as JupyterLab does until a notebook is trusted.
 

@@ -1,6 +1,6 @@
 """Measure SmolLM2-135M for README and findings.md: python docs/make_smollm2.py FOLDER.
 
-Each command of `COMMANDS` runs into a folder of its own in FOLDER, unless it is finished there.
+Each command of `COMMANDS` runs into one folder in FOLDER, unless it is finished there.
 Writes docs/smollm2.csv (half an hour on two cores, after `make real`) and a picture, and prints
 the tables of the page. `draw_attention.py` draws the pictures of attention from the same FOLDER.
 Without FOLDER it prints the tables of what is stored.
@@ -189,7 +189,7 @@ def first_keys(cells: Cells) -> float:
 
 
 def draw(normalised: Float[np.ndarray, "layer query_pos key_pos"]) -> None:
-    """Draw the paper's Figure 5 with the model's maps beside it."""
+    """Draw the paper's Figure 5 with the model's maps next to it."""
     groups = []
     for layer in LAYERS:
         panel, own = published("figure5")[f"llama-3.1-8b/layer{layer + 1}"], normalised[layer]

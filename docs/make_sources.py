@@ -1,6 +1,6 @@
 """Measure who makes lead and pattern in all layers of SmolLM2: python docs/make_sources.py FOLDER.
 
-Each command of `COMMANDS` runs into a folder of its own in FOLDER, unless it is finished there:
+Each command of `COMMANDS` runs into one folder in FOLDER, unless it is finished there:
 other texts and first tokens. Writes docs/sources.csv (ten minutes on two cores, after
 `make real`) and a picture, and prints the table of findings.md. Without FOLDER it prints the table
 of what is stored.

@@ -1,6 +1,6 @@
 """Measure the shipped twins for findings.md and trace.md: python docs/make_twins.py FOLDER.
 
-Each command of `COMMANDS` runs into a folder of its own in FOLDER, unless it is finished there.
+Each command of `COMMANDS` runs into one folder in FOLDER, unless it is finished there.
 Writes docs/twins.csv (five minutes on two cores), draws `PICTURES` from the same runs (needs
 Chrome or Chromium), and prints the tables of the pages. Without FOLDER it prints the tables of
 what is stored.

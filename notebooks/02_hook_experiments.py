@@ -13,8 +13,8 @@
 # %% [markdown]
 # # Experiments with hooks
 #
-# Everything here is written through TransformerLens's own hook points, so your own hooks work
-# beside it, and any TransformerLens model of yours can take the place of the shipped one.
+# Everything here is written through TransformerLens's hook points, so your hooks work
+# next to it, and any TransformerLens model of yours can take the place of the shipped one.
 
 # %%
 # Installs nope_probe where it is missing, as on Colab; elsewhere it does nothing.
@@ -72,7 +72,7 @@ figures.explore(model, tokens[:64, :24])
 # </details>
 
 # %% [markdown]
-# ## Hooks of your own
+# ## Your hooks
 #
 # A hook is `(tensor, hook) -> tensor`. This one reads the scores of L1.
 

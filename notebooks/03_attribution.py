@@ -79,7 +79,7 @@ intact[columns].round(2)
 #
 # The four runs also split position's part exactly, into mask, RoPE and mask × RoPE (what the two
 # make only together). These terms are maps, in nats, and add up to the pattern with what is left
-# without sources. The first key's lead is a column of its own. Move the slider: in L3, where the
+# without sources. The first key's lead is the left column. Move the slider: in L3, where the
 # pattern is weak, mask and RoPE share it.
 
 # %%
@@ -100,7 +100,7 @@ figures.term_maps(maps, title="Terms of lead and pattern, and their sum", layer=
 figures.weight_losses(study.weights)
 
 # %% [markdown]
-# The same removals for every layer and head. The first key's lead is a column of its own, divided
+# The same removals for every layer and head. The first key's lead is the left column, divided
 # as the scale below each map says. The numbers below the maps change too.
 
 # %%
@@ -120,7 +120,7 @@ figures.explore(loaded.model, data.inputs[:64], remove=["qk"])
 # %% [markdown]
 # ## Without RoPE, the mask is the source
 #
-# The NoPE twin, from captures of your own. Conditions are named by what is removed; `attribute`
+# The NoPE twin, from captures that you make. Conditions are named by what is removed; `attribute`
 # finds the sources from the names. A single source loses 100% by definition, so look at
 # `from_sources` and at the sizes: how large lead and pattern are, and what is left without the
 # mask, in nats.
@@ -146,7 +146,7 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# The mask makes the pattern, from L1 on. The lead has a part of its own without the mask: BOS is
+# The mask makes the pattern, from L1 on. The lead has a part without the mask: BOS is
 # the same token in every sequence, and is scored unlike the others. In L3 that part is -4.3 nats
 # and the mask's is +3.3, so that the share of the mask is negative.
 
@@ -157,7 +157,7 @@ pd.DataFrame(
 # <details><summary>Answer</summary>
 #
 # Next to nothing: an interval that holds 0 cannot be told from no pattern at all. What there is
-# cannot come from position, since nothing tells positions apart any more. Neighbouring tokens of a
+# cannot come from position, since nothing distinguishes positions. Neighbouring tokens of a
 # text resemble each other, so a mean score can depend on the distance. Run it again on shuffled
 # tokens, `sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40, shuffle=True)`: what is
 # left then is not the text's.

@@ -16,7 +16,7 @@
 # `load` takes any decoder that TransformerLens's bridge takes: a friendly name such as
 # `llama-3.1-8b`, a Hub id, a GGUF file or a local folder. This notebook studies SmolLM2-135M, which
 # has RoPE in all of its 30 layers, where `make real` has fetched it. Elsewhere `rope-tiny`, a small
-# model that ships, stands for it. Beside it is `nope-tiny`, which ships too and has no RoPE. **With
+# model that ships, takes its place. `nope-tiny` ships too and has no RoPE. **With
 # the weights of Llama 3.1 and a GPU, set `names = ["llama-3.1-8b"]`**: only the first four layers
 # are loaded, about 4 GB.
 

@@ -136,7 +136,7 @@ figures.loss_by_position(run.tables["loss_by_position"], title="Loss by position
 #
 # For the loss, as removed here, yes; for position, no. The loss without MLPs, over 10 nats, is
 # above that of guessing evenly among the 2,048 tokens (ln 2048 = 7.6 nats): the model is broken,
-# and a broken model does not tell what a part is for. Removals that leave it working are the ones
+# and a broken model does not show what a part is for. Removals that leave it working are the ones
 # to compare, such as a prefix without the mask.
 #
 # </details>

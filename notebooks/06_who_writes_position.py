@@ -148,7 +148,7 @@ display(pd.DataFrame(swapped).T.round(2))
 #
 # <details><summary>Answer</summary>
 #
-# L1H1 writes two thirds of L2's pattern beside L1H0's nine tenths, along nearly the same direction;
+# L1H1 writes two thirds of L2's pattern, and L1H0 nine tenths, along nearly the same direction;
 # MLP1, which pushes back, reads both and so takes part of the swap away.
 #
 # </details>

@@ -95,7 +95,7 @@ for label, visible in masks.items():
 
     keep = ("blocks.3.hook_resid_pre", lambda x, hook, kept=kept: kept.append(x))
     hooks = [(point, hide) for point in scores]
-    # Without the model's own mask in L0 to L2, the hooks put in another.
+    # Without the model's mask in L0 to L2, the hooks put in another.
     with ablated(model, Ablation(remove="mask", layers=range(3))), torch.no_grad():
         model.run_with_hooks(short.inputs, return_type=None, fwd_hooks=[*hooks, keep])
     norms[label] = kept[0].norm(dim=-1).mean(0)

@@ -121,7 +121,7 @@ def moved_terms(
 
     Args:
         text: the reading head's queries, keys and scores in the text, in one fold.
-        others: its means over other texts, which a query's parts meet; None for a text alone.
+        others: its means over other texts; None for a text alone.
         query: the query's position.
         key: the key's position.
         moved: the parts of the key (or query), by the token that the writing head moved them from.

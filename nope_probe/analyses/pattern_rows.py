@@ -140,7 +140,7 @@ def distance_sums(
     n_rows, n_keys = rows.shape[-2:]
     if n_rows == 1:  # the blocks of chosen rows
         return pad(rows[..., 0, :].flip(-1), (0, n - n_keys))
-    # With rows one cell longer, the cells of a distance stand in one column.
+    # With rows one cell longer, the cells of a distance are in one column.
     skewed = pad(rows.flatten(-2), (0, n_rows)).unflatten(-1, (n_rows, n_keys + 1)).sum(-2)
     columns = (start - torch.arange(n_keys)) % (n_keys + 1)
     return pad(skewed[..., columns], (0, n - n_keys))

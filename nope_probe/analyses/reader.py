@@ -138,8 +138,8 @@ class Reader:
     def of_norm(self) -> tuple[FoldVectors, FoldVectors] | None:
         """The queries and keys whose products are the norms' part of the written terms.
 
-        Heads that stand side by side add up: all queries meet what the norms make of keys, and
-        what they make of queries meets the mean key, as in `readings`.
+        The products of the two halves of heads add up: all queries with the norms' part of the
+        keys, and the norms' part of the queries with the mean key, as in `readings`.
         """
         sums = self.sums
         if sums.norm_queries is None or sums.norm_keys is None:
@@ -242,7 +242,7 @@ class Reader:
     def readings(self, side: Side) -> Float[Tensor, "a c pos head d_head"]:
         """Return the gradient of <T, V> in a key (query), for every pair of other folds.
 
-        Keys meet the whole queries E q_i, but queries meet only k0, so that position in both sides
+        Keys are multiplied by the whole queries E q_i, but queries only by k0. So position in both
         is counted once, with the keys.
         """
         if side == "key":

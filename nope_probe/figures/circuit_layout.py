@@ -75,7 +75,7 @@ class Flow:
         labels: the point of each arrow's words, and their horizontal and vertical anchors.
         x: the point of the input.
         joins: the points at which outputs are added to the residual stream.
-        separator: stands between an arrow's words.
+        separator: the text between an arrow's words.
         titled: the panel that names the axes.
         ticked: the panels with ticks at their queries.
         margin: the margins around the plotting area, px.

@@ -127,7 +127,7 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
     """Draw the steps back from a look: heads at the tokens of their queries, layers upwards.
 
     Edges are the terms of a head's score, in nats, from what wrote its key or its query, and what
-    a head moved from a token (dashed). Terms of position stand under the head.
+    a head moved from a token (dashed). Terms of position are under the head.
 
     Args:
         table: `why_steps.csv`.

@@ -85,7 +85,7 @@ def score_maps(
         layer: the number of the layer that a slider shows first; the first by default.
         layers: the layers' numbers; by default those of captured maps, else from 0.
         max_positions: larger maps are pooled to this many positions.
-        multiples: the largest number of layers that stand side by side.
+        multiples: the largest number of layers that are drawn side by side.
         clipped: percentage of the cells beyond each colour limit.
         skip_keys: first keys that the colour limits leave out; `auto`: 1 for captured maps of
             tokens, whose scores of the first key would hide all others.
@@ -144,7 +144,7 @@ def _score_maps(
         limits: each layer's colour limits, and whether the map is flat.
         layers: the layers' numbers.
         layer: the number of the layer that a slider shows first.
-        multiples: the largest number of layers that stand side by side.
+        multiples: the largest number of layers that are drawn side by side.
     """
     if len(limits) > multiples:
         scales = np.array([(low, high) for low, high, _ in limits])
@@ -309,7 +309,7 @@ def _layered(
 
 
 def lead_divisor(pooled: Sequence[Pooled], place: int, limit: float) -> float:
-    """Return what a layer's leads are divided by: the largest gets the strongest colour.
+    """Return the divisor of a layer's leads, so that the largest gets the strongest colour.
 
     Args:
         pooled: the layer's maps.

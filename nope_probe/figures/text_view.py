@@ -165,7 +165,7 @@ class TextView:
         return looks
 
     def strongest_look(self, places: Sequence[int] | None = None) -> tuple[str, int, int]:
-        """Return the head and query with the most to tell, and the key with the most weight there.
+        """Return the most informative head and query, and the key with the most weight there.
 
         They are those with the largest relative entropy to other texts. Without other texts, the
         weight itself is the largest, of a key after the first and before the query.

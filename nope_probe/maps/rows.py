@@ -97,8 +97,8 @@ class MapRows:
     def blocks(self, n_maps: int, n_bytes: int = BLOCK_BYTES) -> Iterator[tuple[int, int]]:
         """Yield blocks of consecutive queries with rows, as (start, stop).
 
-        For chosen rows, torch runs on one thread meanwhile: most of their blocks are a single row,
-        and sharing an operation on a row among threads takes longer than the operation.
+        For chosen rows, torch runs on one thread: most blocks are a single row, and
+        sharing an operation on a row among threads takes longer than the operation.
 
         Args:
             n_maps: how many float64 maps a block holds.

@@ -44,7 +44,7 @@ def how_to_read(page: str, **numbers: object) -> list[str]:
 
 
 def intervals_note(manifest: Manifest) -> list[str]:
-    """Return what a run's intervals come from; nothing for a run without folds.
+    """Return a note on the folds behind a run's intervals; nothing for a run without folds.
 
     Example:
         >>> from nope_probe.run.manifest import Manifest
@@ -149,7 +149,7 @@ TEXTS = {  # by the setting `data`
 
 
 def about(manifest: Manifest) -> dict[str, str]:
-    """Return what was run: the model with its weights and layers, and the texts.
+    """Return words for the model, with its weights and layers, and for the texts.
 
     Example:
         >>> from nope_probe.run.manifest import Manifest

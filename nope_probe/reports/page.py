@@ -181,7 +181,7 @@ def page(
         headline: the result.
         sections: figures with captions, in order.
         manifest: the run's; the page shows all of it at the end.
-        how_to_read: what is the same for all figures, a sentence or two each; it stands at the end.
+        how_to_read: what is the same for all figures, a sentence or two each, at the end.
     """
     shown = replace(manifest, methods="").to_json()
     template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")

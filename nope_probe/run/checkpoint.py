@@ -312,7 +312,7 @@ class StoredTensor:
     shape: Sequence[int]
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> Tensor:
-        """Return a part, all of it for `...`; the file is mapped into memory only meanwhile.
+        """Return a part, all of it for `...`; the file is mapped into memory only for this call.
 
         Raises:
             StorageError: if the file is broken.

@@ -15,7 +15,7 @@ from nope_probe.files import JsonObject, file_checksum, json_checksum, read_json
 from nope_probe.run.folder import check_output_dir, read_manifest
 from nope_probe.run.manifest import FileRecord
 from nope_probe.run.paths import checkpoint_dir, default_output_dir, output_folder, remove
-from nope_probe.run.processes import tell
+from nope_probe.run.processes import print_line
 from nope_probe.run.settings import SessionSettings
 
 # The bytes read of a source; size and time of change identify the files beyond.
@@ -73,8 +73,8 @@ def tell_finished(folder: Path, sources: Mapping[str, Path | None]) -> None:
     remove(checkpoint_dir(folder))
     if unknown:
         what = f"{' and '.join(unknown)} changed since was not compared"
-        tell(f"the run in {folder} was finished before; whether its {what}")
-    tell(f"finished before, in {manifest.seconds:.0f} s: shown again from {folder}")
+        print_line(f"the run in {folder} was finished before; whether its {what}")
+    print_line(f"finished before, in {manifest.seconds:.0f} s: shown again from {folder}")
 
 
 def record_sources(sources: Mapping[str, Path | None]) -> dict[str, FileRecord | None]:

@@ -1,4 +1,4 @@
-"""The processes of a torchrun that share a run: how they meet, add up totals, and wait.
+"""The processes of a torchrun that share a run: how they connect, add up totals, and wait.
 
 torchrun watches the processes that it starts. When one of them fails, torchrun sends SIGTERM to the
 others, which save their progress, and prints the error that the first one recorded.
@@ -33,16 +33,16 @@ def connect() -> tuple[Store, int, int]:
     """Return the store that all processes share, this process's rank, and their number.
 
     Raises:
-        MachineError: if torchrun did not tell this process where and which of several it is, nobody
-            keeps a store there, or the others do not come.
+        MachineError: if torchrun did not set this process's address and rank, the store does not
+            answer, or the other processes do not connect.
     """
     try:
         return next(rendezvous("env://", timeout=JOIN_TIMEOUT))
     except (DistError, ValueError) as error:
         reason = str(error).splitlines()[0].rstrip(".")[:200]
         raise MachineError(
-            f"{process_count()} processes did not meet within {JOIN_TIMEOUT.seconds} s ({reason}): "
-            "start all of them with torchrun, or unset WORLD_SIZE"
+            f"{process_count()} processes did not connect within {JOIN_TIMEOUT.seconds} s "
+            f"({reason}): start all of them with torchrun, or unset WORLD_SIZE"
         ) from error
 
 

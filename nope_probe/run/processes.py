@@ -110,7 +110,7 @@ def status(doing: str, *, has_bars: bool = False, in_logs: bool = False) -> Iter
             yield
 
 
-def tell(line: str) -> None:
+def print_line(line: str) -> None:
     """Write a line on stderr, in the first process."""
     if is_first_process():
         sys.stderr.write(f"{printable(line)}\n")

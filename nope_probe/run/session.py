@@ -41,7 +41,7 @@ from nope_probe.run.identity import (
 from nope_probe.run.manifest import FileRecord, Manifest, RunData, RunModel
 from nope_probe.run.paths import checkpoint_dir, locked, validate_memory
 from nope_probe.run.process_group import Processes, device_of_process, process_group
-from nope_probe.run.processes import Signals, command_line, status, tell
+from nope_probe.run.processes import Signals, command_line, print_line, status
 from nope_probe.run.settings import RunSettings, SessionSettings
 from nope_probe.run.sources import load_model, make_sequences, validate_reach
 
@@ -239,7 +239,7 @@ class Session(Generic[Settings_co]):
         return {} if self.in_memory else stated_lengths(model, revision)
 
     def manifest(self) -> Manifest:
-        """Return what is said of any run: its identity, how it was made, and how long it took."""
+        """Return the manifest of any run: its identity, settings, versions and duration."""
         manifest = Manifest(
             kind=self._command,
             command=command_line(),
@@ -263,7 +263,7 @@ class Session(Generic[Settings_co]):
     def manifest_of(
         self, inputs: Sequences, skip_keys: int, counts: Int[Tensor, " fold"]
     ) -> Manifest:
-        """Return what is said of a run of a model on sequences.
+        """Return the manifest of a run of a model on sequences.
 
         Args:
             inputs: the sequences.
@@ -283,7 +283,7 @@ class Session(Generic[Settings_co]):
         """Write the finished run, and remove the checkpoint."""
         write_run(self.folder, run)
         self.checkpoint.discard()
-        tell(f"took {run.manifest.seconds:.0f} s")
+        print_line(f"took {run.manifest.seconds:.0f} s")
 
 
 @contextmanager

@@ -422,7 +422,7 @@ class RunSettings(SessionSettings):
         return self.model
 
     def length_of(self, n: int) -> str:
-        """Return what gives sequences of n tokens: the flag, or a call's inputs."""
+        """Return how to ask for sequences of n tokens: the flag, or a call's inputs."""
         return f"sequences of {n} tokens" if self.data == GIVEN else f"--seq-len {n}"
 
     @property

@@ -287,7 +287,7 @@ class Engine:
         ablation: Ablation | None,
         **options: Any,
     ) -> Captured:
-        """Return what a capture of `hooks.reading` with some options captures, once.
+        """Return the result of a capture of `hooks.reading`, from the checkpoint if it is there.
 
         The engine's first keys are measured separately, if it names any.
         """

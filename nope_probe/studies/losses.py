@@ -156,7 +156,7 @@ class LayerLosses:
         return {name: of for name, of in self.losses.items() if not (name == "lead" and is_small)}
 
     def sources_sentence(self) -> str:
-        """Return who makes the lead and the pattern; see the function of this name."""
+        """Return a sentence on the sources of lead and pattern; see the function of this name."""
         return sources_sentence(
             self.layer,
             self.spoken,
@@ -167,7 +167,7 @@ class LayerLosses:
         )
 
     def weights_sentence(self) -> str:
-        """Return what lead and pattern need of the weights; nothing where no output is constant."""
+        """Return a sentence on the weights that lead and pattern need, if outputs are constant."""
         return weights_sentence(self.spoken) if self.replacement in ("mean", "zero") else ""
 
     def table(self, about: str = "") -> pd.DataFrame:
@@ -240,7 +240,7 @@ def sources_sentence(
     left: ValueAndBounds | None = None,
     lead: float = 0.0,
 ) -> str:
-    """Return who makes a layer's lead and its pattern, from what is lost without each source.
+    """Return a sentence on the sources of a layer's lead and pattern, from the loss without each.
 
     Args:
         layer: the layer.
@@ -290,7 +290,7 @@ def _needed(losses: Mapping[str, ValueAndBounds], sources: Sequence[str]) -> str
 
 
 def weights_sentence(losses: Mapping[str, Mapping[str, ValueAndBounds]]) -> str:
-    """Return what lead and pattern need of queries, keys and what attention writes.
+    """Return a sentence on the queries, keys and outputs that lead and pattern need.
 
     Args:
         losses: of `lead` and `pattern`, the loss where the output of `w_q`, `w_k`, both (`w_q+w_k`)

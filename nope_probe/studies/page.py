@@ -219,7 +219,7 @@ def tables_that_fit(texts: pd.DataFrame) -> Iterator[Table]:
     """Yield a table of text as tables that are narrow enough for a terminal.
 
     The first column names the rows and is in every table; rows with an empty name belong to the
-    row before, and a rule stands between such groups.
+    row before, and a rule separates such groups.
     """
     headings = list(texts.columns)
     is_grouped = bool((texts[headings[0]] == "").any())

@@ -27,7 +27,7 @@ from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.folder import Run
 from nope_probe.run.paths import validate_memory
 from nope_probe.run.process_group import Processes
-from nope_probe.run.processes import status, tell, validate_one_process
+from nope_probe.run.processes import print_line, status, validate_one_process
 from nope_probe.run.session import SIZES, Session
 from nope_probe.run.settings import RunSettings, SessionSettings
 from nope_probe.run.sources import load_model
@@ -47,10 +47,10 @@ class Pass:
         engine: the model on the sequences that are run.
         read: captures what the pass is for, given the engine, the key and the ablation.
         ablation: what the model is run without; None for the intact model.
-        inside: how the model is changed meanwhile, besides the ablation.
+        inside: a further change of the model during the pass, besides the ablation.
         calibrates: whether its result is the gains and means of all passes after it.
         n_seqs: how many sequences it runs, if not all of the engine's once; 0 if unknown.
-        kind: passes of a kind take the same time for each sequence; by default it is alone.
+        kind: passes of a kind take the same time for each sequence; by default, a kind is one pass.
     """
 
     key: str
@@ -192,7 +192,7 @@ def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Iterator[tuple[
     keys = [key for one in passes for key in one.sizes(session.processes)]
     n_done, memory = sum(key in session.checkpoint for key in keys), memory_in_words(session)
     done = f", {n_done:,} of them done before" if n_done else ""
-    tell(f"running {len(keys):,} {'pass' if len(keys) == 1 else 'passes'}{done}; {memory}")
+    print_line(f"running {len(keys):,} {'pass' if len(keys) == 1 else 'passes'}{done}; {memory}")
     for _, stage in groupby(passes, key=lambda one: one.n_seqs == 0):  # a progress bar for each
         of_stage = list(stage)
         sizes = {key: n for one in of_stage for key, n in one.sizes(session.processes).items()}

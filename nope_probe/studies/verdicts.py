@@ -19,7 +19,7 @@ Effect = Literal["needed", "not needed", "against", "unclear"]
 
 
 def effect_of(lost: ValueAndBounds, limit: float = NEEDED) -> Effect:
-    """Return what the pattern does without a component, from the share that is lost without it.
+    """Return whether the pattern needs a component, from the share that is lost without it.
 
     The pattern needs the component if it surely loses more than `limit`, a tenth by default. It
     does not if it surely loses less and gains less. The component works against it if it surely

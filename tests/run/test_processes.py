@@ -110,7 +110,7 @@ def test_a_process_without_the_others_ends_in_one_line(
             monkeypatch.setenv(name, str(value))
         monkeypatch.setattr(process_group, "JOIN_TIMEOUT", timedelta(seconds=1))
         line = refused(capfd, tmp_path, scores, *SMALL, "--batch-size", 7, code=1)
-    assert line.startswith("2 processes did not meet within 1 s (")
+    assert line.startswith("2 processes did not connect within 1 s (")
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_a_process_without_the_others_does_not_train(
     monkeypatch.setattr("nope_probe.run.process_group.JOIN_TIMEOUT", timedelta(seconds=1))
     monkeypatch.setattr("nope_probe.training.run.corpus_of", None)  # not reached
     line = refused(capfd, tmp_path, train, *NOPE[1:], "--out", "run", code=1)
-    assert line.startswith("2 processes did not meet within 1 s (")
+    assert line.startswith("2 processes did not connect within 1 s (")
 
 
 def test_two_processes_train_one_model(tmp_path: Path):

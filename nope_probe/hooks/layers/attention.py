@@ -47,7 +47,7 @@ class AttentionMask:
     """The keys that each query attends to, computed for some queries at a time.
 
     Attributes:
-        n_queries, n_keys: its sizes; the last query stands at the last key.
+        n_queries, n_keys: its sizes; the last query is at the last key.
         device: where its cells are computed.
         sees: returns the cells of given queries (row numbers, as a column) and given keys (key
             numbers, as a row, or as a column of the same length).
@@ -314,7 +314,7 @@ class Attention:
     def pattern(
         self, rows: slice | RowPositions = slice(None), masked: float | None = -torch.inf
     ) -> Scores:
-        """Return what some queries' values are weighted by: attention, less a sink's share.
+        """Return the weights of the values for some queries: attention, less a sink's share.
 
         It is as hooks left it; `masked` is that of `masked_scores`.
         """

@@ -126,7 +126,7 @@ def hooks_in_place(groups: Iterable[HookGroup]) -> Iterator[None]:
     """Attach groups of hooks, keep their places, and always remove exactly these.
 
     Raises:
-        RuntimeError: in a forward pass, if somebody removed one of these hooks meanwhile.
+        RuntimeError: in a forward pass, if one of these hooks was removed inside the context.
     """
     with ExitStack() as stack:
         for module, hooks in groups:

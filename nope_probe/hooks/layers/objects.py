@@ -127,7 +127,7 @@ def _validate_on_devices(model: Any) -> None:
 
 @contextmanager
 def opened(given: Model) -> Iterator[HookedModel]:
-    """Yield the hooked model of a caller's, which meanwhile also runs where the caller's does."""
+    """Yield the hooked model of a caller's model; inside the context it runs in its place."""
     original, model = _unwrapped(given), model_of(given)
     if model is original or original in _IN_USE:
         yield model

@@ -1,4 +1,4 @@
-"""What can stand in the place of a removed weight: a record of each replacement.
+"""Replacements of removed weights: a record of each.
 
 A record says how its replacement is made, what it needs, and how pages name it. A new replacement
 is a record with its function here, and its name in `Replacement`. Nothing here needs torch, so that

@@ -171,7 +171,7 @@ def headline(findings: Findings) -> Headline:
 
 
 def heads_sentence(tables: Mapping[str, pd.DataFrame], losses: LayerLosses) -> str:
-    """Return from which to which head a layer's losses run; empty where heads were not measured.
+    """Return a sentence on the heads with the smallest and the largest loss; empty without heads.
 
     Lead and pattern are without the source of their largest loss. Heads whose interval is wider
     than `WIDEST` are left out.

@@ -223,7 +223,7 @@ def _manifest(
     text: RunText | None,
     why: LookSteps | None,
 ) -> Manifest:
-    """Return what the run says of itself, of its text, and of the look it is asked about."""
+    """Return the manifest, with the text and the look that the run explains."""
     settings, loaded, shown = session.settings, session.loaded, None
     if text is not None:
         assert loaded.tokenizer is not None

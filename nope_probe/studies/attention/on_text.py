@@ -143,7 +143,7 @@ def text_record(text: RunText, tokenizer: PreTrainedTokenizerBase) -> ShownText:
 
 
 def shown_pieces(record: ShownText) -> list[str]:
-    """Return what a person reads of each token: signs for what cannot be seen.
+    """Return each token as readable text, with symbols for whitespace.
 
     Args:
         record: the result of `text_record`.

@@ -135,7 +135,7 @@ def alone(run: Run) -> Headline:
 
 
 def text_line(run: Run) -> str:
-    """Return what a run says of its text: the answer to its `why`, or where a head looks.
+    """Return a sentence on the run's text: the answer to its `why`, or where a head looks.
 
     The head is the one that differs most from other texts; without other texts it is the one that
     gives the most weight to a key after the first and before the query.

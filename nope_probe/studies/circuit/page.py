@@ -161,7 +161,7 @@ def _group(maps: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
 
 
 def headline(run: Run) -> Headline:
-    """Return what becomes of the pattern at the MLP, and the keys that each stage prefers.
+    """Return how the MLP changes the pattern, and the keys that each stage prefers.
 
     Args:
         run: its table `stages`.
@@ -192,7 +192,7 @@ def headline(run: Run) -> Headline:
 
 
 def inversion(rows: IntervalByName) -> str:
-    """Return what becomes of the pattern from (f) over (g) to (h), which the paper cannot explain.
+    """Return how the pattern changes from (f) over (g) to (h), which the paper cannot explain.
 
     Args:
         rows: per stage the rank correlation of a value with its key's position.

@@ -113,7 +113,7 @@ def head_distances(
 
 
 def batch_size(model: HookedModel, n: int, n_layers: int) -> int:
-    """Return of how many sequences all heads' weights fit in memory, at most 32."""
+    """Return how many sequences' weights, of all heads, fit in memory, at most 32."""
     bytes_each = 8 * n_layers * model.cfg.n_heads * n * n
     return max(1, min(32, BATCH_BYTES // bytes_each))
 

@@ -45,7 +45,7 @@ from nope_probe.reports.notes import WITHOUT_SHARES
 from nope_probe.run.checkpoint import ITEM, write_folds
 from nope_probe.run.folder import Run
 from nope_probe.run.identity import input_arrays
-from nope_probe.run.processes import tell
+from nope_probe.run.processes import print_line
 from nope_probe.run.session import Session
 from nope_probe.run.settings import RunSettings
 from nope_probe.studies.engine import Engine, validate_first_sequence
@@ -120,7 +120,7 @@ class MapScores(Study[Settings, Run]):
         self.fold_of = folds_of(len(inputs), engine.n_folds, engine.documents)
         if settings.per_head:
             if layers_without_shares(model, layers):
-                tell(WITHOUT_SHARES)
+                print_line(WITHOUT_SHARES)
             self.sums = head_sums(model, layers, session.sequences(), engine.n_folds)
             self.attention = attention_sums(engine, layers, self.fold_of)
 

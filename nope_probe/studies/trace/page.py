@@ -166,7 +166,7 @@ class Shares:
 
 
 def headline(run: Run) -> Headline:
-    """Return what makes a reader's lead and pattern: its terms and writers, and what it loses.
+    """Return the main terms and writers of a reader's lead and pattern, and what it loses.
 
     Args:
         run: its tables `terms`, `writers` and `effects`, and its manifest with the `reader`.
@@ -201,7 +201,7 @@ def headline(run: Run) -> Headline:
 
 
 def _clause(question: str, shares: Mapping[str, Shares], reader: str) -> str:
-    """Return what makes a lead or a pattern, in words."""
+    """Return a clause on the main term of a lead or a pattern."""
     of_question, what = shares[question], f"the order of {reader}'s other keys"
     if question == "lead":
         what = "the first key's lead" if len(shares) > 1 else f"{reader}'s lead of the first key"
