@@ -33,7 +33,7 @@ WITHIN = "\u22ef"  # in place of a token that ends within a character
 TextWeights = Float[np.ndarray, "layer head query_pos key_pos"]
 
 
-class Look(TypedDict):
+class DrawnLook(TypedDict):
     """The terms of a head's scores from a query, and the looks that moved them, for the script."""
 
     name: str
@@ -140,7 +140,7 @@ class TextView:
     def _place(self, head: str) -> int:
         return [reader_of(row) for row in self.heads.to_dict("records")].index(head)
 
-    def _looks(self) -> list[Look]:
+    def _looks(self) -> list[DrawnLook]:
         """Return the looks whose terms are known: the asked one, and those of its steps back."""
         if self.why is None:
             return []
@@ -211,7 +211,7 @@ class TextView:
         return "".join(tokens)
 
 
-def _look(head: str, query: int, terms: pd.DataFrame, key: int | None = None) -> Look:
+def _look(head: str, query: int, terms: pd.DataFrame, key: int | None = None) -> DrawnLook:
     """Return the terms of a head's scores from a query, key by key, as the script reads them."""
     styles = term_styles(terms)
     table = terms.pivot(index=["side", "term"], columns="key", values="nats").loc[[*styles]]
