@@ -402,7 +402,7 @@ class Component(str):
             return ""
         if halves and "rope" not in (self, other):
             return "can share rotary pairs"
-        (a, b), (c, d) = (one.pairs or (0, float("inf")) for one in (self, other))
+        (a, b), (c, d) = (component.pairs or (0, float("inf")) for component in (self, other))
         return "share rotary pairs" if max(a, c) < min(b, d) else ""
 
 
@@ -499,7 +499,7 @@ def _members(name: str) -> list[Component]:
     """Return the components of a component, circuit or union."""
     parts = (spelled(part) for part in name.split(UNION))
     named = (CIRCUITS[part].parts if part in CIRCUITS else (part,) for part in parts)
-    return [Component(part) for one in named for part in one]
+    return [Component(part) for members in named for part in members]
 
 
 def spelled(name: str) -> str:

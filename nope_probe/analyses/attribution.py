@@ -328,8 +328,8 @@ def conditions_of(sources: Sequence[str], removed: Iterable[Condition] = ()) -> 
     terms = source_terms(sources).values()
     of_sources = {condition: None for term in terms for condition in term}
     place: dict[str, int] = {name: index for index, name in enumerate(sources)}
-    ordered = sorted(of_sources, key=lambda one: (len(one), sorted(place[name] for name in one)))
-    beyond = [pair for one in removed for pair in (one, without_sources(one, sources))]
+    ordered = sorted(of_sources, key=lambda c: (len(c), sorted(place[name] for name in c)))
+    beyond = [pair for c in removed for pair in (c, without_sources(c, sources))]
     return list(dict.fromkeys([INTACT, *ordered, *beyond]))
 
 

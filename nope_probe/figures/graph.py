@@ -135,25 +135,25 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
         title: the figure's title.
     """
     edges, looking = _edges(table), _looking(table)
-    places = _places([*looking, *(node for one in edges for node in (one.end, one.start))])
+    places = _places([*looking, *(node for term in edges for node in (term.end, term.start))])
     tokens = sorted({token for _, token in places})
-    widest = max((abs(one.nats) for one in edges), default=1.0)
+    widest = max((abs(term.nats) for term in edges), default=1.0)
     traces = [
         edge(
-            places[one.start],
-            places[one.end],
-            one.nats,
-            max(1.0, WIDEST * abs(one.nats) / widest),
-            BENDS[one.kind],
-            "dash" if one.kind == "moved" else "solid",
-            f"{one.start[0]} {one.kind} to {one.end[0]}<br>{one.nats:+.2f} nats".strip(),
-            _bow(places[one.start], places[one.end]),
+            places[term.start],
+            places[term.end],
+            term.nats,
+            max(1.0, WIDEST * abs(term.nats) / widest),
+            BENDS[term.kind],
+            "dash" if term.kind == "moved" else "solid",
+            f"{term.start[0]} {term.kind} to {term.end[0]}<br>{term.nats:+.2f} nats".strip(),
+            _bow(places[term.start], places[term.end]),
         )
-        for one in edges
+        for term in edges
     ]
     half = len(traces[0]["x"]) // 2 if traces else 0
     middles = [(trace["x"][half], trace["y"][half]) for trace in traces]
-    written = [*zip(middles, (f"{one.kind} {one.nats:+.1f}" for one in edges), strict=True)]
+    written = [*zip(middles, (f"{term.kind} {term.nats:+.1f}" for term in edges), strict=True)]
     position = table[table["side"] == "position"]
     sums = position.groupby(["layer", "head", "query", "key"])["nats"].sum().reset_index()
     for look in sums.to_dict("records"):

@@ -212,9 +212,9 @@ def record_of(kind: type[Record], entries: JsonObject) -> Record:
 
 def _typed(hint: Any, value: Any) -> Any:
     """Return a value of JSON as a type: a record for its entries, a tuple for a list."""
-    for one in (hint, *get_args(hint)):
-        if is_dataclass(one) and isinstance(one, type) and isinstance(value, dict):
-            return record_of(one, value)
-        if get_origin(one) is tuple and isinstance(value, list | tuple):
-            return tuple(_typed(get_args(one)[0], item) for item in value)
+    for kind in (hint, *get_args(hint)):
+        if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
+            return record_of(kind, value)
+        if get_origin(kind) is tuple and isinstance(value, list | tuple):
+            return tuple(_typed(get_args(kind)[0], item) for item in value)
     return value

@@ -194,7 +194,7 @@ class Engine:
             return calibration
         others = [name for name in ablation.condition.ordered if name.writer is None]
         for writer in keys:
-            earlier = [one.removal for one in ablation.condition.writers if one.runs_before(writer)]
+            earlier = [w.removal for w in ablation.condition.writers if w.runs_before(writer)]
             with ablated(self.model, replace(ablation, remove=[*others, *earlier]), calibration):
                 written = self._written(None if key is None else keys[writer], writer)
             positions = {**calibration.positions, writer: written}
@@ -331,7 +331,7 @@ def position_keys(key: str, ablation: Ablation) -> dict[Writer, str]:
     """
     writers = sorted(ablation.condition.writers, key=lambda writer: writer.order)
     alone = len(writers) == len(ablation.condition)
-    reached = [w for w in writers if not alone or any(one.runs_before(w) for one in writers)]
+    reached = [w for w in writers if not alone or any(other.runs_before(w) for other in writers)]
     return {writer: f"{key}/{writer}" for writer in reached}
 
 

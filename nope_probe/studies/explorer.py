@@ -64,7 +64,7 @@ def explorer_of(
     names = panels or (HEADS, *(f"H{head}" for head in range(n_panels - 1)))
     view = RemovedMaps(
         conditions=tuple(condition.name for condition in shown),
-        labels=tuple(words(one.name) if one else "nothing" for one in shown),
+        labels=tuple(words(condition.name) if condition else "nothing" for condition in shown),
         layers=tuple(layers),
         panels=tuple(names),
         maps=np.array([[[x.values[0] for x in row] for row in rows] for rows in small]),
@@ -106,9 +106,9 @@ def _numbers(
         [
             number
             for question in ("lead", "pattern")
-            for number in _of(grams.get(question), one, sources)
+            for number in _of(grams.get(question), condition, sources)
         ]
-        for one in shown
+        for condition in shown
     ]
     return np.array([[[x.value, x.low, x.high] for x in row] for row in rows])
 

@@ -189,13 +189,13 @@ def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Iterator[tuple[
     Raises:
         UserError: for maps and a batch that are larger than the memory that is free.
     """
-    keys = [key for one in passes for key in one.sizes(session.processes)]
+    keys = [key for pass_ in passes for key in pass_.sizes(session.processes)]
     n_done, memory = sum(key in session.checkpoint for key in keys), memory_in_words(session)
     done = f", {n_done:,} of them done before" if n_done else ""
     print_line(f"running {len(keys):,} {'pass' if len(keys) == 1 else 'passes'}{done}; {memory}")
-    for _, stage in groupby(passes, key=lambda one: one.n_seqs == 0):  # a progress bar for each
+    for _, stage in groupby(passes, key=lambda pass_: pass_.n_seqs == 0):  # a progress bar for each
         of_stage = list(stage)
-        sizes = {key: n for one in of_stage for key, n in one.sizes(session.processes).items()}
+        sizes = {key: n for pass_ in of_stage for key, n in pass_.sizes(session.processes).items()}
         with session.checkpoint.progress(sizes):
             yield from run_passes(of_stage)
 
@@ -203,14 +203,16 @@ def execute(session: Session[Chosen], passes: Sequence[Pass]) -> Iterator[tuple[
 def run_passes(passes: Iterable[Pass]) -> Iterator[tuple[str, Any]]:
     """Run passes in turn, and yield the key and the result of each."""
     measured = None
-    for inside, group in groupby(passes, key=lambda one: one.inside):
+    for inside, group in groupby(passes, key=lambda pass_: pass_.inside):
         of_context = list(group)
         with inside(of_context[0].engine.model):
-            for one in of_context:
-                result = one.read(replace(one.engine, calibration=measured), one.key, one.ablation)
-                if one.calibrates:
+            for pass_ in of_context:
+                result = pass_.read(
+                    replace(pass_.engine, calibration=measured), pass_.key, pass_.ablation
+                )
+                if pass_.calibrates:
                     measured = result
-                yield one.key, result
+                yield pass_.key, result
 
 
 def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
@@ -225,15 +227,15 @@ def forecast(session: Session[Chosen], passes: Sequence[Pass]) -> str:
     """
     loading, memory = time.monotonic() - session.started, memory_in_words(session)
     rows, times = list[tuple[str, str, int, float]](), dict[str, float]()
-    for one in passes:
-        kind, sizes = one.kind or one.key, one.sizes(session.processes)
-        if sizes[one.key] and kind not in times:
-            with status(f"timing {one.key}"):
-                times[kind] = seconds_per_sequence(one, sizes[one.key])
-        condition = (one.ablation or Ablation()).condition
+    for pass_ in passes:
+        kind, sizes = pass_.kind or pass_.key, pass_.sizes(session.processes)
+        if sizes[pass_.key] and kind not in times:
+            with status(f"timing {pass_.key}"):
+                times[kind] = seconds_per_sequence(pass_, sizes[pass_.key])
+        condition = (pass_.ablation or Ablation()).condition
         removed = condition.name if condition else ""
         for key, n_seqs in sizes.items():
-            tokens = n_seqs * one.engine.inputs.shape[1]
+            tokens = n_seqs * pass_.engine.inputs.shape[1]
             rows.append((key, removed, tokens, times.get(kind, 0.0) * n_seqs))
     table = pd.DataFrame(rows, columns=["pass", "removed", "tokens", "seconds"])
     unknown = ", ".join(table["pass"][table["tokens"] == 0])

@@ -180,7 +180,9 @@ def blocks_that_write(
         kinds: dict[str, list[Writer]] = {}
         for name in known:
             kinds.setdefault(name.kind, []).append(name)
-        has = [f"{one[0]} to {one[-1]}" if len(one) > 1 else one[0] for one in kinds.values()]
+        has = [
+            f"{alike[0]} to {alike[-1]}" if len(alike) > 1 else alike[0] for alike in kinds.values()
+        ]
         raise ValueError(
             f"{unknown[0]} writes nothing in this model; the components that do are "
             f"{', '.join(has)}"

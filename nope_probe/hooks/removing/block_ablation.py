@@ -34,7 +34,7 @@ class BlockAblation:
     def __init__(self, target: Target, ablation: Ablation) -> None:
         self.layer, self.heads, self.condition = target.layer, target.heads, ablation.condition
         self.removals = [removal(target, ablation) for removal in removals_of(self.condition)]
-        self.straightens = next((one.straightens for one in self.removals if one.straightens), None)
+        self.straightens = next((r.straightens for r in self.removals if r.straightens), None)
 
     def group(self, calibration: Calibration | None) -> HookGroup:
         """Return the block's hooks, given the result of `calibrate` if the ablation needs it."""

@@ -147,7 +147,7 @@ class Analysis:
     @cached_property
     def grams(self) -> list[Grams[tuple[str, Condition]]]:
         """The inner products of all conditions of each layer, by replacement and condition."""
-        named = {(replacement, one): maps for one, replacement, maps in self.conditions}
+        named = {(replacement, condition): maps for condition, replacement, maps in self.conditions}
         return [contrast_grams(patterns_of(named, layer)) for layer in self.plan.layers]
 
     def grams_of(self, named: Mapping[str, Iterable[Condition]]) -> list[Grams[Condition]]:
@@ -156,7 +156,7 @@ class Analysis:
         Args:
             named: the conditions, by replacement.
         """
-        names = {one: (name, one) for name, conditions in named.items() for one in conditions}
+        names = {c: (name, c) for name, conditions in named.items() for c in conditions}
         return [
             {question: gram.renamed(names) for question, gram in of_layer.items()}
             for of_layer in self.grams

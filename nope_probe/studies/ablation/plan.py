@@ -62,7 +62,7 @@ class AblationPlan:
     @property
     def of_heads(self) -> list[Condition]:
         """The conditions with maps of heads: those of sources, and of bands of RoPE."""
-        return [one for one in self.plain if self.per_head and one.are_sources]
+        return [condition for condition in self.plain if self.per_head and condition.are_sources]
 
     @property
     def plain(self) -> list[Condition]:
@@ -214,7 +214,7 @@ def make_plan(
         raise UserError("the weights of a parameter-free model are identities already: name others")
     return AblationPlan(
         sources=sources,
-        removed=tuple(one for one in dict.fromkeys(removed) if not one <= {*sources}),
+        removed=tuple(c for c in dict.fromkeys(removed) if not c <= {*sources}),
         ablations=tuple(ablations),
         layers=tuple(layers),
         left_out=left_out,
@@ -251,9 +251,9 @@ class Measured:
 
         replaced: dict[str, ConditionMaps] = {}
         for by in plan.ablations if plan.replacing else ():
-            of = {one: equivalent(one, by) for one in plan.replacing}
+            of = {condition: equivalent(condition, by) for condition in plan.replacing}
             run = maps(f"score-{by.replacement}", {*of.values()})
-            replaced[str(by.replacement)] = {one: run[other] for one, other in of.items()}
+            replaced[str(by.replacement)] = {c: run[other] for c, other in of.items()}
         intact = results[f"score/{INTACT.name}"]
         has_mean_term = all(layer.mean_term is not None for layer in intact.values())
         return cls(

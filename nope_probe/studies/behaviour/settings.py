@@ -176,12 +176,12 @@ def make_conditions(
     if len({*named}) < len(named):
         raise UserError(f"--remove names something twice: {' '.join(names)}")
     removable = {*has} - {*left_out}
-    removed = dict.fromkeys([*(one for one in of_groups if one <= removable), *named])
+    removed = dict.fromkeys([*(c for c in of_groups if c <= removable), *named])
     conditions = {INTACT.name: ablations[0]}
     for condition in removed:
         without = [ablation.without(condition) for ablation in ablations]
         if len(without) > 1 and condition.weights:
-            conditions |= {f"{condition.name}:{one.replacement}": one for one in without}
+            conditions |= {f"{condition.name}:{by.replacement}": by for by in without}
         else:
             conditions[condition.name] = without[0]
     return conditions

@@ -69,7 +69,7 @@ def run(settings: Settings) -> Path:
 def folders_of(settings: Settings) -> tuple[Path, ...]:
     """Return the folders of the compared runs, after running the study on `models` if given."""
     study = STUDIES[settings.study]
-    return settings.runs or tuple(run_study(study, one) for one in runs_of_models(settings))
+    return settings.runs or tuple(run_study(study, chosen) for chosen in runs_of_models(settings))
 
 
 def runs_of_models(settings: Settings) -> list[RunSettings]:
