@@ -24,7 +24,7 @@ from nope_probe.figures.style import (
     SEQUENTIAL,
     TEMPLATE,
     ZERO,
-    PlotlyLayout,
+    Layout,
     PlotlyTrace,
     axis,
     colour_bar,
@@ -42,7 +42,7 @@ Of = Literal["shown", "reference", "difference"]
 MapKind = Literal["raw", "cosines", "less diagonal means"]
 StageView = tuple[Letter, Of, MapKind]
 Scale = tuple[float, float]
-Choice = list[PlotlyLayout]  # a switch's choice: keys of the traces, and keys of the layout
+Choice = list[Layout]  # a switch's choice: keys of the traces, and keys of the layout
 RAW: MapKind = "raw"
 COSINES: MapKind = "cosines"
 DIAGONAL: MapKind = "less diagonal means"
@@ -115,20 +115,18 @@ def circuit(
         got = " ".join(unknown) or "none"
         raise ValueError(f"expected maps of the stages a to i, got {got}")
     shown = views(maps, _stage_maps(reference), _stage_maps(normalised, normalised=True))
-    cells_of = {stage: cells for view in shown.values() for stage, cells in view.items()}
-    size = min(max_positions, int((MAX_CELLS / len(cells_of)) ** 0.5))
+    drawn = {stage: cells for view in shown.values() for stage, cells in view.items()}
+    size = min(max_positions, int((MAX_CELLS / len(drawn)) ** 0.5))
     if query_positions is None and not isinstance(stages, Mapping):
         query_positions = stages.query_positions.numpy()
     pooled = {
         stage: pool(RowMaps(values=cells[None], queries=query_positions), size)
-        for stage, cells in cells_of.items()
+        for stage, cells in drawn.items()
     }
     # A colour axis for each map, so that the switches need not exchange limits.
-    axes = {stage: f"coloraxis{axis(place)}" for place, stage in enumerate(cells_of)}
+    axes = {stage: f"coloraxis{axis(place)}" for place, stage in enumerate(drawn)}
     first = next(iter(shown.values()))
-    traces = [
-        _heat(stage, pooled[stage], axes[stage], visible=stage in first) for stage in cells_of
-    ]
+    traces = [_heat(stage, pooled[stage], axes[stage], visible=stage in first) for stage in drawn]
     block = next(iter(pooled.values())).block
     skipped = -(-keys_left_out(stages, skip_keys) // block)
     scales = scales_of({stage: maps.values[0] for stage, maps in pooled.items()}, skipped)
@@ -140,7 +138,7 @@ def circuit(
         layouts.append({**_layout(flow, maps, axes), "shapes": shapes, "annotations": notes})
     without = ", ".join(words(name) for name in removed)
     title = f"L{layer}, from its input to the next layer's scores"
-    layout: PlotlyLayout = {
+    layout: Layout = {
         "template": TEMPLATE,
         "title": {"text": f"{title}, without {without}" if without else title},
         "plot_bgcolor": BLANK,
@@ -164,7 +162,7 @@ def _colour_choices(
     """Return the choices of the switch between scales: the limits of each map's colour axis."""
     choices: dict[str, Choice] = {}
     for name, of_choice in scales.items():
-        limits: PlotlyLayout = {}
+        limits: Layout = {}
         for stage, scale in of_choice.items():
             limits |= colour_limits(scale, f"{axes[stage]}.")
         choices[name] = [{}, limits]
@@ -280,22 +278,20 @@ def scales_of(
     stages never share a scale, because vectors differ in length by an order of magnitude; cosines
     can. The first `skip` rows and columns are left out.
     """
-    per_stage = {}
+    scales = {}
     for letter, of, kind in shown:
         alike: tuple[Of, ...] = ("difference",) if of == "difference" else ("shown", "reference")
         maps = [shown[letter, model, kind] for model in alike if (letter, model, kind) in shown]
-        per_stage[letter, of, kind] = limits(maps, is_signed((letter, of, kind)), skip)
+        scales[letter, of, kind] = limits(maps, is_signed((letter, of, kind)), skip)
     changes = [
-        high
-        for (_, of, kind), (_, high) in per_stage.items()
-        if (of, kind) == ("difference", COSINES)
+        high for (_, of, kind), (_, high) in scales.items() if (of, kind) == ("difference", COSINES)
     ]
     tops: dict[Of, float] = {"shown": 1.0, "reference": 1.0, "difference": max(changes, default=1)}
     shared = {
         stage: (-tops[stage[1]], tops[stage[1]]) if stage[2] == COSINES else scale
-        for stage, scale in per_stage.items()
+        for stage, scale in scales.items()
     }
-    return {PER_STAGE: per_stage, ALL_COSINES: shared}
+    return {PER_STAGE: scales, ALL_COSINES: shared}
 
 
 def formula(letter: Letter) -> str:
@@ -320,7 +316,7 @@ def _heat(stage: StageView, pooled: Pooled, coloraxis: str, visible: bool) -> Pl
     )
 
 
-def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[StageView, str]) -> PlotlyLayout:
+def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[StageView, str]) -> Layout:
     """Return the layout keys of panels and colour bars on one kind of screen.
 
     Args:
@@ -328,7 +324,7 @@ def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[StageView, str]) -
         drawn: the letters with a map; other panels are blank.
         axes: each map's colour axis.
     """
-    keys: PlotlyLayout = {"height": flow.full_height, "margin": flow.margin}
+    keys: Layout = {"height": flow.full_height, "margin": flow.margin}
     square = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 4}
     square["tickfont"] = {"size": 10}
     for panel, letter in enumerate(LETTERS):
@@ -360,7 +356,7 @@ def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[StageView, str]) -
     return keys
 
 
-def _captions(flow: Flow, absent: Mapping[str, str]) -> list[PlotlyLayout]:
+def _captions(flow: Flow, absent: Mapping[str, str]) -> list[Layout]:
     """Return each panel's letter and formula, and in an empty panel the reason."""
     where = {"xref": "paper", "yref": "paper", "showarrow": False}
     captions = []
@@ -376,7 +372,7 @@ def _captions(flow: Flow, absent: Mapping[str, str]) -> list[PlotlyLayout]:
     return captions
 
 
-def add_switches(layout: PlotlyLayout, switches: Mapping[str, Mapping[str, Choice]]) -> None:
+def add_switches(layout: Layout, switches: Mapping[str, Mapping[str, Choice]]) -> None:
     """Add switches: as menus for notebooks, and in the metadata for the report page.
 
     A choice has the arguments of `Plotly.update`: keys of the traces, and keys of the layout.

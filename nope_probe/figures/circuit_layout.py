@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nope_probe.figures.names import TABLE
-from nope_probe.figures.style import ZERO, Extent, PlotlyLayout
+from nope_probe.figures.style import ZERO, Extent, Layout
 from nope_probe.removal import INK
 from nope_probe.stages import LETTERS
 
@@ -184,7 +184,7 @@ def narrow() -> Flow:
 
 def arrows(
     flow: Flow, has: Collection[str], removed: Collection[str], absent: Collection[str]
-) -> tuple[list[PlotlyLayout], list[PlotlyLayout]]:
+) -> tuple[list[Layout], list[Layout]]:
     """Return the arrows: lines as shapes; arrowheads, words and crosses as annotations.
 
     Args:
@@ -213,16 +213,14 @@ def arrows(
     return shapes, [*marks, *(_text(flow, join, "⊕", size=20) for join in flow.joins)]
 
 
-def _line(
-    flow: Flow, points: Sequence[Point], colour: str, dashed: bool, opacity: float
-) -> PlotlyLayout:
+def _line(flow: Flow, points: Sequence[Point], colour: str, dashed: bool, opacity: float) -> Layout:
     corners = " L ".join(f"{x:.4f},{flow.share(y):.5f}" for x, y in points)
     line = {"color": colour, "width": 1.5, "dash": "dot" if dashed else "solid"}
     where = {"xref": "paper", "yref": "paper", "layer": "above"}
     return {"type": "path", "path": f"M {corners}", "line": line, "opacity": opacity, **where}
 
 
-def _head(flow: Flow, points: Sequence[Point], colour: str, opacity: float) -> PlotlyLayout:
+def _head(flow: Flow, points: Sequence[Point], colour: str, opacity: float) -> Layout:
     (x0, y0), (x1, y1) = points[-2:]
     across, down = (x1 > x0) - (x1 < x0), (y1 > y0) - (y1 < y0)
     arrow = {"showarrow": True, "arrowhead": 2, "arrowwidth": 1.5, "arrowcolor": colour}
@@ -230,7 +228,7 @@ def _head(flow: Flow, points: Sequence[Point], colour: str, opacity: float) -> P
     return {"x": x1, "y": flow.share(y1), "xref": "paper", "yref": "paper", **arrow, **back}
 
 
-def _text(flow: Flow, at: Point, words: str, **style: Any) -> PlotlyLayout:
+def _text(flow: Flow, at: Point, words: str, **style: Any) -> Layout:
     font = {key: style.pop(key) for key in ("size", "color") if key in style}
     where = {"x": at[0], "y": flow.share(at[1]), "xref": "paper", "yref": "paper"}
     anchors = {"xanchor": "center", "yanchor": "middle"}

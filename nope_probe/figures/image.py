@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from nope_probe.errors import UserError, closed_choices
 from nope_probe.figures.maps import unfold_layers
-from nope_probe.figures.style import SLIDER, TITLE_HEIGHT, PlotlyLayout, patch
+from nope_probe.figures.style import SLIDER, TITLE_HEIGHT, Layout, patch
 from nope_probe.files import NO_BROWSER, local_path, validate_image_name, validate_kaleido
 
 Width = Literal["column", "page"]
@@ -102,7 +102,7 @@ def export(figure: go.Figure, path: Path, width: int = WIDTHS["page"]) -> Path:
     return path
 
 
-def without_controls(figure: go.Figure) -> PlotlyLayout:
+def without_controls(figure: go.Figure) -> Layout:
     """Return a figure's `data` and `layout` without buttons, sliders and their space."""
     spec = figure.to_plotly_json()
     layout = spec["layout"]

@@ -44,7 +44,7 @@ from nope_probe.figures.style import (
     DIVERGING,
     SEQUENTIAL,
     ColourScale,
-    PlotlyLayout,
+    Layout,
     add_slider,
     colour_bar,
     colour_limits,
@@ -286,7 +286,7 @@ def _layered(
     has_leads = any(maps.leads is not None for maps in pooled)
     units = [f"nats; first key ÷ {x:.2g}" if has_leads else "nats" for x in divisors]
 
-    def bar(at: PlotlyLayout, columns: int) -> PlotlyLayout:
+    def bar(at: Layout, columns: int) -> Layout:
         below = colour_bar(units[first], (0.35, 0.65), -(BAR_DROP + AXES) / plot_height(at))
         return {"coloraxis.colorbar": {**below, "nticks": 6}}
 
@@ -299,7 +299,7 @@ def _layered(
         bars=bar,
     )
     figure.update_coloraxes(colorscale=colours, **colour_limits(limits[first]))
-    texts: list[PlotlyLayout] = [
+    texts: list[Layout] = [
         {f"annotations[{i}].text": t for i, t in enumerate(of_layer)}
         | ({"coloraxis.colorbar.title.text": unit} if has_leads else {})
         for of_layer, unit in zip(titles, units, strict=True)

@@ -19,7 +19,7 @@ from nope_probe.figures.style import (
     BLANK,
     DIVERGING,
     SEQUENTIAL,
-    PlotlyLayout,
+    Layout,
     PlotlyTrace,
     axis,
     colour_bar,
@@ -185,7 +185,7 @@ def place_squares(
     columns: int,
     phone: int,
     row_gap: int,
-    bars: Callable[[PlotlyLayout, int], PlotlyLayout],
+    bars: Callable[[Layout, int], Layout],
 ) -> go.Figure:
     """Return empty panels of square maps, with queries downwards; all zoom and pan together.
 
@@ -218,7 +218,7 @@ def place_squares(
     figure.update_xaxes(same)
     figure.update_yaxes(same, autorange="reversed", constraintoward="top")
     # All maps are square, because they match the first, which is square.
-    layout: PlotlyLayout = {"yaxis": {"scaleanchor": "x"}, "plot_bgcolor": BLANK}
+    layout: Layout = {"yaxis": {"scaleanchor": "x"}, "plot_bgcolor": BLANK}
     patch(layout, bars(places(figure), columns))
     figure.update_layout(layout)
     narrow = figure.layout.meta["narrow"]
@@ -227,11 +227,9 @@ def place_squares(
     return figure
 
 
-def _bars(
-    panels: Sequence[Panel], size: int, shared: bool, at: PlotlyLayout, columns: int
-) -> PlotlyLayout:
+def _bars(panels: Sequence[Panel], size: int, shared: bool, at: Layout, columns: int) -> Layout:
     """Return the layout keys of the colour bars: below each scale's first map in its row."""
-    keys: PlotlyLayout = {}
+    keys: Layout = {}
     last_row = (len(panels) - 1) // columns * columns
     for index, panel in enumerate(panels):
         bottom, is_last = at[f"yaxis{axis(index)}.domain"][0], index >= len(panels) - columns

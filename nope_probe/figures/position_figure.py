@@ -35,7 +35,7 @@ from nope_probe.figures.style import (
     SEQUENTIAL,
     TEMPLATE,
     ZERO,
-    PlotlyLayout,
+    Layout,
     PlotlyTrace,
     axis,
     colour_bar,
@@ -337,9 +337,7 @@ def _cells(
     }
 
 
-def _maps(
-    cells: Mapping[int, Pooled], names: Sequence[str]
-) -> tuple[list[PlotlyTrace], PlotlyLayout]:
+def _maps(cells: Mapping[int, Pooled], names: Sequence[str]) -> tuple[list[PlotlyTrace], Layout]:
     """Return the maps of a reader's terms, leads divided to have their colours, and the scale."""
     top = max((symmetric(of_term.values, FLOOR) for of_term in cells.values()), default=FLOOR)
     divisor, traces = lead_divisor([*cells.values()], 0, top), list[PlotlyTrace]()

@@ -21,7 +21,7 @@ from nope_probe.figures.names import plain
 from nope_probe.removal import INK
 
 Extent = tuple[float, float]
-PlotlyLayout: TypeAlias = dict[str, Any]  # nested, or flat with keys such as `xaxis2.domain`
+Layout: TypeAlias = dict[str, Any]  # nested, or flat with keys such as `xaxis2.domain`
 PlotlyTrace: TypeAlias = dict[str, Any]
 SLIDER = 84  # px of a slider, with its value above and its labels below
 GRID, BLANK, ZERO = "#d9dce1", "#eceef1", "#8b949e"
@@ -106,7 +106,7 @@ def place_panels(
     *,
     panel: int,
     zoom: str = "",
-    phone: PlotlyLayout | None = None,
+    phone: Layout | None = None,
     **others: Any,
 ) -> go.Figure:
     """Return a figure of empty panels of one size, with its layout for a phone.
@@ -175,10 +175,10 @@ def _arrange(
     return figure.update_annotations(font_size=13)
 
 
-def places(figure: go.Figure) -> PlotlyLayout:
+def places(figure: go.Figure) -> Layout:
     """Return the layout keys that place a figure's panels, as one flat dictionary."""
     layout = figure.layout
-    keys: PlotlyLayout = {"height": layout.height, "margin": layout.margin.to_plotly_json()}
+    keys: Layout = {"height": layout.height, "margin": layout.margin.to_plotly_json()}
     for panel in (*figure.select_xaxes(), *figure.select_yaxes()):
         keys |= {f"{panel.plotly_name}.{k}": v for k, v in panel.to_plotly_json().items()}
     for index, note in enumerate(layout.annotations):
@@ -210,12 +210,12 @@ def inside(panel: int) -> dict[str, str]:
     return {"xref": f"x{axis(panel)} domain", "yref": f"y{axis(panel)} domain"}
 
 
-def plot_height(at: PlotlyLayout) -> float:
+def plot_height(at: Layout) -> float:
     """Return the height of the plotting area in px, from the keys that `places` returns."""
     return float(at["height"] - at["margin"]["t"] - at["margin"]["b"])
 
 
-def patch(layout: PlotlyLayout, keys: PlotlyLayout) -> None:
+def patch(layout: Layout, keys: Layout) -> None:
     """Set layout keys in plotly.js's form, such as `xaxis2.domain` or `annotations[0].text`."""
     for key, value in keys.items():
         *path, last = key.replace("]", "").replace("[", ".").split(".")
@@ -231,7 +231,7 @@ def add_slider(
     panels: int,
     first: int,
     scales: Float[np.ndarray, "layer 2"],
-    patches: Sequence[PlotlyLayout],
+    patches: Sequence[Layout],
 ) -> None:
     """Add a layer slider below the panels; traces go by layer, then panel.
 
@@ -262,7 +262,7 @@ def add_slider(
     )
 
 
-def colour_limits(limits: Iterable[float], prefix: str = "") -> PlotlyLayout:
+def colour_limits(limits: Iterable[float], prefix: str = "") -> Layout:
     """Return the layout keys of a colour axis from its two limits."""
     low, high = limits
     return {f"{prefix}cmin": float(low), f"{prefix}cmax": float(high)}

@@ -183,9 +183,8 @@ def validate_no_remote_code(source: str, fields: JsonObject) -> None:
     """
     named = (fields.get("auto_map") or {}).get("AutoModelForCausalLM")
     built_in = auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(fields.get("model_type"), "")
-    if (
-        named and named.rpartition(".")[2].lower() != built_in.lower()
-    ):  # MPTForCausalLM, MptForCausalLM
+    # The case differs in MPTForCausalLM and MptForCausalLM.
+    if named and named.rpartition(".")[2].lower() != built_in.lower():
         raise UserError(
             f"{source} needs remote code ({named}), which is refused: only models whose code is "
             "in transformers are loaded"

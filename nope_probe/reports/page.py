@@ -22,7 +22,7 @@ from nope_probe.figures.explorer import Explorer
 from nope_probe.figures.image import without_controls
 from nope_probe.figures.intervals import is_number, numbers_as_text
 from nope_probe.figures.maps import MAX_POSITIONS
-from nope_probe.figures.style import ON_DARK, TITLE_HEIGHT, PlotlyLayout
+from nope_probe.figures.style import ON_DARK, TITLE_HEIGHT, Layout
 from nope_probe.reports import notes
 from nope_probe.run.manifest import Manifest
 
@@ -261,7 +261,7 @@ def _figure(section: Section) -> str:
     )
 
 
-def _for_page(figure: go.Figure) -> PlotlyLayout:
+def _for_page(figure: go.Figure) -> Layout:
     """Return a figure without its title and controls, which the page has as HTML."""
     spec = without_controls(figure)
     layout = spec["layout"]

@@ -19,9 +19,8 @@ from nope_probe.removal import INTACT, Condition
 PAGE_BYTES = 900_000  # next to all other maps of a report
 MAX_POSITIONS = 64  # of a map in the explorer, however long the sequences are
 HEADS = "mean over heads"
-ConditionPanels = Mapping[
-    Condition, Sequence[Sequence[LayerMaps]]
-]  # [layer][panel] of each condition
+# By condition, then [layer][panel].
+ConditionPanels = Mapping[Condition, Sequence[Sequence[LayerMaps]]]
 
 
 def explorer_of(

@@ -99,9 +99,8 @@ def run_of(
         settings = settings_from(kind, {**options, "model": model})
         if inputs is not None:
             validate_reachable(settings.model, settings.revision)
-            loaded = load_first_layers(
-                settings, device_of_process(settings.device)
-            )  # for its tokens
+            # Sequences are made with its tokenizer.
+            loaded = load_first_layers(settings, device_of_process(settings.device))
     else:
         settings = settings_from(kind, {"layers": "all", **options})
         _refuse(options, OF_MODEL, "a model in memory")

@@ -19,9 +19,8 @@ from nope_probe.removal import NO_REPLACEMENT, Condition
 from nope_probe.run.manifest import Manifest
 from nope_probe.studies.verdicts import MOST, effect_of
 
-LossesByQuestion = Mapping[
-    str, Mapping[str, ValueAndBounds]
-]  # of lead and pattern, by what is removed
+# Of lead and pattern, by what is removed.
+LossesByQuestion = Mapping[str, Mapping[str, ValueAndBounds]]
 QUARTER = 0.25  # of position's part: the sentence says what loses surely more, or less
 SMALL_LEAD = 0.5  # of the pattern's amplitude: no sentence is about a smaller lead
 CONSTANT = {  # rows of the table, where a weight's output is constant

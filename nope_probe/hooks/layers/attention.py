@@ -343,12 +343,10 @@ class Attention:
         """
         if self.hooked_pattern is None and self.fixed is None:
             return None
-        weights = at_least_float32(self.pattern(rows))
+        weights = upcast(self.pattern(rows))
         if self.sinks is None:
             return weights
-        of_keys = at_least_float32(replace(self, hooked_pattern=None).pattern(rows)).sum(
-            -1, keepdim=True
-        )
+        of_keys = upcast(replace(self, hooked_pattern=None).pattern(rows)).sum(-1, keepdim=True)
         return weights / of_keys.clamp_min(torch.finfo(weights.dtype).tiny)
 
     def weighted_values(self) -> Float[Tensor, "batch pos head d_value"]:
@@ -403,7 +401,7 @@ def relative_error(values: Float[Tensor, "*shape"], expected: Float[Tensor, "*sh
     return float((values - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
 
 
-def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def upcast(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Return a tensor of half precision in float32, and any other as it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 

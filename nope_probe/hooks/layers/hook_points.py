@@ -230,9 +230,8 @@ def _hooks_to_detach(model: HookedModel) -> Iterator[tuple[Any, str, OrderedDict
 @contextmanager
 def methods_replaced(module: object, **methods: Callable[..., Any]) -> Iterator[None]:
     """Replace methods of one instance for as long as the context lasts."""
-    attributes = vars(
-        module
-    )  # past a bridge's __setattr__, which would pass them on to the HF module
+    # Past a bridge's __setattr__, which would pass them on to the HF module.
+    attributes = vars(module)
     before = {name: attributes[name] for name in methods if name in attributes}
     attributes.update(methods)
     try:

@@ -19,7 +19,7 @@ from einops import rearrange, reduce
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from nope_probe.hooks.layers.attention import Attention, at_least_float32, relative_error
+from nope_probe.hooks.layers.attention import Attention, relative_error, upcast
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.hook_points import HookedModel, hooks_detached, methods_replaced
 from nope_probe.hooks.layers.model import run_forward, tapped, traits_of
@@ -72,12 +72,12 @@ def norm_map(norm: Callable[[Tensor], Tensor], like: Float[Tensor, "*shape width
         norm: takes vectors to normed vectors.
         like: vectors of the norm's input shape.
     """
-    bias = at_least_float32(norm(torch.zeros_like(like)))
+    bias = upcast(norm(torch.zeros_like(like)))
     ones = torch.full_like(like, _LARGE)
-    centred = bool((at_least_float32(norm(ones)) - bias).abs().max() < 1e-3)
+    centred = bool((upcast(norm(ones)) - bias).abs().max() < 1e-3)
     signs = ones.clone()
     signs[..., 1::2] = -_LARGE
-    normed, signs = at_least_float32(norm(signs)), at_least_float32(signs)
+    normed, signs = upcast(norm(signs)), upcast(signs)
     direction = signs - signs.mean(-1, keepdim=True) if centred else signs
     size = direction.square().mean(-1, keepdim=True).sqrt()
     return NormMap(weight=(normed - bias) * size / direction, bias=bias, centred=centred)

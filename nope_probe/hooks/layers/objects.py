@@ -175,11 +175,9 @@ def _copy(original: PreTrainedModel) -> PreTrainedModel:
 
     shared: dict[int, Any] = {}
     for module in original.modules():
-        tables = [
-            value
-            for name, value in vars(module).items()
-            if name.endswith(("_hooks", "_parameters", "_buffers")) and isinstance(value, dict)
-        ]
+        kinds = ("_hooks", "_parameters", "_buffers")
+        tables = [table for name, table in vars(module).items() if name.endswith(kinds)]
+        tables = [table for table in tables if isinstance(table, dict)]
         shared |= {id(value): value for table in tables for value in table.values()}
     copied = deepcopy(original, shared)
     for module in copied.modules():  # compiled or wrapped functions run the original

@@ -201,9 +201,8 @@ def _mask(
     n_queries, n_keys = query.shape[2], key.shape[2]
     if mask is None:
         causal = n_queries > 1 and getattr(module, "is_causal", True)
-        return (AttentionMask.causal if causal else AttentionMask.full)(
-            n_queries, n_keys, query.device
-        ), None
+        make = AttentionMask.causal if causal else AttentionMask.full
+        return make(n_queries, n_keys, query.device), None
     mask = mask[..., :n_keys]
     if mask.dtype == torch.bool:
         return AttentionMask.of(mask), None

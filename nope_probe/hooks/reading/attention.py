@@ -10,13 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.hooks.layers.attention import (
-    Attention,
-    AttentionMask,
-    Scores,
-    Visible,
-    at_least_float32,
-)
+from nope_probe.hooks.layers.attention import Attention, AttentionMask, Scores, Visible, upcast
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import (
     Given,
@@ -234,4 +228,4 @@ def _scores(attention: Attention, group: RowGroup) -> tuple[Scores, Visible]:
         bias=None if bias is None else bias[..., keys],
         hooked=None if hooked is None else hooked[..., keys],
     )
-    return at_least_float32(seen.scores(rows)), attention.mask.rows(rows)[..., keys]
+    return upcast(seen.scores(rows)), attention.mask.rows(rows)[..., keys]

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from nope_probe.hooks.layers.attention import Attention, MeanPattern, at_least_float32
+from nope_probe.hooks.layers.attention import Attention, MeanPattern, upcast
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint
 from nope_probe.hooks.layers.model import (
@@ -180,9 +180,7 @@ def blocks_that_write(
         kinds: dict[str, list[Writer]] = {}
         for name in known:
             kinds.setdefault(name.kind, []).append(name)
-        has = [
-            f"{alike[0]} to {alike[-1]}" if len(alike) > 1 else alike[0] for alike in kinds.values()
-        ]
+        has = [f"{same[0]} to {same[-1]}" if len(same) > 1 else same[0] for same in kinds.values()]
         raise ValueError(
             f"{unknown[0]} writes nothing in this model; the components that do are "
             f"{', '.join(has)}"
@@ -338,7 +336,7 @@ class _PatternAccumulator(Accumulator):
                 later = torch.arange(self.n) > torch.arange(self.n)[rows, None]
                 self.flags["looks_ahead"] = (visible & later.to(visible.device)).any()
             pattern = attention.pattern(rows)[:, self.heads.to(attention.q.device)]
-            total = at_least_float32(pattern).sum(0)
+            total = upcast(pattern).sum(0)
             if not bool(self.flags["looks_ahead"]):
                 total = MapRows(torch.arange(self.n)[rows], self.n).pack(total)
             blocks.append(total)

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from nope_probe.hooks.layers.attention import (
     Attention,
-    at_least_float32,
     relative_error,
     repeat_heads,
     sum_query_groups,
+    upcast,
 )
 from nope_probe.hooks.layers.base_layer import Layer, Vectors
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel
@@ -376,9 +376,7 @@ class ReaderAccumulator(MeansAccumulator):
         """Return the scales of the norms inside attention."""
         if not self.projection.parts:
             return y.new_ones(*y.shape[:2], 1, 1)
-        heads = self.rotation.turned_back(
-            at_least_float32(torch.cat((attention.q, attention.k), 2))
-        )
+        heads = self.rotation.turned_back(upcast(torch.cat((attention.q, attention.k), 2)))
         return self.projection.gains(y, heads, self.tolerance)
 
     def _brought(

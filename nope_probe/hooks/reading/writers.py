@@ -19,10 +19,10 @@ from torch import Tensor
 
 from nope_probe.hooks.layers.attention import (
     Attention,
-    at_least_float32,
     relative_error,
     repeat_heads,
     score_tolerance,
+    upcast,
 )
 from nope_probe.hooks.layers.base_layer import Layer, Vectors, find_point
 from nope_probe.hooks.layers.hook_points import (
@@ -122,13 +122,10 @@ def _written_by_block(
 ) -> BlockWriting:
     after = kept.get((index + 1, "hook_resid_pre"), kept.get((index, "hook_resid_post")))
     assert after is not None
-    tolerance, kept = (
-        score_tolerance(after.dtype),
-        {key: at_least_float32(x) for key, x in kept.items()},
-    )
-    added = at_least_float32(after) - kept[index, "hook_resid_pre"]
+    tolerance, kept = score_tolerance(after.dtype), {key: upcast(x) for key, x in kept.items()}
+    added = upcast(after) - kept[index, "hook_resid_pre"]
     # Half precision rounds a stream that is far above what is added to it.
-    rounded = torch.finfo(after.dtype).eps * at_least_float32(after).abs()
+    rounded = torch.finfo(after.dtype).eps * upcast(after).abs()
     attn, mlp = (kept.get((index, name)) for name in ("hook_attn_out", "hook_mlp_out"))
     if layer is None or attn is None or (mlp is None and not layer.attention_only):
         return BlockWriting(index=index)
@@ -143,10 +140,7 @@ def _written_by_block(
     post_norm = norm_between(layer.block, behind, attn, tolerance) if gain is None else NormMap()
     if z is None or post_norm is None or layer.why_not_replaced("w_o"):
         return written()
-    w_o, behind = (
-        at_least_float32(layer.weight_per_head("w_o")) * (gain or 1.0),
-        behind * (gain or 1.0),
-    )
+    w_o, behind = upcast(layer.weight_per_head("w_o")) * (gain or 1.0), behind * (gain or 1.0)
     rest = behind - torch.einsum("bphd,hdm->bpm", layer.by_head(z), w_o)
     b_o = rest.mean((0, 1))
     if relative_error(rest - b_o + behind, behind) > tolerance:
@@ -163,7 +157,7 @@ def norm_before(model: HookedModel, layer: Layer, inputs: Inputs) -> NormMap:
     points = {"x": layer.point("hook_resid_pre"), "y": layer.point(layer.norm_point("ln1"))}
     with torch.inference_mode(), hooks_detached(model):
         kept = tensors_at(model, inputs, points)
-        tolerance, x = score_tolerance(kept["x"].dtype), at_least_float32(kept["x"])
+        tolerance, x = score_tolerance(kept["x"].dtype), upcast(kept["x"])
         norm = norm_between(layer.block, x, layer.norm_output("ln1", kept["y"]).to(x), tolerance)
     if norm is None or layer.adds_positions:
         raise NotImplementedError(
@@ -239,7 +233,7 @@ class Residual:
 
     def keep(self, key: tuple[int, str], tensor: Tensor, hook: HookPoint) -> None:
         """Keep a tensor of this pass; sums of its parts are not rounded to half precision."""
-        self.kept[key] = at_least_float32(tensor)
+        self.kept[key] = upcast(tensor)
 
     def clear(self) -> None:
         """Forget the last pass."""
@@ -314,7 +308,7 @@ class MovedAccumulator(Accumulator):
 
     def read(self, attention: Attention) -> None:
         """Keep the tokens' shares of z: their weights times their values."""
-        to, values = self.residual.moved_to, at_least_float32(attention.v)
+        to, values = self.residual.moved_to, upcast(attention.v)
         if to is None:
             values = values[:, :1]
             weights = []

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nope_probe.analyses.one_text import Side, moved_terms, query_terms
 from nope_probe.errors import UserError
-from nope_probe.hooks.layers.attention import Attention, at_least_float32, repeat_heads
+from nope_probe.hooks.layers.attention import Attention, repeat_heads, upcast
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, hooks_attached
 from nope_probe.hooks.layers.model import attention_read, logits_of, numbered_layers
@@ -359,8 +359,8 @@ def _without(
         row = slice(look.query, look.query + 1)
         weights = attention.hooked_weights(row)
         if weights is None:
-            weights = at_least_float32(attention.masked_scores(row)).softmax(-1)
-        cells = at_least_float32(weights), at_least_float32(attention.scores(row))
+            weights = upcast(attention.masked_scores(row)).softmax(-1)
+        cells = upcast(weights), upcast(attention.scores(row))
         return torch.stack([x[0, look.head, 0, look.key] for x in cells])
 
     def run(hooks: Sequence[Attachment]) -> tuple[list[Tensor], Float[Tensor, " d_vocab"]]:

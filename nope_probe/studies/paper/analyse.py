@@ -97,10 +97,8 @@ def notes_of(settings: Settings) -> list[str]:
 def verdicts(claims: Sequence[Claim]) -> list[str]:
     """Return sentences on the number of reproduced claims, and on the claims that failed."""
     failed = [claim.paper for claim in claims if not claim.reproduced]
-    n_reproduced = len(claims) - len(failed)
-    sentences = (
-        [f"Reproduced: {n_reproduced} of {len(claims)} claims of the paper."] if claims else []
-    )
+    n = len(claims) - len(failed)
+    sentences = [f"Reproduced: {n} of {len(claims)} claims of the paper."] if claims else []
     return sentences + ([f"Not reproduced: {'; '.join(failed)}."] if failed else [])
 
 
@@ -183,15 +181,14 @@ def index_headline(manifests: Sequence[Manifest]) -> Headline:
     claims = [claim for run in runs for claim in run.claims]
     exact, agree = (sum(getattr(run.panels, name) for run in runs) for name in ("exact", "agree"))
     compared = sum(run.panels.compared for run in runs)
-    n_reproduced = sum(claim.reproduced for claim in claims)
+    n = sum(claim.reproduced for claim in claims)
     rows = {
         "figures of the paper that have been run": f"{len(manifests)} of {len(FIGURES)}",
         "panels within one 8-bit colour step": f"{exact} of {compared}",
         "more panels within sampling noise": f"{agree - exact} of {compared}",
     }
     return Headline(
-        sentence=f"{n_reproduced} of the paper's {len(claims)} claims about its figures are "
-        "reproduced.",
+        sentence=f"{n} of the paper's {len(claims)} claims about its figures are reproduced.",
         table=pd.DataFrame(rows.items(), columns=["", "number"]),
     )
 

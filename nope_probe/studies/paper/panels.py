@@ -69,12 +69,10 @@ def published(figure: str) -> dict[str, Published]:
     file = resources.files("nope_probe.studies.paper") / "panels.safetensors"
     with resources.as_file(file) as path, safe_open(path, "numpy") as packed:
         about = json.loads(packed.metadata()["panels"])
-        of_figure = [key for key in about if key.startswith(f"{figure}/")]
+        keys = [key for key in about if key.startswith(f"{figure}/")]
         return {
             key.removeprefix(f"{figure}/"): _panel(key, packed.get_tensor(key), **about[key])
-            for key in sorted(
-                of_figure, key=lambda key: (len(key), key)
-            )  # layer 10 follows layer 9
+            for key in sorted(keys, key=lambda key: (len(key), key))  # layer 10 follows layer 9
         }
 
 

@@ -78,17 +78,15 @@ def run_all(settings: Settings) -> Path:
     if folder.is_dir() and not {path.name for path in folder.iterdir()} <= INDEX_FILES:
         raise UserError(f"{folder} holds other files; choose another --out")
     validate_folder_place(folder)
-    folders = {}
+    new = {}
     for name, figure in FIGURES.items():
         if not figure.maps:
             sys.stderr.write(f"{name}: {figure.shows}\n")
             given = {flag: getattr(settings, flag) for flag in ("seed", "n_samples")}
             known = {flag: value for flag, value in given.items() if flag in figure.flags}
             chosen = Settings(figure=name, **known)
-            folders[name] = run_figure(
-                replace(chosen, out=place("reproduce", chosen, folder.parent))
-            )
-    write_index(folder, folders)
+            new[name] = run_figure(replace(chosen, out=place("reproduce", chosen, folder.parent)))
+    write_index(folder, new)
     return folder
 
 

@@ -189,17 +189,11 @@ def losses(
         reader: its mean queries and keys.
         writer: the writer.
     """
-    linear, kept_scales = (
+    linear, fixed = (
         LayerMaps.of(scores, reader.counts, reader.sums.query_positions, reader.skip_keys)
         for scores in (reader.scores, scores_without(reader, writer))
     )
-    maps = {
-        "intact": intact,
-        "direct": direct,
-        "total": total,
-        "linear": linear,
-        "held": kept_scales,
-    }
+    maps = {"intact": intact, "direct": direct, "total": total, "linear": linear, "held": fixed}
     patterns = shared_patterns([*maps.values()])
     grams = contrast_grams(dict(zip(maps, patterns, strict=True)))
     whole = {"intact": 1.0}

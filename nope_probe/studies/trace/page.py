@@ -190,7 +190,7 @@ def headline(run: Run) -> Headline:
     table, n_left_out = _table(f"{reader} at {length}", shares)
     parts = [
         "" if chosen else f"{reader} is the strongest of {notes.layers_of_run(manifest)}.",
-        LOST.format(kept=kept) if any(of_question.lost for of_question in shares.values()) else "",
+        LOST.format(kept=kept) if any(answer.lost for answer in shares.values()) else "",
         f"Left out: {n_left_out} weaker writers." if n_left_out else "",
     ]
     return Headline(
@@ -202,16 +202,16 @@ def headline(run: Run) -> Headline:
 
 def _clause(question: str, shares: Mapping[str, Shares], reader: str) -> str:
     """Return a clause on the main term of a lead or a pattern."""
-    of_question, what = shares[question], f"the order of {reader}'s other keys"
+    answer, what = shares[question], f"the order of {reader}'s other keys"
     if question == "lead":
         what = "the first key's lead" if len(shares) > 1 else f"{reader}'s lead of the first key"
-    most = most_of(of_question.terms) or "none"
-    main = main_writers(of_question.writers)
-    named = [f"{name} ({_text(of_question.writers[name])})" for name in main[:NAMED]]
+    most = most_of(answer.terms) or "none"
+    main = main_writers(answer.writers)
+    named = [f"{name} ({_text(answer.writers[name])})" for name in main[:NAMED]]
     named += ["others"] if len(main) > NAMED else []
     return MADE_BY["noisy" if most == "written" and not main else most].format(
         what=what,
-        share=_text(of_question.terms.get(most, (0.0, 0.0, 0.0))),
+        share=_text(answer.terms.get(most, (0.0, 0.0, 0.0))),
         writers=listed(named) if named else "",
         write="writes" if len(main) == 1 else "write",
     )
@@ -219,23 +219,15 @@ def _clause(question: str, shares: Mapping[str, Shares], reader: str) -> str:
 
 def _table(name: str, shares: Mapping[str, Shares]) -> tuple[pd.DataFrame, int]:
     """Return the first table, and how many writers it leaves out."""
-    named = (
-        name
-        for of_question in shares.values()
-        for name in (*of_question.writers, *of_question.lost)
-    )
+    named = (name for answer in shares.values() for name in (*answer.writers, *answer.lost))
     writers = dict.fromkeys(name for name in named if name != "bias")
     strengths = {
-        writer: max(of_question.strength(writer) for of_question in shares.values())
-        for writer in writers
+        writer: max(answer.strength(writer) for answer in shares.values()) for writer in writers
     }
     encodings = [
         term
         for term in ENCODINGS
-        if any(
-            abs(of_question.terms.get(term, (0.0,))[0]) >= LEAST / 10
-            for of_question in shares.values()
-        )
+        if any(abs(answer.terms.get(term, (0.0,))[0]) >= LEAST / 10 for answer in shares.values())
     ]
     order = sorted(
         (-strength, Writer(writer).order, writer) for writer, strength in strengths.items()
@@ -243,28 +235,22 @@ def _table(name: str, shares: Mapping[str, Shares]) -> tuple[pd.DataFrame, int]:
     n_rows = MOST_ROWS - 3 - len(encodings)
     top = [writer for strength, _, writer in order if -strength >= LEAST][:n_rows]
     columns = {}
-    for question, of_question in shares.items():
+    for question, answer in shares.items():
         label = QUESTIONS[question]
         columns[label] = {
-            "size": f"{of_question.size:z.2g} nats",
+            "size": f"{answer.size:z.2g} nats",
             **{
-                ENCODINGS[term]: _text(of_question.terms[term])
+                ENCODINGS[term]: _text(answer.terms[term])
                 for term in encodings
-                if term in of_question.terms
+                if term in answer.terms
             },
-            **{
-                writer: _text(of_question.direct[writer])
-                for writer in top
-                if writer in of_question.direct
-            },
-            "other writers": f"{100 * of_question.share_of_others(top):z.0f}%",
-            "covariance": _text(of_question.terms["covariance"]),
+            **{writer: _text(answer.direct[writer]) for writer in top if writer in answer.direct},
+            "other writers": f"{100 * answer.share_of_others(top):z.0f}%",
+            "covariance": _text(answer.terms["covariance"]),
         }
-        if of_question.lost:
+        if answer.lost:
             columns[f"{label}, lost"] = {
-                writer: _text(of_question.lost[writer])
-                for writer in top
-                if writer in of_question.lost
+                writer: _text(answer.lost[writer]) for writer in top if writer in answer.lost
             }
     rows = [
         *("size", *(ENCODINGS[term] for term in encodings), *top, "other writers", "covariance")
