@@ -18,10 +18,10 @@ from nope_probe.analyses.parameter_free.theory import theory_scores
 from nope_probe.run.folder import Run, read_manifest, read_run
 from nope_probe.studies.paper.claims import (
     Claim,
-    by_layer,
     figure3,
     figure9,
     figure10,
+    layer_values,
     score_claims,
 )
 from nope_probe.studies.paper.settings import Settings, experiments_of
@@ -131,7 +131,9 @@ def test_evidence_names_the_layers_with_their_numbers_and_intervals() -> None:
     assert "+0.5 [+0.45, +0.55] (L1)" in result[4]
     rows = pd.DataFrame({"layer": range(2, 33), "rms": [(i * 7) % 31 / 10 for i in range(31)]})
     rows["rms_low"], rows["rms_high"] = rows["rms"] - 1, rows["rms"] + 1
-    assert by_layer(rows, "rms") == "+0 [-1, +1] (L2) to +3 [+2, +4] (L24)"  # smallest and largest
+    assert (
+        layer_values(rows, "rms") == "+0 [-1, +1] (L2) to +3 [+2, +4] (L24)"
+    )  # smallest and largest
 
 
 @pytest.mark.parametrize(

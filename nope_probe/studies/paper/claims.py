@@ -213,7 +213,7 @@ def figure8(run: Run) -> Iterator[Claim]:
         yield Claim(
             paper="without RoPE, layers after the first have a position-dependent pattern",
             reproduced=bool((later["amplitude_low"] > 0).all()),
-            evidence=f"its RMS in nats is {by_layer(later, 'amplitude')}",
+            evidence=f"its RMS in nats is {layer_values(later, 'amplitude')}",
         )
 
 
@@ -259,14 +259,14 @@ def score_claims(run: Run, kinds: tuple[str, ...]) -> Iterator[Claim]:
     yield Claim(
         paper="from layer 2 (L1) on, the pattern has a part that is no function of distance",
         reproduced=bool((later["non_relative_low"] > 0).all()),
-        evidence=f"its RMS in nats is {by_layer(later, 'non_relative')}",
+        evidence=f"its RMS in nats is {layer_values(later, 'non_relative')}",
     )
     yield Claim(
         paper="layer 1 (L0) has none (here: less than every later layer)",
         reproduced=bool(first["non_relative_high"].item() < later["non_relative_low"].min()),
-        evidence=f"its RMS in nats is {by_layer(first, 'non_relative')}",
+        evidence=f"its RMS in nats is {layer_values(first, 'non_relative')}",
     )
-    contrast = f"the first keys differ from the rest by {by_layer(later, 'edge_contrast')} nats"
+    contrast = f"the first keys differ from the rest by {layer_values(later, 'edge_contrast')} nats"
     yield Claim(
         paper="less the diagonals' means, the first keys are emphasised (positive in Figure 5)",
         reproduced=bool((later["edge_contrast_low"] > 0).all()),
@@ -373,7 +373,7 @@ def _scale(run: Run, name: str, bound: float, paper: str) -> Claim:
     )
 
 
-def by_layer(rows: pd.DataFrame, name: str) -> str:
+def layer_values(rows: pd.DataFrame, name: str) -> str:
     """Return each layer's value with its interval; for many layers, only the extremes."""
     many = len(rows) > LISTED
     if many:
