@@ -72,7 +72,7 @@ MANIFEST = {
     "removed": ["w_q"],
     "skip_keys": 1,
 }
-LEAD = Headline(
+HEADLINE = Headline(
     sentence="RoPE brings 97% of the pattern.",
     table=pd.DataFrame({"lost without": ["W_Q & W_K < enough."], "<b>": ["1%"]}),
     caption="How to <read> it.",
@@ -83,7 +83,7 @@ def report(layers: int = 2, n: int = 11, explorer: Explorer | None = None) -> st
     run = Run(
         manifest=manifest_of(**MANIFEST), arrays={"maps": maps(layers, n)}, tables=tables(layers)
     )
-    return replace(ablation_page.report(run, explorer), lead=LEAD).html(run.manifest)
+    return replace(ablation_page.report(run, explorer), headline=HEADLINE).html(run.manifest)
 
 
 class Reader(HTMLParser):
