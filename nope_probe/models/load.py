@@ -87,7 +87,7 @@ def load(
             TransformerBridge.
         tokenizer: the model's tokenizer; by default the one in its folder, none for a transformers
             model in memory, which then takes tokens and no text.
-        adapter: the folder of an adapter (LoRA, DoRA and what else peft merges), or several in
+        adapter: the folder of an adapter (LoRA, DoRA or others that peft merges), or several in
             turn, merged into the weights; without `what`, into the base model that the first names.
         n_layers: load only the first layers.
         device: a torch device.

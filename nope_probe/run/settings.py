@@ -277,12 +277,12 @@ RevisionFlag = Annotated[str | None, _arg(help="A branch, tag or commit of a mod
 AdapterFlag = Annotated[
     tuple[str, ...],
     _arg(
-        help="Folders of adapters (LoRA and what else peft merges), merged in turn; without "
-        "--model into the base model that the first names."
+        help="Folders of adapters (LoRA or others that peft merges), merged in turn; without "
+        "--model, into the base model of the first."
     ),
 ]
 BeyondContextFlag = Annotated[
-    bool, _arg(help="Take a --seq-len beyond the model's context; no table of positions does.")
+    bool, _arg(help="Allow a --seq-len beyond the context (not of learned positions).")
 ]
 AllowUnusedFlag = Annotated[
     bool, _arg(help="Load a model whose files hold tensors that it does not use.")

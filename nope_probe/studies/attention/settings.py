@@ -94,8 +94,8 @@ class Settings(RemovingSettings):
         int,
         Bounds(0, 1000),
         _arg(
-            help="How many of the parts that heads moved in --steps to take out, the largest "
-            "first and one at a time, to measure what the model does without."
+            help="How many of the parts that heads moved in --steps to remove, one at a time, the "
+            "largest first, to measure what changes."
         ),
     ] = 0
 

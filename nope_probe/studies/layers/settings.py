@@ -48,8 +48,8 @@ class Settings(BoundedSettings):
         int | Literal["auto"],
         SEQ_LEN,
         _arg(
-            help="Positions on which the mask and what changes with length are read; a window "
-            "shows if it is shorter."
+            help="Length of the sequence from which masks, and changes with length, are read; "
+            "only shorter windows show."
         ),
     ] = "auto"
     beyond_context: BeyondContextFlag = False
@@ -57,8 +57,8 @@ class Settings(BoundedSettings):
         tuple[str, ...],
         _arg(
             metavar="KEY=VALUE",
-            help="What to hold the model against, such as no_rope_layers=3,7,11 or "
-            "sliding_window=4096; exit code 1 if it differs.",
+            help="Expected values, such as no_rope_layers=3,7,11 or sliding_window=4096; exit "
+            "code 1 if the model differs.",
         ),
     ] = ()
     json: Annotated[bool, _arg(help="Print JSON instead of the table.")] = False

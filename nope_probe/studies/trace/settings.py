@@ -51,8 +51,8 @@ class Settings(RunSettings):
         int,
         Bounds(0, 1000),
         _arg(
-            help="Of how many heads to take the position away, after each earlier attention "
-            "and MLP, to measure what is lost; 0 takes nothing away."
+            help="How many heads lose their position, one at a time and after each earlier "
+            "attention and MLP, to measure what is lost."
         ),
     ] = 6
     folds: Annotated[
