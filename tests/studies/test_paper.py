@@ -157,7 +157,7 @@ def test_reproducing_figure_3_checks_each_claim_of_the_paper(
 ) -> None:
     run_command(reproduce, "figure3", "--n-seqs", 29, "--out", tmp_path / "run", "--verbose")
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("figure3")]
-    assert lines[0].startswith("figure3: run on nope-tiny; the paper used its own 1.5B model")
+    assert lines[0].startswith("figure3: run on nope-tiny; the paper used a 1.5B model")
     claims = [line for line in lines if line.startswith("figure3, nope-tiny, the paper: (")]
     assert [re.findall(r"\((\w)\)", claim)[0] for claim in claims] == list("acfghi")
     (experiment,) = read_manifest(tmp_path / "run").results["experiments"].values()
