@@ -94,7 +94,7 @@ def test_the_variables_of_torchrun_come_together(
 ):
     monkeypatch.setenv("WORLD_SIZE", "2")
     line = refused(capfd, tmp_path, scores, *SMALL, code=1)
-    assert line.startswith("2 processes did not meet")
+    assert line.startswith("2 processes did not connect")
     assert line.endswith("start all of them with torchrun, or unset WORLD_SIZE")
 
 

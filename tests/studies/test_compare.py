@@ -95,7 +95,7 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
         assert table.loc[(f"L{layer}", "locality"), "difference"] == pytest.approx(expected)
     page = (out / "report.html").read_text()
     assert "less that of x" in page
-    assert "The runs&#x27; own pages" in page
+    assert "The pages of the runs" in page
     assert 'href="../run-x/report.html"' in page
 
 
