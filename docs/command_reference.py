@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from unittest.mock import patch
 
-import tyro
+from nope_probe import cli
 
 
 def commands() -> Iterator[ModuleType]:
@@ -39,7 +39,7 @@ def settings_of(module: ModuleType) -> type:
         raise ParsedError(settings)
 
     try:
-        with patch.object(tyro, "cli", stop), patch.object(sys, "argv", [module.__name__]):
+        with patch.object(cli, "in_groups", stop), patch.object(sys, "argv", [module.__name__]):
             module.main()
     except ParsedError as parsed:
         return parsed.args[0]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from contextvars import ContextVar
-from dataclasses import fields, make_dataclass
+from dataclasses import field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -34,7 +34,7 @@ from nope_probe.run.processes import (
     record_error,
     status,
 )
-from nope_probe.run.settings import SessionSettings
+from nope_probe.run.settings import SessionSettings, hints_of
 
 Settings = TypeVar("Settings")
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
@@ -63,12 +63,36 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     if examples:
         lines += ["", "Examples:", *(f"  {typed} {example}".rstrip() for example in examples)]
     with _one_line_for_a_box(typed):
-        parsed = tyro.cli(
-            settings, prog=typed, args=typed_arguments(), description="\n".join(lines)
+        groups: Any = tyro.cli(
+            in_groups(settings), prog=typed, args=typed_arguments(), description="\n".join(lines)
         )
+    values = {name: value for group in vars(groups).values() for name, value in vars(group).items()}
     if process_count() > 1:  # so that torch prints nothing about a connection that it loses
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    return parsed
+    return settings(**values)
+
+
+def in_groups(settings: type) -> type:
+    """Return a dataclass of dataclasses: the settings that each class of settings declares.
+
+    The help has a box for each, which is called after the class; the settings that a command
+    declares itself have no title.
+    """
+    titles: dict[str, str] = {}
+    for kind in filter(is_dataclass, reversed(settings.__mro__)):
+        title = kind.__name__.removesuffix("Settings").lower()
+        for name in (setting.name for setting in fields(kind)):
+            titles.setdefault(name, "" if kind is settings else title)
+    groups: dict[str, list[tuple[str, Any, Any]]] = {}
+    for setting in fields(settings):
+        hint, default = hints_of(settings)[setting.name], field(default=setting.default)
+        groups.setdefault(titles[setting.name], []).append((setting.name, hint, default))
+    boxes: list[tuple[str, Any]] = []
+    for title, flags in groups.items():
+        box: Any = make_dataclass("Group", flags)
+        shown = (tyro.conf.OmitArgPrefixes, tyro.conf.arg(name=title, help=""))
+        boxes.append((title or "own", Annotated[box, *shown]))
+    return make_dataclass("Groups", boxes)
 
 
 def parse_with(
@@ -85,14 +109,14 @@ def parse_with(
         UserError: for an image that cannot be drawn at that path.
     """
     # A subclass, since a field of the settings themselves would identify the run.
-    both = make_dataclass(settings.__name__, flags, bases=(settings,), frozen=True, kw_only=True)
+    output = make_dataclass("OutputSettings", flags, frozen=True, kw_only=True)
+    both = make_dataclass(settings.__name__, (), bases=(output, settings), frozen=True)
     both.__doc__ = settings.__doc__
-    parsed: Any = parse(both, examples)
-    shown = {name: getattr(parsed, name) for name, *_ in flags}
+    values = dict(vars(parse(both, examples)))
+    shown = {name: values.pop(name) for name, *_ in flags}
     if shown.get("image") is not None:
         validate_image_place(shown["image"])
-    given = {field.name: getattr(parsed, field.name) for field in fields(parsed)}
-    return settings(**{name: value for name, value in given.items() if name not in shown}), shown
+    return settings(**values), shown
 
 
 def run_and_show(command: str, settings: type[SessionSettings], examples: Sequence[str]) -> None:
@@ -205,14 +229,12 @@ def _one_line_for_a_box(typed: str) -> Iterator[None]:
     except SystemExit as stop:
         if stop.code in (None, 0):
             raise
-        raise _error_of_a_box(drawn.getvalue(), stop, typed) from None
+        raise _error_of_a_box(drawn.getvalue(), typed) from None
     except AssertionError as error:  # an unknown shell for --tyro-print-completion
         raise UserError(str(error)) from error
 
 
-def _error_of_a_box(box: str, stop: SystemExit, typed: str) -> UserError:
-    if isinstance(stop.__context__, UserError):  # raised by the settings themselves
-        return stop.__context__
+def _error_of_a_box(box: str, typed: str) -> UserError:
     inside = [line.strip("│| \t") for line in box.splitlines()]
     # Rules have no letters; the first line is the box's title.
     lines = [line if re.search(r"\w", line) else "" for line in inside][1:]

@@ -113,7 +113,7 @@ def test_choices_are_found_in_the_types_of_all_public_names() -> None:
     assert {
         "sequences-start",
         "Ablation-gain",
-        "score_maps-skip_keys",
+        "circuit-skip_keys",
     } <= ids
     assert {"capture_stages-stages", "explore-replacement", "behaviour.settings-measures"} <= ids
     assert len(PARAMETERS) >= 40

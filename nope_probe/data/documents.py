@@ -86,7 +86,10 @@ def documents(source: str) -> list[str]:
             "fineweb-edu, a Hub data set (owner/name) or a folder of one"
         )
     if path.suffix not in SUFFIXES:
-        raise UserError(f"cannot read {source}: expected a .txt, .jsonl or .parquet file")
+        raise UserError(
+            f"cannot read {source}: expected a .txt, .jsonl or .parquet file, or the folder of a "
+            "data set, whose files may be .csv or .gz too"
+        )
     texts = [text for text in read_texts(path) if text.removeprefix(BYTE_ORDER_MARK).strip()]
     if not texts:
         raise UserError(f"{source} is empty")

@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 
 from nope_probe.errors import closed_choices
 from nope_probe.figures.circuit_layout import BAR, MENU, Flow, arrows, narrow, wide
-from nope_probe.figures.maps import keys_left_out
 from nope_probe.figures.names import words
 from nope_probe.figures.panels import Pooled, RowMaps, heat_map, pool
 from nope_probe.figures.style import (
@@ -128,7 +127,9 @@ def circuit(
     first = next(iter(shown.values()))
     traces = [_heat(stage, pooled[stage], axes[stage], visible=stage in first) for stage in drawn]
     block = next(iter(pooled.values())).block
-    skipped = -(-keys_left_out(stages, skip_keys) // block)
+    if skip_keys == "auto":
+        skip_keys = int(getattr(stages, "skip_keys", 0))
+    skipped = -(-skip_keys // block)
     scales = scales_of({stage: maps.values[0] for stage, maps in pooled.items()}, skipped)
     has, absent = (*COMPONENTS, *removed) if components is None else components, absent or {}
     layouts = []

@@ -9,14 +9,11 @@ from plotly.colors import qualitative
 
 from nope_probe.figures.dots import BOUNDS, curve_in_band
 from nope_probe.figures.intervals import FLOOR, error_bars, estimates_of
-from nope_probe.figures.measures import layers_by_heads
+from nope_probe.figures.measures import heat_of_heads
 from nope_probe.figures.names import words
 from nope_probe.figures.style import (
-    BLANK,
-    DIVERGING,
     PlotlyTrace,
     axis,
-    colour_bar,
     place_panels,
     scatter,
 )
@@ -27,7 +24,6 @@ COSTS = {
     "copy_text": "second copy of text, nats",
     "induction": "induction heads, fall of attention",
 }
-CELL = 16  # px a layer
 
 
 def cost_by_k(costs: pd.DataFrame, tests: pd.DataFrame) -> go.Figure:
@@ -111,22 +107,12 @@ def single_costs(rows: pd.DataFrame, title: str) -> go.Figure:
     table = rows[rows["measure"] == "copy_random"].pivot(
         index="layer", columns="head", values="cost"
     )
-    grid = table.reindex(index=range(n_layers), columns=range(n_heads)).to_numpy(float)
-    top = max(FLOOR, float(np.nan_to_num(np.abs(grid)).max(initial=0)))
-    cells = {
-        "type": "heatmap",
-        "z": grid,
-        "coloraxis": "coloraxis",
-        "hoverongaps": False,
-        "hovertemplate": "L%{y}H%{x}<br>%{z:+.3g} nats<extra>second copy</extra>",
-    }
-    colours = {
-        "colorscale": DIVERGING,
-        "cmin": -top,
-        "cmax": top,
-        "colorbar": colour_bar("second copy of random tokens, nats"),
-    }
-    figure = layers_by_heads(title, n_layers, n_heads, CELL)
-    figure.update_xaxes(showgrid=False)
-    figure.update_yaxes(showgrid=False, autorange="reversed")
-    return figure.add_trace(cells).update_layout(coloraxis=colours, plot_bgcolor=BLANK)
+    table = table.reindex(index=range(n_layers), columns=range(n_heads))
+    top = max(FLOOR, float(np.nan_to_num(table.abs().to_numpy(float)).max(initial=0)))
+    return heat_of_heads(
+        table,
+        title,
+        hover="%{z:+.3g} nats<extra>second copy</extra>",
+        limits=(-top, top),
+        unit="second copy of random tokens, nats",
+    )

@@ -6,14 +6,14 @@ axis to the right; both count positions from 0. Cells without a number stay blan
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import plotly.graph_objects as go
 from jaxtyping import Float
 
-from nope_probe.errors import UserError, closed_choices, kind_of
+from nope_probe.errors import UserError, kind_of
 from nope_probe.figures.intervals import (
     CLIPPED,
     FLAT_WORDS,
@@ -38,6 +38,7 @@ from nope_probe.figures.panels import (
     lead_column,
     panel_groups,
     place_squares,
+    pool,
     pool_with_leads,
 )
 from nope_probe.figures.style import (
@@ -60,7 +61,6 @@ MAX_MULTIPLES = 4
 SWEEP_CLIPPED = 5.0
 
 
-@closed_choices("skip_keys")
 def score_maps(
     maps: MapStack | ScoreMaps | RowMaps | Pooled,
     *,
@@ -70,13 +70,14 @@ def score_maps(
     max_positions: int = MAX_POSITIONS,
     multiples: int = MAX_MULTIPLES,
     clipped: float = CLIPPED,
-    skip_keys: int | Literal["auto"] = "auto",
     noise: Sequence[float] = (),
 ) -> go.Figure:
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
-    Scales differ between layers, because the level of scores, which softmax ignores, differs too.
-    A map whose cells differ by no more than their errors is drawn flat.
+    Every map has its own scale, because the level of scores, which softmax ignores, differs between
+    layers. The scale leaves out the keys that count as first, whose scores would hide all others:
+    `skip_keys` of captured maps and of `RowMaps`. A map whose cells differ by no more than their
+    errors is drawn flat.
 
     Args:
         maps: the result of `capture_scores`, a simulation's estimate, or mean scores in nats,
@@ -87,8 +88,6 @@ def score_maps(
         max_positions: larger maps are pooled to this many positions.
         multiples: the largest number of layers that are drawn side by side.
         clipped: percentage of the cells beyond each colour limit.
-        skip_keys: first keys that the colour limits leave out; `auto`: 1 for captured maps of
-            tokens, whose scores of the first key would hide all others.
         noise: each layer's standard error of a cell, nats.
 
     Example:
@@ -99,7 +98,7 @@ def score_maps(
         ['L0', 'L1']
     """
     pooled = _pooled(maps, max_positions)
-    shown = pooled.values[..., -(-keys_left_out(maps, skip_keys) // pooled.block) :]
+    shown = pooled.values[..., -(-pooled.skip_keys // pooled.block) :]
     limits = []
     for layer_values, error in zip(shown, noise or [0.0] * len(shown), strict=True):
         low, high = percentiles(layer_values, (clipped, 100 - clipped)).tolist()
@@ -164,7 +163,6 @@ def _score_maps(
     return panel_groups([panels], title=title)
 
 
-@closed_choices("skip_keys")
 def term_maps(
     terms: Mapping[str, MapStack | ScoreMaps | RowMaps | Pooled],
     *,
@@ -172,16 +170,16 @@ def term_maps(
     layer: int | None = None,
     layers: Sequence[int] | None = None,
     max_positions: int = MAX_POSITIONS,
-    skip_keys: int | Literal["auto"] = "auto",
     noise: Sequence[float] = (),
     flat: Mapping[str, Collection[int]] | None = None,
     rows: int = 1,
 ) -> go.Figure:
     """Draw terms of a pattern side by side, on one zero-centred scale, with a layer slider.
 
-    The first key's lead is the first column of each map, divided so that
-    the largest lead has the colour of the largest cell. The colour bar names the divisor. A layer
-    whose first term does not exceed its noise is drawn on the scale of the strongest layer.
+    Where keys count as first (`skip_keys` of captured maps and of `RowMaps`), the first column of
+    each map holds the lead, divided so that the largest lead has the colour of the largest cell.
+    The colour bar names the divisor. A layer whose first term does not exceed its noise is drawn on
+    the scale of the strongest layer.
 
     Args:
         terms: maps by name (sources, mean and covariance terms, `intact`), nats, of one shape;
@@ -190,7 +188,6 @@ def term_maps(
         layer: the number of the layer that the slider shows first; the first by default.
         layers: the layers' numbers; by default those of captured maps, else from 0.
         max_positions: larger maps are pooled to this many positions.
-        skip_keys: how many keys count as first: their columns hold the lead.
         noise: each layer's standard error of a cell; colours span at least three standard errors,
             so that noise is pale.
         flat: by term, the numbers of the layers in which the term does not exceed its noise; the
@@ -206,9 +203,7 @@ def term_maps(
     """
     if not isinstance(terms, Mapping) or not terms:
         raise UserError(f"expected maps by name, such as {{'mask': maps}}, got {kind_of(terms)}")
-    pooled = [
-        _pooled(maps, max_positions, keys_left_out(maps, skip_keys)) for maps in terms.values()
-    ]
+    pooled = [_pooled(maps, max_positions, pool_with_leads) for maps in terms.values()]
     by_layer = np.stack([maps.values for maps in pooled], axis=1)
     floors = [max(NOISE_NATS, PALE * error) for error in noise or [0.0] * len(by_layer)]
     tops = [symmetric(values, floor) for values, floor in zip(by_layer, floors, strict=True)]
@@ -232,24 +227,26 @@ def _numbers(maps: object, layers: Sequence[int] | None, n_layers: int) -> Seque
 
 
 def _pooled(
-    maps: MapStack | ScoreMaps | RowMaps | Pooled, max_positions: int, skip_keys: int = 0
+    maps: MapStack | ScoreMaps | RowMaps | Pooled,
+    max_positions: int,
+    pooling: Callable[[RowMaps, int], Pooled] = pool,
 ) -> Pooled:
     """Return pooled maps of layers; for captured or simulated maps, of their mean."""
     if isinstance(maps, Pooled):
         return maps
     if isinstance(maps, RowMaps):
-        return pool_with_leads(maps, max_positions, skip_keys)
+        return pooling(maps, max_positions)
     if hasattr(maps, "query_positions"):
-        queries = maps.query_positions.numpy()
-        rows = RowMaps(values=np.asarray(maps.mean), queries=queries)
-        return pool_with_leads(rows, max_positions, skip_keys)
+        queries, skip_keys = maps.query_positions.numpy(), maps.skip_keys
+        rows = RowMaps(values=np.asarray(maps.mean), queries=queries, skip_keys=skip_keys)
+        return pooling(rows, max_positions)
     cells = np.asarray(maps.mean if hasattr(maps, "folds") else maps)
     if cells.ndim != 3 or cells.dtype == object:
         raise UserError(
             "expected maps of `capture_scores`, or mean scores [layer, row, key_pos], got "
             f"{kind_of(maps)}"
         )
-    return pool_with_leads(RowMaps(values=cells), max_positions, skip_keys)
+    return pooling(RowMaps(values=cells), max_positions)
 
 
 def _layered(
@@ -391,12 +388,3 @@ def sweep_maps(
         )
         trace.name = f"{name} = {label}"
     return figure
-
-
-def keys_left_out(maps: object, skip_keys: int | Literal["auto"]) -> int:
-    """Return how many first keys the colour limits of some maps leave out.
-
-    `auto` is 1 for captured maps of tokens, whose scores of the first key would hide all others,
-    else 0.
-    """
-    return int(getattr(maps, "skip_keys", 0)) if skip_keys == "auto" else skip_keys

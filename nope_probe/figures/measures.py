@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from jaxtyping import Float
 
 from nope_probe.figures.dots import (
     BOUNDS,
@@ -134,29 +135,57 @@ def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
     values, *bounds = (
         table.pivot(index="layer", columns="head", values=column) for column in columns
     )
-    n_layers, n_heads = values.shape
+    known = np.abs(values.to_numpy(float))
+    # Colours of a signed measure run around zero, of other measures from zero on.
+    top = 1.0 if about.bounded else max(FLOOR, float(np.nan_to_num(known).max(initial=0.0)))
+    return heat_of_heads(
+        values,
+        f"Each head's {about.title}",
+        hover=f"%{{z:.3g}} {BOUNDS}<extra>{about.title}</extra>",
+        limits=(-top if about.signed else 0.0, top),
+        unit=about.unit,
+        customdata=np.stack([bound.to_numpy(float) for bound in bounds], -1),
+    )
+
+
+def heat_of_heads(
+    values: pd.DataFrame,
+    title: str,
+    *,
+    hover: str,
+    limits: tuple[float, float],
+    unit: str,
+    customdata: Float[np.ndarray, "layer head bound"] | None = None,
+) -> go.Figure:
+    """Draw a number of all heads in colour; a head without a number stays blank.
+
+    Args:
+        values: the numbers, a row for each layer and a column for each head.
+        title: the figure's title.
+        hover: the text below a head's name.
+        limits: the colour limits; the scale diverges if the lower limit is negative.
+        unit: the title of the colour bar.
+        customdata: further numbers for `hover`.
+    """
     heads = {
         "type": "heatmap",
         "z": values.to_numpy(float),
         "x": [int(head) for head in values.columns],
         "y": [int(layer) for layer in values.index],
-        "customdata": np.stack([bound.to_numpy(float) for bound in bounds], -1),
+        "customdata": customdata,
         "coloraxis": "coloraxis",
         "hoverongaps": False,
-        "hovertemplate": f"L%{{y}}H%{{x}}<br>%{{z:.3g}} {BOUNDS}<extra>{about.title}</extra>",
+        "hovertemplate": f"L%{{y}}H%{{x}}<br>{hover}",
     }
-    figure = layers_by_heads(f"Each head's {about.title}", n_layers, n_heads, CELL)
+    colours = {
+        "colorscale": DIVERGING if limits[0] < 0 else SEQUENTIAL,
+        "cmin": limits[0],
+        "cmax": limits[1],
+        "colorbar": colour_bar(unit),
+    }
+    figure = layers_by_heads(title, *values.shape, CELL)
     figure.update_xaxes(showgrid=False)
     figure.update_yaxes(showgrid=False, autorange="reversed")
-    known = np.abs(values.to_numpy(float))
-    # Colours of a signed measure run around zero, of other measures from zero on.
-    top = 1.0 if about.bounded else max(FLOOR, float(np.nan_to_num(known).max(initial=0.0)))
-    colours = {
-        "colorscale": DIVERGING if about.signed else SEQUENTIAL,
-        "cmin": -top if about.signed else 0.0,
-        "cmax": top,
-        "colorbar": colour_bar(about.unit),
-    }
     return figure.add_trace(heads).update_layout(coloraxis=colours, plot_bgcolor=BLANK)
 
 

@@ -269,11 +269,13 @@ class Pooled:
         block: positions per block and axis; 1 if nothing was pooled.
         leads: the first key's lead in each row, nats; the keys that count as first then have no
             cells. None where no key is first.
+        skip_keys: how many keys count as first.
     """
 
     values: Float[np.ndarray, "layer query_block key_block"]
     block: int
     leads: Float[np.ndarray, "layer query_block"] | None = None
+    skip_keys: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -283,20 +285,22 @@ class RowMaps:
     Attributes:
         values: nats (or the unit of the maps); NaN where there is no number.
         queries: the queries of the rows; all by default.
+        skip_keys: how many keys count as first; without any, patterns have no lead.
     """
 
     values: Float[np.ndarray, "*map row key_pos"]
     queries: Int[np.ndarray, " row"] | None = None
+    skip_keys: int = 0
 
 
-def pool_with_leads(maps: RowMaps, max_positions: int, skip_keys: int) -> Pooled:
+def pool_with_leads(maps: RowMaps, max_positions: int) -> Pooled:
     """Return pooled patterns whose first column holds the first key's lead; see `pool`.
 
     Args:
         maps: patterns, nats.
         max_positions: how many cells an axis has at most.
-        skip_keys: how many keys count as first; without any, patterns have no lead.
     """
+    skip_keys = maps.skip_keys
     if not skip_keys:
         return pool(maps, max_positions)
     leads, patterns = maps.values[..., :skip_keys].mean(-1), maps.values.copy()
@@ -326,14 +330,15 @@ def pool(maps: Float[np.ndarray, "layer row key_pos"] | RowMaps, max_positions: 
     """
     if max_positions < 1:
         raise ValueError(f"expected at least 1 position, got {max_positions}")
-    cells, queries = (maps.values, maps.queries) if isinstance(maps, RowMaps) else (maps, None)
+    maps = maps if isinstance(maps, RowMaps) else RowMaps(values=maps)
+    cells, skip_keys = maps.values, maps.skip_keys
     n_rows, n = cells.shape[-2:]
     block = -(-n // max_positions)
-    queries = np.arange(n_rows) if queries is None else queries
+    queries = np.arange(n_rows) if maps.queries is None else maps.queries
     if block == 1 and n_rows == n:
-        return Pooled(values=cells.astype(np.float32), block=1)
+        return Pooled(values=cells.astype(np.float32), block=1, skip_keys=skip_keys)
     means = np.stack([_block_means(values, block, queries) for values in cells])
-    return Pooled(values=means.astype(np.float32), block=block)
+    return Pooled(values=means.astype(np.float32), block=block, skip_keys=skip_keys)
 
 
 def _block_means(

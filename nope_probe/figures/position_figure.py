@@ -328,9 +328,9 @@ def _cells(
             RowMaps(
                 values=np.asarray(maps[f"{reader}/{term}"], float)[None],
                 queries=maps.get("query_positions"),
+                skip_keys=skip_keys,
             ),
             max_positions,
-            skip_keys,
         )
         for panel, term in enumerate(names, start=1)
         if f"{reader}/{term}" in maps

@@ -126,7 +126,7 @@ class BoundedSettings:
 
     def __post_init__(self) -> None:
         kind: type = type(self)
-        hints = _hints_of(kind)
+        hints = hints_of(kind)
         validate_choices(hints, vars(self))
         validate_types(hints, vars(self))
         for name, hint in hints.items():
@@ -156,7 +156,7 @@ def settings_from(kind: type[Chosen], values: Mapping[str, object]) -> Chosen:
         ('mask', 'mlp')
     """
     dataclass_type: type = kind
-    hints, chosen = _hints_of(dataclass_type), JsonObject(values)
+    hints, chosen = hints_of(dataclass_type), JsonObject(values)
     for name, value in values.items():
         if name not in hints:
             raise UserError(f"unknown option {name!r}; there are {', '.join(sorted(hints))}")
@@ -171,7 +171,8 @@ def _takes_several(hint: object) -> bool:
 
 
 @cache
-def _hints_of(settings: type) -> dict[str, object]:
+def hints_of(settings: type) -> dict[str, object]:
+    """Return the types of a dataclass's fields by name, with their annotations."""
     hints = get_type_hints(settings, include_extras=True)
     return {field.name: hints[field.name] for field in fields(settings)}
 
@@ -179,7 +180,7 @@ def _hints_of(settings: type) -> dict[str, object]:
 def options_of(settings: type) -> Iterator[tuple[Parameter, str]]:
     """Yield the settings as keyword parameters of a function, each with its help."""
     for field in fields(settings):
-        plain, *extras = get_args(_hints_of(settings)[field.name])
+        plain, *extras = get_args(hints_of(settings)[field.name])
         text = "".join(getattr(extra, "help", None) or "" for extra in extras)
         yield (
             Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=plain),
@@ -273,19 +274,8 @@ ModelFlag = Annotated[
         "here or on the Hub (owner/name/FILE.gguf)."
     ),
 ]
-RevisionFlag = Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")]
-AdapterFlag = Annotated[
-    tuple[str, ...],
-    _arg(
-        help="Folders of adapters (LoRA or others that peft merges), merged in turn; without "
-        "--model, into the base model of the first."
-    ),
-]
 BeyondContextFlag = Annotated[
     bool, _arg(help="Allow a --seq-len beyond the context (not of learned positions).")
-]
-AllowUnusedFlag = Annotated[
-    bool, _arg(help="Load a model whose files hold tensors that it does not use.")
 ]
 SeqsFlag = Annotated[int, COUNT, _arg(help="How many sequences.")]
 SeqLenFlag = Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")]
@@ -302,11 +292,6 @@ FIRST_LAYERS = 4  # that are studied by default
 AUTO_BATCH_TOKENS, AUTO_BATCH_SEQS = 8192, 32
 # The `data` of a run on sequences that a call from Python gives.
 GIVEN = "given in Python"
-# What given sequences take the place of.
-OF_INPUTS = (
-    *("data", "windows", "pack", "bos", "alpha", "shuffle"),
-    *("n_seqs", "seq_len", "beyond_context"),
-)
 # The settings without effect on a source of data; another value than the default is refused.
 NO_EFFECT_ON = {
     "gaussian": ("windows", "pack", "bos", "shuffle"),
@@ -315,13 +300,38 @@ NO_EFFECT_ON = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunSettings(SessionSettings):
-    """Which model is run, on which sequences, and how."""
+class ModelSettings(BoundedSettings):
+    """Which model is read.
+
+    A command's help shows the flags of each class of settings in a box of its own.
+    """
 
     model: ModelFlag = "rope-tiny"
-    adapter: AdapterFlag = ()
-    revision: RevisionFlag = None
-    allow_unused: AllowUnusedFlag = False
+    adapter: Annotated[
+        tuple[str, ...],
+        _arg(
+            help="Folders of adapters (LoRA or others that peft merges), merged in turn; without "
+            "--model, into the base model of the first."
+        ),
+    ] = ()
+    revision: Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")] = (
+        None
+    )
+    allow_unused: Annotated[
+        bool, _arg(help="Load a model whose files hold tensors that it does not use.")
+    ] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        default = type(self).model  # a dataclass keeps its defaults on the class
+        if self.adapter and self.model == default:
+            object.__setattr__(self, "model", base_of(self.adapter[0]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Which sequences a model is run on."""
+
     data: Annotated[
         str,
         _arg(
@@ -354,14 +364,24 @@ class RunSettings(SessionSettings):
     ] = "auto"
     alpha: Annotated[float, ALPHA, _arg(help="With --data gaussian: expected inner product.")] = 0.0
     shuffle: Annotated[bool, _arg(help="Permute the tokens in each sequence.")] = False
+    n_seqs: SeqsFlag = 64
+    seq_len: SeqLenFlag = 64
+    beyond_context: BeyondContextFlag = False
+
+
+# What given sequences take the place of.
+OF_INPUTS = tuple(field.name for field in fields(DataSettings) if field.name != "tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuringSettings:
+    """What is read of a model, and how it is run."""
+
     layers: Annotated[
         int | Literal["auto", "all"],
         LAYERS,
         _arg(help="How many first layers to study, or all; auto: 4, or all of fewer."),
     ] = "auto"
-    n_seqs: SeqsFlag = 64
-    seq_len: SeqLenFlag = 64
-    beyond_context: BeyondContextFlag = False
     batch_size: Annotated[
         int | Literal["auto"],
         COUNT,
@@ -394,6 +414,12 @@ class RunSettings(SessionSettings):
         Dtype,
         _arg(help="The type of the weights; auto: bfloat16 on a GPU, else float32."),
     ] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSettings:
+    """What a run writes."""
+
     checkpoint_every: Annotated[
         int,
         COUNT,
@@ -401,9 +427,10 @@ class RunSettings(SessionSettings):
     ] = 32
     out: Annotated[Path | None, _arg(help="Folder of the run [runs/COMMAND-MODEL-HASH].")] = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        take_base_model(self)
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings, SessionSettings):
+    """Which model is run, on which sequences, and how."""
 
     unrecorded: ClassVar[tuple[str, ...]] = (*SessionSettings.unrecorded, "tokens")
     # Defaults that are not recorded: runs from before these settings existed keep their identity.
@@ -566,13 +593,6 @@ class RunSettings(SessionSettings):
     def layers_with_maps(self, info: ModelInfo) -> tuple[int, ...]:
         """Return the numbers of the layers that have maps: the first layers that attend."""
         return tuple(layer for layer in info.attending if layer < self.depth_in(info))
-
-
-def take_base_model(settings: Any) -> None:
-    """Set a default model to the base model of the first adapter, if settings name adapters."""
-    default = type(settings).model  # a dataclass keeps its defaults on the class
-    if settings.adapter and settings.model == default:
-        object.__setattr__(settings, "model", base_of(settings.adapter[0]))
 
 
 # Vectors of d_model numbers that a block holds for each token: residual stream, q, k, v, z and MLP.

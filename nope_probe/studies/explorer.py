@@ -125,8 +125,9 @@ def _of(
 
 def _pooled(layer: LayerMaps) -> Pooled:
     pattern = layer.pattern.mean_with_lead()
-    maps = RowMaps(values=pattern[None].numpy(), queries=layer.queries.numpy())
-    return pool_with_leads(maps, MAX_POSITIONS, layer.skip_keys)
+    values, queries = pattern[None].numpy(), layer.queries.numpy()
+    maps = RowMaps(values=values, queries=queries, skip_keys=layer.skip_keys)
+    return pool_with_leads(maps, MAX_POSITIONS)
 
 
 def _leads(maps: Pooled) -> Float[np.ndarray, " query_block"]:

@@ -56,7 +56,7 @@ def corrupt(path: Path) -> None:
 # What a library says of a file follows after the colon; the words are not ours to test.
 DATA: dict[str, tuple[str, str | bytes | Callable[[Path], object] | None, str]] = {
     "no file": ("a.txt", None, "no data '"),
-    "another kind": ("a.csv", ROW, "expected a .txt, .jsonl or .parquet file"),
+    "another kind": ("a.csv", ROW, "expected a .txt, .jsonl or .parquet file, or the folder of"),
     "blank text": ("a.txt", b"\xef\xbb\xbf \n", "a.txt is empty"),
     "no rows": ("a.jsonl", "", "a.jsonl is empty"),
     "NUL bytes": ("a.txt", b"abc\0", "is not text: it holds NUL bytes"),

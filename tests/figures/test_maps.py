@@ -14,6 +14,7 @@ from nope_probe.analyses.parameter_free.simulation import Estimate
 from nope_probe.figures.curves import Curves, rows_against_theory
 from nope_probe.figures.image import without_controls
 from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps, unfold_layers
+from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import diagonal_normalised
 from nope_probe.maps.maps import ScoreMaps, StageMaps
@@ -96,7 +97,7 @@ def test_positions_count_from_zero_and_pooled_cells_are_at_their_blocks_middle()
 def test_leads_are_a_column_of_their_own_on_their_own_scale() -> None:
     maps = triangle(2, 11)
     maps[:, :, 0] *= 100  # the first column holds leads
-    figure = term_maps({"intact": maps}, title="t", skip_keys=1)
+    figure = term_maps({"intact": RowMaps(values=maps, skip_keys=1)}, title="t")
     for layer, (trace, column) in enumerate(zip(figure.data[::2], figure.data[1::2], strict=True)):
         top = figure.layout.meta["scales"][layer][1]
         assert top == pytest.approx(np.nanmax(np.abs(maps[layer, :, 1:])), rel=0.1)
@@ -117,22 +118,23 @@ def test_leads_are_a_column_of_their_own_on_their_own_scale() -> None:
 
 def test_pooled_leads_are_means_over_queries_alone() -> None:
     maps = triangle(1, 12)
-    trace, column = term_maps({"intact": maps}, title="t", skip_keys=1, max_positions=6).data
+    terms = {"intact": RowMaps(values=maps, skip_keys=1)}
+    trace, column = term_maps(terms, title="t", max_positions=6).data
     np.testing.assert_allclose(column.customdata[3, 0], maps[0, 6:8, 0].mean(), rtol=1e-6)
     np.testing.assert_allclose(trace.z[3, 1], maps[0, 6:8, 2:4].mean(), rtol=1e-6)
 
 
 def test_colours_of_terms_span_three_standard_errors() -> None:
-    maps = triangle(2, 11)
-    options = {"title": "t", "skip_keys": 1}
-    shown = term_maps({"intact": maps}, **options).layout.meta["scales"]
-    scales = term_maps({"intact": maps}, **options, noise=[2.0, 0.02]).layout.meta["scales"]
+    terms = {"intact": RowMaps(values=triangle(2, 11), skip_keys=1)}
+    shown = term_maps(terms, title="t").layout.meta["scales"]
+    scales = term_maps(terms, title="t", noise=[2.0, 0.02]).layout.meta["scales"]
     assert scales == [[-6, 6], shown[1]]
 
 
 def test_an_image_of_all_layers_keeps_their_leads() -> None:
     maps = triangle(3, 11)
-    figure = unfold_layers(term_maps({"intact": maps}, title="t", skip_keys=1))
+    terms = {"intact": RowMaps(values=maps, skip_keys=1)}
+    figure = unfold_layers(term_maps(terms, title="t"))
     assert len(figure.data) == 6
     for layer, (trace, column) in enumerate(zip(figure.data[::2], figure.data[1::2], strict=True)):
         np.testing.assert_array_equal(trace.z[:, 1:], maps[layer, :, 1:])
@@ -207,7 +209,8 @@ def test_score_maps_are_drawn_from_a_capture_a_tensor_or_an_array(scores: ScoreM
         for maps in (scores, scores.mean, scores.mean.numpy()):
             for actual, theirs in zip(drawn(draw(maps)), truth, strict=True):
                 np.testing.assert_array_equal(actual, theirs)
-    both = figures.term_maps({"all": scores, "mask": scores.mean}, title="terms", skip_keys=1)
+    rows = figures.RowMaps(values=scores.mean.numpy(), skip_keys=1)
+    both = figures.term_maps({"all": scores, "mask": rows}, title="terms")
     for one, other in zip(both.data[:2], both.data[2:4], strict=True):  # a map, and its lead
         np.testing.assert_array_equal(one.z, other.z)
 

@@ -95,19 +95,14 @@ class Findings:
     def pooled(self, key: str) -> Pooled:
         """Return a map with as many positions as the page has room for."""
         n_drawn = sum(len(keys) + 1 for keys in self.names.values())
-        cells = np.asarray(self.maps[key])
-        maps, size = (
-            RowMaps(values=cells, queries=self.query_positions),
-            positions(n_drawn, len(cells)),
-        )
-        if key.startswith("score"):
-            return pool(maps, size)
-        return pool_with_leads(maps, size, self.manifest.skip_keys)
+        cells, skip_keys = np.asarray(self.maps[key]), self.manifest.skip_keys
+        maps = RowMaps(values=cells, queries=self.query_positions, skip_keys=skip_keys)
+        pooling = pool if key.startswith("score") else pool_with_leads
+        return pooling(maps, positions(n_drawn, len(cells)))
 
     def drawn(self, maps: Mapping[str, Pooled], **about: Any) -> go.Figure:
         """Draw maps of all layers, the shown layer first; see `term_maps`."""
-        skip_keys = self.manifest.skip_keys
-        return term_maps(maps, layer=self.shown, layers=self.layers, skip_keys=skip_keys, **about)
+        return term_maps(maps, layer=self.shown, layers=self.layers, **about)
 
     def terms(self, group: str) -> dict[str, Pooled]:
         """Return the maps of a group by the names of their terms."""
@@ -331,7 +326,6 @@ def _details(findings: Findings) -> Iterator[Section]:
             findings.pooled("score/intact"),
             layer=findings.shown,
             layers=findings.layers,
-            skip_keys=findings.manifest.skip_keys,
         ),
         caption="The mean score that each query gives each key, over sequences and heads. "
         "Brighter keys of a row are attended to more.",

@@ -14,13 +14,8 @@ from nope_probe.run.settings import (
     LAYERS,
     SEED,
     SEQ_LEN,
-    AdapterFlag,
-    AllowUnusedFlag,
     BeyondContextFlag,
-    BoundedSettings,
-    ModelFlag,
-    RevisionFlag,
-    take_base_model,
+    ModelSettings,
     validate_effects,
 )
 from nope_probe.studies.layers.expect import Expectation, parse_expectation
@@ -29,7 +24,7 @@ _arg = tyro.conf.arg
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(BoundedSettings):
+class Settings(ModelSettings):
     """Find what each layer of a model does about position.
 
     The findings are RoPE's action, pairs and base, the mask's shape, norms, soft cap, scale and
@@ -37,10 +32,6 @@ class Settings(BoundedSettings):
     table, and the differences to the configuration.
     """
 
-    model: ModelFlag = "rope-tiny"
-    adapter: AdapterFlag = ()
-    revision: RevisionFlag = None
-    allow_unused: AllowUnusedFlag = False
     layers: Annotated[int | Literal["all"], LAYERS, _arg(help="How many first layers to read.")] = (
         "all"
     )
@@ -64,10 +55,6 @@ class Settings(BoundedSettings):
     json: Annotated[bool, _arg(help="Print JSON instead of the table.")] = False
     seed: Annotated[int, SEED, _arg(help="Seed of the batch.")] = 0
     device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        take_base_model(self)
 
     def sources(self) -> dict[str, Path | None]:
         """Return the paths of the model's files; None for a model on the Hub."""

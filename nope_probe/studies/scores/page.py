@@ -104,14 +104,11 @@ def _head(heads: pd.DataFrame, layer: int) -> str:
 
 def _map_sections(run: Run) -> Iterator[Section]:
     table, skip_keys = run.tables["pattern"], run.manifest.skip_keys
-    score, normalised = (
-        RowMaps(values=run.maps[name], queries=run.query_positions)
-        for name in ("score", "normalised")
-    )
+    normalised = RowMaps(values=run.maps["normalised"], queries=run.query_positions)
+    score = replace(normalised, values=run.maps["score"], skip_keys=skip_keys)
     best, layers = strongest_row(table, run.manifest.fold_sizes), table["layer"].tolist()
     drawn: dict[str, Any] = {
         "max_positions": positions(3, len(score.values)),
-        "skip_keys": skip_keys,
         "layer": layers[0] if best is None else int(best["layer"]),
         "layers": layers,
         "noise": [float(np.sqrt(np.nanmean(errors**2))) for errors in run.maps["se"]],
@@ -136,27 +133,27 @@ def _map_sections(run: Run) -> Iterator[Section]:
             term_maps,
             {"less diagonal means": normalised},
             title="Mean scores less the mean of each diagonal",
-            **{**drawn, "skip_keys": 0},
+            **drawn,
         ),
         caption="What depends on distance alone is taken away; the rest depends on the positions "
         f"of query and key. Red is above the diagonal's mean, blue below.{left_out}",
     )
 
 
-def _pattern_maps(score: RowMaps, skip_keys: int, **drawn: Any) -> go.Figure:
+def _pattern_maps(score: RowMaps, **drawn: Any) -> go.Figure:
     import torch  # a finished run is shown without it; only pages and images draw maps
 
     from nope_probe.maps.layers import LayerMaps
 
     queries = None if score.queries is None else torch.from_numpy(score.queries)
     layers = [
-        LayerMaps.of(layer[None], None, queries, skip_keys)
+        LayerMaps.of(layer[None], None, queries, score.skip_keys)
         for layer in torch.from_numpy(score.values).double()
     ]
     patterns = torch.stack([layer.pattern.mean_with_lead() for layer in layers])
     maps = replace(score, values=patterns.float().numpy())
     title = "Positional pattern"
-    return term_maps({title.lower(): maps}, title=title, skip_keys=skip_keys, **drawn)
+    return term_maps({title.lower(): maps}, title=title, **drawn)
 
 
 def _head_map_sections(heads: str) -> Iterator[Section]:
