@@ -38,6 +38,8 @@ COMMANDS = {
     '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter." '
     "--why L18H6 --query 14 --steps 2 --confirm 1",
     "heads": f"heads --model {NAME} --remove rope --k 1 5 --draws 4 --n-seqs 32 --seq-len 128",
+    "content": f"heads --model {NAME} --remove content --by positional others lowest-others "
+    "--k 60 100 136 --draws 3 --n-seqs 24",
 }
 PARTS_OF_HEADS = (
     *("information", "first_position", "others_position"),
@@ -73,6 +75,7 @@ WRITERS = {2: "MLP1", 3: "MLP2", 4: "MLP2", 5: "MLP2"}  # the strongest into eac
 LOST_WITHOUT = ("MLP2", "MLP0", "ATTN0", "MLP1")  # writers whose position is taken away before L5
 EDGE = 0.05  # the share of the keys that are the first
 PIXELS = 104  # of a published panel
+ORDERS = ("positional", "others", "lowest-others")
 POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
 LITTLE, HALF = 0.2, 0.5  # positional shares
 REMOVED = {"intact": "intact", "without the mask": "mask", "without RoPE": "rope"}
@@ -92,7 +95,7 @@ def measure(folder: Path) -> pd.DataFrame:
     scores = runs["figure5"].manifest.results["experiments"][NAME]
     runs["figure5"] = read_run(folder / "figure5" / scores)
     draw(runs["figure5"].maps["normalised"])
-    others = drawn_rows(runs["figure5"]), text_rows(runs["attention"]), head_rows(runs["heads"])
+    others = drawn_rows(runs["figure5"]), text_rows(runs["attention"]), head_rows(runs)
     stored = pd.concat([told_rows(runs, TOLD), *map(pd.DataFrame, others)])
     names = ("all", "rotation", *(f"key {writer}" for writer in WRITERS.values()), *LOST_WITHOUT)
     read = {f"{question} {name}" for question in ("lead", "pattern") for name in names}
@@ -143,16 +146,18 @@ def estimates(
     return pd.concat(parts).dropna(subset="value")
 
 
-def head_rows(heads: Run) -> Iterator[Row]:
-    """Yield what RoPE in the first heads costs, and in heads of the same layers."""
-    for row in heads.tables["tests"].to_dict("records"):
-        where = {"run": "heads", "name": f"{row['measure']} {row['k']}"}
-        cost = heads.tables["cost"]
-        cost = cost[cost["draw"].isna() & (cost["k"] == row["k"])]
-        (own,) = cost[cost["measure"] == row["measure"]].to_dict("records")
-        for measure, source in (("cost", own), ("chance", row)):
-            ends = {"low": source[f"{measure}_low"], "high": source[f"{measure}_high"]}
-            yield {**where, "measure": measure, "value": source[measure], **ends}
+def head_rows(runs: Mapping[str, Run]) -> Iterator[Row]:
+    """Yield what RoPE or content in the first heads costs, and in heads of the same layers."""
+    labels = {"heads": ["measure", "k"], "content": ["order", "measure", "k"]}
+    for run, names in labels.items():
+        cost = runs[run].tables["cost"]
+        cost = cost[cost["draw"].isna()].set_index(["order", "measure", "k"])
+        for row in runs[run].tables["tests"].to_dict("records"):
+            where = {"run": run, "name": " ".join(str(row[name]) for name in names)}
+            own = cost.loc[(row["order"], row["measure"], row["k"])]
+            for measure, source in (("cost", own), ("chance", row)):
+                ends = {"low": source[f"{measure}_low"], "high": source[f"{measure}_high"]}
+                yield {**where, "measure": measure, "value": source[measure], **ends}
 
 
 def drawn_rows(scores: Run) -> Iterator[Row]:
@@ -252,8 +257,12 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
         for source in SOURCES
     )
 
-    def cost(name: str, measure: str = "cost") -> str:
-        return f"{of(stored, run='heads', name=name, measure=measure)['value'].item():z.2f}"
+    def cost(name: str, measure: str = "cost", run: str = "heads") -> str:
+        return f"{of(stored, run=run, name=name, measure=measure)['value'].item():z.2f}"
+
+    def content(order: str, measure: str, label: str) -> str:
+        numbers = [cost(f"{order} text {k}", measure, "content") for k in (60, 100, 136)]
+        return " | ".join([f"| {label}`{order}`", *numbers]) + " |"
 
     intact, gone = nats("copy_random intact", "value"), nats("copy_random rope", "difference")
     heads = of(stored, run="attention")
@@ -290,6 +299,8 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
             f"{cost('text 1')}; without that of another head of L16 "
             f"{cost('copy_random 1', 'chance')} and {cost('text 1', 'chance')}.",
             f"the five most positional heads it is {cost('copy_random 5')} and {cost('text 5')}",
+            *(content(order, "cost", "") for order in ORDERS),
+            *(content(order, "chance", "heads of the layers of ") for order in ORDERS),
         ],
     }
 
