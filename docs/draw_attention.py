@@ -16,7 +16,8 @@ from PIL import Image
 from nope_probe import figures
 from nope_probe.figures.heads import cost_by_k
 from nope_probe.figures.text_view import TextView
-from nope_probe.studies.attention.on_text import stored_why, text_view
+from nope_probe.studies.attention.on_text import text_view
+from nope_probe.studies.attention.study import AttentionStudy
 
 HEIGHT = 224  # px of the picture of the text
 STYLE = """.chooser { display: none }
@@ -32,8 +33,7 @@ ASK = f"""setTimeout(() => document.querySelectorAll(".text").forEach((text) => 
 def main(folder: str) -> None:
     run = finished(Path(folder).resolve() / "attention", COMMANDS["attention"])
     save_small(figures.attention_heads(run.tables["attention"]), "heads_smollm2.png")
-    why = stored_why(run)
-    assert why is not None
+    why = AttentionStudy(**vars(run)).why("L{}H{}".format(*CONTENT), query=QUERY, steps=2)
     save_small(why.graph, "steps_smollm2.png")
     of_heads = finished(Path(folder).resolve() / "heads", COMMANDS["heads"]).tables
     save_small(cost_by_k(of_heads["cost"], of_heads["tests"]), "function_smollm2.png")

@@ -35,8 +35,7 @@ COMMANDS = {
     "behaviour": f"behaviour --model {NAME} --measures loss copy --remove mask rope --n-seqs 32 "
     "--seq-len 128",
     "attention": f"attention --model {NAME} --n-seqs 384 --seq-len 64 --text "
-    '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter." '
-    "--why L18H6 --query 14 --steps 2 --confirm 1",
+    '"Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."',
     "heads": f"heads --model {NAME} --remove rope --k 1 5 --draws 4 --n-seqs 32 --seq-len 128",
     "content": f"heads --model {NAME} --remove content --by positional others lowest-others "
     "--k 60 100 136 --draws 3 --n-seqs 24",

@@ -37,6 +37,7 @@ from nope_probe.run.processes import (
 from nope_probe.run.settings import SessionSettings, hints_of
 
 Settings = TypeVar("Settings")
+GROUP = "_group"  # at the end of the names of groups of flags
 _subcommand: ContextVar[str | None] = ContextVar("subcommand", default=None)
 IMAGE_HELP = (
     "Draw the first figure of the page into this .pdf, .png or .svg file too (needs Chrome)."
@@ -45,7 +46,6 @@ VERBOSE_HELP = "Print all tables, and how to read them; without it, the result a
 # Flags on what is shown, which do not identify a run: a type, its help, and a default each.
 IMAGE = ("image", Annotated[Path | None, tyro.conf.arg(help=IMAGE_HELP)], None)
 VERBOSE = ("verbose", Annotated[bool, tyro.conf.arg(help=VERBOSE_HELP)], False)
-
 DRY_RUN_HELP = "Print the passes, their memory and, after a timed batch of each kind, their time."
 DRY_RUN = ("dry_run", Annotated[bool, tyro.conf.arg(help=DRY_RUN_HELP)], False)
 
@@ -66,7 +66,9 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
         groups: Any = tyro.cli(
             in_groups(settings), prog=typed, args=typed_arguments(), description="\n".join(lines)
         )
-    values = {name: value for group in vars(groups).values() for name, value in vars(group).items()}
+    values = {name: value for name, value in vars(groups).items() if not name.endswith(GROUP)}
+    for name, group in vars(groups).items():
+        values |= vars(group) if name.endswith(GROUP) else {}
     if process_count() > 1:  # so that torch prints nothing about a connection that it loses
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     return settings(**values)
@@ -76,7 +78,7 @@ def in_groups(settings: type) -> type:
     """Return a dataclass of dataclasses: the settings that each class of settings declares.
 
     The help has a box for each, which is called after the class; the settings that a command
-    declares itself have no title.
+    declares itself are in the first.
     """
     titles: dict[str, str] = {}
     for kind in filter(is_dataclass, reversed(settings.__mro__)):
@@ -87,12 +89,15 @@ def in_groups(settings: type) -> type:
     for setting in fields(settings):
         hint, default = hints_of(settings)[setting.name], field(default=setting.default)
         groups.setdefault(titles[setting.name], []).append((setting.name, hint, default))
-    boxes: list[tuple[str, Any]] = []
+    boxes: list[Any] = []
     for title, flags in groups.items():
+        if not title:
+            boxes += flags
+            continue
         box: Any = make_dataclass("Group", flags)
         shown = (tyro.conf.OmitArgPrefixes, tyro.conf.arg(name=title, help=""))
-        boxes.append((title or "own", Annotated[box, *shown]))
-    return make_dataclass("Groups", boxes)
+        boxes.append((title + GROUP, Annotated[box, *shown]))
+    return make_dataclass("Groups", boxes, kw_only=True)
 
 
 def parse_with(

@@ -56,8 +56,9 @@ SIZES: dict[str, dict[str, str]] = {
     "trace": {**RUN_SIZES, "--n-seqs": "10", "--folds": "5", "--layers": "2", "--confirm": "1"},
     "train": {"--steps": "2"},
 }
-# Tokens that the tiny models' tokenizer lacks.
+# Tokens that the tiny models' tokenizer lacks, and numbers of heads that they lack.
 TINY = {(token,): ("<bos>",) for token in ("<|endoftext|>", "<|im_start|>")}
+TINY[("60", "100", "136")] = ("1", "2", "3")
 OF_WHY = {"--layers": "4", "--query": "1"}  # L3H3, in a text of two tokens
 OF_TEXTS = ("--n-seqs", "--seq-len")
 FIGURE_SIZES: dict[str, dict[str, str]] = {

@@ -83,13 +83,13 @@ def sentences(text: str) -> list[str]:
 
 
 def check(html: str) -> None:
-    [lead] = re.findall(r'<section class="lead"[^>]*>(.*?)</section>', html, re.DOTALL)
-    first, *caption = texts(lead, "p")
+    [headline] = re.findall(r'<section class="headline"[^>]*>(.*?)</section>', html, re.DOTALL)
+    first, *caption = texts(headline, "p")
     said, *second = sentences(first)
     assert 4 <= len(said.split()) <= 25, first
     assert len(second) <= 1, first  # of the weights
     assert len(" ".join(second).split()) <= 35, first
-    rows = [texts(row, "t[hd]") for row in re.findall(r"<tr>(.*?)</tr>", lead, re.DOTALL)]
+    rows = [texts(row, "t[hd]") for row in re.findall(r"<tr>(.*?)</tr>", headline, re.DOTALL)]
     assert len(rows) <= 1 + 8
     widths = [max(min(len(text), NAMES) for text in column) for column in zip(*rows, strict=True)]
     assert len(columns_that_fit(widths)) <= 1, "the table is wider than a terminal"
@@ -106,7 +106,7 @@ def check(html: str) -> None:
     for text in [*caption, *texts(html.split('class="notes"')[1].split("</ul>")[0], "li")]:
         for sentence in sentences(text):
             assert len(sentence.split()) <= 25, sentence
-    where = [html.index(part) for part in ('class="lead"', 'id="section-0"', 'class="notes"')]
+    where = [html.index(part) for part in ('class="headline"', 'id="section-0"', 'class="notes"')]
     assert where == sorted(where)
 
 

@@ -115,7 +115,7 @@ def layer_names(numbers: Iterable[int]) -> str:
     """Return layers by number, with runs of three layers or more as `L1 to L3`.
 
     Example:
-        >>> numbered_layers([1, 2, 3, 7])
+        >>> layer_names([1, 2, 3, 7])
         'L1 to L3, L7'
     """
     runs: list[list[int]] = []

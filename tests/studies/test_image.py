@@ -64,5 +64,7 @@ def test_a_command_draws_its_image_and_records_the_run_as_without(
     monkeypatch.setattr("nope_probe.run.paths.validate_browser", lambda: None)
     run = ["--n-samples", 32, "--seq-len", 5, "--out", tmp_path / "run"]
     run_command(simulate, *run, "--image", tmp_path / "figure.svg")
-    assert drawn[tmp_path / "figure.svg"].layout.title.text.startswith("Scores, each layer")
+    assert drawn[tmp_path / "figure.svg"].layout.title.text.startswith(
+        "Scores, with a colour scale"
+    )
     assert "image" not in read_manifest(tmp_path / "run").settings

@@ -74,7 +74,7 @@ def test_a_bar_is_the_relative_entropy_to_the_mean_at_the_same_position(
         )
         expected = sum(float(a) * log(a / m) for a, m in pairs if a > 0)
         assert view.content[layer, head, query] == pytest.approx(expected, abs=1e-5)
-    name, query, key = view.strongest()
+    name, query, key = view.strongest_look()
     place = (*map(int, re.findall(r"\d+", name)), query)
     assert view.content[place] == view.content.max()
     assert view.weights[place][key] == view.weights[place].max()
@@ -103,7 +103,7 @@ def test_a_text_alone_is_read_without_other_texts(
     assert rows.loc[(1, 2), "first_weight"] == pytest.approx(view.weights[1, 2, 7:, 0].mean())
     assert [*table.dropna(axis=1).columns] == ["layer", "head", "information", "first_weight"]
     assert [*table.columns] == [*study.attention.columns]
-    name, query, key = view.strongest()
+    name, query, key = view.strongest_look()
     weights = np.tril(view.weights, -1)[..., 1:]
     assert view.weights[(*map(int, re.findall(r"\d+", name)), query, key)] == weights.max()
     data = packed(view.html())
