@@ -77,7 +77,7 @@ def load_gguf_tokenizer(source: str, revision: str | None = None) -> PreTrainedT
 
     Return None for a file without tokens.
 
-    The tokenizer is saved in a folder of its own, which stays while the process lives, because
+    The tokenizer is saved in a folder that stays while the process lives, because
     TransformerLens loads it a second time by its folder.
     """
     path = gguf_path(source, revision)

@@ -26,7 +26,7 @@ from nope_probe import (
 )
 from nope_probe.hooks.layers.entry import entered, logits_from, run_to_enter
 from nope_probe.hooks.layers.model import logits_of
-from nope_probe.studies.heads.study import Condition, against_chance
+from nope_probe.studies.heads.study import HeadCondition, against_chance
 
 SMALL: dict[str, Any] = {"n_seqs": 24, "seq_len": 20, "folds": 5, "draws": 3, "k": [1, 5]}
 
@@ -97,14 +97,14 @@ def test_measures_of_single_heads_are_those_of_head_scores(loaded: Any, data: An
 def test_draws_are_as_many_heads_of_the_same_layers() -> None:
     ranked = [(2, 1), (0, 3), (2, 0), (1, 1), (0, 0)]
     drawn = [
-        Condition(removed="rope", order="x", k=3, draw=draw).heads(ranked, 5, seed=0)
+        HeadCondition(removed="rope", order="x", k=3, draw=draw).heads(ranked, 5, seed=0)
         for draw in range(40)
     ]
     for heads_of_draw in drawn:
         assert sorted(layer for layer, _ in heads_of_draw) == [0, 2, 2]
         assert len({*heads_of_draw}) == 3
     assert {head for one in drawn for _, head in one} == {0, 1, 2, 3, 4}
-    assert Condition(removed="rope", order="x", k=3).heads(ranked, 5, seed=0) == ranked[:3]
+    assert HeadCondition(removed="rope", order="x", k=3).heads(ranked, 5, seed=0) == ranked[:3]
 
 
 def test_an_order_is_tested_as_one_more_draw() -> None:

@@ -77,12 +77,12 @@ def headline(run: Run) -> Headline:
     best = rows.iloc[int((rows["cost"] - rows["chance"]).abs().to_numpy().argmax())]
     same = (tests[["removed", "order", "k"]] == best[["removed", "order", "k"]]).all(axis=1)
     of_text = float(tests.loc[same & (tests["measure"] == "text"), "cost"].iloc[0])
-    beside = "" if best["measure"] == "text" else f"; text costs {of_text:+.2f}"
+    on_text = "" if best["measure"] == "text" else f"; text costs {of_text:+.2f}"
     unit = "nats" if best["measure"] in LOSSES else "of attention"
     sentence = (
         f"Without {phrase(str(best['removed']))} in the first {best['k']} of {n_heads} heads by "
         f"{best['order']}, {OF_MEASURES[str(best['measure'])]} costs {best['cost']:+.2f} {unit}; "
-        f"in as many heads of the same layers {best['chance']:+.2f}{beside}."
+        f"in as many heads of the same layers {best['chance']:+.2f}{on_text}."
     )
     return Headline(sentence=sentence, table=table, caption=caption)
 

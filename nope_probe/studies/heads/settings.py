@@ -38,7 +38,7 @@ class Settings(RunSettings):
         _arg(
             help="Orders, highest first: positional and others (the two positional shares), "
             "information, first_key, previous_token, induction; lowest-positional for lowest "
-            "first; or a CSV file with the columns layer and head, in its own order."
+            "first; or a CSV file with the columns layer and head, in the order of the file."
         ),
     ] = ("positional",)
     remove: Annotated[

@@ -63,14 +63,14 @@ HeadPlace = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
+class HeadCondition:
     """What is removed from which heads.
 
     Attributes:
         removed: rope, content or mask.
         order: the order whose first heads lose it, or from whose layers heads are drawn.
         k: how many heads.
-        draw: the number of the draw; None for the order's own heads.
+        draw: the number of the draw; None for the first heads of the order.
         rank: of the only head that loses it; None for the first k.
     """
 
@@ -152,7 +152,7 @@ class Heads(Study[Settings, HeadsStudy]):
         self.engine = Engine.of(session)
         validate_removable(loaded.model, [Ablation(remove=name) for name in settings.remove])
         self.ks = settings.counts_of(len(self.places))
-        self.own = {
+        self.given_orders = {
             name: read_order(Path(name), self.places) for name in settings.by if is_file(name)
         }
         self.probes = self._make_probes()
@@ -174,24 +174,24 @@ class Heads(Study[Settings, HeadsStudy]):
             probes["text_of_means"] = self.means.inputs[: len(tokens)]
         return probes
 
-    def _make_conditions(self) -> list[Condition]:
+    def _make_conditions(self) -> list[HeadCondition]:
         settings = self.settings
         conditions = []
         for removed, order in product(settings.remove, settings.by):
             for k in self.ks:
-                conditions.append(Condition(removed=removed, order=order, k=k))
+                conditions.append(HeadCondition(removed=removed, order=order, k=k))
                 conditions += [
-                    Condition(removed=removed, order=order, k=k, draw=draw)
+                    HeadCondition(removed=removed, order=order, k=k, draw=draw)
                     for draw in range(settings.draws)
                 ]
             if settings.single:
                 conditions += [
-                    Condition(removed=removed, order=order, k=1, rank=rank)
+                    HeadCondition(removed=removed, order=order, k=1, rank=rank)
                     for rank in range(max(self.ks))
                 ]
         return conditions
 
-    def conditions_on(self, probe: str) -> list[Condition]:
+    def conditions_on(self, probe: str) -> list[HeadCondition]:
         """Return the conditions that are run on a probe.
 
         On the texts of the means, only the most heads lose their content.
@@ -304,13 +304,13 @@ class Heads(Study[Settings, HeadsStudy]):
 
     def ranked(self, order: str) -> list[tuple[HeadPlace, float]]:
         """Return all heads with their values, in an order."""
-        if order in self.own:
-            return self.own[order]
+        if order in self.given_orders:
+            return self.given_orders[order]
         values = self.measured(order.removeprefix(LOWEST)).nan_to_num()
         ranks = values.argsort(descending=not order.startswith(LOWEST), stable=True)
         return [(self.places[at], float(values[at])) for at in ranks]
 
-    def _heads_of(self, condition: Condition) -> list[HeadPlace]:
+    def _heads_of(self, condition: HeadCondition) -> list[HeadPlace]:
         is_forecast = len(self.measured("information")) < len(self.places)  # any take as long
         ranked = self.places if is_forecast else [head for head, _ in self.ranked(condition.order)]
         return condition.heads(ranked, self.n_heads, self.settings.seed)
@@ -328,7 +328,7 @@ class Heads(Study[Settings, HeadsStudy]):
         key: str,
         ablation: Ablation | None,
         place: str,
-        condition: Condition | None = None,
+        condition: HeadCondition | None = None,
     ) -> State:
         """Return what a batch costs in a condition, which begins from the intact model's pass."""
         if condition is None:
@@ -344,7 +344,7 @@ class Heads(Study[Settings, HeadsStudy]):
         first = {min(by_layer(self._heads_of(one))) for one in self.conditions_on(probe)}
         return run_to_enter(engine.model, engine.inputs, first)
 
-    def _costs(self, engine: Engine, place: str, condition: Condition | None) -> State:
+    def _costs(self, engine: Engine, place: str, condition: HeadCondition | None) -> State:
         """Return the loss of each sequence of a batch, and its induction scores, of a condition."""
         model, tokens = engine.model, engine.inputs
         probe = place.partition("/")[0]
@@ -410,7 +410,7 @@ class Heads(Study[Settings, HeadsStudy]):
         return with_page(session, Run(manifest=manifest, arrays=kept, tables=tables), report)
 
     def _values(
-        self, results: Results, condition: Condition | None, measure: str
+        self, results: Results, condition: HeadCondition | None, measure: str
     ) -> Float[Tensor, " seq"]:
         """Return a measure of every sequence, in a condition or the intact model."""
         of_induction = measure == "induction"
@@ -428,7 +428,7 @@ class Heads(Study[Settings, HeadsStudy]):
         starts = range(0, len(self.probes[probe]), self.engine.batch_size)
         return torch.cat([results[f"{condition}/{probe}/{start}"][name] for start in starts])
 
-    def _cost(self, results: Results, condition: Condition, measure: str) -> Interval:
+    def _cost(self, results: Results, condition: HeadCondition, measure: str) -> Interval:
         """Return what a condition costs: a rise of a loss, or a fall of induction scores."""
         cost = self._values(results, condition, measure) - self._values(results, None, measure)
         if measure == "induction":
@@ -473,7 +473,7 @@ def against_chance(costs: pd.DataFrame) -> pd.DataFrame:
     cost nearly the same.
 
     Args:
-        costs: the orders' own rows, and those of the draws.
+        costs: the rows of the orders' first heads, and those of the draws.
 
     Returns:
         removed, order, k, measure, cost, chance (the draws' mean) with the ends of where 95% of
@@ -483,8 +483,8 @@ def against_chance(costs: pd.DataFrame) -> pd.DataFrame:
     rows: list[TableRow] = []
     for names, group in groups:
         draws = group.loc[group["draw"].notna(), "cost"].to_numpy(float)
-        own = group[group["draw"].isna()].iloc[0]
-        cost, noise = float(own["cost"]), float(own["cost_high"] - own["cost_low"]) / 2
+        first = group[group["draw"].isna()].iloc[0]
+        cost, noise = float(first["cost"]), float(first["cost_high"] - first["cost_low"]) / 2
         mean, spread = draws.mean(), draws.std(ddof=1) * (1 + 1 / len(draws)) ** 0.5
         half = spread * student.ppf(0.975, len(draws) - 1)
         far, error = abs(cost - mean), np.hypot(spread, noise / student.ppf(0.975, np.inf))
