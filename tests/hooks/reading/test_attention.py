@@ -72,6 +72,11 @@ def test_weights_and_information_are_plain_transformers_own(
     loaded = load(str(model.folder))
     maps = capture_attention(loaded.model, inputs, n_folds=N_FOLDS, batch_size=5)
     assert_plain(maps, model, inputs)
+    alone = capture_attention(
+        loaded.model, inputs, n_folds=N_FOLDS, batch_size=5, keeps_scores=False
+    )
+    assert alone.scores is None
+    assert alone.weights.equal(maps.weights)
 
 
 @pytest.mark.parametrize("spec", ["hooked:smollm3-rope", "bridge:llama"])
