@@ -35,7 +35,7 @@ class Entry:
 
 def run_to_enter(
     model: HookedModel, tokens: Int[Tensor, "batch pos"], numbers: Iterable[int]
-) -> tuple[Entry, Float[Tensor, "batch pos d_vocab"]]:
+) -> tuple[Entry, Float[Tensor, "batch logit_pos d_vocab"]]:
     """Run a batch, and keep what `entered` needs to begin passes at some blocks.
 
     Args:
@@ -91,7 +91,9 @@ def entered(model: HookedModel, entry: Entry, number: int) -> Iterator[None]:
 def logits_from(model: HookedModel, position: int) -> Iterator[None]:
     """Compute logits from a position on: the unembedding is a quarter of a small model's work."""
 
-    def cut(module: nn.Module, inputs: tuple[Vectors]) -> tuple[Vectors]:
+    def cut(
+        module: nn.Module, inputs: tuple[Float[Tensor, "batch pos d_model"]]
+    ) -> tuple[Float[Tensor, "batch later d_model"]]:
         return (inputs[0][:, position:],)
 
     cutting = modules_of(model)["unembed"].register_forward_pre_hook(cut)

@@ -311,7 +311,7 @@ def positions_of(model: HookedModel) -> int | None:
 
 def logits_of(
     model: HookedModel, tokens: Int[Tensor, "batch pos"]
-) -> Float[Tensor, "batch pos d_vocab"]:
+) -> Float[Tensor, "batch logit_pos d_vocab"]:
     """Return the logits of a batch of tokens, on the model's device."""
     with as_evaluated(model):
         return model(tokens.to(next(model.parameters()).device))
