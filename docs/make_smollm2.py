@@ -74,6 +74,7 @@ WRITERS = {2: "MLP1", 3: "MLP2", 4: "MLP2", 5: "MLP2"}  # the strongest into eac
 LOST_WITHOUT = ("MLP2", "MLP0", "ATTN0", "MLP1")  # writers whose position is taken away before L5
 EDGE = 0.05  # the share of the keys that are the first
 PIXELS = 104  # of a published panel
+CHANCE = "chance"  # the mean cost of removals from heads drawn from the same layers
 ORDERS = ("positional", "others", "lowest-others")
 POSITIONAL, CONTENT, QUERY = (16, 0), (18, 6), 14  # two heads, and the token that they look from
 LITTLE, HALF = 0.2, 0.5  # positional shares
@@ -256,13 +257,6 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
         for source in SOURCES
     )
 
-    def cost(name: str, measure: str = "cost", run: str = "heads") -> str:
-        return f"{of(stored, run=run, name=name, measure=measure)['value'].item():z.2f}"
-
-    def content(order: str, measure: str, label: str) -> str:
-        numbers = [cost(f"{order} text {k}", measure, "content") for k in (60, 100, 136)]
-        return " | ".join([f"| {label}`{order}`", *numbers]) + " |"
-
     intact, gone = nats("copy_random intact", "value"), nats("copy_random rope", "difference")
     heads = of(stored, run="attention")
     shares = of(heads, measure="positional_share")["value"]
@@ -283,8 +277,8 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
             f"and {rope[1]}.",
             f"{percent('trace', 5, 'lead key MLP2', 'share')} of L5's lead is what MLP2 writes",
             f"L3 loses {percent('ablate', 3, 'lead w_o mean', 'lost')} of its lead",
-            f"costs {cost('copy_random 1')} nats more, text {cost('text 1')}; without that of "
-            f"another head of its layer {cost('copy_random 1', 'chance')}",
+            f"costs {cost(stored, 'copy_random 1')} nats more, text {cost(stored, 'text 1')}; "
+            f"without that of another head of its layer {cost(stored, 'copy_random 1', CHANCE)}",
         ],
         "docs/findings.md": [
             f"{whole:.0%} of the information in the model's attention is position: {counts}.",
@@ -294,14 +288,34 @@ def sentences(stored: pd.DataFrame) -> dict[str, list[str]]:
             f"L18H6 gives {induction}",
             f"costs {intact} nats less than the first; without RoPE {gone} of them are gone.",
             f"text costs {nats('loss_suffix mask', 'difference')} nats more.",
-            f"a second copy of random tokens costs {cost('copy_random 1')} nats more and text "
-            f"{cost('text 1')}; without that of another head of L16 "
-            f"{cost('copy_random 1', 'chance')} and {cost('text 1', 'chance')}.",
-            f"the five most positional heads it is {cost('copy_random 5')} and {cost('text 5')}",
-            *(content(order, "cost", "") for order in ORDERS),
-            *(content(order, "chance", "heads of the layers of ") for order in ORDERS),
+            *heads_sentences(stored),
         ],
     }
+
+
+def heads_sentences(stored: pd.DataFrame) -> list[str]:
+    """Return what the page says of removals from the most positional heads."""
+
+    def content(order: str, measure: str, label: str) -> str:
+        numbers = [cost(stored, f"{order} text {k}", measure, "content") for k in (60, 100, 136)]
+        return " | ".join([f"| {label}`{order}`", *numbers]) + " |"
+
+    of_one, of_five = (
+        [cost(stored, f"{measure} {k}") for measure in ("copy_random", "text")] for k in (1, 5)
+    )
+    chance = [cost(stored, f"{measure} 1", CHANCE) for measure in ("copy_random", "text")]
+    return [
+        f"a second copy of random tokens costs {of_one[0]} nats more and text {of_one[1]}; "
+        f"without that of another head of L16 {chance[0]} and {chance[1]}.",
+        f"the five most positional heads it is {of_five[0]} and {of_five[1]}",
+        *(content(order, "cost", "") for order in ORDERS),
+        *(content(order, CHANCE, "heads of the layers of ") for order in ORDERS),
+    ]
+
+
+def cost(stored: pd.DataFrame, name: str, measure: str = "cost", run: str = "heads") -> str:
+    """Return what a removal from heads costs, or from as many heads of the same layers."""
+    return f"{of(stored, run=run, name=name, measure=measure)['value'].item():z.2f}"
 
 
 def looks(stored: pd.DataFrame, head: tuple[int, int]) -> str:

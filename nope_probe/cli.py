@@ -66,9 +66,9 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
         groups: Any = tyro.cli(
             in_groups(settings), prog=typed, args=typed_arguments(), description="\n".join(lines)
         )
-    values = {name: value for name, value in vars(groups).items() if not name.endswith(GROUP)}
-    for name, group in vars(groups).items():
-        values |= vars(group) if name.endswith(GROUP) else {}
+    values = dict(vars(groups))
+    for name in [name for name in values if name.endswith(GROUP)]:
+        values |= vars(values.pop(name))
     if process_count() > 1:  # so that torch prints nothing about a connection that it loses
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     return settings(**values)

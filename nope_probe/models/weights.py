@@ -200,7 +200,7 @@ def merge_adapter(
 
 
 def _resize(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """Give a model as many tokens as its adapter's embedding has, if the adapter holds one."""
+    """Resize a model's embedding to as many tokens as its adapter's has, if there is one."""
     embedding = model.get_input_embeddings()
     named = next(name for name, module in model.named_modules() if module is embedding)
     for name, weight in weights.items():

@@ -303,7 +303,7 @@ NO_EFFECT_ON = {
 class ModelSettings(BoundedSettings):
     """Which model is read.
 
-    A command's help shows the flags of each class of settings in a box of its own.
+    A command's help has a box for the flags of each class of settings.
     """
 
     model: ModelFlag = "rope-tiny"

@@ -58,12 +58,8 @@ def run_to_enter(
         (block_point(model, number, "hook_resid_pre"), partial(keep, number=number))
         for number in {*numbers} - {0}
     ]
-    counting = blocks_of(model)[0].register_forward_hook(count)
-    try:
-        with hooks_attached(points):
-            logits = logits_of(model, tokens)
-    finally:
-        counting.remove()
+    with blocks_of(model)[0].register_forward_hook(count), hooks_attached(points):
+        logits = logits_of(model, tokens)
     return Entry(residuals=residuals, n_outputs=outputs[0]), logits
 
 
@@ -96,8 +92,5 @@ def logits_from(model: HookedModel, position: int) -> Iterator[None]:
     ) -> tuple[Float[Tensor, "batch later d_model"]]:
         return (inputs[0][:, position:],)
 
-    cutting = modules_of(model)["unembed"].register_forward_pre_hook(cut)
-    try:
+    with modules_of(model)["unembed"].register_forward_pre_hook(cut):
         yield
-    finally:
-        cutting.remove()

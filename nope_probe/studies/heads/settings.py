@@ -20,7 +20,7 @@ ORDERS: tuple[str, ...] = get_args(Order)
 LOWEST = "lowest-"  # before a measure: its lowest heads first
 Removed = Literal["rope", "content", "mask"]
 COUNTS = (1, 5, 20)  # of the first heads; those that a small model lacks are left out
-MEAN_SEQS = 384  # whose mean attention stands for a head without content
+MEAN_SEQS = 384  # whose mean attention replaces that of a head without content
 SHORTEST = 17  # tokens, so that a segment of 8 tokens fits twice behind BOS
 
 

@@ -158,18 +158,20 @@ class Heads(Study[Settings, HeadsStudy]):
         self.probes = self._make_probes()
         self.conditions = self._make_conditions()
         self.measures: dict[str, State] = {}  # of the heads of some layers, by pass
-        self.inductive = torch.empty(0, dtype=torch.long)  # places of the strongest induction heads
         self.calibration: Calibration | None = None
         self.entries: dict[str, Entry] = {}
 
     def _make_probes(self) -> dict[str, Int[Tensor, "seq pos"]]:
         """Return the sequences that costs are measured on."""
         tokens, start = self.text.inputs, int(self.text.bos)
-        segment = (tokens.shape[1] - start) // 2
-        loaded, seed = self.session.loaded, self.settings.seed
-        copies = random_twice(tokens, segment, start, tokenizer=loaded.tokenizer, seed=seed)
-        probes = {"text": tokens, "copy_random": copies}
-        probes["copy_text"] = repeated(tokens, segment, start)
+        segment, tokenizer = self._segment(tokens), self.session.loaded.tokenizer
+        probes = {
+            "text": tokens,
+            "copy_random": random_twice(
+                tokens, segment, start, tokenizer=tokenizer, seed=self.settings.seed
+            ),
+            "copy_text": repeated(tokens, segment, start),
+        }
         if self.means is not self.text:
             probes["text_of_means"] = self.means.inputs[: len(tokens)]
         return probes
@@ -208,8 +210,8 @@ class Heads(Study[Settings, HeadsStudy]):
     def passes(self) -> Iterator[Pass]:
         """Yield the pass that orders the heads, that of mean attention, and those of the costs."""
         means = self.engine.with_sequences(self.means)
-        random = replace(self.engine, inputs=self.probes["copy_random"], documents=None)
         if any(order.removeprefix(LOWEST) == "induction" for order in self.settings.by):
+            random = replace(self.engine, inputs=self.probes["copy_random"], documents=None)
             yield Pass(key="induction", engine=random, read=self._read_induction)
         size = max(
             1, MAP_BYTES // (4 * self.settings.folds * self.n_heads * means.inputs.shape[1] ** 2)
@@ -225,13 +227,13 @@ class Heads(Study[Settings, HeadsStudy]):
                 batch = tokens[start : start + self.engine.batch_size]
                 engine = replace(self.engine, inputs=batch, documents=None)
                 place = f"{probe}/{start}"
-                intact = partial(self._read_costs, place=place)
-                yield Pass(key=f"intact/{place}", engine=engine, read=intact, kind="intact")
+                read_costs = partial(self._read_costs, probe=probe, place=place)
+                yield Pass(key=f"intact/{place}", engine=engine, read=read_costs, kind="intact")
                 for condition in self.conditions_on(probe):
                     yield Pass(
                         key=f"{condition.name}/{place}",
                         engine=engine,
-                        read=partial(self._read_costs, place=place, condition=condition),
+                        read=partial(read_costs, condition=condition),
                         kind="without",
                     )
 
@@ -327,6 +329,7 @@ class Heads(Study[Settings, HeadsStudy]):
         engine: Engine,
         key: str,
         ablation: Ablation | None,
+        probe: str,
         place: str,
         condition: HeadCondition | None = None,
     ) -> State:
@@ -335,7 +338,7 @@ class Heads(Study[Settings, HeadsStudy]):
             self.entries.clear()
 
         def capture(stream: StreamCheckpoint | None) -> State:
-            return self._costs(engine, place, condition)
+            return self._costs(engine, probe, place, condition)
 
         return engine.load_or_compute(key, capture)
 
@@ -344,10 +347,11 @@ class Heads(Study[Settings, HeadsStudy]):
         first = {min(by_layer(self._heads_of(one))) for one in self.conditions_on(probe)}
         return run_to_enter(engine.model, engine.inputs, first)
 
-    def _costs(self, engine: Engine, place: str, condition: HeadCondition | None) -> State:
+    def _costs(
+        self, engine: Engine, probe: str, place: str, condition: HeadCondition | None
+    ) -> State:
         """Return the loss of each sequence of a batch, and its induction scores, of a condition."""
         model, tokens = engine.model, engine.inputs
-        probe = place.partition("/")[0]
         reads, is_copy = probe == "copy_random", probe.startswith("copy")
         first = tokens.shape[1] - self._segment(tokens) if is_copy else 0
         with torch.inference_mode(), ExitStack() as stack:
@@ -379,8 +383,6 @@ class Heads(Study[Settings, HeadsStudy]):
     def analyse(self, results: Results) -> Run:
         """Return the run: the orders, and what each condition costs."""
         session, settings = self.session, self.settings
-        induction = self._read(results, "intact", "copy_random", "induction").mean(0)
-        self.inductive = induction.argsort(descending=True, stable=True)[:STRONGEST]
         costs = self._costs_of(results)
         order = pd.DataFrame(
             {"order": name_of(by), "rank": rank, "layer": layer, "head": head, "value": value}
@@ -395,7 +397,9 @@ class Heads(Study[Settings, HeadsStudy]):
         tables["tests"] = against_chance(tables["cost"])
         tested = HeadsTested(
             n_heads=len(self.places),
-            induction_heads=tuple("L{}H{}".format(*self.places[at]) for at in self.inductive),
+            induction_heads=tuple(
+                "L{}H{}".format(*self.places[at]) for at in self._inductive(results)
+            ),
             intact={name: float(self._values(results, None, name).mean()) for name in MEASURES},
             cost_of_means=tuple(self._cost_of_means(results)),
         )
@@ -419,7 +423,12 @@ class Heads(Study[Settings, HeadsStudy]):
         if condition is not None:
             values = self._read(results, condition.name, *where)
             values = values.where(values.isfinite(), intact)
-        return values[:, self.inductive].mean(1) if of_induction else values
+        return values[:, self._inductive(results)].mean(1) if of_induction else values
+
+    def _inductive(self, results: Results) -> Int[Tensor, " strongest"]:
+        """Return the places of the strongest induction heads of the intact model."""
+        induction = self._read(results, "intact", "copy_random", "induction").mean(0)
+        return induction.argsort(descending=True, stable=True)[:STRONGEST]
 
     def _read(
         self, results: Results, condition: str, probe: str, name: str
