@@ -42,14 +42,7 @@ class Edge(NamedTuple):
 
 
 def edge(
-    start: Point,
-    end: Point,
-    value: float,
-    width: float,
-    bend: float,
-    dash: Dash,
-    hover: str,
-    bow: float = 0.0,
+    start: Point, end: Point, value: float, width: float, bend: Point, dash: Dash, hover: str
 ) -> PlotlyTrace:
     """Return a curve between two nodes: orange for positive values, blue for negative ones.
 
@@ -58,16 +51,15 @@ def edge(
         end: the reader's place.
         value: whose sign is shown.
         width: of the curve, px.
-        bend: how far its middle is off the straight line, in rows.
+        bend: how far its middle is right of and above the straight line.
         dash: the kind of line.
         hover: what a pointer shows; its first line is the edge's name.
-        bow: how far its middle is left of the straight line.
     """
-    (x0, y0), (x1, y1), t = start, end, np.linspace(0, 1, 25)
+    (x0, y0), (x1, y1), (right, up), t = start, end, bend, np.linspace(0, 1, 25)
     return {
         "type": "scatter",
-        "x": x0 + (x1 - x0) * t - 4 * bow * t * (1 - t),
-        "y": y0 + (y1 - y0) * t + 4 * bend * t * (1 - t),
+        "x": x0 + (x1 - x0) * t + 4 * right * t * (1 - t),
+        "y": y0 + (y1 - y0) * t + 4 * up * t * (1 - t),
         "mode": "lines",
         "line": {"color": WITH if value > 0 else AGAINST, "width": width, "dash": dash},
         "name": hover.partition("<br>")[0],
@@ -144,10 +136,9 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
             places[term.end],
             term.nats,
             max(1.0, WIDEST * abs(term.nats) / widest),
-            BENDS[term.kind],
+            (-_bow(places[term.start], places[term.end]), BENDS[term.kind]),
             "dash" if term.kind == "moved" else "solid",
             f"{term.start[0]} {term.kind} to {term.end[0]}<br>{term.nats:+.2f} nats".strip(),
-            _bow(places[term.start], places[term.end]),
         )
         for term in edges
     ]

@@ -7,6 +7,7 @@ from html import escape
 
 from nope_probe.removal import CIRCUITS, INTERACTION, ROWS, UNION, Words, parts_of, writer_of
 
+OTHERS = "other writers"  # those that a table has in one row
 TABLE: dict[str, Words] = {
     "intact": Words(label="intact model", phrase="the intact model"),
     "all": Words(label="whole pattern"),

@@ -261,7 +261,7 @@ def _edge(edge: pd.Series, nodes: pd.DataFrame) -> PlotlyTrace:
         end,
         edge["share"],
         float(np.clip(widest * abs(edge["share"]), 1, widest)),
-        BENDS[edge["into"]],
+        (0.0, BENDS[edge["into"]]),
         "dash" if edge["into"] == ALL_PATHS else "solid",
         f"{_named(edge)}<br>{share} of its {edge['of']}",
     )

@@ -21,6 +21,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.figures.attention import Why, term_styles
+from nope_probe.figures.names import OTHERS
 from nope_probe.figures.packed import asset, encoded, script
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import reader_of
@@ -146,23 +147,22 @@ class TextView:
             return []
         table, steps = self.why.table, self.why.steps
         key = int(table["key"].to_numpy()[table["weight"].argmax()])
-        looks = [_look(self.why.head, self.why.query, table, key)]
+        asked = self.why.head, self.why.query
+        looks = {asked: _look(*asked, table, key)}
         if steps is None:
-            return looks
-        of_writers = (steps["side"] == "mean") | (steps["side"] == "other") & (
-            steps["writer"] != "other writers"
-        )
-        terms = steps[(steps["step"] > 1) & steps["moved_from"].isna() & ~of_writers]
+            return [*looks.values()]
+        adds_up = steps["side"].isin(["key", "query", "position"]) | (steps["writer"] == OTHERS)
+        terms = steps[(steps["step"] > 1) & steps["moved_from"].isna() & adds_up]
         terms = terms.rename(columns={"writer": "term"})
         for _, rows in terms.groupby(["layer", "head", "query"], sort=False):
             layer, head, query = rows[["layer", "head", "query"]].to_numpy(int)[0].tolist()
-            looks.append(_look(f"L{layer}H{head}", query, rows))
+            look = f"L{layer}H{head}", query
+            looks[look] = _look(*look, rows)
         for row in steps[steps["moved_from"].notna()].to_dict("records"):
             moved = {"name": row["writer"], "query": row[row["side"]], "nats": row["nats"]}
-            reader = f"L{row['layer']}H{row['head']}", row["query"]
-            [look] = [look for look in looks if (look["name"], look["query"]) == reader]
-            look["back"].append({**moved, "key": int(row["moved_from"]), "from": row["key"]})
-        return looks
+            move = {**moved, "key": int(row["moved_from"]), "from": row["key"]}
+            looks[f"L{row['layer']}H{row['head']}", row["query"]]["back"].append(move)
+        return [*looks.values()]
 
     def strongest_look(self, places: Sequence[int] | None = None) -> tuple[str, int, int]:
         """Return the most informative head and query, and the key with the most weight there.

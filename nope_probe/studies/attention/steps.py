@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nope_probe.analyses.one_text import Side, moved_terms, query_terms
 from nope_probe.errors import UserError
+from nope_probe.figures.names import OTHERS
 from nope_probe.hooks.layers.attention import Attention, repeat_heads, upcast
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import Attachment, HookedModel, HookPoint, hooks_attached
@@ -36,7 +37,6 @@ LEAST_WRITTEN, MOST_WRITERS = 0.1, 3  # of a look's score; shown writers of its 
 LEAST_MOVED, MOST_MOVED = 0.2, 2  # of a writer's term; tokens that the writer moved it from
 SIDES: tuple[Side, ...] = get_args(Side)
 COLUMNS = ["step", "layer", "head", "query", "key", "writer", "side", "moved_from", "nats"]
-OTHERS = "other writers"
 MEASURED = ["weight", "score", "probability"]  # of a look, and of the token after the first query
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from nope_probe.figures.intervals import ValueAndBounds, excludes_zero, interval_of
+from nope_probe.figures.names import OTHERS
 from nope_probe.figures.position_figure import MOST_EDGES, TERMS, WRITTEN, position_circuit
 from nope_probe.figures.shares import QUESTIONS
 from nope_probe.figures.words import listed, shown_readers, whole_sizes, with_readers
@@ -245,16 +246,14 @@ def _table(name: str, shares: Mapping[str, Shares]) -> tuple[pd.DataFrame, int]:
                 if term in answer.terms
             },
             **{writer: _text(answer.direct[writer]) for writer in top if writer in answer.direct},
-            "other writers": f"{100 * answer.share_of_others(top):z.0f}%",
+            OTHERS: f"{100 * answer.share_of_others(top):z.0f}%",
             "covariance": _text(answer.terms["covariance"]),
         }
         if answer.lost:
             columns[f"{label}, lost"] = {
                 writer: _text(answer.lost[writer]) for writer in top if writer in answer.lost
             }
-    rows = [
-        *("size", *(ENCODINGS[term] for term in encodings), *top, "other writers", "covariance")
-    ]
+    rows = [*("size", *(ENCODINGS[term] for term in encodings), *top, OTHERS, "covariance")]
     table = {name: rows} | {
         label: [cells.get(row, "") for row in rows] for label, cells in columns.items()
     }
