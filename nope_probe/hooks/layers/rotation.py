@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nope_probe.hooks.layers.attention import HeadVectors
 from nope_probe.maps.rotation import Angles, Rotation, cos_and_sin
 from nope_probe.removal import Component
 
-HeadVectors = Float[Tensor, "batch pos head d_head"]
 FITS = 1e-3  # relative error up to which a rotation is recognised
 
 

@@ -22,7 +22,7 @@ from nope_probe.analyses.head_measures import (
     sink_share,
 )
 from nope_probe.analyses.jackknife import jackknife
-from nope_probe.data.sequences import Sequences, sequences
+from nope_probe.data.sequences import Sequences, random_twice
 from nope_probe.hooks.layers.attention import Attention, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
@@ -289,14 +289,11 @@ def _repeated(
     skip, n_seqs = int(variant.bos), -(-N_REPEATED // n_folds) * n_folds
     inputs = variant.inputs[:n_seqs]
     n_tokens = max(2, (inputs.shape[1] - skip) // 2)
-    copied = inputs[:, :n_tokens]
     if tokenizer is not None:
-        random = sequences(
-            "random", tokenizer=tokenizer, n_seqs=n_seqs, seq_len=n_tokens, bos="never"
-        )
-        copied = random.inputs
-    bos = inputs[:1, :skip].expand(len(copied), *[-1] * (inputs.ndim - 1))
-    return torch.cat([bos, copied, copied], 1), n_tokens
+        first = inputs[:1].expand(n_seqs, -1)
+        return random_twice(first, n_tokens, skip, tokenizer=tokenizer, seed=0), n_tokens
+    copied = inputs[:, :n_tokens]
+    return torch.cat([inputs[:, :skip], copied, copied], 1), n_tokens
 
 
 def _moved(
