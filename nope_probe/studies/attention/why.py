@@ -13,6 +13,7 @@ from torch import Tensor
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.figures.attention import Why
+from nope_probe.figures.names import OTHERS
 from nope_probe.maps.folds import under
 from nope_probe.models.info import LoadedModel
 from nope_probe.removal import Writer
@@ -20,7 +21,7 @@ from nope_probe.run.folder import Run
 from nope_probe.run.identity import changes_of_model
 from nope_probe.studies.attention.on_text import shown_pieces, text_of, why_of
 from nope_probe.studies.attention.settings import Settings
-from nope_probe.studies.attention.steps import OTHERS, Look, LookSteps
+from nope_probe.studies.attention.steps import Look, LookSteps
 from nope_probe.studies.engine import Engine, ablation_of
 
 MOST_WRITERS = 10  # that have a row each: those whose terms differ most between keys
