@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from safetensors.torch import load_file
 from torch import Generator, Tensor
 
@@ -58,6 +58,8 @@ class Sequences:
         documents: the number of each sequence's document; None if sequences are drawn singly. A
             document's sequences are not independent, so they share a fold.
         notes: what was done about marks and special tokens in the texts; see `TextReader`.
+        draws: the state of the generator that cut them, with which `shuffled` goes on; None if
+            no generator did.
     """
 
     inputs: Int[Tensor, "seq pos"] | Float[Tensor, "seq pos d_model"]
@@ -67,6 +69,7 @@ class Sequences:
     kind: InputKind = "text"
     documents: Int[Tensor, " seq"] | None = None
     notes: tuple[str, ...] = ()
+    draws: UInt8[Tensor, " byte"] | None = None
 
     @property
     def sha256(self) -> str:
@@ -90,20 +93,28 @@ class Sequences:
         """Return the sequences as tensors by name, for a checkpoint."""
         about = json.dumps([self.name, self.bos, self.bos_token, self.kind, *self.notes]).encode()
         tensors = {"inputs": self.inputs, "about": torch.tensor([*about], dtype=torch.uint8)}
-        return tensors if self.documents is None else tensors | {"documents": self.documents}
+        some = {"documents": self.documents, "draws": self.draws}
+        return tensors | {name: tensor for name, tensor in some.items() if tensor is not None}
 
     def shuffled(self, seed: int) -> Sequences:
-        """Return the sequences with their tokens, but for BOS, in random order."""
+        """Return the sequences with their tokens, but for BOS, in random order.
+
+        Args:
+            seed: of the order, where no generator cut the sequences.
+        """
         generator = torch.Generator().manual_seed(seed)
+        if self.draws is not None:
+            generator.set_state(self.draws)
         tokens = permuted(self.inputs, generator, first=int(self.bos))
-        return replace(self, inputs=tokens, kind="shuffled")
+        return replace(self, inputs=tokens, name=f"{self.name} shuffled", kind="shuffled")
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Sequences:
         """Return the sequences that `to_tensors` turned into these tensors."""
         name, bos, bos_token, kind, *notes = json.loads(bytes(tensors["about"].tolist()))
         about = {"name": name, "bos": bos, "bos_token": bos_token, "kind": kind, "notes": (*notes,)}
-        return cls(inputs=tensors["inputs"], documents=tensors.get("documents"), **about)
+        some = {key: tensors.get(key) for key in ("documents", "draws")}
+        return cls(inputs=tensors["inputs"], **some, **about)
 
 
 @closed_choices("start")
@@ -185,23 +196,21 @@ def sequences(
         else:
             windows = (cut if start == "random" else cut_at_start)(ids, n_seqs, length, generator)
         tokens, from_documents = windows.tokens, windows.documents
-    if shuffle:
-        tokens = permuted(tokens, generator)
     bos_token = ""
     if first is not None and tokenizer is not None:
         tokens = torch.nn.functional.pad(tokens, (1, 0), value=first)
         bos_token = tokenizer.decode([first])
-    name = source + (" packed" if pack else "") + (" shuffled" if shuffle else "")
-    kind: InputKind = "shuffled" if shuffle else "random" if source == "random" else "text"
-    return Sequences(
+    made = Sequences(
         inputs=tokens,
-        name=name,
+        name=source + (" packed" if pack else ""),
         bos=begins,
         bos_token=bos_token,
-        kind=kind,
+        kind="random" if source == "random" else "text",
         documents=from_documents,
         notes=(*([prose_note()] * (source == "prose")), *(reader.notes if reader else ())),
+        draws=generator.get_state(),
     )
+    return made.shuffled(seed) if shuffle else made
 
 
 def repeated(

@@ -204,14 +204,12 @@ class Session(Generic[Settings_co]):
         self: Session[RunSettings],
         key: str = "inputs",
         *,
-        shuffle: bool | None = None,
         settings: RunSettings | None = None,
     ) -> Sequences:
         """Return the run's sequences: made once, in the first process, and then read.
 
         Args:
             key: the sequences' name in the checkpoint.
-            shuffle: whether to permute tokens; as in the settings by default.
             settings: of other sequences than those of the run.
 
         Raises:
@@ -223,9 +221,7 @@ class Session(Generic[Settings_co]):
                 made, chosen = self.inputs, settings or self.settings
                 if made is None or settings is not None:
                     with status(f"reading {chosen.data}"):
-                        made = make_sequences(chosen, self.loaded, shuffle=shuffle)
-                elif shuffle:
-                    made = made.shuffled(chosen.seed)
+                        made = make_sequences(chosen, self.loaded)
                 tensors = made.to_tensors()
             self.checkpoint.save(key, tensors)
         return Sequences.from_tensors(self.checkpoint.load(key))

@@ -86,15 +86,12 @@ def load_layers(settings: RunSettings, device: str, depth: int | None) -> Loaded
     return loaded
 
 
-def make_sequences(
-    settings: RunSettings, loaded: LoadedModel, *, shuffle: bool | None = None
-) -> Sequences:
+def make_sequences(settings: RunSettings, loaded: LoadedModel) -> Sequences:
     """Make the inputs: vectors for a parameter-free model, tokens for any other.
 
     Args:
         settings: the run's.
         loaded: the model.
-        shuffle: whether to permute tokens; as in the settings by default.
 
     Raises:
         UserError: if the model cannot take the data, or there are too few sequences.
@@ -118,7 +115,7 @@ def make_sequences(
         start=settings.windows,
         bos=settings.bos,
         pack=settings.pack,
-        shuffle=settings.shuffle if shuffle is None else shuffle,
+        shuffle=settings.shuffle,
     )
     validate_inputs(loaded.model, made.inputs)
     validate_folds(settings.data, made.n_documents, settings.folds)

@@ -74,9 +74,8 @@ class Ablate(Study[Settings, AblationStudy]):
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that map the scores of every condition."""
-        engine, shuffled = Engine.of(self.session), None
-        if self.session.sequences().kind == "text":  # with an order that shuffling removes
-            shuffled = self.session.sequences("shuffled-inputs", shuffle=True)
+        engine, inputs = Engine.of(self.session), self.session.sequences()
+        shuffled = inputs.shuffled(self.settings.seed) if inputs.kind == "text" else None
         if f"score/{INTACT.name}" not in self.session.checkpoint:
             validate_first_sequence(engine.model, engine.inputs, self.plan.layers)
         return self.plan.passes(engine, shuffled)
