@@ -9,6 +9,8 @@ the end.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -122,7 +124,7 @@ def place_panels(
     names = names or [""]
     figure = _arrange(names, panel=panel, **others)
     lower = {"columns": 1, "panel": int(0.8 * panel)}
-    narrow = places(_arrange(names, **{**others, **lower, **(phone or {})}))
+    narrow = deepcopy(_places_of(len(names), **{**others, **lower, **(phone or {})}))
     figure.update_layout(title_text=title, meta={"narrow": narrow})
     for letter in zoom:
         figure.update_layout(
@@ -173,6 +175,12 @@ def _arrange(
     margin = {"t": TOP, "b": bottom, "l": 16, "r": 12}
     figure.update_layout(height=inner + TOP + bottom, margin=margin, template=TEMPLATE)
     return figure.update_annotations(font_size=13)
+
+
+@cache  # plotly takes longer to arrange panels than to draw what is in them
+def _places_of(n_panels: int, **others: Any) -> Layout:
+    """Return the layout keys that place some panels, from the arguments of `_arrange`."""
+    return places(_arrange([""] * n_panels, **others))
 
 
 def places(figure: go.Figure) -> Layout:

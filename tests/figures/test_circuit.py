@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,19 @@ def test_panels_are_inside_the_plot_and_never_overlap(flow: Any) -> None:
     for i, ((l1, r1), (b1, t1)) in enumerate(boxes):
         for (l2, r2), (b2, t2) in boxes[:i]:
             assert r1 <= l2 or r2 <= l1 or t1 <= b2 or t2 <= b1
+
+
+@pytest.mark.parametrize("flow", [wide(), narrow()])
+def test_no_arrow_crosses_a_panel_and_that_of_the_mlp_ends_before_its_sum(flow: Any) -> None:
+    boxes = [(flow.columns[letter], flow.tops[letter]) for letter in LETTERS]
+    for name, corners in flow.paths.items():
+        for start, end in pairwise(corners):
+            x, y = (np.linspace(a, b, 101)[1:-1] for a, b in zip(start, end, strict=True))
+            for (left, right), top in boxes:
+                inside = (left < x) & (x < right) & (top < y) & (y < top + flow.panel)
+                assert not inside.any(), name
+    start, end = (np.array(corner) for corner in flow.paths["g"][-2:])
+    assert ((end - start) @ (np.array(flow.joins[1]) - end)) > 0
 
 
 @pytest.mark.parametrize("wrong", [{}, {"z": np.zeros((3, 3))}])

@@ -284,4 +284,5 @@ def test_the_page_of_all_figures_names_what_was_not_run(
     lines = capfd.readouterr().out.splitlines()
     assert "Figure 1" in lines
     assert "  a claim; ✓ reproduced; 1 < 2" in lines
+    assert "  (the published panels); ✓ reproduced; 1 of 2" in lines
     assert not any("../" in line or "\\xa0" in line for line in [*lines, *brief.splitlines()])

@@ -191,6 +191,8 @@ def test_maps_that_no_difference_can_be_taken_of_are_refused(
             attribute({(): chosen, "mask": rows})
     with pytest.raises(UserError, match="unlike folds: pass paired=False"):
         difference(intact, others)
+    with pytest.raises(UserError, match="count 1 and 0 keys as first"):
+        difference(replace(intact, skip_keys=1), replace(intact, skip_keys=0))
     with pytest.raises(UserError, match=r"no layer in common: \[1\] and \[0\]"):
         difference(capture_scores(model, tokens, layers=[1]), no_heads)
     with pytest.raises(UserError, match=r"no heads: capture_scores\(..., per_head=True\)"):

@@ -218,6 +218,9 @@ def test_heads_read_and_whole_attentions_write(
     assert set(writers[writers["layer"] == 1]["writer"]) == names
     assert "L1H3/rotation" in run.maps
     assert "L1H3" in page.headline(run).sentence
+    figure = page.report(run).sections[0].drawn()
+    assert figure is not None
+    assert [note for note in figure.layout.annotations if note.text.startswith("<b>L1H3</b>")]
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["reader"] == "L1H3"
     assert "error" not in capsys.readouterr().err
 
