@@ -321,7 +321,9 @@ def in_new_ways(lines: Iterable[Line]) -> Iterator[Line]:
     seen: set[object] = set()
     for line in lines:
         groups = dict(line.groups)
-        names = {name for name in groups.get("--model", ()) if not name.startswith("parameter-free")}
+        names = {
+            name for name in groups.get("--model", ()) if not name.startswith("parameter-free")
+        }
         of_any_model = line.without("--layers")
         of_any_model = of_any_model.without("--model") if names else of_any_model
         if not {of_any_model, *names} <= seen:

@@ -24,6 +24,7 @@ from nope_probe import (
     run_heads,
     sequences,
 )
+from nope_probe.figures.heads import COSTS, cost_by_k
 from nope_probe.hooks.layers.entry import entered, logits_from, run_to_enter
 from nope_probe.hooks.layers.model import logits_of
 from nope_probe.studies.heads.study import HeadCondition, against_chance
@@ -67,6 +68,24 @@ def test_costs_are_those_of_plain_passes(run: Any, loaded: Any, data: Any) -> No
                 changed = capture_losses(model, data).mean(1) - intact
             expected = pd.Series(changed.numpy()).groupby(documents).mean().mean()
             assert costs[removed, k, "text"] == pytest.approx(expected, abs=2e-5)
+
+
+def test_costs_are_drawn_against_the_number_of_heads(run: Any) -> None:
+    figure = cost_by_k(run.cost, run.tables["tests"])
+    n_panels = 2 * len(COSTS)  # of two removals, in two columns
+    lowest = [figure.layout[f"xaxis{panel}"] for panel in (n_panels - 1, n_panels)]
+    assert [axis.title.text for axis in lowest] == ["first heads, k"] * 2
+    assert [*lowest[0].tickvals] == SMALL["k"]
+    costs = run.cost[run.cost["draw"].isna()]
+    costs = costs.set_index(["removed", "order", "measure", "k"]).sort_index()
+    [line] = [
+        trace
+        for trace in figure.data
+        if trace.xaxis == "x" and trace.name == "first heads by positional"
+    ]
+    removed, measure = run.cost["removed"].iloc[0], next(iter(COSTS))
+    expected = costs.loc[removed, "positional", measure]["cost"]
+    assert [*line.y] == [*expected.loc[SMALL["k"]]]
 
 
 def test_the_order_is_that_of_the_positional_share(loaded: Any) -> None:
