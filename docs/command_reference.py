@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import inspect
 import pkgutil
 import re
 import sys
@@ -14,6 +13,7 @@ from types import ModuleType
 from unittest.mock import patch
 
 from nope_probe import cli
+from nope_probe.run.flags import description_of, hints_of
 
 
 def commands() -> Iterator[ModuleType]:
@@ -50,14 +50,14 @@ def command_text(module: ModuleType) -> str:
     """Return a command's section, as MyST: what it does, then its flags."""
     name = module.__name__.rpartition(".")[2]
     settings = settings_of(module)
-    documented = inspect.cleandoc(settings.__doc__ or "")
+    documented = description_of(settings)
     flags = "\n\n".join(flag_text(*flag) for flag in flags_of(settings))
     return f"## {name}\n\n`python -m {module.__name__}`\n\n{documented}\n\n{flags}\n"
 
 
 def flags_of(settings: type) -> Iterator[tuple[str, str, str]]:
     """Yield each flag of a dataclass of settings as typed, its default and its help."""
-    hints = typing.get_type_hints(settings, include_extras=True)
+    hints = hints_of(settings)
     for field in dataclasses.fields(settings):
         hint = hints[field.name]
         extras = getattr(hint, "__metadata__", ())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import os
 import re
@@ -23,6 +22,7 @@ import tyro
 
 from nope_probe.errors import UserError, line_of, printable
 from nope_probe.files import JsonObject
+from nope_probe.run.flags import description_of, hints_of
 from nope_probe.run.paths import validate_image_place
 from nope_probe.run.processes import (
     HEAD_START,
@@ -34,7 +34,7 @@ from nope_probe.run.processes import (
     record_error,
     status,
 )
-from nope_probe.run.settings import SessionSettings, hints_of
+from nope_probe.run.settings import SessionSettings
 
 Settings = TypeVar("Settings")
 GROUP = "_group"  # at the end of the names of groups of flags
@@ -59,7 +59,7 @@ def parse(settings: type[Settings], examples: Sequence[str] = ()) -> Settings:
     """
     subcommand = _subcommand.get()
     typed = " ".join([*program(), *([] if subcommand is None else [subcommand])])
-    lines = [inspect.cleandoc(settings.__doc__ or "")]
+    lines = [description_of(settings)]
     if examples:
         lines += ["", "Examples:", *(f"  {typed} {example}".rstrip() for example in examples)]
     with _one_line_for_a_box(typed):

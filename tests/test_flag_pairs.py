@@ -27,7 +27,7 @@ from transformers import LlamaConfig
 
 from nope_probe.cli import find_commands
 from nope_probe.errors import leaves_of
-from nope_probe.run.settings import flag_of
+from nope_probe.run.flags import flag_of
 
 pytestmark = [pytest.mark.campaign, pytest.mark.usefixtures("unenforced")]
 

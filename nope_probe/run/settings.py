@@ -1,45 +1,16 @@
-"""The settings that the commands on models share, and the checks of all settings.
-
-Numbers are within bounds, words are choices, paths are absolute, and a flag that has no effect
-next to the other flags is refused, never ignored.
-"""
+"""The settings that the commands on models share, and their checks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
-from inspect import Parameter
 from pathlib import Path
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    Protocol,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-    runtime_checkable,
-)
+from typing import Annotated, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import tyro
 
-from nope_probe.data.documents import (
-    MIN_FOLDS,
-    file_of,
-    validate_packing,
-)
-from nope_probe.errors import (
-    TooFewLayersError,
-    UserError,
-    as_tuple,
-    leaves_of,
-    validate_choices,
-    validate_types,
-)
-from nope_probe.files import JsonObject, local_path
+from nope_probe.data.documents import MIN_FOLDS, file_of, validate_packing
+from nope_probe.errors import TooFewLayersError, UserError
+from nope_probe.files import JsonObject
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.models.names import (
@@ -49,10 +20,20 @@ from nope_probe.models.names import (
     path_of,
     validate_revision,
 )
+from nope_probe.run.flags import (
+    ALPHA,
+    COUNT,
+    LARGEST,
+    LAYERS,
+    SEED,
+    SEQ_LEN,
+    BoundedSettings,
+    Bounds,
+    validate_effects,
+)
 from nope_probe.run.processes import process_count, validate_one_process
 
-_arg = tyro.conf.arg
-Chosen = TypeVar("Chosen", bound="BoundedSettings")
+Chosen = TypeVar("Chosen", bound="SessionSettings")
 
 
 @runtime_checkable
@@ -66,151 +47,6 @@ class Beginnings(Protocol):
     @property
     def bos(self) -> bool:
         """Whether all sequences begin with a BOS token."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """The numbers that a flag may have.
-
-    Attributes:
-        low: the lowest.
-        high: the highest.
-        open_above: whether `high` itself is left out.
-    """
-
-    low: int | float
-    high: int | float
-    open_above: bool = False
-
-    def __contains__(self, value: int | float) -> bool:
-        if self.open_above:
-            return self.low <= value < self.high
-        return self.low <= value <= self.high
-
-    def validate(self, flag: str, values: tuple[Any, ...]) -> None:
-        """Check the numbers among a flag's values; None and words such as `auto` are left alone."""
-        for value in values:
-            if isinstance(value, int | float) and value not in self:
-                raise UserError(f"{flag} {value}: expected {self.describe(flag.strip('-'))}")
-
-    def describe(self, name: str) -> str:
-        """Return the bounds of a number in one line.
-
-        Example:
-            >>> ALPHA.describe("alpha")
-            '0 <= alpha < 1'
-        """
-        return f"{self.low:.12g} <= {name} {'<' if self.open_above else '<='} {self.high:.12g}"
-
-
-LARGEST = 2**31 - 1  # so that products with sizes of a model fit into 64 bits
-SEED = Bounds(0, 2**32 - 1)  # as NumPy takes it
-COUNT = Bounds(1, LARGEST)
-LAYERS = Bounds(1, 1000)
-SEQ_LEN = Bounds(4, LARGEST)
-ALPHA = Bounds(0, 1, open_above=True)
-
-
-class BoundedSettings:
-    """A base for dataclasses of settings, which have `Bounds` and `Literal`s in their annotations.
-
-    Paths become absolute; in Python they may be given as text. Values from Python are checked
-    against their types too.
-
-    Example:
-        >>> from nope_probe.scores import Settings
-        >>> Settings(n_seqs=0)
-        Traceback (most recent call last):
-        nope_probe.errors.UserError: --n-seqs 0: expected 1 <= n-seqs <= 2147483647
-    """
-
-    def __post_init__(self) -> None:
-        kind: type = type(self)
-        hints = hints_of(kind)
-        validate_choices(hints, vars(self))
-        validate_types(hints, vars(self))
-        for name, hint in hints.items():
-            value = getattr(self, name)
-            values = value if isinstance(value, tuple) else (value,)
-            for bounds in getattr(hint, "__metadata__", ()):
-                if isinstance(bounds, Bounds):
-                    bounds.validate(flag_of(name), values)
-            if Path in leaves_of(hint) and value is not None:
-                paths = tuple(map(local_path, values))
-                object.__setattr__(self, name, paths if isinstance(value, tuple) else paths[0])
-
-
-def settings_from(kind: type[Chosen], values: Mapping[str, object]) -> Chosen:
-    """Return settings from values by name, with tuples for lists and for single values.
-
-    Args:
-        kind: the class of the settings.
-        values: some of its values.
-
-    Raises:
-        UserError: for a name that is no option, with those that are.
-
-    Example:
-        >>> from nope_probe.behaviour import Settings
-        >>> settings_from(Settings, {"measures": "loss", "remove": ["mask", "mlp"]}).remove
-        ('mask', 'mlp')
-    """
-    dataclass_type: type = kind
-    hints, chosen = hints_of(dataclass_type), JsonObject(values)
-    for name, value in values.items():
-        if name not in hints:
-            raise UserError(f"unknown option {name!r}; there are {', '.join(sorted(hints))}")
-        if value is not None and _takes_several(hints[name]):
-            chosen[name] = as_tuple(value)
-    return kind(**chosen)
-
-
-def _takes_several(hint: object) -> bool:
-    """Return whether values of a type are tuples, or tuples among others."""
-    return get_origin(hint) is tuple or any(map(_takes_several, get_args(hint)))
-
-
-@cache
-def hints_of(settings: type) -> dict[str, object]:
-    """Return the types of a dataclass's fields by name, with their annotations."""
-    hints = get_type_hints(settings, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(settings)}
-
-
-def options_of(settings: type) -> Iterator[tuple[Parameter, str]]:
-    """Yield the settings as keyword parameters of a function, each with its help."""
-    for field in fields(settings):
-        plain, *extras = get_args(hints_of(settings)[field.name])
-        text = "".join(getattr(extra, "help", None) or "" for extra in extras)
-        yield (
-            Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=plain),
-            text,
-        )
-
-
-def flag_of(name: str) -> str:
-    """Return the flag of a setting.
-
-    Example:
-        >>> flag_of("n_seqs")
-        '--n-seqs'
-    """
-    return f"--{name.replace('_', '-')}"
-
-
-def validate_effects(settings: Any, without_effect: Mapping[str, str]) -> None:
-    """Check that no flag without an effect was given another value than its default.
-
-    Args:
-        settings: a dataclass.
-        without_effect: by setting, the reason, as in `no effect on --data random`.
-
-    Raises:
-        UserError: naming the flag, and why it has no effect.
-    """
-    for field in fields(settings):
-        if field.name in without_effect and getattr(settings, field.name) != field.default:
-            raise UserError(f"{flag_of(field.name)} has no effect {without_effect[field.name]}")
 
 
 class SessionSettings(BoundedSettings):
@@ -267,20 +103,8 @@ class SessionSettings(BoundedSettings):
         return {}
 
 
-ModelFlag = Annotated[
-    str,
-    _arg(
-        help="A shipped or friendly name, a Hub id, a local Hugging Face folder, or a GGUF file "
-        "here or on the Hub (owner/name/FILE.gguf)."
-    ),
-]
-BeyondContextFlag = Annotated[
-    bool, _arg(help="Allow a --seq-len beyond the context (not of learned positions).")
-]
-SeqsFlag = Annotated[int, COUNT, _arg(help="How many sequences.")]
-SeqLenFlag = Annotated[int, SEQ_LEN, _arg(help="Tokens in a sequence.")]
 Dtype = Literal["auto", "float32", "float64", "bfloat16", "float16"]
-OFFSET_BINS = _arg(
+OFFSET_BINS = tyro.conf.arg(
     help="Distances that share a mean; auto: above 2,048 tokens, eight bins a doubling from 64 on; "
     "all: one mean per distance."
 )
@@ -304,22 +128,20 @@ class ModelSettings(BoundedSettings):
     """Which model is read.
 
     A command's help has a box for the flags of each class of settings.
+
+    Attributes:
+        model: A shipped or friendly name, a Hub id, a local Hugging Face folder, or a GGUF file
+            here or on the Hub (owner/name/FILE.gguf).
+        adapter: Folders of adapters (LoRA or others that peft merges), merged in turn; without
+            --model, into the base model of the first.
+        revision: A branch, tag or commit of a model on the Hub.
+        allow_unused: Load a model whose files hold tensors that it does not use.
     """
 
-    model: ModelFlag = "rope-tiny"
-    adapter: Annotated[
-        tuple[str, ...],
-        _arg(
-            help="Folders of adapters (LoRA or others that peft merges), merged in turn; without "
-            "--model, into the base model of the first."
-        ),
-    ] = ()
-    revision: Annotated[str | None, _arg(help="A branch, tag or commit of a model on the Hub.")] = (
-        None
-    )
-    allow_unused: Annotated[
-        bool, _arg(help="Load a model whose files hold tensors that it does not use.")
-    ] = False
+    model: str = "rope-tiny"
+    adapter: tuple[str, ...] = ()
+    revision: str | None = None
+    allow_unused: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -330,43 +152,35 @@ class ModelSettings(BoundedSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings:
-    """Which sequences a model is run on."""
+    """Which sequences a model is run on.
 
-    data: Annotated[
-        str,
-        _arg(
-            help="shipped (Python source), prose (Python's language reference), stdlib, random, "
-            "gaussian, a .txt, .jsonl or .parquet file, fineweb-edu, a Hub data set (owner/name or "
-            "owner/name:config) or a local folder of one."
-        ),
-    ] = "shipped"
-    tokens: Annotated[
-        Path | None,
-        _arg(
-            help="A .npy or .safetensors file of token ids [seq, pos] to run instead of --data; "
-            "`documents` in the latter says which sequences belong together."
-        ),
-    ] = None
-    windows: Annotated[
-        Literal["random", "start"],
-        _arg(help="Where sequences begin in documents; start: at the first token (the paper's)."),
-    ] = "random"
-    pack: Annotated[
-        bool,
-        _arg(help="Join documents, an EOS token after each, and cut sequences across them."),
-    ] = False
-    bos: Annotated[
-        str,
-        _arg(
-            help="Begin sequences with the BOS token: always, never, or auto, if the tokenizer "
-            "adds one; or with another token, given as its text."
-        ),
-    ] = "auto"
-    alpha: Annotated[float, ALPHA, _arg(help="With --data gaussian: expected inner product.")] = 0.0
-    shuffle: Annotated[bool, _arg(help="Permute the tokens in each sequence.")] = False
-    n_seqs: SeqsFlag = 64
-    seq_len: SeqLenFlag = 64
-    beyond_context: BeyondContextFlag = False
+    Attributes:
+        data: shipped (Python source), prose (Python's language reference), stdlib, random,
+            gaussian, a .txt, .jsonl or .parquet file, fineweb-edu, a Hub data set (owner/name or
+            owner/name:config) or a local folder of one.
+        tokens: A .npy or .safetensors file of token ids [seq, pos] to run instead of --data;
+            `documents` in the latter says which sequences belong together.
+        windows: Where sequences begin in documents; start: at the first token (the paper's).
+        pack: Join documents, an EOS token after each, and cut sequences across them.
+        bos: Begin sequences with the BOS token: always, never, or auto, if the tokenizer adds one;
+            or with another token, given as its text.
+        alpha: With --data gaussian: expected inner product.
+        shuffle: Permute the tokens in each sequence.
+        n_seqs: How many sequences.
+        seq_len: Tokens in a sequence.
+        beyond_context: Allow a --seq-len beyond the context (not of learned positions).
+    """
+
+    data: str = "shipped"
+    tokens: Path | None = None
+    windows: Literal["random", "start"] = "random"
+    pack: bool = False
+    bos: str = "auto"
+    alpha: Annotated[float, ALPHA] = 0.0
+    shuffle: bool = False
+    n_seqs: Annotated[int, COUNT] = 64
+    seq_len: Annotated[int, SEQ_LEN] = 64
+    beyond_context: bool = False
 
 
 # What given sequences take the place of.
@@ -375,57 +189,42 @@ OF_INPUTS = tuple(field.name for field in fields(DataSettings) if field.name != 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringSettings:
-    """What is read of a model, and how it is run."""
+    """What is read of a model, and how it is run.
 
-    layers: Annotated[
-        int | Literal["auto", "all"],
-        LAYERS,
-        _arg(help="How many first layers to study, or all; auto: 4, or all of fewer."),
-    ] = "auto"
-    batch_size: Annotated[
-        int | Literal["auto"],
-        COUNT,
-        _arg(help="Sequences per forward pass; auto: 8,192 tokens, at most 32 sequences."),
-    ] = "auto"
-    folds: Annotated[
-        int,
-        Bounds(MIN_FOLDS, LARGEST),
-        _arg(help="Parts of the data that intervals are made from."),
-    ] = 8
-    query_rows: Annotated[
-        int | None,
-        COUNT,
-        _arg(help="Rows of the maps: evenly spread queries; all up to 2,048 tokens, 512 above."),
-    ] = None
-    skip_keys: Annotated[
-        int | Literal["auto"],
-        Bounds(0, LARGEST),
-        _arg(help="How many keys count as first; auto: 1 for tokens (trace: for BOS), else 0."),
-    ] = "auto"
-    seed: Annotated[int, SEED, _arg(help="Seed of every random choice.")] = 0
-    device: Annotated[
-        str, _arg(help="A torch device, or auto; under torchrun each process takes a GPU.")
-    ] = "auto"
-    device_map: Annotated[
-        Literal["auto", "balanced", "sequential"] | None,
-        _arg(help="Spread a model that is larger than one GPU over all of them."),
-    ] = None
-    dtype: Annotated[
-        Dtype,
-        _arg(help="The type of the weights; auto: bfloat16 on a GPU, else float32."),
-    ] = "auto"
+    Attributes:
+        layers: How many first layers to study, or all; auto: 4, or all of fewer.
+        batch_size: Sequences per forward pass; auto: 8,192 tokens, at most 32 sequences.
+        folds: Parts of the data that intervals are made from.
+        query_rows: Rows of the maps: evenly spread queries; all up to 2,048 tokens, 512 above.
+        skip_keys: How many keys count as first; auto: 1 for tokens (trace: for BOS), else 0.
+        seed: Seed of every random choice.
+        device: A torch device, or auto; under torchrun each process takes a GPU.
+        device_map: Spread a model that is larger than one GPU over all of them.
+        dtype: The type of the weights; auto: bfloat16 on a GPU, else float32.
+    """
+
+    layers: Annotated[int | Literal["auto", "all"], LAYERS] = "auto"
+    batch_size: Annotated[int | Literal["auto"], COUNT] = "auto"
+    folds: Annotated[int, Bounds(MIN_FOLDS, LARGEST)] = 8
+    query_rows: Annotated[int | None, COUNT] = None
+    skip_keys: Annotated[int | Literal["auto"], Bounds(0, LARGEST)] = "auto"
+    seed: Annotated[int, SEED] = 0
+    device: str = "auto"
+    device_map: Literal["auto", "balanced", "sequential"] | None = None
+    dtype: Dtype = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSettings:
-    """What a run writes."""
+    """What a run writes.
 
-    checkpoint_every: Annotated[
-        int,
-        COUNT,
-        _arg(help="Batches between two saved states; a killed run resumes from the last."),
-    ] = 32
-    out: Annotated[Path | None, _arg(help="Folder of the run [runs/COMMAND-MODEL-HASH].")] = None
+    Attributes:
+        checkpoint_every: Batches between two saved states; a killed run resumes from the last.
+        out: Folder of the run [runs/COMMAND-MODEL-HASH].
+    """
+
+    checkpoint_every: Annotated[int, COUNT] = 32
+    out: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

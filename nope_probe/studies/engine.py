@@ -65,9 +65,10 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.removal import WEIGHTS, Writer
 from nope_probe.run.checkpoint import RunCheckpoint
+from nope_probe.run.flags import flag_of
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.session import Session
-from nope_probe.run.settings import GIVEN, OF_INPUTS, RunSettings, flag_of
+from nope_probe.run.settings import GIVEN, OF_INPUTS, RunSettings
 from nope_probe.run.sources import load_first_layers
 from nope_probe.studies.removing import RemovingSettings
 

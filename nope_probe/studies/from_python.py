@@ -17,11 +17,12 @@ from nope_probe.hooks.removing.block_ablation import is_ablated
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.models.parity import as_loaded
+from nope_probe.run.flags import options_of, settings_from
 from nope_probe.run.folder import Run
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import process_count
 from nope_probe.run.session import Session
-from nope_probe.run.settings import OF_INPUTS, RunSettings, options_of, settings_from
+from nope_probe.run.settings import OF_INPUTS, RunSettings
 from nope_probe.run.sources import load_first_layers
 from nope_probe.studies.engine import as_sequences, on_inputs, on_tokens
 from nope_probe.studies.study import Study, carry_out

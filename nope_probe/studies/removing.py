@@ -13,7 +13,8 @@ from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.stand_ins import WITH_GAIN, Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import COMPONENTS, Condition, Gain, Writer
-from nope_probe.run.settings import RunSettings, validate_effects
+from nope_probe.run.flags import validate_effects
+from nope_probe.run.settings import RunSettings
 
 _arg = tyro.conf.arg
 NAMES = (
@@ -26,18 +27,18 @@ NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class RemovingSettings(RunSettings):
-    """What is removed from a model, and what replaces its weights."""
+    """What is removed from a model, and what replaces its weights.
+
+    Attributes:
+        in_heads: The heads that lose it (L16H0 L18H6), in place of all heads.
+        replacement: What a removed weight is replaced by.
+    """
 
     remove: Annotated[
         tuple[str, ...] | None, _arg(help=f"What to remove from every block: {NAMES}.")
     ] = ()
-    in_heads: Annotated[
-        tuple[str, ...],
-        _arg(help="The heads that lose it (L16H0 L18H6), in place of all heads."),
-    ] = ()
-    replacement: Annotated[Replacement, _arg(help="What a removed weight is replaced by.")] = (
-        "identity"
-    )
+    in_heads: tuple[str, ...] = ()
+    replacement: Replacement = "identity"
     gain: Annotated[Gain, _arg(help=f"The size of the replacements {' and '.join(WITH_GAIN)}.")] = (
         "output"
     )

@@ -7,14 +7,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 from nope_probe.models.names import validate_hub_answers, validate_reachable
+from nope_probe.run.flags import COUNT, SEED, BoundedSettings
 from nope_probe.run.paths import output_folder, validate_folder_place
 from nope_probe.run.processes import process_count
-from nope_probe.run.settings import COUNT, SEED, BoundedSettings
 from nope_probe.training.checkpoints import OWN_FILES, validate_same_training
 
 PresetName = Literal["nope-tiny", "rope-tiny", "nope-1.5b", "rope-1.5b"]
@@ -106,15 +104,20 @@ class Settings(BoundedSettings):
     The tiny presets train on the text of this Python's standard library, in about half an hour on
     one core. The 1.5B presets stream FineWeb-Edu and need GPUs: start them with
     `accelerate launch` or `torchrun`, whose settings (FSDP, precision) Trainer uses.
+
+    Attributes:
+        preset: Which model to train.
+        out: Folder to write [runs/train-PRESET].
+        steps: Stop early; the recipe's by default.
+        seed: Seed of weights and data order.
+        resume: Resume from the newest checkpoint in OUT.
     """
 
-    preset: Annotated[PresetName, tyro.conf.arg(help="Which model to train.")]
-    out: Annotated[Path | None, tyro.conf.arg(help="Folder to write [runs/train-PRESET].")] = None
-    steps: Annotated[
-        int | None, COUNT, tyro.conf.arg(help="Stop early; the recipe's by default.")
-    ] = None
-    seed: Annotated[int, SEED, tyro.conf.arg(help="Seed of weights and data order.")] = 0
-    resume: Annotated[bool, tyro.conf.arg(help="Resume from the newest checkpoint in OUT.")] = False
+    preset: PresetName
+    out: Path | None = None
+    steps: Annotated[int | None, COUNT] = None
+    seed: Annotated[int, SEED] = 0
+    resume: bool = False
 
     @property
     def recipe(self) -> Recipe:

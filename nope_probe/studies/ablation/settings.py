@@ -10,10 +10,8 @@ import tyro
 from nope_probe.hooks.removing.stand_ins import DEFAULT_REPLACEMENTS, Replacement
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Condition
-from nope_probe.run.settings import (
-    OFFSET_BINS,
-    Bounds,
-)
+from nope_probe.run.flags import Bounds
+from nope_probe.run.settings import OFFSET_BINS
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
 
 _arg = tyro.conf.arg
@@ -27,6 +25,13 @@ class Settings(RemovingSettings):
     Runs the model with and without its causal mask, RoPE and weights. Per layer it reports what
     the first key's lead and the pattern among the other keys lose without each, with intervals.
     With the default settings, the shipped model takes about 10 seconds on two cores.
+
+    Attributes:
+        bands: Also remove each of so many bands of RoPE's pairs in turn. Without --remove, no
+            weights are removed then.
+        replacement: What a removed weight is replaced by; several are shown side by side. A
+            headline speaks of the first.
+        per_head: Also measure what each head loses without each source and band.
     """
 
     remove: Annotated[
@@ -36,24 +41,9 @@ class Settings(RemovingSettings):
             "sources alone. By default w_q w_k w_o qk ov."
         ),
     ] = None
-    bands: Annotated[
-        int,
-        Bounds(0, MOST_BANDS),
-        _arg(
-            help="Also remove each of so many bands of RoPE's pairs in turn. Without --remove, no "
-            "weights are removed then."
-        ),
-    ] = 0
-    replacement: Annotated[
-        tuple[Replacement, ...],
-        _arg(
-            help="What a removed weight is replaced by; several are shown side by side. A headline "
-            "speaks of the first."
-        ),
-    ] = DEFAULT_REPLACEMENTS  # type: ignore[assignment]
-    per_head: Annotated[
-        bool, _arg(help="Also measure what each head loses without each source and band.")
-    ] = False
+    bands: Annotated[int, Bounds(0, MOST_BANDS)] = 0
+    replacement: tuple[Replacement, ...] = DEFAULT_REPLACEMENTS  # type: ignore[assignment]
+    per_head: bool = False
     offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
 
     @property

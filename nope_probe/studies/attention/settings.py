@@ -6,23 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from nope_probe.data.documents import read_text, validate_text
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, reading, validate_regular
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
 from nope_probe.removal import Writer
-from nope_probe.run.settings import (
-    COUNT,
-    LAYERS,
-    Bounds,
-    memory_of,
-)
+from nope_probe.run.flags import COUNT, LAYERS, Bounds
+from nope_probe.run.settings import memory_of
 from nope_probe.studies.removing import RemovingSettings
 
-_arg = tyro.conf.arg
 MIN_KEYS = 8  # of the queries that are measured, as for locality
 ALL_ROWS, ROWS = 256, 128  # the maps of all heads are many times those of all layers
 MAP_BYTES = 2**30  # of the heads' maps that are in memory at once
@@ -33,16 +26,6 @@ ALONE = "the text alone"  # the `data` of a run without other texts
 # Flags about other texts.
 OF_OTHERS = ("windows", "pack", "alpha", "shuffle", "seq_len", "beyond_context", "folds")
 
-DataFlag = Annotated[
-    str | None,
-    _arg(help="Other texts, named as in `scores` [shipped; with --text none, unless --n-seqs]."),
-]
-OthersFlag = Annotated[
-    int | None,
-    COUNT,
-    _arg(help="How many sequences of other texts [512; with --text none, unless --data]."),
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(RemovingSettings):
@@ -50,54 +33,36 @@ class Settings(RemovingSettings):
 
     Measures in nats how far each head's attention weights are from uniform, whether it decides
     about the first key or among the other keys, and which part of it is the same in every text.
+
+    Attributes:
+        data: Other texts, named as in `scores` [shipped; with --text none, unless --n-seqs].
+        n_seqs: How many sequences of other texts [512; with --text none, unless --data].
+        layers: How many first layers to study, or all.
+        query_rows: Queries of the maps: evenly spread; all up to 256 tokens, 128 above.
+        text: A text of up to 512 tokens: the page shows where each head looks in it. With --n-seqs
+            or --data it is compared with other texts, and has up to --seq-len tokens.
+        text_file: A file (UTF-8) with this text.
+        why: A head (L1H3) of the text: why it looks where it looks from --query, exactly, by
+            position and by what each earlier component wrote.
+        query: The token of the text that --why asks about; -1 is the last.
+        steps: Steps back from --why: 2 also says from which tokens the heads that wrote the most
+            attended key, or the query, moved it, and why they looked there.
+        confirm: How many of the parts that heads moved in --steps to remove, one at a time, the
+            largest first, to measure what changes.
     """
 
     # None becomes a value as soon as settings are made: a text that comes alone is read alone.
-    data: DataFlag = None  # type: ignore[assignment]
-    n_seqs: OthersFlag = None  # type: ignore[assignment]
-    layers: Annotated[
-        int | Literal["all"], LAYERS, _arg(help="How many first layers to study, or all.")
-    ] = "all"
-    query_rows: Annotated[
-        int | None,
-        COUNT,
-        _arg(help="Queries of the maps: evenly spread; all up to 256 tokens, 128 above."),
-    ] = None
+    data: str | None = None  # type: ignore[assignment]
+    n_seqs: Annotated[int | None, COUNT] = None  # type: ignore[assignment]
+    layers: Annotated[int | Literal["all"], LAYERS] = "all"
+    query_rows: Annotated[int | None, COUNT] = None
 
-    text: Annotated[
-        str | None,
-        _arg(
-            help="A text of up to 512 tokens: the page shows where each head looks in it. With "
-            "--n-seqs or --data it is compared with other texts, and has up to --seq-len tokens."
-        ),
-    ] = None
-    text_file: Annotated[Path | None, _arg(help="A file (UTF-8) with this text.")] = None
-    why: Annotated[
-        str | None,
-        _arg(
-            help="A head (L1H3) of the text: why it looks where it looks from --query, exactly, by "
-            "position and by what each earlier component wrote."
-        ),
-    ] = None
-    query: Annotated[
-        int, _arg(help="The token of the text that --why asks about; -1 is the last.")
-    ] = -1
-    steps: Annotated[
-        int,
-        Bounds(1, 100),
-        _arg(
-            help="Steps back from --why: 2 also says from which tokens the heads that wrote the "
-            "most attended key, or the query, moved it, and why they looked there."
-        ),
-    ] = 1
-    confirm: Annotated[
-        int,
-        Bounds(0, 1000),
-        _arg(
-            help="How many of the parts that heads moved in --steps to remove, one at a time, the "
-            "largest first, to measure what changes."
-        ),
-    ] = 0
+    text: str | None = None
+    text_file: Path | None = None
+    why: str | None = None
+    query: int = -1
+    steps: Annotated[int, Bounds(1, 100)] = 1
+    confirm: Annotated[int, Bounds(0, 1000)] = 0
 
     def __post_init__(self) -> None:
         is_alone = self._has_text and self.data is None and self.n_seqs is None

@@ -16,10 +16,11 @@ from nope_probe.figures.text_view import TextView
 from nope_probe.hooks.layers.model import Given
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
+from nope_probe.run.flags import settings_from
 from nope_probe.run.folder import Run
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.session import Session
-from nope_probe.run.settings import Dtype, settings_from
+from nope_probe.run.settings import Dtype
 from nope_probe.run.sources import load_first_layers
 from nope_probe.studies.attention.analyse import (
     analyse,

@@ -18,14 +18,7 @@ from nope_probe.removal import (
     POSITION_ENCODINGS,
     spelled,
 )
-from nope_probe.run.settings import (
-    LARGEST,
-    LAYERS,
-    Bounds,
-    SeqLenFlag,
-    SeqsFlag,
-    validate_effects,
-)
+from nope_probe.run.flags import COUNT, LARGEST, LAYERS, SEQ_LEN, Bounds, validate_effects
 from nope_probe.studies.removing import NAMES, RemovingSettings, parse_removed
 
 _arg = tyro.conf.arg
@@ -194,9 +187,20 @@ class Settings(RemovingSettings):
     Runs the model with and without them, and reports losses by position, what context, order, BOS
     and copies are worth, how it extrapolates and whether position can be read from its residual
     stream: in nats or positions, with the difference to the intact model and intervals.
+
+    Attributes:
+        measures: What to measure.
+        prefix: Without the mask, this many first tokens see each other, and only those after them
+            are scored [half of --seq-len].
+        replacement: What a removed weight becomes; several are measured side by side.
+        heads: Remove the W_Q of one head at a time too; --in-heads says where --remove acts.
+        trained_len: Tokens that the model was trained at [as recorded, else its context]; it is
+            extrapolated to 4 times as many.
+        max_len: Most tokens in a window of the extrapolation.
+        layers: In how many first layers to read position; all layers are run.
     """
 
-    measures: Annotated[tuple[Measure, ...], _arg(help="What to measure.")] = MEASURES
+    measures: tuple[Measure, ...] = MEASURES
     remove: Annotated[
         tuple[str, ...] | None,
         _arg(
@@ -205,40 +209,14 @@ class Settings(RemovingSettings):
             "`sources`, and `weights` too for a shipped model."
         ),
     ] = None
-    prefix: Annotated[
-        int | None,
-        Bounds(4, LARGEST),
-        _arg(
-            help="Without the mask, this many first tokens see each other, and only those after "
-            "them are scored [half of --seq-len]."
-        ),
-    ] = None
-    replacement: Annotated[
-        tuple[Replacement, ...],
-        _arg(help="What a removed weight becomes; several are measured side by side."),
-    ] = ("identity",)  # type: ignore[assignment]
-    heads: Annotated[
-        bool,
-        _arg(help="Remove the W_Q of one head at a time too; --in-heads says where --remove acts."),
-    ] = False
-    trained_len: Annotated[
-        int | None,
-        EXTRAPOLATED,
-        _arg(
-            help="Tokens that the model was trained at [as recorded, else its context]; it is "
-            "extrapolated to 4 times as many."
-        ),
-    ] = None
-    max_len: Annotated[
-        int, EXTRAPOLATED, _arg(help="Most tokens in a window of the extrapolation.")
-    ] = 4096
-    layers: Annotated[
-        int | Literal["all"],
-        LAYERS,
-        _arg(help="In how many first layers to read position; all layers are run."),
-    ] = "all"
-    n_seqs: SeqsFlag = 128
-    seq_len: SeqLenFlag = 128
+    prefix: Annotated[int | None, Bounds(4, LARGEST)] = None
+    replacement: tuple[Replacement, ...] = ("identity",)  # type: ignore[assignment]
+    heads: bool = False
+    trained_len: Annotated[int | None, EXTRAPOLATED] = None
+    max_len: Annotated[int, EXTRAPOLATED] = 4096
+    layers: Annotated[int | Literal["all"], LAYERS] = "all"
+    n_seqs: Annotated[int, COUNT] = 128
+    seq_len: Annotated[int, SEQ_LEN] = 128
 
     @property
     def prefix_len(self) -> int:

@@ -9,17 +9,10 @@ import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.models.info import ModelInfo
+from nope_probe.run.flags import COUNT, LAYERS, SEQ_LEN, Bounds
 from nope_probe.run.processes import validate_one_process
-from nope_probe.run.settings import (
-    LAYERS,
-    Bounds,
-    ModelFlag,
-    SeqLenFlag,
-    SeqsFlag,
-)
 from nope_probe.studies.removing import RemovingSettings
 
-_arg = tyro.conf.arg
 N_STAGES = 9
 
 
@@ -29,16 +22,15 @@ class Settings(RemovingSettings):
 
     Writes the mean Gram or score map of each stage, (a) to (i), with standard errors, into a
     folder with manifest.json, stages.csv and report.html.
+
+    Attributes:
+        layer: Which block, from 0; the last one has (a) to (g).
     """
 
-    model: ModelFlag = "nope-tiny"
-    layer: Annotated[
-        int,
-        Bounds(0, LAYERS.high - 1),
-        _arg(help="Which block, from 0; the last one has (a) to (g)."),
-    ] = 0
-    n_seqs: SeqsFlag = 1000
-    seq_len: SeqLenFlag = 50
+    model: str = "nope-tiny"
+    layer: Annotated[int, Bounds(0, LAYERS.high - 1)] = 0
+    n_seqs: Annotated[int, COUNT] = 1000
+    seq_len: Annotated[int, SEQ_LEN] = 50
     layers: Annotated[int | Literal["all"], tyro.conf.Suppress] = "all"
     unrecorded: ClassVar[tuple[str, ...]] = (*RemovingSettings.unrecorded, "layers")
 

@@ -10,19 +10,9 @@ import tyro
 
 from nope_probe.data.documents import MIN_FOLDS
 from nope_probe.errors import UserError
-from nope_probe.run.settings import (
-    COUNT,
-    LARGEST,
-    LAYERS,
-    SEED,
-    SEQ_LEN,
-    Bounds,
-    Dtype,
-    SessionSettings,
-    validate_effects,
-)
+from nope_probe.run.flags import COUNT, LARGEST, LAYERS, SEED, SEQ_LEN, Bounds, validate_effects
+from nope_probe.run.settings import Dtype, SessionSettings
 
-_arg = tyro.conf.arg
 # Flags of the two runs that `--models` makes.
 OF_RUNS = (
     *("data", "n_seqs", "seq_len", "folds", "layers", "seed"),
@@ -37,42 +27,38 @@ class Settings(SessionSettings):
     Puts their tables side by side, on one page and in differences.csv: differences with intervals,
     paired if the runs had the same sequences. Runs of `ablate` are shown without each source, and
     of runs of `attention` the heads that changed are named. `--models A B` runs `--study` on both.
+
+    Attributes:
+        runs: The folders of the runs; the first is the one to compare with.
+        models: Two models to run on the same tokens and compare, instead of finished runs.
+        study: With --models: which heads attend differently, or what the sources are.
+        text: With --models: a text in which the page shows both models' attention.
+        data: With --models: the sequences, as in `scores`.
+        n_seqs: With --models: how many sequences.
+        seq_len: With --models: tokens in a sequence.
+        folds: With --models: parts of the data; below 16 hardly any head can be named.
+        layers: With --models: how many first layers, or all.
+        seed: With --models: seed of every random choice.
+        device: With --models: a torch device, or auto.
+        dtype: With --models: the type of the weights.
+        labels: Their names [their models, or their folders].
+        out: Folder of the comparison [runs/compare-HASH].
     """
 
-    runs: Annotated[
-        tyro.conf.Positional[tuple[Path, ...]],
-        _arg(help="The folders of the runs; the first is the one to compare with."),
-    ] = ()
-    models: Annotated[
-        tuple[str, ...],
-        _arg(help="Two models to run on the same tokens and compare, instead of finished runs."),
-    ] = ()
-    study: Annotated[
-        Literal["attention", "ablate"],
-        _arg(help="With --models: which heads attend differently, or what the sources are."),
-    ] = "attention"
-    text: Annotated[
-        str | None,
-        _arg(help="With --models: a text in which the page shows both models' attention."),
-    ] = None
-    data: Annotated[str, _arg(help="With --models: the sequences, as in `scores`.")] = "shipped"
-    n_seqs: Annotated[int, COUNT, _arg(help="With --models: how many sequences.")] = 512
-    seq_len: Annotated[int, SEQ_LEN, _arg(help="With --models: tokens in a sequence.")] = 64
-    folds: Annotated[
-        int,
-        Bounds(MIN_FOLDS, LARGEST),
-        _arg(help="With --models: parts of the data; below 16 hardly any head can be named."),
-    ] = 16
-    layers: Annotated[
-        int | Literal["all"], LAYERS, _arg(help="With --models: how many first layers, or all.")
-    ] = "all"
-    seed: Annotated[int, SEED, _arg(help="With --models: seed of every random choice.")] = 0
-    device: Annotated[str, _arg(help="With --models: a torch device, or auto.")] = "auto"
-    dtype: Annotated[Dtype, _arg(help="With --models: the type of the weights.")] = "auto"
-    labels: Annotated[
-        tuple[str, ...], _arg(help="Their names [their models, or their folders].")
-    ] = ()
-    out: Annotated[Path | None, _arg(help="Folder of the comparison [runs/compare-HASH].")] = None
+    runs: tyro.conf.Positional[tuple[Path, ...]] = ()
+    models: tuple[str, ...] = ()
+    study: Literal["attention", "ablate"] = "attention"
+    text: str | None = None
+    data: str = "shipped"
+    n_seqs: Annotated[int, COUNT] = 512
+    seq_len: Annotated[int, SEQ_LEN] = 64
+    folds: Annotated[int, Bounds(MIN_FOLDS, LARGEST)] = 16
+    layers: Annotated[int | Literal["all"], LAYERS] = "all"
+    seed: Annotated[int, SEED] = 0
+    device: str = "auto"
+    dtype: Dtype = "auto"
+    labels: tuple[str, ...] = ()
+    out: Path | None = None
 
     def validate(self) -> None:
         """Check what can be checked without the runs.

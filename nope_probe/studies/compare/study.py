@@ -13,11 +13,12 @@ import torch
 
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
+from nope_probe.run.flags import settings_from
 from nope_probe.run.folder import Run
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import status
 from nope_probe.run.session import Session
-from nope_probe.run.settings import RunSettings, settings_from
+from nope_probe.run.settings import RunSettings
 from nope_probe.run.sources import load_first_layers
 from nope_probe.studies.ablation.study import Ablate
 from nope_probe.studies.attention.study import SplitAttention

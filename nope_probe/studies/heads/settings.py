@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-import tyro
-
 from nope_probe.errors import UserError
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
+from nope_probe.run.flags import COUNT, LARGEST, LAYERS, Bounds
 from nope_probe.run.processes import validate_one_process
-from nope_probe.run.settings import COUNT, LARGEST, LAYERS, Bounds, RunSettings, memory_of
+from nope_probe.run.settings import RunSettings, memory_of
 
-_arg = tyro.conf.arg
 Order = Literal["positional", "others", "information", "first_key", "previous_token", "induction"]
 ORDERS: tuple[str, ...] = get_args(Order)
 LOWEST = "lowest-"  # before a measure: its lowest heads first
@@ -31,38 +29,26 @@ class Settings(RunSettings):
     Orders all heads by a measure of their attention, removes RoPE, content or the mask from the
     first k, and reports what it costs on text, on second copies and in induction heads, next to
     as many heads drawn from the same layers.
+
+    Attributes:
+        by: Orders, highest first: positional and others (the two positional shares), information,
+            first_key, previous_token, induction; lowest-positional for lowest first; or a CSV file
+            with the columns layer and head, in the order of the file.
+        remove: What to remove from the first heads, one at a time.
+        k: In how many of the first heads, one number at a time.
+        draws: How often as many heads are drawn from the same layers, for comparison.
+        single: Remove it from each of the first heads alone too (as many as the last k).
+        mean_seqs: Sequences of the mean attention that removed content leaves.
+        layers: How many first layers' heads to order, or all.
     """
 
-    by: Annotated[
-        tuple[str, ...],
-        _arg(
-            help="Orders, highest first: positional and others (the two positional shares), "
-            "information, first_key, previous_token, induction; lowest-positional for lowest "
-            "first; or a CSV file with the columns layer and head, in the order of the file."
-        ),
-    ] = ("positional",)
-    remove: Annotated[
-        tuple[Removed, ...], _arg(help="What to remove from the first heads, one at a time.")
-    ] = ("rope", "content")
-    k: Annotated[
-        tuple[int, ...], COUNT, _arg(help="In how many of the first heads, one number at a time.")
-    ] = COUNTS
-    draws: Annotated[
-        int,
-        Bounds(2, LARGEST),
-        _arg(help="How often as many heads are drawn from the same layers, for comparison."),
-    ] = 8
-    single: Annotated[
-        bool, _arg(help="Remove it from each of the first heads alone too (as many as the last k).")
-    ] = False
-    mean_seqs: Annotated[
-        int,
-        Bounds(8, LARGEST),
-        _arg(help="Sequences of the mean attention that removed content leaves."),
-    ] = MEAN_SEQS
-    layers: Annotated[
-        int | Literal["all"], LAYERS, _arg(help="How many first layers' heads to order, or all.")
-    ] = "all"
+    by: tuple[str, ...] = ("positional",)
+    remove: tuple[Removed, ...] = ("rope", "content")
+    k: Annotated[tuple[int, ...], COUNT] = COUNTS
+    draws: Annotated[int, Bounds(2, LARGEST)] = 8
+    single: bool = False
+    mean_seqs: Annotated[int, Bounds(8, LARGEST)] = MEAN_SEQS
+    layers: Annotated[int | Literal["all"], LAYERS] = "all"
 
     def validate(self) -> None:
         """Check what can be checked without the model."""

@@ -10,14 +10,8 @@ import tyro
 
 from nope_probe.errors import UserError
 from nope_probe.models.names import path_of, validate_revision
-from nope_probe.run.settings import (
-    LAYERS,
-    SEED,
-    SEQ_LEN,
-    BeyondContextFlag,
-    ModelSettings,
-    validate_effects,
-)
+from nope_probe.run.flags import LAYERS, SEED, SEQ_LEN, validate_effects
+from nope_probe.run.settings import ModelSettings
 from nope_probe.studies.layers.expect import Expectation, parse_expectation
 
 _arg = tyro.conf.arg
@@ -30,31 +24,26 @@ class Settings(ModelSettings):
     The findings are RoPE's action, pairs and base, the mask's shape, norms, soft cap, scale and
     BOS. They come from interventions on one short batch, never from the configuration. Prints one
     table, and the differences to the configuration.
+
+    Attributes:
+        layers: How many first layers to read.
+        seq_len: Length of the sequence from which masks, and changes with length, are read; only
+            shorter windows show.
+        beyond_context: Allow a --seq-len beyond the context (not of learned positions).
+        expect: Expected values, such as no_rope_layers=3,7,11 or sliding_window=4096; exit code 1
+            if the model differs.
+        json: Print JSON instead of the table.
+        seed: Seed of the batch.
+        device: A torch device, or auto.
     """
 
-    layers: Annotated[int | Literal["all"], LAYERS, _arg(help="How many first layers to read.")] = (
-        "all"
-    )
-    seq_len: Annotated[
-        int | Literal["auto"],
-        SEQ_LEN,
-        _arg(
-            help="Length of the sequence from which masks, and changes with length, are read; "
-            "only shorter windows show."
-        ),
-    ] = "auto"
-    beyond_context: BeyondContextFlag = False
-    expect: Annotated[
-        tuple[str, ...],
-        _arg(
-            metavar="KEY=VALUE",
-            help="Expected values, such as no_rope_layers=3,7,11 or sliding_window=4096; exit "
-            "code 1 if the model differs.",
-        ),
-    ] = ()
-    json: Annotated[bool, _arg(help="Print JSON instead of the table.")] = False
-    seed: Annotated[int, SEED, _arg(help="Seed of the batch.")] = 0
-    device: Annotated[str, _arg(help="A torch device, or auto.")] = "auto"
+    layers: Annotated[int | Literal["all"], LAYERS] = "all"
+    seq_len: Annotated[int | Literal["auto"], SEQ_LEN] = "auto"
+    beyond_context: bool = False
+    expect: Annotated[tuple[str, ...], _arg(metavar="KEY=VALUE")] = ()
+    json: bool = False
+    seed: Annotated[int, SEED] = 0
+    device: str = "auto"
 
     def sources(self) -> dict[str, Path | None]:
         """Return the paths of the model's files; None for a model on the Hub."""

@@ -12,20 +12,13 @@ import tyro
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
 from nope_probe.models.names import CHECKPOINTS, FRIENDLY
+from nope_probe.run.flags import COUNT, LAYERS, SEED, SEQ_LEN, Bounds
 from nope_probe.run.paths import default_output_dir
-from nope_probe.run.settings import (
-    COUNT,
-    LAYERS,
-    SEED,
-    SEQ_LEN,
-    Bounds,
-    SessionSettings,
-)
+from nope_probe.run.settings import SessionSettings
 from nope_probe.studies.circuit.settings import Settings as Circuit
 from nope_probe.studies.scores.settings import Settings as Scores
 from nope_probe.studies.simulation.settings import Settings as Simulation
 
-_arg = tyro.conf.arg
 # The trained NoPE model (section 4.2), and the language models (section 5.2 and appendix E).
 NOPE_MODEL, NOPE_STAND_IN, NOPE_TOKENS = "nope-1.5b", "nope-tiny", 50
 LANGUAGE_MODELS = ("llama-3.1-8b", "phi-4", "qwen3-8b")
@@ -130,58 +123,33 @@ class Settings(SessionSettings):
     default the small shipped one. Figures 5 and 11 to 16 show the scores of language models, by
     default the paper's on 1,000 sequences of 1,024 tokens of fineweb-edu. `all` runs the simulated
     figures and 3 and 8, and writes one page about all sixteen.
+
+    Attributes:
+        figure: Which figure, or all.
+        n_samples: Samples per alpha, for simulated figures [4000].
+        model: The model of figures 3 and 8 [nope-tiny]; of 5 and 11 to 16 [the paper's], for which
+            it may be given more than once.
+        n_seqs: Sequences, for figures of trained models [1000].
+        seq_len: Tokens in a sequence, for figures 5 and 11 to 16 [1024; of a shipped model 64].
+        data: The text, for figures of trained models [fineweb-edu, the paper's; shipped for shipped
+            models, and in figures 3 and 8 for all but nope-1.5b].
+        windows: Where sequences begin in documents, for figures of trained models [start, the
+            paper's; random with --data shipped].
+        layers: How many first layers, for figures 5 [4] and 11 to 16 [all].
+        seed: Seed of the samples.
+        out: Folder of the figure [runs/reproduce-FIGURE-HASH]; its experiments go next to it.
     """
 
-    figure: Annotated[tyro.conf.Positional[FigureName], _arg(help="Which figure, or all.")]
-    n_samples: Annotated[
-        int | None,
-        Bounds(FEWEST_SAMPLES, 10**9),
-        _arg(help="Samples per alpha, for simulated figures [4000]."),
-    ] = None
-    model: Annotated[
-        tuple[str, ...],
-        tyro.conf.UseAppendAction,
-        _arg(
-            help="The model of figures 3 and 8 [nope-tiny]; of 5 and 11 to 16 [the paper's], for "
-            "which it may be given more than once."
-        ),
-    ] = ()
-    n_seqs: Annotated[
-        int | None, COUNT, _arg(help="Sequences, for figures of trained models [1000].")
-    ] = None
-    seq_len: Annotated[
-        int | None,
-        SEQ_LEN,
-        _arg(
-            help="Tokens in a sequence, for figures 5 and 11 to 16 [1024; of a shipped model 64]."
-        ),
-    ] = None
-    data: Annotated[
-        str | None,
-        _arg(
-            help="The text, for figures of trained models [fineweb-edu, the paper's; shipped for "
-            "shipped models, and in figures 3 and 8 for all but nope-1.5b]."
-        ),
-    ] = None
-    windows: Annotated[
-        Literal["random", "start"] | None,
-        _arg(
-            help="Where sequences begin in documents, for figures of trained models [start, the "
-            "paper's; random with --data shipped]."
-        ),
-    ] = None
-    layers: Annotated[
-        int | Literal["all"] | None,
-        LAYERS,
-        _arg(help="How many first layers, for figures 5 [4] and 11 to 16 [all]."),
-    ] = None
-    seed: Annotated[int, SEED, _arg(help="Seed of the samples.")] = 0
-    out: Annotated[
-        Path | None,
-        _arg(
-            help="Folder of the figure [runs/reproduce-FIGURE-HASH]; its experiments go next to it."
-        ),
-    ] = None
+    figure: tyro.conf.Positional[FigureName]
+    n_samples: Annotated[int | None, Bounds(FEWEST_SAMPLES, 10**9)] = None
+    model: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    n_seqs: Annotated[int | None, COUNT] = None
+    seq_len: Annotated[int | None, SEQ_LEN] = None
+    data: str | None = None
+    windows: Literal["random", "start"] | None = None
+    layers: Annotated[int | Literal["all"] | None, LAYERS] = None
+    seed: Annotated[int, SEED] = 0
+    out: Path | None = None
 
     @property
     def subject(self) -> str:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
 from nope_probe.models.info import ModelInfo
-from nope_probe.run.settings import OFFSET_BINS, Bounds, RunSettings
-
-_arg = tyro.conf.arg
+from nope_probe.run.flags import Bounds
+from nope_probe.run.settings import OFFSET_BINS, RunSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,14 +16,14 @@ class Settings(RunSettings):
 
     Averages the pre-softmax scores of each layer over sequences and heads, and writes raw and
     diagonal-normalised maps, standard errors and measures of the pattern in them.
+
+    Attributes:
+        per_head: Keep and measure each head's map too.
+        bands: Split the maps by RoPE frequency: octaves of wavelengths, or so many bands.
     """
 
-    per_head: Annotated[bool, _arg(help="Keep and measure each head's map too.")] = False
-    bands: Annotated[
-        int | Literal["octaves"] | None,
-        Bounds(1, 1024),
-        _arg(help="Split the maps by RoPE frequency: octaves of wavelengths, or so many bands."),
-    ] = None
+    per_head: bool = False
+    bands: Annotated[int | Literal["octaves"] | None, Bounds(1, 1024)] = None
     offset_bins: Annotated[Literal["auto", "all"], OFFSET_BINS] = "auto"
 
     @property

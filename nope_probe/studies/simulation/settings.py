@@ -6,24 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
-from nope_probe.run.settings import (
-    ALPHA,
-    COUNT,
-    LARGEST,
-    LAYERS,
-    SEED,
-    BoundedSettings,
-    Bounds,
-    SessionSettings,
-)
+from nope_probe.run.flags import ALPHA, COUNT, LARGEST, LAYERS, SEED, BoundedSettings, Bounds
+from nope_probe.run.settings import SessionSettings
 from nope_probe.stages import Norm
 
-_arg = tyro.conf.arg
 CONTEXT = 4096
 DEFAULT_SAMPLES = 2000
 DIMENSION = Bounds(2, 2**16)  # the series in d takes time proportional to d
@@ -35,34 +24,36 @@ class Settings(SessionSettings):
     """Simulate the parameter-free transformer (eq. 1 of the paper) and compare it with theory.
 
     Writes manifest.json, maps.safetensors, layers.csv and report.html into a folder.
+
+    Attributes:
+        alpha: Expected inner products of the inputs, 0 <= alpha < 1.
+        n_layers: Layers.
+        n_samples: Samples per alpha [2000, unless --target-se is given].
+        target_se: Sample until every layer's pooled standard error is at most this, nats.
+        seq_len: Positions.
+        d_model: Dimension.
+        norm: L2, or LayerNorm with scores over sqrt(d) or d.
+        rope: Rotate queries and keys.
+        causal: Mask keys after the query.
+        control_variate: Subtract the effect of the inputs' Gram matrix, most of the noise.
+        seed: Seed of the samples.
+        checkpoint_every: Chunks of 128 samples between two saved states.
+        out: Folder of the run [runs/simulate-HASH].
     """
 
-    alpha: Annotated[
-        tuple[float, ...],
-        ALPHA,
-        _arg(help="Expected inner products of the inputs, 0 <= alpha < 1."),
-    ] = (0.0, 0.2)
-    n_layers: Annotated[int, LAYERS, _arg(help="Layers.")] = 4
-    n_samples: Annotated[
-        int | None, N_SAMPLES, _arg(help="Samples per alpha [2000, unless --target-se is given].")
-    ] = None
-    target_se: Annotated[
-        float | None,
-        _arg(help="Sample until every layer's pooled standard error is at most this, nats."),
-    ] = None
-    seq_len: Annotated[int, Bounds(3, CONTEXT), _arg(help="Positions.")] = 50
-    d_model: Annotated[int, DIMENSION, _arg(help="Dimension.")] = 64
-    norm: Annotated[Norm, _arg(help="L2, or LayerNorm with scores over sqrt(d) or d.")] = "l2"
-    rope: Annotated[bool, _arg(help="Rotate queries and keys.")] = False
-    causal: Annotated[bool, _arg(help="Mask keys after the query.")] = True
-    control_variate: Annotated[
-        bool, _arg(help="Subtract the effect of the inputs' Gram matrix, most of the noise.")
-    ] = True
-    seed: Annotated[int, SEED, _arg(help="Seed of the samples.")] = 0
-    checkpoint_every: Annotated[
-        int, COUNT, _arg(help="Chunks of 128 samples between two saved states.")
-    ] = 64
-    out: Annotated[Path | None, _arg(help="Folder of the run [runs/simulate-HASH].")] = None
+    alpha: Annotated[tuple[float, ...], ALPHA] = (0.0, 0.2)
+    n_layers: Annotated[int, LAYERS] = 4
+    n_samples: Annotated[int | None, N_SAMPLES] = None
+    target_se: float | None = None
+    seq_len: Annotated[int, Bounds(3, CONTEXT)] = 50
+    d_model: Annotated[int, DIMENSION] = 64
+    norm: Norm = "l2"
+    rope: bool = False
+    causal: bool = True
+    control_variate: bool = True
+    seed: Annotated[int, SEED] = 0
+    checkpoint_every: Annotated[int, COUNT] = 64
+    out: Path | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -121,13 +112,19 @@ class TheorySettings(BoundedSettings):
 
     Uses the mean field, which is exact as d_model grows, and no sampling. With --alpha, the
     smallest step S[i, j+1] - S[i, j] of each layer is printed as well.
+
+    Attributes:
+        seq_len: Positions.
+        n_layers: Layers.
+        alpha: Alphas at which to print the smallest steps.
+        d_model: Dimension; infinite if not given.
+        norm: Norm of the residual stream.
+        rope: Rotate queries and keys.
     """
 
-    seq_len: Annotated[int, Bounds(3, LARGEST), _arg(help="Positions.")] = 50
-    n_layers: Annotated[int, LAYERS, _arg(help="Layers.")] = 10
-    alpha: Annotated[
-        tuple[float, ...], ALPHA, _arg(help="Alphas at which to print the smallest steps.")
-    ] = ()
-    d_model: Annotated[int | None, DIMENSION, _arg(help="Dimension; infinite if not given.")] = None
-    norm: Annotated[Norm, _arg(help="Norm of the residual stream.")] = "l2"
-    rope: Annotated[bool, _arg(help="Rotate queries and keys.")] = False
+    seq_len: Annotated[int, Bounds(3, LARGEST)] = 50
+    n_layers: Annotated[int, LAYERS] = 10
+    alpha: Annotated[tuple[float, ...], ALPHA] = ()
+    d_model: Annotated[int | None, DIMENSION] = None
+    norm: Norm = "l2"
+    rope: bool = False

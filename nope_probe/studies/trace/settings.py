@@ -6,19 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
 from nope_probe.errors import UserError
 from nope_probe.models.info import ModelInfo
+from nope_probe.run.flags import LARGEST, Bounds
 from nope_probe.run.paths import validate_memory
-from nope_probe.run.settings import (
-    LARGEST,
-    Bounds,
-    ModelFlag,
-    RunSettings,
-)
+from nope_probe.run.settings import RunSettings
 
-_arg = tyro.conf.arg
 MIN_FOLDS = 5  # a product needs four different folds, and intervals leave one out
 
 
@@ -30,36 +23,23 @@ class Settings(RunSettings):
     rotation (RoPE on vectors that know nothing of position), written position and covariance.
     Splits the written position into the parts of all embeddings, heads and MLPs before the layer,
     and measures what one layer loses without the position of each.
+
+    Attributes:
+        reader: The layer (L2) or head (L2H1) that the headline, the maps and --confirm are about
+            [the one with the strongest pattern]; a head turns --per-head on.
+        writers: Whether heads write one by one, or each block's attention as a whole.
+        per_head: Trace what each head reads, instead of each layer.
+        confirm: How many heads lose their position, one at a time and after each earlier attention
+            and MLP, to measure what is lost.
+        folds: Parts of the data that intervals are made from.
     """
 
-    model: ModelFlag = "nope-tiny"
-    reader: Annotated[
-        str | None,
-        _arg(
-            help="The layer (L2) or head (L2H1) that the headline, the maps and --confirm are "
-            "about [the one with the strongest pattern]; a head turns --per-head on."
-        ),
-    ] = None
-    writers: Annotated[
-        Literal["heads", "layers"],
-        _arg(help="Whether heads write one by one, or each block's attention as a whole."),
-    ] = "heads"
-    per_head: Annotated[bool, _arg(help="Trace what each head reads, instead of each layer.")] = (
-        False
-    )
-    confirm: Annotated[
-        int,
-        Bounds(0, 1000),
-        _arg(
-            help="How many heads lose their position, one at a time and after each earlier "
-            "attention and MLP, to measure what is lost."
-        ),
-    ] = 6
-    folds: Annotated[
-        int,
-        Bounds(MIN_FOLDS, LARGEST),
-        _arg(help="Parts of the data that intervals are made from."),
-    ] = 8
+    model: str = "nope-tiny"
+    reader: str | None = None
+    writers: Literal["heads", "layers"] = "heads"
+    per_head: bool = False
+    confirm: Annotated[int, Bounds(0, 1000)] = 6
+    folds: Annotated[int, Bounds(MIN_FOLDS, LARGEST)] = 8
 
     def validate(self) -> None:
         """Check the settings that need no model.
