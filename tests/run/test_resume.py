@@ -115,6 +115,9 @@ def test_a_signal_ends_a_run_in_one_line_and_it_resumes_to_the_same_bytes(
     assert all(line == "interrupted" or line.startswith("interrupted: ") for line in said)
     assert any(line.endswith("run the same command to resume") for line in said)
     assert "Traceback" not in stderr
+    done = [int(n) for n in re.findall(r"running \d+ passes, (\d+) of them done before", stderr)]
+    assert done == sorted(done)
+    assert done or command == "simulate"  # whose signals come within its one pass
     assert_same_results(tmp_path, 1)
 
 

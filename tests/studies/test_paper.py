@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from math import ceil, log
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from nope_probe.run.folder import Run, read_manifest, read_run
 from nope_probe.studies.paper.claims import (
     Claim,
     figure3,
+    figure6,
+    figure7,
     figure9,
     figure10,
     layer_values,
@@ -203,3 +206,38 @@ def test_the_mask_decides_the_claims_of_figures_9_and_10(causal: bool) -> None:
     assert claim.reproduced == (not causal)  # a relative map
     claim, _ = figure9(of_alpha[1])
     assert claim.reproduced == causal
+
+
+def run_of_maps(maps: dict[str, np.ndarray]) -> Run:
+    return Run(arrays={"maps": {f"score/alpha={alpha}": cells for alpha, cells in maps.items()}})
+
+
+@pytest.mark.parametrize(("lengths", "reproduced"), [((7.0, 5.0, 2.0), True), ((5.0, 7.0), False)])
+def test_saturation_sooner_with_every_alpha_reproduces_figure_6(
+    lengths: tuple[float, ...], reproduced: bool
+) -> None:
+    """Rows of 1 - exp(-j / length) have made 90% of their rise after 2.3 lengths."""
+    rows = [1 - np.exp(-np.arange(50) / length) for length in lengths]
+    maps = {f"0.{tenth}": np.tile(row, (4, 50, 1)) for tenth, row in enumerate(rows)}
+    (claim,) = figure6(run_of_maps(maps))
+    assert claim.reproduced == reproduced
+    for tenth, length in enumerate(lengths):
+        assert f"{ceil(log(10) * length)} keys at alpha = {tenth / 10:g}" in claim.evidence
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict", "reproduced"),
+    [(2.0, "increasing", "yy"), (0.5, "increasing", "ny"), (2.0, "not", "yn")],
+)
+def test_figure_7_depends_on_the_size_and_the_verdict_of_the_pattern_over_d(
+    factor: float, verdict: str, reproduced: str
+) -> None:
+    rising = np.tile(np.arange(50.0), (4, 50, 1))
+    over_root, over_d = (run_of_maps({"0.2": x * rising}) for x in (1.0, factor))
+    of_layer = {"alpha": 0.0, "verdict": verdict, "monotonicity": 1.0, "distances": 40}
+    of_layer |= dict.fromkeys(("falling_cells", "theory_fall", "fall", "fall_low", "fall_high"), 1)
+    over_d.tables["layers"] = pd.DataFrame([{"layer": layer, **of_layer} for layer in range(4)])
+    claims = [*figure7(over_root, over_d)]
+    assert "".join("ny"[claim.reproduced] for claim in claims) == reproduced
+    rms = np.concatenate([np.arange(i) - np.arange(i).mean() for i in range(1, 50)]).std()
+    assert f"is {rms:.3f} nats against {factor * rms:.3f} over d" in claims[0].evidence
