@@ -26,6 +26,7 @@ from nope_probe import (
     split_attention,
 )
 from nope_probe.errors import UserError
+from nope_probe.hooks.removing.stand_ins import REPLACEMENTS
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 
@@ -116,7 +117,7 @@ HEADS = r"expected heads by layer, such as {0: \[1, 3\]}, got "
         ({"replacement": lambda weight, place, more: weight}, PLACE),
         (
             {"replacement": 5},
-            "a replacement is identity, random, mean, zero, a tensor, or a .* int",
+            f"a replacement is {', '.join(REPLACEMENTS)}, a tensor, or a .* int",
         ),
         ({"seed": "3"}, "seed '3': expected a whole number"),
         ({"remove": ["mask"], "prefix": "3"}, "prefix '3': expected a whole number"),

@@ -57,7 +57,7 @@ def explore(
         n_folds: parts of the data that intervals are made from, 4 or more; by default 8, or as many
             as there are sequences (documents) if these are fewer.
         replacement: what a removed weight is replaced by.
-        gain: the size of the replacements identity and random.
+        gain: the size of a replacement that is no constant output.
 
     Returns:
         An explorer that notebooks show, and that `save` writes as a page.

@@ -15,6 +15,7 @@ from nope_probe.figures.intervals import ValueAndBounds, interval_of
 from nope_probe.figures.names import phrase
 from nope_probe.figures.shares import QUESTIONS
 from nope_probe.figures.words import capitalised
+from nope_probe.hooks.removing.stand_ins import CONSTANT_OUTPUTS
 from nope_probe.removal import NO_REPLACEMENT, Condition
 from nope_probe.run.manifest import Manifest
 from nope_probe.studies.verdicts import MOST, effect_of
@@ -165,9 +166,14 @@ class LayerLosses:
             lead=self.sizes["lead"],
         )
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether a removed weight has the same output for every input."""
+        return self.replacement in CONSTANT_OUTPUTS
+
     def weights_sentence(self) -> str:
         """Return a sentence on the weights that lead and pattern need, if outputs are constant."""
-        return weights_sentence(self.spoken) if self.replacement in ("mean", "zero") else ""
+        return weights_sentence(self.spoken) if self.is_constant else ""
 
     def table(self, about: str = "") -> pd.DataFrame:
         """Return sizes and losses, a column for the first key and one for the other keys.
@@ -203,7 +209,7 @@ class LayerLosses:
 
     def _row_of(self, removed: str, others: Sequence[str]) -> str:
         """Return the row of what is removed; empty for a circuit that equals another row."""
-        if self.replacement in ("mean", "zero") and removed == "w_o+w_v" and "w_o" in others:
+        if self.is_constant and removed == "w_o+w_v" and "w_o" in others:
             return ""
         if self.replacement == "mean" and removed in CONSTANT:
             return CONSTANT[removed]

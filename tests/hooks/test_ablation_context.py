@@ -14,6 +14,7 @@ from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.components import components
+from nope_probe.hooks.removing.stand_ins import REPLACEMENTS
 
 ALL = (
     "bridge:llama",
@@ -106,7 +107,7 @@ def test_two_models_may_be_ablated_at_once(bridge: ByName) -> None:
             r"the numbers of layers, such as \[0, 1\], got \[Tr",
         ),
         ({"remove": ["mask"], "heads": {True: [0]}}, "expected the numbers of layers"),
-        ({"replacement": "median"}, "replacement 'median'; there are identity, random, mean, zero"),
+        ({"replacement": "median"}, f"replacement 'median'; there are {', '.join(REPLACEMENTS)}"),
         (
             {"remove": ["w_q", "mlp"], "heads": {0: [1]}},
             "^mlp has no heads; mask, rope, w_q, w_k, w_o, w_v, alibi, window, sink, content have",

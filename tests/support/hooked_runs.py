@@ -23,7 +23,6 @@ from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.removing.replacements import Calibration, random_rows
-from nope_probe.hooks.removing.stand_ins import REPLACEMENTS
 
 
 def hooked_run(model: Any, tokens: torch.Tensor) -> Outputs:
@@ -65,9 +64,6 @@ def errors_above(
 def hooks_left(model: Any) -> list[str]:
     """Return the names of the hook points that have hooks."""
     return [n for n, point in model.named_modules() if getattr(point, "fwd_hooks", None)]
-
-
-__all__ = ["REPLACEMENTS", "random_matrix", "replaced_weights"]
 
 
 def replaced_weights(

@@ -71,7 +71,7 @@ def calibrate(
         inputs: the run's tokens (or vectors), in any form that `capture_scores` takes. On them, a
             replacement has the RMS of its weight's output.
         batch_size: sequences per forward pass.
-        seed: the seed of the replacement `random`, to measure its gains too.
+        seed: the seed of drawn replacements, to measure their gains too.
         writers: the components whose position is to be removed, such as `L1H0` or `MLP1`.
         heads: the query heads that are to lose their content, by layer. A causal head takes
             2 n (n + 1) bytes at n tokens: 2.1 MB at 1,024. A mean of few texts costs by itself:

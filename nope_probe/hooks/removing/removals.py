@@ -52,12 +52,12 @@ class Ablation:
             heads of the weight or one for each query head, for every removed weight in every layer;
             or a function of the weight and its `Place`, which returns such a tensor. A place has
             a `name`, the number `layer.index`, and a `generator` that depends on the seed.
-        gain: c, the size of the replacements `identity` and `random` (`mean` and `zero` have none).
-            `output`: such that the replacement's output has the RMS that the projection's has over
-            the run's tokens in the intact model, which `calibrate` measures; `norm`: the
-            projection's Frobenius norm over the root of its rows; `identity`: 1. None: `output`;
-            a weight that you give stays as it is, and with `norm` takes the projection's norm.
-        seed: of the replacement `random`, and of the `generator` of a function.
+        gain: c, the size of a replacement that is no constant output. `output`: such that the
+            replacement's output has the RMS that the projection's has over the run's tokens in the
+            intact model, which `calibrate` measures; `norm`: the projection's Frobenius norm over
+            the root of its rows; `identity`: 1. None: `output`; a weight that you give stays as it
+            is, and with `norm` takes the projection's norm.
+        seed: of a drawn replacement, and of the `generator` of a function.
         prefix: how many first positions lose the mask among themselves, a bidirectional prefix;
             later queries keep theirs (causal, or a sliding window). None: the mask is off for all.
 

@@ -84,6 +84,7 @@ STAND_INS: dict[Replacement, NamedStandIn] = {
     ),
 }
 WITH_GAIN = tuple(name for name in REPLACEMENTS if STAND_INS[name].gain)
+CONSTANT_OUTPUTS = tuple(name for name in REPLACEMENTS if not STAND_INS[name].gain)
 
 
 def stand_in_of(replacement: Replacement | GivenReplacement) -> StandIn:

@@ -24,6 +24,7 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.removals import Ablation
+from nope_probe.hooks.removing.stand_ins import REPLACEMENTS
 from nope_probe.models.load import load
 
 HEADS = [1, 3]  # of six query heads, of which three share a key head
@@ -60,7 +61,7 @@ def mean_of_heads(hf: Any, inputs: torch.Tensor) -> torch.Tensor:
     return attention_inputs(hf, inputs)[1][1][..., rows].mean((0, 1)) @ weight[:, rows].T
 
 
-@pytest.mark.parametrize("replacement", ["identity", "random", "mean", "zero"])
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
 def test_all_heads_by_name_are_the_whole_component(
     replacement: Any, bridge: ByName, tiny: ByName
 ) -> None:

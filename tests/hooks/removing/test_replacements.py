@@ -28,12 +28,12 @@ from nope_probe.hooks.reading.calibration import calibrate
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Place, random_rows
-from nope_probe.hooks.removing.stand_ins import REPLACEMENTS, STAND_INS
+from nope_probe.hooks.removing.stand_ins import CONSTANT_OUTPUTS, REPLACEMENTS, STAND_INS
 from nope_probe.models.load import load
 from nope_probe.studies.ablation.study import run_ablations
 
 MODELS = ("bridge:llama", "bridge:phi3", "bridge:qwen3", "bridge:smollm3", "hooked:smollm3-rope")
-OTHERS = ("random", "mean", "zero")
+OTHERS = tuple(name for name in REPLACEMENTS if name != "identity")
 
 
 def covering(names: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -78,7 +78,7 @@ def test_one_token_that_is_clipped_leaves_the_constant_as_it_is(tmp_path: Path) 
 
 
 @pytest.mark.every_combination
-@pytest.mark.parametrize("replacement", ["identity", *OTHERS])
+@pytest.mark.parametrize("replacement", REPLACEMENTS)
 @pytest.mark.parametrize("spec", MODELS)
 def test_every_combination_with_each_replacement_equals_an_edited_model(
     spec: str, replacement: Any, model_of: ModelOf, tiny: ByName
@@ -203,8 +203,10 @@ def test_another_seed_than_the_one_calibrated_is_an_error(bridge: ByName) -> Non
             pass
 
 
-@pytest.mark.parametrize("replacement", ["mean", "zero"])
-def test_mean_and_zero_have_no_gain(replacement: Any, bridge: ByName, tiny: ByName) -> None:
+@pytest.mark.parametrize("replacement", CONSTANT_OUTPUTS)
+def test_a_replacement_without_a_gain_is_one_output_for_all_inputs_and_gains(
+    replacement: Any, bridge: ByName, tiny: ByName
+) -> None:
     model, inputs, logits = bridge("llama"), tiny("llama").tokens, []
     calibration = calibrate(model, inputs)
     for gain in ("output", "norm", "identity"):
@@ -212,6 +214,10 @@ def test_mean_and_zero_have_no_gain(replacement: Any, bridge: ByName, tiny: ByNa
         with ablated(model, ablation, calibration):
             logits.append(hooked_run(model, inputs).logits)
     assert all(torch.equal(logit, logits[0]) for logit in logits)
+    layer = layers_of(model)[0]
+    place = Place(layer=layer, name="w_q", replacement=replacement, calibration=calibration)
+    outputs = STAND_INS[replacement].make(place).outputs(torch.randn(2, 3, layer.d_model))
+    assert torch.equal(outputs, outputs[:1, :1].expand_as(outputs))
 
 
 def own_weight(weight: torch.Tensor, place: Any) -> torch.Tensor:
