@@ -123,14 +123,12 @@ def measure_pattern(pattern: Pattern) -> Measures:
     estimates = measure_estimates(pattern)
     # Equal scores have no order, so their ties must not count as "no trend".
     has_order = bool(estimates["amplitude_squared"].values.any())
-    measures = {"relative_r2": UNDEFINED, "lead": UNDEFINED}
+    measures = dict.fromkeys(Measures.__dataclass_fields__, UNDEFINED)
     for name, of_name in estimates.items():
         if name.endswith("_squared"):
             measures[name.removesuffix("_squared")] = rms(of_name)
         elif has_order or name not in ORDERS:
             measures[name] = jackknife(of_name)
-        else:
-            measures[name] = UNDEFINED
     return Measures(**measures)
 
 

@@ -20,7 +20,7 @@ from nope_probe.analyses.jackknife import (
     rms_difference,
     signed_root,
 )
-from nope_probe.analyses.pattern import measure_estimates
+from nope_probe.analyses.pattern import Measures, measure_estimates
 from nope_probe.analyses.pattern_rows import (
     PatternSums,
     beyond_rounding,
@@ -91,7 +91,7 @@ def measure_differences(one: Pattern, other: Pattern, *, paired: bool) -> dict[s
         (True, True)
     """
     x, y = map(measure_estimates, (one, other))
-    differences = {"relative_r2": UNDEFINED, "lead": UNDEFINED}
+    differences = dict.fromkeys(Measures.__dataclass_fields__, UNDEFINED)
     for name in (name for name in x if name in y):
         is_square = name.endswith("_squared")
         if paired and is_square:

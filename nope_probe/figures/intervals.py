@@ -9,13 +9,17 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
+from nope_probe.figures.words import ATTENTION, MEASURES
+
 NO_PATTERN, WITHIN, NO_SHARE = "no pattern", "within noise", "no share"
 # How columns of estimates begin that pages show in percent, and in nats above the noise.
-SHARES: tuple[str, ...] = ("share", "lost", "alone", "relative_r2", "predicted", "held", "direct")
-SHARES += ("norm", "total", "first_key", "explained", "positional", "symbolic", "previous_token")
-SHARES += ("induction", "first_weight", "others_share", "pattern_missed")
+_MEASURES = {**MEASURES, **ATTENTION}
+SHARES: tuple[str, ...] = ("share", "lost", "alone", "predicted", "held", "direct", "norm", "total")
+SHARES += ("explained", "first_weight", "others_share", "pattern_missed")
+SHARES += tuple(name for name, words in _MEASURES.items() if words.is_share)
 OF_ATTENTION = ("positional_share", "others_share", "pattern_missed")
-AMPLITUDES = ("amplitude", "rms", "non_relative", "with_mask", "without_mask")
+AMPLITUDES: tuple[str, ...] = ("rms", "with_mask", "without_mask")
+AMPLITUDES += tuple(name for name, words in _MEASURES.items() if words.is_amplitude)
 ValueAndBounds = tuple[float, float, float]
 
 

@@ -38,6 +38,16 @@ class MeasureWords:
         """Label and unit, as on an axis."""
         return f"{self.label}, {self.unit}" if self.unit else self.label
 
+    @property
+    def is_share(self) -> bool:
+        """Whether tables show it in percent."""
+        return not self.unit
+
+    @property
+    def is_amplitude(self) -> bool:
+        """Whether it is an RMS, which tables show where it exceeds its noise."""
+        return self.unit == "nats" and not self.signed
+
 
 MEASURES = {
     "lead": MeasureWords(

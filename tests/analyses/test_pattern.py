@@ -14,8 +14,10 @@ from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.pattern import (
     Measures,
     measure,
+    measure_estimates,
 )
 from nope_probe.analyses.pattern_rows import relative_part
+from nope_probe.figures.words import MEASURES
 from nope_probe.maps.centred import (
     KeptCells,
     diagonal_normalised,
@@ -23,6 +25,7 @@ from nope_probe.maps.centred import (
     kept_cells,
     row_centred,
 )
+from nope_probe.maps.maps import maps_by_layer
 
 NAN = float("nan")
 SEEDS = st.integers(0, 2**32 - 1)
@@ -156,13 +159,10 @@ def test_amplitudes_scale_with_the_map_and_shapes_do_not(
 ):
     folds = with_trend(seed, n)
     [before], [after] = measure(folds, skip), measure(scale * folds, skip)
-    for name in ("lead", "amplitude", "non_relative"):
-        one, other = getattr(after, name), getattr(before, name)
-        assert_scaled(
-            Interval(value=one.value / scale, low=one.low / scale, high=one.high / scale), other
-        )
-    for name in ("locality", "monotonicity", "relative_r2"):
-        assert_scaled(getattr(after, name), getattr(before, name))
+    for name, words in MEASURES.items():
+        one, factor = getattr(after, name), scale if words.unit == "nats" else 1.0
+        divided = Interval(value=one.value / factor, low=one.low / factor, high=one.high / factor)
+        assert_scaled(divided, getattr(before, name))
 
 
 @given(SEEDS, N_POS, SKIPS)
@@ -171,8 +171,14 @@ def test_the_negative_map_has_the_same_amplitude_and_the_opposite_trend(
 ):
     folds = with_trend(seed, n)
     [before], [after] = measure(folds, skip), measure(-folds, skip)
-    for name in ("amplitude", "non_relative", "relative_r2"):
-        assert_scaled(getattr(after, name), getattr(before, name))
-    for name in ("locality", "lead"):
-        assert_scaled(getattr(after, name), getattr(before, name), -1.0)
+    for name in (name for name in MEASURES if name != "monotonicity"):
+        sign = -1.0 if MEASURES[name].signed else 1.0
+        assert_scaled(getattr(after, name), getattr(before, name), sign)
     assert after.monotonicity.value == pytest.approx(1 - before.monotonicity.value, nan_ok=True)
+
+
+def test_amplitudes_in_tables_are_the_measures_whose_interval_is_of_an_rms():
+    [maps] = maps_by_layer(with_trend(0, 13)).values()
+    squares = [name for name in measure_estimates(maps.pattern) if name.endswith("_squared")]
+    amplitudes = [name for name, words in MEASURES.items() if words.is_amplitude]
+    assert [name.removesuffix("_squared") for name in squares] == amplitudes

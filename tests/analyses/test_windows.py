@@ -85,6 +85,7 @@ def by_hand(maps: Tensor, visible: Tensor, skip: int) -> dict[str, float]:
 def test_measures_are_of_the_keys_that_a_query_sees(name: str, skip: int) -> None:
     maps, expected = folds(name), by_hand(folds(name), CELLS[name], skip)
     (result,) = measure(maps[:, None], skip)
+    assert {*expected} == {*vars(result)}
     for measured, value in expected.items():
         assert getattr(result, measured).value == pytest.approx(value, rel=1e-8, nan_ok=True)
 
