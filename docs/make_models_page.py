@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 OUT = ROOT / "docs" / "models.md"
 BOUND = 1e-5
-SOURCES = ("mask", "window", "rope", "pos_embed", "alibi", "sink")
 WEIGHTS = ("w_q", "w_k", "w_v", "w_o", "mlp")
 
 

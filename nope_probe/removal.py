@@ -61,6 +61,7 @@ class Row(Words):
 
     Attributes:
         is_source: whether it makes positions differ.
+        hides_keys: whether it does so by hiding keys; other sources are position encodings.
         per_head: whether it can be removed in some heads only.
         by_token: whether a removal at a token depends on that token alone, so that a cache of
             keys and values stays right.
@@ -70,6 +71,7 @@ class Row(Words):
     """
 
     is_source: bool = False
+    hides_keys: bool = False
     per_head: bool = False
     by_token: bool = False
     of_length: bool = False
@@ -84,6 +86,7 @@ ROWS: dict[str, Row] = {
         colour="#d55e00",
         marker="square",
         is_source=True,
+        hides_keys=True,
         per_head=True,
         removed="every query attended to all keys",
     ),
@@ -131,6 +134,7 @@ ROWS: dict[str, Row] = {
         colour="#908448",
         marker="pentagon",
         is_source=True,
+        hides_keys=True,
         per_head=True,
         removed="every query attended to all earlier keys",
     ),
@@ -341,9 +345,8 @@ class Component(str):
         band = re.fullmatch(r"rope(?:_high|_low|\[([0-9]+):([0-9]+)\])", name.lower())
         kind = "rope" if band else "position" if writer else name.lower()
         if kind not in ROWS or (kind == "position" and writer is None):
-            known = ", ".join(
-                [*COMPONENTS, "norms", "content", *CIRCUITS, *ROPE_HALVES, "rope[a:b]"]
-            )
+            kinds = [kind for kind in ROWS if kind != "position"]
+            known = ", ".join([*kinds, *CIRCUITS, *ROPE_HALVES, "rope[a:b]"])
             raise ValueError(
                 f"unknown component {name!r}; there are {known}, position[L1H0], and unions such "
                 "as w_q+w_k"
@@ -411,7 +414,7 @@ COMPONENTS: tuple[Component, ...] = tuple(
     Component(name) for name in ROWS if name not in ("norms", "content", "position")
 )
 SOURCES: tuple[Component, ...] = tuple(name for name in COMPONENTS if name.row.is_source)
-POSITION_ENCODINGS: tuple[Component, ...] = tuple(map(Component, ("rope", "pos_embed", "alibi")))
+POSITION_ENCODINGS: tuple[Component, ...] = tuple(x for x in SOURCES if not x.row.hides_keys)
 
 
 class Condition(frozenset[Component]):

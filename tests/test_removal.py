@@ -9,7 +9,9 @@ from nope_probe.hooks.removing.components import REMOVALS
 from nope_probe.removal import (
     INTACT,
     MASK,
+    POSITION_ENCODINGS,
     ROWS,
+    SOURCES,
     Component,
     Condition,
     Writer,
@@ -97,7 +99,8 @@ def test_two_removals_of_one_output_are_refused(names: list[str], shared: bool) 
 
 
 def test_every_component_has_a_row_and_a_class_that_removes_it() -> None:
-    assert [*REMOVALS] == [*ROWS]
+    assert {*REMOVALS} == {*ROWS}
+    assert {*SOURCES} - {*POSITION_ENCODINGS} == {"mask", "window"}
 
 
 def test_a_condition_is_named_by_its_removals_in_the_order_of_components() -> None:

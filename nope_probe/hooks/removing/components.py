@@ -38,7 +38,15 @@ from nope_probe.hooks.layers.rotation import RemovedPairs
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration, Place, WrittenPosition
 from nope_probe.maps.rotation import Rotation
-from nope_probe.removal import COMPONENTS, Component, Condition, Projection, Writer, equal_bands
+from nope_probe.removal import (
+    COMPONENTS,
+    ROWS,
+    Component,
+    Condition,
+    Projection,
+    Writer,
+    equal_bands,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,6 +62,9 @@ class Target:
     layer: Layer
     heads: list[int] | None
     rotary: Rotation | None
+
+
+REMOVALS: dict[str, type[Removal]] = {}  # by the names of the rows
 
 
 class Removal:
@@ -75,6 +86,10 @@ class Removal:
     kind: ClassVar[str]
     trait: ClassVar[str] = ""
     straightens: RemovedPairs | None = None
+
+    def __init_subclass__(cls) -> None:
+        if "kind" in vars(cls):
+            REMOVALS[cls.kind] = cls
 
     def __init__(self, target: Target, ablation: Ablation) -> None:
         self.layer, self.heads, self.ablation = target.layer, target.heads, ablation
@@ -386,31 +401,10 @@ class Position(Removal):
             yield without_position(model, writer, calibration.positions[writer])
 
 
-REMOVALS: dict[str, type[Removal]] = {
-    removal.kind: removal
-    for removal in [
-        Mask,
-        Rope,
-        WQ,
-        WK,
-        WO,
-        WV,
-        Mlp,
-        PosEmbed,
-        Alibi,
-        Window,
-        Sink,
-        Norms,
-        Content,
-        Position,
-    ]
-}
-
-
 def removals_of(condition: Condition) -> list[type[Removal]]:
     """Return the classes that remove what a condition removes, in the order of the rows."""
     kinds = {name.kind for name in condition}
-    return [removal for kind, removal in REMOVALS.items() if kind in kinds]
+    return [REMOVALS[kind] for kind in ROWS if kind in kinds]
 
 
 _POINTS = {
