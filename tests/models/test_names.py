@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from huggingface_hub import constants
-from support.decoders import DECODERS, write_decoder
+from support.decoders import TYPES, write_decoder
 from support.fake_hub import put_into_cache
 from support.refused_models import change, write
 from support.rounding import NETWORK
@@ -96,7 +96,7 @@ def test_the_list_of_decoders_is_that_of_transformer_lens() -> None:
     same = ("gpt-sw3", "internlm3", "iquestcoder")
     classes = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES | {"phimoe": "PhiMoEForCausalLM"}
     read = {kind for kind, name in classes.items() if name in HF_SUPPORTED_ARCHITECTURES}
-    assert read - {*pictures, *same} == {kind for kind in DECODERS if "-with-" not in kind}
+    assert read - {*pictures, *same} == {*TYPES}
 
 
 @pytest.mark.parametrize(

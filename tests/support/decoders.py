@@ -131,10 +131,10 @@ SPECIAL: dict[str, dict[str, Any]] = {
 
 # The model types of the decoders of text that TransformerLens lists and transformers has.
 # fmt: off
-DECODERS = (
+TYPES = (
     "afmoe", "apertus", "arcee", "bamba", "bert", "bitnet", "bloom", "codegen", "cohere",
     "cohere2", "deepseek_v2", "deepseek_v3", "deepseek_v4", "ernie4_5", "ernie4_5_moe",
-    "exaone4", "falcon", "falcon-with-alibi", "falcon_h1", "falcon_mamba", "flex_olmo",
+    "exaone4", "falcon", "falcon_h1", "falcon_mamba", "flex_olmo",
     "gemma", "gemma2", "gemma3_text", "gemma4_text", "glm", "glm4", "glm4_moe",
     "glm4_moe_lite", "glm_moe_dsa", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss",
     "gptj", "granite", "granitemoe", "granitemoehybrid", "hrm_text", "hunyuan_v1_dense",
@@ -147,6 +147,8 @@ DECODERS = (
     "xglm", "youtu", "zamba2",
 )
 # fmt: on
+# With the variants that `SPECIAL` names TYPE-with-WHAT.
+DECODERS = tuple(sorted({*TYPES, *(name for name in SPECIAL if "-with-" in name)}))
 _HUB_NAMES = {"phimoe": "PhiMoEForCausalLM"}  # as a config.json on the Hub spells the class
 
 
