@@ -14,10 +14,9 @@ import tyro
 from rounds import interleaved_times
 from rows import row, show
 
-COMMANDS = (
-    *("ablate", "behaviour", "circuit", "compare", "layers"),
-    *("reproduce", "scores", "simulate", "theory", "train"),
-)
+from nope_probe.cli import find_commands
+
+COMMANDS = tuple(find_commands())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,31 +3,17 @@
 import builtins
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import is_dataclass
-from importlib import import_module
 from inspect import isfunction, signature, unwrap
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
+from command_reference import commands
 
 import nope_probe
 from nope_probe import figures, run_behaviour, sequences
 from nope_probe.errors import UserError, validate_choices
 
-SETTINGS = [
-    import_module(f"nope_probe.{name}").Settings
-    for name in (
-        "ablate",
-        "attention",
-        "behaviour",
-        "circuit",
-        "heads",
-        "layers",
-        "scores",
-        "simulate",
-        "trace",
-    )
-]
 MADE = ("Ablation", "ParameterFreeSpec", "RowMaps")  # by users; functions return the other classes
 MISSING = object()  # for arguments that have no default: they are not looked at before the choices
 
@@ -66,7 +52,7 @@ def public() -> Iterator[tuple[str, Any]]:
         for name in module.__all__:
             if isfunction(getattr(module, name)) or name in MADE:
                 yield name, getattr(module, name)
-    for settings in SETTINGS:
+    for settings in (command.Settings for command in commands()):
         yield settings.__module__.removeprefix("nope_probe.studies."), settings
 
 

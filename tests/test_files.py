@@ -12,20 +12,18 @@ from support.command_line import run_command
 from support.tiny_models import tokenizer
 
 from nope_probe import files, simulate
+from nope_probe.cli import find_commands
 from nope_probe.data.sequences import sequences
 from nope_probe.errors import UserError
 from nope_probe.files import local_path, read_json, reading, validate_nesting
 from nope_probe.run.folder import read_run
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "ablation": {},
-    "behaviour": {},
-    "circuit": {},
+COMMANDS = {name: import_module(f"nope_probe.{name}").Settings for name in find_commands()}
+# Flags that a command cannot do without, and further paths.
+GIVEN: dict[str, dict[str, Any]] = {
     "compare": {"runs": ("~/a", Path("b"))},
-    "paper": {"figure": "figure2"},
-    "scores": {},
-    "simulation": {},
-    "trace": {},
+    "reproduce": {"figure": "figure2"},
+    "train": {"preset": "nope-tiny"},
 }
 
 
@@ -40,12 +38,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("unenforced")
-@pytest.mark.parametrize("command", SETTINGS)
+@pytest.mark.parametrize("command", [n for n in COMMANDS if hasattr(COMMANDS[n], "out")])
 def test_the_paths_of_every_command_are_absolute(command: str, home: Path) -> None:
-    module = "paper.settings" if command == "paper" else f"{command}.study"
-    make = import_module(f"nope_probe.studies.{module}").Settings
     for out in ("~/x", Path("../home/x")):
-        settings = make(out=out, **SETTINGS[command])
+        settings = COMMANDS[command](out=out, **GIVEN.get(command, {}))
         assert settings.out.is_absolute()
         assert settings.out.resolve() == home / "x"
     if command == "compare":
