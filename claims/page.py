@@ -1,13 +1,14 @@
 """Measure the claims: python claims/page.py, or python claims/page.py SCRIPT for a script's alone.
 
-Writes docs/claims.md, docs/claims.csv and figures. With the word `draw` it writes the page and the
-figures of what is stored.
+Writes docs/claims.md, docs/claims.csv and the figures of these scripts. With the word `draw` it
+writes the page and all figures of what is stored.
 """
 
 from __future__ import annotations
 
 import sys
 import tomllib
+from collections.abc import Iterable
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -41,9 +42,9 @@ def store(script: str) -> None:
     print(f"{script}: {len(measured)} rows", flush=True)
 
 
-def draw(stored: pd.DataFrame) -> None:
-    """Draw the figure of each script."""
-    for script in WORDS["scripts"]:
+def draw(stored: pd.DataFrame, scripts: Iterable[str]) -> None:
+    """Draw the figures of scripts."""
+    for script in scripts:
         rows = stored[stored["claim"].isin(claims_of(script))]
         export(import_module(script).draw(rows), IMAGES / f"{script}.png")
 
@@ -142,11 +143,12 @@ def markdown(header: list[str], lines: list[list[str]]) -> str:
 
 
 def main(*arguments: str) -> None:
-    for script in arguments or WORDS["scripts"]:
-        if script != "draw":
+    scripts = [*WORDS["scripts"]] if arguments in ((), ("draw",)) else arguments
+    if arguments != ("draw",):
+        for script in scripts:
             store(script)
     stored = pd.read_csv(STORED, keep_default_na=False)
-    draw(stored)
+    draw(stored, scripts)
     PAGE.write_text(page(stored), encoding="utf-8")
 
 
