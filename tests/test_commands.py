@@ -5,7 +5,9 @@ import io
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,29 +19,17 @@ from nope_probe import ablate, scores
 from nope_probe.cli import find_commands
 from nope_probe.run.processes import command_line
 
-COMMANDS = (
-    "ablate",
-    "attention",
-    "behaviour",
-    "circuit",
-    "compare",
-    "heads",
-    "layers",
-    "reproduce",
-    "scores",
-    "simulate",
-    "theory",
-    "trace",
-    "train",
-)
+ROOT = Path(__file__).parent.parent
+COMMANDS = tuple(find_commands())
 SLOW = {"torch", "transformer_lens", "transformers", "pandas", "numpy", "scipy", "plotly"}
 PARAMETER_FREE = ["--model", "parameter-free", "--data", "gaussian"]
 
 
-def test_these_are_all_the_commands() -> None:
-    assert all(callable(import_module(f"nope_probe.{name}").main) for name in COMMANDS)
-    assert tuple(find_commands()) == COMMANDS
+def test_every_command_is_found_and_has_a_script_that_is_installed() -> None:
     assert [module.__name__ for module in commands()] == [f"nope_probe.{name}" for name in COMMANDS]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    scripts = {f"nope-probe-{name}": f"nope_probe.{name}:main" for name in COMMANDS}
+    assert project["scripts"] == {"nope-probe": "nope_probe.__main__:main"} | scripts
 
 
 def printed_by_help_of(target: str, *arguments: str) -> tuple[str, set[str]]:

@@ -43,10 +43,8 @@ COMMANDS = tuple(find_commands())
 # What every line is made small by: the flags that take the place of a documented line's own.
 SMALL_RUN = {"--n-seqs": "4", "--seq-len": "8", "--folds": "4"}
 RUN_SIZES = {**SMALL_RUN, "--batch-size": "4"}
+MAPPED = {**RUN_SIZES, "--layers": "1"}  # of commands that have these flags and no row
 SIZES: dict[str, dict[str, str]] = {
-    "ablate": {**RUN_SIZES, "--layers": "1"},
-    "attention": {**RUN_SIZES, "--layers": "1"},
-    "scores": {**RUN_SIZES, "--layers": "1"},
     "circuit": RUN_SIZES,
     "compare --models": {**SMALL_RUN, "--layers": "1"},
     "heads": {**RUN_SIZES, "--n-seqs": "8", "--batch-size": "8", "--seq-len": "20"},
@@ -233,7 +231,8 @@ DEFAULTS = {command: defaults_of(command) for command in COMMANDS}
 
 def sizes_of(command: str, groups: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     """Return the flags that make a line small."""
-    small = SIZES.get(f"{command} --models" if "--models" in groups else command, {})
+    mapped = MAPPED if {*MAPPED} <= {*DEFAULTS[command]} else {}
+    small = SIZES.get(f"{command} --models" if "--models" in groups else command, mapped)
     if command == "heads" and "content" in groups.get("--remove", ("content",)):
         return {**small, "--mean-seqs": "16"}
     return small

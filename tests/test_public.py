@@ -28,7 +28,6 @@ from nope_probe import (
     split_attention,
 )
 from nope_probe.errors import UserError
-from nope_probe.hooks.removing.stand_ins import REPLACEMENTS
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 
@@ -128,7 +127,7 @@ HEADS = r"expected heads by layer, such as {0: \[1, 3\]}, got "
         ({"replacement": lambda weight, place, more: weight}, PLACE),
         (
             {"replacement": 5},
-            f"a replacement is {', '.join(REPLACEMENTS)}, a tensor, or a .* int",
+            "a replacement is identity, random, .*zero, a tensor, or a .* int",
         ),
         ({"seed": "3"}, "seed '3': expected a whole number"),
         ({"remove": ["mask"], "prefix": "3"}, "prefix '3': expected a whole number"),
