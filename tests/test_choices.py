@@ -66,8 +66,9 @@ PARAMETERS = [
 
 def refusal(made: Callable[..., Any], **choice: Any) -> str:
     """Return why a call ends that was given nothing to work on but a choice."""
+    first = {name: words[0] for name, words, _ in choices_of(made)}
     required = {
-        name: MISSING
+        name: first.get(name, MISSING)
         for name, parameter in signature(made).parameters.items()
         if parameter.default is parameter.empty
         and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)

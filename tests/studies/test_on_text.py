@@ -36,9 +36,9 @@ from nope_probe.figures.attention import why_bars
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.models.names import path_of
-from nope_probe.studies.attention.on_text import pieces_of
 from nope_probe.studies.attention.settings import Settings
 from nope_probe.studies.attention.study import AttentionStudy
+from nope_probe.studies.attention.text import pieces_of
 
 SIZES: dict[str, Any] = {"n_seqs": 17, "seq_len": 61, "folds": 5, "layers": 2}
 SMALL = [text for name, value in SIZES.items() for text in (f"--{name.replace('_', '-')}", value)]

@@ -29,9 +29,10 @@ from nope_probe.studies.attention.analyse import (
     head_attention,
     measured,
 )
-from nope_probe.studies.attention.on_text import stored_why, text_of, text_view
+from nope_probe.studies.attention.on_text import stored_why, text_view
 from nope_probe.studies.attention.settings import MAP_BYTES, Settings
 from nope_probe.studies.attention.steps import captured_looks
+from nope_probe.studies.attention.text import text_of
 from nope_probe.studies.attention.why import explained, steps_of
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
 from nope_probe.studies.from_python import ModelOrName, as_loaded, run_of, takes

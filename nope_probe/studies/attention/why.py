@@ -19,9 +19,10 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.removal import Writer
 from nope_probe.run.folder import Run
 from nope_probe.run.identity import changes_of_model
-from nope_probe.studies.attention.on_text import shown_pieces, text_of, why_of
+from nope_probe.studies.attention.on_text import shown_pieces, why_of
 from nope_probe.studies.attention.settings import Settings
 from nope_probe.studies.attention.steps import Look, LookSteps
+from nope_probe.studies.attention.text import text_of
 from nope_probe.studies.engine import Engine, ablation_of
 
 MOST_WRITERS = 10  # that have a row each: those whose terms differ most between keys
