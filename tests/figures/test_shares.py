@@ -53,6 +53,7 @@ def test_a_weight_has_a_marker_per_replacement_and_all_else_one() -> None:
     tables = [losses("w_q", replacement="mean"), losses("w_q", replacement="identity")]
     tables.append(losses("mlp", replacement="none"))
     figure = weight_losses(pd.concat(tables).rename(columns={"source": "removed"}))
+    assert figure.layout.xaxis.domain == figure.layout.xaxis2.domain, "one below the other"
     first = [trace for trace in figure.data if trace.yaxis == "y"]
     assert [trace.name for trace in first] == ["W_Q, mean", "W_Q, identity", "MLP"]
     entry = TABLE["w_q"]

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from support.command_line import refused, run_command
 
-from nope_probe import reproduce
+from nope_probe import read_run, reproduce
 from nope_probe.run.folder import Run, read_manifest, write_run
 from nope_probe.studies.page import Report
 from nope_probe.studies.paper.analyse import print_index, verdicts
@@ -237,7 +237,11 @@ def test_figure_2_is_computed_once_and_its_verdicts_are_kept(
     manifest = json.loads(written)
     assert len(manifest["claims"]) == 4
     assert manifest["panels"]["compared"] == 8
-    assert len(pd.read_csv(tmp_path / "run" / "panels.csv")) == 8
+    panels = pd.read_csv(tmp_path / "run" / "panels.csv")
+    assert len(panels) == 8
+    steps = read_run(tmp_path / "run").maps
+    within = [(np.abs(cells[~np.isnan(cells)]) <= 1).mean() for cells in steps.values()]
+    assert sorted(within) == pytest.approx(sorted(panels["within_one"]), abs=1e-6)
     (table,) = tmp_path.glob("simulate-*/layers.csv")
     table.write_text(table.read_text().replace("flat", "increasing"))
     with pytest.raises(SystemExit, match="2"):
