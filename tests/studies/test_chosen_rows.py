@@ -8,9 +8,19 @@ import pytest
 from support.command_line import run_command
 from support.rounding import assert_same
 
-from nope_probe import ablate, circuit, compare, figures, read_run, scores, trace
+from nope_probe import (
+    ablate,
+    circuit,
+    compare,
+    figures,
+    read_run,
+    run_circuit,
+    scores,
+    trace,
+)
 from nope_probe.maps.rows import choose_rows
 from nope_probe.models.context import stated_lengths
+from nope_probe.studies.circuit import page as circuit_page
 
 N, ROWS = 41, 13
 SMALL = ["--n-seqs", "11", "--seq-len", str(N), "--folds", "5"]
@@ -38,6 +48,21 @@ def test_the_maps_of_a_run_are_rows_of_those_with_all(
         np.arange(N) <= np.array(QUERIES)[:, None], whole.maps[name][..., QUERIES, :], np.nan
     )
     assert_same(some.maps[name], expected)
+
+
+def test_stages_of_chosen_rows_are_drawn_at_their_queries() -> None:
+    sizes = {"n_seqs": 11, "seq_len": N, "folds": 5, "query_rows": ROWS}
+    run = run_circuit("rope-tiny", layer=1, remove="w_q", **sizes)
+    [drawn] = [
+        section.drawn()
+        for section in circuit_page.report(run).sections
+        if section.title.startswith("Stage by stage")
+    ]
+    stages = sorted(name for name in run.maps if name.startswith("reference/"))
+    for stage, heat in zip(stages, drawn.data[::3], strict=True):
+        rows = np.array(heat.z)
+        assert rows.shape == (N, N)
+        np.testing.assert_allclose(rows[QUERIES], run.maps[stage], rtol=1e-3, atol=1e-3)
 
 
 def test_runs_of_chosen_rows_compare_with_each_other_alone(
