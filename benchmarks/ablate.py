@@ -50,7 +50,7 @@ def main(settings: Settings) -> None:
     tokens = data.inputs
     plan = make_plan(components(model), None)
     engine = Engine(model=model, inputs=tokens, batch_size=settings.batch_size)
-    engine = engine.calibrated(None, plan.ablations)
+    engine = engine.calibrated("gains", plan.ablations)
     plain = partial(fused_passes, fused, tokens.split(settings.batch_size))
     plain()
     ratios = []
@@ -58,7 +58,7 @@ def main(settings: Settings) -> None:
     for condition in timed:
         before = seconds(plain)
         ablation = plan.ablations[0].without(condition)
-        ours = seconds(partial(engine.scores, None, ablation))
+        ours = seconds(partial(engine.scores, "score", ablation))
         ratios.append(2 * ours / (before + seconds(plain)))
     sizes = f"{len(tokens)} × {settings.seq_len} tokens"
     work = f"a condition of ablate (mean of {len(ratios)}), {settings.model}, {sizes}"

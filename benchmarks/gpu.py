@@ -106,11 +106,11 @@ def ablation(
     """Return how many conditions the default run has, and a function that runs them all."""
     plan = make_plan(components(model), None)
     engine = Engine(model=model, inputs=tokens, batch_size=settings.batch_size)
-    engine = engine.calibrated(None, plan.ablations)
+    engine = engine.calibrated("gains", plan.ablations)
 
     def run() -> None:
         for condition in plan.conditions:
-            engine.scores(None, plan.ablations[0].without(condition))
+            engine.scores("score", plan.ablations[0].without(condition))
 
     return len(plan.conditions), run
 

@@ -110,7 +110,7 @@ def engine_at(model: str, length: int) -> Engine:
         n_folds=FOLDS,
         skip_keys=SKIP,
     )
-    return engine.calibrated(None, [Ablation(remove=[name]) for name in REMOVED[model]])
+    return engine.calibrated("gains", [Ablation(remove=[name]) for name in REMOVED[model]])
 
 
 def conditions(model: str) -> dict[str, Ablation | None]:
@@ -123,7 +123,7 @@ def term_estimates(model: str, length: int) -> Iterator[Row]:
     engine = engine_at(model, length)
     for name, ablation in conditions(model).items():
         writers = "none" if ablation else "heads"
-        sums = engine.positions(None, ablation, layers=READERS, writers=writers)
+        sums = engine.positions("positions", ablation, layers=READERS, writers=writers)
         drawn = ablation is None and length == max(LENGTHS)
         rows = list(group_rows(sums, TERMS if drawn else ()))
         if drawn:
@@ -144,7 +144,7 @@ def loss_estimates() -> Iterator[Row]:
         removals = conditions(model) | {name: Ablation(remove=[name]) for name in bands}
         for name, ablation in removals.items():
             assert engine.documents is not None
-            losses[name] = by_document(engine.losses(None, ablation), engine.documents)
+            losses[name] = by_document(engine.losses("loss", ablation), engine.documents)
             trained = span_loss(losses[name], 96, TRAINED)
             for first, stop in pairs(max(LENGTHS)):
                 loss = span_loss(losses[name], first, stop)

@@ -34,7 +34,7 @@ from nope_probe.run.processes import (
     record_error,
     status,
 )
-from nope_probe.run.settings import SessionSettings
+from nope_probe.run.settings import OutputSettings, SessionSettings
 
 Settings = TypeVar("Settings")
 GROUP = "_group"  # at the end of the names of groups of flags
@@ -113,8 +113,9 @@ def parse_with(
     Raises:
         UserError: for an image that cannot be drawn at that path.
     """
-    # A subclass, since a field of the settings themselves would identify the run.
-    output = make_dataclass("OutputSettings", flags, frozen=True, kw_only=True)
+    # A subclass, since a field of the settings themselves would identify the run. Help shows the
+    # flags in the box of the class that has this name.
+    output = make_dataclass(OutputSettings.__name__, flags, frozen=True, kw_only=True)
     both = make_dataclass(settings.__name__, (), bases=(output, settings), frozen=True)
     both.__doc__ = settings.__doc__
     values = dict(vars(parse(both, examples)))

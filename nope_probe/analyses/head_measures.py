@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nope_probe.hooks.layers.attention import Attention
+from nope_probe.hooks.reading.batch_readings import keys_before, weights_on
 from nope_probe.maps.rotation import Rotation
 
 SINK = 0.3
@@ -68,6 +70,12 @@ def induction_attention(
     if n_pos < 2 * n_tokens:
         raise ValueError(f"expected two copies of {n_tokens} tokens, got {n_pos} positions")
     return to_next[..., -n_tokens:].mean(-1)
+
+
+def induction_scores(attention: Attention, n_tokens: int) -> Float[Tensor, "batch head"]:
+    """Return the `induction_attention` of every head to sequences of n random tokens twice."""
+    keys = keys_before(attention.q.shape[1], n_tokens - 1)[None]
+    return induction_attention(weights_on(attention, keys)[..., 0], n_tokens)
 
 
 def moved_scores(

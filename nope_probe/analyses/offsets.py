@@ -10,14 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from nope_probe.analyses.jackknife import (
-    Intervals,
-    mean_intervals,
-)
-from nope_probe.analyses.pattern_rows import score_distance_sums
 from nope_probe.maps import ALL_ROWS
 from nope_probe.maps.estimates import Estimates, ProductSums
-from nope_probe.maps.layers import LayerMaps, Pattern
+from nope_probe.maps.layers import Pattern
 
 OffsetBins = Literal["auto", "all"]
 FINE_OFFSETS = 64  # up to this distance, a bin is one distance
@@ -75,23 +70,6 @@ def bin_means(
         for x in (sums, counts)
     )
     return in_bins / known
-
-
-def offset_profiles(
-    layers: Sequence[LayerMaps], bins: Int[Tensor, " bin"] | None = None
-) -> Intervals:
-    """Return f(tau) of each layer, the mean of its map at i - j = tau, for tau = 1, 2, ...
-
-    Args:
-        layers: the maps of layers on the same sequences, nats: scores, or patterns.
-        bins: the first distance of each bin; by default every distance has a bin.
-
-    Returns:
-        [layer, bin], with intervals.
-    """
-    patterns, first = [maps.pattern for maps in layers], layers[0]
-    bins = offset_bins(first.n - 1 - first.skip_keys, "all") if bins is None else bins
-    return mean_intervals(bin_means(patterns, score_distance_sums, bins), first.weights)
 
 
 def mean_squares_by_query(pattern: Pattern) -> list[tuple[tuple[int, int], Estimates]]:

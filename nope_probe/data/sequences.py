@@ -86,6 +86,11 @@ class Sequences:
         """The number of different sequences."""
         return len({sha256(sequence).digest() for sequence in self.inputs.contiguous().numpy()})
 
+    @property
+    def segment(self) -> int:
+        """The length of the longest segment that fits twice into a sequence, behind its BOS."""
+        return (self.inputs.shape[1] - int(self.bos)) // 2
+
     def __len__(self) -> int:
         return len(self.inputs)
 
@@ -213,45 +218,38 @@ def sequences(
     return made.shuffled(seed) if shuffle else made
 
 
-def repeated(
-    tokens: Int[Tensor, "seq pos"], length: int, start: int
-) -> Int[Tensor, "seq start_and_twice"]:
-    """Return each sequence's first tokens twice, after its BOS if it has one.
+def repeated(data: Sequences, length: int) -> Int[Tensor, "seq start_and_twice"]:
+    """Return each sequence's first tokens twice, behind its BOS if it has one.
 
     Args:
-        tokens: the sequences.
+        data: the sequences.
         length: of the segment that is repeated.
-        start: how many BOS tokens they begin with.
 
     Example:
-        >>> repeated(torch.tensor([[0, 5, 6, 7, 8]]), 2, start=1)
+        >>> tokens = torch.tensor([[0, 5, 6, 7, 8]])
+        >>> repeated(Sequences(inputs=tokens, name="", bos=True), 2)
         tensor([[0, 5, 6, 5, 6]])
     """
-    segment = tokens[:, start : start + length]
-    return torch.cat([tokens[:, :start], segment, segment], 1)
+    start, segment = data.inputs[:, : int(data.bos)], data.inputs[:, int(data.bos) :][:, :length]
+    return torch.cat([start, segment, segment], 1)
 
 
 def random_twice(
-    tokens: Int[Tensor, "seq pos"],
-    length: int,
-    start: int,
-    *,
-    tokenizer: PreTrainedTokenizerBase | None,
-    seed: int,
+    data: Sequences, length: int, tokenizer: PreTrainedTokenizerBase | None, seed: int
 ) -> Int[Tensor, "seq start_and_twice"]:
-    """Return random tokens twice, after the BOS of sequences, one for each sequence.
+    """Return random tokens twice, behind the BOS of sequences, one for each sequence.
 
     Args:
-        tokens: the sequences.
+        data: the sequences.
         length: of the segment that is repeated.
-        start: how many BOS tokens they begin with.
         tokenizer: whose tokens are drawn, without special ones.
         seed: of the draws.
     """
     drawn = sequences(
-        "random", tokenizer=tokenizer, n_seqs=len(tokens), seq_len=length, seed=seed, bos="never"
+        "random", tokenizer=tokenizer, n_seqs=len(data), seq_len=length, seed=seed, bos="never"
     )
-    return repeated(torch.cat([tokens[:, :start], drawn.inputs], 1), length, start)
+    tokens = torch.cat([data.inputs[:, : int(data.bos)], drawn.inputs], 1)
+    return repeated(replace(data, inputs=tokens), length)
 
 
 def read_tokens(file: Path) -> Sequences:

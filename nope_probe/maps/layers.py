@@ -75,6 +75,11 @@ class LayerMaps:
         return self.folds.where.n
 
     @property
+    def n_offsets(self) -> int:
+        """The largest distance of a query from a key that does not count as first."""
+        return self.n - 1 - self.skip_keys
+
+    @property
     def queries(self) -> Int[Tensor, " row"]:
         """The queries of the rows."""
         return self.folds.where.queries

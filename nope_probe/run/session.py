@@ -17,12 +17,11 @@ from types import TracebackType
 from typing import Generic, TypeVar
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject, json_checksum
+from nope_probe.maps.folds import folds_of
 from nope_probe.models.info import LoadedModel
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.finished_run import (
@@ -256,23 +255,17 @@ class Session(Generic[Settings_co]):
             dtype=str(parameters[0].dtype).removeprefix("torch."),
         )
 
-    def manifest_of(
-        self, inputs: Sequences, skip_keys: int, counts: Int[Tensor, " fold"]
-    ) -> Manifest:
-        """Return the manifest of a run of a model on sequences.
-
-        Args:
-            inputs: the sequences.
-            skip_keys: how many keys count as first in patterns.
-            counts: sequences per fold.
-        """
+    def manifest_of(self: Session[RunSettings], inputs: Sequences) -> Manifest:
+        """Return the manifest of a run of a model on sequences; a text alone is one fold."""
+        n_folds = self.settings.folds if self.settings.reads_corpus else 1
+        fold_of = folds_of(len(inputs), n_folds, inputs.documents)
         return replace(
             self.manifest(),
             data=RunData(**{name: getattr(inputs, name) for name in OF_INPUTS}),
             documents=None if inputs.documents is None else inputs.n_documents,
             distinct_sequences=inputs.n_distinct,
-            fold_sizes=tuple(counts.tolist()),
-            skip_keys=skip_keys,
+            fold_sizes=tuple(fold_of.bincount().tolist()),
+            skip_keys=self.settings.skip_keys_of(inputs),
         )
 
     def write(self, run: Run) -> None:

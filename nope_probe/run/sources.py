@@ -1,17 +1,34 @@
-"""The model and the sequences that settings describe: whether they are within reach, and made."""
+"""The model and the sequences of a run: described by settings, or given in their place."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from nope_probe.data.documents import file_of, is_data_set, validate_folds, validate_readable
-from nope_probe.data.sequences import Sequences, gaussian, sequences
+from nope_probe.data.sequences import InputKind, Sequences, gaussian, read_tokens, sequences
 from nope_probe.errors import TooFewLayersError, UserError, beyond_context
-from nope_probe.hooks.layers.model import validate_inputs
+from nope_probe.hooks.layers.hook_points import HookedModel
+from nope_probe.hooks.layers.model import (
+    Given,
+    as_inputs,
+    begins_alike,
+    blocks_of,
+    layers_of,
+    validate_inputs,
+)
+from nope_probe.maps.folds import default_folds
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import is_on_hub, validate_hub_answers, validate_reachable
+from nope_probe.run.flags import flag_of
+from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import status
-from nope_probe.run.settings import RunSettings, SessionSettings
+from nope_probe.run.settings import GIVEN, OF_INPUTS, RunSettings, SessionSettings
+
+Chosen = TypeVar("Chosen", bound=RunSettings)
 
 
 def validate_reach(settings: SessionSettings) -> None:
@@ -120,3 +137,86 @@ def make_sequences(settings: RunSettings, loaded: LoadedModel) -> Sequences:
     validate_inputs(loaded.model, made.inputs)
     validate_folds(settings.data, made.n_documents, settings.folds)
     return made
+
+
+def as_sequences(model: HookedModel, given: Given) -> Sequences:
+    """Return sequences with their properties; a first token that all share is a BOS token.
+
+    Raises:
+        TypeError: for a model or inputs of another kind.
+        UserError: for inputs that the model cannot take.
+    """
+    inputs = as_inputs(model, given)
+    if isinstance(given, Sequences):
+        return given
+    kind: InputKind = "vectors" if inputs.is_floating_point() else "text"
+    return Sequences(inputs=inputs.cpu(), name="tokens", bos=begins_alike(inputs), kind=kind)
+
+
+def on_inputs(
+    settings: Chosen,
+    data: Sequences,
+    n_folds: int | None,
+) -> Chosen:
+    """Return the settings of a run on given sequences.
+
+    Args:
+        settings: of the run.
+        data: its sequences.
+        n_folds: into how many folds they are dealt; by default 8, or as many as there are
+            documents.
+    """
+    n_seqs, seq_len = data.inputs.shape[:2]
+    folds = folds_for_intervals(data, n_folds)
+    return replace(settings, data=GIVEN, n_seqs=n_seqs, seq_len=seq_len, folds=folds)
+
+
+def on_tokens(settings: Chosen, file: Path) -> tuple[Chosen, LoadedModel, Sequences]:
+    """Return the settings, the model and the sequences of a run on the tokens of a file.
+
+    Raises:
+        UserError: for a flag that describes other sequences, or tokens that cannot be read or run.
+    """
+    others = {name: value for name, value in vars(settings).items() if name not in OF_INPUTS}
+    by_default = type(settings)(**others)
+    for name in OF_INPUTS:
+        if getattr(settings, name) != getattr(by_default, name):
+            raise UserError(f"{flag_of(name)} has no effect next to --tokens")
+    validate_reachable(settings.model, settings.revision)
+    data = read_tokens(file)
+    loaded = load_first_layers(settings, device_of_process(settings.device))
+    validate_inputs(loaded.model, data.inputs)
+    default = type(settings).folds == settings.folds
+    n_folds = None if default else settings.folds
+    try:
+        return on_inputs(settings, data, n_folds), loaded, data
+    except ValueError as error:
+        raise UserError(f"--tokens {file.name}: {error}") from error
+
+
+def first_layers(model: HookedModel, n_layers: int | None) -> tuple[int, ...]:
+    """Return the numbers of the layers that attend, among some first layers or all.
+
+    Raises:
+        ValueError: for more layers than there are, or no attention.
+    """
+    attending, depth = [layer.index for layer in layers_of(model)], len(blocks_of(model))
+    if n_layers is not None and not 1 + attending[0] <= n_layers <= depth:
+        raise ValueError(f"expected from {1 + attending[0]} to {depth} layers, got {n_layers}")
+    return tuple(layer for layer in attending if layer < (n_layers or depth))
+
+
+def folds_for_intervals(inputs: Sequences, n_folds: int | None) -> int:
+    """Return how many folds the sequences are dealt to, 4 at least; by default 8 or fewer.
+
+    Raises:
+        ValueError: for too few folds, or more than there are sequences (documents).
+    """
+    most, kind = inputs.n_documents, "sequences" if inputs.documents is None else "documents"
+    if most < 4:
+        raise ValueError(f"expected 4 {kind} or more for intervals, got {most}")
+    if n_folds is None:
+        return default_folds(most)
+    if not 4 <= n_folds <= most:
+        raise ValueError(f"expected from 4 to {most} folds for {most} {kind}, got {n_folds}")
+    return n_folds

@@ -9,7 +9,6 @@ from nope_probe.errors import closed_choices
 from nope_probe.figures.explorer import Explorer
 from nope_probe.hooks.layers.model import Given, layers_of, skip_keys_of
 from nope_probe.hooks.layers.objects import Model
-from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.stand_ins import Replacement
 from nope_probe.maps.centred import kept_cells
@@ -18,15 +17,9 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.models.parity import as_loaded
 from nope_probe.removal import Condition, Gain
 from nope_probe.run.processes import Progress
-from nope_probe.studies.ablation.plan import equivalent, make_plan
-from nope_probe.studies.engine import (
-    Engine,
-    as_sequences,
-    folds_for_intervals,
-    idle_sources,
-    irreplaceable,
-    validate_removable,
-)
+from nope_probe.run.sources import as_sequences, folds_for_intervals
+from nope_probe.studies.ablation.plan import equivalent, plan_of
+from nope_probe.studies.engine import Engine
 from nope_probe.studies.explorer import explorer_of, panel_grams
 
 
@@ -75,25 +68,17 @@ def explore(
     """
     loaded = as_loaded(model)
     model, name = loaded.model, loaded.info.name
-    data, has = as_sequences(model, tokens), components(model)
+    data, by = as_sequences(model, tokens), Ablation(replacement=replacement, gain=gain)
     kept_cells(data.inputs.shape[1], skip_keys_of(data.inputs))  # raises where no keys are left
-    left_out = irreplaceable(model) | idle_sources(model, data.inputs, len(layers_of(model)))
-    by = Ablation(replacement=replacement, gain=gain)
-    plan = make_plan(
-        has,
-        remove if remove is None else [item for item in remove if item != "sources"],
-        ablations=[by],
-        parameter_free=loaded.info.parameter_free,
-        left_out=left_out,
-    )
-    validate_removable(model, plan.calibrated)
+    layers = [layer.index for layer in layers_of(model)]
+    plan = plan_of(loaded, data.inputs, remove, layers=layers, ablations=[by])
     engine = Engine(
         model=model,
         inputs=data.inputs,
         documents=data.documents,
         batch_size=batch_size,
         n_folds=folds_for_intervals(data, n_folds),
-    ).calibrated(None, plan.calibrated)
+    ).calibrated("gains", plan.calibrated)
     needed = conditions_of(plan.sources, plan.removed)
     run = dict.fromkeys(equivalent(condition, by) for condition in needed)
     captured = {
@@ -108,7 +93,7 @@ def explore(
         panel_grams(panels),
         plan.sources,
         shown,
-        layers=[layer.index for layer in layers_of(model)],
+        layers=layers,
         title=f"The positional pattern of {name or 'a model'}, component by component",
         note=f"Means over {len(data.inputs):,} sequences of {data.inputs.shape[1]} positions. What "
         f"is removed is removed in every layer.{replaced} Brackets: 95% intervals.",
@@ -117,7 +102,6 @@ def explore(
 
 def _panels(engine: Engine, by: Ablation, condition: Condition) -> list[list[LayerMaps]]:
     """Return the maps of each layer: the mean over heads, and each head if there are several."""
-    maps = engine.scores(None, by.without(condition) if condition else None, per_head=True)
-    return [
-        [layer, *(layer.heads if len(layer.heads) > 1 else ())] for layer in maps.by_layer.values()
-    ]
+    ablation = by.without(condition) if condition else None
+    maps = engine.scores(condition.name, ablation, per_head=True)
+    return [[layer, *(layer.heads if len(layer.heads) > 1 else ())] for layer in maps.values()]

@@ -21,13 +21,12 @@ from nope_probe.run.flags import options_of, settings_from
 from nope_probe.run.folder import Run
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import process_count
-from nope_probe.run.session import Session
 from nope_probe.run.settings import OF_INPUTS, RunSettings
-from nope_probe.run.sources import load_first_layers
-from nope_probe.studies.engine import as_sequences, on_inputs, on_tokens
-from nope_probe.studies.study import Study, carry_out
+from nope_probe.run.sources import as_sequences, load_first_layers, on_inputs
+from nope_probe.studies.study import Study, carry_out, session_of
 
 ModelOrName: TypeAlias = str | Model
+Out: TypeAlias = Path | str | None
 Settings = TypeVar("Settings", bound=RunSettings)
 Result = TypeVar("Result", bound=Run)
 Function = TypeVar("Function", bound=Callable[..., Run])
@@ -73,7 +72,7 @@ def run_of(
     study: type[Study[Settings, Result]],
     model: ModelOrName,
     inputs: Given | None,
-    out: Path | str | None,
+    out: Out,
     options: Mapping[str, object],
 ) -> Result:
     """Run a command from Python, and read its tables and maps.
@@ -109,20 +108,13 @@ def run_of(
         settings = replace(settings, model=loaded.info.name)
         settings.validate_layers(loaded.info)
         _validate_intact(loaded, settings)
-    if settings.tokens is not None:
-        settings, loaded, data = on_tokens(settings, settings.tokens)
-    elif inputs is not None and loaded is not None:
+    if inputs is not None and loaded is not None:
         data = as_sequences(loaded.model, inputs)
         settings = on_inputs(settings, data, settings.folds if "folds" in options else None)
     with TemporaryDirectory(prefix="nope-probe-") as temporary:
         settings = replace(settings, out=settings.out or Path(temporary, "run"))
-        session = Session(
-            study.command,
-            settings,
-            study.load if loaded is None else lambda settings, device: loaded,
-            model=in_memory,
-            inputs=data,
-            is_kept=out is not None,
+        session = session_of(
+            study, settings, loaded=loaded, inputs=data, model=in_memory, is_kept=out is not None
         )
         return result.read(carry_out(study, session))
 

@@ -30,7 +30,6 @@ CONSTANT = {  # rows of the table, where a weight's output is constant
     "w_q+w_k": "lost with both constant",
     "w_o": "lost where attention writes a constant (W_O)",
 }
-THINGS = {"lead": "the first key's lead", "pattern": "the order of the other keys"}
 # By how many sources are needed for the lead and for the pattern, which the same source may be.
 ONE_SOURCE: dict[tuple[str, ...], str] = {
     (
@@ -73,17 +72,9 @@ NEEDS: dict[tuple[bool, bool, bool], str] = {
     "that vary ({w_k})",
     (True, True, False): "{what} needs queries ({w_q}) and keys that vary ({w_k}), not what "
     "attention writes ({w_o})",
-    (
-        True,
-        False,
-        True,
-    ): "{what} needs queries that vary ({w_q}) and what attention writes "
+    (True, False, True): "{what} needs queries that vary ({w_q}) and what attention writes "
     "({w_o}), not keys that vary ({w_k})",
-    (
-        False,
-        True,
-        True,
-    ): "{what} needs keys that vary ({w_k}) and what attention writes ({w_o}), "
+    (False, True, True): "{what} needs keys that vary ({w_k}) and what attention writes ({w_o}), "
     "not queries that vary ({w_q})",
     (True, True, True): "{what} needs queries ({w_q}) and keys that vary ({w_k}), and what "
     "attention writes ({w_o})",
@@ -175,12 +166,8 @@ class LayerLosses:
         """Return a sentence on the weights that lead and pattern need, if outputs are constant."""
         return weights_sentence(self.spoken) if self.is_constant else ""
 
-    def table(self, about: str = "") -> pd.DataFrame:
-        """Return sizes and losses, a column for the first key and one for the other keys.
-
-        Args:
-            about: begins the headings of these columns, such as a run's name.
-        """
+    def table(self) -> pd.DataFrame:
+        """Return sizes and losses, a column for the first key and one for the other keys."""
         cells: dict[str, dict[str, str]] = {
             "size": {
                 name: f"{_leads(size) if name == 'lead' else ''}{abs(size):.2g} nats"
@@ -201,7 +188,7 @@ class LayerLosses:
                     for question, some in self.losses.items()
                     if name in some
                 }
-        table = {f"{about or f'L{self.layer}'} at {self.seq_len:,} tokens": [*cells]}
+        table = {f"L{self.layer} at {self.seq_len:,} tokens": [*cells]}
         for name, heading in QUESTIONS.items():
             if any(name in of_row for of_row in cells.values()):
                 table[heading] = [of_row.get(name, "") for of_row in cells.values()]
@@ -265,7 +252,7 @@ def sources_sentence(
         "Without the causal mask L3 loses the first key's lead (114%); without RoPE the order of \
 the other keys (102%)."
     """
-    questions = tuple(name for name in THINGS if name in losses)
+    questions = tuple(name for name in SHORT if name in losses)
     if left is not None and left[1] > MOST * lead > 0:
         sentence = LEAD_IS_THE_TOKENS.format(layer=layer, left=f"{left[0]:.1f}", size=f"{lead:.1f}")
         rest = {name: some for name, some in losses.items() if name != "lead"}
@@ -307,7 +294,7 @@ def weights_sentence(losses: Mapping[str, Mapping[str, ValueAndBounds]]) -> str:
         'The lead needs keys that vary (109%) and what attention writes (117%), not queries that \
 vary (9%).'
     """
-    parts = [part for name in THINGS if (part := _needs(SHORT[name], losses.get(name, {})))]
+    parts = [part for name in SHORT if (part := _needs(SHORT[name], losses.get(name, {})))]
     sentence = "; ".join(parts)
     return f"{capitalised(sentence)}." if sentence else ""
 

@@ -24,6 +24,7 @@ from nope_probe.errors import UserError, printable
 from nope_probe.figures.curves import band_amplitudes, offset_profiles, query_strengths
 from nope_probe.figures.image import export
 from nope_probe.figures.intervals import (
+    ValueAndBounds,
     bound_columns,
     estimate_text,
     excludes_zero,
@@ -32,6 +33,7 @@ from nope_probe.figures.intervals import (
     numbers_as_text,
 )
 from nope_probe.figures.maps import unfold_layers
+from nope_probe.figures.measures import pattern_measures
 from nope_probe.figures.style import TITLE_HEIGHT
 from nope_probe.figures.words import reader_of
 from nope_probe.reports import notes
@@ -39,11 +41,7 @@ from nope_probe.reports.page import Headline, Section, page
 from nope_probe.run.folder import Run, read_run
 from nope_probe.run.manifest import Manifest
 from nope_probe.studies.methods import methods_paragraph
-from nope_probe.studies.verdicts import (
-    HeadsVerdict,
-    exceeds_noise,
-    verdict_on_heads,
-)
+from nope_probe.studies.verdicts import HeadsVerdict, exceeds_noise, verdict_on_heads
 
 if TYPE_CHECKING:
     from nope_probe.run.session import Session
@@ -302,6 +300,16 @@ def split_sections(
         )
 
 
+def measures_section(pattern: pd.DataFrame) -> Section:
+    """Return the page's section of the measures of patterns."""
+    return Section(
+        title="Measures of the pattern's shape",
+        figure=partial(pattern_measures, pattern),
+        caption=notes.MEASURES,
+        table=pattern,
+    )
+
+
 def above_noise(
     rows: pd.DataFrame, fold_sizes: Sequence[int] = (), amplitude: str = "amplitude"
 ) -> pd.Series[bool]:
@@ -386,11 +394,10 @@ def nats(row: Mapping[Any, Any] | pd.Series, column: str) -> str:
     return estimate_text(row, column, "z.2f")
 
 
-def preferred_keys(row: Mapping[Any, Any] | pd.Series) -> str:
-    """Return which keys a row's pattern prefers: `near`, `far` or `neither`."""
-    if row["locality_low"] > 0:
-        return "near"
-    return "far" if row["locality_high"] < 0 else "neither"
+def preferred_keys(locality: ValueAndBounds) -> str:
+    """Return which keys a pattern of some locality prefers: `near`, `far` or `neither`."""
+    _, low, high = locality
+    return "near" if low > 0 else "far" if high < 0 else "neither"
 
 
 def of_layer(table: pd.DataFrame, layer: int | None) -> pd.DataFrame:

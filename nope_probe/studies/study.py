@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_args
 import pandas as pd
 from rich.filesize import decimal
 
+from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.removals import Ablation
@@ -30,8 +30,8 @@ from nope_probe.run.process_group import Processes
 from nope_probe.run.processes import print_line, status, validate_one_process
 from nope_probe.run.session import SIZES, Session
 from nope_probe.run.settings import RunSettings, SessionSettings
-from nope_probe.run.sources import load_model
-from nope_probe.studies.engine import Engine, on_tokens, position_keys
+from nope_probe.run.sources import load_model, on_tokens
+from nope_probe.studies.engine import Capture, Engine, position_keys
 
 Chosen = TypeVar("Chosen", bound=SessionSettings)
 Found = TypeVar("Found", bound=Run)
@@ -89,14 +89,9 @@ def calibration(key: str, engine: Engine, ablations: Sequence[Ablation]) -> Iter
         yield Pass(key=key, engine=engine, read=read, calibrates=True)
 
 
-def captured(
-    capture: Callable[[Engine, StreamCheckpoint | None], State],
-    engine: Engine,
-    key: str,
-    ablation: Ablation | None,
-) -> State:
+def captured(capture: Capture, engine: Engine, key: str, ablation: Ablation | None) -> State:
     """Return the tensors of a capture; `partial(captured, capture)` reads a pass."""
-    return engine.load_or_compute(key, partial(capture, engine), ablation)
+    return engine.load_or_compute(key, capture, ablation)
 
 
 class Study(ABC, Generic[Chosen, Found]):
@@ -146,21 +141,42 @@ def run_study(kind: type[Study[Chosen, Found]], settings: Chosen, *, dry: bool =
     Raises:
         UserError: for what cannot be done.
     """
-    load, data = kind.load, None
-    if isinstance(settings, RunSettings) and settings.tokens is not None:
-        settings, loaded, data = on_tokens(settings, settings.tokens)
-
-        def load(settings: SessionSettings, device: str) -> LoadedModel | None:
-            return loaded
-
     if not dry:
-        return carry_out(kind, Session(kind.command, settings, load, inputs=data))
+        return carry_out(kind, session_of(kind, settings))
     validate_one_process()
     with TemporaryDirectory(prefix="nope-probe-") as place:
-        settings = settings.at(Path(place, "run"))
-        with Session(kind.command, settings, load, inputs=data) as session:
+        with session_of(kind, settings.at(Path(place, "run"))) as session:
             sys.stdout.write(forecast(session, [*kind(session).passes()]))
         return session.folder
+
+
+def session_of(
+    kind: type[Study[Chosen, Found]],
+    settings: Chosen,
+    *,
+    loaded: LoadedModel | None = None,
+    inputs: Sequences | None = None,
+    **about: Any,
+) -> Session[Chosen]:
+    """Return the session of a study, in which the tokens of a file are its sequences.
+
+    Args:
+        kind: the study.
+        settings: the command's.
+        loaded: the model; by default the study loads it.
+        inputs: the sequences, if the settings do not describe them.
+        about: further arguments of `Session`.
+
+    Raises:
+        UserError: for tokens that cannot be read or run.
+    """
+    if isinstance(settings, RunSettings) and settings.tokens is not None:
+        settings, loaded, inputs = on_tokens(settings, settings.tokens)
+
+    def load(settings: Chosen, device: str) -> LoadedModel | None:
+        return kind.load(settings, device) if loaded is None else loaded
+
+    return Session(kind.command, settings, load, inputs=inputs, **about)
 
 
 def carry_out(kind: type[Study[Chosen, Found]], session: Session[Chosen]) -> Path:

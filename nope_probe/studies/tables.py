@@ -5,7 +5,7 @@ A table without rows keeps its columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import pandas as pd
@@ -14,13 +14,8 @@ from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit
 from nope_probe.analyses.attribution import Attribution, LayerAttribution, Loss
-from nope_probe.analyses.jackknife import UNDEFINED, Interval, Intervals, rms
-from nope_probe.analyses.offsets import (
-    OffsetBins,
-    mean_squares_by_query,
-    offset_bins,
-    offset_profiles,
-)
+from nope_probe.analyses.jackknife import UNDEFINED, Interval, mean_intervals, rms
+from nope_probe.analyses.offsets import mean_squares_by_query
 from nope_probe.analyses.pattern import Measures
 from nope_probe.analyses.pattern_changes import MaskEffect
 from nope_probe.analyses.positions import position_terms, readers, written_terms
@@ -116,6 +111,23 @@ def text_attention_table(
     return pd.DataFrame(rows).reindex(columns=columns)
 
 
+def questions(
+    layers: Sequence[LayerAttribution], labels: Sequence[str] = ("layer",)
+) -> Iterator[tuple[TableRow, Attribution]]:
+    """Yield the attribution of every lead and pattern, with the columns that name it.
+
+    Args:
+        layers: the attributions of layers, or of heads.
+        labels: the columns that name them; of heads `layer` and `head`.
+    """
+    for layer in layers:
+        for question, attribution in layer.by_question.items():
+            yield (
+                {**{label: getattr(layer, label) for label in labels}, "of": question},
+                attribution,
+            )
+
+
 def sources_table(
     layers: Sequence[LayerAttribution], labels: Sequence[str] = ("layer",)
 ) -> pd.DataFrame:
@@ -125,16 +137,12 @@ def sources_table(
     removed is a source here.
 
     Args:
-        layers: the attributions of layers, or of heads.
-        labels: the columns that name them; of heads `layer` and `head`.
+        layers: as of `questions`.
+        labels: as of `questions`.
     """
     rows = [
-        {
-            **{label: getattr(layer, label) for label in labels},
-            **{"of": question, "source": name, **columns_of(loss, ("lost",))},
-        }
-        for layer in layers
-        for question, attribution in layer.by_question.items()
+        {**named, "source": name, **columns_of(loss, ("lost",))}
+        for named, attribution in questions(layers, labels)
         for name, loss in attribution.losses.items()
         if len(removed := Condition.parse(name)) == 1 and removed.are_sources
     ]
@@ -150,19 +158,17 @@ def terms_table(
     source: it has a size, and no share.
 
     Args:
-        layers: as of `sources_table`.
-        labels: as of `sources_table`.
+        layers: as of `questions`.
+        labels: as of `questions`.
     """
     rows = []
-    for layer in layers:
-        for question, attribution in layer.by_question.items():
-            named = {**{label: getattr(layer, label) for label in labels}, "of": question}
-            rows += [
-                {**named, "term": name, **columns_of(term, TERM)}
-                for name, term in attribution.terms.items()
-            ]
-            left = interval_columns(share=UNDEFINED, size=attribution.without_sources)
-            rows.append({**named, "term": WITHOUT_SOURCES, **left})
+    for named, attribution in questions(layers, labels):
+        rows += [
+            {**named, "term": name, **columns_of(term, TERM)}
+            for name, term in attribution.terms.items()
+        ]
+        left = interval_columns(share=UNDEFINED, size=attribution.without_sources)
+        rows.append({**named, "term": WITHOUT_SOURCES, **left})
     return pd.DataFrame(rows, columns=[*labels, "of", "term", *interval_names(*TERM)])
 
 
@@ -211,13 +217,9 @@ def weights_table(layers: Mapping[str, Sequence[LayerAttribution]]) -> pd.DataFr
             such as that of MLPs. Sources have another table.
     """
     rows = [
-        {
-            **{"layer": layer.layer, "of": question, "removed": name, "replacement": replacement},
-            **columns_of(loss, LOSS),
-        }
+        {**named, "removed": name, "replacement": replacement, **columns_of(loss, LOSS)}
         for replacement, of_layers in layers.items()
-        for layer in of_layers
-        for question, attribution in layer.by_question.items()
+        for named, attribution in questions(of_layers)
         for name, loss in attribution.losses.items()
         if not (removed := Condition.parse(name)).are_sources
         and bool(removed.weights) == (replacement != NO_REPLACEMENT)
@@ -277,24 +279,22 @@ def mean_covariance_table(
     """
     columns = ["layer", "of", "term", *interval_names("share", "size")]
     if terms is not None:
-        rows = terms[~terms["term"].isin(("all", "alibi"))].reindex(columns=columns)
-        return rows.reset_index(drop=True)
-    return pd.DataFrame(
-        [
-            {
-                "layer": layer.layer,
-                "of": "pattern",
-                "term": name,
-                **interval_columns(share=share, size=size),
-            }
-            for layer in layers
-            for name, share, size in (
-                ("mean", layer.mean, layer.mean_rms),
-                ("covariance", layer.covariance, layer.covariance_rms),
-            )
-        ],
-        columns=columns,
-    )
+        exact = terms[~terms["term"].isin(("all", "alibi"))].reindex(columns=columns)
+        return exact.reset_index(drop=True)
+    rows = [
+        {
+            "layer": layer.layer,
+            "of": "pattern",
+            "term": name,
+            **interval_columns(share=share, size=size),
+        }
+        for layer in layers
+        for name, share, size in (
+            ("mean", layer.mean, layer.mean_rms),
+            ("covariance", layer.covariance, layer.covariance_rms),
+        )
+    ]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def term_table(sums: PositionSums) -> pd.DataFrame:
@@ -303,12 +303,10 @@ def term_table(sums: PositionSums) -> pd.DataFrame:
     A reader is a layer, or a head if heads were kept.
     """
     return pd.DataFrame(
-        [
-            {**names, "of": asked.question, "term": name, **interval_columns(**vars(term))}
-            for names, reader in readers(sums)
-            for asked in reader.questions()
-            for name, term in position_terms(asked).items()
-        ]
+        {**names, "of": asked.question, "term": name, **interval_columns(**vars(term))}
+        for names, reader in readers(sums)
+        for asked in reader.questions()
+        for name, term in position_terms(asked).items()
     )
 
 
@@ -319,19 +317,17 @@ def writer_table(sums: PositionSums) -> pd.DataFrame:
     three written terms; see `written_terms`.
     """
     return pd.DataFrame(
-        [
-            {
-                **names,
-                "of": asked.question,
-                "side": side,
-                "writer": writer,
-                **interval_columns(**vars(written)),
-            }
-            for names, reader in readers(sums)
-            for asked in reader.questions()
-            for side in get_args(Side)
-            for writer, written in written_terms(asked, side).items()
-        ]
+        {
+            **names,
+            "of": asked.question,
+            "side": side,
+            "writer": writer,
+            **interval_columns(**vars(x)),
+        }
+        for names, reader in readers(sums)
+        for asked in reader.questions()
+        for side in get_args(Side)
+        for writer, x in written_terms(asked, side).items()
     )
 
 
@@ -358,47 +354,27 @@ def bands_table(patterns: Sequence[BandPattern]) -> pd.DataFrame:
 
 
 def offsets_table(
-    terms: Mapping[Any, Layers],
-    choice: OffsetBins = "auto",
+    means: Mapping[Any, Float[Tensor, "fold layer bin"]],
+    layers: Layers,
+    bins: Int[Tensor, " bin"],
     label: str = "term",
 ) -> pd.DataFrame:
     """Return the table of offset profiles: layer, term, offset, and the mean with its bounds.
-
-    Args:
-        terms: the maps of layers by name, nats.
-        choice: which distances share a row; see `offset_bins`.
-        label: the column of the terms' names.
-    """
-    layers = next(iter(terms.values()))
-    first = next(iter(layers.values()))
-    n_offsets = first.n - 1 - first.skip_keys
-    bins = offset_bins(n_offsets, choice)
-    profiles = {name: offset_profiles([*maps.values()], bins) for name, maps in terms.items()}
-    return profiles_table(profiles, [*layers], bins, n_offsets, label)
-
-
-def profiles_table(
-    profiles: Mapping[Any, Intervals],
-    layers: Sequence[int],
-    bins: Int[Tensor, " bin"],
-    n_offsets: int,
-    label: str = "term",
-) -> pd.DataFrame:
-    """Return the table of offset profiles from those of each term, [layer, bin].
 
     Offsets beyond a layer's window have no row. Where some distances share a row, `offset` is the
     first and `last_offset` the last of them.
 
     Args:
-        profiles: by term.
-        layers: the layers' numbers.
+        means: fold means by term, nats; see `bin_means`.
+        layers: the maps of the layers, of which the means are.
         bins: the first distance of each bin.
-        n_offsets: the largest distance.
         label: the column of the terms' names.
     """
+    first = next(iter(layers.values()))
+    profiles = {name: mean_intervals(of_term, first.weights) for name, of_term in means.items()}
     offsets = {"offset": bins.tolist()}
-    if len(bins) < n_offsets:
-        offsets["last_offset"] = [*(bins[1:] - 1).tolist(), n_offsets]
+    if len(bins) < first.n_offsets:
+        offsets["last_offset"] = [*(bins[1:] - 1).tolist(), first.n_offsets]
     parts = [
         pd.DataFrame(
             {

@@ -342,8 +342,9 @@ def test_texts_that_begin_with_bos_give_the_sequences_of_texts_that_do_not(pack:
 
 
 def test_random_tokens_come_twice_after_each_sequences_bos() -> None:
-    bos = torch.tensor([[7, 1, 2, 3], [7, 4, 5, 6], [7, 8, 9, 10]])
-    copies = random_twice(bos, 5, 1, tokenizer=tokenizer(), seed=3)
+    tokens = torch.tensor([[7, 1, 2, 3], [7, 4, 5, 6], [7, 8, 9, 10]])
+    data = Sequences(inputs=tokens, name="", bos=True)
+    copies = random_twice(data, 5, tokenizer(), seed=3)
     assert copies[:, 0].tolist() == [7, 7, 7]
     assert torch.equal(copies[:, 1:6], copies[:, 6:])
     drawn = sequences(

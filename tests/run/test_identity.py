@@ -223,11 +223,11 @@ def test_tokens_vectors_and_documents_are_recorded_under_their_own_names() -> No
 def test_sequences_model_versions_device_settings_and_time_are_recorded(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokens, documents = torch.arange(6).view(3, 2), torch.tensor([7, 2, 7])
+    tokens, documents = torch.arange(10).view(5, 2), torch.tensor([7, 2, 7, 5, 9])
     inputs = Sequences(inputs=tokens, name="text", bos=True, documents=documents)
     with Session("scores", settings) as session:
         monkeypatch.setattr(time, "time", lambda: 0.0)  # a clock that is set back shortens no run
-        manifest = session.manifest_of(inputs, 1, torch.tensor([2, 1]))
+        manifest = session.manifest_of(inputs)
     assert manifest.settings == settings.recorded()
     assert manifest.model is not None
     assert manifest.model.name == settings.model
@@ -237,5 +237,5 @@ def test_sequences_model_versions_device_settings_and_time_are_recorded(
     assert torch.__version__.startswith(manifest.versions["torch"])
     assert 0 <= manifest.seconds < 600
     data = RunData(name="text", bos=True, sha256=inputs.sha256)
-    assert (manifest.data, manifest.documents, manifest.fold_sizes) == (data, 2, (2, 1))
-    assert (manifest.skip_keys, manifest.distinct_sequences) == (1, 3)
+    assert (manifest.data, manifest.documents, manifest.fold_sizes) == (data, 4, (2, 1, 1, 1))
+    assert (manifest.skip_keys, manifest.distinct_sequences) == (1, 5)

@@ -20,12 +20,10 @@ from support.edited_model import edited, norm_sizes, plain_run
 from support.rounding import MEASURE, NETWORK, assert_same
 from support.tiny_models import plain as plain_model
 
-from nope_probe import Ablation, behaviour, read_run
+from nope_probe import behaviour, read_run
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.removal import MASK
 from nope_probe.studies.behaviour import page
-from nope_probe.studies.behaviour.analyse import position_table
-from nope_probe.studies.behaviour.plan import BehaviourPlan, MeasuredBehaviour, Probe
+from nope_probe.studies.behaviour.analyse import losses_by_position
 
 N_SEQS, N_POS, PREFIX, TRAINED = 16, 29, 11, 16
 SMALL = ["--n-seqs", N_SEQS, "--seq-len", N_POS, "--folds", 4, "--batch-size", 5]
@@ -255,27 +253,9 @@ def test_losses_by_position_are_means_over_documents(
 
 def test_positions_are_averaged_in_bins_that_begin_with_the_first_one_scored() -> None:
     losses = torch.arange(1.0, 12.0).repeat(5, 1) + torch.arange(5.0)[:, None]
-    probe = Probe(tokens=torch.zeros(5, 12).long(), documents=torch.arange(5), prefix=6)
-    plan = BehaviourPlan(
-        conditions={"intact": Ablation(), "mask": Ablation(remove=["mask"])},
-        heads={},
-        sources=MASK,
-        layers=(0,),
-        measures=("loss",),
-        probes={"text": probe},
-        skipped={},
-        bos=False,
-        trained=12,
-        uniform=1.0,
-        left_out={},
-    )
-    measured = MeasuredBehaviour(losses={("intact", "text"): losses, ("mask", "text"): losses})
-    table = position_table(plan, measured, "text", width=4)
-    rows = table[["condition", "position", "loss"]].to_numpy().tolist()
-    intact = [["intact", 1, 4.0], ["intact", 4, 7.5], ["intact", 8, 11.5]]
-    expected = [*intact, ["mask", 6, 8.5], ["mask", 8, 11.5]]
-    assert [row[:2] for row in rows] == [row[:2] for row in expected]
-    assert [row[2] for row in rows] == pytest.approx([row[2] for row in expected])
+    for first, expected in ((1, {1: 4.0, 4: 7.5, 8: 11.5}), (6, {6: 8.5, 8: 11.5})):
+        means = losses_by_position(losses, first, width=4).set_index("position")["loss"]
+        assert means.to_dict() == pytest.approx(expected)
 
 
 def test_position_is_regressed_on_half_of_the_documents_and_read_on_the_other(

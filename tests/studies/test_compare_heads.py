@@ -12,7 +12,6 @@ from support.command_line import ended, refused, run_command
 from transformers import AutoModelForCausalLM
 
 from nope_probe import attention, capture_attention, compare, difference, load, read_run
-from nope_probe.analyses.behaviour import by_document
 
 SMALL = ("--data", "random", "--n-seqs", 34, "--seq-len", 13, "--folds", 17)
 LAYER, HEAD, D_HEAD = 1, 4, 10
@@ -152,12 +151,6 @@ def test_flags_that_do_not_go_together_are_refused(
     line: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert said in refused(capfd, tmp_path, compare, *line.split())
-
-
-def test_folds_are_weighted_by_their_sequences() -> None:
-    values = torch.tensor([1.0, 2.0, 4.0]).view(3, 1, 1)
-    means = by_document(values, torch.tensor([0, 1, 0]))
-    assert means.flatten().tolist() == [2.5, 2.0]
 
 
 def test_an_adapter_of_one_layer_names_heads_from_that_layer_on(

@@ -156,31 +156,30 @@ def test_position_is_taken_away_as_it_is_written_without_all_else():
     """Then nothing is left of it; what the intact model writes would leave its opposite."""
     model, tokens, names = small_model(), random_tokens().inputs, ["MLP0", "MLP1"]
     removed = Ablation(remove=["mask", *(f"position[{name}]" for name in names)])
-    engine = Engine(model=model, inputs=tokens, n_folds=4).calibrated(None, [removed])
+    engine = Engine(model=model, inputs=tokens, n_folds=4).calibrated("gains", [removed])
     assert engine.calibration is not None
 
-    def left(stream: Any) -> dict[str, torch.Tensor]:
+    def left(engine: Engine, stream: Any) -> dict[str, torch.Tensor]:
         result = capture_written(model, tokens, names)
         return {name: written.vectors for name, written in result.items()}
 
-    def of_intact(stream: Any) -> dict[str, torch.Tensor]:
-        with ablated(model, removed, engine.calibration):
-            return left(stream)
-
-    for name, vectors in engine.load_or_compute(None, left, removed).items():
+    with ablated(model, removed, engine.calibration):
+        of_intact = left(engine, None)
+    for name, vectors in engine.load_or_compute("left", left, removed).items():
         size = engine.calibration.positions[name].vectors.norm()
         assert vectors.norm() <= 1e-3 * size
-        assert of_intact(None)[name].norm() > 0.1 * size
+        assert of_intact[name].norm() > 0.1 * size
 
 
 def test_the_position_of_heads_of_a_layer_is_that_of_the_intact_model():
     """No head reads another head of its layer, so that a calibration of both serves both."""
     model, tokens = small_model(), random_tokens().inputs
     removed = Ablation(remove=["position[L1H0]", "position[L1H1]"])
-    engine = Engine(model=model, inputs=tokens, n_folds=4).calibrated(None, [removed])
+    engine = Engine(model=model, inputs=tokens, n_folds=4).calibrated("gains", [removed])
     with ablated(model, removed, engine.calibration):
         expected = capture_scores(model, tokens, n_folds=4).mean
-    assert torch.equal(engine.scores(None, removed).mean.nan_to_num(), expected.nan_to_num())
+    maps = torch.stack([layer.mean() for layer in engine.scores("score", removed).values()])
+    assert torch.equal(maps.nan_to_num(), expected.nan_to_num())
 
 
 def nan_embeddings(model: Any) -> None:
@@ -198,9 +197,9 @@ def overflowing_norm(model: Any) -> None:
 @pytest.mark.parametrize(
     ("spoil", "removed", "message"),
     [
-        (nan_embeddings, ["sources"], r"non-finite scores in L0, condition shuffled/intact$"),
-        (infinite_weight, ["sources"], "non-finite scores in L1, the intact model"),
-        (overflowing_norm, ["w_q"], r"non-finite scores in L0, condition score-identity/"),
+        (nan_embeddings, ["sources"], r"non-finite scores in L0, pass shuffled/intact$"),
+        (infinite_weight, ["sources"], "non-finite scores in L1, pass score/intact"),
+        (overflowing_norm, ["w_q"], r"non-finite scores in L0, pass score-identity/"),
     ],
 )
 def test_a_non_finite_score_stops_the_run_and_is_named(spoil: Any, removed: Any, message: str):

@@ -129,7 +129,7 @@ def test_heads_whose_patterns_cancel_in_their_mean_are_named() -> None:
 def test_maps_of_heads_that_do_not_fit_are_not_made() -> None:
     model, tokens = bos_reader((3.0, 2.0)), torch.arange(88).reshape(8, 11) % 17
     engine = Engine(model=model, inputs=tokens, n_folds=4, skip_keys=1)
-    intact = engine.stored_scores("intact", name="intact", layers=[0, 1])
+    intact = engine.scores("intact", layers=[0, 1])
     n_bytes = 4 * 4 * 2 * 11 * 11  # float32, folds, heads, rows, keys
     assert heads_table(engine, intact, n_bytes - 1) is None
     heads = heads_table(engine, intact, n_bytes)

@@ -40,7 +40,7 @@ def test_items_within_noise_are_listed_by_layer() -> None:
     ("locality", "keys"), [(CLEAR, "near"), (MINUS, "far"), (NOISY, "neither"), (NONE, "neither")]
 )
 def test_keys_are_preferred_where_the_interval_says_so(locality: Estimate, keys: str) -> None:
-    assert preferred_keys(cells("locality", locality)) == keys
+    assert preferred_keys(locality) == keys
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ from nope_probe.errors import UserError
 from nope_probe.figures.attention import why_bars
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import path_of
 from nope_probe.studies.attention.settings import Settings
 from nope_probe.studies.attention.study import AttentionStudy
@@ -46,12 +47,19 @@ TEXT = 'a "<b>" & b\n</script><script>x\u200b =\t\U0001f642 שלום 世\r'
 
 
 @pytest.fixture(scope="module")
-def study() -> AttentionStudy:
-    return run_attention("rope-tiny", text=TEXT, **SIZES)
+def loaded() -> LoadedModel:
+    return load("rope-tiny", n_layers=2)
 
 
-def test_the_texts_weights_are_plain_transformers_eager_weights(study: AttentionStudy) -> None:
-    tokens = load("rope-tiny").tokenizer(TEXT, return_tensors="pt").input_ids
+@pytest.fixture(scope="module")
+def study(loaded: LoadedModel) -> AttentionStudy:
+    return run_attention(loaded, text=TEXT, **SIZES)
+
+
+def test_the_texts_weights_are_plain_transformers_eager_weights(
+    study: AttentionStudy, loaded: LoadedModel
+) -> None:
+    tokens = loaded.tokenizer(TEXT, return_tensors="pt").input_ids
     plain = AutoModelForCausalLM.from_pretrained(
         path_of("rope-tiny"), attn_implementation="eager", dtype=torch.float32
     )
@@ -81,12 +89,15 @@ def test_a_bar_is_the_relative_entropy_to_the_mean_at_the_same_position(
 
 
 @pytest.fixture(scope="module")
-def text_alone() -> AttentionStudy:
-    return run_attention("rope-tiny", layers=2, text=TEXT, why="L1H3", query=-2)
+def text_alone(loaded: LoadedModel) -> AttentionStudy:
+    return run_attention(loaded, layers=2, text=TEXT, why="L1H3", query=-2)
 
 
 def test_a_text_alone_is_read_without_other_texts(
-    text_alone: AttentionStudy, study: AttentionStudy, monkeypatch: pytest.MonkeyPatch
+    text_alone: AttentionStudy,
+    study: AttentionStudy,
+    loaded: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     view, others = text_alone.on_text, study.on_text
     np.testing.assert_allclose(view.weights, others.weights, rtol=0, atol=1e-6)
@@ -110,7 +121,7 @@ def test_a_text_alone_is_read_without_other_texts(
     assert not data["compared"]
     assert len(zlib.decompress(b64decode(data["heads"][0]["maps"]))) == n * n
     monkeypatch.setattr("nope_probe.run.session.make_sequences", None)  # no corpus is made
-    run_attention("rope-tiny", layers=1, text="ab")
+    run_attention(loaded, layers=1, text="ab")
 
 
 def test_why_of_a_text_alone_is_what_writers_wrote_into_its_keys(
@@ -161,8 +172,8 @@ def test_a_text_has_bos_as_the_sequences_have_and_is_read_in_the_ablated_model(
     assert 'data-mark="&lt;bos&gt;"' in run.on_text.html()
 
 
-def test_pieces_join_to_the_text_and_cut_no_character() -> None:
-    tokenizer = load("rope-tiny").tokenizer
+def test_pieces_join_to_the_text_and_cut_no_character(loaded: LoadedModel) -> None:
+    tokenizer = loaded.tokenizer
     ids = tokenizer.encode(TEXT, add_special_tokens=False)
     pieces = pieces_of(ids, tokenizer)
     assert len(pieces) == len(ids)
@@ -201,11 +212,11 @@ def test_heads_beyond_the_size_are_left_out_with_a_word(study: AttentionStudy) -
     assert "<p>The 3 heads with the most information, of 8.</p>" in smaller
 
 
-def test_without_the_mask_later_keys_are_shown_too() -> None:
-    tokenizer = load("rope-tiny").tokenizer
+def test_without_the_mask_later_keys_are_shown_too(loaded: LoadedModel) -> None:
+    tokenizer = loaded.tokenizer
     text = tokenizer.decode(tokenizer.encode(TEXT, add_special_tokens=False)[:12])
     sizes = {**SIZES, "seq_len": len(tokenizer.encode(text))}
-    view = run_attention("rope-tiny", text=text, remove="mask", **sizes).on_text
+    view = run_attention(loaded, text=text, remove="mask", **sizes).on_text
     assert not packed(view.html())["causal"]
     for weights in (view.weights, view.position):
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
@@ -324,8 +335,8 @@ def test_the_terms_of_a_chosen_key_stand_beside_the_text(tmp_path: Path) -> None
     assert found["back"].startswith("L1H3, query 3 ")
 
 
-def test_the_asked_head_is_on_the_page_even_where_few_heads_are() -> None:
-    run = run_attention("rope-tiny", why="L0H3", **ASKED)
+def test_the_asked_head_is_on_the_page_even_where_few_heads_are(loaded: LoadedModel) -> None:
+    run = run_attention(loaded, why="L0H3", **ASKED)
     view = run.on_text
     assert view.heads["information"].idxmax() != 3
     data = packed(view.html(max_bytes=1))
@@ -385,8 +396,8 @@ def test_a_text_of_no_tokens_is_a_line_and_leaves_no_folder(
     assert [*tmp_path.glob("out*")] == []
 
 
-def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key() -> None:
-    run = run_attention("rope-tiny", text="word other word", why="L1H3", query=-2, **SIZES)
+def test_why_a_head_looks_there_adds_up_to_its_score_for_every_key(loaded: LoadedModel) -> None:
+    run = run_attention(loaded, text="word other word", why="L1H3", query=-2, **SIZES)
     table = run.why("L1H3", query=-2).table
     assert table is run.tables["why"]
     pieces = [*run.manifest.text.pieces]
@@ -447,8 +458,8 @@ def test_why_adds_up_where_a_removal_copies_shared_key_heads(tmp_path: Path) -> 
     np.testing.assert_allclose(np.exp(scores) / np.exp(scores).sum(), weights, rtol=1e-4)
 
 
-def test_a_run_without_a_text_says_how_to_give_one() -> None:
-    run = run_attention("rope-tiny", n_seqs=5, seq_len=11, folds=4, layers=1)
+def test_a_run_without_a_text_says_how_to_give_one(loaded: LoadedModel) -> None:
+    run = run_attention(loaded, n_seqs=5, seq_len=11, folds=4, layers=1)
     with pytest.raises(UserError, match="the run has no text"):
         _ = run.on_text
     with pytest.raises(UserError, match="the run has no text"):
@@ -460,11 +471,10 @@ ASKED: dict[str, Any] = {"text": "word other word", **SIZES}
 
 @pytest.mark.parametrize("remove", [(), ("rope",), ("w_v",)])
 def test_why_of_a_finished_run_is_that_of_the_run_that_asks(
-    remove: tuple[str, ...], tmp_path: Path
+    remove: tuple[str, ...], loaded: LoadedModel, tmp_path: Path
 ) -> None:
-    asking = run_attention("rope-tiny", why="L1H3", query=2, remove=remove, **ASKED)
+    asking = run_attention(loaded, why="L1H3", query=2, remove=remove, **ASKED)
     expected = asking.tables["why"]
-    loaded = load("rope-tiny", n_layers=2)
     run_attention("rope-tiny", remove=remove, out=tmp_path / "kept", **ASKED)
     runs = [
         run_attention(loaded, remove=remove, **ASKED),
@@ -478,8 +488,9 @@ def test_why_of_a_finished_run_is_that_of_the_run_that_asks(
         assert why._repr_mimebundle_() == why.figure._repr_mimebundle_()
 
 
-def test_why_is_refused_where_the_model_is_not_that_of_the_run(tmp_path: Path) -> None:
-    loaded = load("rope-tiny", n_layers=2)
+def test_why_is_refused_where_the_model_is_not_that_of_the_run(
+    loaded: LoadedModel, tmp_path: Path
+) -> None:
     with ablated(loaded.model, Ablation(remove=["rope"])):
         run = run_attention(loaded, out=tmp_path / "kept", **ASKED)
         assert run.why("L1H3").head == "L1H3"
@@ -497,8 +508,8 @@ def test_why_is_refused_where_the_model_is_not_that_of_the_run(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("unenforced")
-def test_a_head_and_a_query_of_another_kind_are_refused_in_a_line() -> None:
-    run = run_attention("rope-tiny", **ASKED)
+def test_a_head_and_a_query_of_another_kind_are_refused_in_a_line(loaded: LoadedModel) -> None:
+    run = run_attention(loaded, **ASKED)
     wrong: list[tuple[Any, Any, str]] = [
         ("L1H0", "4", "query '4': expected a whole number"),
         (3, -1, "why 3: expected a text or None"),
@@ -540,8 +551,8 @@ def test_why_is_refused_after_any_edit_of_the_models_weights(without: tuple[str,
     assert shown["nats"].abs().max() > 0.01
 
 
-def test_why_is_refused_where_hooks_or_removals_differ_from_the_runs() -> None:
-    model = load("rope-tiny", n_layers=2).model
+def test_why_is_refused_where_hooks_or_removals_differ_from_the_runs(loaded: LoadedModel) -> None:
+    model = loaded.model
     run = run_attention(model, **ASKED)
     expected = run.why("L1H3", query=2).table
     without = ablated(model, Ablation(remove="w_v", gain="norm"))

@@ -178,7 +178,7 @@ def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_run_kee
     # One sequence is tried, 7 a fold lose BOS, and 4 a fold are random tokens twice, each way.
     assert sum(lengths) == 1 + 59 + 35 + 20 + 20
     with monkeypatch.context() as patch:
-        patch.setattr("nope_probe.studies.scores.study.analyse", interrupted)
+        patch.setattr("nope_probe.studies.scores.study.MapScores.analyse", interrupted)
         with pytest.raises(SystemExit):
             run_command(scores, *flags, "--out", str(tmp_path / "run"))
     lengths.clear()

@@ -39,7 +39,7 @@ def test_the_steps_back_of_an_induction_head_are_its_circuit_and_nothing_else() 
     steps = LookSteps(first=Look(Writer("L1H0"), query), text=text, n_steps=3, n_removed=9)
     engine = Engine(model=induction_model(text.shape[1]), inputs=inputs, batch_size=3)
     for step in (1, 2, 3):
-        steps.read(engine, None, None, step)
+        steps.read(engine, "why", None, step)
     shown = steps.table[steps.table["nats"].abs() > 1e-4]
     place = ["step", "layer", "head", "query", "key", "writer", "side"]
     rows = [tuple(row) for row in shown[[*place, "moved_from"]].astype(object).to_numpy()]
@@ -48,7 +48,7 @@ def test_the_steps_back_of_an_induction_head_are_its_circuit_and_nothing_else() 
     assert rows[2] == (*look, "L0H0", "mean", pd.NA)
     assert {(*row[:5], row[6]) for row in rows[3:]} == {(*before, "position")}
     assert shown["nats"].iloc[1] == pytest.approx(3), "the whole score, less nothing"
-    [removed] = steps.read_removals(engine, None, None)["measured"]
+    [removed] = steps.read_removals(engine, "why", None)["measured"]
     assert removed[:, 1].tolist() == pytest.approx([3, 0]), "scores"
     seen = [3.0 * (text[0, key - 1] == 3) for key in range(1, query + 1)]
     weight = np.exp(3) / (1 + np.exp(seen).sum())

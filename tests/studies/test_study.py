@@ -4,17 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.numpy import load_file
 from support.command_line import run_command
 from support.rounding import MEASURE, assert_same
 
 from nope_probe import Ablation, ablate, ablated, capture_scores, load, run_ablations, sequences
-from nope_probe.studies.ablation.settings import Settings
-from nope_probe.studies.ablation.study import AblationStudy, run
+from nope_probe.studies.ablation.study import AblationStudy
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 
@@ -37,21 +34,6 @@ def study(loaded: Any) -> AblationStudy:
     """An attribution with every part that it can have."""
     options = {"folds": 5, "batch_size": 7}
     return run_ablations(loaded, remove=REMOVED, **options, **SMALL)
-
-
-def test_tables_and_maps_are_those_that_the_command_writes(
-    tmp_path: Path, study: AblationStudy
-) -> None:
-    chosen = {"folds": 5, "batch_size": 7, "out": tmp_path / "run"}
-    folder = run(Settings(**SMALL, **chosen, model="rope-tiny", layers=2, remove=REMOVED))
-    tables = {path.stem: path.read_text() for path in folder.glob("*.csv")}
-    assert tables.keys() == study.tables.keys()
-    for name, table in study.tables.items():
-        assert table.to_csv(index=False, float_format="%.8g") == tables[name]
-    maps = load_file(folder / "maps.safetensors")
-    assert maps.keys() == study.maps.keys()
-    for name, values in study.maps.items():
-        np.testing.assert_array_equal(values, maps[name])
 
 
 def test_sources_weights_and_all_else_have_a_table_each(study: AblationStudy) -> None:

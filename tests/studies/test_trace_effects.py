@@ -33,7 +33,7 @@ def effects(
         model=model, inputs=text, n_folds=N_FOLDS, skip_keys=1, kept_positions=kept_positions
     )
     layers = [layer.index for layer in layers_of(model)]
-    sums = engine.positions(None, layers=layers, per_head="H" in reader)
+    sums = engine.positions("positions", layers=layers, per_head="H" in reader)
     return measure_effects(engine, sums, writer_table(sums), reader, n_heads=n_heads)
 
 
@@ -62,7 +62,7 @@ def test_one_run_without_a_writer_serves_lead_and_pattern(
     """Every earlier attention and MLP has a run on all paths, and a run on the direct path."""
     keys, scores = list[str](), Engine.scores
 
-    def record(engine: Engine, key: str | None, *args: Any, **options: Any) -> Any:
+    def record(engine: Engine, key: str, *args: Any, **options: Any) -> Any:
         assert options["layers"] == [2]
         keys.append(str(key).removeprefix("effects-"))
         return scores(engine, key, *args, **options)
@@ -112,7 +112,7 @@ def test_heads_of_attentions_that_matter_are_taken_by_direct_share_then_by_size(
     tiny = write_decoder("llama", tmp_path)
     text, model = tokens(15, seed=3), load(str(tiny.folder)).model
     engine = Engine(model=model, inputs=text, n_folds=N_FOLDS, skip_keys=1, kept_positions=0)
-    sums = engine.positions(None, layers=[2])
+    sums = engine.positions("positions", layers=[2])
     columns = ["layer", "of", "side", "writer", "share", "share_low", "share_high"]
     row = (2, "pattern", "key", "L1H4", 0.7, 0.6, 0.8)
     table = measure_effects(engine, sums, pd.DataFrame([row], columns=columns), "L2", n_heads=4)

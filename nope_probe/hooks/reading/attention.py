@@ -80,9 +80,11 @@ def capture_attention(
     documents, inputs = documents_of(inputs, documents), as_inputs(model, inputs)
     blocks = numbered_layers(model, layers)
     fold_of = folds_of(len(inputs), n_folds, documents)
-    queries = choose_rows(inputs.shape[1], query_rows)
-    first = skip_keys_of(inputs) if skip_keys is None else skip_keys
-    cut = Cut(counts=fold_of.bincount(), queries=queries, skip_keys=first)
+    cut = Cut(
+        counts=fold_of.bincount(),
+        queries=choose_rows(inputs.shape[1], query_rows),
+        skip_keys=skip_keys_of(inputs) if skip_keys is None else skip_keys,
+    )
     sums = [AttentionAccumulator(layer, cut, keeps_scores) for layer in blocks]
     stream(model, inputs, sums, fold_of, batch_size, checkpoint)
     return attention_maps(sums)

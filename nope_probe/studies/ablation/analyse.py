@@ -16,7 +16,6 @@ from nope_probe.analyses.attribution import (
     patterns_of,
 )
 from nope_probe.analyses.contrasts import Grams, contrast_grams, contrast_map, source_terms
-from nope_probe.analyses.jackknife import mean_intervals
 from nope_probe.analyses.offsets import OffsetBins, bin_means, offset_bins
 from nope_probe.analyses.pattern import Measures, measure, measure_heads, query_stride
 from nope_probe.analyses.pattern_changes import MaskEffect, mask_effect
@@ -49,7 +48,7 @@ from nope_probe.studies.tables import (
     mean_covariance_table,
     measures_table,
     non_relative_table,
-    profiles_table,
+    offsets_table,
     queries_table,
     sources_table,
     term_table,
@@ -69,26 +68,21 @@ def analyse(session: Session[Settings], plan: AblationPlan, measured: Measured) 
         plan: the conditions.
         measured: their score maps.
     """
-    inputs, skip_keys = session.sequences(), session.settings.skip_keys_of(session.sequences())
+    inputs = session.sequences()
     analysis = Analysis(
-        plan=plan,
-        measured=measured,
-        tokens=inputs.kind,
-        offset_bins=session.settings.offset_bins,
+        plan=plan, measured=measured, tokens=inputs.kind, offset_bins=session.settings.offset_bins
     )
     intact = next(iter(measured.intact.values()))
     maps, folds = (session.checkpoint.scratch(name) for name in ("maps", "folds"))
     write_maps(maps, RunMaps(plan, measured))
     write_folds(folds, named_scores(measured))
     tables = analysis.tables()
-    if plan.per_head:
-        tables |= analysis.head_tables()
     if analysis.strongest_layer is None:
         heads = heads_table(Engine.of(session), measured.intact)
         tables |= {} if heads is None else {"heads": heads}
     gains = {} if measured.gains is None else measured.gains.gains
     manifest = replace(
-        session.manifest_of(inputs, skip_keys, intact.counts),
+        session.manifest_of(inputs),
         query_stride=query_stride(len(intact.queries)),
         layers=tuple(plan.layers),
         windows=windows_of(measured.intact),
@@ -204,7 +198,7 @@ class Analysis:
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the run's tables by name."""
-        return {
+        tables = {
             "sources": sources_table(self.layers),
             "terms": terms_table(self.layers),
             "weights": weights_table({NO_REPLACEMENT: self.layers, **self.by_replacement}),
@@ -215,6 +209,7 @@ class Analysis:
             "offsets": self._offsets_table(),
             "queries": queries_table(self.measured.intact),
         }
+        return tables | (self._head_tables() if self.plan.per_head else {})
 
     def _pattern_table(self) -> pd.DataFrame:
         """Return the measures of each condition, and how much of lead and pattern sources make."""
@@ -233,7 +228,7 @@ class Analysis:
         )
         return pd.concat([table, made], axis=1)
 
-    def head_tables(self) -> dict[str, pd.DataFrame]:
+    def _head_tables(self) -> dict[str, pd.DataFrame]:
         """Return what each head loses without each source and band, its terms, and their sizes."""
         maps = {condition: self.measured.maps[condition] for condition in self.plan.of_heads}
         heads = list(attribute_each_head(maps, self.plan.sources))
@@ -304,8 +299,7 @@ class Analysis:
         contrasts[WITHOUT_SOURCES] = {Condition(self.plan.sources): 1.0}
         needed = {INTACT, *(condition for term in contrasts.values() for condition in term)}
         of_intact = [maps.pattern for maps in intact.values()]
-        n_offsets = of_intact[0].maps.n - 1 - of_intact[0].maps.skip_keys
-        bins = offset_bins(n_offsets, self.offset_bins)
+        bins = offset_bins(of_intact[0].maps.n_offsets, self.offset_bins)
         patterns = {}
         for key in needed:
             seen = [  # on the cells that the intact model sees
@@ -318,9 +312,7 @@ class Analysis:
             "pattern": patterns[INTACT],
         }
         terms |= {name: contrast_map(term, patterns) for name, term in contrasts.items()}
-        weights = of_intact[0].maps.weights
-        profiles = {name: mean_intervals(means, weights) for name, means in terms.items()}
-        return profiles_table(profiles, self.plan.layers, bins, n_offsets)
+        return offsets_table(terms, intact, bins)
 
 
 def heads_table(
@@ -341,9 +333,7 @@ def heads_table(
         return None
     alone, rows = replace(engine, checkpoint=None), []
     for number, layer in intact.items():
-        maps = (
-            {number: layer} if layer.heads else alone.scores(None, layers=[number], per_head=True)
-        )
+        maps = {number: layer} if layer.heads else alone.scores("", layers=[number], per_head=True)
         rows += [
             {"layer": layer, "head": head, **columns_of(measures, ("amplitude",))}
             for (layer, head), measures in measure_heads(maps).items()

@@ -32,6 +32,7 @@ from nope_probe.studies.page import (
     MOST_ROWS,
     Report,
     lengths_of,
+    measures_section,
     no_pattern,
     noisy_layers,
     split_sections,
@@ -298,12 +299,7 @@ def _details(findings: Findings) -> Iterator[Section]:
             table=tables["mean_covariance"],
         )
         yield _mean_covariance_maps(findings)
-    yield Section(
-        title="Measures of the pattern's shape",
-        figure=partial(measures.pattern_measures, tables["pattern"]),
-        caption=notes.MEASURES,
-        table=tables["pattern"],
-    )
+    yield measures_section(tables["pattern"])
     yield Section(
         title="What the mask adds beyond distance",
         figure=partial(measures.mask_effect, tables["non_relative"]),
@@ -323,9 +319,7 @@ def _details(findings: Findings) -> Iterator[Section]:
     yield Section(
         title="Scores of the intact model",
         figure=lambda: score_maps(
-            findings.pooled("score/intact"),
-            layer=findings.shown,
-            layers=findings.layers,
+            findings.pooled("score/intact"), layer=findings.shown, layers=findings.layers
         ),
         caption="The mean score that each query gives each key, over sequences and heads. "
         "Brighter keys of a row are attended to more.",

@@ -6,26 +6,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from nope_probe.analyses.attribution import conditions_of
 from nope_probe.analyses.reader import MIN_FOLDS
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
+from nope_probe.hooks.layers.model import Inputs
+from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.hooks.removing.stand_ins import Replacement
-from nope_probe.maps.folds import folds_of
 from nope_probe.maps.maps import Layers
 from nope_probe.maps.positions import PositionSums
-from nope_probe.removal import (
-    CIRCUITS,
-    INTACT,
-    MASK,
-    SOURCES,
-    Component,
-    Condition,
-)
-from nope_probe.studies.engine import Engine
+from nope_probe.models.info import LoadedModel
+from nope_probe.removal import CIRCUITS, INTACT, MASK, SOURCES, Component, Condition
+from nope_probe.studies.engine import Engine, idle_sources, irreplaceable, validate_removable
 from nope_probe.studies.removing import parse_removed
 from nope_probe.studies.study import Pass, Results, calibration
 
@@ -128,26 +124,15 @@ class AblationPlan:
             )
 
     def _read_scores(
-        self,
-        engine: Engine,
-        key: str,
-        ablation: Ablation | None,
-        per_head: bool,
-        mean_term: bool,
+        self, engine: Engine, key: str, ablation: Ablation | None, per_head: bool, mean_term: bool
     ) -> Layers:
         """Return score maps; the intact model's with their mean term if scores are plain q.k."""
-        name = f"condition {key}"
-        scores = partial(engine.stored_scores, key, layers=self.layers, per_head=per_head)
-        if mean_term:
-            name, folds = (
-                "the intact model",
-                folds_of(len(engine.inputs), engine.n_folds, engine.documents),
-            )
-            # The mean term is a difference between sequences; a soft cap or bias leaves none.
+        scores = partial(engine.scores, key, ablation, layers=self.layers, per_head=per_head)
+        # The mean term is a difference between sequences; a soft cap or bias leaves none.
+        if mean_term and int(engine.fold_of.bincount().min()) >= 2:
             with suppress(NotImplementedError):
-                has_mean_term = int(folds.bincount().min()) >= 2
-                return scores(name=name, mean_term=has_mean_term)
-        return scores(ablation, name=name)
+                return scores(mean_term=True)
+        return scores()
 
     def _read_positions(
         self, engine: Engine, key: str, ablation: Ablation | None
@@ -220,6 +205,39 @@ def make_plan(
         left_out=left_out,
         per_head=per_head,
     )
+
+
+def plan_of(
+    loaded: LoadedModel,
+    inputs: Inputs,
+    remove: Sequence[str] | None,
+    *,
+    layers: Sequence[int],
+    **options: Any,
+) -> AblationPlan:
+    """Return the plan for a loaded model.
+
+    Args:
+        loaded: the model.
+        inputs: the sequences, on which a source may do nothing.
+        remove: as of `make_plan`.
+        layers: as of `make_plan`.
+        options: further arguments of `make_plan`.
+
+    Raises:
+        UserError: as `make_plan` does, and for what the model does not have.
+    """
+    model = loaded.model
+    plan = make_plan(
+        components(model),
+        remove,
+        parameter_free=loaded.info.parameter_free,
+        layers=layers,
+        left_out=irreplaceable(model) | idle_sources(model, inputs, len(layers)),
+        **options,
+    )
+    validate_removable(model, plan.calibrated)
+    return plan
 
 
 @dataclass(frozen=True, kw_only=True)

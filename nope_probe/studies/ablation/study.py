@@ -5,27 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from nope_probe.hooks.layers.model import Given
-from nope_probe.hooks.removing.components import components, named_bands
+from nope_probe.hooks.removing.components import named_bands
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
 from nope_probe.studies.ablation.analyse import analyse
-from nope_probe.studies.ablation.plan import AblationPlan, Measured, make_plan
+from nope_probe.studies.ablation.plan import Measured, plan_of
 from nope_probe.studies.ablation.settings import Settings
-from nope_probe.studies.engine import (
-    Engine,
-    idle_sources,
-    irreplaceable,
-    validate_first_sequence,
-    validate_removable,
-)
-from nope_probe.studies.from_python import ModelOrName, run_of, takes
+from nope_probe.studies.engine import Engine, validate_first_sequence
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
 from nope_probe.studies.study import Pass, Results, Study, run_study
 
 
@@ -70,7 +63,17 @@ class Ablate(Study[Settings, AblationStudy]):
 
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
-        self.plan = plan_of(session)
+        settings, loaded = self.settings, session.loaded
+        self.plan = plan_of(
+            loaded,
+            session.sequences().inputs,
+            settings.removed_names,
+            ablations=settings.ablations,
+            layers=settings.layers_with_maps(loaded.info),
+            bands=named_bands(loaded.model, settings.bands) if settings.bands else (),
+            per_head=settings.per_head,
+        )
+        settings.validate_weights(self.plan.removed)
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that map the scores of every condition."""
@@ -88,39 +91,9 @@ class Ablate(Study[Settings, AblationStudy]):
 run = partial(run_study, Ablate)
 
 
-def plan_of(session: Session[Settings]) -> AblationPlan:
-    """Return what is removed.
-
-    Args:
-        session: the run's.
-
-    Raises:
-        UserError: for components that the model does not have, or flags that need others.
-    """
-    settings, loaded, inputs = session.settings, session.loaded, session.sequences().inputs
-    layers = settings.layers_with_maps(loaded.info)
-    plan = make_plan(
-        components(loaded.model),
-        settings.removed_names,
-        ablations=settings.ablations,
-        layers=layers,
-        bands=named_bands(loaded.model, settings.bands) if settings.bands else (),
-        parameter_free=loaded.info.parameter_free,
-        left_out=irreplaceable(loaded.model) | idle_sources(loaded.model, inputs, len(layers)),
-        per_head=settings.per_head,
-    )
-    validate_removable(loaded.model, plan.calibrated)
-    settings.validate_weights(plan.removed)
-    return plan
-
-
 @takes(Ablate)
 def run_ablations(
-    model: ModelOrName,
-    inputs: Given | None = None,
-    *,
-    out: Path | str | None = None,
-    **options: Any,
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
 ) -> AblationStudy:
     """Find where a model's lead and pattern come from, and which weights they need.
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import fields, replace
 
 import pandas as pd
 import torch
@@ -44,44 +43,6 @@ from nope_probe.studies.tables import attention_table, text_attention_table
 PARTS = tuple(field.name for field in fields(AttentionSplit) if field.type == "Estimates")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadAttention:
-    """The measured attention of every head.
-
-    Attributes:
-        estimates: of the parts of each head's attention, by `PARTS`, nats.
-        gaps: of the bounds of position at the first key and among the other keys, nats.
-        weights: the mean attention weights, 0 where the model masks.
-        counts: sequences per fold.
-        text: the run's text, if it has one.
-        on_text: its attention weights; empty without a text.
-        why: the steps back from the look that the run asks about; None if it asks nothing.
-    """
-
-    estimates: Float[Tensor, "layer head part one_plus_folds"]
-    gaps: Float[Tensor, "layer head two"]
-    weights: Float[Tensor, "layer head row key_pos"]
-    counts: Int[Tensor, " fold"]
-    text: RunText | None
-    on_text: Float[Tensor, "layer head text_pos text_pos"]
-    why: LookSteps | None
-
-
-def head_attention(
-    parts: Sequence[State], text: RunText | None, why: LookSteps | None
-) -> HeadAttention:
-    """Return the attention of every head from that of some layers at a time."""
-    return HeadAttention(
-        estimates=torch.cat([part["splits"] for part in parts]),
-        gaps=torch.cat([part["gaps"] for part in parts]),
-        weights=torch.cat([part["weights"] for part in parts]),
-        counts=parts[0]["counts"],
-        text=text,
-        on_text=torch.cat([part["on_text"] for part in parts]),
-        why=why,
-    )
-
-
 def measured(
     engine: Engine,
     stream: StreamCheckpoint | None,
@@ -91,7 +52,8 @@ def measured(
 ) -> State:
     """Return the estimates of every head of some layers, and its mean weights, without fold means.
 
-    `on_text` are its weights in a text; empty without a text.
+    Of a text, `on_text` are its weights in it, and `content` their relative entropy to the mean
+    weights, nats.
 
     Raises:
         UserError: for attention that is not finite.
@@ -104,18 +66,18 @@ def measured(
     heads = split_attention(maps).values()
     splits = [torch.stack([getattr(head, part).values for part in PARTS]) for head in heads]
     gaps = [[head.first_gap, head.others_gap] for head in heads]
-    n_layers, n_heads = maps.weights.shape[1:3]
-    on_text = maps.weights.new_empty(n_layers, n_heads, 0, 0)
-    if text is not None:
-        of_text = capture_attention(engine.model, text, layers=layers, query_rows=text.shape[1])
-        on_text = of_text.mean.float()
-    return {
-        "splits": torch.stack(splits).unflatten(0, (n_layers, n_heads)),
-        "gaps": torch.tensor(gaps, dtype=torch.float64).unflatten(0, (n_layers, n_heads)),
+    of_head = maps.weights.shape[1:3]
+    state = {
+        "splits": torch.stack(splits).unflatten(0, of_head),
+        "gaps": torch.tensor(gaps, dtype=torch.float64).unflatten(0, of_head),
         "weights": maps.mean,
-        "counts": maps.counts,
-        "on_text": on_text,
     }
+    if text is not None:
+        n = text.shape[1]
+        of_text = capture_attention(engine.model, text, layers=layers, query_rows=n).mean.float()
+        expected = state["weights"][..., :n, :n]
+        state |= {"on_text": of_text, "content": relative_entropy(of_text, expected)}
+    return state
 
 
 def splits_of(
@@ -137,92 +99,72 @@ def splits_of(
     return splits
 
 
-def analyse(session: Session[Settings], heads: HeadAttention) -> Run:
+def captured_text(
+    engine: Engine, stream: StreamCheckpoint | None, *, layers: Sequence[int]
+) -> State:
+    """Return the attention of every head of some layers in one text, which is one batch.
+
+    Raises:
+        UserError: for attention that is not finite.
+    """
+    text, skip_keys = engine.inputs, engine.skip_keys
+    maps = capture_attention(
+        engine.model, text, layers=layers, query_rows=text.shape[1], skip_keys=skip_keys
+    )
+    if not maps.information.isfinite().all():
+        raise UserError("the model's attention in the text is not finite")
+    return {"on_text": maps.mean.float(), "content": maps.information[0], "visible": maps.visible}
+
+
+def analyse(
+    session: Session[Settings],
+    inputs: Sequences,
+    parts: Sequence[State],
+    text: RunText | None,
+    why: LookSteps | None,
+) -> Run:
     """Return the run of the heads' attention.
 
     Its map `weights` is [layer, head, row, key_pos], float32; if some queries have no rows,
     `query_positions` are the queries of the rows. Its arrays `estimates` are what `splits_of`
     reads, so that `compare` tests changes fold by fold. Of a text, `text_weights` is [layer, head,
-    pos, key_pos], and `text_content` the relative entropy to the mean weights, [layer, head, pos],
-    nats.
-    """
-    inputs, settings = session.sequences(), session.settings
-    maps = {"weights": heads.weights.float()}
-    layers = settings.layers_with_maps(session.loaded.info)
-    splits = splits_of(heads.estimates, heads.gaps, heads.counts, layers)
-    tables = {"attention": attention_table(splits)}
-    n = inputs.inputs.shape[1]
-    if settings.rows < n:
-        maps["query_positions"] = choose_rows(n, settings.rows).float()
-    manifest = _manifest(session, inputs, heads.counts, heads.text, heads.why)
-    if heads.text is not None:
-        n_pos = heads.text.tokens.shape[1]
-        expected = heads.weights[..., :n_pos, :n_pos]
-        maps["text_weights"] = heads.on_text
-        maps["text_content"] = relative_entropy(heads.on_text, expected).float()
-        tables |= _why(manifest, heads.on_text, heads.why)
-    too_few = too_few_sequences(tables["attention"], len(inputs))
-    kept = {"estimates": {"estimates": heads.estimates, "gaps": heads.gaps}}
-    manifest = replace(manifest, too_few=too_few)
-    return _run(session, inputs, manifest, {"maps": maps, **kept}, tables)
-
-
-def captured_text(
-    engine: Engine, stream: StreamCheckpoint | None, *, layers: Sequence[int], size: int
-) -> State:
-    """Return the attention of every head in one text, some layers at a time.
+    pos, key_pos], and `text_content` the relative entropy to the mean weights (to uniform weights,
+    of a text alone), [layer, head, pos], nats.
 
     Args:
-        engine: the model on the text.
-        stream: unused: one text is one batch.
-        layers: the numbers of the layers.
-        size: of how many layers the maps fit into memory.
-
-    Raises:
-        UserError: for attention that is not finite.
+        session: the run in progress.
+        inputs: its sequences, or its text alone.
+        parts: what was measured, some layers at a time.
+        text: the run's text, if it has one.
+        why: the steps back from the look that the run asks about; None if it asks nothing.
     """
-    text = engine.inputs
-    capture = partial(
-        capture_attention, engine.model, text, query_rows=len(text[0]), skip_keys=engine.skip_keys
-    )
-    groups = [layers[first : first + size] for first in range(0, len(layers), size)]
-    parts = [capture(layers=group) for group in groups]
-    information = torch.cat([part.information[0] for part in parts])
-    if not information.isfinite().all():
-        raise UserError("the model's attention in the text is not finite")
-    return {
-        "weights": torch.cat([part.mean for part in parts]),
-        "information": information,
-        "visible": torch.cat([part.visible for part in parts]),
-    }
-
-
-def analyse_text(
-    session: Session[Settings], text: RunText, read: State, why: LookSteps | None
-) -> Run:
-    """Return the run of a text alone: where each head looks, and why if that is asked.
-
-    Its maps are `text_weights`, [layer, head, pos, key_pos], and `text_content`, here the relative
-    entropy to uniform weights, [layer, head, pos], nats.
-    """
-    settings, inputs = session.settings, text.alone
-    weights, information = read["weights"].float(), read["information"]
-    rows = (read["visible"].sum(-1) >= MIN_KEYS)[:, None].expand_as(information)
-    first = weights[..., : settings.skip_keys_of(inputs)].sum(-1)
-    nats, share = (x.double().where(rows, torch.nan).nanmean(-1) for x in (information, first))
-    manifest = _manifest(session, inputs, torch.ones(1, dtype=torch.long), text, why)
-    maps = {"text_weights": weights, "text_content": information.float()}
-    tables = {"attention": text_attention_table(nats, share, manifest.layers)}
-    tables |= _why(manifest, weights, why)
-    return _run(session, inputs, manifest, {"maps": maps}, tables)
+    read = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    manifest, settings = _manifest(session, inputs, text, why), session.settings
+    maps, arrays = State(), {"tokens": input_arrays(inputs)}
+    if settings.reads_corpus:
+        splits = read["splits"], read["gaps"], torch.tensor(manifest.fold_sizes)
+        table = attention_table(splits_of(*splits, manifest.layers))
+        manifest = replace(manifest, too_few=too_few_sequences(table, len(inputs)))
+        maps["weights"] = read["weights"].float()
+        if settings.rows < settings.seq_len:
+            maps["query_positions"] = choose_rows(settings.seq_len, settings.rows).float()
+        estimates = {"estimates": read["splits"], "gaps": read["gaps"]}
+        arrays["estimates"] = {name: tensor.numpy() for name, tensor in estimates.items()}
+    else:
+        table = _text_table(manifest, read)
+    tables = {"attention": table}
+    if manifest.text is not None:
+        maps |= {"text_weights": read["on_text"], "text_content": read["content"].float()}
+        if why is not None:
+            place = manifest.layers.index(why.first.name.block)
+            of_query = read["on_text"][place, why.first.head, why.first.query]
+            tables |= why_tables(why, of_query, shown_pieces(manifest.text))
+    arrays["maps"] = {name: tensor.numpy() for name, tensor in maps.items()}
+    return with_page(session, Run(manifest=manifest, arrays=arrays, tables=tables), report)
 
 
 def _manifest(
-    session: Session[Settings],
-    inputs: Sequences,
-    counts: Int[Tensor, " fold"],
-    text: RunText | None,
-    why: LookSteps | None,
+    session: Session[Settings], inputs: Sequences, text: RunText | None, why: LookSteps | None
 ) -> Manifest:
     """Return the manifest, with the text and the look that the run explains."""
     settings, loaded, shown = session.settings, session.loaded, None
@@ -230,7 +172,7 @@ def _manifest(
         assert loaded.tokenizer is not None
         shown = text_record(text, loaded.tokenizer)
     return replace(
-        session.manifest_of(inputs, settings.skip_keys_of(inputs), counts),
+        session.manifest_of(inputs),
         layers=settings.layers_with_maps(loaded.info),
         removed=tuple(settings.removed.ordered),
         text=shown,
@@ -238,33 +180,13 @@ def _manifest(
     )
 
 
-def _why(
-    manifest: Manifest,
-    weights: Float[Tensor, "layer head text_pos text_pos"],
-    why: LookSteps | None,
-) -> dict[str, pd.DataFrame]:
-    """Return the tables of the run's `why`, if it was asked."""
-    if why is None or manifest.text is None:
-        return {}
-    look = why.first
-    of_query = weights[manifest.layers.index(look.name.block), look.head, look.query]
-    return why_tables(why, of_query, shown_pieces(manifest.text))
-
-
-def _run(
-    session: Session[Settings],
-    inputs: Sequences,
-    manifest: Manifest,
-    tensors: dict[str, State],
-    tables: dict[str, pd.DataFrame],
-) -> Run:
-    """Return the run with its page."""
-    arrays = {
-        group: {name: tensor.numpy() for name, tensor in of_group.items()}
-        for group, of_group in tensors.items()
-    }
-    kept = {"tokens": input_arrays(inputs), **arrays}
-    return with_page(session, Run(manifest=manifest, arrays=kept, tables=tables), report)
+def _text_table(manifest: Manifest, read: State) -> pd.DataFrame:
+    """Return the table of attention in a text alone: the means of queries with enough keys."""
+    weights, information = read["on_text"], read["content"]
+    rows = (read["visible"].sum(-1) >= MIN_KEYS)[:, None].expand_as(information)
+    first = weights[..., : manifest.skip_keys].sum(-1)
+    nats, share = (x.double().where(rows, torch.nan).nanmean(-1) for x in (information, first))
+    return text_attention_table(nats, share, manifest.layers)
 
 
 def too_few_sequences(table: pd.DataFrame, n_seqs: int) -> TooFew | None:

@@ -32,6 +32,7 @@ from nope_probe.maps.positions import PositionSums, ReaderSums
 from nope_probe.removal import Writer
 from nope_probe.studies.attention.on_text import Asked
 from nope_probe.studies.engine import Engine
+from nope_probe.studies.study import Pass
 
 LEAST_WRITTEN, MOST_WRITERS = 0.1, 3  # of a look's score; shown writers of its key, or its query
 LEAST_MOVED, MOST_MOVED = 0.2, 2  # of a writer's term; tokens that the writer moved it from
@@ -118,7 +119,18 @@ class LookSteps:
     looks: list[tuple[list[Look], State]] = field(default_factory=list)
     removed: State = field(default_factory=dict)
 
-    def read(self, engine: Engine, key: str | None, ablation: Ablation | None, step: int) -> State:
+    def passes(self, engine: Engine, ablation: Ablation | None) -> Iterator[Pass]:
+        """Yield a pass for each step, and one that takes out moved parts if some are."""
+        first = partial(self.read, step=1)
+        one = Pass(key="why", engine=engine, read=first, ablation=ablation)
+        yield one
+        for step in range(2, self.n_steps + 1):  # whose layers the step before finds
+            read = partial(self.read, step=step)
+            yield replace(one, key=f"why-{step}", read=read, n_seqs=0)
+        if self.n_removed:
+            yield replace(one, key="why-confirm", read=self.read_removals, n_seqs=0)
+
+    def read(self, engine: Engine, key: str, ablation: Ablation | None, step: int) -> State:
         """Return the terms of a step's looks, which the step before has found."""
         del self.looks[step - 1 :]
         if step == 1:
@@ -128,19 +140,15 @@ class LookSteps:
             found = dict.fromkeys(move.before for move in self.moved if move.step == step - 1)
             looks = [look for look in found if look not in seen]
         moves = step < self.n_steps
-        capture = partial(captured_looks, engine, looks=looks, text=self.text, moves=moves)
+        capture = partial(captured_looks, looks=looks, text=self.text, moves=moves)
         state = engine.load_or_compute(key, capture, ablation)
         self.looks.append(([look.with_key(state) for look in looks], state))
         return state
 
-    def read_removals(self, engine: Engine, key: str | None, ablation: Ablation | None) -> State:
+    def read_removals(self, engine: Engine, key: str, ablation: Ablation | None) -> State:
         """Return what the model does without the largest moved parts."""
         capture = partial(
-            captured_removals,
-            engine,
-            moves=self.strongest_moves,
-            text=self.text,
-            query=self.first.query,
+            captured_removals, moves=self.strongest_moves, text=self.text, query=self.first.query
         )
         self.removed = engine.load_or_compute(key, capture, ablation)
         return self.removed

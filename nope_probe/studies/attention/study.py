@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import pandas as pd
@@ -14,6 +13,7 @@ from nope_probe.errors import UserError
 from nope_probe.figures.attention import Why
 from nope_probe.figures.text_view import TextView
 from nope_probe.hooks.layers.model import Given
+from nope_probe.maps.folds import State
 from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.run.flags import settings_from
@@ -22,20 +22,14 @@ from nope_probe.run.process_group import device_of_process
 from nope_probe.run.session import Session
 from nope_probe.run.settings import Dtype
 from nope_probe.run.sources import load_first_layers
-from nope_probe.studies.attention.analyse import (
-    analyse,
-    analyse_text,
-    captured_text,
-    head_attention,
-    measured,
-)
+from nope_probe.studies.attention.analyse import analyse, captured_text, measured
 from nope_probe.studies.attention.on_text import stored_why, text_view
 from nope_probe.studies.attention.settings import MAP_BYTES, Settings
 from nope_probe.studies.attention.steps import captured_looks
 from nope_probe.studies.attention.text import text_of
 from nope_probe.studies.attention.why import explained, steps_of
 from nope_probe.studies.engine import Engine, ablation_of, validate_first_sequence
-from nope_probe.studies.from_python import ModelOrName, as_loaded, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, Out, as_loaded, run_of, takes
 from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
 
 UNNAMED = ("format", "given")  # of a manifest's settings: no flags
@@ -134,8 +128,9 @@ class SplitAttention(Study[Settings, AttentionStudy]):
         self.layers = settings.layers_with_maps(loaded.info)
         self.ablation = ablation_of(loaded.model, settings)
         self.text = text_of(settings, loaded)
-        alone = None if settings.reads_corpus or self.text is None else self.text.alone
-        self.engine = replace(Engine.of(session, alone), query_rows=settings.rows)
+        is_alone = self.text is not None and not settings.reads_corpus
+        self.inputs = self.text.alone if self.text and is_alone else session.sequences()
+        self.engine = replace(Engine.of(session, self.inputs), query_rows=settings.rows)
         self.why = None
         if self.text is not None and settings.why is not None:
             self.why = steps_of(settings, self.text.tokens)
@@ -143,42 +138,31 @@ class SplitAttention(Study[Settings, AttentionStudy]):
     def passes(self) -> Iterator[Pass]:
         """Yield the passes that average some layers at a time, or that read one text alone."""
         settings, engine, layers, text = self.settings, self.engine, self.layers, self.text
-        condition = self.ablation if settings.remove else None
+        condition, info = self.ablation if settings.remove else None, self.session.loaded.info
+        tokens = None if text is None else text.tokens
+        capture: Callable[..., State] = captured_text
+        size = MAP_BYTES // (8 * info.n_heads * engine.inputs.shape[1] ** 2)
         if settings.reads_corpus:
-            size = settings.layers_at_a_time(self.session.loaded.info)
-            groups = [layers[first : first + size] for first in range(0, len(layers), size)]
-            tokens = None if text is None else text.tokens
-            reads = {f"attention-L{g[0]}": partial(measured, layers=g, text=tokens) for g in groups}
-            if next(iter(reads)) not in self.session.checkpoint:
+            size, capture = settings.layers_at_a_time(info), partial(measured, text=tokens)
+            if f"attention-L{layers[0]}" not in self.session.checkpoint:
                 validate_first_sequence(engine.model, engine.inputs, layers)
                 if text is not None and self.why is not None:  # or why not
                     of_text = replace(engine.with_sequences(text.alone), query_rows=len(text))
                     looks = [self.why.first]
                     captured_looks(of_text, None, looks=looks, text=text.tokens, moves=False)
-        else:
-            assert text is not None
-            size = max(1, MAP_BYTES // (8 * self.session.loaded.info.n_heads * len(text) ** 2))
-            reads = {"text": partial(captured_text, layers=layers, size=size)}
         yield from calibration("gains", engine, [self.ablation])
-        for key, capture in reads.items():
-            yield Pass(key=key, engine=engine, read=partial(captured, capture), ablation=condition)
+        for start in range(0, len(layers), max(1, size)):
+            group = layers[start : start + max(1, size)]
+            read = partial(captured, partial(capture, layers=group))
+            key = f"attention-L{group[0]}"
+            yield Pass(key=key, engine=engine, read=read, ablation=condition)
         if self.why is not None:
-            first = partial(self.why.read, step=1)
-            one = Pass(key="why", engine=engine, read=first, ablation=condition)
-            yield one
-            for step in range(2, settings.steps + 1):  # whose layers the step before finds
-                read = partial(self.why.read, step=step)
-                yield replace(one, key=f"why-{step}", read=read, n_seqs=0)
-            if settings.confirm:
-                yield replace(one, key="why-confirm", read=self.why.read_removals, n_seqs=0)
+            yield from self.why.passes(engine, condition)
 
     def analyse(self, results: Results) -> Run:
         """Return the run of the heads' attention."""
-        if not self.settings.reads_corpus:
-            assert self.text is not None
-            return analyse_text(self.session, self.text, results["text"], self.why)
         parts = [result for key, result in results.items() if key.startswith("attention-")]
-        return analyse(self.session, head_attention(parts, self.text, self.why))
+        return analyse(self.session, self.inputs, parts, self.text, self.why)
 
 
 run = partial(run_study, SplitAttention)
@@ -186,11 +170,7 @@ run = partial(run_study, SplitAttention)
 
 @takes(SplitAttention)
 def run_attention(
-    model: ModelOrName,
-    inputs: Given | None = None,
-    *,
-    out: Path | str | None = None,
-    **options: Any,
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
 ) -> AttentionStudy:
     """Split each head's attention into position and content, as the `attention` command does.
 

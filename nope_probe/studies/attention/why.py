@@ -24,6 +24,7 @@ from nope_probe.studies.attention.settings import Settings
 from nope_probe.studies.attention.steps import Look, LookSteps
 from nope_probe.studies.attention.text import text_of
 from nope_probe.studies.engine import Engine, ablation_of
+from nope_probe.studies.study import calibration, run_passes
 
 MOST_WRITERS = 10  # that have a row each: those whose terms differ most between keys
 
@@ -62,12 +63,8 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
         kept_positions=settings.kept_positions_of(inputs),
     )
     ablation = ablation_of(loaded.model, settings)
-    engine = engine.calibrated(None, [ablation])
-    removed = ablation if settings.remove else None
-    for step in range(1, settings.steps + 1):
-        steps.read(engine, None, removed, step=step)
-    if settings.confirm:
-        steps.read_removals(engine, None, removed)
+    passes = steps.passes(engine, ablation if settings.remove else None)
+    dict(run_passes([*calibration("gains", engine, [ablation]), *passes]))  # the steps keep them
     look = steps.first
     place = run.manifest.layers.index(look.name.block)
     weights = torch.from_numpy(run.maps["text_weights"][place, look.head, look.query])

@@ -1,14 +1,17 @@
-"""From losses and decodability to a run's tables, manifest and page."""
+"""From losses and decodability to a run's tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import pandas as pd
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from nope_probe.analyses.behaviour import (
+    Losses,
     PerDocument,
     chance_distance,
     copy_cost,
@@ -19,16 +22,11 @@ from nope_probe.analyses.behaviour import (
     second_copy_loss,
     span_loss,
 )
-from nope_probe.analyses.jackknife import UNDEFINED
-from nope_probe.errors import UserError
-from nope_probe.maps.folds import folds_of
+from nope_probe.analyses.jackknife import UNDEFINED, Interval
+from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.removal import INTACT
-from nope_probe.run.folder import Run
-from nope_probe.run.session import Session
-from nope_probe.studies.behaviour.page import MeasuresTaken, report
-from nope_probe.studies.behaviour.plan import BehaviourPlan, MeasuredBehaviour, head_name
-from nope_probe.studies.behaviour.settings import QUANTITIES, Settings
-from nope_probe.studies.page import with_page
+from nope_probe.studies.behaviour.probes import Probe
+from nope_probe.studies.behaviour.settings import QUANTITIES
 from nope_probe.studies.tables import TableRow, interval_columns, interval_names
 
 BINS = 64
@@ -38,215 +36,193 @@ COLUMNS = ["measure", "condition", *interval_names("value", "difference"), "note
 POSITION_COLUMNS = ["condition", "position", *interval_names("loss")]
 DECODED = interval_names("distance", "null", "untrained", "difference")
 HEAD_COLUMNS = ["layer", "head", *interval_names("pattern", "loss", "copy")]
+Distances = Float[Tensor, "held_out layer fit"]
 
 
-def analyse(session: Session[Settings], plan: BehaviourPlan, measured: MeasuredBehaviour) -> Run:
-    """Estimate every measure in every condition, and return the run.
+@dataclass(frozen=True, kw_only=True)
+class Behaviour:
+    """The measurements of every condition.
 
-    Args:
-        session: the run in progress.
-        plan: the conditions.
-        measured: their measurements.
-
-    Raises:
-        UserError: for a loss that is not finite.
+    Attributes:
+        conditions: the removals by name; the intact model first.
+        measures: the names of the measures.
+        skipped: per measure that the model or the data cannot show, the reason.
+        probes: the sequences by name.
+        segment: the length of a segment that fits into a window twice, after BOS.
+        trained: the length that the model was trained at, in tokens.
+        uniform: the loss of a uniform guess among the tokens that are not special, in nats;
+            NaN without a tokenizer.
+        layers: the numbers of the layers in which position is read.
+        skip_keys: how many first positions are not decoded.
+        losses: per condition (or single head, such as `L2H3`) and probe, nats.
+        distances: per condition, of predicted and true index on held-out documents, in positions;
+            the last axis is the fit on true and on shuffled targets.
+        untrained: distances of the model with random weights, where only sources are removed.
+        heads: the layer and number of each head that is removed alone, by its name.
+        head_patterns: per layer, the RMS of each head's positional part p in the intact model,
+            nats; empty if single heads are not wanted.
     """
-    for (condition, probe), losses in measured.losses.items():
-        if not losses.isfinite().all():
-            raise UserError(f"non-finite losses in condition {condition} ({probe})")
-    inputs, n_folds = session.sequences(), session.settings.folds
-    skip = session.settings.skip_keys_of(inputs)
-    documents = plan.text.documents
-    fold_sizes = folds_of(len(documents), n_folds, documents).bincount(minlength=n_folds)
-    measures = MeasuresTaken(
-        measures=tuple(plan.measures),
-        skipped=plan.skipped,
-        prefix=plan.text.prefix,
-        trained_len=plan.trained,
-        bin_width=bin_width(plan),
-    )
-    manifest = replace(
-        session.manifest_of(inputs, skip, fold_sizes),
-        conditions=tuple(plan.conditions),
-        left_out=plan.left_out,
-        results=asdict(measures),
-    )
-    tokens = {name: probe.tokens for name, probe in plan.probes.items() if name != "text"}
-    tokens |= {"tokens": plan.text.tokens, "documents": documents}
-    if "long" in plan.probes:
-        tokens["long_documents"] = plan.probes["long"].documents
-    run = Run(
-        manifest=manifest,
-        arrays={"tokens": {name: array.numpy() for name, array in tokens.items()}},
-        tables=tables_of(plan, measured, skip),
-    )
-    return with_page(session, run, report)
 
+    conditions: Mapping[str, Ablation]
+    measures: tuple[str, ...]
+    skipped: Mapping[str, str]
+    probes: Mapping[str, Probe]
+    segment: int
+    trained: int
+    uniform: float
+    layers: tuple[int, ...]
+    skip_keys: int
+    losses: Mapping[tuple[str, str], Losses]
+    distances: Mapping[str, Distances] = field(default_factory=dict)
+    untrained: Mapping[str, Distances] = field(default_factory=dict)
+    heads: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    head_patterns: Mapping[int, list[Interval]] = field(default_factory=dict)
 
-def tables_of(
-    plan: BehaviourPlan, measured: MeasuredBehaviour, skip: int
-) -> dict[str, pd.DataFrame]:
-    """Return the run's tables by name; those of measures that were not taken have no rows."""
-    rows = [row for name in QUANTITIES for row in _rows(plan, measured, name)]
-    tables = {
-        "loss_by_position": position_table(plan, measured, "text"),
-        "extrapolation": position_table(plan, measured, "long", bin_width(plan)),
-        "behaviour": pd.DataFrame(rows, columns=COLUMNS),
-        "decodability": decodability_table(plan, measured, skip),
-    }
-    if plan.heads:
-        tables["heads"] = heads_loss_table(plan, measured)
-    return tables
+    @property
+    def bin_width(self) -> int:
+        """How many positions share a mean of the losses in long windows: a few dozen bins."""
+        return max(1, self.probes["long"].tokens.shape[1] // BINS) if "long" in self.probes else 1
 
-
-def _rows(plan: BehaviourPlan, measured: MeasuredBehaviour, name: str) -> Iterator[TableRow]:
-    """Yield the rows of one of `QUANTITIES`, a row per condition, in nats or positions.
-
-    `difference` is to the intact model on the same documents and targets. An empty value has a
-    note that says why.
-    """
-    about = QUANTITIES[name]
-    reason = plan.skipped.get(about.measure, "")
-    if about.measure not in plan.measures or not (reason or about.probe in plan.probes):
-        return
-    if not reason and name in ("copy_text", "copy_random"):
-        intact = mean_interval(per_document(plan, measured, name, INTACT.name))
-        reason = "" if intact.high < 0 else NO_COPY
-    for condition in plan.conditions:
-        value = difference = UNDEFINED
-        is_unmasked = "mask" in plan.conditions[condition].condition
-        note = reason or (about.unmasked if is_unmasked else "")
-        if not note:
-            values = per_document(plan, measured, name, condition, is_unmasked)
-            intact_same = per_document(plan, measured, name, INTACT.name, is_unmasked)
-            value = mean_interval(values)
-            if condition != INTACT.name:
-                difference = mean_interval(values - intact_same)
-            if name == "copy_random_second" and value.value > plan.uniform:
-                value, note = UNDEFINED, ABOVE_UNIFORM
-        yield {
-            "measure": name,
-            "condition": condition,
-            **interval_columns(value=value, difference=difference),
-            "note": note,
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Return the run's tables by name; those of measures that were not taken have no rows."""
+        rows = [row for name in QUANTITIES for row in self._rows(name)]
+        tables = {
+            "loss_by_position": self._position_table("text"),
+            "extrapolation": self._position_table("long", self.bin_width),
+            "behaviour": pd.DataFrame(rows, columns=COLUMNS),
+            "decodability": self._decodability_table(),
         }
+        return tables | ({"heads": self._heads_table()} if self.heads else {})
+
+    def _rows(self, name: str) -> Iterator[TableRow]:
+        """Yield the rows of one of `QUANTITIES`, a row per condition, in nats or positions.
+
+        `difference` is to the intact model on the same documents and targets. An empty value has a
+        note that says why.
+        """
+        about = QUANTITIES[name]
+        reason = self.skipped.get(about.measure, "")
+        if about.measure not in self.measures or not (reason or about.probe in self.probes):
+            return
+        if not reason and name in ("copy_text", "copy_random"):
+            intact = mean_interval(self._per_document(name, INTACT.name))
+            reason = "" if intact.high < 0 else NO_COPY
+        for condition, ablation in self.conditions.items():
+            value = difference = UNDEFINED
+            is_unmasked = "mask" in ablation.condition
+            note = reason or (about.unmasked if is_unmasked else "")
+            if not note:
+                values = self._per_document(name, condition, is_unmasked)
+                value = mean_interval(values)
+                if condition != INTACT.name:
+                    intact_same = self._per_document(name, INTACT.name, is_unmasked)
+                    difference = mean_interval(values - intact_same)
+                if name == "copy_random_second" and value.value > self.uniform:
+                    value, note = UNDEFINED, ABOVE_UNIFORM
+            yield {
+                "measure": name,
+                "condition": condition,
+                **interval_columns(value=value, difference=difference),
+                "note": note,
+            }
+
+    def _per_document(self, name: str, condition: str, suffix_only: bool = False) -> PerDocument:
+        """Return one of `QUANTITIES` in a condition, a number per document.
+
+        Args:
+            name: the quantity.
+            condition: the condition, or the head that is removed alone.
+            suffix_only: whether only targets after the prefix are scored.
+        """
+        if name == "position":
+            return self.distances[condition][..., 0].mean(1)
+        text = self.losses[condition, "text"]
+        losses = self.losses[condition, QUANTITIES[name].probe]
+        suffix = self.probes["text"].prefix
+        first = suffix if suffix_only else 2  # the first token after BOS has no loss without it
+        match name:
+            case "loss":
+                return span_loss(losses, 1)
+            case "loss_suffix":
+                return span_loss(losses, suffix)
+            case "in_context":
+                return in_context_gain(losses)
+            case "copy_text" | "copy_random":
+                return copy_cost(losses, self.segment)
+            case "copy_text_second" | "copy_random_second":
+                return second_copy_loss(losses, self.segment)
+            case "order":
+                return span_loss(losses, suffix) - span_loss(text, suffix)
+            case "without_bos":
+                return span_loss(losses, first - 1) - span_loss(text, first)
+            case "other_first":
+                return span_loss(losses, first) - span_loss(text, first)
+            case _:
+                return extrapolation_cost(losses, self.trained)
+
+    def _position_table(self, probe: str, width: int = 1) -> pd.DataFrame:
+        """Return the mean loss at each position, in nats; without the mask, of the suffix alone."""
+        tables = [pd.DataFrame(columns=POSITION_COLUMNS)]
+        for condition, ablation in self.conditions.items() if probe in self.probes else ():
+            first = self.probes[probe].prefix if "mask" in ablation.condition else 1
+            rows = losses_by_position(self.losses[condition, probe], first, width)
+            tables.append(rows.assign(condition=condition)[POSITION_COLUMNS])
+        return pd.concat(tables[1:] or tables, ignore_index=True)
+
+    def _decodability_table(self) -> pd.DataFrame:
+        """Return the distance of decoded and true index, per layer, in positions.
+
+        `distance` is of the regression on the residual stream after the layer, `null` of one on
+        shuffled targets, `untrained` of the model with random weights; `difference` is to the
+        intact model, paired over documents; `chance` is what the middle position achieves.
+        """
+        chance = chance_distance(self.probes["text"].tokens.shape[1], self.skip_keys)
+        rows: list[TableRow] = []
+        for condition, distances in self.distances.items():
+            of = {"distance": distances[..., 0], "null": distances[..., 1]}
+            if condition in self.untrained:
+                of["untrained"] = self.untrained[condition][..., 0]
+            if condition != INTACT.name:
+                of["difference"] = of["distance"] - self.distances[INTACT.name][..., 0]
+            for place, layer in enumerate(self.layers):
+                means = {name: mean_interval(values[:, place]) for name, values in of.items()}
+                named = {"layer": layer, "condition": condition, "chance": chance}
+                rows.append(named | interval_columns(**means))
+        return pd.DataFrame(rows, columns=["layer", "condition", *DECODED, "chance"])
+
+    def _heads_table(self) -> pd.DataFrame:
+        """Return per head its positional part, nats, and what is lost without its W_Q.
+
+        `loss` is the rise of the mean loss, `copy` of the loss of a text segment's second copy,
+        nats per token.
+        """
+        rows: list[TableRow] = []
+        for name, (layer, head) in self.heads.items():
+            intervals: dict[str, Interval] = {}
+            if self.head_patterns:
+                intervals["pattern"] = self.head_patterns[layer][head]
+            for effect, quantity in (("loss", "loss"), ("copy", "copy_text_second")):
+                if QUANTITIES[quantity].probe in self.probes:
+                    without = self._per_document(quantity, name)
+                    rise = without - self._per_document(quantity, INTACT.name)
+                    intervals[effect] = mean_interval(rise)
+            rows.append({"layer": layer, "head": head, **interval_columns(**intervals)})
+        return pd.DataFrame(rows, columns=HEAD_COLUMNS)
 
 
-def per_document(
-    plan: BehaviourPlan,
-    measured: MeasuredBehaviour,
-    name: str,
-    condition: str,
-    suffix_only: bool = False,
-) -> PerDocument:
-    """Return one of `QUANTITIES` in a condition, a number per document.
+def losses_by_position(losses: Losses, first: int, width: int = 1) -> pd.DataFrame:
+    """Return the mean loss at each position from a first one on, with its bounds, in nats.
 
     Args:
-        plan: the conditions.
-        measured: their losses, and distances of the decoded index.
-        name: the quantity.
-        condition: the condition.
-        suffix_only: whether only targets after the prefix are scored.
-    """
-    if name == "position":
-        return measured.distances[condition][..., 0].mean(1)
-    text = measured.losses[condition, "text"]
-    losses = measured.losses[condition, QUANTITIES[name].probe]
-    suffix = plan.text.prefix
-    first = suffix if suffix_only else 2  # the first token after BOS has no loss without it
-    match name:
-        case "loss":
-            return span_loss(losses, 1)
-        case "loss_suffix":
-            return span_loss(losses, suffix)
-        case "in_context":
-            return in_context_gain(losses)
-        case "copy_text" | "copy_random":
-            return copy_cost(losses, plan.segment)
-        case "copy_text_second" | "copy_random_second":
-            return second_copy_loss(losses, plan.segment)
-        case "order":
-            return span_loss(losses, suffix) - span_loss(text, suffix)
-        case "without_bos":
-            return span_loss(losses, first - 1) - span_loss(text, first)
-        case "other_first":
-            return span_loss(losses, first) - span_loss(text, first)
-        case _:
-            return extrapolation_cost(losses, plan.trained)
-
-
-def position_table(
-    plan: BehaviourPlan, measured: MeasuredBehaviour, probe: str, width: int = 1
-) -> pd.DataFrame:
-    """Return the mean loss at each position, in nats; without the mask, of the suffix alone.
-
-    Args:
-        plan: the conditions.
-        measured: their losses.
-        probe: the sequences.
+        losses: of documents, by target.
+        first: the first position.
         width: how many positions a row is the mean over; `position` is the first of them.
     """
-    tables = [pd.DataFrame(columns=POSITION_COLUMNS)]
-    for condition in plan.conditions if probe in plan.probes else ():
-        losses = measured.losses[condition, probe]
-        first = plan.probes[probe].prefix if "mask" in plan.conditions[condition].condition else 1
-        starts = [first, *range(first + width - first % width, losses.shape[1] + 1, width)]
-        stops = [*starts[1:], losses.shape[1] + 1]
-        spans = [span_loss(losses, *ends) for ends in zip(starts, stops, strict=True)]
-        means = position_means(torch.stack(spans, 1))
-        columns = (means.value.numpy(), means.low.numpy(), means.high.numpy())
-        row = zip(POSITION_COLUMNS, (condition, starts, *columns), strict=True)
-        tables.append(pd.DataFrame(dict(row)))
-    return pd.concat(tables[1:] or tables, ignore_index=True)
-
-
-def bin_width(plan: BehaviourPlan) -> int:
-    """Return over how many positions losses in long windows are averaged: a few dozen bins."""
-    if "long" not in plan.probes:
-        return 1
-    return max(1, plan.probes["long"].tokens.shape[1] // BINS)
-
-
-def decodability_table(plan: BehaviourPlan, measured: MeasuredBehaviour, skip: int) -> pd.DataFrame:
-    """Return the distance of decoded and true index, per layer, in positions.
-
-    `distance` is of the regression on the residual stream after the layer, `null` of one on
-    shuffled targets, `untrained` of the model with random weights; `difference` is to the intact
-    model, paired over documents; `chance` is what the middle position achieves.
-    """
-    chance = chance_distance(plan.text.tokens.shape[1], skip)
-    rows: list[TableRow] = []
-    for condition, distances in measured.distances.items():
-        changes = distances - measured.distances[INTACT.name]
-        untrained = measured.untrained.get(condition)
-        for place, layer in enumerate(plan.layers):
-            row: TableRow = {"layer": layer, "condition": condition, "chance": chance}
-            intervals = {
-                "distance": mean_interval(distances[:, place, 0]),
-                "null": mean_interval(distances[:, place, 1]),
-            }
-            if untrained is not None:
-                intervals["untrained"] = mean_interval(untrained[:, place, 0])
-            if condition != INTACT.name:
-                intervals["difference"] = mean_interval(changes[:, place, 0])
-            rows.append(row | interval_columns(**intervals))
-    return pd.DataFrame(rows, columns=["layer", "condition", *DECODED, "chance"])
-
-
-def heads_loss_table(plan: BehaviourPlan, measured: MeasuredBehaviour) -> pd.DataFrame:
-    """Return per head its positional part, nats, and what is lost without its W_Q, nats per token.
-
-    `loss` is the rise of the mean loss, `copy` of the loss of a text segment's second copy.
-    """
-    rows: list[TableRow] = []
-    for layer, head in plan.heads:
-        row: TableRow = {"layer": layer, "head": head}
-        if measured.head_patterns:
-            row |= interval_columns(pattern=measured.head_patterns[layer][head])
-        for effect, quantity in (("loss", "loss"), ("copy", "copy_text_second")):
-            if QUANTITIES[quantity].probe in plan.probes:
-                without = per_document(plan, measured, quantity, head_name(layer, head))
-                rise = mean_interval(without - per_document(plan, measured, quantity, INTACT.name))
-                row |= interval_columns(**{effect: rise})
-        rows.append(row)
-    return pd.DataFrame(rows, columns=HEAD_COLUMNS)
+    starts = [first, *range(first + width - first % width, losses.shape[1] + 1, width)]
+    stops = [*starts[1:], losses.shape[1] + 1]
+    spans = [span_loss(losses, *ends) for ends in zip(starts, stops, strict=True)]
+    means = position_means(torch.stack(spans, 1))
+    columns = (means.value.numpy(), means.low.numpy(), means.high.numpy())
+    return pd.DataFrame(
+        {"position": starts, **dict(zip(interval_names("loss"), columns, strict=True))}
+    )

@@ -151,11 +151,7 @@ def _answer(tables: Tables, taken: MeasuresTaken) -> Iterator[Section]:
 
 def _details(tables: Tables, taken: MeasuresTaken) -> Iterator[Section]:
     """Yield the sections that the page folds, next to an answer."""
-    losses, decoded, trained = (
-        tables["extrapolation"],
-        tables["decodability"],
-        taken.trained_len,
-    )
+    losses, decoded, trained = (tables["extrapolation"], tables["decodability"], taken.trained_len)
     if len(losses):
         title = "Loss by position, beyond the trained context"
         yield Section(

@@ -4,43 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
+from math import log, nan
 from typing import Any, TypeVar
 
 import pandas as pd
 import torch
 
-from nope_probe.analyses.behaviour import by_document, halves, index_targets, ridge
+from nope_probe.analyses.behaviour import Losses, by_document, halves, index_targets, ridge
 from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import Interval
+from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given
+from nope_probe.hooks.layers.model import Given, numbered_layers
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
+from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State
 from nope_probe.maps.layers import shared_patterns
+from nope_probe.removal import SOURCES, Condition
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
-from nope_probe.studies.behaviour.analyse import analyse
-from nope_probe.studies.behaviour.plan import (
-    Distances,
-    MeasuredBehaviour,
-    Probe,
-    ProbeLosses,
-    head_name,
-    make_plan,
-)
-from nope_probe.studies.behaviour.settings import Settings
-from nope_probe.studies.engine import Engine
-from nope_probe.studies.from_python import ModelOrName, run_of, takes
+from nope_probe.studies.behaviour.analyse import Behaviour, Distances
+from nope_probe.studies.behaviour.page import MeasuresTaken, report
+from nope_probe.studies.behaviour.probes import DRAWN, Probe, make_probes
+from nope_probe.studies.behaviour.settings import MEASURES, Settings, make_conditions
+from nope_probe.studies.engine import Engine, irreplaceable, validate_removable
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
+from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, calibration, captured, run_study
 
+MIN_DOCUMENTS = 8  # four to fit on and four to evaluate
 Name = TypeVar("Name")
 HEAD_PROBES = ("text", "copy_text")  # on which single heads are removed
 
@@ -68,30 +67,62 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
 
     def __init__(self, session: Session[Settings]) -> None:
         super().__init__(session)
-        self.plan = make_plan(session)
-        self.engine, self.skip = Engine.of(session), self.settings.skip_keys_of(session.sequences())
-        heads = {head_name(*place): ablation for place, ablation in self.plan.heads.items()}
-        self.conditions = self.plan.conditions | heads
+        settings, loaded, text = self.settings, session.loaded, session.sequences()
+        if text.kind in ("random", "vectors"):
+            raise UserError("behaviour is measured on text, with a language model")
+        drawn = [name for name in DRAWN if name in settings.measures]
+        if loaded.tokenizer is None and drawn and settings.measures != MEASURES:
+            raise UserError(
+                f"--measures {' '.join(drawn)}: random tokens need a tokenizer, and the model has "
+                "none"
+            )
+        has, kept = components(loaded.model), irreplaceable(loaded.model)
+        self.left_out = kept if "weights" in settings.removals else {}
+        self.conditions = make_conditions(has, settings.removals, settings.ablations, kept)
+        settings.validate_removals(self.conditions)
+        w_q = settings.ablations[0].without(["w_q"])
+        validate_removable(loaded.model, [*self.conditions.values(), *[w_q] * settings.heads])
+        self.layers = settings.layers_with_maps(loaded.info)  # refused before anything is run
+        if text.n_documents < MIN_DOCUMENTS:
+            raise UserError(
+                f"{len(text)} sequences from {text.n_documents} documents: {MIN_DOCUMENTS} "
+                "documents are needed; raise --n-seqs, or take other --data"
+            )
+        self.probes, self.skipped = make_probes(session)
+        if not {*settings.measures} - {*self.skipped}:
+            reasons = "; ".join(f"{name}: {self.skipped[name]}" for name in settings.measures)
+            raise UserError(f"nothing to measure ({reasons})")
+        self.heads = {
+            f"L{block.index}H{head}": (block.index, head)
+            for block in numbered_layers(loaded.model, self.layers)
+            for head in range(block.n_heads if settings.heads else 0)
+        }
+        alone = {
+            name: replace(w_q, heads={layer: [head]}) for name, (layer, head) in self.heads.items()
+        }
+        self.engine, self.removals = Engine.of(session), self.conditions | alone
+        self.sources = Condition(name for name in SOURCES if name in has)
+        self.skip = settings.skip_keys_of(text)
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes of the losses, of the heads' patterns, and of decoded positions."""
-        plan, seed = self.plan, self.settings.seed
-        engines = {name: self._on(probe) for name, probe in plan.probes.items()}
-        yield from calibration("calibration", engines["text"], [*self.conditions.values()])
+        engines = {name: self._on(probe) for name, probe in self.probes.items()}
+        yield from calibration("calibration", engines["text"], [*self.removals.values()])
         for probe, engine in engines.items():
             if self._measured_on(engine):
                 key = f"positions/{probe}"
                 yield Pass(key=key, engine=engine, read=self._read_positions)
-        for name in self.conditions:
+        for name in self.removals:
             for probe, engine in engines.items():
-                if name in plan.conditions or probe in HEAD_PROBES:
+                if name in self.conditions or probe in HEAD_PROBES:
                     yield self._losses(name, probe, engine)
-        if "heads" not in plan.skipped:
+        if "heads" not in self.skipped:
             yield from self._head_patterns(engines["text"])
-        if "position" in plan.measures:
-            of_sources = [name for name, of in plan.conditions.items() if of.condition.are_sources]
-            yield from self._decoding("distances", [*plan.conditions], nullcontext)
-            yield from self._decoding("untrained", of_sources, partial(untrained, seed=seed))
+        if "position" in self.settings.measures:
+            of_sources = [name for name, of in self.conditions.items() if of.condition.are_sources]
+            drawn = partial(untrained, seed=self.settings.seed)
+            yield from self._decoding("distances", [*self.conditions], nullcontext)
+            yield from self._decoding("untrained", of_sources, drawn)
 
     def _on(self, probe: Probe) -> Engine:
         """Return the engine on a probe, in batches of as many tokens as one of text windows.
@@ -112,10 +143,10 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
 
         Written positions belong to one length, mean attention to all shorter ones too.
         """
-        n, n_text = engine.inputs.shape[1], self.plan.text.tokens.shape[1]
+        n, n_text = engine.inputs.shape[1], self.probes["text"].tokens.shape[1]
         return [
             ablation
-            for ablation in self.conditions.values()
+            for ablation in self.removals.values()
             if (ablation.condition.writers and n != n_text)
             or ("content" in ablation.condition and n > n_text)
         ]
@@ -127,12 +158,12 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
 
     def _losses(self, name: str, probe: str, engine: Engine) -> Pass:
         """Return the pass that reads the losses of a condition on a probe."""
-        ablation = self.conditions[name]
+        ablation = self.removals[name]
         if "mask" in ablation.condition:
-            ablation = replace(ablation, prefix=self.plan.probes[probe].prefix)
+            ablation = replace(ablation, prefix=self.probes[probe].prefix)
 
-        def read(engine: Engine, key: str, ablation: Ablation | None) -> ProbeLosses:
-            if self.conditions[name] in self._measured_on(engine):
+        def read(engine: Engine, key: str, ablation: Ablation | None) -> Losses:
+            if self.removals[name] in self._measured_on(engine):
                 measured = self._read_positions(engine, f"positions/{probe}", None)
                 assert engine.calibration is not None
                 assert measured is not None
@@ -140,15 +171,15 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
                     engine.calibration, positions=measured.positions, patterns=measured.patterns
                 )
                 engine = replace(engine, calibration=measured)
-            return by_document(engine.losses(key, ablation), self.plan.probes[probe].documents)
+            return by_document(engine.losses(key, ablation), self.probes[probe].documents)
 
         kind, key = f"loss of {engine.inputs.shape[1]} tokens", f"loss/{name}/{probe}"
         return Pass(key=key, engine=engine, read=read, ablation=ablation, kind=kind)
 
     def _head_patterns(self, engine: Engine) -> Iterator[Pass]:
         """Yield two passes for each layer, whose second gives the RMS of p of each of its heads."""
-        without_sources = Ablation(remove=self.plan.sources.ordered)
-        for layer in dict.fromkeys(layer for layer, _ in self.plan.heads):
+        without_sources = Ablation(remove=self.sources.ordered)
+        for layer in dict.fromkeys(layer for layer, _ in self.heads.values()):
             intact = Pass(
                 key=f"head/L{layer}/intact",
                 engine=engine,
@@ -168,7 +199,7 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
     ) -> list[Interval]:
         """Return the RMS of p of each head of a layer; the intact model's pass came before."""
         both = [intact.read(engine, *of) for of in ((intact.key, intact.ablation), (key, ablation))]
-        heads = zip(*(maps.by_layer[layer].heads for maps in both), strict=True)
+        heads = zip(*(maps[layer].heads for maps in both), strict=True)
         grams = [ContrastGram.of(dict(enumerate(shared_patterns(two)))) for two in heads]
         return [gram.size({0: 1.0, 1: -1.0}) for gram in grams]
 
@@ -183,10 +214,10 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
         Half of the documents are fitted, and the distances of true and fitted index are those of
         the other half.
         """
-        text = self.plan.text
+        text = self.probes["text"]
         fit, held_out = (self._on(text.subset(half)) for half in halves(text.documents))
         for name in names:
-            key, ablation = f"{weights}/{name}", self.conditions[name]
+            key, ablation = f"{weights}/{name}", self.removals[name]
             fitted = Pass(
                 key=f"{key}/fit",
                 engine=fit,
@@ -211,7 +242,7 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
             engine.model,
             engine.inputs,
             index_targets(n_seqs, seq_len, self.skip, generator),
-            n_layers=len(self.plan.layers),
+            n_layers=len(self.layers),
             skip=self.skip,
             batch_size=engine.batch_size,
             checkpoint=stream,
@@ -240,22 +271,64 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
         assert documents is not None
         return by_document(captured(read, engine, key, ablation)["distances"], documents)
 
-    def analyse(self, results: Results) -> Run:
-        """Estimate every measure in every condition, and return the run."""
-        plan = self.plan
+    def _measured(self, results: Results) -> Behaviour:
+        """Return the measurements of every condition."""
+        settings, loaded = self.settings, self.session.loaded
 
-        def found(keys: Mapping[Name, str]) -> dict[Name, Any]:
+        def of(keys: Mapping[Name, str]) -> dict[Name, Any]:
             return {name: results[key] for name, key in keys.items() if key in results}
 
-        places = product(self.conditions, plan.probes)
-        layers = {layer for layer, _ in plan.heads}
-        measured = MeasuredBehaviour(
-            losses=found({(name, probe): f"loss/{name}/{probe}" for name, probe in places}),
-            head_patterns=found({layer: f"head/L{layer}/content" for layer in layers}),
-            distances=found({name: f"distances/{name}/distance" for name in plan.conditions}),
-            untrained=found({name: f"untrained/{name}/distance" for name in plan.conditions}),
+        places, layers = product(self.removals, self.probes), {n for n, _ in self.heads.values()}
+        uniform, tokenizer = nan, loaded.tokenizer
+        if tokenizer is not None:
+            uniform = log(len(tokenizer) - len(set(tokenizer.all_special_ids)))
+        return Behaviour(
+            conditions=self.conditions,
+            measures=settings.measures,
+            skipped=self.skipped,
+            probes=self.probes,
+            segment=self.session.sequences().segment,
+            trained=settings.trained_len_of(loaded.info.n_ctx),
+            uniform=uniform,
+            layers=self.layers,
+            skip_keys=self.skip,
+            losses=of({(name, probe): f"loss/{name}/{probe}" for name, probe in places}),
+            distances=of({name: f"distances/{name}/distance" for name in self.conditions}),
+            untrained=of({name: f"untrained/{name}/distance" for name in self.conditions}),
+            heads=self.heads,
+            head_patterns=of({layer: f"head/L{layer}/content" for layer in layers}),
         )
-        return analyse(self.session, plan, measured)
+
+    def analyse(self, results: Results) -> Run:
+        """Estimate every measure in every condition, and return the run.
+
+        Raises:
+            UserError: for a loss that is not finite.
+        """
+        session, text, behaviour = self.session, self.probes["text"], self._measured(results)
+        for (condition, probe), losses in behaviour.losses.items():
+            if not losses.isfinite().all():
+                raise UserError(f"non-finite losses in condition {condition} ({probe})")
+        taken = MeasuresTaken(
+            measures=self.settings.measures,
+            skipped=self.skipped,
+            prefix=text.prefix,
+            trained_len=behaviour.trained,
+            bin_width=behaviour.bin_width,
+        )
+        manifest = replace(
+            session.manifest_of(session.sequences()),
+            conditions=tuple(self.conditions),
+            left_out=self.left_out,
+            results=asdict(taken),
+        )
+        tokens = {name: probe.tokens for name, probe in self.probes.items() if name != "text"}
+        tokens |= {"tokens": text.tokens, "documents": text.documents}
+        if "long" in self.probes:
+            tokens["long_documents"] = self.probes["long"].documents
+        arrays = {"tokens": {name: array.numpy() for name, array in tokens.items()}}
+        run = Run(manifest=manifest, arrays=arrays, tables=behaviour.tables())
+        return with_page(session, run, report)
 
 
 run = partial(run_study, MeasureBehaviour)
@@ -263,11 +336,7 @@ run = partial(run_study, MeasureBehaviour)
 
 @takes(MeasureBehaviour)
 def run_behaviour(
-    model: ModelOrName,
-    inputs: Given | None = None,
-    *,
-    out: Path | str | None = None,
-    **options: Any,
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
 ) -> BehaviourStudy:
     """Measure a model's behaviour as the `behaviour` command does, and return its tables.
 

@@ -21,7 +21,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section
 from nope_probe.run.folder import Run
 from nope_probe.stages import SCORE_STAGES
-from nope_probe.studies.page import Report
+from nope_probe.studies.page import Report, preferred_keys
 
 IntervalByName = dict[str, ValueAndBounds]
 STAGES = {  # in words, in the order of the data flow
@@ -75,10 +75,7 @@ def report(run: Run) -> Report:
         title=f"L{layer} of {run.manifest.model_name}, stage by stage",
         headline=headline(run),
         sections=list(_sections(run)),
-        how_to_read=[
-            *notes.how_to_read("circuit"),
-            *map(notes.measure_note, STAGE_MEASURES),
-        ],
+        how_to_read=[*notes.how_to_read("circuit"), *map(notes.measure_note, STAGE_MEASURES)],
     )
 
 
@@ -210,9 +207,7 @@ def _preference(locality: ValueAndBounds | None) -> str:
     """Return the keys that have larger values at a stage, with the number that shows it."""
     if locality is None or isnan(locality[0]):
         return ""
-    value, low, high = locality
-    keys = "near" if low > 0 else "far" if high < 0 else "neither"
-    return f"{keys}, {value:+.2f}"
+    return f"{preferred_keys(locality)}, {locality[0]:+.2f}"
 
 
 def localities(table: pd.DataFrame, model: str) -> IntervalByName:

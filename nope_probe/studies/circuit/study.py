@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -22,7 +20,6 @@ from nope_probe.hooks.reading.accumulators import STAGES, absent_stages
 from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.maps import StageMaps
-from nope_probe.maps.rows import MapRows
 from nope_probe.models.info import LoadedModel
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run
@@ -32,7 +29,7 @@ from nope_probe.run.sources import load_layers
 from nope_probe.studies.circuit.page import StudiedBlock, report
 from nope_probe.studies.circuit.settings import Settings
 from nope_probe.studies.engine import Engine, ablation_of, are_finite
-from nope_probe.studies.from_python import ModelOrName, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
 from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, calibration, run_study
 from nope_probe.studies.tables import measures_table
@@ -82,8 +79,30 @@ class CaptureStages(Study[Settings, Run]):
 
     def analyse(self, results: Results) -> Run:
         """Measure the stages, and return the run."""
-        maps = [results[name] for name in (INTACT.name, ABLATED) if name in results]
-        return analyse(self.session, maps, self.ablation.condition.ordered)
+        session, layer = self.session, self.settings.layer
+        maps = {name: results[name] for name in (INTACT.name, ABLATED) if name in results}
+        shown, inputs, model = [*maps.values()][-1], session.sequences(), session.loaded.model
+        blocks = {block.index: block for block in layers_of(model)}
+        absent = absent_stages(blocks, layer, session.loaded.info.n_layers)
+        block = StudiedBlock(
+            layer=layer,
+            components=tuple(components(model)),
+            absent=dict[str, str](absent.items()),
+        )
+        manifest = replace(
+            session.manifest_of(inputs),
+            query_stride=query_stride(len(shown.query_positions)),
+            removed=tuple(self.ablation.condition.ordered),
+            results=asdict(block),
+        )
+        tensors = {"maps": map_arrays([*maps.values()]), "folds": fold_arrays(shown)}
+        arrays = {
+            file: {name: tensor.float().cpu().numpy() for name, tensor in of_file.items()}
+            for file, of_file in tensors.items()
+        }
+        arrays["tokens"] = input_arrays(inputs)
+        tables = {"stages": stages_table(maps, layer)}
+        return with_page(session, Run(manifest=manifest, arrays=arrays, tables=tables), report)
 
 
 run = partial(run_study, CaptureStages)
@@ -105,78 +124,39 @@ def validate_finite_stages(maps: StageMaps, model: str) -> None:
             raise UserError(f"non-finite values at stage ({letter}) of {model}")
 
 
-def analyse(session: Session[Settings], maps: Sequence[StageMaps], removed: Sequence[str]) -> Run:
-    """Measure the stages, and return the run.
-
-    Args:
-        session: the run in progress.
-        maps: the stages of the intact model and, with an ablation, of the ablated model.
-        removed: the removed components, and `norms`.
-    """
-    inputs, layer = session.sequences(), session.settings.layer
-    skip_keys = session.settings.skip_keys_of(inputs)
-    table = stages_table(maps, layer)
-    model = session.loaded.model
-    blocks = {block.index: block for block in layers_of(model)}
-    absent = absent_stages(blocks, layer, session.loaded.info.n_layers)
-    block = StudiedBlock(
-        layer=layer,
-        components=tuple(components(model)),
-        absent=dict[str, str](absent.items()),
-    )
-    manifest = replace(
-        session.manifest_of(inputs, skip_keys, maps[0].counts),
-        query_stride=query_stride(len(maps[0].query_positions)),
-        removed=tuple(removed),
-        results=asdict(block),
-    )
-    arrays = {name: array.float().cpu().numpy() for name, array in _arrays(maps).items()}
-    run = Run(
-        manifest=manifest,
-        arrays={"maps": arrays, "tokens": input_arrays(inputs), "folds": _folds(maps[-1])},
-        tables={"stages": table},
-    )
-    return with_page(session, run, report)
-
-
-def _arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:
+def map_arrays(maps: Sequence[StageMaps]) -> dict[str, Tensor]:
     """Return a run's maps; with an ablation, the intact model's maps are the reference."""
-    shown = maps[-1]
-    means = {letter: shown.mean(letter) for letter in shown.folds}
-    arrays = {f"gram/{letter}": mean for letter, mean in means.items()}
-    arrays |= {f"normalised/{letter}": shown.normalised(letter) for letter in shown.folds}
-    by_letter = {letter: shown.layer_maps(letter) for letter in shown.folds}
-    arrays |= {
-        f"se/{letter}": standard_error(layer.folds.maps, layer.weights)
-        for letter, layer in by_letter.items()
-    }
-    if len(maps) > 1:
-        arrays |= {f"reference/{letter}": maps[0].mean(letter) for letter in maps[0].folds}
+    shown, arrays = maps[-1], dict[str, Tensor]()
+    for letter in shown.folds:
+        of_stage = shown.layer_maps(letter)
+        arrays[f"gram/{letter}"] = shown.mean(letter)
+        arrays[f"normalised/{letter}"] = shown.normalised(letter)
+        arrays[f"se/{letter}"] = standard_error(of_stage.folds.maps, of_stage.weights)
+        if len(maps) > 1:
+            arrays[f"reference/{letter}"] = maps[0].mean(letter)
     if len(shown.query_positions) < next(iter(shown.folds.values())).shape[-1]:
         arrays["query_positions"] = shown.query_positions
     return arrays
 
 
-def _folds(maps: StageMaps) -> dict[str, Float[np.ndarray, "fold cell"]]:
+def fold_arrays(maps: StageMaps) -> dict[str, Float[Tensor, "fold cell"]]:
     """Return the fold means of each stage as lower triangles, with which `compare` pairs runs."""
-    return {
-        f"gram/{letter}": MapRows.of(folds, maps.query_positions).pack(folds).float().cpu().numpy()
-        for letter, folds in maps.folds.items()
-    }
+    stages = {letter: maps.layer_maps(letter).folds for letter in maps.folds}
+    return {f"gram/{letter}": of.where.pack(of.maps) for letter, of in stages.items()}
 
 
-def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
+def stages_table(maps: Mapping[str, StageMaps], layer: int) -> pd.DataFrame:
     """Return the table of stages: layer, model, stage, and the measures of scores for its map.
 
     Args:
-        maps: the intact model's stages and, for an ablation, the ablated model's.
+        maps: the stages of the intact and of any ablated model.
         layer: the block under study, from 0; (h) and (i) belong to the next block.
     """
-    measured = []
-    for model, stages in zip((INTACT.name, ABLATED), maps, strict=False):
-        for letter in stages.folds:
-            measures = [measure_pattern(stages.layer_maps(letter).pattern)]
-            measured.append(({"model": model, "stage": letter}, measures))
+    measured = [
+        ({"model": model, "stage": letter}, [measure_pattern(stages.layer_maps(letter).pattern)])
+        for model, stages in maps.items()
+        for letter in stages.folds
+    ]
     table = measures_table(measured, [layer], labels=("model", "stage"))
     table["layer"] = [layer + STAGES[letter].block for letter in table["stage"]]
     return table
@@ -184,11 +164,7 @@ def stages_table(maps: Sequence[StageMaps], layer: int) -> pd.DataFrame:
 
 @takes(CaptureStages)
 def run_circuit(
-    model: ModelOrName,
-    inputs: Given | None = None,
-    *,
-    out: Path | str | None = None,
-    **options: Any,
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
 ) -> Run:
     """Capture the stages (a) to (i) of a block, as the `circuit` command does.
 

@@ -45,10 +45,7 @@ RESULTS = ("verdict",)  # words that are results, not names of rows
 
 
 def difference(
-    base: ScoreMaps | AttentionMaps,
-    other: ScoreMaps | AttentionMaps,
-    *,
-    paired: bool = True,
+    base: ScoreMaps | AttentionMaps, other: ScoreMaps | AttentionMaps, *, paired: bool = True
 ) -> pd.DataFrame:
     """Compare the positional patterns of two models, or two states of a model, as `compare` does.
 
@@ -137,7 +134,8 @@ def explorer_of_runs(members: Sequence[Member]) -> Explorer | None:
     if not sources:
         return None
     base, *others = members
-    layers = [layer for layer in base.layers if all(layer in other.layers for other in others)]
+    common = set(base.manifest.layers).intersection(*(run.manifest.layers for run in others))
+    layers = [layer for layer in base.manifest.layers if layer in common]
     conditions = conditions_of(sources)
     panels: dict[Condition, list[list[LayerMaps]]] = {}
     for condition in conditions:

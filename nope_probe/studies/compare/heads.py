@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Int
@@ -19,7 +20,6 @@ from nope_probe.figures.words import listed, reader_of
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.attention import capture_attention
 from nope_probe.maps.estimates import fold_weights
-from nope_probe.maps.folds import folds_of
 from nope_probe.studies.compare.members import Member, share_sequences
 from nope_probe.studies.tables import interval_columns
 
@@ -64,8 +64,7 @@ def head_distances(
     tokens: Int[Tensor, "seq pos"],
     *,
     layers: Sequence[int],
-    n_folds: int,
-    documents: Int[Tensor, " seq"] | None = None,
+    fold_of: Int[Tensor, " seq"],
 ) -> pd.DataFrame:
     """Return how far each head's attention in another model is from that in the first model.
 
@@ -77,21 +76,15 @@ def head_distances(
         other: a model with the same heads and tokens.
         tokens: the sequences.
         layers: the numbers of the layers.
-        n_folds: into how many parts the sequences are dealt, for intervals.
-        documents: the document of each sequence; a document's sequences share a fold.
+        fold_of: the fold of each sequence.
 
     Returns:
         A row a head, the farthest first: layer, head, and distance with its bounds.
     """
-    n, fold_of = tokens.shape[1], folds_of(len(tokens), n_folds, documents)
-    divergences = []
+    n, divergences = tokens.shape[1], []
     for batch in tokens.split(batch_size(base, n, len(layers))):
         capture = partial(
-            capture_attention,
-            layers=layers,
-            n_folds=len(batch),
-            query_rows=n,
-            keeps_scores=False,
+            capture_attention, layers=layers, n_folds=len(batch), query_rows=n, keeps_scores=False
         )
         one, two = (capture(model, batch) for model in (base, other))
         enough = one.visible.sum(-1) >= MIN_KEYS
@@ -99,17 +92,17 @@ def head_distances(
         kept = enough[:, None].expand(of_queries.shape[1:])
         divergences.append(of_queries.where(kept, 0).sum(-1) / enough.sum(-1)[:, None])
     folds = by_document(torch.cat(divergences), fold_of)
-    intervals = mean_intervals(folds, fold_weights(n_folds, fold_of.bincount()))
-    rows = [
+    means = mean_intervals(folds, fold_weights(len(folds), fold_of.bincount()))
+    ends = {"": means.value, "_low": means.low.clamp_min(0), "_high": means.high}
+    n_heads = folds.shape[2]
+    table = pd.DataFrame(
         {
-            **{"layer": layer, "head": head, "distance": float(intervals.value[place, head])},
-            "distance_low": float(intervals.low[place, head].clamp_min(0)),
-            "distance_high": float(intervals.high[place, head]),
+            "layer": np.repeat(layers, n_heads),
+            "head": np.tile(range(n_heads), len(layers)),
+            **{f"distance{end}": numbers.flatten().numpy() for end, numbers in ends.items()},
         }
-        for place, layer in enumerate(layers)
-        for head in range(folds.shape[2])
-    ]
-    return pd.DataFrame(rows).sort_values("distance", ascending=False, kind="stable")
+    )
+    return table.sort_values("distance", ascending=False, kind="stable")
 
 
 def batch_size(model: HookedModel, n: int, n_layers: int) -> int:
@@ -175,7 +168,7 @@ def method_of_heads(members: Sequence[Member]) -> str:
     if not unlike:
         said += "The runs had the same tokens: changes are paired."
     else:
-        names = [_differing(base.settings, other.settings) for other in unlike]
+        names = [_differing(base.manifest.settings, other.manifest.settings) for other in unlike]
         flags = sorted({flag for of_run in names for flag in of_run})
         cure = f"run both with the same {listed(flags)}" if flags else "their tokenizers differ"
         said += f"The runs had different tokens, so changes are unpaired and wider: {cure}."

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
-from jaxtyping import Int
 from safetensors import safe_open
 
 from nope_probe.analyses.attention import AttentionSplit
 from nope_probe.errors import UserError
 from nope_probe.figures.words import listed
-from nope_probe.files import JsonObject
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import MapRows
 from nope_probe.removal import INTACT
 from nope_probe.run.folder import Run, read_run
-from nope_probe.run.manifest import Manifest
 from nope_probe.run.paths import checkpoint_dir
 from nope_probe.studies.attention.analyse import splits_of
 
@@ -29,58 +25,32 @@ COMPARED = ("ablate", "attention", "behaviour", "circuit", "scores", "trace")
 LENGTHS = ("score/intact", "score", "gram/a")  # maps of `ablate`, `scores` and `circuit`
 
 
-@dataclass(frozen=True, kw_only=True)
-class Member:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Member(Run):
     """A compared run.
 
     Attributes:
         label: its name in figures and tables.
         folder: its folder.
-        run: its contents.
     """
 
     label: str
     folder: Path
-    run: Run
-
-    @property
-    def manifest(self) -> Manifest:
-        """The run's manifest."""
-        return self.run.manifest
-
-    @property
-    def kind(self) -> str:
-        """The command that wrote the run."""
-        return self.manifest.kind
-
-    @property
-    def settings(self) -> JsonObject:
-        """The settings that the run was made with."""
-        return self.manifest.settings
-
-    @property
-    def skip_keys(self) -> int:
-        """How many first keys its positional patterns leave out."""
-        return self.manifest.skip_keys
 
     @property
     def sequences(self) -> tuple[str, int | None, tuple[int, ...]]:
         """The checksum of its sequences, and their folds."""
-        return self.manifest.data.sha256, self.settings.get("folds"), self.manifest.fold_sizes
+        about = self.manifest
+        return about.data.sha256, about.settings.get("folds"), about.fold_sizes
 
     @property
     def seq_len(self) -> int:
         """The length of its sequences, in tokens: that of its maps, or of its settings."""
-        maps = self.run.arrays.get("maps", {})
+        maps = self.arrays.get("maps", {})
         for key in LENGTHS:
             if key in maps:
                 return int(maps[key].shape[-1])
-        return int(self.settings["seq_len"])
-
-    @property
-    def layers(self) -> list[int]:
-        """The numbers of the layers whose score maps it has."""
-        return [*self.manifest.layers]
+        return int(self.manifest.settings["seq_len"])
 
     @cached_property
     def attention(self) -> dict[tuple[int, int], AttentionSplit]:
@@ -89,13 +59,13 @@ class Member:
         Raises:
             UserError: for a run of an earlier version.
         """
-        if self.kind != "attention" or "weights" not in self.run.maps:
+        if self.manifest.kind != "attention" or "weights" not in self.maps:
             return {}
-        kept, sizes = self.run.arrays.get("estimates"), self.manifest.fold_sizes
+        kept, sizes = self.arrays.get("estimates"), self.manifest.fold_sizes
         if kept is None:
             raise UserError(f"{self.folder} keeps no estimates of folds: run its command again")
         estimates, gaps = (torch.from_numpy(kept[name]) for name in ("estimates", "gaps"))
-        return splits_of(estimates, gaps, torch.tensor(sizes), self.layers)
+        return splits_of(estimates, gaps, torch.tensor(sizes), self.manifest.layers)
 
     def folds(self, item: str, removed: str = INTACT.name) -> LayerMaps | None:
         """Return the fold means of a map; None if the run did not keep them.
@@ -108,24 +78,19 @@ class Member:
         if path.name not in self.manifest.checksums:
             return None
         of_kind = {"ablate": f"score/{removed}", "circuit": f"gram/{item[1]}"}
-        key = of_kind.get(self.kind, "score")
+        key = of_kind.get(self.manifest.kind, "score")
         with safe_open(path, "numpy") as file:
             if key not in file.keys():  # noqa: SIM118
                 return None
             cells = file.get_slice(key)
-            is_stage = self.kind == "circuit"
-            cells = cells[:] if is_stage else cells[:, self.layers.index(int(item[1:]))]
-        kept, sizes = self.run.query_positions, self.manifest.fold_sizes
+            is_stage = self.manifest.kind == "circuit"
+            cells = cells[:] if is_stage else cells[:, self.manifest.layers.index(int(item[1:]))]
+        kept, sizes = self.query_positions, self.manifest.fold_sizes
         queries = None if kept is None else torch.from_numpy(kept)
         counts = torch.tensor(sizes) if sizes else None
         packed = torch.from_numpy(cells)
         folds = MapRows.of_cells(packed.shape[1], queries).unpack(packed)
-        return LayerMaps.of(folds, counts, queries, self.skip_keys)
-
-    @property
-    def tables(self) -> Mapping[str, pd.DataFrame]:
-        """The run's tables."""
-        return self.run.tables
+        return LayerMaps.of(folds, counts, queries, self.manifest.skip_keys)
 
 
 def read_members(folders: Sequence[Path], labels: Sequence[str] = ()) -> list[Member]:
@@ -153,7 +118,7 @@ def read_members(folders: Sequence[Path], labels: Sequence[str] = ()) -> list[Me
     if len({*names}) < len(names):
         raise UserError("two runs have the same label; name them with --labels")
     members = [
-        Member(label=name, folder=folder, run=run)
+        Member(**vars(run), label=name, folder=folder)
         for name, folder, run in zip(names, folders, runs, strict=True)
     ]
     for member in members:
@@ -170,32 +135,27 @@ def _labels(folders: Sequence[Path], runs: Sequence[Run]) -> list[str]:
 
 
 def _validate(base: Member, other: Member) -> None:
-    pair = f"{base.folder} and {other.folder}"
-    if other.kind not in COMPARED:
+    pair, one, two = f"{base.folder} and {other.folder}", base.manifest, other.manifest
+    if two.kind not in COMPARED:
         raise UserError(
-            f"{other.folder} is of {other.kind}: runs of {listed(COMPARED)} can be compared"
+            f"{other.folder} is of {two.kind}: runs of {listed(COMPARED)} can be compared"
         )
-    if other.kind != base.kind:
-        raise UserError(f"{pair} are of different commands, {base.kind} and {other.kind}")
-    if other.skip_keys != base.skip_keys:
+    if two.kind != one.kind:
+        raise UserError(f"{pair} are of different commands, {one.kind} and {two.kind}")
+    if two.skip_keys != one.skip_keys:
         raise UserError(
-            f"{pair} skip different numbers of keys, {base.skip_keys} and {other.skip_keys}; "
+            f"{pair} skip different numbers of keys, {one.skip_keys} and {two.skip_keys}; "
             "run one again with the --skip-keys of the other"
         )
     if base.seq_len != other.seq_len:
         lengths = f"{base.seq_len} and {other.seq_len}"
         raise UserError(f"{pair} have sequences of different lengths, {lengths}")
-    if not np.array_equal(_rows(base), _rows(other)):
+    rows = [np.empty(0) if (r := run.query_positions) is None else r for run in (base, other)]
+    if not np.array_equal(rows[0], rows[1]):
         raise UserError(f"{pair} have maps of different rows; run one again with --query-rows")
-    if other.kind == "circuit" and other.settings["layer"] != base.settings["layer"]:
-        layers = " and ".join(f"L{member.settings['layer']}" for member in (base, other))
+    if two.kind == "circuit" and two.settings["layer"] != one.settings["layer"]:
+        layers = " and ".join(f"L{of_run.settings['layer']}" for of_run in (one, two))
         raise UserError(f"{pair} are of different blocks, {layers}")
-
-
-def _rows(member: Member) -> Int[np.ndarray, " row"]:
-    """Return the queries of chosen rows; empty if the maps have all rows."""
-    queries = member.run.query_positions
-    return np.empty(0, dtype=np.int64) if queries is None else queries
 
 
 def share_sequences(members: Sequence[Member]) -> bool:

@@ -142,7 +142,9 @@ def _changes(tables: Mapping[str, pd.DataFrame], base: str) -> Iterator[Section]
 
 def _texts(members: Sequence[Member]) -> Iterator[Section]:
     """Yield the view of each run's text, if all runs have one."""
-    views = [text_view(member.run) if member.kind == "attention" else None for member in members]
+    views = [
+        text_view(member) if member.manifest.kind == "attention" else None for member in members
+    ]
     if all(views):
         for member, view in zip(members, views, strict=True):
             assert view is not None
@@ -182,7 +184,7 @@ def headline(members: Sequence[Member], tables: Mapping[str, pd.DataFrame]) -> l
 
 def _losses(member: Member) -> LayerLosses | None:
     """Return what the strongest layer of a run of `ablate` loses; None without a pattern."""
-    if member.kind != "ablate":
+    if member.manifest.kind != "ablate":
         return None
     pattern = member.tables["pattern"]
     intact = pattern[pattern["removed"] == INTACT.name]
@@ -235,11 +237,7 @@ def _tables(differences: pd.DataFrame) -> Iterator[Section]:
 def _runs(members: Sequence[Member], folder: Path) -> Section:
     pages = [Path(os.path.relpath(member.folder / "report.html", folder)) for member in members]
     rows = [
-        (
-            Link(text=member.label, href=page.as_posix()),
-            member.manifest.command,
-            page.parent.name,
-        )
+        (Link(text=member.label, href=page.as_posix()), member.manifest.command, page.parent.name)
         for member, page in zip(members, pages, strict=True)
     ]
     return Section(

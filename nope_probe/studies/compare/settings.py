@@ -14,10 +14,7 @@ from nope_probe.run.flags import COUNT, LARGEST, LAYERS, SEED, SEQ_LEN, Bounds, 
 from nope_probe.run.settings import Dtype, SessionSettings
 
 # Flags of the two runs that `--models` makes.
-OF_RUNS = (
-    *("data", "n_seqs", "seq_len", "folds", "layers", "seed"),
-    *("device", "dtype"),
-)
+OF_RUNS = (*("data", "n_seqs", "seq_len", "folds", "layers", "seed"), *("device", "dtype"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ import torch
 
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
+from nope_probe.maps.folds import folds_of
 from nope_probe.run.flags import settings_from
 from nope_probe.run.folder import Run
 from nope_probe.run.process_group import device_of_process
@@ -46,7 +47,7 @@ class Compared(Settings):
     @property
     def subject(self) -> str:
         """The command that wrote the runs, for the default folder's name."""
-        return self.members[0].kind
+        return self.members[0].manifest.kind
 
     def recorded(self) -> JsonObject:
         """Return the identity of a comparison: the runs' names, and their files' checksums."""
@@ -55,16 +56,6 @@ class Compared(Settings):
             for member in self.members
         ]
         return {"runs": runs} | ({"distances": True} if self.models else {})
-
-
-def run(settings: Settings) -> Path:
-    """Compare the runs unless the comparison is finished, and return its folder.
-
-    Raises:
-        UserError: for runs that cannot be compared, or a folder inside a run.
-    """
-    settings.validate()
-    return run_members(settings, read_members(folders_of(settings), settings.labels))
 
 
 def folders_of(settings: Settings) -> tuple[Path, ...]:
@@ -83,7 +74,11 @@ def runs_of_models(settings: Settings) -> list[RunSettings]:
 
 
 def run_members(settings: Settings, members: Sequence[Member]) -> Path:
-    """Compare runs that were read and checked; see `run`."""
+    """Compare runs unless the comparison is finished, and return its folder.
+
+    Raises:
+        UserError: for runs that cannot be compared, or a folder inside a run.
+    """
     session = Session("compare", Compared(**vars(settings), members=members))
     folder = session.folder
     for member in members:
@@ -114,16 +109,19 @@ def measured_distances(settings: Settings, members: Sequence[Member]) -> pd.Data
         load_first_layers(chosen, device_of_process(chosen.device)).model
         for chosen in runs_of_models(settings)
     )
-    arrays = members[0].run.arrays["tokens"]
-    documents = arrays.get("documents")
+    arrays, (one, two) = members[0].arrays["tokens"], (member.manifest for member in members)
+    tokens, documents = torch.from_numpy(arrays["tokens"]), arrays.get("documents")
     with status("comparing both models' attention in each text", in_logs=True):
         return head_distances(
             base,
             other,
-            torch.from_numpy(arrays["tokens"]),
-            layers=[layer for layer in members[0].layers if layer in members[1].layers],
-            n_folds=settings.folds,
-            documents=None if documents is None else torch.from_numpy(documents),
+            tokens,
+            layers=[layer for layer in one.layers if layer in two.layers],
+            fold_of=folds_of(
+                len(tokens),
+                settings.folds,
+                None if documents is None else torch.from_numpy(documents),
+            ),
         )
 
 
@@ -141,7 +139,7 @@ def analyse(
     if distances is not None:
         tables["distances"] = distances
     compared = Comparison(
-        compared=members[0].kind,
+        compared=members[0].manifest.kind,
         labels=tuple(member.label for member in members),
         folders=tuple(str(member.folder) for member in members),
         same_sequences=share_sequences(members),

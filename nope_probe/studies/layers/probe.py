@@ -24,12 +24,7 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.layers.attention import Attention, query_blocks
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import (
-    Inputs,
-    layers_of,
-    read_attention,
-    traits_of,
-)
+from nope_probe.hooks.layers.model import Inputs, layers_of, read_attention, traits_of
 from nope_probe.hooks.reading.batch_readings import (
     LayerReading,
     hooks_scaling,

@@ -32,12 +32,7 @@ from nope_probe.studies.layers.expect import (
 )
 from nope_probe.studies.layers.probe import N_SHORT, LayerFindings, probe_layers
 from nope_probe.studies.layers.settings import Settings
-from nope_probe.studies.page import (
-    MOST_ROWS,
-    PlainConsole,
-    print_headline,
-    print_table,
-)
+from nope_probe.studies.page import MOST_ROWS, PlainConsole, print_headline, print_table
 from nope_probe.studies.tables import TableRow
 
 COLUMNS = ("layer", "RoPE", "pairs", "base", "turned", "mask", "q/k-norm", "cap", "scale")

@@ -18,13 +18,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Cell, Headline, Link, Listing, Section
 from nope_probe.run.folder import Run, read_manifest, read_run
 from nope_probe.run.manifest import Manifest
-from nope_probe.studies.page import (
-    MOST_ROWS,
-    PlainConsole,
-    Report,
-    print_headline,
-    print_lines,
-)
+from nope_probe.studies.page import MOST_ROWS, PlainConsole, Report, print_headline, print_lines
 from nope_probe.studies.paper.claims import Reproduction
 from nope_probe.studies.paper.panels import Pair, agreements, pairs_of
 from nope_probe.studies.paper.settings import title_of

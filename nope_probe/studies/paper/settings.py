@@ -103,9 +103,7 @@ FIGURES: dict[str, Figure] = {
 for _number, _kind, _words in ((11, "score", ""), (14, "normalised", ", less diagonal means")):
     for _place, _title in enumerate(("Llama-3.1-8B", "Phi-4", "Qwen3-8B")):
         FIGURES[f"figure{_number + _place}"] = Figure(
-            shows=f"{_title}, every layer{_words}",
-            models=(LANGUAGE_MODELS[_place],),
-            maps=(_kind,),
+            shows=f"{_title}, every layer{_words}", models=(LANGUAGE_MODELS[_place],), maps=(_kind,)
         )
 if TYPE_CHECKING:
     FigureName = str

@@ -15,35 +15,26 @@ from transformers import PreTrainedTokenizerBase
 from nope_probe.analyses.head_measures import (
     SINK,
     first_key_attention,
-    induction_attention,
+    induction_scores,
     moved_scores,
     position_and_content,
     previous_token_attention,
     sink_share,
 )
 from nope_probe.analyses.jackknife import jackknife
-from nope_probe.data.sequences import Sequences, random_twice
+from nope_probe.data.sequences import Sequences, random_twice, repeated
 from nope_probe.hooks.layers.attention import Attention, repeat_heads
 from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import (
-    Given,
-    Inputs,
-    numbered_layers,
-    traits_of,
-)
+from nope_probe.hooks.layers.model import Given, Inputs, numbered_layers, traits_of
 from nope_probe.hooks.layers.objects import Model, model_of
 from nope_probe.hooks.reading.accumulators import Accumulator
-from nope_probe.hooks.reading.batch_readings import (
-    keys_before,
-    rotation_of,
-    weights_on,
-)
+from nope_probe.hooks.reading.batch_readings import keys_before, rotation_of, weights_on
 from nope_probe.hooks.reading.streaming import stream
 from nope_probe.maps.estimates import Estimates, fold_weights, leave_one_out
 from nope_probe.maps.folds import folds_of, pooled, sum_parts
 from nope_probe.maps.rotation import Rotation
-from nope_probe.studies.engine import as_sequences, first_layers, folds_for_intervals
+from nope_probe.run.sources import as_sequences, first_layers, folds_for_intervals
 from nope_probe.studies.tables import interval_columns
 
 N_OTHER = 32  # number of the run's sequences that are read with BOS added or left out
@@ -121,9 +112,7 @@ class InductionScores(HeadScores):
 
     def measures(self, attention: Attention) -> dict[str, Float[Tensor, "batch head"]]:
         """Return the induction score of every sequence of a batch."""
-        keys = keys_before(attention.q.shape[1], self.n_tokens - 1)[None]
-        to_next = weights_on(attention, keys)[..., 0]
-        return {"induction": induction_attention(to_next, self.n_tokens)}
+        return {"induction": induction_scores(attention, self.n_tokens)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,11 +152,7 @@ class HeadMeans:
 
 
 def head_scores(
-    model: Model,
-    tokens: Given,
-    *,
-    n_layers: int | None = None,
-    n_folds: int | None = None,
+    model: Model, tokens: Given, *, n_layers: int | None = None, n_folds: int | None = None
 ) -> pd.DataFrame:
     """Measure the attention of each head, as `scores --per-head` does, without maps of heads.
 
@@ -246,12 +231,12 @@ def head_columns(
         measured["_without_bos" if inputs.bos else "_with_bos"] = other, means
     columns, sinks = [], []
     for suffix, (variant, text) in measured.items():
-        repeated, n_tokens = _repeated(variant, tokenizer, n_folds)
+        copies, n_tokens = _repeated(variant, tokenizer, n_folds)
         induction = HeadMeans.captured(
             model,
-            repeated,
+            copies,
             [InductionScores(model, block, n_folds, n_tokens) for block in blocks],
-            torch.arange(len(repeated)) % n_folds,
+            torch.arange(len(copies)) % n_folds,
         )
         columns.append(_columns((text, induction), suffix))
         shares = sink_share(pooled(text.means["first_key"], text.counts)).tolist()
@@ -286,14 +271,11 @@ def _repeated(
     variant: Sequences, tokenizer: PreTrainedTokenizerBase | None, n_folds: int
 ) -> tuple[Inputs, int]:
     """Return n random tokens twice, behind BOS if the sequences have it, and n."""
-    skip, n_seqs = int(variant.bos), -(-N_REPEATED // n_folds) * n_folds
-    inputs = variant.inputs[:n_seqs]
-    n_tokens = max(2, (inputs.shape[1] - skip) // 2)
-    if tokenizer is not None:
-        first = inputs[:1].expand(n_seqs, -1)
-        return random_twice(first, n_tokens, skip, tokenizer=tokenizer, seed=0), n_tokens
-    copied = inputs[:, :n_tokens]
-    return torch.cat([inputs[:, :skip], copied, copied], 1), n_tokens
+    n_seqs, n_tokens = -(-N_REPEATED // n_folds) * n_folds, max(2, variant.segment)
+    if tokenizer is None:  # vectors are random already
+        return repeated(replace(variant, inputs=variant.inputs[:n_seqs]), n_tokens), n_tokens
+    first = replace(variant, inputs=variant.inputs[:1].expand(n_seqs, -1))
+    return random_twice(first, n_tokens, tokenizer, seed=0), n_tokens
 
 
 def _moved(

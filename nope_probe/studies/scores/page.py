@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figures.intervals import estimate_text
+from nope_probe.figures.intervals import estimate_text, interval_of
 from nope_probe.figures.maps import score_maps, term_maps
-from nope_probe.figures.measures import ABOUT, head_map, pattern_measures
+from nope_probe.figures.measures import ABOUT, head_map
 from nope_probe.figures.panels import RowMaps
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section, positions
@@ -23,6 +23,7 @@ from nope_probe.studies.page import (
     Report,
     above_noise,
     lengths_of,
+    measures_section,
     nats,
     no_pattern,
     preferred_keys,
@@ -72,7 +73,7 @@ def headline(run: Run) -> Headline:
         "": [f"L{row['layer']}" for row in rows],
         "first key, nats": [estimate_text(row, "lead", "z.2f") for row in rows],
         "pattern, nats": [nats(row, "amplitude") for row in rows],
-        "prefers": [preferred_keys(row) for row in rows],
+        "prefers": [preferred_keys(interval_of(row, "locality")) for row in rows],
         "by distance": [estimate_text(row, "relative_r2", "z.0f") for row in rows],
     }
     if heads is not None:
@@ -81,7 +82,7 @@ def headline(run: Run) -> Headline:
     return Headline(
         sentence=f"In {name} ({notes.layers_of_run(run.manifest)}), L{best['layer']:.0f} is "
         f"strongest: {_first(best)} pattern is {best['amplitude']:.2g} nats, for "
-        f"{KEYS[preferred_keys(best)]}.",
+        f"{KEYS[preferred_keys(interval_of(best, 'locality'))]}.",
         table=pd.DataFrame(table),
         caption="Pattern: RMS among the other keys. By "
         "distance: the share of it that depends on the distance of query and key alone.",
@@ -167,12 +168,7 @@ def _head_map_sections(heads: str) -> Iterator[Section]:
 
 
 def _measure_sections(tables: Mapping[str, pd.DataFrame]) -> Iterator[Section]:
-    yield Section(
-        title="Measures of the pattern's shape",
-        figure=partial(pattern_measures, tables["pattern"]),
-        caption=notes.MEASURES,
-        table=tables["pattern"],
-    )
+    yield measures_section(tables["pattern"])
     if "heads" in tables:
         heads = tables["heads"].dropna(axis=1, how="all")
         measures = [name for name in ABOUT if name in heads]

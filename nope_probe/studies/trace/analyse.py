@@ -8,58 +8,40 @@ position, so that the blocks between the writer and the reader respond.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
 
 from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.positions import clock, direct_share, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader, Side
 from nope_probe.figures.position_figure import ALL, CLOCKS
-from nope_probe.figures.words import reader_of, strongest_reader
+from nope_probe.figures.words import reader_of
 from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import WrittenPosition
-from nope_probe.maps.folds import folds_of, pooled
+from nope_probe.maps.folds import pooled
 from nope_probe.maps.layers import LayerMaps, Question, shared_patterns
 from nope_probe.maps.positions import PositionSums
 from nope_probe.removal import Writer
-from nope_probe.run.folder import Run
-from nope_probe.run.identity import input_arrays
-from nope_probe.run.session import Session
-from nope_probe.run.settings import RunSettings
 from nope_probe.studies.engine import Engine
-from nope_probe.studies.page import with_page
-from nope_probe.studies.tables import (
-    TableRow,
-    interval_columns,
-    interval_names,
-    term_table,
-    writer_table,
-)
-from nope_probe.studies.trace.page import Traced, report
+from nope_probe.studies.tables import TableRow, interval_columns, interval_names, writer_table
+from nope_probe.studies.trace.settings import numbers_of
 
 EFFECTS = ("predicted", "held", "direct", "norm", "total")  # columns of `effects.csv`
 EFFECTS_COLUMNS = ["layer", "head", "of", "writer", *interval_names(*EFFECTS)]
 MATTERS = 0.05  # of a lead or pattern: what a removal takes, or a writer's direct share
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ReaderPlace:
     """A layer, or a head of it, whose scores are read."""
 
     layer: int
     head: int | None = None
-
-    @classmethod
-    def parse(cls, name: str) -> ReaderPlace:
-        """Return the place of a name such as L2 or L2H1."""
-        layer, _, head = name.removeprefix("L").partition("H")
-        return cls(layer=int(layer), head=int(head) if head else None)
 
     def reader(self, sums: PositionSums) -> Reader:
         """Return its mean queries and keys."""
@@ -75,17 +57,12 @@ class ReaderPlace:
         """Return its scores, of the model without what an ablation removes."""
         by_head = self.head is not None
         maps = engine.scores(f"effects-{key}", ablation, layers=[self.layer], per_head=by_head)
-        [of_layer] = maps.by_layer.values()
+        of_layer = maps[self.layer]
         return of_layer if self.head is None else of_layer.heads[self.head]
 
 
 def measure_effects(
-    engine: Engine,
-    sums: PositionSums,
-    writers: pd.DataFrame,
-    reader: str,
-    *,
-    n_heads: int = 6,
+    engine: Engine, sums: PositionSums, writers: pd.DataFrame, reader: str, *, n_heads: int = 6
 ) -> pd.DataFrame:
     """Return what a reader's lead and pattern lose without the position of each writer.
 
@@ -111,7 +88,7 @@ def measure_effects(
         position. There are no rows of the lead where the first position keeps what is written
         there: most of the lead would be kept as well.
     """
-    place = ReaderPlace.parse(reader)
+    place = ReaderPlace(*numbers_of(reader))
     read, known = place.reader(sums), place.rows(writers)
     names = {Writer(name) for name in read.sums.keys if name != "bias"}
     intact = place.maps(engine, "intact")
@@ -211,112 +188,34 @@ def losses(
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceTables:
-    """The tables and maps of who writes the position that each layer (or head) of a model reads.
-
-    Attributes:
-        terms: a row for each term of a reader's lead and pattern: its size in nats, its share, and
-            the share of a pattern's term that is a function of the distance.
-        writers: a row for each reader, lead or pattern, side (key or query) and writer: its share.
-        clocks: a reader's mean keys and queries along their two principal axes, by position.
-        maps: the patterns of the terms by name, such as `L1/rotation`, nats, with the lead of the
-            first key in the first column; where only some queries have rows, also the
-            `query_positions` of the rows.
-        effects: for the writers before one reader, what its lead and pattern lose without their
-            position; empty unless measured.
-    """
-
-    terms: pd.DataFrame
-    writers: pd.DataFrame
-    clocks: pd.DataFrame
-    maps: dict[str, Float[np.ndarray, "row key_pos"] | Int[np.ndarray, " row"]]
-    effects: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=EFFECTS_COLUMNS))
-
-    @property
-    def tables(self) -> dict[str, pd.DataFrame]:
-        """The tables by the names of a run's CSV files."""
-        names = ("terms", "writers", "effects", "clocks")
-        return {name: getattr(self, name) for name in names}
-
-    def with_effects(
-        self, engine: Engine, sums: PositionSums, confirm: int, reader: str | None = None
-    ) -> TraceTables:
-        """Return the trace with what a reader loses without the position of each writer.
-
-        Args:
-            engine: the model, on the sequences of the sums.
-            sums: the writers' parts of each reader.
-            confirm: how many heads to take one by one, after each attention and MLP; 0 takes
-                nothing away.
-            reader: the layer or head; by default the reader with the strongest lead or pattern.
-        """
-        shown = reader or strongest_reader(self.terms)
-        if shown is None or not confirm:
-            return self
-        effects = measure_effects(engine, sums, self.writers, shown, n_heads=confirm)
-        return replace(self, effects=effects)
-
-
-def trace_of(sums: PositionSums) -> TraceTables:
-    """Return the tables and maps of the writers' parts of each reader, without effects.
-
-    Args:
-        sums: the writers' parts of each reader.
-    """
+def sorted_writers(sums: PositionSums) -> pd.DataFrame:
+    """Return the `writer_table`, with the writers of a reader in the order in which they write."""
     writers = writer_table(sums)
-    writers = writers.sort_values(
+    return writers.sort_values(
         [name for name in ("layer", "head", "of", "side", "writer") if name in writers],
         key=lambda column: (
             column.map(lambda name: Writer(name).order) if column.name == "writer" else column
         ),
         ignore_index=True,
     )
+
+
+def map_arrays(sums: PositionSums) -> dict[str, np.ndarray]:
+    """Return the patterns of the terms by name, such as `L1/rotation`, nats.
+
+    The first column holds the lead of the first key. Where only some queries have rows, there are
+    also the `query_positions` of the rows.
+    """
     maps = {
         f"{reader_of(names)}/{term}": values.float().numpy()
         for names, of_reader in readers(sums)
         for term, values in term_maps(of_reader).items()
     }
-    return TraceTables(
-        terms=term_table(sums),
-        writers=writers,
-        clocks=clock_table(sums, writers),
-        maps=maps | queries_of(sums),
-    )
-
-
-def queries_of(sums: PositionSums) -> dict[str, np.ndarray]:
-    """Return the queries of the maps' rows as an array of the run; empty if all have rows."""
     reader = next(iter(sums.readers.values()))
     n_rows, n = reader.scores.shape[-2:]
-    if n_rows == n or reader.query_positions is None:
-        return {}
-    return {"query_positions": reader.query_positions.numpy()}
-
-
-def analyse(session: Session[RunSettings], trace: TraceTables, reader: str | None = None) -> Run:
-    """Return the run of a trace.
-
-    Args:
-        session: the run in progress.
-        trace: its results.
-        reader: the layer or head that the headline is about; by default the reader with the
-            strongest lead or pattern.
-    """
-    settings, inputs = session.settings, session.sequences()
-    counts = folds_of(len(inputs), settings.folds, inputs.documents).bincount()
-    traced = Traced(
-        kept_positions=settings.kept_positions_of(inputs),
-        reader=reader or strongest_reader(trace.terms),
-    )
-    manifest = replace(
-        session.manifest_of(inputs, settings.skip_keys_of(inputs), counts),
-        layers=tuple(sorted(int(layer) for layer in trace.terms["layer"].unique())),
-        results=asdict(traced),
-    )
-    arrays = {"maps": trace.maps, "tokens": input_arrays(inputs)}
-    run = Run(manifest=manifest, arrays=arrays, tables=trace.tables)
-    return with_page(session, run, report)
+    if n_rows < n and reader.query_positions is not None:
+        maps["query_positions"] = reader.query_positions.numpy()
+    return maps
 
 
 def clock_table(sums: PositionSums, writers: pd.DataFrame) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section, positions
 from nope_probe.run.folder import Run
 from nope_probe.run.manifest import Manifest
+from nope_probe.studies.losses import percent_text
 from nope_probe.studies.page import MOST_ROWS, Report, strongest_row
 from nope_probe.studies.verdicts import main_writers, most_of, summed
 
@@ -208,11 +209,11 @@ def _clause(question: str, shares: Mapping[str, Shares], reader: str) -> str:
         what = "the first key's lead" if len(shares) > 1 else f"{reader}'s lead of the first key"
     most = most_of(answer.terms) or "none"
     main = main_writers(answer.writers)
-    named = [f"{name} ({_text(answer.writers[name])})" for name in main[:NAMED]]
+    named = [f"{name} ({percent_text(answer.writers[name])})" for name in main[:NAMED]]
     named += ["others"] if len(main) > NAMED else []
     return MADE_BY["noisy" if most == "written" and not main else most].format(
         what=what,
-        share=_text(answer.terms.get(most, (0.0, 0.0, 0.0))),
+        share=percent_text(answer.terms.get(most, (0.0, 0.0, 0.0))),
         writers=listed(named) if named else "",
         write="writes" if len(main) == 1 else "write",
     )
@@ -238,30 +239,23 @@ def _table(name: str, shares: Mapping[str, Shares]) -> tuple[pd.DataFrame, int]:
     columns = {}
     for question, answer in shares.items():
         label = QUESTIONS[question]
+        parts = {ENCODINGS[term]: answer.terms.get(term) for term in encodings}
+        parts |= {writer: answer.direct.get(writer) for writer in top}
+        parts["covariance"] = answer.terms["covariance"]
         columns[label] = {
             "size": f"{answer.size:z.2g} nats",
-            **{
-                ENCODINGS[term]: _text(answer.terms[term])
-                for term in encodings
-                if term in answer.terms
-            },
-            **{writer: _text(answer.direct[writer]) for writer in top if writer in answer.direct},
             OTHERS: f"{100 * answer.share_of_others(top):z.0f}%",
-            "covariance": _text(answer.terms["covariance"]),
+            **{name: percent_text(part) for name, part in parts.items() if part is not None},
         }
         if answer.lost:
             columns[f"{label}, lost"] = {
-                writer: _text(answer.lost[writer]) for writer in top if writer in answer.lost
+                writer: percent_text(answer.lost[writer]) for writer in top if writer in answer.lost
             }
     rows = [*("size", *(ENCODINGS[term] for term in encodings), *top, OTHERS, "covariance")]
     table = {name: rows} | {
         label: [cells.get(row, "") for row in rows] for label, cells in columns.items()
     }
     return pd.DataFrame(table), len(writers) - len(top)
-
-
-def _text(share: ValueAndBounds) -> str:
-    return f"{100 * share[0]:z.0f}%"
 
 
 def _rows_of(table: pd.DataFrame, reader: str, question: str) -> list[dict[Any, Any]]:

@@ -64,7 +64,7 @@ class Settings(RunSettings):
     @property
     def reader_numbers(self) -> list[int]:
         """The number of the reader's layer and, for a head, the head's number."""
-        return [int(number) for number in re.findall(r"\d+", self.reader or "")]
+        return numbers_of(self.reader or "")
 
     @property
     def traces_heads(self) -> bool:
@@ -106,3 +106,13 @@ class Settings(RunSettings):
         n_queries = info.n_heads if self.traces_heads else info.n_kv_heads
         width = (n_queries + info.n_kv_heads) * info.d_head
         return 8 * self.folds * n_writers * self.seq_len * width
+
+
+def numbers_of(reader: str) -> list[int]:
+    """Return the numbers in a reader's name: the layer's and, of a head, the head's.
+
+    Example:
+        >>> numbers_of("L2H1"), numbers_of("L2")
+        ([2, 1], [2])
+    """
+    return [int(number) for number in re.findall(r"\d+", reader)]

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from nope_probe.errors import UserError
+from nope_probe.figures.words import strongest_reader
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.positions import PositionSums
 from nope_probe.run.folder import Run
+from nope_probe.run.identity import input_arrays
 from nope_probe.studies.engine import Engine, validate_first_sequence
-from nope_probe.studies.from_python import ModelOrName, run_of, takes
+from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
+from nope_probe.studies.page import with_page
 from nope_probe.studies.study import Pass, Results, Study, run_study
-from nope_probe.studies.trace.analyse import TraceTables, analyse, trace_of
-from nope_probe.studies.trace.page import headline
+from nope_probe.studies.tables import term_table
+from nope_probe.studies.trace.analyse import (
+    EFFECTS_COLUMNS,
+    clock_table,
+    map_arrays,
+    measure_effects,
+    sorted_writers,
+)
+from nope_probe.studies.trace.page import Traced, headline, report
 from nope_probe.studies.trace.settings import Settings
 
 
@@ -85,12 +94,22 @@ class TracePosition(Study[Settings, Trace]):
                 per_head=self.settings.traces_heads,
             )
 
-    def _read_effects(self, engine: Engine, key: str, ablation: Ablation | None) -> TraceTables:
+    def _read_effects(
+        self, engine: Engine, key: str, ablation: Ablation | None
+    ) -> dict[str, pd.DataFrame]:
         """Return the tables; which positions are taken away follows from those of `positions`."""
-        sums = self._read_positions(engine, "positions", ablation)
         with self._traceable():
-            confirm, reader = self.settings.confirm, self.settings.reader
-            return trace_of(sums).with_effects(engine, sums, confirm, reader)
+            sums = self._read_positions(engine, "positions", ablation)
+            terms, writers = term_table(sums), sorted_writers(sums)
+            reader, n_heads = self._reader(terms), self.settings.confirm
+            effects = pd.DataFrame(columns=EFFECTS_COLUMNS)
+            if reader is not None and n_heads:
+                effects = measure_effects(engine, sums, writers, reader, n_heads=n_heads)
+        return {"terms": terms, "writers": writers, "effects": effects}
+
+    def _reader(self, terms: pd.DataFrame) -> str | None:
+        """Return the layer or head of the headline: by default, that of the strongest pattern."""
+        return self.settings.reader or strongest_reader(terms)
 
     @contextmanager
     def _traceable(self) -> Iterator[None]:
@@ -102,7 +121,20 @@ class TracePosition(Study[Settings, Trace]):
 
     def analyse(self, results: Results) -> Run:
         """Return the run of the trace."""
-        return analyse(self.session, results["effects"], self.settings.reader)
+        session, sums, tables = self.session, results["positions"], results["effects"]
+        inputs, terms = session.sequences(), tables["terms"]
+        kept = self.settings.kept_positions_of(inputs)
+        manifest = replace(
+            session.manifest_of(inputs),
+            layers=tuple(sorted(int(layer) for layer in terms["layer"].unique())),
+            results=asdict(Traced(kept_positions=kept, reader=self._reader(terms))),
+        )
+        run = Run(
+            manifest=manifest,
+            arrays={"maps": map_arrays(sums), "tokens": input_arrays(inputs)},
+            tables={**tables, "clocks": clock_table(sums, tables["writers"])},
+        )
+        return with_page(session, run, report)
 
 
 run = partial(run_study, TracePosition)
@@ -110,11 +142,7 @@ run = partial(run_study, TracePosition)
 
 @takes(TracePosition)
 def run_trace(
-    model: ModelOrName,
-    inputs: Given | None = None,
-    *,
-    out: Path | str | None = None,
-    **options: Any,
+    model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
 ) -> Trace:
     """Find who writes the position that each layer reads, as the `trace` command does.
 
