@@ -381,12 +381,14 @@ def hidden_heads(
     hidden = heads[clear & heads["layer"].isin(flat["layer"])].sort_values("amplitude")
     if hidden.empty:
         return "none", None
-    layer = int(hidden.iloc[-1]["layer"])
     lows = heads["amplitude_low"].where(clear, 0.0)
-    of_heads = of_layer(heads.assign(amplitude_low=lows), layer).to_dict("records")
-    mean = interval_of(of_layer(flat, layer).iloc[0], "amplitude")
-    verdict = verdict_on_heads(mean, [interval_of(row, "amplitude") for row in of_heads])
-    return verdict, of_layer(hidden, layer).iloc[: -MOST_ROWS - 1 : -1]
+    mean, of_heads, named = (
+        table[table["layer"] == hidden.iloc[-1]["layer"]]
+        for table in (flat, heads.assign(amplitude_low=lows), hidden)
+    )
+    ends = [interval_of(row, "amplitude") for row in of_heads.to_dict("records")]
+    verdict = verdict_on_heads(interval_of(mean.iloc[0], "amplitude"), ends)
+    return verdict, named.iloc[: -MOST_ROWS - 1 : -1]
 
 
 def nats(row: Mapping[Any, Any] | pd.Series, column: str) -> str:
@@ -398,16 +400,6 @@ def preferred_keys(locality: ValueAndBounds) -> str:
     """Return which keys a pattern of some locality prefers: `near`, `far` or `neither`."""
     _, low, high = locality
     return "near" if low > 0 else "far" if high < 0 else "neither"
-
-
-def of_layer(table: pd.DataFrame, layer: int | None) -> pd.DataFrame:
-    """Return a table's rows of one layer; none if there is no such layer."""
-    return table[table["layer"] == (-1 if layer is None else layer)]
-
-
-def largest(table: pd.DataFrame, column: str) -> pd.Series:
-    """Return the row with the largest absolute value."""
-    return table.iloc[int(table[column].abs().to_numpy(float).argmax())]
 
 
 def noisy_layers(table: pd.DataFrame, name: str, column: str) -> dict[str, list[int]]:
