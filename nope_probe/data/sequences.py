@@ -118,8 +118,8 @@ class Sequences:
         """Return the sequences that `to_tensors` turned into these tensors."""
         name, bos, bos_token, kind, *notes = json.loads(bytes(tensors["about"].tolist()))
         about = {"name": name, "bos": bos, "bos_token": bos_token, "kind": kind, "notes": (*notes,)}
-        some = {key: tensors.get(key) for key in ("documents", "draws")}
-        return cls(inputs=tensors["inputs"], **some, **about)
+        documents, draws = tensors.get("documents"), tensors.get("draws")
+        return cls(inputs=tensors["inputs"], documents=documents, draws=draws, **about)
 
 
 @closed_choices("start")
