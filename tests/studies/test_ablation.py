@@ -175,6 +175,7 @@ def test_a_finished_run_is_shown_again_and_not_recomputed(
     assert (default_run / "manifest.json").read_bytes() == before
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_sources_alone_run_no_condition_of_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -192,6 +193,7 @@ def test_sources_alone_run_no_condition_of_weights(
     assert {"layer", "of", "removed", "replacement", "lost", "lost_low", "lost_high"} < set(table)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_files_name_does_not_say_what_its_tokens_are(tmp_path: Path):
     words = np.random.default_rng(0).choice(["def", "return", "while", "x", "="], (11, 200))
     file = tmp_path / "random.jsonl"

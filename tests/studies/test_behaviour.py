@@ -135,6 +135,7 @@ def test_a_measure_and_its_difference_are_those_of_the_edited_model(
         assert_interval(row, "difference", values - intact)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("model", "chosen", "conditions"),
     [
@@ -315,6 +316,7 @@ def test_a_finished_run_says_what_was_done_and_is_shown_again(
     assert (done / "manifest.json").read_bytes() == before
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_position_that_a_component_writes_is_taken_away_in_windows_of_any_length(
     tiny: Callable[[str], Any], texts: Path, tmp_path: Path
 ) -> None:
@@ -348,6 +350,7 @@ def test_the_report_opens_without_errors(done: Path, tmp_path: Path) -> None:
     assert shown.count('class="main-svg"') >= 5
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_learned_positions_have_none_beyond_and_replacements_stand_side_by_side(
     tiny: Callable[[str], Any], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -381,6 +384,7 @@ def test_each_heads_w_q_is_removed_alone(
         assert_interval(heads.loc[0, head], "loss", rise)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(
     tmp_path: Path,
 ) -> None:

@@ -65,6 +65,7 @@ def test_stages_of_chosen_rows_are_drawn_at_their_queries() -> None:
         np.testing.assert_allclose(rows[QUERIES], run.maps[stage], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_of_chosen_rows_compare_with_each_other_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

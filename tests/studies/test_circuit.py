@@ -108,6 +108,7 @@ def test_a_layers_h_and_i_are_the_next_layers_a_and_b_and_the_last_has_none(
         assert "L3 is the last" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_the_mask_there_are_scores_of_later_keys_and_circuits_are_their_weights(
     tmp_path: Path,
 ) -> None:
@@ -202,6 +203,7 @@ def test_the_page_shows_each_stage_of_both_models_on_one_scale_beside_their_diff
     assert not [*_side_by_side(intact)]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_scores_of_a_hybrids_layer_are_plain_transformers_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,7 @@ def test_differences_are_paired_where_the_sequences_are_the_same(tmp_path: Path)
     assert 'href="../run-x/report.html"' in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_on_other_sequences_or_without_folds_are_unpaired_and_say_so(tmp_path: Path) -> None:
     base = write(tmp_path / "a", maps(0), model="a")
     elsewhere = write(tmp_path / "b", maps(1), model="b", tokens="others")
@@ -233,6 +234,7 @@ def test_folders_that_cannot_be_compared_are_refused(
     assert inside in refused(capfd, other, compare, base, other)  # whose runs/ would be in it
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_model_that_begins_with_bos_is_compared_with_one_that_does_not(
     tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:
@@ -268,12 +270,14 @@ def pairs(
     text = root / "text.jsonl"
     text.write_text("".join(f'{{"text": "{letter * 40}"}}\n' for letter in "abcdefghij"))
     folders = {name: [root / f"{name}-{i}" for i in range(2)] for name in RUNS}
-    for name, flags in RUNS.items():
-        for i, model in enumerate(("llama", "smollm3")):
-            subject = ["--model", tiny(model).folder]
-            subject += ["--data", text] if name == "behaviour" else []
-            module = import_module(f"nope_probe.{name}")
-            run_command(module, *subject, *flags, "--out", folders[name][i])
+    with pytest.MonkeyPatch.context() as patch:  # no test reads the pages
+        patch.setattr("nope_probe.reports.page.Section.drawn", lambda section: None)
+        for name, flags in RUNS.items():
+            for i, model in enumerate(("llama", "smollm3")):
+                subject = ["--model", tiny(model).folder]
+                subject += ["--data", text] if name == "behaviour" else []
+                module = import_module(f"nope_probe.{name}")
+                run_command(module, *subject, *flags, "--out", folders[name][i])
     for name in OTHERS:
         folders[name] = [root / name] * 2
         write_run(root / name, Run(manifest=manifest_of(kind=name)))
@@ -285,6 +289,7 @@ def test_every_command_that_writes_runs_is_compared() -> None:
     assert {*RUNS, *OTHERS} == {*find_commands()} - without
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", RUNS)
 def test_two_runs_of_any_command_are_compared(
     name: str, pairs: dict[str, list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -322,6 +327,7 @@ def test_two_runs_of_unlike_commands_are_refused(pairs: dict[str, list[Path]]) -
             read_members([first, second])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_without_maps_are_compared_at_one_length(
     pairs: dict[str, list[Path]], tiny: Callable[[str], Any], tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def test_captures_in_python_give_the_same_changes(compared: Path, folders: list[
     assert (changes["changed"] == stored["changed"]).all()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_other_tokens_are_unpaired_and_the_page_names_the_flag(
     folders: list[Path], tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def test_flags_that_do_not_go_together_are_refused(
     assert said in refused(capfd, tmp_path, compare, *line.split())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_adapter_of_one_layer_names_heads_from_that_layer_on(
     folders: list[Path], tmp_path: Path
 ) -> None:

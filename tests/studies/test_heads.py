@@ -146,6 +146,7 @@ def test_the_terms_of_a_head_add_up_to_its_positions_part(run: Path) -> None:
     assert shares.to_numpy() == pytest.approx(1, abs=MEASURE)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_means_over_heads_are_those_of_a_run_without_heads(
     run: Path, tiny: ByName, tmp_path: Path
 ) -> None:

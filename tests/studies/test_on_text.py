@@ -469,6 +469,7 @@ def test_a_run_without_a_text_says_how_to_give_one(loaded: LoadedModel) -> None:
 ASKED: dict[str, Any] = {"text": "word other word", **SIZES}
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("remove", [(), ("rope",), ("w_v",)])
 def test_why_of_a_finished_run_is_that_of_the_run_that_asks(
     remove: tuple[str, ...], loaded: LoadedModel, tmp_path: Path
@@ -562,6 +563,7 @@ def test_why_is_refused_where_hooks_or_removals_differ_from_the_runs(loaded: Loa
     pd.testing.assert_frame_equal(run.why("L1H3", query=2).table, expected)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
 def test_why_loads_a_model_that_was_named_whose_sequences_were_given(
     dtype: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

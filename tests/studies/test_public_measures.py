@@ -98,6 +98,7 @@ def test_a_head_is_measured_as_a_layer_that_has_it_alone(intact: ScoreMaps) -> N
     assert measures[1, 3] == alone[0]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_differences_are_those_of_the_command(
     intact: ScoreMaps, data: Sequences, runs: dict[str, Path], tmp_path: Path
 ) -> None:

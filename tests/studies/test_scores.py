@@ -162,6 +162,7 @@ def test_first_key_and_previous_token_are_those_of_plain_transformers(
         assert row["sink_score"] == pytest.approx(true)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_run_keeps_both(
     tiny: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -188,6 +189,7 @@ def test_heads_are_measured_in_the_pass_of_their_maps_and_an_interrupted_run_kee
     assert files[0] == files[1]
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("model", "more"),
     [
@@ -276,6 +278,7 @@ def test_a_run_on_long_sequences_states_of_which_queries_locality_is(
     assert table["locality"][0] == pytest.approx(expected, abs=100 * 12 / 260**3 / len(rows))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_rule_for_windows_and_the_bos_policy_reach_a_data_set(
     tiny: Callable[[str], Any], tmp_path: Path
 ):
