@@ -24,6 +24,7 @@ from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.components import components
 from nope_probe.studies.ablation.plan import make_plan
 from nope_probe.studies.engine import Engine
+from nope_probe.studies.study import run_passes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +76,15 @@ def rows_at(settings: Settings, depth: int) -> list[Row]:
     sizes = sizes_of(settings, depth)
     plain = plain_model(sizes, "sdpa").to(settings.device, torch.bfloat16)
     model, tokens = capture.build(sizes), capture.tokens_of(sizes).to(settings.device)
-    n_conditions, ablate = ablation(model, tokens.cpu(), settings)
+    n_passes, ablate = ablation(model, tokens.cpu(), settings)
     ways: dict[str, Callable[[], object]] = {
         "a plain SDPA pass": synchronised(partial(plain_batches, plain, tokens, sizes), settings),
         "capture": synchronised(
             partial(capture_scores, model, tokens, batch_size=sizes.batch_size), settings
         ),
-        f"a condition of ablate (of {n_conditions})": synchronised(ablate, settings),
+        f"a pass of ablate (of {n_passes})": synchronised(ablate, settings),
     }
-    parts = dict.fromkeys(ways, 1) | {list(ways)[-1]: n_conditions}
+    parts = dict.fromkeys(ways, 1) | {list(ways)[-1]: n_passes}
     times = interleaved_times(ways, settings.rounds)
     rows = []
     for name, run in ways.items():
@@ -103,16 +104,10 @@ def rows_at(settings: Settings, depth: int) -> list[Row]:
 def ablation(
     model: HookedModel, tokens: torch.Tensor, settings: Settings
 ) -> tuple[int, Callable[[], object]]:
-    """Return how many conditions the default run has, and a function that runs them all."""
-    plan = make_plan(components(model), None)
+    """Return how many passes the default run has, and a function that runs them all."""
     engine = Engine(model=model, inputs=tokens, batch_size=settings.batch_size)
-    engine = engine.calibrated("gains", plan.ablations)
-
-    def run() -> None:
-        for condition in plan.conditions:
-            engine.scores("score", plan.ablations[0].without(condition))
-
-    return len(plan.conditions), run
+    passes = [*make_plan(components(model), None).passes(engine)]
+    return len(passes), lambda: [*run_passes(passes)]
 
 
 def plain_batches(model: torch.nn.Module, tokens: torch.Tensor, sizes: capture.Settings) -> None:
