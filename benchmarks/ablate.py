@@ -50,11 +50,11 @@ def main(settings: Settings) -> None:
     tokens = data.inputs
     plan = make_plan(components(model), None)
     engine = Engine(model=model, inputs=tokens, batch_size=settings.batch_size)
-    engine = engine.calibrated("gains", plan.ablations)
+    engine = engine.calibrated("gains", plan.calibrated)
     plain = partial(fused_passes, fused, tokens.split(settings.batch_size))
     plain()
     ratios = []
-    timed = plan.conditions[:: settings.every]
+    timed = [*plan.plain, *plan.replacing][:: settings.every]
     for condition in timed:
         before = seconds(plain)
         ablation = plan.ablations[0].without(condition)
