@@ -28,7 +28,7 @@ from nope_probe.analyses.positions import position_terms, readers
 from nope_probe.figures.dots import curve_in_band
 from nope_probe.figures.intervals import interval_text
 from nope_probe.figures.names import colour, words
-from nope_probe.figures.style import GUIDE, place_panels
+from nope_probe.figures.style import GUIDE, panel_axes, place_panels
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.layers import LayerMaps
@@ -327,17 +327,10 @@ def add_curve(figure: go.Figure, panel: int, rows: pd.DataFrame, label: str, lin
     estimates = rows[["value", "low", "high"]].to_numpy(float).T
     x = np.sqrt(rows["first"] * rows["last"]).to_numpy(float)
     known = {trace.name for trace in figure.data}
-    figure.add_traces(
-        curve_in_band(
-            x,
-            estimates,
-            panel,
-            label=label,
-            hover="%{y:.3g}",
-            line=line,
-            showlegend=label not in known,
-        )
+    curve = curve_in_band(
+        x, estimates, label=label, hover="%{y:.3g}", line=line, showlegend=label not in known
     )
+    figure.add_traces([trace | panel_axes(panel) for trace in curve])
 
 
 def lay_out(figure: go.Figure, titles: list[str], columns: int, x_title: str) -> None:

@@ -168,10 +168,6 @@ CALLS: dict[str, tuple[Callable[[Any, Any, Any], Any], str]] = {
     "score_maps": (lambda m, t, maps: figures.score_maps(maps.per_head), MEANS + "Tensor"),
     "score_maps of one": (lambda m, t, maps: figures.score_maps(maps.mean[0]), MEANS + "Tensor"),
     "score_maps of None": (lambda m, t, maps: figures.score_maps(None), MEANS + "None"),
-    "fixed_scale_maps": (
-        lambda m, t, maps: figures.fixed_scale_maps(maps.folds, title="t"),
-        MEANS + "Tensor",
-    ),
     "term_maps": (
         lambda m, t, maps: figures.term_maps({"mask": maps.per_head}, title="t"),
         MEANS + "Tensor",

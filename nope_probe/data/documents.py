@@ -15,12 +15,8 @@ import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
 from hashlib import sha256
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nope_probe.errors import UserError
 from nope_probe.files import (
@@ -31,9 +27,6 @@ from nope_probe.files import (
     validate_regular_files,
 )
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 SOURCES = ("shipped", "stdlib", "prose", "random", "gaussian")
 SUFFIXES = (".txt", ".jsonl", ".parquet")
 LARGE = 1 << 26  # bytes of a file that is read only once, after the model is loaded
@@ -42,10 +35,7 @@ MIN_FOLDS = 4  # folds of the data that intervals need
 MOST_CHARACTERS = 10_000_000
 # Models are trained on this data set, so only its held-out slice is read.
 HELD_OUT = {"fineweb-edu": ("HuggingFaceFW/fineweb-edu", "sample-10BT")}
-MOST_DOCUMENTS = 1_000_000
-_BATCH = 64
 BYTE_ORDER_MARK = "\ufeff"
-MOST_NAMED = 4  # special tokens in a note
 SHIPPED = Path(__file__).parents[1] / "checkpoints" / "heldout.jsonl"
 HELD_OUT_PERCENT = 13
 _SKIPPED = {
@@ -269,133 +259,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(level)
-
-
-def long_documents(
-    source: str, reader: TextReader, n_documents: int, n_tokens: int
-) -> list[list[int]]:
-    """Return the tokens of a data set's first n_documents documents of n_tokens tokens or more.
-
-    Raises:
-        UserError: for too few documents (naming their number), or a data set that cannot be read.
-    """
-    long, n_read = list[list[int]](), 0
-    for document in reader.tokens(islice(stream_texts(source), MOST_DOCUMENTS)):
-        n_read += 1
-        if len(document) >= n_tokens:
-            long.append(document)
-        if len(long) == n_documents:
-            return long
-    raise UserError(
-        f"{len(long)} of the {n_read} documents read from {source} have {n_tokens} tokens or "
-        f"more, {n_documents} were asked for; lower --n-seqs or --seq-len"
-    )
-
-
-def first_documents(source: str, reader: TextReader, n_tokens: int) -> list[list[int]]:
-    """Return the tokens of a data set's first documents, n_tokens in all, separators included.
-
-    If the data set has fewer tokens, all of its documents are returned.
-    """
-    documents, n_read = list[list[int]](), 0
-    for document in reader.tokens(islice(stream_texts(source), MOST_DOCUMENTS)):
-        documents.append(document)
-        n_read += len(document) + 1
-        if n_read >= n_tokens:
-            break
-    return documents
-
-
-@dataclass(eq=False)
-class TextReader:
-    """Turns texts into tokens, all by the same rules, and counts what the texts bring with them.
-
-    A byte order mark is no part of a text and is left out. A text may spell special tokens, as the
-    templates of chats do, and the tokenizer reads them as these tokens. Where sequences begin with
-    a BOS token, a text that spells one at its beginning gives it up, so that there are not two.
-
-    Args:
-        tokenizer: the model's.
-        bos: whether sequences begin with a BOS token.
-
-    Attributes:
-        n_texts: how many texts were read.
-        n_marks: how many of them begin with a byte order mark.
-        n_bos: how many begin with a BOS token.
-        n_special: how many spell a special token elsewhere.
-        special: these special tokens.
-
-    Example:
-        >>> from nope_probe import load
-        >>> reader = TextReader(load("rope-tiny").tokenizer, bos=True)
-        >>> [len(ids) for ids in reader.tokens(["<bos>a", "b"])]
-        [1, 1]
-        >>> reader.notes
-        ('1 of 2 texts begins with the BOS token <bos> already: no second was added.',)
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    bos: bool = False
-    n_texts: int = 0
-    n_marks: int = 0
-    n_bos: int = 0
-    n_special: int = 0
-    special: set[int] = field(default_factory=set)
-
-    def tokens(self, texts: Iterable[str]) -> Iterator[list[int]]:
-        """Yield the tokens of each text, a batch at a time: tokenizers keep much besides ids.
-
-        Raises:
-            UserError: for a text that the tokenizer cannot encode.
-        """
-        remaining, tokenizer = iter(texts), self.tokenizer
-        while batch := list(islice(remaining, _BATCH)):
-            self.n_texts += len(batch)
-            self.n_marks += sum(text.startswith(BYTE_ORDER_MARK) for text in batch)
-            batch = [text.removeprefix(BYTE_ORDER_MARK) for text in batch]
-            with reading(f"the tokenizer of {tokenizer.name_or_path} cannot take the text"):
-                ids = tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
-            yield from map(self._without_second_bos, ids)
-
-    def _without_second_bos(self, ids: list[int]) -> list[int]:
-        begins = ids[:1] == [self.tokenizer.bos_token_id]
-        rest = ids[1:] if begins else ids
-        special = self._spelled.intersection(rest)
-        self.n_bos += begins
-        self.n_special += bool(special)
-        self.special |= special
-        return rest if self.bos else ids
-
-    @cached_property
-    def _spelled(self) -> frozenset[int]:
-        """The special tokens that a text can spell: not the one for what the tokenizer lacks."""
-        tokenizer = self.tokenizer
-        added = tokenizer.added_tokens_decoder.items()
-        special = {*tokenizer.all_special_ids, *(token for token, a in added if a.special)}
-        if tokenizer.unk_token_id not in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-            special.discard(tokenizer.unk_token_id)
-        return frozenset(special)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was done about marks and special tokens, a sentence each."""
-        if not self.n_texts:
-            return ()
-        bos, names = self.tokenizer.bos_token, sorted(map(self.tokenizer.decode, self.special))
-        named = ", ".join([*names[:MOST_NAMED], *["..."] * (len(names) > MOST_NAMED)])
-        kept = "no second was added" if self.bos else "it was kept"
-        notes = {
-            f"{self._which(self.n_marks, 'begin')} a byte order mark, left out.": self.n_marks,
-            f"{self._which(self.n_bos, 'begin')} the BOS token {bos} already: {kept}.": self.n_bos,
-            f"{self._which(self.n_special, 'spell')} special tokens ({named}), which are read as "
-            "these tokens.": self.n_special,
-        }
-        return tuple(note for note, n in notes.items() if n)
-
-    def _which(self, n: int, verb: str) -> str:
-        verb = f"{verb}s" if n == 1 else verb
-        texts = "The text" if self.n_texts == 1 else f"{n:,} of {self.n_texts:,} texts"
-        return f"{texts} {verb}" + (" with" if verb.startswith("begin") else "")
 
 
 def stdlib_documents(held_out: bool | None = None) -> list[str]:

@@ -9,38 +9,34 @@ a document. With packing, documents are joined end to end.
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from safetensors.torch import load_file
-from torch import Generator, Tensor
+from torch import Tensor
 
-from nope_probe.data.documents import (
+from nope_probe.data.documents import prose_note, validate_packing
+from nope_probe.data.tokenizing import (
     TextReader,
-    documents,
-    first_documents,
-    is_data_set,
-    long_documents,
-    prose_note,
-    validate_packing,
+    first_token,
+    ordinary_tokens,
+    read_documents,
+    separator_of,
 )
+from nope_probe.data.windows import Windows, WindowStart, permuted, windows_of
 from nope_probe.errors import UserError, closed_choices
 from nope_probe.files import reading
 from nope_probe.hooks.layers.model import begins_alike
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # importing this class takes seconds
     from transformers import PreTrainedTokenizerBase
 
-WindowStart = Literal["random", "start"]
-Bos = Literal["auto", "always", "never"]
 InputKind = Literal["text", "shuffled", "random", "vectors"]
 N_SEQS = 512
 
@@ -168,54 +164,54 @@ def sequences(
         >>> len(sequences(texts, tokenizer=load("rope-tiny").tokenizer, seq_len=4))
         4
     """
-    if tokenizer is None and (source != "random" or d_vocab is None):
-        raise UserError(
-            "a model without tokenizer takes no text: use --data random or --tokens FILE (in "
-            "Python, sequences('random', d_vocab=...), tokens, or load(model, tokenizer)); for a "
-            "parameter-free model --data gaussian"
-        )
-    generator = torch.Generator().manual_seed(seed)
-    first = first_token(tokenizer, bos)
-    begins = first is not None
-    length = seq_len - int(begins)
-    if not source:
-        raise UserError("expected a source of text or a list of texts, got nothing")
+    _validate_source(source, tokenizer, d_vocab)
+    generator, first = torch.Generator().manual_seed(seed), first_token(tokenizer, bos)
+    begins, is_random = first is not None, source == "random"
+    length, name = seq_len - int(begins), source if isinstance(source, str) else "texts"
+    if pack:
+        validate_packing(name, start)
     reader = None if tokenizer is None else TextReader(tokenizer, bos=begins)
     ids = [] if reader is None or isinstance(source, str) else list(reader.tokens(source))
     if n_seqs is None:
         n_seqs = N_SEQS if isinstance(source, str) else _n_fitting(ids, length, start, pack)
     if n_seqs < 1 or length < 2:
         raise UserError(f"expected at least 1 sequence of 3 tokens, got {n_seqs} of {seq_len}")
-    source = source if isinstance(source, str) else "texts"
-    if pack:
-        validate_packing(source, start)
-    from_documents = None
-    if source == "random":
+    if reader is None or is_random:
         ordinary = ordinary_tokens(tokenizer, d_vocab)
         tokens = ordinary[torch.randint(len(ordinary), (n_seqs, length), generator=generator)]
+        windows = Windows(tokens=tokens)
     else:
-        assert reader is not None
-        ids = ids or _read(source, reader, n_seqs, length, pack)
-        if pack:
-            windows = pack_documents(ids, n_seqs, length, separator_of(tokenizer), generator)
-        else:
-            windows = (cut if start == "random" else cut_at_start)(ids, n_seqs, length, generator)
-        tokens, from_documents = windows.tokens, windows.documents
-    bos_token = ""
-    if first is not None and tokenizer is not None:
+        ids = ids or read_documents(name, reader, n_seqs, length, pack)
+        separator = separator_of(reader.tokenizer) if pack else None
+        windows = windows_of(ids, n_seqs, length, start, separator, generator)
+    tokens = windows.tokens
+    if first is not None:
         tokens = torch.nn.functional.pad(tokens, (1, 0), value=first)
-        bos_token = tokenizer.decode([first])
     made = Sequences(
         inputs=tokens,
-        name=source + (" packed" if pack else ""),
+        name=name + (" packed" if pack else ""),
         bos=begins,
-        bos_token=bos_token,
-        kind="random" if source == "random" else "text",
-        documents=from_documents,
-        notes=(*([prose_note()] * (source == "prose")), *(reader.notes if reader else ())),
+        bos_token="" if first is None or tokenizer is None else tokenizer.decode([first]),
+        kind="random" if is_random else "text",
+        documents=windows.documents,
+        notes=(*([prose_note()] * (name == "prose")), *(reader.notes if reader else ())),
         draws=generator.get_state(),
     )
     return made.shuffled(seed) if shuffle else made
+
+
+def _validate_source(
+    source: str | Sequence[str], tokenizer: PreTrainedTokenizerBase | None, d_vocab: int | None
+) -> None:
+    """Check that there is a source, and without a tokenizer that it is random tokens."""
+    if not source:
+        raise UserError("expected a source of text or a list of texts, got nothing")
+    if tokenizer is None and (source != "random" or d_vocab is None):
+        raise UserError(
+            "a model without tokenizer takes no text: use --data random or --tokens FILE (in "
+            "Python, sequences('random', d_vocab=...), tokens, or load(model, tokenizer)); for a "
+            "parameter-free model --data gaussian"
+        )
 
 
 def repeated(data: Sequences, length: int) -> Int[Tensor, "seq start_and_twice"]:
@@ -291,33 +287,6 @@ def read_tokens(file: Path) -> Sequences:
     )
 
 
-def permuted(
-    tokens: Int[Tensor, "seq pos"], generator: Generator, first: int = 0, stop: int | None = None
-) -> Int[Tensor, "seq pos"]:
-    """Return sequences with the tokens of the positions first to stop - 1 in random order.
-
-    Example:
-        >>> permuted(torch.arange(7)[None], torch.Generator().manual_seed(0), 1, 3)[:, [0, 3, 6]]
-        tensor([[0, 3, 6]])
-    """
-    shuffled = tokens.clone()
-    some = shuffled[:, first:stop]
-    order = torch.rand(some.shape, generator=generator).argsort(-1)
-    shuffled[:, first:stop] = some.gather(-1, order)
-    return shuffled
-
-
-def _read(
-    source: str, reader: TextReader, n_seqs: int, length: int, is_packed: bool
-) -> list[list[int]]:
-    """Return the tokens of a source's documents; of a data set, only the part that is needed."""
-    if not is_data_set(source):
-        return list(reader.tokens(documents(source)))
-    if is_packed:
-        return first_documents(source, reader, n_seqs * length)
-    return long_documents(source, reader, n_seqs, length)
-
-
 def _n_fitting(ids: list[list[int]], length: int, start: WindowStart, is_packed: bool) -> int:
     """Return how many sequences some documents give."""
     if is_packed:
@@ -356,189 +325,3 @@ def gaussian(
     shared = torch.randn(n_seqs, 1, d_model, generator=generator)
     x = torch.nn.functional.normalize(noise + (alpha / (1 - alpha)) ** 0.5 * shared, dim=-1)
     return Sequences(inputs=x, name=f"gaussian alpha={alpha:g}", kind="vectors")
-
-
-def first_token(tokenizer: PreTrainedTokenizerBase | None, bos: str) -> int | None:
-    """Return the token that is put before every sequence, or None for no token.
-
-    Args:
-        tokenizer: the model's.
-        bos: `always`, `never` or `auto` (as the tokenizer does) for its BOS token; else the text of
-            a token.
-
-    Raises:
-        UserError: for `always` with a tokenizer that has no BOS token, or a text that is not
-            exactly one token.
-    """
-    if bos == "never" or (bos == "auto" and (tokenizer is None or not forces_bos(tokenizer))):
-        return None
-    if tokenizer is None:
-        raise UserError(f"--bos {bos}: the model has no tokenizer")
-    if bos in get_args(Bos):
-        if tokenizer.bos_token_id is None:
-            raise UserError("--bos always: the model's tokenizer has no BOS token")
-        return tokenizer.bos_token_id
-    ids = tokenizer(bos, add_special_tokens=False)["input_ids"]
-    if len(ids) != 1:
-        raise UserError(
-            f"--bos {bos!r}: expected auto, always, never or the text of one token; the model's "
-            f"tokenizer makes {len(ids)} of it"
-        )
-    return ids[0]
-
-
-def forces_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Return whether a tokenizer puts a BOS token before any text."""
-    ids = tokenizer("a")["input_ids"]
-    return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
-
-
-def ordinary_tokens(
-    tokenizer: PreTrainedTokenizerBase | None, d_vocab: int | None
-) -> Int[Tensor, " token"]:
-    """Return the tokens that are not special; without a tokenizer, all d_vocab tokens.
-
-    Raises:
-        UserError: for a tokenizer of special tokens alone.
-    """
-    if tokenizer is None:
-        return torch.arange(d_vocab or 0)
-    special = set(tokenizer.all_special_ids)
-    ordinary = torch.tensor([t for t in range(len(tokenizer)) if t not in special])
-    if len(ordinary) == 0:
-        raise UserError(
-            "--data random draws tokens, and the model's tokenizer has only special tokens"
-        )
-    return ordinary
-
-
-@dataclass(frozen=True, kw_only=True)
-class Windows:
-    """Sequences cut out of documents.
-
-    Attributes:
-        tokens: their tokens.
-        documents: the number of each sequence's document. A document's sequences are not
-            independent.
-    """
-
-    tokens: Int[Tensor, "seq pos"]
-    documents: Int[Tensor, " seq"]
-
-
-def cut(ids: list[list[int]], n_seqs: int, length: int, generator: Generator) -> Windows:
-    """Cut sequences that do not overlap at random places, taking documents in turn.
-
-    Args:
-        ids: the tokens of each document.
-        n_seqs: how many sequences.
-        length: tokens in each.
-        generator: draws all random choices.
-
-    Raises:
-        UserError: for too few sequences (naming their number).
-    """
-    per_document = [_starts(len(document), length, generator) for document in ids]
-    long_enough = [index for index, starts in enumerate(per_document) if starts]
-    if not long_enough:
-        raise UserError(
-            f"every document is too short: the longest has {max(map(len, ids))} tokens, {length} "
-            "are needed; lower --seq-len"
-        )
-    order = [long_enough[i] for i in torch.randperm(len(long_enough), generator=generator).tolist()]
-    rounds = zip_longest(*([(index, start) for start in per_document[index]] for index in order))
-    chosen = [place for turn in rounds for place in turn if place is not None]
-    if len(chosen) < n_seqs:
-        raise UserError(
-            f"{len(long_enough)} documents of {length} tokens or more give {len(chosen)} "
-            f"sequences, {n_seqs} were asked for; lower --n-seqs or --seq-len"
-        )
-    chosen = chosen[:n_seqs]
-    return Windows(
-        tokens=torch.tensor([ids[index][start : start + length] for index, start in chosen]),
-        documents=torch.tensor([index for index, _ in chosen]),
-    )
-
-
-def cut_at_start(ids: list[list[int]], n_seqs: int, length: int, generator: Generator) -> Windows:
-    """Take the first tokens of n_seqs documents that are long enough, in random order.
-
-    Raises:
-        UserError: for too few documents (naming their number).
-    """
-    long_enough = [document[:length] for document in ids if len(document) >= length]
-    if len(long_enough) < n_seqs:
-        raise UserError(
-            f"{len(long_enough)} documents have {length} tokens or more, {n_seqs} were asked for; "
-            "lower --n-seqs or --seq-len, or take --windows random"
-        )
-    order = torch.randperm(len(long_enough), generator=generator)[:n_seqs]
-    return Windows(tokens=torch.tensor(long_enough)[order], documents=order)
-
-
-def _starts(n_tokens: int, length: int, generator: Generator) -> list[int]:
-    """Choose the starts of a document's sequences, in random order."""
-    n_fit, slack = divmod(n_tokens, length)
-    if n_fit == 0:
-        return []
-    offset = int(torch.randint(slack + 1, (), generator=generator))
-    return [offset + length * k for k in torch.randperm(n_fit, generator=generator).tolist()]
-
-
-def pack_documents(
-    ids: Sequence[Sequence[int]],
-    n_seqs: int,
-    length: int,
-    separator: int,
-    generator: Generator,
-) -> Windows:
-    """Join documents in random order, each followed by a separator, and cut them into sequences.
-
-    A sequence may begin and end anywhere in a document, and may hold several documents: later
-    documents attend to earlier documents, as in most models' training. A sequence belongs to the
-    document with most of its tokens, and in a tie to the first.
-
-    Args:
-        ids: the tokens of each document.
-        n_seqs: how many sequences.
-        length: tokens in each.
-        separator: the token after each document.
-        generator: draws the order.
-
-    Raises:
-        UserError: for too few tokens (naming their number).
-
-    Example:
-        >>> pack_documents([[5, 6, 7, 8, 9]], 2, 3, 0, torch.Generator()).tokens
-        tensor([[5, 6, 7],
-                [8, 9, 0]])
-    """
-    n_tokens = sum(map(len, ids)) + len(ids)
-    if n_tokens < n_seqs * length:
-        raise UserError(
-            f"{len(ids)} documents hold {n_tokens} tokens with their separators, which give "
-            f"{n_tokens // length} sequences of {length}, {n_seqs} were asked for; lower --n-seqs "
-            "or --seq-len"
-        )
-    order = torch.randperm(len(ids), generator=generator).tolist()
-    joined = [token for index in order for token in (*ids[index], separator)]
-    owners = [index for index in order for _ in range(len(ids[index]) + 1)]
-    begins = range(0, n_seqs * length, length)
-    documents = [Counter(owners[first : first + length]).most_common(1)[0][0] for first in begins]
-    return Windows(
-        tokens=torch.tensor(joined[: n_seqs * length]).view(n_seqs, length),
-        documents=torch.tensor(documents),
-    )
-
-
-def separator_of(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the token to put after each packed document: the tokenizer's EOS.
-
-    Raises:
-        UserError: for a tokenizer without EOS.
-    """
-    if tokenizer.eos_token_id is None:
-        raise UserError(
-            "--pack puts an EOS token after each document, and the model's tokenizer has none"
-        )
-    return tokenizer.eos_token_id

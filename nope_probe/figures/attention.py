@@ -11,16 +11,14 @@ import plotly.graph_objects as go
 from plotly.colors import qualitative
 
 from nope_probe.figures.graph import steps_back
-from nope_probe.figures.intervals import FLOOR, estimates_of
-from nope_probe.figures.measures import layers_by_heads
+from nope_probe.figures.intervals import estimates_of, reach_of
+from nope_probe.figures.measures import cells_of_heads, layers_by_heads
 from nope_probe.figures.names import colour, plain, words
 from nope_probe.figures.style import (
     BLANK,
-    DIVERGING,
-    SEQUENTIAL,
-    colour_bar,
-    panel_axes,
-    place_panels,
+    PlotlyTrace,
+    colour_axis,
+    draw_panels,
 )
 from nope_probe.removal import INK
 
@@ -57,8 +55,7 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
     information = known["information"].to_numpy(float).clip(0)
     first = known["first_weight"].to_numpy(float).clip(0, 1)
     share, low, high = estimates_of(known, "positional_share")
-    largest = max(FLOOR, float(information.max(initial=0)))
-    sizes = SMALLEST + (LARGEST - SMALLEST) * np.sqrt(information / largest)
+    sizes = SMALLEST + (LARGEST - SMALLEST) * np.sqrt(information / reach_of(information))
     others = known["others_share"].to_numpy(float)
     classed = np.isfinite(share) & (information >= UNIFORM)
     heads = {
@@ -86,12 +83,12 @@ def attention_heads(table: pd.DataFrame) -> go.Figure:
         },
     }
     n_layers, n_heads = table[["layer", "head"]].nunique()
-    figure = layers_by_heads("Position in each head's attention", n_layers, n_heads, CELL)
+    title = "Position in each head's attention"
+    figure = layers_by_heads(title, [rings, heads], n_layers, n_heads, CELL)
     figure.update_xaxes(range=[-0.7, int(table["head"].max()) + 0.7])
     figure.update_yaxes(range=[int(table["layer"].max()) + 0.7, int(table["layer"].min()) - 0.7])
-    bar = {**colour_bar("positional share"), "tickformat": ".0%"}
-    return figure.add_traces([rings, heads]).update_layout(
-        coloraxis={"colorscale": SEQUENTIAL, "cmin": 0.0, "cmax": 1.0, "colorbar": bar},
+    return figure.update_layout(
+        coloraxis=colour_axis((0.0, 1.0), "positional share", tickformat=".0%"),
         meta=figure.layout.meta | {"opens_heads": True},
         showlegend=False,
     )
@@ -104,7 +101,7 @@ CHANGES = {  # of a head's attention, between two models
     "others_position": "other keys, position",
     "others_content": "other keys, content",
 }
-CHANGED_HOVER = "L%{y}H%{x}<br>%{z:+.3g} nats [%{customdata[0]:.3g}, %{customdata[1]:.3g}]"
+CHANGED = "[%{customdata[0]:.3g}, %{customdata[1]:.3g}]"
 
 
 def attention_changes(table: pd.DataFrame, title: str = "Each head's change") -> go.Figure:
@@ -117,11 +114,24 @@ def attention_changes(table: pd.DataFrame, title: str = "Each head's change") ->
             changed.
         title: the figure's title.
     """
-    n_layers = table["layer"].nunique()
-    figure = place_panels(
+    panels: dict[str, list[PlotlyTrace]] = {}
+    for quantity, name in CHANGES.items():
+        rows = table[table["quantity"] == quantity]
+        changed = rows[rows["changed"].astype(bool)]
+        dots = {
+            "type": "scatter",
+            "mode": "markers",
+            "x": changed["head"].to_numpy(int),
+            "y": changed["layer"].to_numpy(int),
+            "hoverinfo": "skip",
+            "marker": {"color": INK, "size": 5},
+        }
+        hover = f"%{{z:+.3g}} nats {CHANGED}<extra>{name}</extra>"
+        panels[name] = [cells_of_heads(rows, "change", hover), dots]
+    figure = draw_panels(
         title,
-        [*CHANGES.values()],
-        panel=max(160, CHANGE_CELL * n_layers),
+        panels,
+        panel=max(160, CHANGE_CELL * table["layer"].nunique()),
         columns=len(CHANGES),
         gap=0.02,
         shared_y=True,
@@ -129,39 +139,10 @@ def attention_changes(table: pd.DataFrame, title: str = "Each head's change") ->
         x_title="head",
         y_title="layer",
     )
-    for panel, quantity in enumerate(CHANGES):
-        rows = table[table["quantity"] == quantity]
-        grid = {
-            name: rows.pivot(index="layer", columns="head", values=name)
-            for name in ("change", "change_low", "change_high")
-        }
-        change = grid.pop("change")
-        cells = {
-            "type": "heatmap",
-            **panel_axes(panel),
-            "z": change.to_numpy(float),
-            "x": [int(head) for head in change.columns],
-            "y": [int(layer) for layer in change.index],
-            "customdata": np.stack([bound.to_numpy(float) for bound in grid.values()], -1),
-            "coloraxis": "coloraxis",
-            "hoverongaps": False,
-            "hovertemplate": f"{CHANGED_HOVER}<extra>{CHANGES[quantity]}</extra>",
-        }
-        changed = rows[rows["changed"].astype(bool)]
-        dots = {
-            "type": "scatter",
-            **panel_axes(panel),
-            "mode": "markers",
-            "x": changed["head"].to_numpy(int),
-            "y": changed["layer"].to_numpy(int),
-            "hoverinfo": "skip",
-            "marker": {"color": INK, "size": 5},
-        }
-        figure.add_traces([cells, dots])
-    top = max(FLOOR, float(np.nan_to_num(table["change"].abs().to_numpy(float)).max(initial=0)))
-    colours = {"colorscale": DIVERGING, "cmin": -top, "cmax": top, "colorbar": colour_bar("nats")}
+    top = reach_of(table["change"].to_numpy(float))
     figure.update_xaxes(showgrid=False, zeroline=False, tickformat="d")
     figure.update_yaxes(showgrid=False, zeroline=False, tickformat="d", autorange="reversed")
+    colours = colour_axis((-top, top), "nats")
     return figure.update_layout(coloraxis=colours, plot_bgcolor=BLANK, showlegend=False)
 
 
@@ -263,13 +244,13 @@ def why_bars(table: pd.DataFrame, title: str) -> go.Figure:
             "marker": {"color": INK, "size": 8, "symbol": "diamond"},
         }
     )
-    figure = place_panels(
+    figure = draw_panels(
         title,
-        [""],
+        {"": traces},
         panel=ROW * max(4, len(names)),
         x_title="nats above the mean of the keys",
         bottom=60 + 20 * -(-len(traces) // 3),
         phone={"bottom": 60 + 20 * len(traces)},
     )
     figure.update_yaxes(autorange="reversed", type="category", title_text="key")
-    return figure.add_traces(traces).update_layout(barmode="relative", bargap=0.25)
+    return figure.update_layout(barmode="relative", bargap=0.25)

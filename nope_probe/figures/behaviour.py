@@ -21,11 +21,12 @@ from nope_probe.figures.names import colour, symbol, words
 from nope_probe.figures.style import (
     GUIDE,
     PlotlyTrace,
+    draw_panels,
     layer_colours,
-    place_panels,
 )
 from nope_probe.removal import INTACT, Condition, replaced_by
 
+DASHED = ("diamond", "triangle-down", "x", "cross")  # markers of components with dashed lines
 PANELS = ("without sources", "without weights or MLPs")
 
 
@@ -38,33 +39,42 @@ def loss_by_position(table: pd.DataFrame, *, title: str, trained: int | None = N
         title: the figure's title.
         trained: the trained context, in tokens, which a vertical line marks; None for no line.
     """
-    groups = _panels(list(dict.fromkeys(table["condition"])))
-    traces: list[PlotlyTrace] = []
-    for panel, conditions in enumerate(groups.values()):
-        for name in conditions:
-            rows = table[table["condition"] == name]
-            ink = colour(component(name))
-            traces += curve_in_band(
-                rows["position"].to_numpy(int),
-                estimates_of(rows, "loss"),
-                panel,
-                label=label(name),
-                hover=f"position %{{x}}: %{{y:.3g}} nats {BOUNDS}",
-                line={"color": ink, "width": 1.5, "dash": _dash(name)},
-                showlegend=name != INTACT.name or panel == 0,
-            )
-    figure = place_panels(
+    panels = {
+        title: [
+            trace
+            for name in conditions
+            for trace in _loss_curve(table[table["condition"] == name], name)
+        ]
+        for title, conditions in _panels(list(dict.fromkeys(table["condition"]))).items()
+    }
+    figure = draw_panels(
         title,
-        list(groups),
+        panels,
         zoom="xy",
-        columns=len(groups),
+        columns=len(panels),
         panel=320,
         x_title="position in the window",
         y_title="loss, nats",
         bottom=110,
         phone={"bottom": 260},
-    ).add_traces(traces)
+    )
     return figure if trained is None else figure.add_vline(float(trained), line=GUIDE)
+
+
+def _loss_curve(rows: pd.DataFrame, name: str) -> list[PlotlyTrace]:
+    """Return a condition's loss with its band; colour is not the only sign."""
+    is_dashed = name != INTACT.name and symbol(component(name)) in DASHED
+    return curve_in_band(
+        rows["position"].to_numpy(int),
+        estimates_of(rows, "loss"),
+        label=label(name),
+        hover=f"position %{{x}}: %{{y:.3g}} nats {BOUNDS}",
+        line={
+            "color": colour(component(name)),
+            "width": 1.5,
+            "dash": "dash" if is_dashed else "solid",
+        },
+    )
 
 
 def _panels(conditions: Sequence[str]) -> dict[str, list[str]]:
@@ -75,14 +85,6 @@ def _panels(conditions: Sequence[str]) -> dict[str, list[str]]:
     intact = [c for c in conditions if c == INTACT.name]
     groups = dict(zip(PANELS, (only_sources, others), strict=True))
     return {name: [*intact, *group] for name, group in groups.items() if group} or {"": intact}
-
-
-def _dash(name: str) -> str:
-    """Return a line's dash, so that colour is not the only sign."""
-    if name == INTACT.name:
-        return "solid"
-    dashed = ("diamond", "triangle-down", "x", "cross")
-    return "dash" if symbol(component(name)) in dashed else "solid"
 
 
 def label(name: str) -> str:
@@ -125,10 +127,7 @@ def decodability(table: pd.DataFrame) -> go.Figure:
     heading = "Mean distance of the decoded from the true position, per layer"
     figure = over_layers(panels, heading, same_y=[range(len(panels))])
     figure.update_yaxes(title={"text": "positions"})
-    named: set[str] = set()
-    for trace in figure.data:  # every name once, over all panels
-        trace.showlegend = trace.name not in named and not trace.marker.symbol.endswith("-open")
-        named.add(trace.name)
+    figure.update_traces(showlegend=False, selector=lambda dots: "open" in dots.marker.symbol)
     return figure
 
 
@@ -160,24 +159,24 @@ def differences(
     shown = [name for name in titles if name in set(known["measure"])]
     conditions = [name for name in dict.fromkeys(table["condition"]) if name != INTACT.name]
     by_measure = [known[known["measure"] == measure] for measure in shown]
-    traces = []
-    for panel, of_measure in enumerate(by_measure):
-        for condition in conditions:
-            rows = of_measure[of_measure["condition"] == condition]
-            traces.append(
-                interval_dots(
-                    [label(condition)] * len(rows),
-                    estimates_of(rows, "difference"),
-                    panel,
-                    label=label(condition),
-                    hover=f"%{{x:.3g}} {BOUNDS}",
-                    marker=marker(component(condition), 8),
-                    sideways=True,
-                )
+    panels = {
+        titles[measure]: [
+            interval_dots(
+                [label(condition)] * len(rows),
+                estimates_of(rows, "difference"),
+                label=label(condition),
+                hover=f"%{{x:.3g}} {BOUNDS}",
+                marker=marker(component(condition), 8),
+                sideways=True,
             )
-    figure = place_panels(
+            for condition in conditions
+            if len(rows := of_measure[of_measure["condition"] == condition])
+        ]
+        for measure, of_measure in zip(shown, by_measure, strict=True)
+    }
+    figure = draw_panels(
         "What each removal changes, less the intact model",
-        [titles[name] for name in shown],
+        panels,
         columns=min(3, len(shown)),
         panel=max(120, 22 * len(conditions)),
         zoom="y",
@@ -185,7 +184,7 @@ def differences(
         bottom=90,
         row_gap=86,
         phone={"columns": min(2, len(shown)), "row_gap": 106},
-    ).add_traces(traces)
+    )
     for x_axis, name in zip(figure.select_xaxes(), shown, strict=False):
         x_axis.title.text = units[name]
         in_lines = units[name].replace("; ", "<br>").replace(": ", ":<br>")
@@ -193,11 +192,9 @@ def differences(
     names = [label(condition) for condition in reversed(conditions)]
     figure.update_yaxes(categoryarray=names, range=[-0.5, len(names) - 0.5])
     figure.update_xaxes(zerolinewidth=2, nticks=4, rangemode="tozero")
-    panels_of: dict[str, list[int]] = {}
-    for panel, name in enumerate(shown):
-        panels_of.setdefault(units[name].partition(";")[0], []).append(panel)
+    scales = pd.Series([units[name].partition(";")[0] for name in shown])
     ends = [estimates_of(rows, "difference") for rows in by_measure]
-    fit_axes(figure, "x", ends, [*panels_of.values()])
+    fit_axes(figure, "x", ends, [*scales.groupby(scales, sort=False).indices.values()])
     return figure.update_layout(showlegend=False)
 
 
@@ -212,7 +209,6 @@ def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
         interval_dots(
             rows["pattern"].to_numpy(float),
             estimates_of(rows, "loss"),
-            panel=0,
             label=f"L{layer}",
             hover="%{text}: pattern %{x:.3g} nats, loss %{y:+.3g} nats",
             marker={"color": ink, "size": 9},
@@ -223,10 +219,10 @@ def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
         )
         for (layer, rows), ink in zip(table.groupby("layer"), layer_colours(n_layers), strict=True)
     ]
-    return place_panels(
+    return draw_panels(
         "Heads: pattern and behaviour",
-        [""],
+        {"": traces},
         panel=320,
         x_title="the head's positional pattern, nats",
         y_title="rise of the loss without its W_Q, nats",
-    ).add_traces(traces)
+    )

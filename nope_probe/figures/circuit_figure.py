@@ -72,7 +72,6 @@ def circuit(
     normalised: StageMaps | Mapping[Any, StageMap] | None = None,
     components: Sequence[str] | None = None,
     absent: Mapping[str, str] | None = None,
-    max_positions: int = MAX_POSITIONS,
     query_positions: Int[np.ndarray, " row"] | None = None,
     skip_keys: int | Literal["auto"] = "auto",
 ) -> go.Figure:
@@ -92,7 +91,6 @@ def circuit(
         normalised: the maps less the mean of each diagonal; captured stages contain them.
         components: the components that the model has; by default mask, weights, MLP and `removed`.
         absent: the reason why a stage does not exist in this block, per letter.
-        max_positions: larger maps are pooled to this many positions, or fewer in a comparison.
         query_positions: the queries of the rows, if some queries have none; captured stages hold
             them. Cosines are then left out, because they need the lengths of all vectors.
         skip_keys: first positions that the colour limits leave out, as in `score_maps`.
@@ -109,13 +107,9 @@ def circuit(
     if normalised is None and not isinstance(stages, Mapping):
         normalised = stages
     maps = _stage_maps(stages)
-    unknown = sorted({*maps} - {*LETTERS})
-    if unknown or not maps:
-        got = " ".join(unknown) or "none"
-        raise ValueError(f"expected maps of the stages a to i, got {got}")
     shown = views(maps, _stage_maps(reference), _stage_maps(normalised, normalised=True))
     drawn = {stage: cells for view in shown.values() for stage, cells in view.items()}
-    size = min(max_positions, int((MAX_CELLS / len(drawn)) ** 0.5))
+    size = min(MAX_POSITIONS, int((MAX_CELLS / len(drawn)) ** 0.5))
     if query_positions is None and not isinstance(stages, Mapping):
         query_positions = stages.query_positions.numpy()
     pooled = {
@@ -132,42 +126,38 @@ def circuit(
     skipped = -(-skip_keys // block)
     scales = scales_of({stage: maps.values[0] for stage, maps in pooled.items()}, skipped)
     has, absent = (*COMPONENTS, *removed) if components is None else components, absent or {}
-    layouts = []
-    for flow in (wide(), narrow()):
-        shapes, marks = arrows(flow, has, removed, absent)
-        notes = [*marks, *_captions(flow, absent)]
-        layouts.append({**_layout(flow, maps, axes), "shapes": shapes, "annotations": notes})
-    without = ", ".join(words(name) for name in removed)
-    title = f"L{layer}, from its input to the next layer's scores"
-    layout: Layout = {
-        "template": TEMPLATE,
-        "title": {"text": f"{title}, without {without}" if without else title},
-        "plot_bgcolor": BLANK,
-        "paper_bgcolor": PAPER,
-        "meta": {"narrow": layouts[1]},
-    }
-    patch(layout, layouts[0])
-    for stage, scale in scales[PER_STAGE].items():
-        colours = {"colorscale": DIVERGING if is_signed(stage) else SEQUENTIAL}
-        layout[axes[stage]] |= colours | colour_limits(scale)
-    maps_of = {
-        name: [{"visible": [stage in view for stage in axes]}, {}] for name, view in shown.items()
-    }
-    add_switches(layout, {"Maps": maps_of, "Colours": _colour_choices(scales, axes)})
+    on_wide, on_phone = (
+        _layout(flow, maps, axes, arrows(flow, has, removed, absent), absent)
+        for flow in (wide(), narrow())
+    )
+    without = f", without {', '.join(map(words, removed))}" if removed else ""
+    layout: Layout = {"template": TEMPLATE, "meta": {"narrow": on_phone}}
+    layout |= {"plot_bgcolor": BLANK, "paper_bgcolor": PAPER}
+    title = f"L{layer}, from its input to the next layer's scores{without}"
+    patch(layout, on_wide | {"title.text": title})
+    _switch(layout, shown, scales, axes)
     return go.Figure(traces, layout)
 
 
-def _colour_choices(
-    scales: Mapping[str, Mapping[StageView, Scale]], axes: Mapping[StageView, str]
-) -> dict[str, Choice]:
-    """Return the choices of the switch between scales: the limits of each map's colour axis."""
-    choices: dict[str, Choice] = {}
+def _switch(
+    layout: Layout,
+    shown: Mapping[str, Collection[StageView]],
+    scales: Mapping[str, Mapping[StageView, Scale]],
+    axes: Mapping[StageView, str],
+) -> None:
+    """Set the colours of all maps, and add the switches between views and between scales."""
+    colours: dict[str, Choice] = {}
     for name, of_choice in scales.items():
-        limits: Layout = {}
+        colours[name] = [{}, {}]
         for stage, scale in of_choice.items():
-            limits |= colour_limits(scale, f"{axes[stage]}.")
-        choices[name] = [{}, limits]
-    return choices
+            colours[name][1] |= colour_limits(scale, f"{axes[stage]}.")
+    patch(layout, colours[PER_STAGE][1])
+    for stage, coloraxis in axes.items():
+        layout[coloraxis]["colorscale"] = DIVERGING if is_signed(stage) else SEQUENTIAL
+    maps_of = {
+        name: [{"visible": [stage in view for stage in axes]}, {}] for name, view in shown.items()
+    }
+    add_switches(layout, {"Maps": maps_of, "Colours": colours})
 
 
 def _stage_maps(
@@ -194,17 +184,26 @@ def views(
         maps: per letter its Gram map, or score map in nats for (b) and (i); NaN where masked.
         reference: the intact model's maps, to compare with; empty without an ablation.
         normalised: the maps less the mean of each diagonal; empty for no such view.
+
+    Raises:
+        ValueError: for no maps, or for a letter that is no stage.
     """
     letters = [letter for letter in LETTERS if letter in maps]
+    if len(letters) < len(maps) or not maps:
+        got = " ".join(sorted({*maps} - {*LETTERS})) or "none"
+        raise ValueError(f"expected maps of the stages a to i, got {got}")
     views: dict[str, dict[StageView, np.ndarray]] = {}
     n_rows, n = next(iter(maps.values())).shape
     for kind in COMPARED if n_rows == n else (RAW,):
-        models: dict[Of, Mapping[Letter, np.ndarray]] = {"shown": _of_kind(kind, maps)}
+        models: dict[Of, Mapping[Letter, np.ndarray]] = {"shown": maps, "reference": reference}
+        if kind == COSINES:
+            models = {of: _cosines_of(cells) for of, cells in models.items()}
         if reference:
-            models["reference"] = _of_kind(kind, reference)
             models["difference"] = {
                 letter: models["shown"][letter] - models["reference"][letter] for letter in letters
             }
+        else:
+            del models["reference"]
         for of, cells in models.items():
             views[COMPARED[kind][of] if reference else kind] = {
                 (letter, of, RAW if letter in SCORE_STAGES else kind): cells[letter]
@@ -216,10 +215,8 @@ def views(
     return views
 
 
-def _of_kind(kind: MapKind, maps: Mapping[Letter, np.ndarray]) -> Mapping[Letter, np.ndarray]:
-    """Return the maps themselves, or the cosines of Gram maps."""
-    if kind != COSINES:
-        return maps
+def _cosines_of(maps: Mapping[Letter, np.ndarray]) -> Mapping[Letter, np.ndarray]:
+    """Return the cosines of Gram maps, and score maps themselves."""
     return {
         letter: cells if letter in SCORE_STAGES else cosines(cells)
         for letter, cells in maps.items()
@@ -305,7 +302,7 @@ def _heat(stage: StageView, pooled: Pooled, coloraxis: str, visible: bool) -> Pl
     letter, of, kind = stage
     about = [f"({letter}) {formula(letter)}", "" if kind == RAW else kind, OF.get(of, "")]
     quantity = "score %{z:.3g} nat" if letter in SCORE_STAGES else "inner product %{z:.3g}"
-    return heat_map(
+    (trace,) = heat_map(
         pooled.values[0],
         float(pooled.block),
         LETTERS.index(letter),
@@ -315,17 +312,29 @@ def _heat(stage: StageView, pooled: Pooled, coloraxis: str, visible: bool) -> Pl
         label="<br>".join(filter(None, about)),
         visible=visible,
     )
+    return trace
 
 
-def _layout(flow: Flow, drawn: Collection[str], axes: Mapping[StageView, str]) -> Layout:
-    """Return the layout keys of panels and colour bars on one kind of screen.
+def _layout(
+    flow: Flow,
+    drawn: Collection[str],
+    axes: Mapping[StageView, str],
+    between: tuple[list[Layout], list[Layout]],
+    absent: Mapping[str, str],
+) -> Layout:
+    """Return the layout keys of panels, arrows and colour bars on one kind of screen.
 
     Args:
         flow: the screen's layout.
         drawn: the letters with a map; other panels are blank.
         axes: each map's colour axis.
+        between: the arrows, as `arrows` returns them.
+        absent: the reason why a stage does not exist, per letter.
     """
+    shapes, marks = between
+    notes = [*marks, *_captions(flow, absent)]
     keys: Layout = {"height": flow.full_height, "margin": flow.margin}
+    keys |= {"shapes": shapes, "annotations": notes}
     square = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 4}
     square["tickfont"] = {"size": 10}
     for panel, letter in enumerate(LETTERS):

@@ -6,7 +6,7 @@ next to the theory's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -16,10 +16,7 @@ import plotly.graph_objects as go
 from jaxtyping import Float
 from plotly.colors import sample_colorscale
 
-from nope_probe.figures.dots import (
-    curve_in_band,
-    note_flat,
-)
+from nope_probe.figures.dots import curve_in_band, note_flat
 from nope_probe.figures.intervals import (
     FLAT_WORDS,
     NOISE_ERRORS,
@@ -28,17 +25,10 @@ from nope_probe.figures.intervals import (
     error_bars,
     estimates_of,
     finite,
-    is_noise,
     widened,
 )
 from nope_probe.figures.names import TABLE, colour, words
-from nope_probe.figures.style import (
-    ZERO,
-    PlotlyTrace,
-    panel_axes,
-    place_panels,
-    scatter,
-)
+from nope_probe.figures.style import PlotlyTrace, draw_panels, scatter
 from nope_probe.removal import INK
 
 MOST_COLUMNS = 4
@@ -53,28 +43,27 @@ def band_amplitudes(table: pd.DataFrame) -> go.Figure:
     Args:
         table: `bands.csv`: layer, band, the amplitude in nats with its bounds, and the share.
     """
-    traces, flat = [], []
-    for panel, (_, rows) in enumerate(table.groupby("layer")):
-        ends = estimates_of(rows, "amplitude")
-        trace = {
-            "type": "bar",
-            "x": rows["band"].astype(str).tolist(),
-            "y": ends[0],
-            "error_y": error_bars(*ends),
-            "customdata": 100 * rows["share"].to_numpy(float),
-            "marker": {"color": TABLE["rope"].colour},
-            "showlegend": False,
-            **panel_axes(panel),
-            "hovertemplate": "%{x}: %{y:.3g} nats, share %{customdata:.1f}%<extra></extra>",
-        }
-        traces.append(trace)
-        if is_noise(*ends):
-            flat.append(panel)
+    layers = [(rows, estimates_of(rows, "amplitude")) for _, rows in table.groupby("layer")]
+    bars: list[list[PlotlyTrace]] = [
+        [
+            {
+                "type": "bar",
+                "x": rows["band"].astype(str).tolist(),
+                "y": ends[0],
+                "error_y": error_bars(*ends),
+                "customdata": 100 * rows["share"].to_numpy(float),
+                "marker": {"color": TABLE["rope"].colour},
+                "showlegend": False,
+                "hovertemplate": "%{x}: %{y:.3g} nats, share %{customdata:.1f}%<extra></extra>",
+            }
+        ]
+        for rows, ends in layers
+    ]
     title, x_title = "The positional pattern by RoPE band", "wavelength, positions"
-    figure = _layer_panels(table, title, x_title, "xy", bottom=120, ticks=50)
+    figure = _layer_panels(table, bars, title, x_title, "xy", bottom=120, ticks=50)
     figure.update_yaxes(range=axis_range(*estimates_of(table, "amplitude")))
-    note_flat(figure, flat)
-    return figure.add_traces(traces)
+    note_flat(figure, [ends for _, ends in layers])
+    return figure
 
 
 def offset_profiles(table: pd.DataFrame) -> go.Figure:
@@ -83,14 +72,14 @@ def offset_profiles(table: pd.DataFrame) -> go.Figure:
     Args:
         table: `offsets.csv`: layer, term, offset, and the mean in nats with its bounds.
     """
-    traces: list[PlotlyTrace] = []
-    for panel, (_, of_layer) in enumerate(table.groupby("layer")):
+    panels: list[list[PlotlyTrace]] = []
+    for _, of_layer in table.groupby("layer"):
+        panels.append([])
         for name, rows in of_layer.groupby("term", sort=False):
             ink = colour("intact" if name in LABELS else str(name))
-            traces += curve_in_band(
+            panels[-1] += curve_in_band(
                 _middles(rows, "offset"),
                 estimates_of(rows, "mean"),
-                panel,
                 label=LABELS.get(str(name), words(str(name))),
                 hover="%{x}: %{y:.3g} nats",
                 line={"color": ink, "width": 2, "dash": "dot" if name == "score" else "solid"},
@@ -98,10 +87,10 @@ def offset_profiles(table: pd.DataFrame) -> go.Figure:
     title = "Mean by distance from query to key"
     # Softmax ignores the scores' level, which differs between layers.
     zoom = "x" if "score" in set(table["term"]) else "xy"
-    figure = _layer_panels(table, title, "distance i - j", zoom)
+    figure = _layer_panels(table, panels, title, "distance i - j", zoom)
     if "last_offset" in table:  # bins that grow with distance
         figure.update_xaxes(type="log")
-    return figure.add_traces(traces)
+    return figure
 
 
 def query_strengths(table: pd.DataFrame, lengths: Mapping[str, int]) -> go.Figure:
@@ -113,26 +102,25 @@ def query_strengths(table: pd.DataFrame, lengths: Mapping[str, int]) -> go.Figur
         lengths: the model's stated lengths, such as its context, in tokens; lines mark lengths that
             queries reach.
     """
-    traces: list[PlotlyTrace] = []
-    reached = int(table["last_query"].max())
-    for panel, (_, rows) in enumerate(table.groupby("layer")):
-        traces += curve_in_band(
+    panels: list[list[PlotlyTrace]] = []
+    last = int(table["last_query"].max())
+    reached = {name: length for name, length in lengths.items() if length <= last}
+    for _, rows in table.groupby("layer"):
+        curve = curve_in_band(
             _middles(rows, "query"),
             estimates_of(rows, "rms"),
-            panel,
             label="pattern",
             hover="query %{x:.0f}: %{y:.3g} nats",
             line={"color": colour("intact"), "width": 2},
         )
+        panels.append(curve)
         top = float(rows["rms_high"].max())
-        reachable = {name: length for name, length in lengths.items() if length <= reached}
-        for (name, length), dash in zip(reachable.items(), cycle(DASHES), strict=False):
+        for (name, length), dash in zip(reached.items(), cycle(DASHES), strict=False):
             line = {"color": INK, "width": 1, "dash": dash}
             ends = {"x": [length, length], "y": [0.0, top]}
-            label = f"{name} ({length:,})"
-            traces.append(scatter(panel, label, "", **ends, mode="lines", line=line))
+            curve.append(scatter(f"{name} ({length:,})", "", **ends, mode="lines", line=line))
     title = "The strength of the positional pattern by query"
-    return _layer_panels(table, title, "query position", "x").add_traces(traces)
+    return _layer_panels(table, panels, title, "query position", "x")
 
 
 def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
@@ -144,17 +132,18 @@ def _middles(rows: pd.DataFrame, name: str) -> np.ndarray:
 
 def _layer_panels(
     table: pd.DataFrame,
+    panels: Sequence[Sequence[PlotlyTrace]],
     title: str,
     x_title: str,
     zoom: str,
     bottom: int = 84,
     ticks: int = 0,
 ) -> go.Figure:
-    """Return an empty panel per layer; tick labels of x may stand on end, `ticks` px high."""
+    """Return a panel per layer; tick labels of x may stand on end, `ticks` px high."""
     names = [f"L{layer}" for layer in sorted({*table["layer"]})]
-    return place_panels(
+    return draw_panels(
         title,
-        names,
+        dict(zip(names, panels, strict=True)),
         zoom=zoom,
         columns=min(MOST_COLUMNS, len(names)),
         panel=200,
@@ -181,64 +170,27 @@ class Curves:
     theory: Float[np.ndarray, "layer x"]
 
 
-def rows_against_theory(curves: Mapping[str, Curves]) -> go.Figure:
-    """Draw the last query's scores over its keys: dots with two standard errors; theory: lines."""
-    return _panels(
-        curves,
-        title="The last query's scores: simulation (dots) and mean field (lines)",
-        x_title="key position",
-        y_title="score, nats",
-    )
-
-
-def steps_by_distance(curves: Mapping[str, Curves]) -> go.Figure:
-    """Draw the mean gain in score of a key one position nearer, at each distance."""
-    return _panels(
-        curves,
-        title="Mean step of the score towards the query",
-        x_title="distance i - j",
-        y_title="step, nats",
-        zeroline=True,
-        zerolinecolor=ZERO,
-    )
-
-
-def _panels(
-    curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: str, **y_axis: object
+def simulated_curves(
+    curves: Mapping[str, Curves], *, title: str, x_title: str, y_title: str
 ) -> go.Figure:
-    """Draw a panel per layer; a layer with only noise is flat, and its title says so."""
+    """Draw simulations as dots with two standard errors, and the theory as lines, per layer.
+
+    A layer with only noise is flat, and its title says so.
+
+    Args:
+        curves: by the name in the legend.
+        title: the figure's title.
+        x_title: of the x axes.
+        y_title: of the y axes.
+    """
     n_layers = len(next(iter(curves.values())).values)
-    inks = sample_colorscale(LINES, list(np.linspace(0, 1, max(2, len(curves)))))
-    traces: list[PlotlyTrace] = []
-    hover = "%{x}: %{y:.4g} nat"
-    for (name, series), ink in zip(curves.items(), inks, strict=False):
-        for layer in range(n_layers):
-            theory = scatter(
-                layer,
-                f"{name}, mean field",
-                hover,
-                x=series.x,
-                y=series.theory[layer],
-                mode="lines",
-                line={"color": ink, "width": 1.5},
-                legendgroup=name,
-                showlegend=False,
-            )
-            simulation = scatter(
-                layer,
-                name,
-                hover,
-                x=series.x,
-                y=series.values[layer],
-                error_y={"array": series.errors[layer], "thickness": 1, "width": 0},
-                mode="markers",
-                marker={"size": 4, "color": ink},
-            )
-            traces += [theory, simulation]
     ranges = [_noise_range(curves.values(), layer) for layer in range(n_layers)]
-    figure = place_panels(
+    figure = draw_panels(
         title,
-        [f"L{layer}{FLAT_WORDS if limits else ''}" for layer, limits in enumerate(ranges)],
+        {
+            f"L{layer}{FLAT_WORDS if limits else ''}": _simulated(curves, layer)
+            for layer, limits in enumerate(ranges)
+        },
         zoom="x",
         columns=min(MOST_COLUMNS, n_layers),
         panel=230,
@@ -247,11 +199,39 @@ def _panels(
         bottom=110,
         phone={"columns": min(2, n_layers), "panel": 150, "gap": 0.14},
     )
-    figure.update_yaxes(**y_axis)
     for keys, limits in zip(figure.select_yaxes(), ranges, strict=True):
         if limits is not None:  # all but the middle is noise
             keys.update(range=limits, tickvals=[sum(limits) / 2], tickformat=".3~f")
-    return figure.add_traces(traces)
+    return figure
+
+
+def _simulated(curves: Mapping[str, Curves], layer: int) -> list[PlotlyTrace]:
+    """Return the theory and the simulation of a layer."""
+    inks = sample_colorscale(LINES, list(np.linspace(0, 1, max(2, len(curves)))))
+    traces: list[PlotlyTrace] = []
+    hover = "%{x}: %{y:.4g} nat"
+    for (name, series), ink in zip(curves.items(), inks, strict=False):
+        theory = scatter(
+            f"{name}, mean field",
+            hover,
+            x=series.x,
+            y=series.theory[layer],
+            mode="lines",
+            line={"color": ink, "width": 1.5},
+            legendgroup=name,
+            showlegend=False,
+        )
+        simulation = scatter(
+            name,
+            hover,
+            x=series.x,
+            y=series.values[layer],
+            error_y={"array": series.errors[layer], "thickness": 1, "width": 0},
+            mode="markers",
+            marker={"size": 4, "color": ink},
+        )
+        traces += [theory, simulation]
+    return traces
 
 
 def _noise_range(curves: Collection[Curves], layer: int) -> tuple[float, float] | None:

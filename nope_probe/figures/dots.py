@@ -5,7 +5,7 @@ A layer whose pattern does not exceed the noise has undefined shares; it is mark
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -31,9 +31,8 @@ from nope_probe.figures.style import (
     GRID,
     PlotlyTrace,
     axis,
+    draw_panels,
     inside,
-    panel_axes,
-    place_panels,
     scatter,
 )
 
@@ -55,7 +54,6 @@ def marker(name: str, size: int, hollow: bool = False) -> dict[str, object]:
 def interval_dots(
     at: Sequence[Any] | np.ndarray,
     estimates: Float[np.ndarray, "3 dot"],
-    panel: int,
     *,
     label: str,
     hover: str,
@@ -68,8 +66,7 @@ def interval_dots(
     Args:
         at: the dots' places on the axis across the estimates.
         estimates: estimates, lower and upper bounds.
-        panel: the number of the panel.
-        label: the name in the legend, which the first panel shows.
+        label: the name in the legend.
         hover: the hover text; `BOUNDS` becomes the interval.
         marker: colour, symbol and size.
         sideways: whether the estimates are along x.
@@ -84,13 +81,33 @@ def interval_dots(
         "mode": "markers",
         "marker": marker,
     }
-    return scatter(panel, label, hover, **dots | others)
+    return scatter(label, hover, **dots | others)
+
+
+def interval_cells(
+    estimates: Float[np.ndarray, "3 row column"], hover: str, **others: object
+) -> PlotlyTrace:
+    """Return estimates as a heat map on the figure's colour axis; it is blank without an estimate.
+
+    Args:
+        estimates: estimates, lower and upper bounds.
+        hover: the hover text, in which `BOUNDS` are the bounds.
+        others: further keys of the trace, by plotly's names.
+    """
+    return {
+        "type": "heatmap",
+        "z": estimates[0],
+        "customdata": np.moveaxis(estimates[1:], 0, -1),
+        "coloraxis": "coloraxis",
+        "hoverongaps": False,
+        "hovertemplate": hover,
+        **others,
+    }
 
 
 def curve_in_band(
     x: np.ndarray,
     estimates: Float[np.ndarray, "3 x"],
-    panel: int,
     *,
     label: str,
     hover: str,
@@ -102,7 +119,6 @@ def curve_in_band(
     Args:
         x: the curve's places along x.
         estimates: estimates, lower and upper bounds.
-        panel: the number of the panel.
         label: the name in the legend.
         hover: the hover text; `BOUNDS` becomes the interval.
         line: its colour, width and dash.
@@ -120,10 +136,9 @@ def curve_in_band(
         "hoverinfo": "skip",
         "showlegend": False,
         "legendgroup": label,
-        **panel_axes(panel),
     }
     curve = {"x": x, "y": values, "customdata": estimates[1:].T, "mode": "lines", "line": line}
-    return [band, scatter(panel, label, hover, **curve | others)]
+    return [band, scatter(label, hover, **curve | others)]
 
 
 @dataclass(frozen=True)
@@ -175,17 +190,19 @@ def over_layers(
         same_y: groups of panels, by their numbers, that share one scale.
     """
     layers = sorted({at for of_panel in panels.values() for dots in of_panel for at in dots.layers})
-    traces = [
-        _layer_dots(series, panel, WIDTH * ((index + 0.5) / len(of_panel) - 0.5))
-        for panel, of_panel in enumerate(panels.values())
-        for index, series in enumerate(of_panel)
-    ]
+    traces = {
+        name: [
+            _layer_dots(series, WIDTH * ((index + 0.5) / len(of_panel) - 0.5))
+            for index, series in enumerate(of_panel)
+        ]
+        for name, of_panel in panels.items()
+    }
     many, deep = (columns or 1) > 1, len(layers) > MOST_TICKS
-    n_names = len({trace["name"] for trace in traces})
+    n_names = len({trace["name"] for of_panel in traces.values() for trace in of_panel})
     across = columns or len(panels)
-    figure = place_panels(
+    figure = draw_panels(
         title,
-        list(panels),
+        traces,
         zoom="x",
         columns=max(1, across // 2) if deep else across,
         panel=170 if many or deep else 260,
@@ -207,23 +224,19 @@ def over_layers(
         minor={"tick0": 0.5, "dtick": 1, "showgrid": True, "gridcolor": GRID},
     )
     figure.update_yaxes(rangemode="tozero", zerolinewidth=2, nticks=5)
-    for y_axis, of_panel in zip(figure.select_yaxes(), panels.values(), strict=True):
-        if all(series.column.startswith(SHARES) for series in of_panel):
-            y_axis.tickformat = ".0%"
-    mark_empty_layers(figure, panels)
+    _mark_panels(figure, panels)
     ends = [np.concatenate([s.estimates for s in of_panel], axis=1) for of_panel in panels.values()]
     fit_axes(figure, "y", ends, same_y)
-    return figure.add_traces(traces)
+    return figure
 
 
-def _layer_dots(series: Dots, panel: int, offset: float) -> PlotlyTrace:
+def _layer_dots(series: Dots, offset: float) -> PlotlyTrace:
     size = 9 if len(series.layers) <= MOST_TICKS else 6
     is_share = series.column.startswith(SHARES)
     shown = f"%{{y:.1%}} {PERCENT}" if is_share else f"%{{y:.3g}} {BOUNDS}"
     return interval_dots(
         np.asarray(series.layers, float) + offset,
         series.estimates,
-        panel,
         label=series.label or words(series.name),
         hover=f"%{{text}}: {shown}",
         marker={**marker(series.name, size, series.hollow), **series.marker},
@@ -232,15 +245,12 @@ def _layer_dots(series: Dots, panel: int, offset: float) -> PlotlyTrace:
     )
 
 
-def mark_empty_layers(figure: go.Figure, panels: Mapping[str, Sequence[Dots]]) -> None:
-    """Mark the layers in which no series of a panel has a number.
-
-    Args:
-        figure: the figure with its panels.
-        panels: series by the panel's title.
-    """
+def _mark_panels(figure: go.Figure, panels: Mapping[str, Sequence[Dots]]) -> None:
+    """Show shares in percent, and mark the layers in which no series of a panel has a number."""
     note = {**NOTE, "text": NO_PATTERN, "textangle": -90}
     for panel, of_panel in enumerate(panels.values()):
+        if all(series.column.startswith(SHARES) for series in of_panel):
+            figure.layout[f"yaxis{axis(panel)}"].tickformat = ".0%"
         values = pd.concat([pd.Series(s.estimates[0], index=s.layers) for s in of_panel])
         known = values.groupby(level=0).count()
         where = {**inside(panel), "xref": f"x{axis(panel)}", "y": 0.5}
@@ -270,10 +280,11 @@ def fit_axes(
         for panel in group:
             matched = None if panel == group[0] else f"{along}{axis(group[0])}"
             figure.layout[f"{along}axis{axis(panel)}"].update(matches=matched, range=limits)
-    note_flat(figure, [panel for panel, numbers in enumerate(ends) if is_noise(*numbers)])
+    note_flat(figure, ends)
 
 
-def note_flat(figure: go.Figure, panels: Iterable[int]) -> None:
-    """Note in some panels that their numbers are flat within noise."""
-    for panel in panels:
-        figure.add_annotation(**inside(panel), **FLAT_NOTE)
+def note_flat(figure: go.Figure, ends: Sequence[Float[np.ndarray, "3 _"]]) -> None:
+    """Note in the panels whose numbers do not exceed their noise that they are flat."""
+    for panel, estimates in enumerate(ends):
+        if is_noise(*estimates):
+            figure.add_annotation(**inside(panel), **FLAT_NOTE)

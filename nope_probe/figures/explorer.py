@@ -8,7 +8,6 @@ Enter enlarges a thumbnail.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
@@ -23,7 +22,7 @@ from nope_probe.figures.names import colour
 from nope_probe.figures.packed import PackedMaps, asset, encoded, pack, quantise, script
 from nope_probe.figures.panels import RowMaps, pool
 from nope_probe.figures.style import STOPS
-from nope_probe.files import JsonObject, local_path
+from nope_probe.files import local_path
 
 MAX_BYTES = 4_900_000  # size of an explorer in a notebook or a file
 SMALLEST = 8  # cells along an axis; no map is pooled below this
@@ -104,6 +103,10 @@ class Explorer:
         code = script("explorer.js")
         room = self.max_bytes - sum(map(len, (template.template, style, code)))
         view, packed = fitted(self.view, room)
+        averaged = (
+            f"A cell is a mean over {view.block} × {view.block} positions; the numbers are of the "
+            "whole maps."
+        )
         content = {
             "colours": STOPS,
             "choices": [
@@ -114,11 +117,19 @@ class Explorer:
             "together": self.together,
             "removed": self.removed,
             "layer": self.layer,
-            "view": _content(view, packed),
+            "view": {
+                "layers": view.layers,
+                "panels": view.panels,
+                "n": view.maps.shape[-1],
+                "block": view.block,
+                **packed,
+                "leads": encoded(view.leads, "<f4"),
+                "measures": encoded(view.measures, "<f4"),
+            },
         }
         page = template.substitute(
             title=escape(self.title),
-            note=escape(f"{self.note} {_pooling_note(view)}".strip()),
+            note=escape(f"{self.note} {averaged if view.block > 1 else ''}".strip()),
             style=style,
             data=json.dumps(content, separators=(",", ":")).replace("</", "<\\/"),
             script=code,
@@ -145,37 +156,11 @@ class Explorer:
 def fitted(view: RemovedMaps, max_bytes: int) -> tuple[RemovedMaps, dict[str, str]]:
     """Return a view and its bytes, pooled until they fit or a map is 8 cells wide."""
     shown, packed, block = view, pack(view.maps), 1
-    while _n_bytes(packed) > max_bytes and shown.maps.shape[-1] > SMALLEST:
+    while sum(map(len, packed.values())) > max_bytes and shown.maps.shape[-1] > SMALLEST:
         block += 1
         shown = view.pooled(block)
         packed = pack(shown.maps)
     return shown, packed
-
-
-def _n_bytes(packed: Mapping[str, str]) -> int:
-    return sum(len(packed[name]) for name in ("cells", "offsets", "scales"))
-
-
-def _content(view: RemovedMaps, packed: Mapping[str, str]) -> JsonObject:
-    """Return a view in the form that the explorer's script reads."""
-    return {
-        "layers": view.layers,
-        "panels": view.panels,
-        "n": view.maps.shape[-1],
-        "block": view.block,
-        **packed,
-        "leads": encoded(view.leads, "<f4"),
-        "measures": encoded(view.measures, "<f4"),
-    }
-
-
-def _pooling_note(view: RemovedMaps) -> str:
-    if view.block == 1:
-        return ""
-    return (
-        f"A cell is a mean over {view.block} × {view.block} positions; the numbers are of the "
-        "whole maps."
-    )
 
 
 def head_maps(

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from jaxtyping import Bool, Float
 
 from nope_probe.figures.names import plain
-from nope_probe.figures.style import GRID, ZERO, PlotlyTrace, place_panels
+from nope_probe.figures.style import GRID, ZERO, PlotlyTrace, draw_panels
 from nope_probe.removal import INK, Writer
 
 WITH, AGAINST = "rgba(217, 115, 13, 0.8)", "rgba(43, 123, 186, 0.8)"
@@ -22,6 +22,7 @@ BENDS = {"key": 0.0, "query": 0.5, "moved": -0.3}  # of edges between two nodes,
 LEVEL = 60  # px between two rows of nodes
 BELOW, BOW = 0.55, 0.03  # rows from a node to what stands under it; tokens, of an upward edge
 NAME, NEXT = 46, 0.3  # px of a node with its name inside, and between nodes at one place, tokens
+HALF = 12  # of the points of an edge
 Dash = Literal["solid", "dash"]
 Point = tuple[float, float]
 Node = tuple[str, int]  # a writer (or nothing: the token itself), and the token
@@ -55,7 +56,7 @@ def edge(
         dash: the kind of line.
         hover: what a pointer shows; its first line is the edge's name.
     """
-    (x0, y0), (x1, y1), (right, up), t = start, end, bend, np.linspace(0, 1, 25)
+    (x0, y0), (x1, y1), (right, up), t = start, end, bend, np.linspace(0, 1, 1 + 2 * HALF)
     return {
         "type": "scatter",
         "x": x0 + (x1 - x0) * t + 4 * right * t * (1 - t),
@@ -126,7 +127,9 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
         pieces: what to show of each token.
         title: the figure's title.
     """
-    edges, looking = _edges(table), _looking(table)
+    edges = _edges(table)
+    looks = table.drop_duplicates(["layer", "head", "query"]).to_dict("records")
+    looking: list[Node] = [(f"L{look['layer']}H{look['head']}", look["query"]) for look in looks]
     places = _places([*looking, *(node for term in edges for node in (term.end, term.start))])
     tokens = sorted({token for _, token in places})
     widest = max((abs(term.nats) for term in edges), default=1.0)
@@ -142,15 +145,47 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
         )
         for term in edges
     ]
-    half = len(traces[0]["x"]) // 2 if traces else 0
-    middles = [(trace["x"][half], trace["y"][half]) for trace in traces]
-    written = [*zip(middles, (f"{term.kind} {term.nats:+.1f}" for term in edges), strict=True)]
+    drawn = {node: place for node, place in places.items() if node[0]}
+    across, up = np.array([*drawn.values()]).T
+    names = [f"{name}, token {token}" for name, token in drawn]
+    is_reader = np.array([node in looking for node in drawn])
+    shown = nodes(across, up, names, [name for name, _ in drawn], is_reader, NAME)
+    top = max(up)
+    labels = _labels(table, edges, traces, places)
+    figure = draw_panels(
+        title,
+        {"": [*traces, *legend(KINDS), shown, labels]},
+        panel=int(LEVEL * (top + 1.5)),
+        bottom=110,
+        x_title="token",
+    )
+    figure.update_xaxes(
+        showgrid=False,
+        zeroline=False,
+        tickvals=[*range(len(tokens))],
+        ticktext=[f"{plain(pieces[token])} {token}" for token in tokens],
+        range=[-0.6, len(tokens) - 0.4],
+    )
+    return figure.update_yaxes(visible=False, range=[-0.3, top + 0.7])
+
+
+def _labels(
+    table: pd.DataFrame,
+    edges: Sequence[Edge],
+    curves: Sequence[PlotlyTrace],
+    places: Mapping[Node, Point],
+) -> PlotlyTrace:
+    """Return what is written at the middles of edges, and under heads their terms of position."""
+    written = [
+        ((curve["x"][HALF], curve["y"][HALF]), f"{term.kind} {term.nats:+.1f}")
+        for term, curve in zip(edges, curves, strict=True)
+    ]
     position = table[table["side"] == "position"]
     sums = position.groupby(["layer", "head", "query", "key"])["nats"].sum().reset_index()
     for look in sums.to_dict("records"):
         x, y = places[f"L{look['layer']}H{look['head']}", look["query"]]
         written.append(((x, y - BELOW), f"position {look['nats']:+.1f}"))
-    labels = {
+    return {
         "type": "scatter",
         "mode": "text",
         "x": [x for (x, _), _ in written],
@@ -160,22 +195,6 @@ def steps_back(table: pd.DataFrame, pieces: Mapping[int, str], title: str) -> go
         "hoverinfo": "skip",
         "showlegend": False,
     }
-    drawn = {node: place for node, place in places.items() if node[0]}
-    across, up = np.array([*drawn.values()]).T
-    names = [f"{name}, token {token}" for name, token in drawn]
-    is_reader = np.array([node in looking for node in drawn])
-    shown = nodes(across, up, names, [name for name, _ in drawn], is_reader, NAME)
-    top = max(up)
-    figure = place_panels(title, [""], panel=int(LEVEL * (top + 1.5)), bottom=110, x_title="token")
-    figure.update_xaxes(
-        showgrid=False,
-        zeroline=False,
-        tickvals=[*range(len(tokens))],
-        ticktext=[f"{plain(pieces[token])} {token}" for token in tokens],
-        range=[-0.6, len(tokens) - 0.4],
-    )
-    figure.update_yaxes(visible=False, range=[-0.3, top + 0.7])
-    return figure.add_traces([*traces, *legend(KINDS), shown, labels])
 
 
 def _bow(start: Point, end: Point) -> float:
@@ -194,12 +213,6 @@ def _edges(table: pd.DataFrame) -> list[Edge]:
             start, end, kind = ("", int(row["moved_from"])), start, "moved"
         edges.setdefault((start, end, kind), Edge(start, end, kind, row["nats"]))
     return [*edges.values()]
-
-
-def _looking(table: pd.DataFrame) -> list[Node]:
-    """Return the heads that look from a token."""
-    looks = table.drop_duplicates(["layer", "head", "query"]).to_dict("records")
-    return [(f"L{look['layer']}H{look['head']}", look["query"]) for look in looks]
 
 
 def _places(found: Iterable[Node]) -> dict[Node, Point]:

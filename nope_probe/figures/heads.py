@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
+from itertools import cycle, product
+
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.colors import qualitative
 
-from nope_probe.figures.dots import BOUNDS, curve_in_band
-from nope_probe.figures.intervals import FLOOR, error_bars, estimates_of
-from nope_probe.figures.measures import heat_of_heads
+from nope_probe.figures.dots import BOUNDS, curve_in_band, interval_dots
+from nope_probe.figures.intervals import estimates_of, reach_of
+from nope_probe.figures.measures import cells_of_heads, heat_of_heads
 from nope_probe.figures.names import words
-from nope_probe.figures.style import (
-    PlotlyTrace,
-    axis,
-    place_panels,
-    scatter,
-)
+from nope_probe.figures.style import PlotlyTrace, draw_panels
 
 COSTS = {
     "text": "text, nats",
@@ -35,84 +31,58 @@ def cost_by_k(costs: pd.DataFrame, tests: pd.DataFrame) -> go.Figure:
         costs: `cost.csv`: removed, order, k, draw, measure, cost with its bounds.
         tests: `tests.csv`: removed, order, k, measure, chance with its bounds.
     """
-    removals = [*costs["removed"].unique()]
-    panels = {
-        (removed, measure): f"without {words(removed)}: {title}"
-        for removed in removals
-        for measure, title in COSTS.items()
-    }
-    figure = place_panels(
+    measured, panels = costs[costs["draw"].isna()], dict[str, list[PlotlyTrace]]()
+    for removed, measure in product(costs["removed"].unique(), COSTS):
+        traces = panels[f"without {words(removed)}: {COSTS[measure]}"] = []
+        for order, ink in zip(measured["order"].unique(), cycle(qualitative.Dark24), strict=False):
+            chances, of_order = (
+                _rows(table, removed=removed, order=order, measure=measure)
+                for table in (tests, measured)
+            )
+            traces += curve_in_band(
+                chances["k"].to_numpy(),
+                estimates_of(chances, "chance"),
+                label=f"heads of the same layers as {order}",
+                hover=f"%{{x}} heads: %{{y:+.3g}} {BOUNDS}",
+                line={"color": ink, "dash": "dot", "width": 1},
+            )
+            line = interval_dots(
+                of_order["k"].to_numpy(),
+                estimates_of(of_order, "cost"),
+                label=f"first heads by {order}",
+                hover=f"first %{{x}}: %{{y:+.3g}} {BOUNDS}",
+                marker={"color": ink},
+                mode="lines+markers",
+            )
+            traces.append(line)
+    return draw_panels(
         "What the first heads cost",
-        [*panels.values()],
+        panels,
         panel=200,
         columns=2,
         x_title="first heads, k",
         bottom=100,
-    )
-    measured = costs[costs["draw"].isna()]
-    for panel, (removed, measure) in enumerate(panels):
-        for index, order in enumerate(measured["order"].unique()):
-            colour = qualitative.Dark24[index % len(qualitative.Dark24)]
-            figure.add_traces(
-                [
-                    *_band(_rows(tests, removed, order, measure), panel, order, colour),
-                    _line(_rows(measured, removed, order, measure), panel, order, colour),
-                ]
-            )
-    ticks = sorted(measured["k"].unique())
-    for panel in range(len(panels)):
-        figure.update_layout({f"xaxis{axis(panel)}": {"type": "log", "tickvals": ticks}})
-    return figure
+    ).update_xaxes(type="log", tickvals=sorted(measured["k"].unique()))
 
 
-def _rows(table: pd.DataFrame, removed: str, order: str, measure: str) -> pd.DataFrame:
-    of = (table["removed"] == removed) & (table["order"] == order) & (table["measure"] == measure)
-    return table[of].sort_values("k")
-
-
-def _band(rows: pd.DataFrame, panel: int, order: str, colour: str) -> list[PlotlyTrace]:
-    return curve_in_band(
-        rows["k"].to_numpy(),
-        estimates_of(rows, "chance"),
-        panel,
-        label=f"heads of the same layers as {order}",
-        hover=f"%{{x}} heads: %{{y:+.3g}} {BOUNDS}",
-        line={"color": colour, "dash": "dot", "width": 1},
-    )
-
-
-def _line(rows: pd.DataFrame, panel: int, order: str, colour: str) -> PlotlyTrace:
-    values, lows, highs = estimates_of(rows, "cost")
-    return scatter(
-        panel,
-        f"first heads by {order}",
-        f"first %{{x}}: %{{y:+.3g}} {BOUNDS}",
-        mode="lines+markers",
-        x=rows["k"].to_numpy(),
-        y=values,
-        customdata=np.stack([lows, highs], -1),
-        error_y=error_bars(values, lows, highs),
-        line={"color": colour},
-    )
+def _rows(table: pd.DataFrame, **values: str) -> pd.DataFrame:
+    """Return the rows that have some values, by k."""
+    return table[(table[[*values]] == pd.Series(values)).all(axis=1)].sort_values("k")
 
 
 def single_costs(rows: pd.DataFrame, title: str) -> go.Figure:
-    """Draw what each head alone costs on text and on the second copy of random tokens.
+    """Draw what each head alone costs on the second copy of random tokens.
 
     Args:
-        rows: `single.csv` of one removal and order: layer, head, measure, cost (nats).
+        rows: `single.csv` of one removal and order: layer, head, measure, and cost (nats) with its
+            bounds.
         title: the figure's title.
     """
-    n_layers, n_heads = int(rows["layer"].max()) + 1, int(rows["head"].max()) + 1
-    table = rows[rows["measure"] == "copy_random"].pivot(
-        index="layer", columns="head", values="cost"
+    names = ["layer", "head"]
+    every_head = pd.MultiIndex.from_product([range(n) for n in rows[names].max() + 1], names=names)
+    shown = rows[rows["measure"] == "copy_random"].set_index(names).reindex(every_head)
+    cells = cells_of_heads(
+        shown.reset_index(), "cost", f"%{{z:+.3g}} nats {BOUNDS}<extra>second copy</extra>"
     )
-    table = table.reindex(index=range(n_layers), columns=range(n_heads))
-    top = max(FLOOR, float(np.nan_to_num(table.abs().to_numpy(float)).max(initial=0)))
-    return heat_of_heads(
-        table,
-        title,
-        hover="%{z:+.3g} nats<extra>second copy</extra>",
-        limits=(-top, top),
-        unit="second copy of random tokens, nats",
-    )
+    top = reach_of(shown["cost"].to_numpy(float))
+    return heat_of_heads(cells, title, (-top, top), "second copy of random tokens, nats")

@@ -182,6 +182,11 @@ def finite(values: Numbers | Sequence[Numbers]) -> Float[np.ndarray, " number"]:
     return numbers[np.isfinite(numbers)]
 
 
+def reach_of(values: Numbers) -> float:
+    """Return the largest absolute value of the finite numbers, at least `FLOOR`."""
+    return max(FLOOR, float(np.abs(finite(values)).max(initial=0.0)))
+
+
 def is_noise(values: Numbers, lows: Numbers, highs: Numbers) -> bool:
     """Return whether there are numbers, all with intervals that include zero."""
     known = np.isfinite(np.asarray(values, float))

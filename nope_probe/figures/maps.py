@@ -7,6 +7,7 @@ axis to the right; both count positions from 0. Cells without a number stay blan
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -35,7 +36,6 @@ from nope_probe.figures.panels import (
     Pooled,
     RowMaps,
     heat_map,
-    lead_column,
     panel_groups,
     place_squares,
     pool,
@@ -46,6 +46,7 @@ from nope_probe.figures.style import (
     SEQUENTIAL,
     ColourScale,
     Layout,
+    PlotlyTrace,
     add_slider,
     colour_bar,
     colour_limits,
@@ -71,6 +72,7 @@ def score_maps(
     multiples: int = MAX_MULTIPLES,
     clipped: float = CLIPPED,
     noise: Sequence[float] = (),
+    high: float | None = None,
 ) -> go.Figure:
     """Draw the score map of each layer: side by side up to 4 layers, else with a layer slider.
 
@@ -89,6 +91,7 @@ def score_maps(
         multiples: the largest number of layers that are drawn side by side.
         clipped: percentage of the cells beyond each colour limit.
         noise: each layer's standard error of a cell, nats.
+        high: the upper end of one scale for all maps, from 0, as the paper draws them; nats.
 
     Example:
         >>> from nope_probe import capture_scores, figures, gaussian, load
@@ -99,57 +102,16 @@ def score_maps(
     """
     pooled = _pooled(maps, max_positions)
     shown = pooled.values[..., -(-pooled.skip_keys // pooled.block) :]
-    limits = []
-    for layer_values, error in zip(shown, noise or [0.0] * len(shown), strict=True):
-        low, high = percentiles(layer_values, (clipped, 100 - clipped)).tolist()
-        limits.append(widened(low, high, max(NOISE_NATS, NOISE_ERRORS * error)))
+    limits = [(0.0, high or 0.0, False) for _ in shown]
+    if high is None:
+        ends = [percentiles(values, (clipped, 100 - clipped)).tolist() for values in shown]
+        floors = [max(NOISE_NATS, NOISE_ERRORS * error) for error in noise or [0.0] * len(shown)]
+        limits = [widened(*of_layer, floor) for of_layer, floor in zip(ends, floors, strict=True)]
     numbers = _numbers(maps, layers, len(limits))
-    return _score_maps(pooled, title, limits, numbers, layer, multiples)
-
-
-def fixed_scale_maps(
-    maps: MapStack | ScoreMaps,
-    *,
-    title: str,
-    high: float = 1.0,
-    max_positions: int = MAX_POSITIONS,
-) -> go.Figure:
-    """Draw score maps on one colour scale from 0 to `high`, as the paper does.
-
-    Args:
-        maps: the result of `capture_scores`, or mean scores in nats.
-        title: the title.
-        high: the score at the upper end of the scale, nats.
-        max_positions: larger maps are pooled to this many positions.
-    """
-    pooled = _pooled(maps, max_positions)
-    limits = [(0.0, high, False) for _ in pooled.values]
-    return _score_maps(pooled, title, limits, _numbers(maps, None, len(limits)))
-
-
-def _score_maps(
-    pooled: Pooled,
-    title: str,
-    limits: Sequence[tuple[float, float, bool]],
-    layers: Sequence[int],
-    layer: int | None = None,
-    multiples: int = MAX_MULTIPLES,
-) -> go.Figure:
-    """Draw each layer's map on separate limits: side by side if they are few, else with a slider.
-
-    Args:
-        pooled: the maps.
-        title: the figure's title.
-        limits: each layer's colour limits, and whether the map is flat.
-        layers: the layers' numbers.
-        layer: the number of the layer that a slider shows first.
-        multiples: the largest number of layers that are drawn side by side.
-    """
     if len(limits) > multiples:
         scales = np.array([(low, high) for low, high, _ in limits])
         titles = [[""]] * len(limits)
-        return _layered([pooled], [""], titles, title, SEQUENTIAL, scales, layers, layer)
-    maps = zip(layers, pooled.values, limits, strict=True)
+        return _layered([pooled], [""], titles, title, SEQUENTIAL, scales, numbers, layer)
     panels = [
         Panel(
             name=f"L{number}{FLAT_WORDS if is_flat else ''}",
@@ -158,7 +120,7 @@ def _score_maps(
             high=high,
             positions=pooled.block * len(values),
         )
-        for number, values, (low, high, is_flat) in maps
+        for number, values, (low, high, is_flat) in zip(numbers, pooled.values, limits, strict=True)
     ]
     return panel_groups([panels], title=title)
 
@@ -266,34 +228,27 @@ def _layered(
     """
     n, first = len(pooled), 0 if layer is None else layers.index(layer)
     divisors = [lead_divisor(pooled, place, limits[place][1]) for place in range(len(layers))]
-    traces = []
+    traces: list[PlotlyTrace] = []
     for place, number in enumerate(layers):
         for panel, (maps, name) in enumerate(zip(pooled, names, strict=True)):
-            of_map = heat_map(
+            traces += heat_map(
                 maps.values[place],
                 float(maps.block),
                 panel,
                 name=name or f"L{number}",
-                coloraxis="coloraxis",
                 visible=place == first,
+                leads=None if maps.leads is None else maps.leads[place],
+                divisor=divisors[place],
             )
-            traces.append(of_map)
-            if maps.leads is not None:
-                traces.append(lead_column(maps.leads[place], of_map, divisors[place]))
     has_leads = any(maps.leads is not None for maps in pooled)
     units = [f"nats; first key ÷ {x:.2g}" if has_leads else "nats" for x in divisors]
-
-    def bar(at: Layout, columns: int) -> Layout:
-        below = colour_bar(units[first], (0.35, 0.65), -(BAR_DROP + AXES) / plot_height(at))
-        return {"coloraxis.colorbar": {**below, "nticks": 6}}
-
     figure = place_squares(
         title,
         titles[first],
         columns=n // rows if rows > 1 else n if n <= 5 else -(-n // 2),
         phone=min(2, n),
         row_gap=64,
-        bars=bar,
+        bars=partial(_bar, units[first]),
     )
     figure.update_coloraxes(colorscale=colours, **colour_limits(limits[first]))
     texts: list[Layout] = [
@@ -303,6 +258,12 @@ def _layered(
     ]
     add_slider(figure, layers, len(traces) // len(layers), first, limits, texts)
     return figure.add_traces(traces)
+
+
+def _bar(unit: str, at: Layout, columns: int) -> Layout:
+    """Return the layout keys of the colour bar of all maps, below them."""
+    below = colour_bar(unit, (0.35, 0.65), -(BAR_DROP + AXES) / plot_height(at))
+    return {"coloraxis.colorbar": {**below, "nticks": 6}}
 
 
 def lead_divisor(pooled: Sequence[Pooled], place: int, limit: float) -> float:

@@ -8,27 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from jaxtyping import Float
 
-from nope_probe.figures.dots import (
-    BOUNDS,
-    Dots,
-    interval_dots,
-    over_layers,
-)
-from nope_probe.figures.intervals import (
-    FLOOR,
-    bound_columns,
-    estimates_of,
-)
+from nope_probe.figures.dots import BOUNDS, Dots, interval_cells, interval_dots, over_layers
+from nope_probe.figures.intervals import bound_columns, estimates_of, reach_of
 from nope_probe.figures.names import colour, words
 from nope_probe.figures.style import (
     BLANK,
-    DIVERGING,
     GUIDE,
-    SEQUENTIAL,
-    colour_bar,
-    place_panels,
+    Extent,
+    PlotlyTrace,
+    colour_axis,
+    draw_panels,
 )
 from nope_probe.figures.words import ATTENTION, MEASURES
 from nope_probe.removal import INK, INTACT, Condition
@@ -131,69 +121,53 @@ def head_map(table: pd.DataFrame, measure: str) -> go.Figure:
     if measure not in ABOUT:
         raise ValueError(f"expected a measure of {', '.join(ABOUT)}, got {measure!r}")
     about = ABOUT[measure]
-    columns = (measure, *bound_columns(measure))
-    values, *bounds = (
-        table.pivot(index="layer", columns="head", values=column) for column in columns
-    )
-    known = np.abs(values.to_numpy(float))
+    cells = cells_of_heads(table, measure, f"%{{z:.3g}} {BOUNDS}<extra>{about.title}</extra>")
     # Colours of a signed measure run around zero, of other measures from zero on.
-    top = 1.0 if about.bounded else max(FLOOR, float(np.nan_to_num(known).max(initial=0.0)))
-    return heat_of_heads(
-        values,
-        f"Each head's {about.title}",
-        hover=f"%{{z:.3g}} {BOUNDS}<extra>{about.title}</extra>",
-        limits=(-top if about.signed else 0.0, top),
-        unit=about.unit,
-        customdata=np.stack([bound.to_numpy(float) for bound in bounds], -1),
-    )
+    top = 1.0 if about.bounded else reach_of(table[measure].to_numpy(float))
+    limits = -top if about.signed else 0.0, top
+    return heat_of_heads(cells, f"Each head's {about.title}", limits, about.unit)
 
 
-def heat_of_heads(
-    values: pd.DataFrame,
-    title: str,
-    *,
-    hover: str,
-    limits: tuple[float, float],
-    unit: str,
-    customdata: Float[np.ndarray, "layer head bound"] | None = None,
-) -> go.Figure:
-    """Draw a number of all heads in colour; a head without a number stays blank.
+def cells_of_heads(rows: pd.DataFrame, column: str, hover: str) -> PlotlyTrace:
+    """Return a number of all heads as a heat map; a head without a number stays blank.
 
     Args:
-        values: the numbers, a row for each layer and a column for each head.
-        title: the figure's title.
-        hover: the text below a head's name.
-        limits: the colour limits; the scale diverges if the lower limit is negative.
-        unit: the title of the colour bar.
-        customdata: further numbers for `hover`.
+        rows: layer, head, and the number with its bounds.
+        column: the number's.
+        hover: the text below a head's name, in which `BOUNDS` are the bounds.
     """
-    heads = {
-        "type": "heatmap",
-        "z": values.to_numpy(float),
-        "x": [int(head) for head in values.columns],
-        "y": [int(layer) for layer in values.index],
-        "customdata": customdata,
-        "coloraxis": "coloraxis",
-        "hoverongaps": False,
-        "hovertemplate": f"L%{{y}}H%{{x}}<br>{hover}",
-    }
-    colours = {
-        "colorscale": DIVERGING if limits[0] < 0 else SEQUENTIAL,
-        "cmin": limits[0],
-        "cmax": limits[1],
-        "colorbar": colour_bar(unit),
-    }
-    figure = layers_by_heads(title, *values.shape, CELL)
+    columns = (column, *bound_columns(column))
+    cells = [rows.pivot(index="layer", columns="head", values=name) for name in columns]
+    return interval_cells(
+        np.array(cells, float),
+        f"L%{{y}}H%{{x}}<br>{hover}",
+        x=cells[0].columns.astype(int).tolist(),
+        y=cells[0].index.astype(int).tolist(),
+    )
+
+
+def heat_of_heads(cells: PlotlyTrace, title: str, limits: Extent, unit: str) -> go.Figure:
+    """Draw a number of all heads in colour.
+
+    Args:
+        cells: the numbers, as `cells_of_heads` returns them.
+        title: the figure's title.
+        limits: the colour limits.
+        unit: the title of the colour bar.
+    """
+    figure = layers_by_heads(title, [cells], len(cells["y"]), len(cells["x"]), CELL)
     figure.update_xaxes(showgrid=False)
     figure.update_yaxes(showgrid=False, autorange="reversed")
-    return figure.add_trace(heads).update_layout(coloraxis=colours, plot_bgcolor=BLANK)
+    return figure.update_layout(coloraxis=colour_axis(limits, unit), plot_bgcolor=BLANK)
 
 
-def layers_by_heads(title: str, n_layers: int, n_heads: int, cell: int) -> go.Figure:
-    """Return an empty panel of all heads, layer by head, with a row of some px for each layer."""
-    figure = place_panels(
+def layers_by_heads(
+    title: str, traces: Sequence[PlotlyTrace], n_layers: int, n_heads: int, cell: int
+) -> go.Figure:
+    """Return a panel of all heads, layer by head, with a row of some px for each layer."""
+    figure = draw_panels(
         title,
-        [""],
+        {"": traces},
         panel=max(160, cell * n_layers),
         bottom=124,
         x_title="head",
@@ -213,33 +187,36 @@ def stage_measures(table: pd.DataFrame, removed: tuple[str, ...] = ()) -> go.Fig
         table: `stages.csv`: model (intact or ablated), stage, and the measures with their bounds.
         removed: the components that the ablation removed; the first fixes the colour.
     """
-    figure = place_panels(
+    panels: dict[str, list[PlotlyTrace]] = {}
+    for measure in STAGE_MEASURES:
+        panels[MEASURES[measure].title] = []
+        for model, rows in table.groupby("model", sort=False):
+            ablated = model == "ablated"
+            ink = colour(removed[0]) if ablated and removed else INK
+            without = f"without {' + '.join(map(words, removed))}"
+            dots = interval_dots(
+                rows["stage"].tolist(),
+                estimates_of(rows, measure),
+                label=without if ablated else words("intact"),
+                hover="(%{x}): %{y:.2f}",
+                marker={
+                    "color": ink,
+                    "size": 9,
+                    "symbol": "circle-open" if ablated else "circle",
+                },
+                mode="lines+markers",
+                line={"color": ink, "width": 1, "dash": "dot" if ablated else "solid"},
+            )
+            panels[MEASURES[measure].title].append(dots)
+    figure = draw_panels(
         "Measures of each stage's positional pattern",
-        [MEASURES[measure].title for measure in STAGE_MEASURES],
+        panels,
         zoom="x",
         columns=2,
         panel=240,
         x_title="stage",
     )
-    for panel, measure in enumerate(STAGE_MEASURES):
-        for model, rows in table.groupby("model", sort=False):
-            ablated = model == "ablated"
-            ink = colour(removed[0]) if ablated and removed else INK
-            shape = "circle-open" if ablated else "circle"
-            figure.add_trace(
-                interval_dots(
-                    rows["stage"].tolist(),
-                    estimates_of(rows, measure),
-                    panel,
-                    label=f"without {' + '.join(map(words, removed))}"
-                    if ablated
-                    else words("intact"),
-                    hover="(%{x}): %{y:.2f}",
-                    marker={"color": ink, "size": 9, "symbol": shape},
-                    mode="lines+markers",
-                    line={"color": ink, "width": 1, "dash": "dot" if ablated else "solid"},
-                )
-            )
-        figure.add_hline(MEASURES[measure].neutral, row=1, col=panel + 1, line=GUIDE)
+    for column, measure in enumerate(STAGE_MEASURES, 1):
+        figure.add_hline(MEASURES[measure].neutral, row=1, col=column, line=GUIDE)
     figure.update_xaxes(type="category", categoryorder="array", categoryarray=list(LETTERS))
     return figure.update_layout(yaxis_range=[-1.08, 1.08], yaxis2_range=[-0.04, 1.04])

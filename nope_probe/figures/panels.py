@@ -101,12 +101,16 @@ def panel_groups(
         small = pool(cells, max_positions)
         n_cells = panel.values.shape[1]
         span = small.block * (panel.positions or n_cells) / n_cells
-        value = f"%{{z:.3g}} {panel.unit}"
-        of_map = heat_map(
-            small.values[0], span, index, name=panel.name, coloraxis=coloraxis, value=value
+        traces = heat_map(
+            small.values[0],
+            span,
+            index,
+            name=panel.name,
+            coloraxis=coloraxis,
+            value=f"%{{z:.3g}} {panel.unit}",
+            leads=panel.leads,
         )
-        columns = [] if panel.leads is None else [lead_column(panel.leads, of_map)]
-        figure.add_traces([of_map, *columns])
+        figure.add_traces(traces)
     return figure
 
 
@@ -116,12 +120,16 @@ def heat_map(
     panel: int,
     *,
     name: str,
-    coloraxis: str,
+    coloraxis: str = "coloraxis",
     value: str = "%{z:.3g} nats",
     label: str = "",
     visible: bool | None = None,
-) -> PlotlyTrace:
-    """Return a map as a plotly heat map; cells without a number stay blank.
+    leads: Float[np.ndarray, " query_pos"] | None = None,
+    divisor: float = 1.0,
+) -> list[PlotlyTrace]:
+    """Return a map as a plotly heat map, and the first key's lead as a column left of it.
+
+    Cells without a number stay blank. The column is left of the other keys, after a gap.
 
     Args:
         values: its cells.
@@ -132,10 +140,13 @@ def heat_map(
         value: the hover text about a cell's number.
         label: the title of the hover text; the name by default.
         visible: whether the map is shown before any use of a control.
+        leads: in each row; the first keys have no cells. None for a map without leads.
+        divisor: what leads are divided by, to be drawn in the colours of the map.
     """
     start, about = (span - 1) / 2, "≈ " if span > 1 else ""
     of = f", mean of {span:.2g} × {span:.2g}" if span > 1 else ""
-    return {
+    hover = f"query {about}%{{y:.0f}}<br>KEY<br>{value}{of}<extra>{label or name}</extra>"
+    of_map: PlotlyTrace = {
         "type": "heatmap",
         "z": values,
         "x0": start,
@@ -147,35 +158,21 @@ def heat_map(
         "name": name,
         "visible": visible,
         "hoverongaps": False,
-        "hovertemplate": f"query {about}%{{y:.0f}}<br>key {about}%{{x:.0f}}<br>{value}{of}"
-        f"<extra>{label or name}</extra>",
+        "hovertemplate": hover.replace("KEY", f"key {about}%{{x:.0f}}"),
     }
-
-
-def lead_column(
-    leads: Float[np.ndarray, " query_pos"], of_map: PlotlyTrace, divisor: float = 1.0
-) -> PlotlyTrace:
-    """Return the first key's lead as a column left of a map's other keys, after a gap.
-
-    Args:
-        leads: in each row of the map; its first keys have no cells.
-        of_map: the map, as `heat_map` returns it.
-        divisor: what leads are divided by, to be drawn in the colours of the map.
-    """
-    values, span = of_map["z"], of_map["dx"]
+    if leads is None:
+        return [of_map]
     first = int(np.isnan(values).all(0).argmin())  # the first keys' cells are blank
     column, wide = leads[:, None].astype(np.float32), span * values.shape[1]
     right = span * first - 0.5 - wide * LEAD_GAP
-    return of_map | {
+    of_leads = {
         "z": column / divisor,
         "x0": right - wide * LEAD_WIDTH / 2,
         "dx": wide * LEAD_WIDTH,
         "customdata": column,
-        "hovertemplate": of_map["hovertemplate"]
-        .replace("%{z", "%{customdata")
-        .replace("key ≈ %{x:.0f}", "first key's lead")
-        .replace("key %{x:.0f}", "first key's lead"),
+        "hovertemplate": hover.replace("KEY", "first key's lead").replace("%{z", "%{customdata"),
     }
+    return [of_map, of_map | of_leads]
 
 
 def place_squares(

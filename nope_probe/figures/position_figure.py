@@ -1,4 +1,4 @@
-"""Writers and readers of position: a graph, its edges in a table, maps of a reader's terms, clocks.
+"""Writers and readers of position: a graph, its edges in a table, and what is below them.
 
 In the graph, a layer as a reader is on top, with RoPE above it; its heads and its MLP, which write
 for later layers, are right of it. A switch chooses a reader's lead or pattern; the maps and clocks
@@ -19,28 +19,17 @@ from plotly.subplots import make_subplots
 from nope_probe.figures import graph
 from nope_probe.figures.circuit_figure import MENU, Choice, add_switches
 from nope_probe.figures.graph import AGAINST, WIDEST, WITH
-from nope_probe.figures.intervals import (
-    FLOOR,
-    excludes_zero,
-    interval_of,
-    interval_text,
-    percent,
-    symmetric,
-)
-from nope_probe.figures.maps import MAX_POSITIONS, lead_divisor
-from nope_probe.figures.names import short
-from nope_probe.figures.panels import Pooled, RowMaps, heat_map, lead_column, pool_with_leads
+from nope_probe.figures.intervals import estimate_text, excludes_zero
+from nope_probe.figures.maps import MAX_POSITIONS
+from nope_probe.figures.position_terms import ALL, LEAST, WRITTEN, below_graph, terms_in
 from nope_probe.figures.style import (
     DIVERGING,
     SEQUENTIAL,
     TEMPLATE,
     ZERO,
-    Layout,
     PlotlyTrace,
     axis,
     colour_bar,
-    colour_limits,
-    panel_axes,
     patch,
     places,
 )
@@ -48,19 +37,15 @@ from nope_probe.figures.words import shown_readers, strongest_reader, with_reade
 from nope_probe.removal import Writer
 
 TITLE = "Who writes position, and who reads it"
-ALL = "all"  # the whole pattern; readers; or writers of a clock
 ALL_PATHS = "all paths"  # the edge of a total effect
-WRITTEN = ("written_key", "written_query", "written_both")
-TERMS = (ALL, "rotation", "alibi", *WRITTEN, "covariance")  # in the order of their panels
 ENCODINGS = {"rotation": "RoPE", "alibi": "ALiBi"}  # encodings of terms that no component writes
 SIDES = {"key": "keys", "query": "queries"}
 BENDS = {"keys": 0.0, "queries": 0.5, ALL_PATHS: -0.5, "": 0.0}  # of edges between two nodes, rows
 MOST_EDGES = 12  # edges of a reader
 MOST_TOGETHER = 24  # edges of all readers together, besides the encodings'
-LEAST, LEAST_TOGETHER = 0.01, 0.1  # smallest share with an edge, of a reader and among all readers
+LEAST_TOGETHER = 0.1  # smallest share with an edge among all readers
 MOSTLY = 0.5  # of a pattern: if more of it was written, patterns come first
 FEW = 5  # with up to so many layers, nodes have their names inside
-CLOCKS = 4  # panels: all writers together, and the strongest writers
 GRAPH, TABLE, LARGEST, ROW_GAP = 430, 300, 210, 70  # px: heights of rows, and between rows
 WIDE, PHONE = 1020, 310  # px across of the plotting area
 ROWS = 18  # of the table
@@ -117,50 +102,38 @@ def position_circuit(
         ['all leads', 'L1 lead', 'all patterns', 'L1 pattern']
     """
     terms, writers, maps = with_readers(terms), with_readers(writers), maps or {}
-    first = reader or strongest_reader(terms) or terms["reader"].iloc[-1]
+    first: str = reader or strongest_reader(terms) or terms["reader"].iloc[-1]
     readers = shown_readers(terms, first)
     if first not in readers:
         raise ValueError(f"no reader {first!r}; there are {', '.join(readers)}")
-    edges = _edges(terms, writers, effects)
-    edges = edges[edges["reader"].isin(readers)]
-    questions, names = _questions(terms, first), _terms_in(maps, readers)
+    edges = _edges(terms, writers, effects).loc[lambda rows: rows["reader"].isin(readers)]
+    questions, names = _questions(terms, first), terms_in(maps, readers)
     views = {
-        _view(name, of, several=len(questions) > 1): (name, of)
+        f"{name} {of}{'s' * (name == ALL)}" if len(questions) > 1 else name: (name, of)
         for of, name in product(questions, [ALL, *readers])
     }
     shown = {view: _shown(edges, *of, first) for view, of in views.items()}
     nodes = _places(edges, [*readers, *edges["writer"][edges["into"] != ""]])
-    traces: list[tuple[PlotlyTrace, set[str]]] = [
-        (_edge(edge, nodes), {view for view in views if index in shown[view].index})
-        for index, edge in edges.iterrows()
-    ]
-    traces += [(trace, {*views}) for trace in (*_legend(edges), _nodes(nodes))]
-    dials = {name: _dials_of(name, clocks) for name in readers}
-    below = {ALL: first} | {name: name for name in readers}
-    notes, keys = {}, {}
-    for name in readers:
-        of_reader = {view for view, (of, _) in views.items() if below[of] == name}
-        cells = _cells(name, names, maps, max_positions, skip_keys if "lead" in questions else 0)
-        drawn, keys[name] = _maps(cells, names)
-        drawn += [_dial(rows, at) for at, rows in enumerate(dials[name].values(), 1 + len(names))]
-        traces += [(trace, of_reader) for trace in drawn]
-        notes[name] = [*map(short, names), *dials[name]]
-        if names:
-            notes[name][0] = f"<b>{name}</b>: {notes[name][0]}"
-    n_dials = max(map(len, dials.values()))
-    figure = _place(nodes, len(names), n_dials)
+    traces, n_first = _graph(edges, nodes, shown), skip_keys if "lead" in questions else 0
+    below = {
+        name: below_graph(name, names, maps, clocks, max_positions, n_first) for name in readers
+    }
+    shows = {view: first if name == ALL else name for view, (name, _) in views.items()}
+    for name, part in below.items():
+        showing = {view for view, of in shows.items() if of == name}
+        traces += [(trace, showing) for trace in part.traces]
+    n_panels = max(len(part.titles) for part in below.values())
     choices: dict[str, Choice] = {}
-    for view, (name, _) in views.items():
-        blank = [" "] * (len(names) + n_dials - len(notes[below[name]]))
-        texts = [*notes[below[name]], *blank, *_table(shown[view])]
+    for view, name in shows.items():
+        blank = [" "] * (n_panels - len(below[name].titles))
+        texts = [*below[name].titles, *blank, *_table(shown[view])]
         written = {f"annotations[{i}].text": text for i, text in enumerate(texts)}
-        visible = [view in shown_in for _, shown_in in traces]
-        choices[view] = [{"visible": visible}, keys[below[name]] | written]
-    layout = figure.to_dict()["layout"]
+        visible = {"visible": [view in showing for _, showing in traces]}
+        choices[view] = [visible, below[name].colours | written]
+    layout = _place(nodes, len(names), n_panels - len(names)).to_dict()["layout"]
     add_switches(layout, {"Reader": choices})
     layout["updatemenus"][0] |= {"x": 1, "xanchor": "right", "pad": {"b": 36}}  # above the legend
-    at_first = next(iter(views))
-    patch(layout, choices[at_first][1])
+    patch(layout, choices[at_first := next(iter(views))][1])
     return go.Figure([{**trace, "visible": at_first in of} for trace, of in traces], layout)
 
 
@@ -170,13 +143,6 @@ def _questions(terms: pd.DataFrame, reader: str) -> list[str]:
     of_pattern = written[written["of"] == "pattern"]["share"].sum()
     order = ("pattern", "lead") if of_pattern >= MOSTLY else ("lead", "pattern")
     return [question for question in order if question in {*terms["of"]}]
-
-
-def _view(reader: str, question: str, *, several: bool) -> str:
-    """Return the name of the choice of a reader, or of all readers, and a question."""
-    if not several:
-        return reader
-    return f"{reader} {question}s" if reader == ALL else f"{reader} {question}"
 
 
 def _edges(
@@ -255,7 +221,6 @@ def _edge(edge: pd.Series, nodes: pd.DataFrame) -> PlotlyTrace:
     start, end = (
         tuple(nodes.loc[edge[at], ["x", "y"]].to_numpy(float)) for at in ("start", "reader")
     )
-    share = interval_text(percent(interval_of(edge, "share")), "z.1f", "%")
     return graph.edge(
         start,
         end,
@@ -263,20 +228,36 @@ def _edge(edge: pd.Series, nodes: pd.DataFrame) -> PlotlyTrace:
         float(np.clip(widest * abs(edge["share"]), 1, widest)),
         (0.0, BENDS[edge["into"]]),
         "dash" if edge["into"] == ALL_PATHS else "solid",
-        f"{_named(edge)}<br>{share} of its {edge['of']}",
+        f"{_named(edge)}<br>{estimate_text(edge, 'share')} of its {edge['of']}",
     )
 
 
-def _legend(edges: pd.DataFrame) -> list[PlotlyTrace]:
-    """Return the legend's entries for the colours and dashes in use."""
+def _graph(
+    edges: pd.DataFrame, nodes: pd.DataFrame, shown: Mapping[str, pd.DataFrame]
+) -> list[tuple[PlotlyTrace, set[str]]]:
+    """Return edges, the legend and nodes, each with the views that show it.
+
+    Readers are squares; the nodes of a few layers have their names inside. The legend has the
+    colours and dashes in use.
+    """
+    traces = [
+        (_edge(edge, nodes), {view for view, rows in shown.items() if index in rows.index})
+        for index, edge in edges.iterrows()
+    ]
     kinds: list[tuple[str, str, graph.Dash, pd.Series]] = [
         ("with the lead or pattern", WITH, "solid", edges["share"] > 0),
         ("against it", AGAINST, "solid", edges["share"] < 0),
         ("on all paths, where that differs", ZERO, "dash", edges["into"] == ALL_PATHS),
     ]
-    return graph.legend(
-        (label, colour, dash) for label, colour, dash, drawn in kinds if drawn.any()
+    of_nodes = graph.nodes(
+        nodes["x"].to_numpy(float),
+        nodes["y"].to_numpy(float),
+        [*nodes.index],
+        nodes["text"].tolist() if nodes["x"].max() < FEW else None,
+        (nodes["kind"] == "").to_numpy(),
     )
+    entries = graph.legend(kind for *kind, drawn in kinds if drawn.any())
+    return traces + [(trace, {*shown}) for trace in (*entries, of_nodes)]
 
 
 def _named(edge: Mapping[Any, Any] | pd.Series, to: str = "to") -> str:
@@ -284,107 +265,13 @@ def _named(edge: Mapping[Any, Any] | pd.Series, to: str = "to") -> str:
     return f"{edge['writer']} {to} {edge['reader']}" + (edge["into"] and f", {edge['into']}")
 
 
-def _nodes(nodes: pd.DataFrame) -> PlotlyTrace:
-    """Return the nodes, readers as squares; those of a few layers have their names inside."""
-    texts = nodes["text"].tolist() if nodes["x"].max() < FEW else None
-    is_reader = (nodes["kind"] == "").to_numpy()
-    return graph.nodes(
-        nodes["x"].to_numpy(float), nodes["y"].to_numpy(float), [*nodes.index], texts, is_reader
-    )
-
-
 def _table(edges: pd.DataFrame) -> tuple[str, str]:
     """Return the strongest edges of a view, and their shares with intervals, as lines."""
     rows = edges.iloc[:ROWS].to_dict("records")
     names = [_named(row, "→") for row in rows]
-    shares = [interval_text(percent(interval_of(row, "share")), "z.1f", "%") for row in rows]
+    shares = [estimate_text(row, "share") for row in rows]
     more = [f"and {len(edges) - ROWS} more"] if len(edges) > ROWS else []
     return "<br>".join(["<b>edge</b>", *names, *more]), "<br>".join(["<b>share</b>", *shares])
-
-
-def _terms_in(maps: Mapping[str, np.ndarray], readers: Sequence[str]) -> list[str]:
-    """Return the terms that are not 0 in the maps of all readers."""
-
-    def size(name: str) -> float:
-        return float(np.nanmax(np.abs(maps[name]), initial=0.0)) if name in maps else 0.0
-
-    return [
-        term
-        for term in TERMS
-        if any(size(f"{name}/{term}") > LEAST * size(f"{name}/{ALL}") for name in readers)
-    ]
-
-
-def _cells(
-    reader: str,
-    names: Sequence[str],
-    maps: Mapping[str, np.ndarray],
-    max_positions: int,
-    skip_keys: int,
-) -> dict[int, Pooled]:
-    """Return the pooled patterns of a reader's terms, with their leads, by panel."""
-    return {
-        panel: pool_with_leads(
-            RowMaps(
-                values=np.asarray(maps[f"{reader}/{term}"], float)[None],
-                queries=maps.get("query_positions"),
-                skip_keys=skip_keys,
-            ),
-            max_positions,
-        )
-        for panel, term in enumerate(names, start=1)
-        if f"{reader}/{term}" in maps
-    }
-
-
-def _maps(cells: Mapping[int, Pooled], names: Sequence[str]) -> tuple[list[PlotlyTrace], Layout]:
-    """Return the maps of a reader's terms, leads divided to have their colours, and the scale."""
-    top = max((symmetric(of_term.values, FLOOR) for of_term in cells.values()), default=FLOOR)
-    divisor, traces = lead_divisor([*cells.values()], 0, top), list[PlotlyTrace]()
-    keys = colour_limits((-top, top), "coloraxis.")
-    for panel, of_term in cells.items():
-        of_map = heat_map(
-            of_term.values[0],
-            float(of_term.block),
-            panel,
-            name=short(names[panel - 1]),
-            coloraxis="coloraxis",
-            value="%{z:.3g} nat",
-        )
-        traces.append(of_map)
-        if of_term.leads is not None:
-            traces.append(lead_column(of_term.leads[0], of_map, divisor))
-            keys["coloraxis.colorbar.title.text"] = f"nats; first key ÷ {divisor:.2g}"
-    return traces, keys
-
-
-def _dials_of(reader: str, clocks: pd.DataFrame | None) -> dict[str, pd.DataFrame]:
-    """Return a reader's mean keys by panel title: of all writers, then of the strongest writers."""
-    if clocks is None or clocks.empty:
-        return {}
-    rows = with_readers(clocks)
-    rows = rows[(rows["reader"] == reader) & (rows["side"] == "key")]
-    rows = rows.sort_values("position", kind="stable")
-    return {
-        f"<b>{reader}</b>: its mean keys" if writer == ALL else f"what {writer} adds": group
-        for writer, group in list(rows.groupby("writer", sort=False))[:CLOCKS]
-    }
-
-
-def _dial(rows: pd.DataFrame, panel: int) -> PlotlyTrace:
-    """Return the line of mean keys from the first position to the last."""
-    return {
-        "type": "scatter",
-        "x": rows["axis_1"],
-        "y": rows["axis_2"],
-        **panel_axes(panel),
-        "mode": "lines+markers",
-        "line": {"color": ZERO, "width": 1},
-        "marker": {"color": rows["position"], "coloraxis": "coloraxis2", "size": 5},
-        "customdata": rows["position"],
-        "hovertemplate": f"position %{{customdata}}<extra>{rows['writer'].iloc[0]}</extra>",
-        "showlegend": False,
-    }
 
 
 def _place(nodes: pd.DataFrame, n_maps: int, n_dials: int) -> go.Figure:

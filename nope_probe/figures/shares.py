@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from nope_probe.figures.dots import PERCENT, Dots, over_layers
+from nope_probe.figures.dots import PERCENT, Dots, interval_cells, over_layers
 from nope_probe.figures.intervals import bound_columns, interval_of, interval_text, percent
 from nope_probe.figures.names import symbol, words
-from nope_probe.figures.style import (
-    BLANK,
-    DIVERGING,
-    GUIDE,
-    SEQUENTIAL,
-    colour_bar,
-    panel_axes,
-    place_panels,
-    scatter,
-)
+from nope_probe.figures.style import BLANK, GUIDE, PlotlyTrace, colour_axis, draw_panels, scatter
 from nope_probe.figures.words import reader_of
 from nope_probe.removal import NO_REPLACEMENT, SOURCES
 
@@ -41,8 +33,8 @@ def source_losses(table: pd.DataFrame) -> go.Figure:
     """
     panels = {
         f"{QUESTIONS[question]}, lost": [
-            Dots(rows[rows["source"] == name], str(name), "lost", f"without {words(str(name))}")
-            for name in rows["source"].unique()
+            Dots(of, str(name), "lost", f"without {words(str(name))}")
+            for name, of in rows.groupby("source", sort=False)
         ]
         for question, rows in _by_question(table).items()
     }
@@ -57,6 +49,7 @@ def weight_losses(table: pd.DataFrame) -> go.Figure:
             markers are of the second replacement.
     """
     replacements = [name for name in table["replacement"].unique() if name != NO_REPLACEMENT]
+    fillings = {NO_REPLACEMENT: "", **dict(zip(replacements, cycle(FILLINGS), strict=False))}
     panels = {}
     for question, rows in _by_question(table).items():
         panels[f"{QUESTIONS[question]}, lost"] = [
@@ -65,7 +58,7 @@ def weight_losses(table: pd.DataFrame) -> go.Figure:
                 str(name),
                 "lost",
                 words(str(name)) + (f", {replacement}" if replacement != NO_REPLACEMENT else ""),
-                marker={"symbol": symbol(str(name)) + _filling(replacements, str(replacement))},
+                marker={"symbol": symbol(str(name)) + fillings[str(replacement)]},
             )
             for (name, replacement), some in rows.groupby(["removed", "replacement"], sort=False)
         ]
@@ -73,29 +66,23 @@ def weight_losses(table: pd.DataFrame) -> go.Figure:
     return over_layers(panels, title=title, columns=1, same_y=[range(len(panels))])
 
 
-def _filling(replacements: list[str], replacement: str) -> str:
-    index = replacements.index(replacement) if replacement in replacements else 0
-    return FILLINGS[index % len(FILLINGS)]
-
-
-def source_terms(table: pd.DataFrame) -> go.Figure:
+def source_terms(
+    table: pd.DataFrame, title: str = "What each source makes alone and together"
+) -> go.Figure:
     """Draw each term's share of position's part, and its size, per layer.
 
     Args:
         table: `terms.csv`: layer, of, term, and share and size (nats) with their bounds.
+        title: the figure's title.
     """
     panels = {}
     for question, rows in _by_question(table).items():
-        named = {
-            str(name): rows[rows["term"] == name]
-            for name in rows["term"].unique()
-            if rows.loc[rows["term"] == name, "share"].notna().any()
-        }
-        shares = [Dots(some, name, "share") for name, some in named.items()]
+        terms = [(str(name), of_term) for name, of_term in rows.groupby("term", sort=False)]
+        shares = [Dots(of, name, "share") for name, of in terms if of["share"].notna().any()]
         if shares:
             panels[f"{QUESTIONS[question]}, share"] = shares
-        panels[f"{QUESTIONS[question]}, nats"] = _by_name(rows, "size")
-    return over_layers(panels, title="What each source makes alone and together", columns=2)
+        panels[f"{QUESTIONS[question]}, nats"] = [Dots(of, name, "size") for name, of in terms]
+    return over_layers(panels, title=title, columns=2)
 
 
 def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
@@ -104,16 +91,8 @@ def mean_covariance_shares(table: pd.DataFrame) -> go.Figure:
     Args:
         table: `mean_covariance.csv`: layer, of, term, and share and size (nats) with their bounds.
     """
-    panels = {}
-    for question, rows in _by_question(table.assign(term=table["term"].map(term_entry))).items():
-        panels[f"{QUESTIONS[question]}, share"] = _by_name(rows, "share")
-        panels[f"{QUESTIONS[question]}, nats"] = _by_name(rows, "size")
-    return over_layers(panels, title="The exact terms of the scores", columns=2)
-
-
-def term_entry(term: str) -> str:
-    """Return the name of a term of `mean_covariance.csv` in the table of components."""
-    return f"{term}_term" if term in ("mean", "covariance") else term
+    terms = table["term"].replace({name: f"{name}_term" for name in ("mean", "covariance")})
+    return source_terms(table.assign(term=terms), "The exact terms of the scores")
 
 
 def head_losses(table: pd.DataFrame, pattern: pd.DataFrame) -> go.Figure:
@@ -136,42 +115,40 @@ def head_losses(table: pd.DataFrame, pattern: pd.DataFrame) -> go.Figure:
     titles = {name: f"lost without {words(name)}" for name in sources}
     maker = words(sources[0]) if len(sources) == 1 else "all sources"
     titles |= {"size": "size, nats", "made": f"made by {maker}"}
-    figure = place_panels(
+    drawn: dict[str, list[PlotlyTrace]] = {}
+    for question, rows in panels.items():
+        size = rows["size"].abs()
+        dots = scatter(
+            "heads",
+            "%{text}",
+            x=rows[x].clip(*EDGES) if x in sources else rows[x],
+            y=rows[y].clip(*EDGES),
+            text=[_of_head(row, titles) for row in rows.to_dict("records")],
+            mode="markers",
+            marker={
+                "color": rows["layer"],
+                "coloraxis": "coloraxis",
+                "size": 5 + 13 * (size / size.max()) ** 0.5,
+                "line": {"width": 0.5, "color": BLANK},
+                "opacity": 0.85,
+            },
+            showlegend=False,
+        )
+        drawn[QUESTIONS[question]] = [dots]
+    figure = draw_panels(
         "What each head loses",
-        [QUESTIONS[question] for question in panels],
+        drawn,
         columns=2,
         panel=340,
         x_title=titles[x],
         y_title=titles[y],
         bottom=124,
     )
-    for panel, rows in enumerate(panels.values()):
-        size = rows["size"].abs()
-        figure.add_trace(
-            scatter(
-                panel,
-                "heads",
-                "%{text}",
-                x=rows[x].clip(*EDGES) if x in sources else rows[x],
-                y=rows[y].clip(*EDGES),
-                text=[_of_head(row, titles) for row in rows.to_dict("records")],
-                mode="markers",
-                marker={
-                    "color": rows["layer"],
-                    "coloraxis": "coloraxis",
-                    "size": 5 + 13 * (size / size.max()) ** 0.5,
-                    "line": {"width": 0.5, "color": BLANK},
-                    "opacity": 0.85,
-                },
-                showlegend=False,
-            )
-        )
     figure.add_hline(1.0, line=GUIDE).update_yaxes(tickformat=".0%")
     if x != "size":
         figure.add_vline(1.0, line=GUIDE).update_xaxes(tickformat=".0%")
-    limits = {"cmin": int(table["layer"].min()), "cmax": max(1, int(table["layer"].max()))}
-    colours = {"colorscale": SEQUENTIAL, "colorbar": colour_bar("layer"), **limits}
-    return figure.update_layout(coloraxis=colours)
+    limits = float(table["layer"].min()), max(1.0, float(table["layer"].max()))
+    return figure.update_layout(coloraxis=colour_axis(limits, "layer"))
 
 
 def heads_with(table: pd.DataFrame, pattern: pd.DataFrame, question: str) -> pd.DataFrame:
@@ -186,34 +163,35 @@ def heads_with(table: pd.DataFrame, pattern: pd.DataFrame, question: str) -> pd.
         layer, head, `size` in nats, `made` (by the sources) and what is lost without each source,
         with their bounds.
     """
-    places = ["layer", "head"]
-    named = {"lead" if question == "lead" else "amplitude": "size"}
-    named |= {f"{question}_from_sources": "made"}
-    heads = pattern[pattern["removed"] == "intact"].set_index(places)
-    columns = [heads[[old, *bound_columns(old)]] for old in named]
-    renamed = [[new, *bound_columns(new)] for new in named.values()]
-    columns = [of.set_axis(new, axis=1) for of, new in zip(columns, renamed, strict=True)]
-    for source, rows in table[table["of"] == question].groupby("source", sort=False):
-        lost = rows.set_index(places)[["lost", *bound_columns("lost")]]
-        columns.append(lost.set_axis([str(source), *bound_columns(str(source))], axis=1))
-    known = table[(table["of"] == question) & table["lost"].notna()]
-    return (
-        pd.concat(columns, axis=1)
-        .loc[lambda rows: rows.index.isin(pd.MultiIndex.from_frame(known[places]))]
-        .reset_index()
-    )
+    places, lost = ["layer", "head"], table[table["of"] == question]
+
+    def named(rows: pd.DataFrame, column: str, name: str) -> pd.DataFrame:
+        estimates = rows.set_index(places)[[column, *bound_columns(column)]]
+        return estimates.set_axis([name, *bound_columns(name)], axis=1)
+
+    heads = pattern[pattern["removed"] == "intact"]
+    columns = [
+        named(heads, "lead" if question == "lead" else "amplitude", "size"),
+        named(heads, f"{question}_from_sources", "made"),
+        *(named(rows, "lost", str(source)) for source, rows in lost.groupby("source", sort=False)),
+    ]
+    known = lost.dropna(subset=["lost"]).set_index(places).index
+    return pd.concat(columns, axis=1).loc[lambda rows: rows.index.isin(known)].reset_index()
 
 
 def _of_head(row: Mapping[Any, Any], titles: Mapping[str, str]) -> str:
     """Return the hover text of a head."""
-    numbers = [
-        interval_text(interval_of(row, name), "z.2f")
-        if name == "size"
-        else interval_text(percent(interval_of(row, name)), "z.0f", "%")
-        for name in titles
-    ]
-    lines = [f"{title}: {number}" for title, number in zip(titles.values(), numbers, strict=True)]
-    return "<br>".join([reader_of(row), *lines])
+    lines = [reader_of(row)]
+    for name, title in titles.items():
+        interval = interval_of(row, name)
+        is_share = name != "size"
+        text = (
+            interval_text(percent(interval), "z.0f", "%")
+            if is_share
+            else interval_text(interval, "z.2f")
+        )
+        lines.append(f"{title}: {text}")
+    return "<br>".join(lines)
 
 
 def head_bands(
@@ -230,16 +208,25 @@ def head_bands(
     ends, bands = wavelengths or {}, table[~table["source"].isin(SOURCES)]
     heads = bands[["layer", "head"]].drop_duplicates().reset_index(drop=True)
     names = [str(name) for name in bands["source"].unique()]
-    labels = [band_label(name, ends) for name in names]
-    panels = {
-        question: rows
-        for question, rows in _by_question(bands).items()
-        if rows["lost"].notna().any()
-    }
+    labels = [f"L{layer}H{head}" for layer, head in heads.to_numpy()]
+    panels: dict[str, list[PlotlyTrace]] = {}
+    for question, rows in _by_question(bands.dropna(subset=["lost"])).items():
+        cells = rows.pivot(index=["layer", "head"], columns="source")
+        cells = cells.reindex(pd.MultiIndex.from_frame(heads))
+        estimates = [
+            cells[column].reindex(columns=names) for column in ("lost", *bound_columns("lost"))
+        ]
+        trace = interval_cells(
+            np.array(estimates, float),
+            f"%{{text}}, %{{x}}<br>lost %{{z:.1%}} {PERCENT}<extra></extra>",
+            x=[band_label(name, ends) for name in names],
+            text=[[label] * len(names) for label in labels],
+        )
+        panels[f"{QUESTIONS[question]}, lost"] = [trace]
     row, upright = max(5, min(CELL, MOST // len(heads))), len(names) > FEW
-    figure = place_panels(
+    figure = draw_panels(
         "What each head loses without a band",
-        [f"{QUESTIONS[question]}, lost" for question in panels],
+        panels,
         columns=2,
         panel=max(160, row * len(heads)),
         bottom=230 if upright else 170,
@@ -247,35 +234,15 @@ def head_bands(
         phone={"row_gap": 170},
     )
     first = heads.index[~heads["layer"].duplicated()]
-    for panel, rows in enumerate(panels.values()):
-        cells = rows.pivot(index=["layer", "head"], columns="source")
-        cells = cells.reindex(pd.MultiIndex.from_frame(heads))
-        z, *bounds = (
-            cells[column][names].to_numpy(float) for column in ("lost", *bound_columns("lost"))
-        )
-        figure.add_trace(
-            {
-                "type": "heatmap",
-                **panel_axes(panel),
-                "z": z,
-                "x": labels,
-                "customdata": np.stack(bounds, -1),
-                "text": [[f"L{at.layer}H{at.head}"] * len(names) for at in heads.itertuples()],
-                "coloraxis": "coloraxis",
-                "hoverongaps": False,
-                "hovertemplate": f"%{{text}}, %{{x}}<br>lost %{{z:.1%}} {PERCENT}<extra></extra>",
-            }
-        )
     figure.update_xaxes(type="category", showgrid=False, tickangle=-90 if upright else None)
     figure.update_yaxes(
         autorange="reversed",
         showgrid=False,
         zeroline=False,
         tickvals=first.tolist(),
-        ticktext=[f"L{layer}H{head}" for layer, head in heads.loc[first].to_numpy()],
+        ticktext=[labels[row] for row in first],
     )
-    bar = {**colour_bar("lost"), "tickformat": ".0%"}
-    colours = {"colorscale": DIVERGING, "cmin": -1.0, "cmax": 1.0, "colorbar": bar}
+    colours = colour_axis((-1.0, 1.0), "lost", tickformat=".0%")
     return figure.update_layout(coloraxis=colours, plot_bgcolor=BLANK)
 
 
@@ -294,7 +261,3 @@ def band_label(name: str, wavelengths: Mapping[str, tuple[float, float]]) -> str
 def _by_question(table: pd.DataFrame) -> Mapping[str, pd.DataFrame]:
     """Return the rows of the lead and of the pattern, if a table has them."""
     return {name: rows for name in QUESTIONS if len(rows := table[table["of"] == name])}
-
-
-def _by_name(table: pd.DataFrame, column: str) -> list[Dots]:
-    return [Dots(rows, str(name), column) for name, rows in table.groupby("term", sort=False)]

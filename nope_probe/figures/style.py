@@ -8,7 +8,7 @@ the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from typing import Any, TypeAlias
@@ -92,6 +92,19 @@ def colour_bar(
     return {**bar, **along, **down, "thickness": 8, "tickfont": {"size": 10}, "nticks": 4}
 
 
+def colour_axis(limits: Extent, unit: str, **bar: object) -> Layout:
+    """Return a figure's colour axis, whose scale diverges if the lower limit is negative.
+
+    Args:
+        limits: the colour limits.
+        unit: the title of its colour bar.
+        bar: further keys of the bar, by plotly's names.
+    """
+    scale = DIVERGING if limits[0] < 0 else SEQUENTIAL
+    bar = {**colour_bar(unit), **bar}
+    return {"colorscale": scale, "cmin": limits[0], "cmax": limits[1], "colorbar": bar}
+
+
 def axis(panel: int) -> str:
     """Return plotly's suffix for a panel's axes: empty for the first, then 2, 3, ...
 
@@ -131,6 +144,27 @@ def place_panels(
             {f"{letter}axis{axis(i)}_matches": letter for i in range(1, len(names))}
         )
     return figure
+
+
+def draw_panels(
+    title: str, panels: Mapping[str, Sequence[PlotlyTrace]], **places: Any
+) -> go.Figure:
+    """Return a figure of panels by their titles; the legend has every name once.
+
+    Args:
+        title: the figure's title.
+        panels: the traces of each panel.
+        places: the other arguments of `place_panels`.
+    """
+    traces, named = list[PlotlyTrace](), set[str]()
+    for index, of_panel in enumerate(panels.values()):
+        for trace in of_panel:
+            drawn = trace | panel_axes(index)
+            if "name" in trace:
+                drawn["showlegend"] = trace.get("showlegend", trace["name"] not in named)
+                named |= {trace["name"]} if drawn["showlegend"] else set()
+            traces.append(drawn)
+    return place_panels(title, [*panels], **places).add_traces(traces)
 
 
 def _arrange(
@@ -199,15 +233,13 @@ def panel_axes(panel: int) -> dict[str, str]:
     return {"xaxis": f"x{axis(panel)}", "yaxis": f"y{axis(panel)}"}
 
 
-def scatter(panel: int, label: str, hover: str, **keys: object) -> PlotlyTrace:
-    """Return a named trace of dots or lines on a panel; the legend shows only the first panel's."""
+def scatter(label: str, hover: str, **keys: object) -> PlotlyTrace:
+    """Return a named trace of dots or lines."""
     name = plain(label)
     return {
         "type": "scatter",
-        **panel_axes(panel),
         "name": name,
         "legendgroup": label,
-        "showlegend": panel == 0,
         "hovertemplate": f"{hover}<extra>{name}</extra>",
         **keys,
     }

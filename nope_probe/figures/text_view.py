@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import zlib
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TypedDict
 from unicodedata import category
 
 import numpy as np
@@ -25,6 +24,7 @@ from nope_probe.figures.names import OTHERS
 from nope_probe.figures.packed import asset, encoded, script
 from nope_probe.figures.style import STOPS
 from nope_probe.figures.words import reader_of
+from nope_probe.files import JsonObject
 
 MAX_BYTES = 5_200_000  # of all heads; with plotly and the heads' mean maps a page has 12 MB
 STEPS = 127  # a weight is stored as a multiple of 1/127
@@ -32,18 +32,6 @@ MARKS = {"\n": "\u21b5", "\r": "\u240d", "\t": "\u21e5", " ": "\u2423"}
 WITHIN = "\u22ef"  # in place of a token that ends within a character
 
 TextWeights = Float[np.ndarray, "layer head query_pos key_pos"]
-
-
-class DrawnLook(TypedDict):
-    """The terms of a head's scores from a query, and the looks that moved them, for the script."""
-
-    name: str
-    query: int
-    key: int
-    keys: list[int]
-    scores: list[float]
-    terms: list[tuple[str, str, list[float | None]]]
-    back: list[dict[str, str | int | float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,54 +68,64 @@ class TextView:
             max_bytes: how many characters the heads may take; the heads with the most
                 information come first, and a line says how many are left out.
         """
-        n_heads, n = len(self.heads), len(self.pieces)
-        kept = [x for x in (self.weights, self.position) if x is not None]
-        content = self.content.reshape(n_heads, n)
-        packed_heads: dict[int, dict[str, object]] = {}
-        size = 0
-        looks = self._looks()
-        asked = {self._place(look["name"]) for look in looks}
-        for place in sorted(self.order, key=lambda place: place not in asked):  # these stay
-            maps = (x.reshape(n_heads, n, n)[place] for x in kept)
-            codes = np.rint(STEPS * np.stack([x.T for x in maps])).astype(np.uint8)
-            packed = b64encode(zlib.compress(codes.tobytes(), 6)).decode()
-            nats = encoded(content[place], "<f4")
-            size += len(packed) + len(nats)
-            if packed_heads and size > max_bytes and place not in asked:
-                break
-            row = self.heads.iloc[place]
-            share = row["positional_share"]
-            packed_heads[place] = {
-                "name": reader_of(row),
-                "share": None if np.isnan(share) else round(float(share), 3),
-                "maps": packed,
-                "content": nats,
-            }
-        places = [place for place in self.order if place in packed_heads]
-        heads = [packed_heads[place] for place in places]
+        n_heads, n, looks = len(self.heads), len(self.pieces), self._looks()
+        packed = self._packed(max_bytes, {self._place(look["name"]) for look in looks})
+        places = [place for place in self.order if place in packed]
         if self.why is None:
             strongest, query, _ = self.strongest_look(places)
         else:
             strongest, query = self.why.head, self.why.query
-        head = places.index(self._place(strongest))
-        causal = not np.triu(self.weights, 1).any()
-        colours = {"colours": STOPS, "causal": causal, "first": [head, query]}
-        compared = {"compared": self.position is not None}
-        whole = {**colours, **compared, "n": n, "heads": heads, "looks": looks}
-        data = json.dumps(whole, separators=(",", ":"))
-        fewer = f"<p>The {len(heads)} heads with the most information, of {n_heads}.</p>"
-        still = self.weights.reshape(n_heads, n, n)[places[head], query]
-        name = f"{heads[head]['name']}, query {query}"
+        head = self._place(strongest)
+        content = {
+            "colours": STOPS,
+            "causal": not np.triu(self.weights, 1).any(),
+            "first": [places.index(head), query],
+            "compared": self.position is not None,
+            "n": n,
+            "heads": [packed[place] for place in places],
+            "looks": looks,
+        }
+        data = json.dumps(content, separators=(",", ":"))
+        fewer = f"<p>The {len(places)} heads with the most information, of {n_heads}.</p>"
+        still = self.weights.reshape(n_heads, n, n)[head, query]
         return (
             f'<div class="on-text"><style>{asset("text_view.css")}</style>'
-            f"{fewer if len(heads) < n_heads else ''}"
+            f"{fewer if len(places) < n_heads else ''}"
             '<form class="chooser"></form><div class="reading">'
             '<p class="text" dir="auto" style="white-space:pre-wrap">'
             f"{self._tokens(still)}</p></div>"
-            f'<p class="readout" aria-live="polite">{name}: darker tokens get more attention.</p>'
+            f'<p class="readout" aria-live="polite">{strongest}, query {query}: darker tokens get '
+            "more attention.</p>"
             f'<script type="application/json">{data}</script>'
             f"<script>{script('text_view.js')}</script></div>"
         )
+
+    def _packed(self, max_bytes: int, asked: Collection[int]) -> dict[int, JsonObject]:
+        """Return heads as the script reads them, by their places, as many as fit.
+
+        Args:
+            max_bytes: how many characters the heads may take.
+            asked: the places of heads that come first, and stay.
+        """
+        n_heads, n = len(self.heads), len(self.pieces)
+        kept = [x for x in (self.weights, self.position) if x is not None]
+        packed: dict[int, JsonObject] = {}
+        for place in sorted(self.order, key=lambda place: place not in asked):
+            maps = (x.reshape(n_heads, n, n)[place].T for x in kept)
+            codes = np.rint(STEPS * np.stack([*maps])).astype(np.uint8)
+            row = self.heads.iloc[place]
+            share = row["positional_share"]
+            packed[place] = {
+                "name": reader_of(row),
+                "share": None if np.isnan(share) else round(float(share), 3),
+                "maps": b64encode(zlib.compress(codes.tobytes(), 6)).decode(),
+                "content": encoded(self.content.reshape(n_heads, n)[place], "<f4"),
+            }
+            size = sum(len(head["maps"]) + len(head["content"]) for head in packed.values())
+            if len(packed) > 1 and size > max_bytes and place not in asked:
+                del packed[place]
+                break
+        return packed
 
     def _repr_html_(self) -> str:
         return f"<h3>{escape(self.title)}</h3>{self.html()}"
@@ -141,7 +139,7 @@ class TextView:
     def _place(self, head: str) -> int:
         return [reader_of(row) for row in self.heads.to_dict("records")].index(head)
 
-    def _looks(self) -> list[DrawnLook]:
+    def _looks(self) -> list[JsonObject]:
         """Return the looks whose terms are known: the asked one, and those of its steps back."""
         if self.why is None:
             return []
@@ -211,7 +209,7 @@ class TextView:
         return "".join(tokens)
 
 
-def _look(head: str, query: int, terms: pd.DataFrame, key: int | None = None) -> DrawnLook:
+def _look(head: str, query: int, terms: pd.DataFrame, key: int | None = None) -> JsonObject:
     """Return the terms of a head's scores from a query, key by key, as the script reads them."""
     styles = term_styles(terms)
     table = terms.pivot(index=["side", "term"], columns="key", values="nats").loc[[*styles]]

@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from huggingface_hub import hf_hub_download
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, __version__, integrations
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    __version__,
+    integrations,
+)
 from transformers import modeling_gguf_pytorch_utils as reader
 from transformers.utils import quantization_config
 from transformers.utils.hub import extract_commit_hash
@@ -33,9 +41,8 @@ from nope_probe.models.gguf_keys import complete_fields
 from nope_probe.models.info import GGUFInfo
 from nope_probe.models.names import file_on_hub
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # an optional package
     from gguf import GGUFReader
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MAGIC = b"GGUF"
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -55,7 +62,6 @@ def load_gguf(
         source: a file on this machine, or `owner/name/FILE.gguf` on the Hub.
         revision: a Hub revision.
         options: further arguments of `from_pretrained`.
-
     """
     if hasattr(quantization_config, "GgufConfig"):  # where transformers can keep weights packed
         plain = quantization_config.GgufConfig(dequantize=True)

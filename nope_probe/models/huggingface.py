@@ -102,10 +102,7 @@ def load_hugging_face(
                 "output_loading_info": True,
                 "device_map": device_map,
             }
-            model, report = _load_model(source, n_layers, revision, options)
-        model.name_or_path = model.config.name_or_path = source
-        validate_all_loaded(source, report)
-        validate_not_offloaded(source, model)
+            model, unexpected = _load_model(source, n_layers, revision, options)
         kinds, unused = [], set[str]()
         for folder in (source, *adapters):
             with reading_model(folder, "adapter"):
@@ -114,9 +111,7 @@ def load_hugging_face(
                 unused |= others
                 if folder != source and has_tokenizer(folder):
                     tokenizer = load_tokenizer(folder, d_vocab=model.config.vocab_size)
-    for name in report["unexpected_keys"]:
-        if is_wanted(name, n_layers) and not _MASKS.search(name):
-            unused.add(name)
+    unused |= {name for name in unexpected if is_wanted(name, n_layers) and not _MASKS.search(name)}
     if not allow_unused:
         validate_all_used(source, model, unused)
     return Decoder(
@@ -129,19 +124,28 @@ def load_hugging_face(
 
 def _load_model(
     source: str, n_layers: int | None, revision: str | None, options: JsonObject
-) -> tuple[PreTrainedModel, JsonObject]:
-    """Load a model without its adapter, and return transformers' report on the weights too."""
+) -> tuple[PreTrainedModel, Collection[str]]:
+    """Load a model without its adapter, and return the tensors that transformers did not use too.
+
+    Raises:
+        UserError: for weights that are missing, of another shape, or not on a device.
+    """
     config = options["config"]
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if is_gguf(source):
-        return load_gguf(kind, source, revision, options)
-    if getattr(config, "quantization_config", None):
-        return load_quantised(kind, source, revision, options)
-    of_text = hasattr(config, OF)
-    weights = read_weights(source, n_layers=n_layers, revision=revision, of_text=of_text)
-    if of_text:
-        config.tie_word_embeddings = "lm_head.weight" not in weights
-    return kind.from_pretrained(None, state_dict=weights, **options)
+        model, report = load_gguf(kind, source, revision, options)
+    elif getattr(config, "quantization_config", None):
+        model, report = load_quantised(kind, source, revision, options)
+    else:
+        of_text = hasattr(config, OF)
+        weights = read_weights(source, n_layers=n_layers, revision=revision, of_text=of_text)
+        if of_text:
+            config.tie_word_embeddings = "lm_head.weight" not in weights
+        model, report = kind.from_pretrained(None, state_dict=weights, **options)
+    model.name_or_path = model.config.name_or_path = source
+    validate_all_loaded(source, report)
+    validate_not_offloaded(source, model)
+    return model, report["unexpected_keys"]
 
 
 def validate_architecture(source: str, config: PreTrainedConfig) -> None:

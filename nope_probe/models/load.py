@@ -16,8 +16,8 @@ from nope_probe.hooks.layers.objects import Model
 from nope_probe.hooks.layers.parity import reference_of
 from nope_probe.models.context import validate_context
 from nope_probe.models.gguf import describe_gguf
-from nope_probe.models.huggingface import DeviceMap, load_hugging_face
-from nope_probe.models.info import LoadedModel
+from nope_probe.models.huggingface import Decoder, DeviceMap, load_hugging_face
+from nope_probe.models.info import LoadedModel, ModelInfo
 from nope_probe.models.names import (
     CHECKPOINTS,
     FETCHED,
@@ -52,7 +52,7 @@ def to_hooked(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = N
         return wrap_in_bridge(deepcopy(hf).to("cpu", torch.float32), deepcopy(tokenizer))
     model = build(hooked_config(hf.config))
     state = model.state_dict()
-    state.update(hooked_weights(hf, hf.config.num_attention_heads, hf.config.num_key_value_heads))
+    state.update(hooked_weights(hf))
     model.load_state_dict(state)
     if tokenizer is not None:
         model.set_tokenizer(deepcopy(tokenizer))
@@ -116,18 +116,9 @@ def load(
     if what is None:
         what = bases[0] if bases else ""
     if not isinstance(what, str | Path):
-        if adapters:
-            raise UserError(
-                "an adapter is merged into a model by name: wrap a model in memory by "
-                "peft.PeftModel.from_pretrained(model, adapter)"
-            )
-        if (n_layers, device, dtype, revision, device_map, n_ctx) != (None, "cpu", *[None] * 4):
-            raise UserError(
-                "a model in memory is taken as it is: leave out the options of how it is loaded"
-            )
+        _validate_in_memory(adapters, n_layers, device, dtype, revision, device_map, n_ctx)
         return as_loaded(what, tokenizer)
-    name = str(what)
-    key = name.lower()
+    name, key = str(what), str(what).lower()
     _validate_options(name, adapters, n_layers, revision, device_map)
     if n_ctx is not None:
         validate_context(name, n_ctx, beyond=True, revision=revision)
@@ -137,11 +128,9 @@ def load(
         model = _placed(build(config), device, dtype)
         info = check_parity(model, describe(model, key))
         return LoadedModel(model=model, tokenizer=None, info=info)
-    is_shipped = key in CHECKPOINTS
-    source = str(CHECKPOINTS[key]) if is_shipped else resolve(name)
-    on_gpu = torch.device(device).type == "cuda"
-    by_default = torch.bfloat16 if on_gpu else torch.float32
-    read_as = torch.float32 if is_shipped else dtype or by_default
+    source = str(CHECKPOINTS.get(key) or resolve(name))
+    by_default = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+    read_as = torch.float32 if key in CHECKPOINTS else dtype or by_default
     decoder = load_hugging_face(
         source,
         n_layers=n_layers,
@@ -154,29 +143,52 @@ def load(
     hf = decoder.model if device_map is not None else decoder.model.to(device)
     with reading_model(source, "forward pass"):
         reference = reference_of(hf)  # before a bridge rewires the model in place
-    if is_shipped:
+    if key in CHECKPOINTS:
         hf.config.max_position_embeddings = max(n_ctx or 0, hf.config.max_position_embeddings)
         model = _placed(to_hooked(hf, decoder.tokenizer), device, dtype)
-        model.cfg.model_name = name = key
+        model.cfg.model_name = key
     else:
         on_one = device if device_map is None else None
         model = boot_bridge(source, hf, deepcopy(decoder.tokenizer), read_as, on_one)
-    gguf = describe_gguf(source, revision) if is_gguf(source) else None
-    info = describe(
-        model,
-        name if gguf is None else key if key in FETCHED else Path(gguf.file).stem,
-        source=key if is_shipped else source,
-        architecture=type(hf).__name__,
-        revision=getattr(hf.config, "_commit_hash", None) or revision,
-        gguf=gguf,
-        depth=getattr(hf.config, "depth_in_files", None),
-    )
-    info = replace(info, adapter=decoder.adapter, unused=decoder.unused)
-    info = check_parity(model, info, reference)
+    info = check_parity(model, _describe(model, name, source, decoder, revision), reference)
     model.cfg.n_ctx = max(n_ctx or 0, model.cfg.n_ctx)
     if tokenizer is not None:
         model.tokenizer = deepcopy(tokenizer)
     return LoadedModel(model=model, tokenizer=tokenizer or decoder.tokenizer, info=info)
+
+
+def _describe(
+    model: Hooked, name: str, source: str, decoder: Decoder, revision: str | None
+) -> ModelInfo:
+    """Return the info of a model that was loaded by name."""
+    key, config = name.lower(), decoder.model.config
+    shown = key if key in CHECKPOINTS else name
+    gguf = describe_gguf(source, revision) if is_gguf(source) else None
+    if gguf is not None:
+        shown = key if key in FETCHED else Path(gguf.file).stem
+    info = describe(
+        model,
+        shown,
+        source=key if key in CHECKPOINTS else source,
+        architecture=type(decoder.model).__name__,
+        revision=getattr(config, "_commit_hash", None) or revision,
+        gguf=gguf,
+        depth=getattr(config, "depth_in_files", None),
+    )
+    return replace(info, adapter=decoder.adapter, unused=decoder.unused)
+
+
+def _validate_in_memory(adapters: Sequence[str], *options: object) -> None:
+    """Check that no option of how a model is loaded was given with a model in memory."""
+    if adapters:
+        raise UserError(
+            "an adapter is merged into a model by name: wrap a model in memory by "
+            "peft.PeftModel.from_pretrained(model, adapter)"
+        )
+    if options != (None, "cpu", None, None, None, None):
+        raise UserError(
+            "a model in memory is taken as it is: leave out the options of how it is loaded"
+        )
 
 
 def _validate_options(

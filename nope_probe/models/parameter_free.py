@@ -180,21 +180,11 @@ SHAPES: dict[PresetSize, JsonObject] = {
 _COMMON = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "use_cache": False}
 
 
-def nope_llama(size: PresetSize = "tiny", rope: bool = False) -> Configuration:
-    """Return TransformerLens's configuration of the trained Llama, without RoPE or with it."""
-    return hooked_config(smollm3_config(size, rope))
-
-
 def smollm3_config(size: PresetSize, rope: bool) -> SmolLM3Config:
     """Return Hugging Face's configuration of the trained Llama, without RoPE or with it.
 
     SmolLM3's `no_rope_layers` switches RoPE per layer: 0 is NoPE, 1 is RoPE.
-
-    Raises:
-        ValueError: for an unknown size.
     """
-    if size not in SHAPES:
-        raise ValueError(f"unknown size {size!r}; there are {', '.join(SHAPES)}")
     shape = SHAPES[size]
     switches = [int(rope)] * shape["num_hidden_layers"]
     return SmolLM3Config(**shape, **_COMMON, no_rope_layers=switches)
@@ -237,9 +227,13 @@ def hooked_config(config: PreTrainedConfig) -> Configuration:
     )
 
 
-def hooked_weights(hf: PreTrainedModel, n_heads: int, n_kv_heads: int) -> dict[str, Tensor]:
+def hooked_weights(hf: PreTrainedModel) -> dict[str, Tensor]:
     """Return a Llama-like model's weights under HookedTransformer's names and in its layouts."""
-    body = hf.model
+    body, n_heads, n_kv_heads = (
+        hf.model,
+        hf.config.num_attention_heads,
+        hf.config.num_key_value_heads,
+    )
     weights = {
         "embed.W_E": body.embed_tokens.weight,
         "unembed.W_U": hf.lm_head.weight.T,

@@ -7,11 +7,12 @@ it would hold.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from nope_probe.hooks.layers.attention import Attention, relative_error
 from nope_probe.hooks.layers.base_layer import Layer
@@ -30,9 +31,6 @@ from nope_probe.hooks.layers.objects import Model, checked_model
 from nope_probe.hooks.layers.parity import Reference, errors_of, probe_tokens, validate_within
 from nope_probe.hooks.removing.components import rope_layers
 from nope_probe.models.info import GGUFInfo, LoadedModel, ModelInfo
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def describe(

@@ -50,27 +50,23 @@ def read_weights(
     Raises:
         UserError: for pickled weights, or for a missing or broken file, which it names.
     """
-    weights: dict[str, Tensor] = {}
     index = find_file(source, INDEX, revision)
     if index is not None:
+        weights: dict[str, Tensor] = {}
         for name, keys in shards_of(index, n_layers, of_text).items():
             shard = find_file(source, name, revision)
             if shard is None:
                 raise UserError(f"{source} lacks {name}, which its {INDEX} lists")
             weights |= _read(shard, keys)
-        return _named(weights) if of_text else weights
-    single = find_file(source, SINGLE, revision)
-    if single is None:
-        raise UserError(
-            f"{source} has no safetensors weights, and pickled ones (.bin) are refused; convert "
-            f'those that you trust: python -c "{_conversion(source)}"'
-        )
-    weights = _read(single, None, n_layers, of_text)
-    return _named(weights) if of_text else weights
-
-
-def _named(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {text_key(key) or key: tensor for key, tensor in weights.items()}
+    else:
+        single = find_file(source, SINGLE, revision)
+        if single is None:
+            raise UserError(
+                f"{source} has no safetensors weights, and pickled ones (.bin) are refused; "
+                f'convert those that you trust: python -c "{_conversion(source)}"'
+            )
+        weights = _read(single, None, n_layers, of_text)
+    return {text_key(key) or key: value for key, value in weights.items()} if of_text else weights
 
 
 def _conversion(source: str) -> str:

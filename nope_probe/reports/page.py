@@ -187,7 +187,10 @@ def page(
     template = resources.files("nope_probe.reports").joinpath("page.html").read_text("utf-8")
     return Template(template).substitute(
         title=escape(title),
-        run="".join(_facts(manifest)),
+        run="".join(
+            f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>"
+            for name, value in notes.about(manifest).items()
+        ),
         headline=headline.html(),
         sections="".join(_section(index, section) for index, section in enumerate(sections)),
         notes="".join(
@@ -214,12 +217,6 @@ def positions(n_maps: int, n_layers: int, n_points: int = 0) -> int:
     room = PAGE_BYTES - PLOTLY_BYTES - n_layers * layer
     cells = max(0.0, room / CELL_BYTES / (n_maps * n_layers))
     return max(1, min(MAX_POSITIONS, int(cells**0.5)))
-
-
-def _facts(manifest: Manifest) -> Iterator[str]:
-    """Yield the facts of the run that the manifest holds."""
-    for name, value in notes.about(manifest).items():
-        yield f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>"
 
 
 def _methods(paragraph: str) -> str:

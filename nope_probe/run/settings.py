@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import tyro
 
@@ -34,19 +34,6 @@ from nope_probe.run.flags import (
 from nope_probe.run.processes import process_count, validate_one_process
 
 Chosen = TypeVar("Chosen", bound="SessionSettings")
-
-
-@runtime_checkable
-class Beginnings(Protocol):
-    """How the sequences of a run begin, as `data.sequences.Sequences` say it (they need torch)."""
-
-    @property
-    def kind(self) -> str:
-        """`vectors`, or a kind of tokens."""
-
-    @property
-    def bos(self) -> bool:
-        """Whether all sequences begin with a BOS token."""
 
 
 class SessionSettings(BoundedSettings):
@@ -381,13 +368,13 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
         """Whether the run removes components, which a model inside `ablated` does not allow."""
         return True
 
-    def skip_keys_of(self, inputs: Beginnings) -> int:
-        """Return how many keys count as first: 1 for tokens, 0 for vectors."""
-        return int(inputs.kind != "vectors") if self.skip_keys == "auto" else self.skip_keys
+    def skip_keys_of(self, kind: str) -> int:
+        """Return how many keys count as first: 1 for a kind of tokens, 0 for `vectors`."""
+        return int(kind != "vectors") if self.skip_keys == "auto" else self.skip_keys
 
-    def kept_positions_of(self, inputs: Beginnings) -> int:
+    def kept_positions_of(self, bos: bool) -> int:
         """Return how many first positions keep what writers write there: 1 for a BOS token."""
-        return int(inputs.bos) if self.skip_keys == "auto" else self.skip_keys
+        return int(bos) if self.skip_keys == "auto" else self.skip_keys
 
     def layers_with_maps(self, info: ModelInfo) -> tuple[int, ...]:
         """Return the numbers of the layers that have maps: the first layers that attend."""

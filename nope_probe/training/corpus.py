@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from nope_probe.data.documents import is_held_out, stdlib_documents
-from nope_probe.data.sequences import cut
+from nope_probe.data.windows import cut
 from nope_probe.files import JsonObject
 from nope_probe.training.settings import Recipe
 

@@ -9,15 +9,14 @@ from support.tiny_models import tokenizer
 
 import nope_probe.data.documents as data_sets
 from nope_probe.data.documents import (
-    TextReader,
     documents,
     is_data_set,
     is_held_out,
-    long_documents,
     split,
     stdlib_documents,
     stream_texts,
 )
+from nope_probe.data.tokenizing import TextReader, long_documents
 from nope_probe.errors import UserError
 
 PLAIN = tokenizer()
@@ -115,7 +114,7 @@ def test_a_data_set_is_read_no_further_than_is_needed(
             read.append(text)
             yield text
 
-    monkeypatch.setattr(data_sets, "stream_texts", counted)
+    monkeypatch.setattr("nope_probe.data.tokenizing.stream_texts", counted)
     result = long_documents("any/set", TextReader(PLAIN), 11, 60)
     whole = [ids for ids in PLAIN(TEXTS, add_special_tokens=False)["input_ids"] if len(ids) >= 60]
     assert result == whole[:11]

@@ -16,18 +16,10 @@ import torch
 from support.rounding import assert_same, rounding
 from support.tiny_models import D_VOCAB, tokenizer
 
-import nope_probe.data.documents as data_sets
 from nope_probe.data.documents import documents
-from nope_probe.data.sequences import (
-    Sequences,
-    cut,
-    cut_at_start,
-    gaussian,
-    pack_documents,
-    random_twice,
-    separator_of,
-    sequences,
-)
+from nope_probe.data.sequences import Sequences, gaussian, random_twice, sequences
+from nope_probe.data.tokenizing import separator_of
+from nope_probe.data.windows import cut, cut_at_start, pack_documents
 from nope_probe.errors import UserError
 
 PLAIN, WITH_BOS = tokenizer(), tokenizer(forces_bos=True)
@@ -288,7 +280,7 @@ def test_of_a_data_set_no_more_is_read_than_is_packed(
             read.append(text)
             yield text
 
-    monkeypatch.setattr(data_sets, "stream_texts", counted)
+    monkeypatch.setattr("nope_probe.data.tokenizing.stream_texts", counted)
     taken = sequences("any/set", tokenizer=PLAIN, n_seqs=29, seq_len=17, pack=True).inputs
     assert len(read) == 64  # one batch
     needed, total = [], 0

@@ -11,9 +11,9 @@ from support.maps import N_LAYERS, text_of, triangle
 
 from nope_probe import figures, load
 from nope_probe.analyses.parameter_free.simulation import Estimate
-from nope_probe.figures.curves import Curves, rows_against_theory
+from nope_probe.figures.curves import Curves, simulated_curves
 from nope_probe.figures.image import without_controls
-from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps, unfold_layers
+from nope_probe.figures.maps import score_maps, term_maps, unfold_layers
 from nope_probe.figures.panels import RowMaps
 from nope_probe.hooks.reading.capture import capture_scores, capture_stages
 from nope_probe.maps.centred import diagonal_normalised
@@ -143,13 +143,13 @@ def test_an_image_of_all_layers_keeps_their_leads() -> None:
 
 def test_the_papers_colour_scale_is_the_same_in_every_layer_and_others_are_quantiles() -> None:
     maps = np.random.default_rng(0).random((5, 7, 7)).astype(np.float32)
-    figure = fixed_scale_maps(maps[:2], title="maps", high=8.0)
+    figure = score_maps(maps[:2], title="maps", high=8.0)
     axes = [figure.layout[name] for name in ("coloraxis", "coloraxis2")]
     assert [(axis.cmin, axis.cmax, axis.showscale) for axis in axes] == [
         (0.0, 8.0, True),
         (0.0, 8.0, False),
     ]
-    figure = fixed_scale_maps(maps, title="maps", high=8.0)
+    figure = score_maps(maps, title="maps", high=8.0)
     assert figure.layout.meta["scales"] == [[0.0, 8.0]] * 5
     figure = score_maps(maps, multiples=1, clipped=1.0)
     limits = [np.percentile(layer, [1, 99]) for layer in maps]
@@ -173,7 +173,7 @@ def test_lines_of_theory_are_in_the_panel_of_their_layers_dots_and_noise_is_draw
     x = np.arange(5.0)
     values = np.stack([1 + 1e-8 * np.arange(5), np.arange(5.0)])
     curves = Curves(x=x, values=values, errors=np.full((2, 5), 2e-3), theory=values + 1e-3)
-    figure = rows_against_theory({"alpha=0": curves})
+    figure = simulated_curves({"alpha=0": curves}, title="", x_title="", y_title="")
     line, dots = figure.data[2:]
     assert (line.mode, dots.mode) == ("lines", "markers")
     assert line.xaxis == dots.xaxis == "x2"
@@ -204,7 +204,7 @@ def drawn(figure) -> list[np.ndarray]:
 
 
 def test_score_maps_are_drawn_from_a_capture_a_tensor_or_an_array(scores: ScoreMaps) -> None:
-    for draw in (figures.score_maps, lambda maps: figures.fixed_scale_maps(maps, title="scores")):
+    for draw in (figures.score_maps, lambda maps: figures.score_maps(maps, high=1.0)):
         truth = drawn(draw(scores.mean.float().numpy()))
         for maps in (scores, scores.mean, scores.mean.numpy()):
             for actual, theirs in zip(drawn(draw(maps)), truth, strict=True):

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 from shutil import copytree
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.context import WITHOUT_ROPE
 from nope_probe.models.load import load, to_hooked
 from nope_probe.models.names import CHECKPOINTS, resolve
-from nope_probe.models.parameter_free import hooked_config, nope_llama
+from nope_probe.models.parameter_free import hooked_config
 
 
 @pytest.mark.parametrize("name", ["smollm3-rope", "smollm3-nope"])
@@ -72,13 +71,6 @@ def test_converting_leaves_the_model_as_it_is() -> None:
 def test_converting_a_model_with_rope_in_some_layers_is_an_error() -> None:
     with pytest.raises(ValueError, match="RoPE in all layers or in none; use a bridge"):
         hooked_config(smollm3_config([1, 0]))
-
-
-@pytest.mark.usefixtures("unenforced")
-def test_an_unknown_size_is_an_error() -> None:
-    size: Any = "70b"
-    with pytest.raises(ValueError, match=r"unknown size '70b'; there are tiny, 1.5b"):
-        nope_llama(size)
 
 
 @pytest.mark.parametrize(("name", "rope"), [("nope-tiny", False), ("ROPE-tiny", True)])

@@ -15,7 +15,8 @@ from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.model import layers_of, run_blocks
 from nope_probe.hooks.removing.components import components, rope_layers
 from nope_probe.models.load import load, to_hooked
-from nope_probe.models.parameter_free import build, nope_llama, parameter_free
+from nope_probe.models.parameter_free import build, hooked_config, parameter_free
+from nope_probe.models.parameter_free import smollm3_config as shipped_config
 from nope_probe.models.parameter_free import smollm3_config as smollm3_shape
 from nope_probe.removal import COMPONENTS
 
@@ -162,7 +163,7 @@ def test_weights_are_identities_so_that_removing_them_changes_nothing(norm: Any,
 
 @pytest.mark.parametrize("rope", [False, True])
 def test_a_trained_llama_is_built_with_the_sizes_of_its_configuration(rope: bool) -> None:
-    model = build(nope_llama("tiny", rope))
+    model = build(hooked_config(shipped_config("tiny", rope)))
     layer = layers_of(model)[3]
     assert rope_layers(model) == (rope,) * 4
     assert (layer.n_heads, layer.n_kv_heads, layer.d_head, layer.d_model) == (4, 2, 32, 128)
@@ -178,7 +179,7 @@ def test_models_without_weights_are_equal_and_leave_the_random_numbers_alone(kin
     assert torch.equal(torch.rand(5), expected)
     other = build(parameter_free(2, 6)).state_dict()
     assert all(torch.equal(other[name], tensor) for name, tensor in one.items())
-    trained = nope_llama("tiny")
+    trained = hooked_config(shipped_config("tiny", rope=False))
     drawn = [build(trained).state_dict()["embed.W_E"] for _ in range(2 * (kind[0] == "H"))]
     assert not any(torch.equal(*pair) for pair in pairwise(drawn) if pair[0].any())
 
@@ -200,7 +201,7 @@ def test_the_default_models_have_four_layers_and_a_head_of_64() -> None:
 @pytest.mark.parametrize("rope", [False, True])
 def test_the_papers_llama_has_its_shape(rope: bool) -> None:
     """Section 4.2; its MLP and vocabulary follow from 1.5B parameters and Llama 3's tokenizer."""
-    config = nope_llama("1.5b", rope)
+    config = hooked_config(shipped_config("1.5b", rope))
     assert (config.n_layers, config.d_model, config.n_heads, config.d_head) == (22, 2048, 32, 64)
     assert (config.n_key_value_heads, config.d_mlp, config.d_vocab) == (8, 5632, 128_256)
     assert (config.n_ctx, config.rotary_base) == (1024, 500_000.0)

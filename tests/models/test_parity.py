@@ -22,8 +22,9 @@ from nope_probe.models.load import load
 from nope_probe.models.parameter_free import (
     build,
     has_hooked_transformer,
-    nope_llama,
+    hooked_config,
     parameter_free,
+    smollm3_config,
 )
 from nope_probe.models.parity import (
     check_parity,
@@ -229,5 +230,5 @@ def test_models_are_of_the_kind_that_transformer_lens_has(kind: str) -> None:
     except ImportError:
         HookedTransformer = None
     assert has_hooked_transformer() == (HookedTransformer is not None)
-    for config in (parameter_free(1, 6), nope_llama("tiny", rope=True)):
+    for config in (parameter_free(1, 6), hooked_config(smollm3_config("tiny", rope=True))):
         assert type(build(config)).__name__ == kind

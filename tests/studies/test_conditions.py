@@ -14,7 +14,7 @@ from nope_probe.hooks.ablation import ablated
 from nope_probe.hooks.reading.calibration import capture_written
 from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.hooks.removing.removals import Ablation
-from nope_probe.models.parameter_free import build, nope_llama
+from nope_probe.models.parameter_free import build, hooked_config, smollm3_config
 from nope_probe.removal import INTACT
 from nope_probe.run.checkpoint import RunCheckpoint
 from nope_probe.run.process_group import Processes
@@ -30,7 +30,7 @@ LLAMA, GPT2 = ("mask", "rope", *NOPE[1:]), (*NOPE, "pos_embed")
 
 def small_model(seed: int = 0):
     torch.manual_seed(seed)
-    model = build(nope_llama("tiny", rope=True))
+    model = build(hooked_config(smollm3_config("tiny", rope=True)))
     for parameter in model.parameters():
         parameter.data = 0.05 * torch.randn(parameter.shape)
     return model

@@ -9,7 +9,7 @@ from support.command_line import run_command
 
 from nope_probe import simulate
 from nope_probe.errors import UserError
-from nope_probe.figures.maps import fixed_scale_maps, term_maps
+from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.reports.page import Headline, Section
 from nope_probe.run.folder import read_manifest
 from nope_probe.studies import page
@@ -22,7 +22,7 @@ def image_of(*sections: Section) -> go.Figure:
 
 def test_the_image_is_the_first_figure_with_its_sections_heading() -> None:
     values = np.random.default_rng(0).random((2, 7, 7)).astype(np.float32)
-    figure = fixed_scale_maps(values, title="maps")
+    figure = score_maps(values, title="maps", high=1.0)
     image = image_of(
         Section(title="Words", caption="no figure here"),
         Section(title="Scores < 1", caption="the figure", figure=lambda: figure),

@@ -19,7 +19,7 @@ from nope_probe import train
 from nope_probe.data.documents import is_held_out
 from nope_probe.errors import UserError
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.models.parameter_free import nope_llama, smollm3_config
+from nope_probe.models.parameter_free import hooked_config, smollm3_config
 from nope_probe.training.corpus import _packed, corpus_of
 from nope_probe.training.run import run
 from nope_probe.training.settings import Settings
@@ -55,7 +55,7 @@ def test_documents_are_packed_with_bos_between_them_and_nothing_lost(tokenizer):
 
 
 def test_the_large_shape_is_the_papers():
-    config = nope_llama("1.5b")
+    config = hooked_config(smollm3_config("1.5b", rope=False))
     shape = (config.n_layers, config.d_model, config.d_head, config.n_heads)
     assert shape == (22, 2048, 64, 32)
     assert (config.n_key_value_heads, config.n_ctx) == (8, 1024)

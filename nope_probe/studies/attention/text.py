@@ -11,8 +11,8 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from nope_probe.data.documents import TextReader
-from nope_probe.data.sequences import Sequences, first_token
+from nope_probe.data.sequences import Sequences
+from nope_probe.data.tokenizing import TextReader, first_token
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import validate_inputs
 from nope_probe.models.info import LoadedModel

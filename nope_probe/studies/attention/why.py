@@ -59,8 +59,8 @@ def explained(run: Run, settings: Settings, loaded: LoadedModel) -> Why:
         model=loaded.model,
         inputs=tokens if settings.reads_corpus else text,
         batch_size=settings.seqs_per_batch,
-        skip_keys=settings.skip_keys_of(inputs),
-        kept_positions=settings.kept_positions_of(inputs),
+        skip_keys=settings.skip_keys_of(inputs.kind),
+        kept_positions=settings.kept_positions_of(inputs.bos),
     )
     ablation = ablation_of(loaded.model, settings)
     passes = steps.passes(engine, ablation if settings.remove else None)

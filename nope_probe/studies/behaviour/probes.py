@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from nope_probe.data.sequences import Sequences, permuted, random_twice, repeated
+from nope_probe.data.sequences import Sequences, random_twice, repeated
+from nope_probe.data.windows import permuted
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.model import positions_of
 from nope_probe.hooks.removing.components import components

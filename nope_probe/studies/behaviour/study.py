@@ -102,7 +102,7 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
         }
         self.engine, self.removals = Engine.of(session), self.conditions | alone
         self.sources = Condition(name for name in SOURCES if name in has)
-        self.skip = settings.skip_keys_of(text)
+        self.skip = settings.skip_keys_of(text.kind)
 
     def passes(self) -> Iterator[Pass]:
         """Yield the passes of the losses, of the heads' patterns, and of decoded positions."""

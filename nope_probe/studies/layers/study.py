@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 import pandas as pd
 import torch
 
-from nope_probe.data.sequences import forces_bos
+from nope_probe.data.tokenizing import forces_bos
 from nope_probe.errors import UserError, beyond_context, printable
 from nope_probe.figures.words import layer_names, listed
 from nope_probe.files import JsonObject

@@ -97,7 +97,7 @@ class MapScores(Study[Settings, Run]):
             cut = Cut(
                 counts=engine.fold_of.bincount(),
                 queries=choose_rows(inputs.shape[1], engine.query_rows),
-                skip_keys=settings.skip_keys_of(session.sequences()),
+                skip_keys=settings.skip_keys_of(session.sequences().kind),
             )
             blocks = numbered_layers(model, layers)
             self.attention = [AttentionAccumulator(x, cut, keeps_scores=False) for x in blocks]

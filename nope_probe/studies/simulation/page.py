@@ -10,8 +10,8 @@ import pandas as pd
 from jaxtyping import Float
 
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
-from nope_probe.figures.curves import Curves, rows_against_theory, steps_by_distance
-from nope_probe.figures.maps import fixed_scale_maps, score_maps, term_maps
+from nope_probe.figures.curves import Curves, simulated_curves
+from nope_probe.figures.maps import score_maps, term_maps
 from nope_probe.figures.words import layer_names
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section, positions
@@ -88,9 +88,7 @@ def _map_sections(run: Run) -> Iterator[Section]:
         title = f"Mean scores, {words}, 0 to {high:g}"
         yield Section(
             title="Scores, on the paper's scale",
-            figure=partial(
-                fixed_scale_maps, scores[words], title=title, high=high, max_positions=size
-            ),
+            figure=partial(score_maps, scores[words], title=title, high=high, max_positions=size),
             caption=f"Scores at {words}, all layers on one scale, as in the paper's figures. The "
             "first layers look dark because their scores off the diagonal are small.",
             folded=True,
@@ -121,7 +119,13 @@ def _line_sections(run: Run) -> Iterator[Section]:
     curves = {alpha: _last_row(run, alpha) for alpha in alphas}
     yield Section(
         title="The last query's scores",
-        figure=partial(rows_against_theory, curves),
+        figure=partial(
+            simulated_curves,
+            curves,
+            title="The last query's scores: simulation (dots) and mean field (lines)",
+            x_title="key position",
+            y_title="score, nats",
+        ),
         caption="Scores of the last query for each key before it: dots are simulated, with two "
         "standard errors; lines are theory, the mean field. The error of the theory shrinks as "
         "one over the dimension.",
@@ -129,7 +133,13 @@ def _line_sections(run: Run) -> Iterator[Section]:
     steps = {alpha: _steps(_rows_of(alpha, run.tables["steps"])) for alpha in alphas}
     yield Section(
         title="The mean step towards the query, by distance",
-        figure=partial(steps_by_distance, steps),
+        figure=partial(
+            simulated_curves,
+            steps,
+            title="Mean step of the score towards the query",
+            x_title="distance i - j",
+            y_title="step, nats",
+        ),
         caption="The mean gain in score, over queries, of a key that is nearer by one. Above "
         "zero the scores increase towards the query. The lines are the mean field.",
     )

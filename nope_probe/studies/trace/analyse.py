@@ -18,7 +18,7 @@ from nope_probe.analyses.contrasts import contrast_grams
 from nope_probe.analyses.jackknife import Interval
 from nope_probe.analyses.positions import clock, direct_share, readers, scores_without, term_maps
 from nope_probe.analyses.reader import Reader, Side
-from nope_probe.figures.position_figure import ALL, CLOCKS
+from nope_probe.figures.position_terms import ALL, CLOCKS
 from nope_probe.figures.words import reader_of
 from nope_probe.hooks.ablation import directly_ablated
 from nope_probe.hooks.removing.removals import Ablation

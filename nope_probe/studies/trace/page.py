@@ -11,7 +11,8 @@ import pandas as pd
 
 from nope_probe.figures.intervals import ValueAndBounds, excludes_zero, interval_of
 from nope_probe.figures.names import OTHERS
-from nope_probe.figures.position_figure import MOST_EDGES, TERMS, WRITTEN, position_circuit
+from nope_probe.figures.position_figure import MOST_EDGES, position_circuit
+from nope_probe.figures.position_terms import TERMS, WRITTEN
 from nope_probe.figures.shares import QUESTIONS
 from nope_probe.figures.words import listed, shown_readers, whole_sizes, with_readers
 from nope_probe.removal import Writer

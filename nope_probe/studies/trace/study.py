@@ -123,7 +123,7 @@ class TracePosition(Study[Settings, Trace]):
         """Return the run of the trace."""
         session, sums, tables = self.session, results["positions"], results["effects"]
         inputs, terms = session.sequences(), tables["terms"]
-        kept = self.settings.kept_positions_of(inputs)
+        kept = self.settings.kept_positions_of(inputs.bos)
         manifest = replace(
             session.manifest_of(inputs),
             layers=tuple(sorted(int(layer) for layer in terms["layer"].unique())),

@@ -1,0 +1,230 @@
+"""Texts to tokens: byte order marks, BOS and other special tokens, by the same rules everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from nope_probe.data.documents import BYTE_ORDER_MARK, documents, is_data_set, stream_texts
+from nope_probe.errors import UserError
+from nope_probe.files import reading
+
+if TYPE_CHECKING:  # importing this class takes seconds
+    from transformers import PreTrainedTokenizerBase
+
+Bos = Literal["auto", "always", "never"]
+_BATCH = 64
+MOST_DOCUMENTS = 1_000_000  # of a data set
+MOST_NAMED = 4  # special tokens in a note
+
+
+@dataclass(eq=False)
+class TextReader:
+    """Turns texts into tokens, all by the same rules, and counts what the texts bring with them.
+
+    A byte order mark is no part of a text and is left out. A text may spell special tokens, as the
+    templates of chats do, and the tokenizer reads them as these tokens. Where sequences begin with
+    a BOS token, a text that spells one at its beginning gives it up, so that there are not two.
+
+    Args:
+        tokenizer: the model's.
+        bos: whether sequences begin with a BOS token.
+
+    Attributes:
+        n_texts: how many texts were read.
+        n_marks: how many of them begin with a byte order mark.
+        n_bos: how many begin with a BOS token.
+        n_special: how many spell a special token elsewhere.
+        special: these special tokens.
+
+    Example:
+        >>> from nope_probe import load
+        >>> reader = TextReader(load("rope-tiny").tokenizer, bos=True)
+        >>> [len(ids) for ids in reader.tokens(["<bos>a", "b"])]
+        [1, 1]
+        >>> reader.notes
+        ('1 of 2 texts begins with the BOS token <bos> already: no second was added.',)
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    bos: bool = False
+    n_texts: int = 0
+    n_marks: int = 0
+    n_bos: int = 0
+    n_special: int = 0
+    special: set[int] = field(default_factory=set)
+
+    def tokens(self, texts: Iterable[str]) -> Iterator[list[int]]:
+        """Yield the tokens of each text, a batch at a time: tokenizers keep much besides ids.
+
+        Raises:
+            UserError: for a text that the tokenizer cannot encode.
+        """
+        remaining, tokenizer = iter(texts), self.tokenizer
+        while batch := list(islice(remaining, _BATCH)):
+            self.n_texts += len(batch)
+            self.n_marks += sum(text.startswith(BYTE_ORDER_MARK) for text in batch)
+            batch = [text.removeprefix(BYTE_ORDER_MARK) for text in batch]
+            with reading(f"the tokenizer of {tokenizer.name_or_path} cannot take the text"):
+                ids = tokenizer(batch, add_special_tokens=False, verbose=False)["input_ids"]
+            yield from map(self._without_second_bos, ids)
+
+    def _without_second_bos(self, ids: list[int]) -> list[int]:
+        begins = ids[:1] == [self.tokenizer.bos_token_id]
+        rest = ids[1:] if begins else ids
+        special = self._spelled.intersection(rest)
+        self.n_bos += begins
+        self.n_special += bool(special)
+        self.special |= special
+        return rest if self.bos else ids
+
+    @cached_property
+    def _spelled(self) -> frozenset[int]:
+        """The special tokens that a text can spell: not the one for what the tokenizer lacks."""
+        tokenizer = self.tokenizer
+        added = tokenizer.added_tokens_decoder.items()
+        special = {*tokenizer.all_special_ids, *(token for token, a in added if a.special)}
+        if tokenizer.unk_token_id not in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+            special.discard(tokenizer.unk_token_id)
+        return frozenset(special)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was done about marks and special tokens, a sentence each."""
+        if not self.n_texts:
+            return ()
+        bos, names = self.tokenizer.bos_token, sorted(map(self.tokenizer.decode, self.special))
+        named = ", ".join([*names[:MOST_NAMED], *["..."] * (len(names) > MOST_NAMED)])
+        kept = "no second was added" if self.bos else "it was kept"
+        notes = {
+            f"{self._which(self.n_marks, 'begin')} a byte order mark, left out.": self.n_marks,
+            f"{self._which(self.n_bos, 'begin')} the BOS token {bos} already: {kept}.": self.n_bos,
+            f"{self._which(self.n_special, 'spell')} special tokens ({named}), which are read as "
+            "these tokens.": self.n_special,
+        }
+        return tuple(note for note, n in notes.items() if n)
+
+    def _which(self, n: int, verb: str) -> str:
+        verb = f"{verb}s" if n == 1 else verb
+        texts = "The text" if self.n_texts == 1 else f"{n:,} of {self.n_texts:,} texts"
+        return f"{texts} {verb}" + (" with" if verb.startswith("begin") else "")
+
+
+def read_documents(
+    source: str, reader: TextReader, n_seqs: int, length: int, is_packed: bool
+) -> list[list[int]]:
+    """Return the tokens of a source's documents; of a data set, only the part that is needed."""
+    if not is_data_set(source):
+        return list(reader.tokens(documents(source)))
+    if is_packed:
+        return first_documents(source, reader, n_seqs * length)
+    return long_documents(source, reader, n_seqs, length)
+
+
+def long_documents(
+    source: str, reader: TextReader, n_documents: int, n_tokens: int
+) -> list[list[int]]:
+    """Return the tokens of a data set's first n_documents documents of n_tokens tokens or more.
+
+    Raises:
+        UserError: for too few documents (naming their number), or a data set that cannot be read.
+    """
+    long, n_read = list[list[int]](), 0
+    for document in reader.tokens(islice(stream_texts(source), MOST_DOCUMENTS)):
+        n_read += 1
+        if len(document) >= n_tokens:
+            long.append(document)
+        if len(long) == n_documents:
+            return long
+    raise UserError(
+        f"{len(long)} of the {n_read} documents read from {source} have {n_tokens} tokens or "
+        f"more, {n_documents} were asked for; lower --n-seqs or --seq-len"
+    )
+
+
+def first_documents(source: str, reader: TextReader, n_tokens: int) -> list[list[int]]:
+    """Return the tokens of a data set's first documents, n_tokens in all, separators included.
+
+    If the data set has fewer tokens, all of its documents are returned.
+    """
+    first, n_read = list[list[int]](), 0
+    for document in reader.tokens(islice(stream_texts(source), MOST_DOCUMENTS)):
+        first.append(document)
+        n_read += len(document) + 1
+        if n_read >= n_tokens:
+            break
+    return first
+
+
+def first_token(tokenizer: PreTrainedTokenizerBase | None, bos: str) -> int | None:
+    """Return the token that is put before every sequence, or None for no token.
+
+    Args:
+        tokenizer: the model's.
+        bos: `always`, `never` or `auto` (as the tokenizer does) for its BOS token; else the text of
+            a token.
+
+    Raises:
+        UserError: for `always` with a tokenizer that has no BOS token, or a text that is not
+            exactly one token.
+    """
+    if bos == "never" or (bos == "auto" and (tokenizer is None or not forces_bos(tokenizer))):
+        return None
+    if tokenizer is None:
+        raise UserError(f"--bos {bos}: the model has no tokenizer")
+    if bos in get_args(Bos):
+        if tokenizer.bos_token_id is None:
+            raise UserError("--bos always: the model's tokenizer has no BOS token")
+        return tokenizer.bos_token_id
+    ids = tokenizer(bos, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise UserError(
+            f"--bos {bos!r}: expected auto, always, never or the text of one token; the model's "
+            f"tokenizer makes {len(ids)} of it"
+        )
+    return ids[0]
+
+
+def forces_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Return whether a tokenizer puts a BOS token before any text."""
+    ids = tokenizer("a")["input_ids"]
+    return tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
+
+
+def ordinary_tokens(
+    tokenizer: PreTrainedTokenizerBase | None, d_vocab: int | None
+) -> Int[Tensor, " token"]:
+    """Return the tokens that are not special; without a tokenizer, all d_vocab tokens.
+
+    Raises:
+        UserError: for a tokenizer of special tokens alone.
+    """
+    if tokenizer is None:
+        return torch.arange(d_vocab or 0)
+    special = set(tokenizer.all_special_ids)
+    ordinary = torch.tensor([t for t in range(len(tokenizer)) if t not in special])
+    if len(ordinary) == 0:
+        raise UserError(
+            "--data random draws tokens, and the model's tokenizer has only special tokens"
+        )
+    return ordinary
+
+
+def separator_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the token to put after each packed document: the tokenizer's EOS.
+
+    Raises:
+        UserError: for a tokenizer without EOS.
+    """
+    if tokenizer.eos_token_id is None:
+        raise UserError(
+            "--pack puts an EOS token after each document, and the model's tokenizer has none"
+        )
+    return tokenizer.eos_token_id
