@@ -192,9 +192,10 @@ def differences(
     names = [label(condition) for condition in reversed(conditions)]
     figure.update_yaxes(categoryarray=names, range=[-0.5, len(names) - 0.5])
     figure.update_xaxes(zerolinewidth=2, nticks=4, rangemode="tozero")
-    scales = pd.Series([units[name].partition(";")[0] for name in shown])
+    scales = [units[name].partition(";")[0] for name in shown]
+    alike = [[at for at, of in enumerate(scales) if of == unit] for unit in dict.fromkeys(scales)]
     ends = [estimates_of(rows, "difference") for rows in by_measure]
-    fit_axes(figure, "x", ends, [*scales.groupby(scales, sort=False).indices.values()])
+    fit_axes(figure, "x", ends, alike)
     return figure.update_layout(showlegend=False)
 
 

@@ -102,11 +102,11 @@ def score_maps(
     """
     pooled = _pooled(maps, max_positions)
     shown = pooled.values[..., -(-pooled.skip_keys // pooled.block) :]
-    limits = [(0.0, high or 0.0, False) for _ in shown]
-    if high is None:
-        ends = [percentiles(values, (clipped, 100 - clipped)).tolist() for values in shown]
-        floors = [max(NOISE_NATS, NOISE_ERRORS * error) for error in noise or [0.0] * len(shown)]
-        limits = [widened(*of_layer, floor) for of_layer, floor in zip(ends, floors, strict=True)]
+    limits = []
+    for values, error in zip(shown, noise or [0.0] * len(shown), strict=True):
+        bottom, top = percentiles(values, (clipped, 100 - clipped)).tolist()
+        fitted = widened(bottom, top, max(NOISE_NATS, NOISE_ERRORS * error))
+        limits.append(fitted if high is None else (0.0, high, False))
     numbers = _numbers(maps, layers, len(limits))
     if len(limits) > multiples:
         scales = np.array([(low, high) for low, high, _ in limits])

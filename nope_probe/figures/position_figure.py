@@ -256,7 +256,9 @@ def _graph(
         nodes["text"].tolist() if nodes["x"].max() < FEW else None,
         (nodes["kind"] == "").to_numpy(),
     )
-    entries = graph.legend(kind for *kind, drawn in kinds if drawn.any())
+    entries = graph.legend(
+        (label, colour, dash) for label, colour, dash, drawn in kinds if drawn.any()
+    )
     return traces + [(trace, {*shown}) for trace in (*entries, of_nodes)]
 
 

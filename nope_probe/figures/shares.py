@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from itertools import cycle
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -211,13 +210,12 @@ def head_bands(
     labels = [f"L{layer}H{head}" for layer, head in heads.to_numpy()]
     panels: dict[str, list[PlotlyTrace]] = {}
     for question, rows in _by_question(bands.dropna(subset=["lost"])).items():
-        cells = rows.pivot(index=["layer", "head"], columns="source")
-        cells = cells.reindex(pd.MultiIndex.from_frame(heads))
-        estimates = [
-            cells[column].reindex(columns=names) for column in ("lost", *bound_columns("lost"))
-        ]
+        cells = rows.pivot(index=["layer", "head"], columns="source").reindex(
+            index=pd.MultiIndex.from_frame(heads),
+            columns=pd.MultiIndex.from_product([("lost", *bound_columns("lost")), names]),
+        )
         trace = interval_cells(
-            np.array(estimates, float),
+            cells.to_numpy(float).reshape(len(heads), 3, -1).swapaxes(0, 1),
             f"%{{text}}, %{{x}}<br>lost %{{z:.1%}} {PERCENT}<extra></extra>",
             x=[band_label(name, ends) for name in names],
             text=[[label] * len(names) for label in labels],
