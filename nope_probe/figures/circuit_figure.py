@@ -333,7 +333,8 @@ def _layout(
     """
     shapes, marks = between
     notes = [*marks, *_captions(flow, absent)]
-    keys: Layout = {"height": flow.full_height, "margin": flow.margin}
+    height = flow.height + flow.margin["t"] + flow.margin["b"]
+    keys: Layout = {"height": height, "margin": flow.margin}
     keys |= {"shapes": shapes, "annotations": notes}
     square = {"showgrid": False, "zeroline": False, "constrain": "domain", "nticks": 4}
     square["tickfont"] = {"size": 10}

@@ -94,11 +94,6 @@ class Flow:
     ticked: Sequence[str]
     margin: Mapping[str, int]
 
-    @property
-    def full_height(self) -> float:
-        """The figure's height, px."""
-        return self.height + self.margin["t"] + self.margin["b"]
-
     def share(self, px: float) -> float:
         """Return plotly's share of the height from the bottom, for px from the top."""
         return 1 - px / self.height

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -196,12 +196,7 @@ class Signals:
             self._before = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         stays = isinstance(error, UserError | Interrupted) and not isinstance(error, PeerEndedError)

@@ -13,8 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -187,17 +186,12 @@ class Session(Generic[Settings_co]):
         made_with = {"versions": versions(), "weights": self.weights}
         return {"settings": self.recorded, **made_with, **self.sources}
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         try:
             if kind is None:
                 self.processes.barrier()
         finally:
-            self._exits.__exit__(kind, error, traceback)
+            self._exits.__exit__(kind, *error)
 
     def sequences(
         self: Session[RunSettings],

@@ -1,6 +1,8 @@
 """Texts are read from files of every kind, and data sets no further than is needed."""
 
 from pathlib import Path
+from shutil import copytree
+from sysconfig import get_path
 from typing import Any
 
 import pandas as pd
@@ -178,8 +180,13 @@ def test_a_module_is_split_before_top_level_statements_and_nothing_is_lost() -> 
     assert split("print 'two'\n" * 200) == ["print 'two'\n" * 200]  # not this Python
 
 
-def test_no_long_document_is_both_held_out_and_for_training() -> None:
+def test_no_long_document_is_both_held_out_and_for_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Some modules end alike, in a line or two that calls main()."""
+    for package in ("asyncio", "concurrent", "email", "http", "importlib", "json", "xml"):
+        copytree(Path(get_path("stdlib"), package), tmp_path / package)
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     actual, theirs = (
         {document for document in stdlib_documents(held_out) if len(document) >= 1200}
         for held_out in (True, False)

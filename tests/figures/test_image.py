@@ -105,13 +105,9 @@ def of_layers(**columns: object) -> pd.DataFrame:
 
 
 COLUMNS: dict[str, Callable[[], go.Figure]] = {
-    "maps": lambda: figures.score_maps(MAPS),
     "terms": lambda: figures.term_maps({"mask": MAPS, "rope": MAPS}, title="Sources"),
     "sources": lambda: figures.source_losses(of_layers(of="lead", source="mask")),
     "trace": lambda: figures.position_circuit(terms_table(), writers_table()),
-    "losses": lambda: figures.loss_by_position(
-        of_layers(condition="intact", position=1), title="Loss"
-    ),
 }
 
 

@@ -157,15 +157,14 @@ def test_without_the_switch_an_image_shows_what_the_first_choice_shows(figure: g
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [1200, 390])
-def test_a_page_draws_it_and_has_the_switch(figure: go.Figure, tmp_path: Path, width: int) -> None:
+def test_a_page_draws_it_and_has_the_switch(figure: go.Figure, tmp_path: Path) -> None:
     html = page(
         "title",
         Headline(sentence=""),
         [Section(title="found", figure=figure, caption="")],
         Manifest(),
     )
-    dom = opened(html, tmp_path, width)
+    dom = opened(html, tmp_path, width=390)
     assert dom.count('type="radio"') == 4
     assert "92.0% [91.6, 92.4]" in dom
     assert "what L1H0 adds" in dom
