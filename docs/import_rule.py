@@ -22,14 +22,13 @@ RULE: dict[str, tuple[str, ...]] = {
     "training": ("run", "models", "data", "analyses", "hooks"),
     "reports": ("run", "figures"),
     "run": ("models", "data", "hooks", "maps"),
-    "models": ("hooks",),
+    "models": ("hooks", "maps"),
     "data": ("hooks",),
     "figures": ("maps",),
     "analyses": ("hooks", "maps"),
     "hooks": ("maps",),
     "maps": (),
     "removal": ("errors",),
-    "stages": (),
     "files": (),
     "errors": (),
 }
@@ -38,7 +37,6 @@ RULE: dict[str, tuple[str, ...]] = {
 ROOMS = ("hooks", "hooks.reading", "hooks.removing", "hooks.layers")
 EVERYWHERE = (
     "removal",
-    "stages",
     "files",
     "errors",
 )  # what every folder may import
