@@ -17,6 +17,7 @@ from support.tiny_models import Tiny, distance
 from nope_probe import Ablation, ablated, calibrate, capture_scores, load
 from nope_probe.errors import UserError
 from nope_probe.hooks.removing.replacements import Calibration
+from nope_probe.models.info import LoadedModel
 
 # One of each scheme: of positions, windows, norms, heads, biases, sinks, blocks.
 SCHEMES = (
@@ -37,53 +38,57 @@ ROOT = Path(__file__).parents[2]
 def each_of_decoders(by_default: Sequence[str]) -> pytest.MarkDecorator:
     every = pytest.mark.every_decoder
     marked = [pytest.param(n, marks=[] if n in by_default else [every]) for n in DECODERS]
-    return pytest.mark.parametrize("model_type", marked)
+    return pytest.mark.parametrize("decoder", marked, indirect=True)
 
 
 each_decoder = each_of_decoders(SCHEMES)
 
 
+@pytest.fixture(scope="module")
+def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return write_decoder(request.param, tmp_path_factory.mktemp("decoders"))
+
+
+@pytest.fixture(scope="module")
+def loaded(decoder: Tiny) -> LoadedModel | None:
+    """A decoder as it is read; None if it does not attend or is refused."""
+    is_read = removals_of(decoder) and decoder.name not in REFUSED
+    return load(str(decoder.folder)) if is_read else None
+
+
 @each_decoder
-def test_the_recording_function_attends_as_transformers_itself_does(
-    model_type: str, tmp_path: Path
-) -> None:
-    tiny = write_decoder(model_type, tmp_path)
+def test_the_recording_function_attends_as_transformers_itself_does(decoder: Tiny) -> None:
     with torch.inference_mode():
-        logits = tiny.hf(tiny.tokens).logits
-        with recording(tiny.hf, Recorder([])):
-            recorded = tiny.hf(tiny.tokens).logits
+        logits = decoder.hf(decoder.tokens).logits
+        with recording(decoder.hf, Recorder([])):
+            recorded = decoder.hf(decoder.tokens).logits
     assert distance(recorded, logits) <= NETWORK
 
 
 @each_decoder
 def test_maps_are_plain_transformers_own_intact_and_without_each_component(
-    model_type: str, tmp_path: Path
+    decoder: Tiny, loaded: LoadedModel | None
 ) -> None:
-    tiny = write_decoder(model_type, tmp_path)
-    removals = removals_of(tiny)
-    if not removals or model_type in REFUSED:
+    if loaded is None:
         with pytest.raises(UserError, match=r"no attention|positions off"):
-            load(str(tiny.folder))
+            load(str(decoder.folder))
         return
-    model = load(str(tiny.folder)).model
-    errors = {removal: map_error(model, tiny, removal) for removal in removals}
+    errors = {r: map_error(loaded.model, decoder, r) for r in removals_of(decoder)}
     assert max(errors.values()) <= NETWORK, errors
 
 
 @each_decoder
 def test_every_weight_is_removed_with_a_measured_gain_or_refused(
-    model_type: str, tmp_path: Path
+    decoder: Tiny, loaded: LoadedModel | None
 ) -> None:
-    tiny = write_decoder(model_type, tmp_path)
-    if not removals_of(tiny) or model_type in REFUSED:
+    if loaded is None:
         return
-    loaded = load(str(tiny.folder))
-    layers = list(plain_attention(tiny.hf, tiny.tokens))
-    masked = capture_scores(loaded.model, tiny.tokens, layers=layers).mean.isnan()
+    layers = list(plain_attention(decoder.hf, decoder.tokens))
+    masked = capture_scores(loaded.model, decoder.tokens, layers=layers).mean.isnan()
     for weight in ("w_q", "w_k", "w_v", "w_o", "mlp"):
         try:
-            with ablated(loaded.model, Ablation(remove=[weight]), tokens=tiny.tokens):
-                maps = capture_scores(loaded.model, tiny.tokens, layers=layers).mean
+            with ablated(loaded.model, Ablation(remove=[weight]), tokens=decoder.tokens):
+                maps = capture_scores(loaded.model, decoder.tokens, layers=layers).mean
         except ValueError:  # what commands tell in one line
             continue
         assert maps.isnan().equal(masked), weight
@@ -96,11 +101,6 @@ def each_command_of_decoders(by_default: Sequence[str]) -> pytest.MarkDecorator:
         for command in COMMANDS
     ]
     return pytest.mark.parametrize(("decoder", "command"), cells, indirect=["decoder"])
-
-
-@pytest.fixture(scope="module")
-def decoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return write_decoder(request.param, tmp_path_factory.mktemp("decoders"))
 
 
 @pytest.mark.usefixtures("unenforced", "undrawn")
