@@ -29,7 +29,7 @@ from nope_probe.data.tokenizing import (
     read_documents,
     separator_of,
 )
-from nope_probe.data.windows import Windows, WindowStart, permuted, windows_of
+from nope_probe.data.windows import WindowStart, permuted, random_windows, windows_of
 from nope_probe.errors import UserError, closed_choices
 from nope_probe.files import reading
 from nope_probe.hooks.layers.model import begins_alike
@@ -177,9 +177,7 @@ def sequences(
     if n_seqs < 1 or length < 2:
         raise UserError(f"expected at least 1 sequence of 3 tokens, got {n_seqs} of {seq_len}")
     if reader is None or is_random:
-        ordinary = ordinary_tokens(tokenizer, d_vocab)
-        tokens = ordinary[torch.randint(len(ordinary), (n_seqs, length), generator=generator)]
-        windows = Windows(tokens=tokens)
+        windows = random_windows(ordinary_tokens(tokenizer, d_vocab), n_seqs, length, generator)
     else:
         ids = ids or read_documents(name, reader, n_seqs, length, pack)
         separator = separator_of(reader.tokenizer) if pack else None

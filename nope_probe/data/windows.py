@@ -57,6 +57,14 @@ def windows_of(
     return (cut if start == "random" else cut_at_start)(ids, n_seqs, length, generator)
 
 
+def random_windows(
+    ordinary: Int[Tensor, " token"], n_seqs: int, length: int, generator: Generator
+) -> Windows:
+    """Draw sequences of independent tokens."""
+    places = torch.randint(len(ordinary), (n_seqs, length), generator=generator)
+    return Windows(tokens=ordinary[places])
+
+
 def cut(ids: list[list[int]], n_seqs: int, length: int, generator: Generator) -> Windows:
     """Cut sequences that do not overlap at random places, taking documents in turn.
 

@@ -13,13 +13,7 @@ from nope_probe.errors import TooFewLayersError, UserError
 from nope_probe.files import JsonObject
 from nope_probe.maps import default_rows
 from nope_probe.models.info import ModelInfo
-from nope_probe.models.names import (
-    CHECKPOINTS,
-    PARAMETER_FREE,
-    base_of,
-    path_of,
-    validate_revision,
-)
+from nope_probe.models.names import CHECKPOINTS, PARAMETER_FREE, base_of, path_of, validate_revision
 from nope_probe.run.flags import (
     ALPHA,
     COUNT,
@@ -309,11 +303,9 @@ class RunSettings(OutputSettings, MeasuringSettings, DataSettings, ModelSettings
                 f"{self.n_seqs} sequences in batches of {self.seqs_per_batch} are {n_batches} "
                 f"batches, too few for {n_processes} processes; lower --batch-size"
             )
-        if self.device_map is None:
-            return
-        if self.device != "auto":
+        if self.device_map is not None and self.device != "auto":
             raise UserError("--device is for one device and --device-map for several: take one")
-        if n_processes > 1:
+        if self.device_map is not None and n_processes > 1:
             raise UserError(
                 "--device-map gives one process all GPUs, and torchrun one each: take one"
             )
