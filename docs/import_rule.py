@@ -22,13 +22,14 @@ RULE: dict[str, tuple[str, ...]] = {
     "training": ("run", "models", "data", "analyses", "hooks"),
     "reports": ("run", "figures"),
     "run": ("models", "data", "hooks", "maps"),
-    "models": ("hooks", "maps"),
+    "models": ("hooks",),
     "data": ("hooks",),
     "figures": ("maps",),
     "analyses": ("hooks", "maps"),
     "hooks": ("maps",),
     "maps": (),
     "removal": ("errors",),
+    "stages": (),
     "files": (),
     "errors": (),
 }
@@ -37,6 +38,7 @@ RULE: dict[str, tuple[str, ...]] = {
 ROOMS = ("hooks", "hooks.reading", "hooks.removing", "hooks.layers")
 EVERYWHERE = (
     "removal",
+    "stages",
     "files",
     "errors",
 )  # what every folder may import

@@ -30,8 +30,8 @@ from nope_probe.figures.style import (
     colour_limits,
     patch,
 )
-from nope_probe.maps import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
 from nope_probe.removal import INK
+from nope_probe.stages import LETTERS, SCORE_STAGES, STAGE_MEANINGS, Letter
 
 if TYPE_CHECKING:
     from nope_probe.maps.maps import StageMaps

@@ -13,8 +13,8 @@ from typing import Any
 
 from nope_probe.figures.names import TABLE
 from nope_probe.figures.style import ZERO, Extent, Layout
-from nope_probe.maps import LETTERS
 from nope_probe.removal import INK
+from nope_probe.stages import LETTERS
 
 Point = tuple[float, float]
 Operation = tuple[str, str | None]

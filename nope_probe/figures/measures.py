@@ -21,8 +21,8 @@ from nope_probe.figures.style import (
     draw_panels,
 )
 from nope_probe.figures.words import ATTENTION, MEASURES
-from nope_probe.maps import LETTERS
 from nope_probe.removal import INK, INTACT, Condition
+from nope_probe.stages import LETTERS
 
 CONTROLS = ("lead", "amplitude", "locality", "non_relative")
 

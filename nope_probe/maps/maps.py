@@ -10,12 +10,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nope_probe.errors import UserError, kind_of
-from nope_probe.maps import Letter
 from nope_probe.maps.centred import diagonal_normalised, pattern_rms
 from nope_probe.maps.fold_rows import PackedFolds, Stored
 from nope_probe.maps.folds import State, TensorRecord, pooled
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.maps.rows import MapRows, QueryPositions, rows_of
+from nope_probe.stages import Letter
 
 Layers = dict[int, LayerMaps]  # the maps of a model's layers, by their numbers
 

@@ -27,9 +27,9 @@ from transformers import (
 from nope_probe.errors import closed_choices
 from nope_probe.files import JsonObject
 from nope_probe.hooks.layers.model import layers_of
-from nope_probe.maps import Norm
 from nope_probe.models.names import PARAMETER_FREE_CONTEXT
 from nope_probe.removal import WEIGHTS
+from nope_probe.stages import Norm
 
 if TYPE_CHECKING:  # TransformerLens 4 has neither
     from transformer_lens import HookedTransformer, HookedTransformerConfig

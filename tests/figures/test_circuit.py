@@ -13,9 +13,9 @@ from support.chromium import needs_chromium, opened
 
 from nope_probe.figures.circuit_figure import ALL_COSINES, COSINES, PER_STAGE, RAW, circuit, cosines
 from nope_probe.figures.circuit_layout import narrow, wide
-from nope_probe.maps import LETTERS, SCORE_STAGES
 from nope_probe.reports.page import Headline, Section, page
 from nope_probe.run.manifest import Manifest
+from nope_probe.stages import LETTERS, SCORE_STAGES
 
 N = 11
 

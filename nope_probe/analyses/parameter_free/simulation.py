@@ -37,7 +37,6 @@ from nope_probe.analyses.parameter_free.theory import (
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.reading.capture import ScoreSums
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
-from nope_probe.maps import Norm
 from nope_probe.maps.folds import (
     State,
     TensorRecord,
@@ -45,6 +44,7 @@ from nope_probe.maps.folds import (
     fold_products,
     pooled,
 )
+from nope_probe.stages import Norm
 
 BLOCK = 64  # samples that one seed draws
 N_BLOCKS = 32

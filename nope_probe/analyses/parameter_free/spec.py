@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_type_hints
 
 from nope_probe.errors import UserError, validate_choices
-from nope_probe.maps import Norm
+from nope_probe.stages import Norm
 
 FLOAT32_EPS = 2.0**-23
 

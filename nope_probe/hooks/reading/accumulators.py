@@ -27,9 +27,9 @@ from nope_probe.hooks.layers.attention import (
 )
 from nope_probe.hooks.layers.base_layer import Layer, NormName
 from nope_probe.hooks.layers.hook_points import Attachment, HookPoint
-from nope_probe.maps import Letter
 from nope_probe.maps.folds import FoldSum, State, head_products, product_parts, sum_parts
 from nope_probe.maps.rows import GROUP_ROWS, QueryPositions, RowGroup, join_groups
+from nope_probe.stages import Letter
 
 Groups = Sequence[Sequence[int]]  # the coordinates of each group, of one layer
 

@@ -47,11 +47,11 @@ from nope_probe.hooks.reading.streaming import (
     state_of,
     stream,
 )
-from nope_probe.maps import Letter
 from nope_probe.maps.folds import State, fold_counts, folds_of, interleaved_folds
 from nope_probe.maps.maps import ScoreMaps, StageMaps
 from nope_probe.maps.rows import choose_rows, chosen_rows
 from nope_probe.removal import Component
+from nope_probe.stages import Letter
 
 
 def capture_scores(

@@ -17,10 +17,10 @@ from nope_probe.figures.measures import STAGE_MEASURES, stage_measures
 from nope_probe.figures.names import phrase
 from nope_probe.figures.panels import Panel, panel_groups
 from nope_probe.figures.words import listed
-from nope_probe.maps import SCORE_STAGES
 from nope_probe.reports import notes
 from nope_probe.reports.page import Headline, Section
 from nope_probe.run.folder import Run
+from nope_probe.stages import SCORE_STAGES
 from nope_probe.studies.page import Report, preferred_keys
 
 IntervalByName = dict[str, ValueAndBounds]

@@ -9,9 +9,9 @@ from typing import Annotated
 from nope_probe.analyses.parameter_free.spec import ParameterFreeSpec
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
-from nope_probe.maps import Norm
 from nope_probe.run.flags import ALPHA, COUNT, LARGEST, LAYERS, SEED, BoundedSettings, Bounds
 from nope_probe.run.settings import SessionSettings
+from nope_probe.stages import Norm
 
 CONTEXT = 4096
 DEFAULT_SAMPLES = 2000

@@ -12,7 +12,7 @@ from nope_probe.hooks.layers.base_layer import Layer
 from nope_probe.hooks.layers.model import layers_of
 from nope_probe.hooks.reading.accumulators import STAGES, available
 from nope_probe.hooks.reading.capture import capture_stages
-from nope_probe.maps import LETTERS
+from nope_probe.stages import LETTERS
 
 N_SEQS, N_FOLDS = 19, 3
 CAUSAL = torch.ones(N_POS, N_POS).tril().bool()
