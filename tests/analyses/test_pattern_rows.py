@@ -11,8 +11,8 @@ from support.dense_patterns import estimates, locality, monotonicity
 
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.contrasts import contrast_grams
-from nope_probe.analyses.jackknife import jackknife
-from nope_probe.analyses.offsets import bin_means, offset_bins, offset_profiles
+from nope_probe.analyses.jackknife import jackknife, mean_intervals
+from nope_probe.analyses.offsets import bin_means, offset_bins
 from nope_probe.analyses.pattern import edge_contrast, measure_estimates
 from nope_probe.analyses.pattern_rows import relative_part, score_distance_sums
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
@@ -159,7 +159,9 @@ def test_bounds_of_unequal_folds_are_those_of_the_jackknife_over_all_sequences()
     sequences = torch.randn(17, 7, 7, generator=torch.Generator().manual_seed(2)).double()
     parts = sequences.split(sizes)
     means = torch.stack([part.mean(0) for part in parts])
-    profile = offset_profiles([LayerMaps.of(means, torch.tensor(sizes))])
+    layer = LayerMaps.of(means, torch.tensor(sizes))
+    by_distance = bin_means([layer.pattern], score_distance_sums, offset_bins(6, "all"))
+    profile = mean_intervals(by_distance, layer.weights)
     values = [part.diagonal(-3, -2, -1).mean(-1) for part in parts]
     values_without = [torch.cat(values).mean()]
     values_without += [torch.cat(values[:fold] + values[fold + 1 :]).mean() for fold in range(4)]

@@ -12,8 +12,9 @@ from torch import Tensor
 from nope_probe import attribute, capture_scores, measure, row_centred
 from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.jackknife import signed_root
-from nope_probe.analyses.offsets import mean_squares_by_query, offset_profiles
+from nope_probe.analyses.offsets import bin_means, mean_squares_by_query, offset_bins
 from nope_probe.analyses.pattern_changes import pattern_difference
+from nope_probe.analyses.pattern_rows import score_distance_sums
 from nope_probe.maps.centred import first_visible_keys
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, shared_patterns
@@ -100,7 +101,8 @@ def test_the_first_visible_keys_are_those_of_the_window(name: str) -> None:
     pattern = row_centred(maps)
     assert pattern.isfinite()[0].equal(CELLS[name] & (KEY < QUERY))
     assert pattern.nansum(-1).abs().max() < 1e-12
-    profile = offset_profiles([LayerMaps.of(maps[:1])]).value[0]
+    bins = offset_bins(N - 1, "all")
+    [[profile]] = bin_means([LayerMaps.of(maps[:1]).pattern], score_distance_sums, bins)
     for distance in range(1, N):
         mean = maps[0][CELLS[name] & (distance == QUERY - KEY)].mean()
         torch.testing.assert_close(profile[distance - 1], mean, equal_nan=True)

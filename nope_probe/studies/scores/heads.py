@@ -272,9 +272,11 @@ def _repeated(
 ) -> tuple[Inputs, int]:
     """Return n random tokens twice, behind BOS if the sequences have it, and n."""
     n_seqs, n_tokens = -(-N_REPEATED // n_folds) * n_folds, max(2, variant.segment)
+    inputs = variant.inputs
     if tokenizer is None:  # vectors are random already
-        return repeated(replace(variant, inputs=variant.inputs[:n_seqs]), n_tokens), n_tokens
-    first = replace(variant, inputs=variant.inputs[:1].expand(n_seqs, -1))
+        some = replace(variant, inputs=inputs[:n_seqs], documents=None)
+        return repeated(some, n_tokens), n_tokens
+    first = replace(variant, inputs=inputs[:1].expand(n_seqs, -1), documents=None)
     return random_twice(first, n_tokens, tokenizer, seed=0), n_tokens
 
 
