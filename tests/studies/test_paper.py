@@ -194,22 +194,18 @@ def test_claims_of_figure_3_depend_on_the_trends_of_their_stages(
     assert "".join("ny"[claim.reproduced] for claim in result) == reproduced
 
 
+def run_of_maps(maps: dict[str, np.ndarray]) -> Run:
+    return Run(arrays={"maps": {f"score/alpha={alpha}": cells for alpha, cells in maps.items()}})
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_mask_decides_the_claims_of_figures_9_and_10(causal: bool) -> None:
     spec = ParameterFreeSpec(d_model=64, rope=True, causal=causal)
     maps = theory_scores(torch.tensor([0.0, 0.5]), 50, 4, spec).numpy()
-    of_alpha = [
-        Run(arrays={"maps": {f"score/alpha={alpha}": values}})
-        for alpha, values in zip(("0", "0.5"), maps, strict=True)
-    ]
-    (claim,) = figure10(of_alpha[0])
+    (claim,) = figure10(run_of_maps({"0": maps[0]}))
     assert claim.reproduced == (not causal)  # a relative map
-    claim, _ = figure9(of_alpha[1])
+    claim, _ = figure9(run_of_maps({"0.5": maps[1]}))
     assert claim.reproduced == causal
-
-
-def run_of_maps(maps: dict[str, np.ndarray]) -> Run:
-    return Run(arrays={"maps": {f"score/alpha={alpha}": cells for alpha, cells in maps.items()}})
 
 
 @pytest.mark.parametrize(("lengths", "reproduced"), [((7.0, 5.0, 2.0), True), ((5.0, 7.0), False)])
