@@ -156,11 +156,11 @@ circuit --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-s
 behaviour --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos always
     --shuffle --device cpu --dtype float64 --batch-size 3 --skip-keys 1 --seed 3 --layers 1
     --checkpoint-every 1 --remove mask+w_v --prefix 5 --replacement zero random --gain identity
-    --max-len 24 --trained-len 16 --heads --beyond-context --allow-unused --query-rows 11
+    --max-len 24 --trained-len 16 --beyond-context --allow-unused --query-rows 11
     --out runs/b --image b.svg --verbose
 behaviour --model models/qwen3-8b --device-map auto --data short.jsonl --pack --measures position
     --remove rope qk
-behaviour --measures position bos --no-pack --no-shuffle --no-heads --alpha 0 --remove mask mlp
+behaviour --measures position bos --no-pack --no-shuffle --alpha 0 --remove mask mlp
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
 compare runs/one runs/two --out runs/compared --verbose
 compare runs/one runs/two --no-verbose

@@ -22,7 +22,6 @@ from nope_probe.figures.style import (
     GUIDE,
     PlotlyTrace,
     draw_panels,
-    layer_colours,
 )
 from nope_probe.removal import INTACT, Condition, replaced_by
 
@@ -197,33 +196,3 @@ def differences(
     ends = [estimates_of(rows, "difference") for rows in by_measure]
     fit_axes(figure, "x", ends, alike)
     return figure.update_layout(showlegend=False)
-
-
-def heads_and_behaviour(table: pd.DataFrame) -> go.Figure:
-    """Draw the rise of the loss without each head's W_Q against the head's positional pattern.
-
-    Args:
-        table: `heads.csv`: layer, head, pattern (nats), and loss with its bounds, nats.
-    """
-    n_layers = table["layer"].nunique()
-    traces = [
-        interval_dots(
-            rows["pattern"].to_numpy(float),
-            estimates_of(rows, "loss"),
-            label=f"L{layer}",
-            hover="%{text}: pattern %{x:.3g} nats, loss %{y:+.3g} nats",
-            marker={"color": ink, "size": 9},
-            text=[f"L{layer}H{head}" for head in rows["head"]],
-            mode="markers+text",
-            textposition="top right",
-            showlegend=n_layers > 1,
-        )
-        for (layer, rows), ink in zip(table.groupby("layer"), layer_colours(n_layers), strict=True)
-    ]
-    return draw_panels(
-        "Heads: pattern and behaviour",
-        {"": traces},
-        panel=320,
-        x_title="the head's positional pattern, nats",
-        y_title="rise of the loss without its W_Q, nats",
-    )

@@ -86,16 +86,3 @@ def test_decodability_draws_untrained_models_where_there_are_any_and_each_name_o
     assert named(figure, "untrained, without causal mask")
     assert not named(figure, "untrained, without QK circuit")
     assert [list(each.y) for each in named(figure, "without QK circuit")] == [[2, 3]]
-
-
-def test_every_head_is_a_dot_with_its_name() -> None:
-    rows = [
-        {"layer": layer, "head": head, "pattern": layer + 0.1, **interval("loss", head)}
-        for layer in (0, 2)
-        for head in (0, 1, 2)
-    ]
-    figure = figures.heads_and_behaviour(pd.DataFrame(rows))
-    assert [trace.name for trace in figure.data] == ["L0", "L2"]
-    assert list(figure.data[1].text) == ["L2H0", "L2H1", "L2H2"]
-    assert list(figure.data[1].x) == [2.1, 2.1, 2.1]
-    assert list(figure.data[1].y) == [0, 1, 2]

@@ -368,22 +368,6 @@ def test_learned_positions_have_none_beyond_and_replacements_stand_side_by_side(
     assert len(pd.read_csv(tmp_path / "run" / "extrapolation.csv")) == 0
 
 
-def test_each_heads_w_q_is_removed_alone(
-    tiny: Callable[[str], Any], texts: Path, tmp_path: Path
-) -> None:
-    model = ["--model", tiny("llama").folder, "--data", texts, "--heads"]
-    chosen = ["--measures", "loss", "--gain", "norm", "--layers", 1]
-    run_command(behaviour, *SMALL[:8], *model, *chosen, "--out", tmp_path / "run")
-    heads = pd.read_csv(tmp_path / "run" / "heads.csv").set_index(["layer", "head"])
-    assert list(heads.index) == [(0, head) for head in range(6)]
-    assert (heads["pattern"] > 0).any()
-    hf, ids = tiny("llama").hf, load_file(tmp_path / "run" / "tokens.safetensors")["tokens"]
-    for head in (0, 4):
-        one = edited(hf, ["w_q"], norm_sizes(hf), layers=[0], heads=[head])
-        rise = (losses_of(one, ids) - losses_of(hf, ids)).mean(1)
-        assert_interval(heads.loc[0, head], "loss", rise)
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_position_is_decodable_in_nope_with_the_mask_and_at_chance_without_it(
     tmp_path: Path,

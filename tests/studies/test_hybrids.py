@@ -138,10 +138,10 @@ def test_conditions_are_those_of_an_edited_model(run_of: Any, hybrid: Tiny) -> N
     assert_layers_are_numbered(out, ablation_sections.report)
 
 
-def test_default_removals_and_head_removals_run_to_their_end(run_of: Any, hybrid: Tiny) -> None:
+def test_default_removals_run_to_their_end(run_of: Any, hybrid: Tiny) -> None:
     assert_layers_are_numbered(run_of(ablate, "ablate", []), ablation_sections.report)
     measures = ["loss", "position"]
-    more = ["--measures", *measures, "--remove", "rope", "mlp", "--heads"]
+    more = ["--measures", *measures, "--remove", "rope", "mlp"]
     out = run_of(behaviour, "behaviour", more)
     assert_layers_are_numbered(out)
     tokens = tokens_of(out)

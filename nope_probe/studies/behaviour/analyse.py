@@ -22,7 +22,7 @@ from nope_probe.analyses.behaviour import (
     second_copy_loss,
     span_loss,
 )
-from nope_probe.analyses.jackknife import UNDEFINED, Interval
+from nope_probe.analyses.jackknife import UNDEFINED
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.removal import INTACT
 from nope_probe.studies.behaviour.probes import Probe
@@ -35,7 +35,6 @@ ABOVE_UNIFORM = "above a uniform guess: only the difference says something"
 COLUMNS = ["measure", "condition", *interval_names("value", "difference"), "note"]
 POSITION_COLUMNS = ["condition", "position", *interval_names("loss")]
 DECODED = interval_names("distance", "null", "untrained", "difference")
-HEAD_COLUMNS = ["layer", "head", *interval_names("pattern", "loss", "copy")]
 Distances = Float[Tensor, "held_out layer fit"]
 
 
@@ -54,13 +53,10 @@ class Behaviour:
             NaN without a tokenizer.
         layers: the numbers of the layers in which position is read.
         skip_keys: how many first positions are not decoded.
-        losses: per condition (or single head, such as `L2H3`) and probe, nats.
+        losses: per condition and probe, nats.
         distances: per condition, of predicted and true index on held-out documents, in positions;
             the last axis is the fit on true and on shuffled targets.
         untrained: distances of the model with random weights, where only sources are removed.
-        heads: the layer and number of each head that is removed alone, by its name.
-        head_patterns: per layer, the RMS of each head's positional part p in the intact model,
-            nats; empty if single heads are not wanted.
     """
 
     conditions: Mapping[str, Ablation]
@@ -75,8 +71,6 @@ class Behaviour:
     losses: Mapping[tuple[str, str], Losses]
     distances: Mapping[str, Distances] = field(default_factory=dict)
     untrained: Mapping[str, Distances] = field(default_factory=dict)
-    heads: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    head_patterns: Mapping[int, list[Interval]] = field(default_factory=dict)
 
     @property
     def bin_width(self) -> int:
@@ -86,13 +80,12 @@ class Behaviour:
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the run's tables by name; those of measures that were not taken have no rows."""
         rows = [row for name in QUANTITIES for row in self._rows(name)]
-        tables = {
+        return {
             "loss_by_position": self._position_table("text"),
             "extrapolation": self._position_table("long", self.bin_width),
             "behaviour": pd.DataFrame(rows, columns=COLUMNS),
             "decodability": self._decodability_table(),
         }
-        return tables | ({"heads": self._heads_table()} if self.heads else {})
 
     def _rows(self, name: str) -> Iterator[TableRow]:
         """Yield the rows of one of `QUANTITIES`, a row per condition, in nats or positions.
@@ -131,7 +124,7 @@ class Behaviour:
 
         Args:
             name: the quantity.
-            condition: the condition, or the head that is removed alone.
+            condition: the condition.
             suffix_only: whether only targets after the prefix are scored.
         """
         if name == "position":
@@ -189,25 +182,6 @@ class Behaviour:
                 named = {"layer": layer, "condition": condition, "chance": chance}
                 rows.append(named | interval_columns(**means))
         return pd.DataFrame(rows, columns=["layer", "condition", *DECODED, "chance"])
-
-    def _heads_table(self) -> pd.DataFrame:
-        """Return per head its positional part, nats, and what is lost without its W_Q.
-
-        `loss` is the rise of the mean loss, `copy` of the loss of a text segment's second copy,
-        nats per token.
-        """
-        rows: list[TableRow] = []
-        for name, (layer, head) in self.heads.items():
-            intervals: dict[str, Interval] = {}
-            if self.head_patterns:
-                intervals["pattern"] = self.head_patterns[layer][head]
-            for effect, quantity in (("loss", "loss"), ("copy", "copy_text_second")):
-                if QUANTITIES[quantity].probe in self.probes:
-                    without = self._per_document(quantity, name)
-                    rise = without - self._per_document(quantity, INTACT.name)
-                    intervals[effect] = mean_interval(rise)
-            rows.append({"layer": layer, "head": head, **interval_columns(**intervals)})
-        return pd.DataFrame(rows, columns=HEAD_COLUMNS)
 
 
 def losses_by_position(losses: Losses, first: int, width: int = 1) -> pd.DataFrame:

@@ -60,8 +60,7 @@ def report(run: Run) -> Report:
 
     Args:
         run: tables `behaviour`, `loss_by_position`, `extrapolation`, `decodability`,
-            where those of measures that were not taken are empty, and `heads` where single heads
-            were removed.
+            where those of measures that were not taken are empty.
     """
     taken, tables = run.manifest.results_as(MeasuresTaken), run.tables
     name, behaviour = run.manifest.model_name, tables["behaviour"]
@@ -168,14 +167,6 @@ def _details(tables: Tables, taken: MeasuresTaken) -> Iterator[Section]:
             "documents: the mean distance from the true index. Open markers: random weights. A "
             "removed mask is gone at all positions here.",
             table=decoded.drop(columns="chance"),
-        )
-    if "heads" in tables:
-        yield Section(
-            title="Heads: their pattern, and their use",
-            figure=partial(figures.heads_and_behaviour, tables["heads"]),
-            caption="To the right: the RMS of the head's positional part. Up: the rise of the "
-            "loss when this head's W_Q alone is removed.",
-            table=tables["heads"],
         )
     if taken.skipped:
         skipped = pd.DataFrame(taken.skipped.items(), columns=["measure", "why"])

@@ -19,7 +19,6 @@ from nope_probe.hooks.layers.model import positions_of
 from nope_probe.hooks.removing.components import components
 from nope_probe.run.session import Session
 from nope_probe.studies.behaviour.settings import QUANTITIES, Measure, Settings
-from nope_probe.studies.engine import validate_first_sequence
 
 DRAWN: tuple[Measure, ...] = ("copy", "bos")  # they take random tokens of the vocabulary
 
@@ -72,12 +71,6 @@ def make_probes(session: Session[Settings]) -> tuple[dict[str, Probe], dict[str,
             probes["long"] = long_windows(session)
         except UserError as error:
             skipped["extrapolation"] = str(error)
-    if settings.heads:
-        try:
-            layers = settings.layers_with_maps(loaded.info)
-            validate_first_sequence(loaded.model, data.inputs, layers)
-        except UserError as error:
-            skipped["heads"] = str(error)
     taken = [about for about in QUANTITIES.values() if about.measure in settings.measures]
     wanted = {"text", *(about.probe for about in taken)}
     return {name: probe for name, probe in probes.items() if name in wanted}, skipped

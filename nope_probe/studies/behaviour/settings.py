@@ -193,7 +193,6 @@ class Settings(RemovingSettings):
         prefix: Without the mask, this many first tokens see each other, and only those after them
             are scored [half of --seq-len].
         replacement: What a removed weight becomes; several are measured side by side.
-        heads: Remove the W_Q of one head at a time too; --in-heads says where --remove acts.
         trained_len: Tokens that the model was trained at [as recorded, else its context]; it is
             extrapolated to 4 times as many.
         max_len: Most tokens in a window of the extrapolation.
@@ -211,7 +210,6 @@ class Settings(RemovingSettings):
     ] = None
     prefix: Annotated[int | None, Bounds(4, LARGEST)] = None
     replacement: tuple[Replacement, ...] = ("identity",)  # type: ignore[assignment]
-    heads: bool = False
     trained_len: Annotated[int | None, EXTRAPOLATED] = None
     max_len: Annotated[int, EXTRAPOLATED] = 4096
     layers: Annotated[int | Literal["all"], LAYERS] = "all"
@@ -264,8 +262,7 @@ class Settings(RemovingSettings):
             UserError: naming the flag.
         """
         removed = [ablation.condition for ablation in conditions.values()]
-        if not self.heads:
-            self.validate_weights(removed)
+        self.validate_weights(removed)
         self.validate_in_heads(removed)
         scores_suffix = {"order", "loss"} & {*self.measures}  # of every condition
         removes_mask = any("mask" in ablation.condition for ablation in conditions.values())
@@ -278,8 +275,8 @@ class Settings(RemovingSettings):
         if "extrapolation" not in self.measures:
             unread = "without the measure extrapolation"
             reasons |= {"trained_len": unread, "max_len": unread}
-        if not (self.heads or "position" in self.measures):
-            unread = "without the measure position or --heads"
+        if "position" not in self.measures:
+            unread = "without the measure position"
             reasons |= {"layers": unread, "skip_keys": unread}
         return reasons
 

@@ -14,11 +14,9 @@ import pandas as pd
 import torch
 
 from nope_probe.analyses.behaviour import Losses, by_document, halves, index_targets, ridge
-from nope_probe.analyses.contrasts import ContrastGram
-from nope_probe.analyses.jackknife import Interval
 from nope_probe.errors import UserError
 from nope_probe.hooks.layers.hook_points import HookedModel
-from nope_probe.hooks.layers.model import Given, numbered_layers
+from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.reading.residuals import capture_distances, capture_moments
 from nope_probe.hooks.reading.streaming import StreamCheckpoint
 from nope_probe.hooks.removing.components import components
@@ -26,8 +24,6 @@ from nope_probe.hooks.removing.edited_weights import untrained
 from nope_probe.hooks.removing.removals import Ablation
 from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.maps.folds import State
-from nope_probe.maps.layers import shared_patterns
-from nope_probe.removal import SOURCES, Condition
 from nope_probe.run.folder import Run
 from nope_probe.run.session import Session
 from nope_probe.studies.behaviour.analyse import Behaviour, Distances
@@ -41,7 +37,6 @@ from nope_probe.studies.study import Pass, Results, Study, calibration, captured
 
 MIN_DOCUMENTS = 8  # four to fit on and four to evaluate
 Name = TypeVar("Name")
-HEAD_PROBES = ("text", "copy_text")  # on which single heads are removed
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -49,7 +44,7 @@ class BehaviourStudy(Run):
     """What a model can no longer do without its mask, position encoding or weights.
 
     Its `tables` are those of the run's CSV files: `behaviour`, `loss_by_position`, `extrapolation`,
-    `decodability`, `heads`.
+    `decodability`.
     """
 
     kind = "behaviour"
@@ -80,8 +75,7 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
         self.left_out = kept if "weights" in settings.removals else {}
         self.conditions = make_conditions(has, settings.removals, settings.ablations, kept)
         settings.validate_removals(self.conditions)
-        w_q = settings.ablations[0].without(["w_q"])
-        validate_removable(loaded.model, [*self.conditions.values(), *[w_q] * settings.heads])
+        validate_removable(loaded.model, [*self.conditions.values()])
         self.layers = settings.layers_with_maps(loaded.info)  # refused before anything is run
         if text.n_documents < MIN_DOCUMENTS:
             raise UserError(
@@ -92,32 +86,20 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
         if not {*settings.measures} - {*self.skipped}:
             reasons = "; ".join(f"{name}: {self.skipped[name]}" for name in settings.measures)
             raise UserError(f"nothing to measure ({reasons})")
-        self.heads = {
-            f"L{block.index}H{head}": (block.index, head)
-            for block in numbered_layers(loaded.model, self.layers)
-            for head in range(block.n_heads if settings.heads else 0)
-        }
-        alone = {
-            name: replace(w_q, heads={layer: [head]}) for name, (layer, head) in self.heads.items()
-        }
-        self.engine, self.removals = Engine.of(session), self.conditions | alone
-        self.sources = Condition(name for name in SOURCES if name in has)
+        self.engine = Engine.of(session)
         self.skip = settings.skip_keys_of(text.kind)
 
     def passes(self) -> Iterator[Pass]:
-        """Yield the passes of the losses, of the heads' patterns, and of decoded positions."""
+        """Yield the passes of the losses, and of decoded positions."""
         engines = {name: self._on(probe) for name, probe in self.probes.items()}
-        yield from calibration("calibration", engines["text"], [*self.removals.values()])
+        yield from calibration("calibration", engines["text"], [*self.conditions.values()])
         for probe, engine in engines.items():
             if self._measured_on(engine):
                 key = f"positions/{probe}"
                 yield Pass(key=key, engine=engine, read=self._read_positions)
-        for name in self.removals:
+        for name in self.conditions:
             for probe, engine in engines.items():
-                if name in self.conditions or probe in HEAD_PROBES:
-                    yield self._losses(name, probe, engine)
-        if "heads" not in self.skipped:
-            yield from self._head_patterns(engines["text"])
+                yield self._losses(name, probe, engine)
         if "position" in self.settings.measures:
             of_sources = [name for name, of in self.conditions.items() if of.condition.are_sources]
             drawn = partial(untrained, seed=self.settings.seed)
@@ -146,7 +128,7 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
         n, n_text = engine.inputs.shape[1], self.probes["text"].tokens.shape[1]
         return [
             ablation
-            for ablation in self.removals.values()
+            for ablation in self.conditions.values()
             if (ablation.condition.writers and n != n_text)
             or ("content" in ablation.condition and n > n_text)
         ]
@@ -158,12 +140,12 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
 
     def _losses(self, name: str, probe: str, engine: Engine) -> Pass:
         """Return the pass that reads the losses of a condition on a probe."""
-        ablation = self.removals[name]
+        ablation = self.conditions[name]
         if "mask" in ablation.condition:
             ablation = replace(ablation, prefix=self.probes[probe].prefix)
 
         def read(engine: Engine, key: str, ablation: Ablation | None) -> Losses:
-            if self.removals[name] in self._measured_on(engine):
+            if self.conditions[name] in self._measured_on(engine):
                 measured = self._read_positions(engine, f"positions/{probe}", None)
                 assert engine.calibration is not None
                 assert measured is not None
@@ -175,33 +157,6 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
 
         kind, key = f"loss of {engine.inputs.shape[1]} tokens", f"loss/{name}/{probe}"
         return Pass(key=key, engine=engine, read=read, ablation=ablation, kind=kind)
-
-    def _head_patterns(self, engine: Engine) -> Iterator[Pass]:
-        """Yield two passes for each layer, whose second gives the RMS of p of each of its heads."""
-        without_sources = Ablation(remove=self.sources.ordered)
-        for layer in dict.fromkeys(layer for layer, _ in self.heads.values()):
-            intact = Pass(
-                key=f"head/L{layer}/intact",
-                engine=engine,
-                read=partial(Engine.scores, layers=[layer], per_head=True),
-                ablation=Ablation(),
-            )
-            yield intact
-            yield replace(
-                intact,
-                key=f"head/L{layer}/content",
-                read=partial(self._head_sizes, layer, intact),
-                ablation=without_sources,
-            )
-
-    def _head_sizes(
-        self, layer: int, intact: Pass, engine: Engine, key: str, ablation: Ablation | None
-    ) -> list[Interval]:
-        """Return the RMS of p of each head of a layer; the intact model's pass came before."""
-        both = [intact.read(engine, *of) for of in ((intact.key, intact.ablation), (key, ablation))]
-        heads = zip(*(maps[layer].heads for maps in both), strict=True)
-        grams = [ContrastGram.of(dict(enumerate(shared_patterns(two)))) for two in heads]
-        return [gram.size({0: 1.0, 1: -1.0}) for gram in grams]
 
     def _decoding(
         self,
@@ -217,7 +172,7 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
         text = self.probes["text"]
         fit, held_out = (self._on(text.subset(half)) for half in halves(text.documents))
         for name in names:
-            key, ablation = f"{weights}/{name}", self.removals[name]
+            key, ablation = f"{weights}/{name}", self.conditions[name]
             fitted = Pass(
                 key=f"{key}/fit",
                 engine=fit,
@@ -278,7 +233,7 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
         def of(keys: Mapping[Name, str]) -> dict[Name, Any]:
             return {name: results[key] for name, key in keys.items() if key in results}
 
-        places, layers = product(self.removals, self.probes), {n for n, _ in self.heads.values()}
+        places = product(self.conditions, self.probes)
         uniform, tokenizer = nan, loaded.tokenizer
         if tokenizer is not None:
             uniform = log(len(tokenizer) - len(set(tokenizer.all_special_ids)))
@@ -295,8 +250,6 @@ class MeasureBehaviour(Study[Settings, BehaviourStudy]):
             losses=of({(name, probe): f"loss/{name}/{probe}" for name, probe in places}),
             distances=of({name: f"distances/{name}/distance" for name in self.conditions}),
             untrained=of({name: f"untrained/{name}/distance" for name in self.conditions}),
-            heads=self.heads,
-            head_patterns=of({layer: f"head/L{layer}/content" for layer in layers}),
         )
 
     def analyse(self, results: Results) -> Run:
