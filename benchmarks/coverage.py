@@ -28,7 +28,7 @@ from nope_probe.data.sequences import Sequences
 from nope_probe.hooks.layers.hook_points import HookedModel
 from nope_probe.hooks.removing.components import components
 from nope_probe.maps.centred import kept_cells, row_centred
-from nope_probe.maps.estimates import Estimates, cross_products, fold_weights
+from nope_probe.maps.estimates import Estimates, ProductSums, fold_weights
 from nope_probe.maps.folds import grouped_folds, interleaved_folds
 from nope_probe.maps.layers import LayerMaps
 from nope_probe.removal import INTACT, MASK, POSITION_ENCODINGS, Component, Condition
@@ -212,10 +212,19 @@ def resample(population: Population, grouped: bool, n_folds: int) -> dict[str, I
     found["locality"] = jackknife(locality(intact, population, counts))
     rows = [population.conditions.index(condition) for condition in (INTACT, MASK)]
     rest = non_relative(folds[rows], population)
-    squares = cross_products(rest, rest, gram.weights).diagonal(dim1=1, dim2=2).T
+    squares = products(rest, gram.weights).diagonal(dim1=1, dim2=2).T
     one, other = (Estimates(values=values, weights=gram.weights) for values in squares)
     found["non-relative by the mask"] = rms_difference(one, other)
     return found | {name: gram.share(*pair) for name, pair in contrasts(population).items()}
+
+
+def products(
+    folds: Float[Tensor, "condition fold cell"], weights: Float[Tensor, " fold"]
+) -> Float[Tensor, "one_plus_folds condition condition"]:
+    """Return the inner products of the conditions' patterns."""
+    sums = ProductSums()
+    sums.add(folds)
+    return sums.products(folds.shape[-1], weights)
 
 
 def fold_means(
@@ -226,10 +235,9 @@ def fold_means(
     sums = torch.zeros(n_conditions, len(counts), population.patterns.shape[-1]).double()
     sums.index_add_(1, fold_of, population.patterns[:, chosen].double())
     folds, weights = sums / counts[:, None], fold_weights(len(counts), counts)
-    products = cross_products(folds, folds, weights)
     gram = ContrastGram(
         row={condition: row for row, condition in enumerate(population.conditions)},
-        products=products,
+        products=products(folds, weights),
         weights=weights,
         score_squares=torch.zeros(n_conditions).double(),
     )

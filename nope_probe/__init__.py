@@ -41,19 +41,15 @@ if TYPE_CHECKING:
     from nope_probe.models.parameter_free import parameter_free as parameter_free
     from nope_probe.run.folder import Run as Run
     from nope_probe.run.folder import read_run as read_run
-    from nope_probe.studies.ablation.study import AblationStudy as AblationStudy
     from nope_probe.studies.ablation.study import run_ablations as run_ablations
     from nope_probe.studies.attention.study import AttentionStudy as AttentionStudy
     from nope_probe.studies.attention.study import run_attention as run_attention
-    from nope_probe.studies.behaviour.study import BehaviourStudy as BehaviourStudy
     from nope_probe.studies.behaviour.study import run_behaviour as run_behaviour
     from nope_probe.studies.circuit.study import run_circuit as run_circuit
     from nope_probe.studies.compare.analyse import difference as difference
-    from nope_probe.studies.heads.study import HeadsStudy as HeadsStudy
     from nope_probe.studies.heads.study import run_heads as run_heads
     from nope_probe.studies.scores.heads import head_scores as head_scores
     from nope_probe.studies.scores.study import run_scores as run_scores
-    from nope_probe.studies.trace.study import Trace as Trace
     from nope_probe.studies.trace.study import run_trace as run_trace
 
 _NAMES = {
@@ -64,15 +60,15 @@ _NAMES = {
     "nope_probe.analyses.parameter_free.theory": "theory_scores",
     "nope_probe.analyses.pattern": "Measures measure measure_heads",
     "nope_probe.data.sequences": "Sequences gaussian sequences",
-    "nope_probe.studies.ablation.study": "AblationStudy run_ablations",
+    "nope_probe.studies.ablation.study": "run_ablations",
     "nope_probe.studies.attention.study": "AttentionStudy run_attention",
-    "nope_probe.studies.behaviour.study": "BehaviourStudy run_behaviour",
+    "nope_probe.studies.behaviour.study": "run_behaviour",
     "nope_probe.studies.circuit.study": "run_circuit",
     "nope_probe.studies.compare.analyse": "difference",
-    "nope_probe.studies.heads.study": "HeadsStudy run_heads",
+    "nope_probe.studies.heads.study": "run_heads",
     "nope_probe.studies.scores.heads": "head_scores",
     "nope_probe.studies.scores.study": "run_scores",
-    "nope_probe.studies.trace.study": "Trace run_trace",
+    "nope_probe.studies.trace.study": "run_trace",
     "nope_probe.figures.attention": "Why",
     "nope_probe.figures.text_view": "TextView",
     "nope_probe.hooks.ablation": "ablated",

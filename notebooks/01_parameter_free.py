@@ -65,17 +65,6 @@ theory[:, -1, 0:n_pos:10]
 # </details>
 
 # %% [markdown]
-# ## An alpha slider
-#
-# One map per α, of L1. As α grows, inputs are alike from the start, and the pattern fades: watch
-# the ends of the colour bar.
-
-# %%
-alphas = torch.arange(10).double() / 10
-by_alpha = theory_scores(alphas, n_pos, 2)[:, 1]
-figures.sweep_maps(by_alpha, alphas.tolist(), name="alpha", title="Theory: L1", first=2)
-
-# %% [markdown]
 # ## Simulation
 #
 # The same model is a configuration of TransformerLens. Its weights are identities, its inputs are

@@ -57,7 +57,7 @@ loaded = load("rope-tiny")
 data = sequences(tokenizer=loaded.tokenizer, n_seqs=128, seq_len=40)
 study = run_ablations(loaded.model, data, remove=["qk"])
 display(study)
-figures.source_losses(study.sources)
+figures.source_losses(study.tables["sources"])
 
 # %% [markdown]
 # Losses of two sources need not add up to 100%. A loss below 0 means that position's part is larger
@@ -68,7 +68,7 @@ figures.source_losses(study.sources)
 # 95% intervals in the columns that are left out here.
 
 # %%
-intact = study.pattern.query("removed == 'intact'").set_index("layer")
+intact = study.tables["pattern"].query("removed == 'intact'").set_index("layer")
 columns = ["lead", "lead_from_sources", "amplitude", "pattern_from_sources"]
 intact[columns].round(2)
 
@@ -97,7 +97,7 @@ figures.term_maps(maps, title="Terms of lead and pattern, and their sum", layer=
 # bring to constant queries and keys, and not what they read of each token, except in L3.
 
 # %%
-figures.weight_losses(study.weights)
+figures.weight_losses(study.tables["weights"])
 
 # %% [markdown]
 # The same removals for every layer and head. The first key's lead is the left column, divided

@@ -58,7 +58,9 @@ data = sequences(tokenizer=twins["nope-tiny"].tokenizer, n_seqs=128, seq_len=48)
 traces = {name: run_trace(twin.model, data, confirm=0) for name, twin in twins.items()}
 pd.DataFrame(
     {
-        name: trace.terms[trace.terms["layer"] == 1].set_index(["of", "term"])["share"]
+        name: trace.tables["terms"][trace.tables["terms"]["layer"] == 1].set_index(["of", "term"])[
+            "share"
+        ]
         for name, trace in traces.items()
     }
 ).round(3)
@@ -69,14 +71,18 @@ pd.DataFrame(
 # are left out here.
 
 # %%
-writers = traces["nope-tiny"].writers
+writers = traces["nope-tiny"].tables["writers"]
 strong = writers[(writers["of"] == "pattern") & (writers["share"].abs() > 0.1)]
 strong[["layer", "side", "writer", "share", "share_low", "share_high"]].round(3)
 
 # %%
 found = traces["nope-tiny"]
 figures.position_circuit(
-    found.terms, found.writers, maps=found.maps, clocks=found.clocks, reader="L2"
+    found.tables["terms"],
+    found.tables["writers"],
+    maps=found.maps,
+    clocks=found.tables["clocks"],
+    reader="L2",
 )
 
 # %% [markdown]

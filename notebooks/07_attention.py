@@ -45,14 +45,14 @@ options = {"text": text, "n_seqs": 128, "seq_len": 48}
 # %%
 query = 15  # the second " he"
 rope = run_attention("rope-tiny", why="L3H3", query=query, **options)
-figures.attention_heads(rope.attention)
+figures.attention_heads(rope.tables["attention"])
 
 # %% [markdown]
 # L1H3 is nearly all position. L3H3 looks at BOS wherever it finds nothing else, and that is
 # position too; among the keys after BOS (`others_share`) it is nearly all content:
 
 # %%
-heads = rope.attention.set_index(["layer", "head"])
+heads = rope.tables["attention"].set_index(["layer", "head"])
 columns = [
     "information",
     "positional_share",
@@ -117,7 +117,7 @@ chosen.sort_values("nats", key=abs, ascending=False)[["token", "side", "term", "
 
 # %%
 without = run_attention("rope-tiny", remove=["rope"], **options)
-figures.attention_heads(without.attention)
+figures.attention_heads(without.tables["attention"])
 
 # %%
 strongest_keys(without.on_text)
@@ -132,8 +132,8 @@ strongest_keys(without.on_text)
 #
 # <details><summary>Answer</summary>
 #
-# `run_attention("nope-tiny", **options).attention`: heads of L0 and L1 by what they give BOS (their
-# `others_share` is near 0), and heads of L2 and L3 among the other keys too, up to 77% in L2H1. The
-# causal mask makes this position.
+# `run_attention("nope-tiny", **options).tables["attention"]`: heads of L0 and L1 by what they give
+# BOS (their `others_share` is near 0), and heads of L2 and L3 among the other keys too, up to 77%
+# in L2H1. The causal mask makes this position.
 #
 # </details>

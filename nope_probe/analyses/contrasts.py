@@ -209,7 +209,7 @@ def contrast_grams(
     grams: dict[Question, ContrastGram[Name]] = {
         "pattern": ContrastGram(
             row=row,
-            products=sums.cross_products(cells.count, maps.weights),
+            products=sums.products(cells.count, maps.weights),
             score_squares=squares,
             weights=maps.weights,
         )
@@ -220,7 +220,7 @@ def contrast_grams(
         sums.add(folds)
         grams["lead"] = ContrastGram(
             row=row,
-            products=sums.cross_products(folds.shape[-1], maps.weights),
+            products=sums.products(folds.shape[-1], maps.weights),
             score_squares=squares + folds.square().mean((1, 2)),
             weights=maps.weights,
             means=leave_one_out(folds.mean(-1).T, maps.weights),

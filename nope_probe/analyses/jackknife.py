@@ -28,11 +28,6 @@ class Interval:
         """Return the value and the ends of its interval, to three digits."""
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
-    @property
-    def excludes_zero(self) -> bool:
-        """Whether zero lies outside the interval."""
-        return self.low > 0 or self.high < 0
-
 
 UNDEFINED = Interval(value=float("nan"), low=float("nan"), high=float("nan"))
 

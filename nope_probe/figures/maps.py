@@ -58,8 +58,6 @@ if TYPE_CHECKING:
 
 MapStack: TypeAlias = Float[Any, "layer row key_pos"]
 MAX_MULTIPLES = 4
-# Percent of a sweep's cells beyond each colour limit, because the diagonal would hide the rest.
-SWEEP_CLIPPED = 5.0
 
 
 def score_maps(
@@ -317,35 +315,3 @@ def unfold_layers(figure: go.Figure) -> go.Figure:
             ]
         )
     return panel_groups(groups, title=figure.layout.title.text or "")
-
-
-def sweep_maps(
-    maps: MapStack, values: Sequence[float], *, name: str, title: str, first: int = 0
-) -> go.Figure:
-    """Draw one map per value of a quantity, such as alpha, with a slider over the values.
-
-    Args:
-        maps: a score map per value, nats.
-        values: the quantity's values, in the slider's order.
-        name: the quantity's name.
-        title: the figure's title.
-        first: the place of the value that is shown first.
-
-    Example:
-        >>> import numpy as np
-        >>> from nope_probe import figures
-        >>> figure = figures.sweep_maps(np.zeros((2, 5, 5)), [0.0, 0.2], name="alpha", title="L1")
-        >>> figure.layout.sliders[0].currentvalue.prefix, figure.layout.sliders[0].steps[1].label
-        ('alpha = ', '0.2')
-    """
-    figure = score_maps(maps, title=title, layer=first, multiples=0, clipped=SWEEP_CLIPPED)
-    slider, labels = figure.layout.sliders[0], [f"{value:g}" for value in values]
-    name = plain(name)
-    slider.currentvalue.prefix = f"{name} = "
-    for step, trace, label in zip(slider.steps, figure.data, labels, strict=True):
-        step.label = label
-        trace.hovertemplate = trace.hovertemplate.replace(
-            f"<extra>{trace.name}<", f"<extra>{name} = {label}<"
-        )
-        trace.name = f"{name} = {label}"
-    return figure

@@ -125,30 +125,6 @@ def weights_of_means(weights: Float[Tensor, " fold"]) -> Float[Tensor, "mean fol
     return kept / kept.sum(1, keepdim=True)
 
 
-def cross_products(
-    x: Float[Tensor, "x fold cell"],
-    y: Float[Tensor, "y fold cell"],
-    weights: Float[Tensor, " fold"] | None = None,
-) -> Float[Tensor, "one_plus_folds x y"]:
-    """Return <X, Y> of every pair of maps, on all folds and then without each fold.
-
-    A product is a mean over cells of X*Y, so <P, P> is a squared RMS. The pair of folds a and b has
-    the weight n_a n_b: without noise, <X, Y> is the product of the means over all sequences.
-
-    Args:
-        x: fold means of maps as vectors of cells.
-        y: the maps that x is multiplied with.
-        weights: the share of all sequences that each fold holds; equal shares by default.
-
-    Raises:
-        ValueError: for fewer than 3 folds.
-    """
-    sums = ProductSums()
-    sums.add(x.double(), y.double())
-    weights = fold_weights(x.shape[1]) if weights is None else weights
-    return sums.cross_products(x.shape[2], weights)
-
-
 class ProductSums:
     """Sums over cells of the products of fold maps, to which blocks of cells are added.
 
@@ -159,9 +135,8 @@ class ProductSums:
         >>> maps, sums = torch.randn(2, 4, 7), ProductSums()
         >>> for block in maps.double().split(3, dim=2):
         ...     sums.add(block, block)
-        >>> products = sums.cross_products(7, fold_weights(4))
-        >>> torch.allclose(products, cross_products(maps, maps))
-        True
+        >>> sums.products(7, fold_weights(4)).shape  # on all folds, then without each
+        torch.Size([5, 2, 2])
     """
 
     def __init__(self, sums: Float[Tensor, "x fold y fold2"] | None = None) -> None:
@@ -181,10 +156,14 @@ class ProductSums:
         sums = (left @ right.T).view(*x.shape[:2], -1, x.shape[1])
         self.sums = sums if self.sums is None else self.sums.add_(sums)
 
-    def cross_products(
+    def products(
         self, n_cells: int, weights: Float[Tensor, " fold"]
     ) -> Float[Tensor, "one_plus_folds x y"]:
-        """Return <X, Y> of every pair of maps, as the function `cross_products` does.
+        """Return <X, Y> of every pair of maps, on all folds and then without each fold.
+
+        A product is a mean over cells of X*Y, so <P, P> is a squared RMS. The pair of folds a and b
+        has the weight n_a n_b: without noise, <X, Y> is the product of the means over all
+        sequences.
 
         Args:
             n_cells: the number of cells in a product's mean.
@@ -210,4 +189,4 @@ class ProductSums:
 
     def product(self, n_cells: int, weights: Float[Tensor, " fold"]) -> Estimates:
         """Return the estimates of <X, Y> for sums of one map X with one map Y."""
-        return Estimates(values=self.cross_products(n_cells, weights)[:, 0, 0], weights=weights)
+        return Estimates(values=self.products(n_cells, weights)[:, 0, 0], weights=weights)

@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -28,7 +27,6 @@ from nope_probe.run.settings import FORMAT
 
 PAGE = "report.html"
 READ = ("estimates.safetensors", "maps.safetensors", "tokens.safetensors")  # with a run
-AnyRun = TypeVar("AnyRun", bound="Run")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -43,7 +41,6 @@ class Run:
         files: files that are moved into the run's folder under these names.
     """
 
-    kind: ClassVar[str] = ""  # the command whose runs a subclass reads; empty: any
     manifest: Manifest = field(default_factory=Manifest)
     arrays: Mapping[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
@@ -77,22 +74,6 @@ class Run:
             )
         contents = pd.DataFrame(rows, columns=["what", "size", "holds"])
         return contents.to_html(index=False, border=0)
-
-    @classmethod
-    def read(cls: type[AnyRun], folder: Path | str) -> AnyRun:
-        """Return a finished run as this class; see `read_run`.
-
-        Raises:
-            UserError: for a run of another command.
-        """
-        run = read_run(folder)
-        kind = run.manifest.kind
-        if cls.kind and kind != cls.kind:
-            raise UserError(
-                f"{folder} holds a run of {kind}, and {cls.__name__} reads runs of {cls.kind}: "
-                "read_run reads a run of any command"
-            )
-        return cls(**vars(run))
 
     @property
     def methods(self) -> str:

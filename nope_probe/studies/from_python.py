@@ -18,7 +18,7 @@ from nope_probe.models.info import LoadedModel
 from nope_probe.models.names import validate_reachable
 from nope_probe.models.parity import as_loaded
 from nope_probe.run.flags import options_of, settings_from
-from nope_probe.run.folder import Run
+from nope_probe.run.folder import Run, read_run
 from nope_probe.run.process_group import device_of_process
 from nope_probe.run.processes import process_count
 from nope_probe.run.settings import OF_INPUTS, RunSettings
@@ -28,7 +28,6 @@ from nope_probe.studies.study import Study, carry_out, session_of
 ModelOrName: TypeAlias = str | Model
 Out: TypeAlias = Path | str | None
 Settings = TypeVar("Settings", bound=RunSettings)
-Result = TypeVar("Result", bound=Run)
 Function = TypeVar("Function", bound=Callable[..., Run])
 PARAMETERS = {  # of every function
     "model": "a name, as the command takes it, or a model that `load` takes or returns. A model "
@@ -42,7 +41,7 @@ PARAMETERS = {  # of every function
 OF_MODEL = ("adapter", "tokens", "revision", "allow_unused", "device", "device_map", "dtype")
 
 
-def takes(study: type[Study[Settings, Result]]) -> Callable[[Function], Function]:
+def takes(study: type[Study[Settings]]) -> Callable[[Function], Function]:
     """Attach to a function of any options the signature and the help of a command's settings.
 
     Args:
@@ -53,7 +52,7 @@ def takes(study: type[Study[Settings, Result]]) -> Callable[[Function], Function
         signature = inspect.signature(function)
         parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         helps = dict(PARAMETERS)
-        for option, text in options_of(study.names()[0]):
+        for option, text in options_of(study.settings_class()):
             if option.name not in signature.parameters:
                 parameters.append(option)
                 helps[option.name] = text
@@ -69,12 +68,12 @@ def takes(study: type[Study[Settings, Result]]) -> Callable[[Function], Function
 
 
 def run_of(
-    study: type[Study[Settings, Result]],
+    study: type[Study[Settings]],
     model: ModelOrName,
     inputs: Given | None,
     out: Out,
     options: Mapping[str, object],
-) -> Result:
+) -> Run:
     """Run a command from Python, and read its tables and maps.
 
     A model in memory is studied in all of its layers, unless the options say otherwise.
@@ -92,7 +91,7 @@ def run_of(
     """
     if out is None and process_count() > 1:
         raise UserError("several processes share the folder of a run: name it, out=FOLDER")
-    (kind, result), options = study.names(), {**options, "out": out}
+    kind, options = study.settings_class(), {**options, "out": out}
     _validate_options(options, inputs)
     loaded, in_memory, data = None, None, None
     if isinstance(model, str):
@@ -116,7 +115,7 @@ def run_of(
         session = session_of(
             study, settings, loaded=loaded, inputs=data, model=in_memory, is_kept=out is not None
         )
-        return result.read(carry_out(study, session))
+        return read_run(carry_out(study, session))
 
 
 def _validate_options(options: Mapping[str, object], inputs: Given | None) -> None:

@@ -34,7 +34,6 @@ from nope_probe.run.sources import load_model, on_tokens
 from nope_probe.studies.engine import Capture, Engine, position_keys
 
 Chosen = TypeVar("Chosen", bound=SessionSettings)
-Found = TypeVar("Found", bound=Run)
 Results: TypeAlias = Mapping[str, Any]  # by the pass's key; passes read different things
 
 
@@ -94,10 +93,8 @@ def captured(capture: Capture, engine: Engine, key: str, ablation: Ablation | No
     return engine.load_or_compute(key, capture, ablation)
 
 
-class Study(ABC, Generic[Chosen, Found]):
-    """What a command measures: `class Ablate(Study[Settings, AblationStudy])`.
-
-    It names the class of its settings, and the class that its run is read as.
+class Study(ABC, Generic[Chosen]):
+    """What a command measures: `class Ablate(Study[Settings])` names the class of its settings.
 
     Args:
         session: the run in progress: settings, model and sequences.
@@ -112,9 +109,9 @@ class Study(ABC, Generic[Chosen, Found]):
         self.session, self.settings = session, session.settings
 
     @classmethod
-    def names(cls) -> tuple[type[Chosen], type[Found]]:
-        """Return the class of the settings, and that of the run."""
-        return get_args(vars(cls)["__orig_bases__"][0])
+    def settings_class(cls) -> type[Chosen]:
+        """Return the class of the settings."""
+        return get_args(vars(cls)["__orig_bases__"][0])[0]
 
     @staticmethod
     def load(settings: Chosen, device: str) -> LoadedModel | None:
@@ -130,7 +127,7 @@ class Study(ABC, Generic[Chosen, Found]):
         """Return the run that the results of the passes make, by key."""
 
 
-def run_study(kind: type[Study[Chosen, Found]], settings: Chosen, *, dry: bool = False) -> Path:
+def run_study(kind: type[Study[Chosen]], settings: Chosen, *, dry: bool = False) -> Path:
     """Carry out a study unless its run is finished, and return the run's folder.
 
     Args:
@@ -151,7 +148,7 @@ def run_study(kind: type[Study[Chosen, Found]], settings: Chosen, *, dry: bool =
 
 
 def session_of(
-    kind: type[Study[Chosen, Found]],
+    kind: type[Study[Chosen]],
     settings: Chosen,
     *,
     loaded: LoadedModel | None = None,
@@ -179,7 +176,7 @@ def session_of(
     return Session(kind.command, settings, load, inputs=inputs, **about)
 
 
-def carry_out(kind: type[Study[Chosen, Found]], session: Session[Chosen]) -> Path:
+def carry_out(kind: type[Study[Chosen]], session: Session[Chosen]) -> Path:
     """Carry out a study in a session unless its run is finished, and return the run's folder.
 
     Raises:

@@ -5,11 +5,12 @@ from math import isnan, log
 import pytest
 import torch
 from jaxtyping import Float
+from support.fold_products import fold_products
 from torch import Tensor
 
 from nope_probe.analyses.attention import AttentionSplit, information_parts, split_head
 from nope_probe.analyses.jackknife import Interval, jackknife, share
-from nope_probe.maps.estimates import Estimates, cross_products, fold_weights, weights_of_means
+from nope_probe.maps.estimates import Estimates, fold_weights, weights_of_means
 from nope_probe.maps.folds import sum_parts
 from nope_probe.maps.maps import AttentionMaps
 
@@ -136,7 +137,7 @@ def test_the_square_of_a_mean_loses_its_bias_exactly() -> None:
     folds = torch.randn(N_FOLDS, dtype=torch.float64)
     weights = fold_weights(N_FOLDS)
     found = Estimates.without_bias((weights_of_means(weights) @ folds).square(), weights)
-    expected = cross_products(folds[None, :, None], folds[None, :, None])[:, 0, 0]
+    expected = fold_products(folds[None, :, None], folds[None, :, None])[:, 0, 0]
     assert torch.allclose(found.values, expected, rtol=0, atol=1e-12)
 
 

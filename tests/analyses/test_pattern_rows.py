@@ -8,6 +8,7 @@ import torch
 from scipy.stats import spearmanr
 from support.dense_patterns import edge_contrast as dense_edge_contrast
 from support.dense_patterns import estimates, locality, monotonicity
+from support.fold_products import fold_products
 
 from nope_probe.analyses.attribution import attribute
 from nope_probe.analyses.contrasts import contrast_grams
@@ -16,7 +17,7 @@ from nope_probe.analyses.offsets import bin_means, offset_bins
 from nope_probe.analyses.pattern import edge_contrast, measure_estimates
 from nope_probe.analyses.pattern_rows import relative_part, score_distance_sums
 from nope_probe.maps.centred import diagonal_normalised, kept_cells, row_centred
-from nope_probe.maps.estimates import cross_products, fold_weights, leave_one_out
+from nope_probe.maps.estimates import fold_weights, leave_one_out
 from nope_probe.maps.fold_rows import PackedFolds, TensorFolds
 from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.maps import ScoreMaps, packed_tensors, stored_layers
@@ -51,7 +52,7 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
     ]
     patterns = dict(zip(maps, shared_patterns(packed), strict=True))
     grams = contrast_grams(patterns, n_bytes=4 * n_bytes)
-    expected = cross_products(cells, cells, WEIGHTS)
+    expected = fold_products(cells, cells, WEIGHTS)
     torch.testing.assert_close(grams["pattern"].products, expected, rtol=1e-11, atol=1e-12)
     if skip == 0:
         assert list(grams) == ["pattern"], "no key is first"
@@ -68,7 +69,7 @@ def test_any_block_size_gives_the_gram_matrix_of_whole_maps(n_bytes: int, skip: 
             for captured in maps.values()
         ]
     )
-    expected = cross_products(leads, leads, WEIGHTS)
+    expected = fold_products(leads, leads, WEIGHTS)
     torch.testing.assert_close(grams["lead"].products, expected, rtol=1e-11, atol=1e-12)
     both = {CONDITIONS[1]: 2.0, CONDITIONS[3]: -1.0}
     size = grams["lead"].size(both)
@@ -84,7 +85,7 @@ def test_any_block_size_gives_the_estimates_of_whole_maps(n_bytes: int, skip: in
     patterns = row_centred(scores, skip)
     rest = patterns - relative_part(patterns)
     products = [
-        cross_products(x[None], x[None], WEIGHTS) for x in (patterns[:, cells], rest[:, cells])
+        fold_products(x[None], x[None], WEIGHTS) for x in (patterns[:, cells], rest[:, cells])
     ]
     means = leave_one_out(patterns, WEIGHTS)
     diagonal = diagonal_normalised(leave_one_out(scores, WEIGHTS))

@@ -41,7 +41,6 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
             for make in (
                 lambda: figures.score_maps(MAPS),
                 lambda: figures.term_maps({"mask": MAPS, "rope": MAPS}, title="Sources"),
-                lambda: figures.sweep_maps(MAPS, [0.0, 0.2, 0.5], name="alpha", title="L1"),
             )
         ),
     ],
@@ -64,13 +63,9 @@ def test_a_saved_figure_has_no_controls_and_no_title_on_white(
 
 def test_a_slider_over_layers_becomes_a_panel_for_each(drawn: Drawn, tmp_path: Path) -> None:
     figures.save(figures.term_maps({"mask": MAPS, "rope": MAPS}, title="S"), tmp_path / "x.svg")
-    figures.save(
-        figures.sweep_maps(MAPS, [0.0, 0.2, 0.5], name="alpha", title="L1"), tmp_path / "x.svg"
-    )
-    terms, sweep = (figure for figure, _ in drawn)
+    [(terms, _)] = drawn
     names = [f"L{layer}, {term}" for layer in range(3) for term in ("causal mask", "RoPE")]
     assert [panel.name for panel in terms.data] == names
-    assert [panel.name for panel in sweep.data] == [f"alpha = {a}" for a in ("0", "0.2", "0.5")]
 
 
 def test_a_title_is_drawn_where_it_is_asked_for_and_makes_the_image_higher(

@@ -13,7 +13,7 @@ from support.chromium import needs_chromium, opened
 
 from nope_probe.analyses.contrasts import source_terms
 from nope_probe.figures.attention import why_bars
-from nope_probe.figures.maps import sweep_maps, term_maps
+from nope_probe.figures.maps import term_maps
 from nope_probe.figures.names import TABLE, symbol
 from nope_probe.figures.style import DIVERGING, ON_DARK, STOPS
 from nope_probe.removal import INK
@@ -114,7 +114,6 @@ def test_tokens_and_names_are_drawn_as_they_are_spelled(tmp_path: Path) -> None:
     drawn: list[tuple[go.Figure, Iterable[str]]] = [
         (_why(), tokens),
         (term_maps(terms, title="t"), MARKUP),
-        (sweep_maps(np.zeros((2, 5, 5)), [0.0, 0.2], name="<b>", title="t"), ["<b> = 0"]),
     ]
     scripts = (
         figure.to_html(full_html=False, include_plotlyjs=number == 0)

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.fold_products import fold_products
 from torch import Tensor
 
 from nope_probe.analyses.contrasts import ContrastGram, contrast_grams
 from nope_probe.errors import UserError
-from nope_probe.maps.estimates import cross_products, fold_weights
+from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, Pattern, shared_patterns
 from nope_probe.maps.rows import MapRows, choose_rows
@@ -68,7 +69,7 @@ def test_a_row_is_its_lead_and_its_pattern_up_to_a_constant(
     torch.testing.assert_close(dense(one), expected)
     n_cells = sum(max(0, min(query - skip, window - 1)) for query in queries.tolist())
     cells = (maps.flatten(1)[None] for maps in (expected, of_other))
-    product = cross_products(*cells, WEIGHTS)[:, 0, 0] * expected[0].numel() / n_cells
+    product = fold_products(*cells, WEIGHTS)[:, 0, 0] * expected[0].numel() / n_cells
     gram = ContrastGram.of({"one": one, "other": other})
     result = gram.product({"one": 1.0}, {"other": 1.0}).values
     torch.testing.assert_close(result, product, rtol=1e-12, atol=1e-12)
@@ -97,7 +98,7 @@ def test_the_lead_is_a_mean_over_its_queries_and_multiplies_between_folds() -> N
     )
     pooled = (x.mean(1) * WEIGHTS).sum()
     assert gram.size({"one": 1.0}).value == pytest.approx(float(pooled))
-    product = cross_products(x[None], y[None], WEIGHTS)[:, 0, 0]
+    product = fold_products(x[None], y[None], WEIGHTS)[:, 0, 0]
     torch.testing.assert_close(gram.product({"one": 1.0}, {"other": 1.0}).values, product)
 
 

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
+from support.fold_products import fold_products
 
 from nope_probe.analyses.contrasts import ContrastGram
 from nope_probe.analyses.offsets import (
@@ -17,7 +18,7 @@ from nope_probe.analyses.offsets import (
 from nope_probe.analyses.pattern import LAG, measure_estimates
 from nope_probe.analyses.pattern_rows import relative_fit, score_distance_sums
 from nope_probe.maps.centred import diagonal_normalised, row_centred
-from nope_probe.maps.estimates import cross_products, fold_weights
+from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.fold_rows import PackedFolds
 from nope_probe.maps.layers import LayerMaps, shared_patterns
 from nope_probe.maps.rows import MapRows, choose_rows
@@ -161,7 +162,7 @@ def test_measures_of_chosen_rows_are_those_of_their_cells_by_brute_force(
     fit = design @ torch.linalg.lstsq(design, patterns.T, driver="gelsd").solution
     rest = patterns - fit.T
     for name, values in (("amplitude_squared", patterns), ("non_relative_squared", rest)):
-        expected = cross_products(values[None], values[None], WEIGHTS)[:, 0, 0]
+        expected = fold_products(values[None], values[None], WEIGHTS)[:, 0, 0]
         torch.testing.assert_close(estimates[name].values, expected, rtol=1e-9, atol=1e-12)
     mean = (COUNTS.double() / COUNTS.sum()) @ patterns
     by_row = [mean[row == r] for r in range(len(QUERIES)) if (row == r).sum() > 0]
@@ -228,5 +229,5 @@ def test_the_strength_at_a_query_is_that_of_its_rows_between_folds() -> None:
     for index, query in enumerate(of_rows):
         row = scores[:, QUERIES.tolist().index(query), 2:query]
         pattern = row - row.mean(1, keepdim=True)
-        expected = cross_products(pattern[None], pattern[None], WEIGHTS)[:, 0, 0]
+        expected = fold_products(pattern[None], pattern[None], WEIGHTS)[:, 0, 0]
         torch.testing.assert_close(squares[index][1].values, expected)

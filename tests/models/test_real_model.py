@@ -65,8 +65,8 @@ def test_losses_of_lead_and_pattern_are_those_of_plain_transformers(real: Loaded
     )
     losses = pd.concat(
         [
-            study.sources.rename(columns={"source": "removed"}),
-            study.weights.drop(columns="replacement"),
+            study.tables["sources"].rename(columns={"source": "removed"}),
+            study.tables["weights"].drop(columns="replacement"),
         ]
     ).query("layer == 3")
     lost = 100 * losses.pivot(index="removed", columns="of", values="lost")

@@ -126,7 +126,7 @@ def test_a_model_is_itself_ablated_or_says_what_to_run(name: str) -> None:
 def test_a_folder_is_run_by_a_command(tmp_path: Path) -> None:
     multimodal("Gemma3").save_pretrained(tmp_path / "model")
     run = run_attention(str(tmp_path / "model"), data="random", n_seqs=8, seq_len=8, folds=4)
-    assert len(run.attention) == 3 * 4
+    assert len(run.tables["attention"]) == 3 * 4
     assert "the text decoder of a Gemma3" in run.manifest.model.architecture
 
 

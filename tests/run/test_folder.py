@@ -1,7 +1,6 @@
 """A run on disk is complete or absent."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +19,7 @@ from nope_probe.run.folder import (
 from nope_probe.run.manifest import Manifest
 from nope_probe.run.paths import default_output_dir
 from nope_probe.run.settings import FORMAT
-from nope_probe.studies.ablation.study import AblationStudy
-from nope_probe.studies.attention.study import AttentionStudy
-from nope_probe.studies.behaviour.study import BehaviourStudy
 from nope_probe.studies.compare.members import read_members
-from nope_probe.studies.trace.study import Trace
 
 SETTINGS = {"model": "rope-tiny", "layers": 3, "remove": ["w_q"]}
 
@@ -101,32 +96,11 @@ def test_a_run_of_another_format_is_refused_wherever_it_is_read(
     for use in (
         read_run,
         read_manifest,
-        Run.read,
-        AblationStudy.read,
         lambda folder: check_output_dir(folder, SETTINGS),
         lambda folder: read_members([folder, folder.parent]),
     ):
         with pytest.raises(UserError, match=message):
             use(folder)
-
-
-STUDIES = (AblationStudy, AttentionStudy, BehaviourStudy, Trace)
-
-
-@pytest.mark.parametrize("study", STUDIES)
-def test_a_study_is_read_from_a_run_of_its_own_command_alone(
-    study: type[Run], tmp_path: Path
-) -> None:
-    for kind in (*(other.kind for other in STUDIES), "scores", "circuit", "compare"):
-        folder = tmp_path / kind
-        write_run(folder, replace(a_run(), manifest=Manifest(settings=SETTINGS, kind=kind)))
-        assert Run.read(folder).manifest.kind == kind
-        if kind == study.kind:
-            assert set(study.read(folder).tables) == {"sources", "empty"}
-            continue
-        message = f"holds a run of {kind}, and {study.__name__} reads runs of {study.kind}"
-        with pytest.raises(UserError, match=message):
-            study.read(folder)
 
 
 @pytest.mark.parametrize("text", ["[]", "[" * 100_000])

@@ -171,12 +171,12 @@ def test_the_table_has_both_ends_of_the_positional_shares() -> None:
 def test_uniform_heads_are_not_classed() -> None:
     """With W_Q at 0 all scores are 0, and softmax is uniform up to rounding."""
     run = run_attention("rope-tiny", remove="w_q", replacement="zero", **SIZES)
-    assert (run.attention["information"] < 1e-6).all()
+    assert (run.tables["attention"]["information"] < 1e-6).all()
     lead = page.report(run).headline
     assert lead.sentence.startswith("All 8 heads of ablated rope-tiny attend uniformly: their ")
     assert lead.table.empty
     assert run.manifest.too_few is None
-    colours = np.array(attention_heads(run.attention).data[1].marker.color, float)
+    colours = np.array(attention_heads(run.tables["attention"]).data[1].marker.color, float)
     assert np.isnan(colours).all()
 
 

@@ -362,14 +362,18 @@ def test_a_model_without_a_tokenizer_has_all_measures_but_those_of_random_tokens
     model.tokenizer = None
     few = {"remove": ["rope"], "folds": 4}
     study = nope_probe.run_behaviour(model, text.inputs, measures=["loss"], **few)
-    intact = study.behaviour.set_index(["measure", "condition"]).loc[("loss", "intact"), "value"]
+    intact = (
+        study.tables["behaviour"]
+        .set_index(["measure", "condition"])
+        .loc[("loss", "intact"), "value"]
+    )
     logits = loaded.model(text.inputs)[:, :-1].flatten(0, 1)
     truth = torch.nn.functional.cross_entropy(logits, text.inputs[:, 1:].flatten())
     assert intact == pytest.approx(truth.item(), rel=1e-5)
     all_measures = nope_probe.run_behaviour(model, text.inputs, **few)
     why = "random tokens need a tokenizer, and the model has none"
     assert all_measures.manifest.results["skipped"].items() >= {"copy": why, "bos": why}.items()
-    taken = all_measures.behaviour.dropna(subset=["value"])["measure"]
+    taken = all_measures.tables["behaviour"].dropna(subset=["value"])["measure"]
     assert {*taken} == {"loss", "loss_suffix", "in_context", "order", "position"}
     with pytest.raises(UserError, match=f"^--measures copy: {why}$"):
         nope_probe.run_behaviour(model, text.inputs, measures=["loss", "copy"])

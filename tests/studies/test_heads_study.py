@@ -63,7 +63,9 @@ def test_costs_are_those_of_plain_passes(run: Any, loaded: Any, data: Any) -> No
     calibration = calibrate(model, others, heads=every)
     intact = capture_losses(model, data).mean(1)
     documents = pd.Series(data.documents.numpy())
-    costs = run.cost[run.cost["draw"].isna()].set_index(["removed", "k", "measure"])["cost"]
+    costs = run.tables["cost"][run.tables["cost"]["draw"].isna()].set_index(
+        ["removed", "k", "measure"]
+    )["cost"]
     for removed in ("rope", "content"):
         for k in (1, 5):
             with ablated(model, Ablation(remove=removed, heads=first_heads(run, k)), calibration):
@@ -73,19 +75,19 @@ def test_costs_are_those_of_plain_passes(run: Any, loaded: Any, data: Any) -> No
 
 
 def test_costs_are_drawn_against_the_number_of_heads(run: Any) -> None:
-    figure = cost_by_k(run.cost, run.tables["tests"])
+    figure = cost_by_k(run.tables["cost"], run.tables["tests"])
     n_panels = 2 * len(COSTS)  # of two removals, in two columns
     lowest = [figure.layout[f"xaxis{panel}"] for panel in (n_panels - 1, n_panels)]
     assert [axis.title.text for axis in lowest] == ["first heads, k"] * 2
     assert [*lowest[0].tickvals] == SMALL["k"]
-    costs = run.cost[run.cost["draw"].isna()]
+    costs = run.tables["cost"][run.tables["cost"]["draw"].isna()]
     costs = costs.set_index(["removed", "order", "measure", "k"]).sort_index()
     [line] = [
         trace
         for trace in figure.data
         if trace.xaxis == "x" and trace.name == "first heads by positional"
     ]
-    removed, measure = run.cost["removed"].iloc[0], next(iter(COSTS))
+    removed, measure = run.tables["cost"]["removed"].iloc[0], next(iter(COSTS))
     expected = costs.loc[removed, "positional", measure]["cost"]
     assert [*line.y] == [*expected.loc[SMALL["k"]]]
 
@@ -94,7 +96,7 @@ def test_the_order_is_that_of_the_positional_share(loaded: Any) -> None:
     kept = {"n_seqs": 24, "seq_len": 20, "folds": 5}
     ordered = run_heads(loaded, remove="mask", by=["positional", "lowest-information"], k=1,
                         draws=2, **kept).tables["order"]  # fmt: skip
-    table = run_attention(loaded, **kept).attention.set_index(["layer", "head"])
+    table = run_attention(loaded, **kept).tables["attention"].set_index(["layer", "head"])
     position = (table["first_position"] + table["others_position"]) / table["information"]
     rows = ordered[ordered["order"] == "positional"]
     assert [*zip(rows["layer"], rows["head"], strict=True)] == [

@@ -113,7 +113,7 @@ def test_a_text_alone_is_read_without_other_texts(
     assert rows.loc[(1, 2), "information"] == pytest.approx(view.content[1, 2, 7:].mean(), rel=1e-5)
     assert rows.loc[(1, 2), "first_weight"] == pytest.approx(view.weights[1, 2, 7:, 0].mean())
     assert [*table.dropna(axis=1).columns] == ["layer", "head", "information", "first_weight"]
-    assert [*table.columns] == [*study.attention.columns]
+    assert [*table.columns] == [*study.tables["attention"].columns]
     name, query, key = view.strongest_look()
     weights = np.tril(view.weights, -1)[..., 1:]
     assert view.weights[(*map(int, re.findall(r"\d+", name)), query, key)] == weights.max()
@@ -189,7 +189,10 @@ def packed(html: str) -> dict[str, Any]:
 
 
 def test_the_page_holds_every_heads_weights_by_information(study: AttentionStudy) -> None:
-    view, table = study.on_text, study.attention.sort_values("information", ascending=False)
+    view, table = (
+        study.on_text,
+        study.tables["attention"].sort_values("information", ascending=False),
+    )
     data, n = packed(view.html()), len(view.pieces)
     names = [f"L{layer}H{head}" for layer, head in zip(table["layer"], table["head"], strict=True)]
     assert [head["name"] for head in data["heads"]] == names
@@ -479,7 +482,7 @@ def test_why_of_a_finished_run_is_that_of_the_run_that_asks(
     run_attention("rope-tiny", remove=remove, out=tmp_path / "kept", **ASKED)
     runs = [
         run_attention(loaded, remove=remove, **ASKED),
-        AttentionStudy.read(tmp_path / "kept"),
+        AttentionStudy(**vars(read_run(tmp_path / "kept"))),
     ]
     for run in runs:
         why = run.why("L1H3", query=2)
@@ -498,7 +501,7 @@ def test_why_is_refused_where_the_model_is_not_that_of_the_run(
     with pytest.raises(UserError, match=r"^ablation of the model differ from those of "):
         run.why("L1H3")
     with pytest.raises(UserError, match="was given in memory and is not kept in its folder"):
-        AttentionStudy.read(tmp_path / "kept").why("L1H3")
+        AttentionStudy(**vars(read_run(tmp_path / "kept"))).why("L1H3")
     for head, query, said in (
         ("MLP1", -1, "--why MLP1: expected a head"),
         ("L2H0", -1, "--why L2H0: there are L0 to L1"),
@@ -576,7 +579,7 @@ def test_why_loads_a_model_that_was_named_whose_sequences_were_given(
     whole = run_attention(model, tokens, why="L1H0", **options).tables["why"]
     assert "model" in run.manifest.sources
     assert run.manifest.given.keys() == {"inputs", "kind"}
-    for asked in (run, AttentionStudy.read(tmp_path / "run")):
+    for asked in (run, AttentionStudy(**vars(read_run(tmp_path / "run")))):
         pd.testing.assert_frame_equal(asked.why("L1H0").table, whole, rtol=1e-4, atol=1e-5)
     run_attention(model, tokens, out=tmp_path / "run", **options)
     assert "finished before" in capfd.readouterr().err
@@ -587,7 +590,7 @@ def test_why_loads_a_model_that_was_named_whose_sequences_were_given(
     with pytest.raises(
         UserError, match=r"^weights or configuration of the model differ from those"
     ):
-        AttentionStudy.read(tmp_path / "run").why("L1H0")
+        AttentionStudy(**vars(read_run(tmp_path / "run"))).why("L1H0")
 
 
 @pytest.mark.parametrize(

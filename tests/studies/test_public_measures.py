@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from support.command_line import run_command
+from support.fold_products import fold_products
 from support.rounding import MEASURE, NETWORK, assert_same, assert_same_table
 from support.tiny_models import tokens as make_tokens
 
@@ -28,7 +29,7 @@ from nope_probe import (
 )
 from nope_probe.data.sequences import Sequences
 from nope_probe.errors import UserError
-from nope_probe.maps.estimates import cross_products, fold_weights
+from nope_probe.maps.estimates import fold_weights
 from nope_probe.maps.maps import ScoreMaps
 from nope_probe.models.info import LoadedModel
 
@@ -168,7 +169,7 @@ def test_a_difference_of_chosen_rows_is_of_their_queries(
         change = (whole.folds - intact.folds)[:, place].double()
         rows = [change[:, i, 1:i] - change[:, i, 1:i].mean(-1, keepdim=True) for i in queries]
         weights = fold_weights(len(intact.counts), intact.counts)
-        square = cross_products(*[torch.cat(rows, 1)[None]] * 2, weights)[0, 0, 0]
+        square = fold_products(*[torch.cat(rows, 1)[None]] * 2, weights)[0, 0, 0]
         if paired:
             rms = table.loc[(item, "pattern"), "difference"]
             assert rms == pytest.approx(float(square) ** 0.5, rel=1e-4)

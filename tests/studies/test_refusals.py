@@ -114,7 +114,7 @@ def test_a_model_of_fewer_layers_than_are_studied_by_default_is_studied_whole(
     assert run.manifest.model.n_layers == 2
     assert methods_paragraph(run.manifest).startswith("We ran L0, L1 of ")
     whole = run_trace(str(folder), inputs, confirm=0, layers="all").terms
-    pd.testing.assert_frame_equal(run.terms, whole)
+    pd.testing.assert_frame_equal(run.tables["terms"], whole)
     assert load("rope-tiny").info.n_layers == 4
     six = write_decoder("llama", tmp_path / "six", num_hidden_layers=6).folder
     assert run_trace(str(six), inputs, confirm=0).manifest.model.n_layers == 4

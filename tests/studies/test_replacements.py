@@ -25,10 +25,10 @@ def test_each_replacement_has_the_rows_of_a_run_with_it_alone(
         run_ablations(model, inputs, remove=["w_q", "w_k"], folds=4, replacement=replacement)
         for replacement in (kinds, "mean")
     )
-    of_mean = together.weights.query("replacement == 'mean'").reset_index(drop=True)
-    pd.testing.assert_frame_equal(of_mean, mean.weights)
-    pd.testing.assert_frame_equal(together.sources, mean.sources)
-    assert {*together.weights["replacement"]} == {*kinds}
+    of_mean = together.tables["weights"].query("replacement == 'mean'").reset_index(drop=True)
+    pd.testing.assert_frame_equal(of_mean, mean.tables["weights"])
+    pd.testing.assert_frame_equal(together.tables["sources"], mean.tables["sources"])
+    assert {*together.tables["weights"]["replacement"]} == {*kinds}
     # Removals without a weight run once.
     names = set(together.maps)
     assert not {f"score_{kind}/mask" for kind in kinds} & names
@@ -47,12 +47,14 @@ def test_each_band_of_rope_has_its_loss_and_all_together_are_rope(
         for options in ({"bands": 2}, {"remove": ["sources"]})
     )
     names = ["mask", "rope", "rope[0:2]", "rope[2:5]"]
-    assert bands.sources["source"].unique().tolist() == names
-    assert len(bands.weights) == 0, "without --remove, no weights are removed"
-    rows = bands.sources[bands.sources["source"].isin(names[:2])].reset_index(drop=True)
-    pd.testing.assert_frame_equal(rows, whole.sources)
+    assert bands.tables["sources"]["source"].unique().tolist() == names
+    assert len(bands.tables["weights"]) == 0, "without --remove, no weights are removed"
+    rows = bands.tables["sources"][bands.tables["sources"]["source"].isin(names[:2])].reset_index(
+        drop=True
+    )
+    pd.testing.assert_frame_equal(rows, whole.tables["sources"])
     one = run_ablations(model, inputs, folds=4, bands=1)
-    by_source = one.sources.pivot(index=["layer", "of"], columns="source", values="lost")
+    by_source = one.tables["sources"].pivot(index=["layer", "of"], columns="source", values="lost")
     np.testing.assert_allclose(by_source["rope[0:5]"], by_source["rope"], rtol=1e-4, atol=1e-4)
 
 

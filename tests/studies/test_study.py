@@ -11,7 +11,7 @@ from support.command_line import run_command
 from support.rounding import MEASURE, assert_same
 
 from nope_probe import Ablation, ablate, ablated, capture_scores, load, run_ablations, sequences
-from nope_probe.studies.ablation.study import AblationStudy
+from nope_probe.run.folder import Run
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 
@@ -30,30 +30,30 @@ def tokens(loaded: Any) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def study(loaded: Any) -> AblationStudy:
+def study(loaded: Any) -> Run:
     """An attribution with every part that it can have."""
     options = {"folds": 5, "batch_size": 7}
     return run_ablations(loaded, remove=REMOVED, **options, **SMALL)
 
 
-def test_sources_weights_and_all_else_have_a_table_each(study: AblationStudy) -> None:
-    assert list(study.sources.query("layer == 1 and of == 'pattern'")["source"]) == [
+def test_sources_weights_and_all_else_have_a_table_each(study: Run) -> None:
+    assert list(study.tables["sources"].query("layer == 1 and of == 'pattern'")["source"]) == [
         *("mask", "rope", "rope_low"),
     ]
-    assert set(study.terms["term"]) == {
+    assert set(study.tables["terms"]["term"]) == {
         *("mask", "rope", "mask_x_rope", "without_sources"),
     }
     assert set(study.tables["controls"]["tokens"]) == {"shuffled"}
     assert study.manifest.skip_keys == 1
-    weights = study.weights.query("layer == 1 and of == 'pattern'")
+    weights = study.tables["weights"].query("layer == 1 and of == 'pattern'")
     assert list(zip(weights["removed"], weights["replacement"], strict=True)) == [
         ("mlp", "none"),
         *((name, kind) for kind in ("mean", "identity") for name in ("w_q+mlp", "w_k")),
     ]
 
 
-def test_terms_of_lead_and_pattern_add_up_to_positions_part(study: AblationStudy) -> None:
-    terms = study.terms.dropna(subset=["share"])
+def test_terms_of_lead_and_pattern_add_up_to_positions_part(study: Run) -> None:
+    terms = study.tables["terms"].dropna(subset=["share"])
     added = terms.groupby(["layer", "of"])["share"].sum()
     assert len(added) >= 2
     assert added.to_numpy() == pytest.approx(1, abs=1e-6)  # of 8 digits
@@ -89,7 +89,7 @@ def test_a_model_of_ones_own_is_studied(
     position = "pos_embed" if spec == "bridge:gpt2" else "rope"
     study = run_ablations(model, tokens, remove=["sources"], layers=1, folds=4)
     terms = ["mask", position, f"mask_x_{position}", "without_sources"]
-    assert list(study.terms.query("of == 'pattern'")["term"]) == terms
+    assert list(study.tables["terms"].query("of == 'pattern'")["term"]) == terms
     assert study.manifest.skip_keys == 1, "whatever tokens the sequences begin with"
     with ablated(model, Ablation(remove=[position])):
         truth = capture_scores(model, tokens, layers=[0]).mean.float().numpy()
@@ -100,8 +100,8 @@ def test_a_parameter_free_model_takes_vectors() -> None:
     vectors = torch.nn.functional.normalize(torch.randn(13, 11, 64), dim=-1)
     study = run_ablations(load("parameter-free", n_layers=2).model, vectors, folds=4)
     assert study.manifest.skip_keys == 0
-    assert list(study.sources["source"]) == ["mask", "mask"]
-    assert len(study.weights) == 0
+    assert list(study.tables["sources"]["source"]) == ["mask", "mask"]
+    assert len(study.tables["weights"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_few_sequences_are_as_many_folds_and_fewer_than_four_have_no_intervals(
         run_ablations(loaded.model, tokens[:5], remove=["sources"], layers=1, **folds)
         for folds in ({}, {"folds": 5})
     )
-    pd.testing.assert_frame_equal(few.sources, same.sources)
+    pd.testing.assert_frame_equal(few.tables["sources"], same.tables["sources"])
     with pytest.raises(ValueError, match="expected 4 sequences or more for intervals, got 3"):
         run_ablations(loaded.model, tokens[:3])
 
@@ -147,9 +147,9 @@ def test_shuffled_tokens_have_no_shuffled_control(loaded: Any) -> None:
 
 
 def test_a_study_is_one_line_and_in_a_notebook_a_row_per_table_and_group_of_maps(
-    study: AblationStudy,
+    study: Run,
 ) -> None:
-    assert repr(study).startswith("AblationStudy of ")
+    assert repr(study).startswith("Run of ")
     assert "\n" not in repr(study)
     tables = {name for name, table in study.tables.items() if len(table)}
     groups = {name.partition("/")[0] for name in study.maps}

@@ -33,10 +33,10 @@ def test_the_tokens_of_a_file_are_run_as_those_of_python(bare: str, tmp_path: Pa
     np.save(tmp_path / "tokens.npy", TOKENS.numpy())
     of_file = run_attention(bare, tokens=tmp_path / "tokens.npy", out=tmp_path / "run")
     expected = run_attention(bare, TOKENS)
-    assert of_file.attention.equals(expected.attention)
+    assert of_file.tables["attention"].equals(expected.tables["attention"])
     assert of_file.manifest.data.name == "tokens.npy"
     again = run_attention(bare, tokens=tmp_path / "tokens.npy", out=tmp_path / "run")
-    assert again.attention.equals(expected.attention)
+    assert again.tables["attention"].equals(expected.tables["attention"])
 
 
 def test_documents_in_the_file_share_folds(bare: str, tmp_path: Path) -> None:
@@ -50,7 +50,10 @@ def test_documents_in_the_file_share_folds(bare: str, tmp_path: Path) -> None:
 
 
 def test_random_tokens_need_no_tokenizer(bare: str) -> None:
-    assert len(run_attention(bare, data="random", n_seqs=8, seq_len=8, folds=4).attention) == 12
+    assert (
+        len(run_attention(bare, data="random", n_seqs=8, seq_len=8, folds=4).tables["attention"])
+        == 12
+    )
 
 
 @pytest.mark.parametrize(

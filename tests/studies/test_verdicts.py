@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 import torch
 from support.dense_patterns import estimates
+from support.fold_products import fold_products
 
 from nope_probe.analyses.jackknife import rms
-from nope_probe.maps.estimates import cross_products
 from nope_probe.studies.page import hidden_heads, no_pattern, strongest_row
 from nope_probe.studies.verdicts import (
     effect_of,
@@ -103,7 +103,7 @@ def noise_layers(n_runs: int, n_layers: int) -> list[pd.DataFrame]:
     runs = []
     for _ in range(n_runs):
         folds = torch.randn(n_layers, 8, 23, generator=generator, dtype=torch.float64)
-        found = [rms(estimates(cross_products(of[None], of[None])[:, 0, 0])) for of in folds]
+        found = [rms(estimates(fold_products(of[None], of[None])[:, 0, 0])) for of in folds]
         numbers = [(one.value, one.low, one.high) for one in found]
         columns = ["amplitude", "amplitude_low", "amplitude_high"]
         runs.append(pd.DataFrame(numbers, columns=columns).assign(layer=range(n_layers)))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
-
-import pandas as pd
 
 from nope_probe.hooks.layers.model import Given
 from nope_probe.hooks.removing.components import named_bands
@@ -22,41 +19,7 @@ from nope_probe.studies.from_python import ModelOrName, Out, run_of, takes
 from nope_probe.studies.study import Pass, Results, Study, run_study
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class AblationStudy(Run):
-    """Where a model's lead of the first key and pattern among the other keys come from.
-
-    Its `tables` are those of the run's CSV files: `sources`, `terms`, `weights`, `pattern`,
-    `non_relative`, `controls`, `mean_covariance`, `offsets`, `queries`; of each head, with
-    `per_head`, `head_sources`, `head_terms`, `head_pattern`. Its `maps` are those of
-    maps.safetensors, [layer, row, key_pos] in nats: `score/<removed>`, `pattern/intact`,
-    `term/<term>`, ... In a pattern the first key's column holds the lead.
-    """
-
-    kind = "ablate"
-
-    @property
-    def sources(self) -> pd.DataFrame:
-        """Per layer, question (lead, pattern) and source, what is lost without it."""
-        return self.tables["sources"]
-
-    @property
-    def terms(self) -> pd.DataFrame:
-        """Per layer and question, the exact terms of the sources, and what is left without them."""
-        return self.tables["terms"]
-
-    @property
-    def pattern(self) -> pd.DataFrame:
-        """Per layer and removal, the lead, and the pattern's measures."""
-        return self.tables["pattern"]
-
-    @property
-    def weights(self) -> pd.DataFrame:
-        """Per layer, question and removal, what is lost by each replacement; amplification."""
-        return self.tables["weights"]
-
-
-class Ablate(Study[Settings, AblationStudy]):
+class Ablate(Study[Settings]):
     """What the lead and the pattern of every layer lose without each source and each weight."""
 
     command = "ablate"
@@ -94,7 +57,7 @@ run = partial(run_study, Ablate)
 @takes(Ablate)
 def run_ablations(
     model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
-) -> AblationStudy:
+) -> Run:
     """Find where a model's lead and pattern come from, and which weights they need.
 
     Runs the model with and without its mask, position encoding and weights, as the `ablate` command
@@ -109,7 +72,7 @@ def run_ablations(
         >>> loaded = load("nope-tiny", n_layers=3)
         >>> data = sequences("random", tokenizer=loaded.tokenizer, n_seqs=64, seq_len=16)
         >>> study = run_ablations(loaded, data, remove=["w_k"], replacement="mean")
-        >>> study.weights.query("layer == 2 and of == 'pattern'")["lost"].item() > 0.9
+        >>> study.tables["weights"].query("layer == 2 and of == 'pattern'")["lost"].item() > 0.9
         True
         >>> study.maps["term/mask"].shape
         (3, 16, 16)

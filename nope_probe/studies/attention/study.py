@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, get_args
 
-import pandas as pd
-
 from nope_probe.errors import UserError
 from nope_probe.figures.attention import Why
 from nope_probe.figures.text_view import TextView
@@ -46,14 +44,7 @@ class AttentionStudy(Run):
         model: the model that the call gave; None for a run that is read from its folder.
     """
 
-    kind = "attention"
-
     model: ModelOrName | None = None
-
-    @property
-    def attention(self) -> pd.DataFrame:
-        """Per head: information and its four parts (nats), positional share, first key's weight."""
-        return self.tables["attention"]
 
     @property
     def on_text(self) -> TextView:
@@ -117,7 +108,7 @@ class AttentionStudy(Run):
         return load_first_layers(settings, device_of_process(settings.device))
 
 
-class SplitAttention(Study[Settings, AttentionStudy]):
+class SplitAttention(Study[Settings]):
     """Position and content in the attention of every head, on average and in one text."""
 
     command = "attention"
@@ -182,10 +173,10 @@ def run_attention(
     Example:
         >>> from nope_probe import run_attention
         >>> run = run_attention("rope-tiny", layers=2, n_seqs=64)
-        >>> heads = run.attention.set_index(["layer", "head"])
+        >>> heads = run.tables["attention"].set_index(["layer", "head"])
         >>> layer, head = heads["positional_share"].idxmax()
         >>> f"L{layer}H{head}"
         'L1H3'
     """
     study = run_of(SplitAttention, model, inputs, out, options)
-    return replace(study, model=model)
+    return AttentionStudy(**vars(study), model=model)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from math import log, nan
 from typing import Any, TypeVar
 
-import pandas as pd
 import torch
 
 from nope_probe.analyses.behaviour import Losses, by_document, halves, index_targets, ridge
@@ -39,23 +38,7 @@ MIN_DOCUMENTS = 8  # four to fit on and four to evaluate
 Name = TypeVar("Name")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class BehaviourStudy(Run):
-    """What a model can no longer do without its mask, position encoding or weights.
-
-    Its `tables` are those of the run's CSV files: `behaviour`, `loss_by_position`, `extrapolation`,
-    `decodability`.
-    """
-
-    kind = "behaviour"
-
-    @property
-    def behaviour(self) -> pd.DataFrame:
-        """Per measure and condition, its value and its difference to the intact model."""
-        return self.tables["behaviour"]
-
-
-class MeasureBehaviour(Study[Settings, BehaviourStudy]):
+class MeasureBehaviour(Study[Settings]):
     """What a model does with context, order, BOS, copies and length, in every condition."""
 
     command = "behaviour"
@@ -290,7 +273,7 @@ run = partial(run_study, MeasureBehaviour)
 @takes(MeasureBehaviour)
 def run_behaviour(
     model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
-) -> BehaviourStudy:
+) -> Run:
     """Measure a model's behaviour as the `behaviour` command does, and return its tables.
 
     Inputs are text, and the sequences of one text are one document only where `sequences` cut them.

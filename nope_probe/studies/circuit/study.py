@@ -37,7 +37,7 @@ from nope_probe.studies.tables import measures_table
 ABLATED = "ablated"
 
 
-class CaptureStages(Study[Settings, Run]):
+class CaptureStages(Study[Settings]):
     """The stages of a block, of the intact model and, with an ablation, of the ablated model."""
 
     command = "circuit"

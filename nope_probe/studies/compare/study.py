@@ -31,7 +31,7 @@ from nope_probe.studies.compare.settings import OF_RUNS, Settings
 from nope_probe.studies.page import show
 from nope_probe.studies.study import Study, run_study
 
-STUDIES: dict[str, type[Study[Any, Any]]] = {"ablate": Ablate, "attention": SplitAttention}
+STUDIES: dict[str, type[Study[Any]]] = {"ablate": Ablate, "attention": SplitAttention}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ def folders_of(settings: Settings) -> tuple[Path, ...]:
 
 def runs_of_models(settings: Settings) -> list[RunSettings]:
     """Return the settings of the runs of both models."""
-    kind, _ = STUDIES[settings.study].names()
+    kind = STUDIES[settings.study].settings_class()
     shared = {name: getattr(settings, name) for name in OF_RUNS}
     if settings.text is not None:
         shared["text"] = settings.text

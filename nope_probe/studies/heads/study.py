@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -62,23 +62,7 @@ MEASURES = ("text", *COPIES, "induction")
 COLUMNS = ("measure", "cost", "cost_low", "cost_high")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class HeadsStudy(Run):
-    """What the heads at the top of an order do, by removing a part of them.
-
-    Its `tables` are those of the run's CSV files: `cost`, `order`, `tests` and, with `single`,
-    `single`.
-    """
-
-    kind = "heads"
-
-    @property
-    def cost(self) -> pd.DataFrame:
-        """What each removal costs, for the orders' first heads and for the draws."""
-        return self.tables["cost"]
-
-
-class Heads(Study[Settings, HeadsStudy]):
+class Heads(Study[Settings]):
     """What the heads do that measures rank first."""
 
     command = "heads"
@@ -371,7 +355,7 @@ run = partial(run_study, Heads)
 @takes(Heads)
 def run_heads(
     model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
-) -> HeadsStudy:
+) -> Run:
     """Test what the heads at the top of an order do, as the `heads` command does.
 
     Raises:
@@ -380,7 +364,8 @@ def run_heads(
     Example:
         >>> from nope_probe import run_heads
         >>> run = run_heads("rope-tiny", remove="rope", k=[1, 4], draws=4, n_seqs=32)
-        >>> table = run.cost[run.cost["draw"].isna()].set_index(["k", "measure"])["cost"]
+        >>> cost = run.tables["cost"]
+        >>> table = cost[cost["draw"].isna()].set_index(["k", "measure"])["cost"]
         >>> bool(table[4, "copy_text"] > table[1, "text"] > 0)
         True
     """

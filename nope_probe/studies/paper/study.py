@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from nope_probe.errors import UserError
-from nope_probe.run.folder import Run
 from nope_probe.run.paths import output_folder, validate_folder_place
 from nope_probe.run.processes import is_first_process
 from nope_probe.run.session import Session
@@ -27,8 +26,8 @@ from nope_probe.studies.scores.study import MapScores
 from nope_probe.studies.simulation.study import Simulate
 from nope_probe.studies.study import Study, run_study
 
-OF_FIGURES: tuple[type[Study[Any, Run]], ...] = (Simulate, CaptureStages, MapScores)
-STUDIES = {study.names()[0]: study for study in OF_FIGURES}
+OF_FIGURES: tuple[type[Study[Any]], ...] = (Simulate, CaptureStages, MapScores)
+STUDIES = {study.settings_class(): study for study in OF_FIGURES}
 INDEX_FILES = {"report.html", "figures.csv"}
 
 

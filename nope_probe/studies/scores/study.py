@@ -76,7 +76,7 @@ MAX_FOLD_BYTES = 2**30
 ADDS_UP = 1e-3  # relative error, for scores in half precision
 
 
-class MapScores(Study[Settings, Run]):
+class MapScores(Study[Settings]):
     """The mean scores of every layer, whole or per head, and in bands of RoPE."""
 
     command = "scores"

@@ -50,7 +50,7 @@ N_ALPHAS = 17  # alphas of the grid
 N_LIVE = 11  # maps of each alpha in memory at a time, as measured
 
 
-class Simulate(Study[Settings, Run]):
+class Simulate(Study[Settings]):
     """The mean scores of the parameter-free transformer at each alpha, next to the theory's."""
 
     command = "simulate"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -29,48 +29,11 @@ from nope_probe.studies.trace.analyse import (
     measure_effects,
     sorted_writers,
 )
-from nope_probe.studies.trace.page import Traced, headline, report
+from nope_probe.studies.trace.page import Traced, report
 from nope_probe.studies.trace.settings import Settings
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class Trace(Run):
-    """The writers of the position that each layer (or head) of a model reads.
-
-    Its `maps` are the patterns of the terms by name, such as `L1/rotation`, in nats; where only
-    some queries have rows, also the `query_positions` of the rows.
-    """
-
-    kind = "trace"
-
-    def __repr__(self) -> str:
-        """Return the readers, and the main writers of the strongest pattern."""
-        readers = ", ".join(f"L{layer}" for layer in self.terms["layer"].unique())
-        _, _, contents = super().__repr__().partition(": ")
-        return f"Trace of {readers}: {headline(self).sentence} {contents}"
-
-    @property
-    def terms(self) -> pd.DataFrame:
-        """Per reader and term of its pattern: RMS in nats, share, and relative share of it."""
-        return self.tables["terms"]
-
-    @property
-    def writers(self) -> pd.DataFrame:
-        """Per reader, side (key or query) and writer: its share of the pattern."""
-        return self.tables["writers"]
-
-    @property
-    def effects(self) -> pd.DataFrame:
-        """The share that is lost without the strongest writers' position; empty if not measured."""
-        return self.tables["effects"]
-
-    @property
-    def clocks(self) -> pd.DataFrame:
-        """A reader's mean keys and queries along their two principal axes, by position."""
-        return self.tables["clocks"]
-
-
-class TracePosition(Study[Settings, Trace]):
+class TracePosition(Study[Settings]):
     """The writers of the position that each layer or head reads, and what it loses without them."""
 
     command = "trace"
@@ -143,7 +106,7 @@ run = partial(run_study, TracePosition)
 @takes(TracePosition)
 def run_trace(
     model: ModelOrName, inputs: Given | None = None, *, out: Out = None, **options: Any
-) -> Trace:
+) -> Run:
     """Find who writes the position that each layer reads, as the `trace` command does.
 
     Inside `ablated`, the ablated model is traced, with `confirm=0`.
@@ -157,7 +120,7 @@ def run_trace(
         >>> loaded = load("nope-tiny", n_layers=3)
         >>> data = sequences(tokenizer=loaded.tokenizer, n_seqs=64, seq_len=24)
         >>> trace = run_trace(loaded, data, confirm=0)
-        >>> of_pattern = trace.writers.query("layer == 2 and of == 'pattern'")
+        >>> of_pattern = trace.tables["writers"].query("layer == 2 and of == 'pattern'")
         >>> shares = of_pattern.groupby("writer")["share"].sum()
         >>> sorted(shares[shares > 0.5].index)
         ['L1H0', 'L1H1']

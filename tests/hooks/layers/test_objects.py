@@ -195,7 +195,7 @@ def test_a_run_of_a_model_is_that_of_its_folder(tiny: ByName) -> None:
     options: dict[str, Any] = {"n_seqs": 8, "seq_len": 8, "folds": 4, "data": "random"}
     folder = run_attention(str(tiny("llama").folder), **options, layers="all").attention
     loaded = load(tiny("llama").hf, tokenizer(forces_bos=True))
-    assert run_attention(loaded, **options).attention.equals(folder)
+    assert run_attention(loaded, **options).tables["attention"].equals(folder)
 
 
 def test_an_error_lists_what_is_taken(tiny: ByName) -> None:

@@ -197,13 +197,13 @@ SMALL = {"n_seqs": 20, "seq_len": 20, "folds": 5, "in_heads": ["L1H3"]}
 
 def test_the_commands_remove_content_in_named_heads() -> None:
     run = run_attention("rope-tiny", remove="content", layers=2, **SMALL)
-    heads = run.attention.set_index(["layer", "head"])
+    heads = run.tables["attention"].set_index(["layer", "head"])
     content = heads["first_content"] + heads["others_content"]
     assert abs(content[1, 3]) < 1e-5
     assert content[1, 2] > 0.02
     assert "removed in L1H3 alone" in run.methods
     changed = run_behaviour("rope-tiny", remove=["content"], measures=["loss", "copy"], **SMALL)
-    table = changed.behaviour.set_index(["measure", "condition"])["difference"]
+    table = changed.tables["behaviour"].set_index(["measure", "condition"])["difference"]
     loaded = load("rope-tiny")
     data = sequences("shipped", tokenizer=loaded.tokenizer, n_seqs=20, seq_len=20)
     with ablated(loaded.model, Ablation(remove="content", heads={1: [3]}), tokens=data.inputs):
