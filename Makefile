@@ -17,7 +17,7 @@ EXTRA := dev
 TESTS := tests
 # Checks of shapes and types at every call double a test's time: these tests alone run with them.
 STUDIES := ablation attention behaviour circuit compare heads_study layers on_text paper scores simulation trace
-SHAPES := tests/analyses tests/maps tests/hooks/layers/test_layer.py tests/training/test_train.py \
+SHAPES := tests/analyses tests/maps tests/hooks/layers/test_layer.py \
 	$(STUDIES:%=tests/studies/test_%.py)
 CHECKS := lint types shapes
 else
@@ -39,7 +39,7 @@ MODEL ?= smollm2-135m
 TEXT ?= "Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."
 HEAD ?= L18H6
 
-.PHONY: ablate real test test-real check claims campaigns kernels shapes lint types docs package bench install versions models notebooks clean
+.PHONY: ablate real test test-real recipes check claims campaigns kernels shapes lint types docs package bench install versions models notebooks clean
 
 # The two models that ship, with RoPE and without a position encoding, and both side by side.
 TWINS := rope-tiny nope-tiny
@@ -70,6 +70,9 @@ shapes:  ## Tests of every analysis and command that check shapes and types; SHA
 
 test-real: install  ## The tests on the model of `make real`, which has to be there (1 minute)
 	$(BIN)/pytest -m real tests/models/test_real_model.py
+
+recipes: install  ## The tests of what is in recipes/
+	$(BIN)/pytest -n auto --dist loadfile recipes/tests
 
 campaigns: install  ## Every command on every decoder, and 500 pairs of flags (10 minutes)
 	$(BIN)/pytest -n auto --dist worksteal -m campaign tests/models/test_every_decoder.py tests/test_flag_pairs.py
@@ -113,7 +116,7 @@ bench: install  ## Measure every claim on a quiet machine, into build/bench.md (
 	$(BIN)/python -W ignore benchmarks/bench.py
 
 claims: install  ## Put what papers say of position to the test, into docs/claims.md (after make real)
-	$(BIN)/python -W ignore claims/page.py
+	$(BIN)/python -W ignore recipes/claims/page.py
 
 notebooks: install  ## Run the notebooks and write them with outputs (needs Chromium)
 	$(BIN)/python docs/make_notebooks.py

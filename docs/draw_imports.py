@@ -14,7 +14,6 @@ OUT = ROOT / "docs" / "images" / "imports.svg"
 PLACES = {
     COMMANDS: (0, 620, "ablate, scores, circuit, ..."),
     "studies": (1, 300, "what a command computes"),
-    "training": (1, 620, "recipes, corpus, dynamics"),
     "reports": (2, 110, "the HTML page"),
     "run": (3, 720, "sessions and checkpoints"),
     "figures": (4, 110, "arrays to plotly"),

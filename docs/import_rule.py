@@ -16,10 +16,9 @@ COMMANDS = "commands"  # the other modules at the root of the package
 # What each folder may import besides itself. Folders come from the top down: arrows run one way.
 RULE: dict[str, tuple[str, ...]] = {
     PUBLIC: ("studies", "run", "models", "data", "figures", "analyses", "hooks", "maps"),
-    COMMANDS: ("studies", "training", "run", "cli"),
+    COMMANDS: ("studies", "run", "cli"),
     "cli": ("run",),
     "studies": ("run", "reports", "models", "data", "figures", "analyses", "hooks", "maps"),
-    "training": ("run", "models", "data", "analyses", "hooks"),
     "reports": ("run", "figures"),
     "run": ("models", "data", "hooks", "maps"),
     "models": ("hooks",),

@@ -23,7 +23,6 @@ COMMANDS = {name: import_module(f"nope_probe.{name}").Settings for name in find_
 GIVEN: dict[str, dict[str, Any]] = {
     "compare": {"runs": ("~/a", Path("b"))},
     "reproduce": {"figure": "figure2"},
-    "train": {"preset": "nope-tiny"},
 }
 
 

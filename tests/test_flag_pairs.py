@@ -35,7 +35,7 @@ Words = tuple[str, ...]
 ON_MODEL = {"model": "MODEL", "data": "TEXT", "n_seqs": "10", "seq_len": "20", "folds": "5"}
 MAPPED = {**ON_MODEL, "layers": "1", "batch_size": "5"}
 # What a line has where the pair does not name the flag; a new command, what those on maps have.
-BASE: dict[str, dict[str, str]] = {n: MAPPED for n in find_commands() if n != "train"} | {
+BASE: dict[str, dict[str, str]] = {n: MAPPED for n in find_commands()} | {
     "behaviour": {**MAPPED, "max_len": "24"},
     "circuit": ON_MODEL,
     "compare": {"runs": "runs/one runs/two"},

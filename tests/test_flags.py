@@ -28,7 +28,6 @@ from support import command_line
 from support.command_line import Ended, draw_without_chrome
 from support.fake_hub import put_into_cache
 from support.gguf_files import tiny_llama, write_gguf
-from support.short_training import shorten_training
 from support.tiny_models import CONFIGS, plain, smollm3_config, write_tiny
 
 from nope_probe.cli import find_commands, overview
@@ -52,7 +51,6 @@ SIZES: dict[str, dict[str, str]] = {
     "simulate": {"--n-samples": "32", "--seq-len": "5", "--d-model": "8"},
     "theory": {"--seq-len": "9"},
     "trace": {**RUN_SIZES, "--n-seqs": "10", "--folds": "5", "--layers": "2", "--confirm": "1"},
-    "train": {"--steps": "2"},
 }
 # Tokens that the tiny models' tokenizer lacks, and numbers of heads that they lack.
 TINY = {(token,): ("<bos>",) for token in ("<|endoftext|>", "<|im_start|>")}
@@ -183,8 +181,6 @@ trace --model llama-3.1-8b --revision main --data my.jsonl --windows start --bos
 trace --model models/qwen3-8b --device-map auto --data short.jsonl --pack --no-per-head
 trace --model parameter-free-rope --data gaussian --alpha 0.3 --no-pack --no-shuffle --per-head
     --no-beyond-context --no-allow-unused --no-verbose --no-dry-run
-train --preset rope-tiny --seed 3 --no-resume --out runs/t
-train --preset nope-tiny --resume --out runs/trained
 reproduce figure9 --seed 3 --out runs/figure9 --image figure9.svg --verbose
 reproduce figure8 --model path/to/a/hugging-face-folder --data my.jsonl --windows random
     --no-verbose
@@ -345,7 +341,7 @@ DRAWN = {*map(parsed, [*ROWS, *PLAIN])} | {line for line in LINES if "--image" i
 
 @pytest.fixture(scope="module", autouse=True)
 def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache of the Hub with tiny models, training that takes seconds, images without Chrome."""
+    """A cache of the Hub with tiny models, images without Chrome."""
 
     cache = tmp_path_factory.mktemp("hub")
     with pytest.MonkeyPatch.context() as patch:
@@ -354,7 +350,6 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.delitem(FETCHED, "smollm2-135m")  # the tiny model stands for it
         draw_without_chrome(patch)
         patch.setattr(paper, "N_SEQS", 8)  # of `reproduce all`, which has no flag for it
-        shorten_training(patch.setattr, patch.setitem)
         made = {name: write_tiny(name, tmp_path_factory.mktemp("made")) for name in {*HUB.values()}}
         for name, tiny in HUB.items():
             put_into_cache(cache, name, made[tiny].folder)
@@ -389,8 +384,6 @@ def desk(
     copytree(runs / "rope-tiny", runs / "two")
     (runs / "nope-tiny").rename(runs / "ablate-nope-tiny-0a1b2c3d")
     (runs / "rope-tiny").rename(runs / "ablate-rope-tiny-8d5ee2a4")
-    trained = "train --preset nope-tiny --out runs/trained"
-    assert ended(parsed(trained), folder).code == 0
     return folder
 
 
@@ -423,15 +416,12 @@ def leave_out_runs(folder: str, names: list[str]) -> list[str]:
 def assert_finished(line: Line, end: Ended, folder: Path) -> None:
     """Check that a command printed what it found, and left a finished folder if it writes one."""
     groups = dict(line.groups)
-    assert end.out or line.command == "train"
+    assert end.out
     if "--dry-run" in groups:
         assert re.search(r"^about \d+ s for \d+ passes, which begin after", end.out, re.MULTILINE)
         return
     assert not [*folder.rglob("*.unfinished*")]
-    if line.command == "train":
-        (out,) = groups.get("--out", (f"runs/train-{groups['--preset'][0]}",))
-        assert (folder / out / "training.json").is_file()
-    elif line.command not in ("layers", "theory"):
+    if line.command not in ("layers", "theory"):
         page = re.findall(r"(?:open|report:) (.*report\.html)$", end.out, re.MULTILINE)[-1]
         assert (folder / page).is_file()
         files = {path.name for path in (folder / page).parent.iterdir()}

@@ -15,12 +15,10 @@ ENTERED = {
     "compare": "nope_probe.studies.compare.study.read_members",
     "layers": "nope_probe.studies.layers.study.load_in_float32",
     "theory": "nope_probe.studies.simulation.study.print_critical_alphas",
-    "train": "nope_probe.training.run.tokenizer_of",
 }
 ARGUMENTS = {
     "compare": ["one", "two"],
     "reproduce": ["figure2"],
-    "train": ["--preset", "nope-tiny"],
 }
 
 

@@ -149,7 +149,7 @@ def _set_identities(model: Hooked) -> None:
 PresetSize = Literal["tiny", "1.5b"]
 
 # The 1.5B shape is the paper's (section 4.2); its MLP and vocabulary follow from the number of
-# parameters and Llama-3's tokenizer. Both sizes are trained by nope_probe.train.
+# parameters and Llama-3's tokenizer. Both sizes are trained by recipes/training.
 SHAPES: dict[PresetSize, JsonObject] = {
     "tiny": {
         "num_hidden_layers": 4,

@@ -71,7 +71,8 @@ def program() -> list[str]:
     """Return the words that started this process, as they can be typed again."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     if module is None:
-        return [Path(sys.argv[0]).name]
+        typed = Path(sys.argv[0])
+        return ["python", sys.argv[0]] if typed.suffix == ".py" else [typed.name]
     return ["python", "-m", module.name.removesuffix(".__main__")]
 
 

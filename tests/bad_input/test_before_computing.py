@@ -22,7 +22,6 @@ COMPUTED = (
     "nope_probe.models.parameter_free.build",
     "nope_probe.studies.simulation.study.critical_alphas",
     "nope_probe.studies.paper.study.run_experiments",
-    "nope_probe.training.run.corpus_of",
 )
 NUMBERS = [
     # What tyro refuses, in its own words: no number, no choice, no flag, nothing at all.
@@ -36,7 +35,6 @@ NUMBERS = [
     (f"scores {FREE} --alpha nan", "--alpha nan: expected 0 <= alpha < 1"),
     ("simulate --target-se nan", "expected a --target-se that float32 resolves"),
     ("simulate --alpha", "expected at least one --alpha"),
-    ("train --preset nope-tiny --steps 5001", "--steps 5001: nope-tiny has 5,000 steps"),
     # Numbers that do not fit each other.
     ("scores --n-seqs 8 --folds 9", "8 sequences do not fill 9 folds"),
     ("scores --skip-keys 62", "--skip-keys 62 leaves no keys of 64"),
@@ -110,8 +108,6 @@ PLACES = [
     ("scores --out file/x", "Not a directory"),
     ("circuit --out /proc/x", "cannot write to /proc/.x.unfinished: "),
     (f"scores --out {LONG}bbbbbbbbbb/x", "File name too long"),
-    ("train --preset nope-tiny --out full", "full holds other files"),
-    ("train --preset nope-tiny --out .", "it is in use; name a new folder in it"),
     ("scores --out http://x/y", "http:/x/y is a URL: name a path on this machine"),
     ("scores --model https://x/y", "https://x/y is a URL"),
     ("scores --data pipe.jsonl", "pipe.jsonl is a pipe, a socket or a device: only regular files"),

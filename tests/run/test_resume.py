@@ -35,7 +35,6 @@ LONG = {
     "behaviour": [*SHORT["behaviour"], "--measures", "copy", "position"],
     "simulate": [*SHORT["simulate"], "--alpha", "0", "0.3", "--n-samples", "2999"],
     "trace": [*SHORT["trace"], "--confirm", "3"],
-    "train": ["--preset", "nope-tiny"],
     "layers": ["--model", "nope-tiny"],
     "reproduce": ["figure2", "--n-samples", "397"],
     "compare": ["one", "two"],

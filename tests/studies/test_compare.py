@@ -285,7 +285,7 @@ def pairs(
 
 
 def test_every_command_that_writes_runs_is_compared() -> None:
-    without = {"layers", "theory", "train"}  # print, draw a page, write a model
+    without = {"layers", "theory"}  # print, draw a page
     assert {*RUNS, *OTHERS} == {*find_commands()} - without
 
 

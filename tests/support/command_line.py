@@ -13,12 +13,19 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
+from nope_probe.cli import find_commands
+
 
 def run_command(command: ModuleType, *arguments: object) -> None:
     """Run a command's module with arguments; a command that ends early raises `SystemExit`."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sys, "argv", [command.__name__, *map(str, arguments)])
         command.main()
+
+
+def module_of(command: str) -> ModuleType:
+    """Return the module of a command of the package, or of a recipe's script."""
+    return import_module(f"nope_probe.{command}" if command in find_commands() else command)
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ def ended(command: str, arguments: Iterable[str], folder: Path) -> Ended:
         redirect_stderr(io.StringIO()) as err,
     ):
         try:
-            run_command(import_module(f"nope_probe.{command}"), *arguments)
+            run_command(module_of(command), *arguments)
         except SystemExit as stop:
             code = int(stop.code or 0)
     return Ended(code, out.getvalue(), err.getvalue())

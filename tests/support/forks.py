@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 import torch
+from support.command_line import module_of
 
 CHANGES = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink")  # functions of `os`
 
@@ -48,7 +49,12 @@ def server() -> subprocess.Popen[str]:
     """Start this file, which ends with the process that started it."""
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", __file__],
-        env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),  # with the folders that pytest adds
+            "TOKENIZERS_PARALLELISM": "false",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -90,7 +96,7 @@ def start(
     if "FAILURE" in environment:
         import_module("support.failures").fail_in_second_batch(environment["FAILURE"])
     try:
-        import_module(f"nope_probe.{command}").main()
+        module_of(command).main()
     except SystemExit as stop:
         code = int(stop.code or 0)
     except BaseException:  # noqa: BLE001  (a fork must never return into its parent's code)
@@ -131,8 +137,6 @@ def begin(
     folder.mkdir(exist_ok=True)
     os.chdir(folder)
     given = [] if command == "layers" else ["--out", "run"]
-    if command == "train" and (folder / "run" / "run.json").is_file():
-        given.append("--resume")
     return start(command, [*arguments, *given], change, signum)
 
 
@@ -243,7 +247,7 @@ def share_among(
 
 
 def prepare() -> None:
-    """Import what commands need, so that their forks have it, and shorten training."""
+    """Import what commands need, so that their forks have it."""
     torch.set_num_threads(1)
     names = ["scores", "ablate", "circuit", "simulate", "layers", "compare", "reproduce", "trace"]
     studies = ("ablation", "behaviour", "circuit", "scores", "simulation", "trace")
@@ -251,9 +255,7 @@ def prepare() -> None:
     for name in names:
         import_module(f"nope_probe.{name}")
     import_module("nope_probe").load("nope-tiny")
-    import_module("support.short_training").shorten_training(setattr, dict.__setitem__)
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent.parent))
     serve()

@@ -13,7 +13,7 @@ from nope_probe.models.names import validate_hub_answers, validate_reachable
 from nope_probe.run.flags import COUNT, SEED, BoundedSettings
 from nope_probe.run.paths import output_folder, validate_folder_place
 from nope_probe.run.processes import process_count
-from nope_probe.training.checkpoints import OWN_FILES, validate_same_training
+from training_folder import OWN_FILES, validate_same_training
 
 PresetName = Literal["nope-tiny", "rope-tiny", "nope-1.5b", "rope-1.5b"]
 

@@ -10,26 +10,26 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
+from corpus import corpus_of, tokenizer_of
 from nope_probe.models.parameter_free import smollm3_config
 from nope_probe.run.paths import checkpoint_dir, locked
 from nope_probe.run.process_group import connect
 from nope_probe.run.processes import Signals, is_first_process, process_count, status
-from nope_probe.training.checkpoints import (
-    FINISHED,
-    full_disk_is_one_line,
-    newest_whole,
-    validate_same_training,
-    write_identity,
-)
-from nope_probe.training.corpus import corpus_of, tokenizer_of
-from nope_probe.training.settings import Settings
-from nope_probe.training.trainer import (
+from presets import Settings
+from trainer import (
     MarkWhole,
     StopOnSignal,
     evaluate,
     make_trainer,
     save_model,
     train,
+)
+from training_folder import (
+    FINISHED,
+    full_disk_is_one_line,
+    newest_whole,
+    validate_same_training,
+    write_identity,
 )
 
 

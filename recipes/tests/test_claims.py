@@ -1,20 +1,20 @@
-"""Each claim of claims/ holds in a model made so that it does, and fails in one made so."""
+"""Each claim of recipes/claims/ holds in a model made so that it does, and fails in one made so."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pytest
+import torch
+
 import early_sinks
 import frequencies
 import page
-import pandas as pd
-import pytest
 import sink_position
 import temperature
-import torch
 import u_shape
-
 from claims import jackknife, judge, overall, share_above, table
 from nope_probe import LoadedModel, load, sequences
 from nope_probe.models.parameter_free import has_hooked_transformer
@@ -228,7 +228,9 @@ SCRIPTS = [*page.WORDS["scripts"]]
 
 def test_the_page_is_that_of_the_stored_rows_and_each_number_of_it_is_stored():
     stored = pd.read_csv(page.STORED, keep_default_na=False)
-    assert page.PAGE.read_text(encoding="utf-8") == page.page(stored), "python claims/page.py draw"
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(stored), (
+        "python recipes/claims/page.py draw"
+    )
     assert {*stored["claim"]} == {*page.WORDS["claims"]}
     for name, words in page.WORDS["claims"].items():
         quantities = stored[stored["claim"] == name]["quantity"]

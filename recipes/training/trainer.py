@@ -24,6 +24,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from corpus import Corpus
 from nope_probe.analyses.pattern import Measures, measure
 from nope_probe.errors import UserError
 from nope_probe.files import JsonObject
@@ -31,9 +32,8 @@ from nope_probe.hooks.reading.capture import capture_scores
 from nope_probe.models.load import to_hooked
 from nope_probe.run.paths import atomic_write, write_json
 from nope_probe.run.processes import Signals, is_first_process, process_count
-from nope_probe.training.checkpoints import FINISHED, mark_whole
-from nope_probe.training.corpus import Corpus
-from nope_probe.training.settings import Recipe, split_batch
+from presets import Recipe, split_batch
+from training_folder import FINISHED, mark_whole
 
 SAVE_EVERY = 1000  # steps
 N_MEASURED = 24  # steps at which the pattern is measured
@@ -296,7 +296,7 @@ tags: [interpretability, {"rope" if rope else "nope"}]
 
 A SmolLM3 decoder {"with RoPE in every layer" if rope else "without position encoding (NoPE)"}, for
 research on where positional attention patterns come from. Made by
-`python -m nope_probe.train --preset {record["name"]}`; its twin shares everything but RoPE.
+`python recipes/training/train.py --preset {record["name"]}`; its twin shares everything but RoPE.
 
 - **Data**: {source.get(recipe["data"], recipe["data"])}, {tokens / 1e6:.1f}M tokens in
   sequences of {recipe["seq_len"]}, each beginning with a BOS token.

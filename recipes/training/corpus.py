@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 from nope_probe.data.documents import is_held_out, stdlib_documents
 from nope_probe.data.windows import cut
 from nope_probe.files import JsonObject
-from nope_probe.training.settings import Recipe
+from presets import Recipe
 
 BOS = "<bos>"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from nope_probe.cli import module_of, one_line_errors, parse
+from nope_probe.cli import one_line_errors, parse
 from nope_probe.errors import printable
-from nope_probe.run.processes import is_first_process
-from nope_probe.training.settings import Settings
+from nope_probe.run.processes import is_first_process, status
+from presets import Settings
 
 EXAMPLES = ("--preset nope-tiny", "--preset rope-tiny --steps 100 --out runs/short")
 
@@ -17,10 +17,11 @@ def main() -> None:
     with one_line_errors():
         settings = parse(Settings, EXAMPLES)
         settings.validate()
-        work = module_of(Settings, "run")
-        folder = work.run(settings)
+        with status("loading torch"):
+            import training_run
+        folder = training_run.run(settings)
         if is_first_process():
-            lines = work.closing(settings, folder)
+            lines = training_run.closing(settings, folder)
             sys.stdout.write("".join(f"{printable(line)}\n" for line in lines))
 
 

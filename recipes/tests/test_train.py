@@ -10,20 +10,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from short_training import SHORT, shorten_training
 from support.command_line import refused, run_command
 from support.forks import forks
-from support.short_training import SHORT, shorten_training
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from nope_probe import train
+import train
+from corpus import _packed, corpus_of
 from nope_probe.data.documents import is_held_out
 from nope_probe.errors import UserError
 from nope_probe.models.names import CHECKPOINTS
 from nope_probe.models.parameter_free import hooked_config, smollm3_config
-from nope_probe.training.corpus import _packed, corpus_of
-from nope_probe.training.run import run
-from nope_probe.training.settings import Settings
-from nope_probe.training.trainer import SayLoss, log_spaced
+from presets import Settings
+from trainer import SayLoss, log_spaced
+from training_run import run
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,7 @@ def test_what_cannot_be_trained_into_is_refused(tmp_path: Path):
     for name, given, message in (
         ("file", {}, "is a file"),
         ("run", {"steps": 0}, "--steps 0: expected 1 <= steps"),
+        ("run", {"steps": 5001}, "--steps 5001: nope-tiny has 5,000 steps"),
         ("run", {"resume": True}, r"--resume: .* holds no checkpoint"),
         ("begun", {}, "holds other files; take --resume, or choose"),
     ):
@@ -124,7 +125,7 @@ def test_a_streamed_corpus_leaves_out_the_documents_that_runs_read(tmp_path: Pat
     assert len(trained) >= 120 - len(studied) - 1
 
 
-NOPE = ["train", "--preset", "nope-tiny"]
+NOPE = ["short_training", "--preset", "nope-tiny"]
 
 
 def test_a_process_without_the_others_does_not_train(
@@ -137,7 +138,7 @@ def test_a_process_without_the_others_does_not_train(
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr("nope_probe.run.process_group.JOIN_TIMEOUT", timedelta(seconds=1))
-    monkeypatch.setattr("nope_probe.training.run.corpus_of", None)  # not reached
+    monkeypatch.setattr("training_run.corpus_of", None)  # not reached
     line = refused(capfd, tmp_path, train, *NOPE[1:], "--out", "run", code=1)
     assert line.startswith("2 processes did not connect within 1 s (")
 

@@ -11,18 +11,18 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from short_training import SHORT, short_corpus, shorten_training
 from support.failures import files_of_at_most
 from support.rounding import NETWORK
-from support.short_training import SHORT, short_corpus, shorten_training
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainerState
 
+import trainer as trainer_module
 from nope_probe.errors import StorageError, UserError
 from nope_probe.run.paths import locked
 from nope_probe.run.processes import Interrupted
-from nope_probe.training import trainer as trainer_module
-from nope_probe.training.run import run
-from nope_probe.training.settings import RECIPES, Settings, split_batch
-from nope_probe.training.trainer import log_spaced, model_card
+from presets import RECIPES, Settings, split_batch
+from trainer import log_spaced, model_card
+from training_run import run
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -175,7 +175,7 @@ def test_another_process_or_another_corpus_does_not_continue_a_run(
     ):
         resume(unfinished)
     other = short_corpus(seed=2)
-    monkeypatch.setattr("nope_probe.training.run.corpus_of", lambda *_: other)
+    monkeypatch.setattr("training_run.corpus_of", lambda *_: other)
     with pytest.raises(UserError, match="holds a run with another corpus"):
         resume(unfinished)
     assert not (unfinished / "model.safetensors").exists()
@@ -204,7 +204,7 @@ def test_a_signal_saves_a_checkpoint_after_the_step_and_training_resumes_to_the_
         return trainer
 
     with monkeypatch.context() as patch:
-        patch.setattr("nope_probe.training.run.make_trainer", make)
+        patch.setattr("training_run.make_trainer", make)
         with pytest.raises(Interrupted, match="run the same command with --resume to resume"):
             run(Settings(preset="nope-tiny", out=out))
     assert (out / "checkpoint-3" / "checksums.json").is_file()

@@ -1,4 +1,4 @@
-"""Measure the claims: python claims/page.py, or python claims/page.py SCRIPT for a script's alone.
+"""Measure the claims of all scripts, or of one: python recipes/claims/page.py [SCRIPT].
 
 Writes docs/claims.md, docs/claims.csv and the figures of these scripts. With the word `draw` it
 writes the page and all figures of what is stored.
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from profiles import PARTS
 
 from claims import overall, table
 from nope_probe.figures.image import export
+from profiles import PARTS
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 STORED, PAGE, IMAGES = DOCS / "claims.csv", DOCS / "claims.md", DOCS / "images" / "claims"
 WORDS = tomllib.loads((Path(__file__).parent / "papers.toml").read_text(encoding="utf-8"))
 CALLED = {"holds": "**holds**", "fails": "**fails**", "undecided": "undecided"}
@@ -60,7 +60,7 @@ def page(stored: pd.DataFrame) -> str:
     for script, title in WORDS["scripts"].items():
         of_script = claims_of(script)
         models = " ".join(import_module(script).MODELS)
-        parts += [f"## {title}", f"`python claims/{script}.py --model {models}`"]
+        parts += [f"## {title}", f"`python recipes/claims/{script}.py --model {models}`"]
         parts.append(
             markdown(HEADER, [cells(name, words, stored) for name, words in of_script.items()])
         )

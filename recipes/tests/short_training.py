@@ -1,15 +1,22 @@
-"""Training that takes seconds: few sequences of random tokens, a checkpoint every second step."""
+"""Training that takes seconds: few sequences of random tokens, a checkpoint every second step.
 
+As a command it is `train` in this way, which resumes what lies in its folder.
+"""
+
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer
 
+import train
+import trainer
+import training_run as run
+from corpus import Corpus, _dataset
 from nope_probe.models.names import CHECKPOINTS
-from nope_probe.training import run, trainer
-from nope_probe.training.corpus import Corpus, _dataset
-from nope_probe.training.settings import RECIPES
+from presets import RECIPES
 
 SHORT = replace(RECIPES["tiny"], seq_len=11, batch_tokens=4 * 11, micro_batch=2, steps=5, warmup=1)
 
@@ -28,3 +35,11 @@ def shorten_training(setattr: Callable, setitem: Callable) -> None:
     setattr(trainer, "SAVE_EVERY", 2)
     setattr(run, "tokenizer_of", lambda *_: tokenizer)
     setattr(run, "corpus_of", lambda *_: short)
+
+
+def main() -> None:
+    """Run `train` so; `--out` is the last of its arguments."""
+    shorten_training(setattr, dict.__setitem__)
+    if Path(sys.argv[-1], "run.json").is_file():
+        sys.argv.append("--resume")
+    train.main()

@@ -10,10 +10,10 @@ from math import exp
 from typing import Any
 
 import torch
-from profiles import draw, largest_change, part_rows, profiles
 
 from claims import Row, jackknife, load_once, run, typical
 from nope_probe import LoadedModel, ablated, capture_scores, measure, sequences, untrained
+from profiles import draw, largest_change, part_rows, profiles
 
 MODELS = ("smollm2-135m",)
 SAME = 1.1  # profiles whose parts differ by a smaller factor count as identical
