@@ -5,21 +5,15 @@ ifeq ($(TL),4)
 VENV := .venv-tl4
 PINS := constraints-tl4.txt
 EXTRA := test
-# Where TransformerLens has no part, the tests with 3.9 say enough; so they do of the shapes of
-# tensors. TESTS=tests runs all.
+# Where TransformerLens has no part, the tests with 3.9 say enough. TESTS=tests runs all.
 TESTS := tests/hooks tests/models tests/studies
-SHAPES :=
 CHECKS :=
 else ifeq ($(TL),3.9)
 VENV := .venv
 PINS := constraints.txt
 EXTRA := dev
 TESTS := tests
-# Checks of shapes and types at every call double a test's time: these tests alone run with them.
-STUDIES := ablation attention behaviour circuit compare heads_study layers on_text paper scores simulation trace
-SHAPES := tests/analyses tests/maps tests/hooks/layers/test_layer.py \
-	$(STUDIES:%=tests/studies/test_%.py)
-CHECKS := lint types shapes
+CHECKS := lint types
 else
 $(error TL is 3.9 or 4, not $(TL))
 endif
@@ -31,7 +25,7 @@ BIN := $(VENV)/bin
 # What decides in which order sums are taken; variables of one run are joined by commas.
 KERNELS := MKL_CBWR=COMPATIBLE,ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 \
 	MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_ENABLE_INSTRUCTIONS=SSE4_2 OMP_NUM_THREADS=2
-NUMERICAL := tests/hooks tests/maps tests/analyses --jaxtyping-packages=
+NUMERICAL := tests/hooks tests/maps tests/analyses
 
 # What `make real` runs: the model that comes in a wheel, or MODEL=FILE.gguf. A name comes twice in
 # the text: an induction head (L18H6 of SmolLM2) finds what followed it.
@@ -39,7 +33,7 @@ MODEL ?= smollm2-135m
 TEXT ?= "Mary Whitfield met Tom at the station. Later that day, Mary Whitfield wrote him a letter."
 HEAD ?= L18H6
 
-.PHONY: ablate real test test-real recipes check claims campaigns kernels shapes lint types docs package bench install versions models notebooks clean
+.PHONY: ablate real test check ci recipes claims kernels shapes lint types docs package bench install versions models notebooks clean
 
 # The two models that ship, with RoPE and without a position encoding, and both side by side.
 TWINS := rope-tiny nope-tiny
@@ -58,24 +52,21 @@ endif
 	$(BIN)/python -m nope_probe.attention --model $(MODEL) --n-seqs 128 --seq-len 64 \
 		--text $(TEXT) --why $(HEAD) --query 14
 
-test: install  ## Lint, types and all tests; with TL=4 the tests that run models, on TransformerLens 4
+test: install  ## Lint, types and tests/; with TL=4 the tests that run models, on TransformerLens 4
 	@start=$$(date +%s) && $(MAKE) check && took=$$(($$(date +%s) - start)) && \
 	echo "make test took $$((took / 60)) min $$((took % 60)) s"
 
 check: $(CHECKS)
-	$(BIN)/pytest -n auto --dist loadfile $(TESTS) $(SHAPES:%=--ignore=%)
+	$(BIN)/pytest -n auto --dist loadfile $(TESTS)
 
-shapes:  ## Tests of every analysis and command that check shapes and types; SHAPES=tests: of all
-	$(BIN)/pytest -n auto --dist loadfile --jaxtyping-packages=nope_probe,beartype.beartype $(SHAPES)
+ci: install  ## tests/ci: all decoders, flags and pages, kill and resume, and `make real`'s model if it is there
+	$(BIN)/pytest -n auto --dist worksteal tests/ci
 
-test-real: install  ## The tests on the model of `make real`, which has to be there (1 minute)
-	$(BIN)/pytest -m real tests/models/test_real_model.py
+shapes: install  ## The numerical tests with checks of shapes and types at every call
+	$(BIN)/pytest -n auto --dist loadfile --jaxtyping-packages=nope_probe,beartype.beartype $(NUMERICAL)
 
 recipes: install  ## The tests of what is in recipes/
 	$(BIN)/pytest -n auto --dist loadfile recipes/tests
-
-campaigns: install  ## Every command on every decoder, and 500 pairs of flags (10 minutes)
-	$(BIN)/pytest -n auto --dist worksteal -m campaign tests/models/test_every_decoder.py tests/test_flag_pairs.py
 
 kernels: install  ## The numerical tests with the kernels of other processors (a minute each)
 	for kernel in $(KERNELS); do \

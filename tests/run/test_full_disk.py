@@ -5,19 +5,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.command_line import run_command
 from support.failures import files_of_at_most
 
-from nope_probe import scores, simulate
+from nope_probe import scores
 
 SCORES = ["--model", "nope-tiny", "--layers", "2", "--n-seqs", "23", "--seq-len", "17"]
 SCORES += ["--batch-size", "3", "--checkpoint-every", "2", "--folds", "5"]
-SIMULATE = ["--n-layers", "2", "--seq-len", "11", "--n-samples", "397", "--checkpoint-every", "1"]
-COMMANDS = {"scores": (scores, SCORES), "simulate": (simulate, SIMULATE)}
-BY_DEFAULT = ["scores", pytest.param("simulate", marks=pytest.mark.every_combination)]
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -41,13 +37,11 @@ def full_from_write(number: int) -> Iterator[list[int]]:
         yield count
 
 
-def fails_in_one_line(
-    command: Any, arguments: list[str], out: Path, capfd: pytest.CaptureFixture[str]
-) -> str:
-    """Run a command that fails, and return the line in which it says why."""
+def fails_in_one_line(out: Path, capfd: pytest.CaptureFixture[str]) -> str:
+    """Run the command, which fails, and return the line in which it says why."""
     capfd.readouterr()
     with pytest.raises(SystemExit) as stop:
-        run_command(command, *arguments, "--out", out)
+        run_command(scores, *SCORES, "--out", out)
     assert stop.value.code == 1
     printed = capfd.readouterr()
     assert printed.out == ""
@@ -57,35 +51,31 @@ def fails_in_one_line(
     return line
 
 
-@pytest.mark.parametrize("command", BY_DEFAULT)
 def test_whichever_write_fails_a_rerun_with_room_resumes(
-    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    module, arguments = COMMANDS[command]
     with full_from_write(1000) as count:
-        run_command(module, *arguments, "--out", tmp_path / "undisturbed")
+        run_command(scores, *SCORES, "--out", tmp_path / "undisturbed")
     assert count[0] >= 4
     for number in (1, 3):
         with full_from_write(number):
-            line = fails_in_one_line(module, arguments, tmp_path / "run", capfd)
+            line = fails_in_one_line(tmp_path / "run", capfd)
         assert "No space left on device" in line
     left = {path.name for path in tmp_path.glob(".run.unfinished/*")}
-    assert "inputs.safetensors" in left or any(name.startswith("state-") for name in left)
-    run_command(module, *arguments, "--out", tmp_path / "run")
+    assert "inputs.safetensors" in left
+    run_command(scores, *SCORES, "--out", tmp_path / "run")
     assert files(tmp_path / "run") == files(tmp_path / "undisturbed")
     assert not [*tmp_path.glob(".*")]
 
 
-@pytest.mark.parametrize("command", BY_DEFAULT)
 def test_a_disk_that_is_full_at_the_final_write_costs_no_result(
-    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    module, arguments = COMMANDS[command]
     with files_of_at_most(2_000_000):  # the page is longer
-        line = fails_in_one_line(module, arguments, tmp_path / "run", capfd)
+        line = fails_in_one_line(tmp_path / "run", capfd)
     assert line == f"error: cannot write the run to {tmp_path / 'run'}: File too large"
     monkeypatch.setattr("nope_probe.run.checkpoint.RunCheckpoint.stream", not_computed_again)
-    run_command(module, *arguments, "--out", tmp_path / "run")
+    run_command(scores, *SCORES, "--out", tmp_path / "run")
     assert (tmp_path / "run" / "manifest.json").is_file()
     assert not [*tmp_path.glob(".*")]
 

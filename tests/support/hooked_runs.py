@@ -8,6 +8,7 @@ from einops import rearrange
 from support.edited_model import (
     Outputs,
     Replaced,
+    edited,
     output_means,
     output_sizes,
     plain_run,
@@ -15,6 +16,7 @@ from support.edited_model import (
     scaled_identities,
     ungrouped,
 )
+from support.rounding import NETWORK
 from support.tiny_models import distance
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -22,6 +24,8 @@ from transformers import PreTrainedModel
 from nope_probe.hooks.ablation import Ablation, ablated
 from nope_probe.hooks.layers.hook_points import hooks_attached
 from nope_probe.hooks.layers.model import layers_of
+from nope_probe.hooks.reading.calibration import calibrate
+from nope_probe.hooks.removing.components import components
 from nope_probe.hooks.removing.replacements import Calibration, random_rows
 
 
@@ -59,6 +63,22 @@ def errors_above(
             outputs = hooked_run(model, tokens)
         errors[repr(ablation)] = largest_error(outputs, plain_run(plain, tokens))
     return {ablation: error for ablation, error in errors.items() if not error <= bound}
+
+
+def replacement_errors(
+    model: Any, tiny: Any, replacement: Any, removals: list[tuple[Any, ...]]
+) -> dict[str, float]:
+    """Return removals that differ from edited models by more than `NETWORK`, and their errors."""
+    weights = replaced_weights(replacement, model, tiny.hf, tiny.tokens)
+    cases = (
+        (
+            Ablation(remove=remove, replacement=replacement),
+            edited(tiny.hf, remove, replaced=weights),
+        )
+        for remove in removals
+        if {*remove} <= {*components(model)} - {"pos_embed"}
+    )
+    return errors_above(NETWORK, model, tiny.tokens, cases, calibrate(model, tiny.tokens, seed=0))
 
 
 def hooks_left(model: Any) -> list[str]:

@@ -9,13 +9,14 @@ import pytest
 import torch
 from einops import rearrange
 from support.decoders import write_decoder
-from support.edited_model import SEVEN, WEIGHTS, edited, output_means, subsets
+from support.edited_model import WEIGHTS, edited, output_means
 from support.hooked_runs import (
     errors_above,
     hooked_run,
     hooks_left,
     random_matrix,
     replaced_weights,
+    replacement_errors,
 )
 from support.rounding import NETWORK, assert_same, rounding
 from support.tiny_models import ByName, ModelOf, tokens
@@ -49,7 +50,7 @@ def test_each_replacement_equals_an_edited_model(
     spec: str, replacement: Any, model_of: ModelOf, tiny: ByName
 ) -> None:
     model, name = model_of(spec)
-    assert not errors(model, tiny(name), replacement, covering(components(model)))
+    assert not replacement_errors(model, tiny(name), replacement, covering(components(model)))
 
 
 @pytest.mark.parametrize("name", ["olmo", "olmoe"])
@@ -57,7 +58,7 @@ def test_outputs_that_a_model_clips_in_place_are_clipped_alike(name: str, tmp_pa
     tiny = write_decoder(name, tmp_path, clip_qkv=0.5, num_key_value_heads=6)
     model = load(str(tiny.folder)).model
     for replacement in ("identity", "mean"):
-        assert not errors(model, tiny, replacement, [(weight,) for weight in WEIGHTS])
+        assert not replacement_errors(model, tiny, replacement, [(weight,) for weight in WEIGHTS])
 
 
 def test_one_token_that_is_clipped_leaves_the_constant_as_it_is(tmp_path: Path) -> None:
@@ -75,32 +76,6 @@ def test_one_token_that_is_clipped_leaves_the_constant_as_it_is(tmp_path: Path) 
         model(tiny.tokens[:1, :1])
     assert written[0].abs().max() > 0.5
     assert written[1].equal(written[0])
-
-
-@pytest.mark.every_combination
-@pytest.mark.parametrize("replacement", REPLACEMENTS)
-@pytest.mark.parametrize("spec", MODELS)
-def test_every_combination_with_each_replacement_equals_an_edited_model(
-    spec: str, replacement: Any, model_of: ModelOf, tiny: ByName
-) -> None:
-    model, name = model_of(spec)
-    assert not errors(model, tiny(name), replacement, subsets(SEVEN))
-
-
-def errors(
-    model: Any, tiny: Any, replacement: Any, removals: list[tuple[Any, ...]]
-) -> dict[str, float]:
-    """Return the removals that differ from edited models by more than 1e-5, and by how much."""
-    weights = replaced_weights(replacement, model, tiny.hf, tiny.tokens)
-    cases = (
-        (
-            Ablation(remove=remove, replacement=replacement),
-            edited(tiny.hf, remove, replaced=weights),
-        )
-        for remove in removals
-        if {*remove} <= {*components(model)} - {"pos_embed"}
-    )
-    return errors_above(NETWORK, model, tiny.tokens, cases, calibrate(model, tiny.tokens, seed=0))
 
 
 @pytest.mark.parametrize("spec", ["bridge:llama", "bridge:qwen3", "hooked:smollm3-rope"])

@@ -28,7 +28,7 @@ from nope_probe.models.parameter_free import has_hooked_transformer
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -29,7 +29,7 @@ from nope_probe.cli import find_commands
 from nope_probe.errors import leaves_of
 from nope_probe.run.flags import flag_of
 
-pytestmark = [pytest.mark.campaign, pytest.mark.usefixtures("unenforced")]
+pytestmark = pytest.mark.usefixtures("unenforced")
 
 Words = tuple[str, ...]
 ON_MODEL = {"model": "MODEL", "data": "TEXT", "n_seqs": "10", "seq_len": "20", "folds": "5"}

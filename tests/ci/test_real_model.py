@@ -1,4 +1,4 @@
-"""A real language model, SmolLM2-135M-Instruct from the package index, run with `-m real`."""
+"""A real language model, SmolLM2-135M-Instruct from the package index."""
 
 from pathlib import Path
 from shutil import copy
@@ -26,10 +26,7 @@ from nope_probe.models.names import FETCHED
 
 FILE = FETCHED["smollm2-135m"]
 FIRST = 4  # layers
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.skipif(not FILE.is_file(), reason="make real fetches the model"),
-]
+pytestmark = pytest.mark.skipif(not FILE.is_file(), reason="make real fetches the model")
 
 
 @pytest.fixture(scope="module")

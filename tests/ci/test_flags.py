@@ -36,7 +36,7 @@ from nope_probe.studies.paper import settings as paper
 
 pytestmark = pytest.mark.usefixtures("unenforced")
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 COMMANDS = tuple(find_commands())
 
 # What every line is made small by: the flags that take the place of a documented line's own.
@@ -326,8 +326,6 @@ def in_new_ways(lines: Iterable[Line]) -> Iterator[Line]:
         seen |= {of_any_model, *names}
 
 
-# Run with -m every_combination alone: ten figures take half a minute.
-LONG = ("reproduce all",)
 PLAIN = ("ablate", "behaviour", "scores --per-head", "simulate")
 DOCUMENTED = [text for text in documented_text() if "--help" not in text]
 ROWS = TABLE.strip().replace("\n    ", " ").splitlines()
@@ -430,13 +428,7 @@ def assert_finished(line: Line, end: Ended, folder: Path) -> None:
         assert (folder / image).is_file()
 
 
-def parameters() -> Iterator[Any]:
-    for line in LINES:
-        marks = [pytest.mark.every_combination] if str(line).startswith(LONG) else []
-        yield pytest.param(line, marks=marks, id=str(line))
-
-
-@pytest.mark.parametrize("line", [*parameters()])
+@pytest.mark.parametrize("line", LINES, ids=str)
 def test_a_line_runs_to_a_finished_folder(
     line: Line, desk: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -1,7 +1,6 @@
 """Maps of every decoder that TransformerLens reads are plain transformers' own scores."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,20 +9,13 @@ from support.decoder_commands import COMMANDS, run_command
 from support.decoder_errors import map_error, removals_of
 from support.decoders import DECODERS, write_decoder
 from support.finished_runs import assert_whole
-from support.plain_attention import Recorder, blocks_of, plain_attention, recording
+from support.plain_attention import Recorder, plain_attention, recording
 from support.rounding import NETWORK
 from support.tiny_models import Tiny, distance
 
-from nope_probe import Ablation, ablated, calibrate, capture_scores, load
+from nope_probe import Ablation, ablated, capture_scores, load
 from nope_probe.errors import UserError
-from nope_probe.hooks.removing.replacements import Calibration
 from nope_probe.models.info import LoadedModel
-
-# One of each scheme: of positions, windows, norms, heads, biases, sinks, blocks.
-SCHEMES = (
-    *("bloom", "cohere2", "deepseek_v3", "gemma2", "gemma3_text", "gpt_neox", "gpt_oss", "llama"),
-    *("llama4_text", "mpt", "olmo2", "opt", "phi3", "qwen3", "qwen3_next", "smollm3"),
-)
 
 # Decoders that attend and that `load` refuses: docs/models.md says why.
 REFUSED = ("deepseek_v4", "hrm_text", "zamba2")
@@ -35,13 +27,7 @@ NOT_RUN = {("gemma4_text", "circuit"), *((n, "trace") for n in ("jetmoe", "olmo"
 ROOT = Path(__file__).parents[2]
 
 
-def each_of_decoders(by_default: Sequence[str]) -> pytest.MarkDecorator:
-    every = pytest.mark.every_decoder
-    marked = [pytest.param(n, marks=[] if n in by_default else [every]) for n in DECODERS]
-    return pytest.mark.parametrize("decoder", marked, indirect=True)
-
-
-each_decoder = each_of_decoders(SCHEMES)
+each_decoder = pytest.mark.parametrize("decoder", DECODERS, indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -94,17 +80,9 @@ def test_every_weight_is_removed_with_a_measured_gain_or_refused(
         assert maps.isnan().equal(masked), weight
 
 
-def each_command_of_decoders(by_default: Sequence[str]) -> pytest.MarkDecorator:
-    cells = [
-        pytest.param(name, command, marks=[] if name in by_default else [pytest.mark.campaign])
-        for name in DECODERS
-        for command in COMMANDS
-    ]
-    return pytest.mark.parametrize(("decoder", "command"), cells, indirect=["decoder"])
-
-
 @pytest.mark.usefixtures("unenforced", "undrawn")
-@each_command_of_decoders(["deepseek_v3", "jetmoe", "openai-gpt", "opt", "qwen3_next"])
+@each_decoder
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_runs_with_its_defaults_or_is_refused_in_one_line(
     decoder: Tiny, command: str, tmp_path: Path
 ) -> None:
@@ -118,12 +96,6 @@ def test_every_command_runs_with_its_defaults_or_is_refused_in_one_line(
     with pytest.raises(UserError, match=r"^.+$"):
         run_command(command, decoder, out)
     assert not [*tmp_path.iterdir()]
-
-
-def test_keys_that_are_selected_for_each_query_are_refused(tmp_path: Path) -> None:
-    tiny = write_decoder("glm_moe_dsa", tmp_path, index_topk=7)
-    with pytest.raises(UserError, match="beyond 7 tokens"):
-        load(str(tiny.folder))
 
 
 def test_the_page_of_models_has_an_exact_or_refused_row_for_every_decoder() -> None:
@@ -146,28 +118,3 @@ def test_the_readme_states_the_pages_count() -> None:
     assert (
         f"reads {attend} architectures of text decoders that attend; the maps of {exact}" in readme
     )
-
-
-@pytest.mark.parametrize(
-    ("model_type", "layer", "weight", "end"),
-    [
-        ("qwen3_next", 3, "w_k", "k_proj"),  # of L3, the second layer that attends
-        ("deepseek_v3", 1, "w_o", "o_proj"),  # the only projection that is one matrix
-        ("gemma4_text", 1, "w_q", "q_proj"),  # wider than in L0
-        ("nemotron_h", 2, "w_v", "v_proj"),
-    ],
-)
-def test_means_are_of_plain_transformers_own_projections(
-    model_type: str, layer: int, weight: str, end: str, tmp_path: Path
-) -> None:
-    tiny = write_decoder(model_type, tmp_path)
-    outputs = []
-    named = blocks_of(tiny.hf)[layer].named_modules()
-    projection = next(module for name, module in named if name.endswith(end))
-    handle = projection.register_forward_hook(lambda _, inputs, output: outputs.append(output))
-    with torch.inference_mode():
-        tiny.hf(tiny.tokens)
-    handle.remove()
-    calibration = calibrate(load(str(tiny.folder)).model, tiny.tokens)
-    stored = Calibration.from_tensors(calibration.to_tensors(), calibration.checksum)
-    assert distance(stored.mean(weight, layer), outputs[0].mean((0, 1))) <= NETWORK

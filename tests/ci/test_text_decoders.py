@@ -59,12 +59,6 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "SmolVLM": ({}, SEEN),
 }
-# Their decoders are as those of the others, next to another encoder.
-ALIKE = ("Idefics3", "Mistral3", "Qwen2VL", "Qwen3VL", "Qwen3VLMoe", "SmolVLM")
-BY_DEFAULT = [
-    pytest.param(name, marks=pytest.mark.every_decoder) if name in ALIKE else name
-    for name in MODELS
-]
 
 
 def multimodal(name: str) -> Any:
@@ -81,7 +75,7 @@ def losses(hf: Any, inputs: torch.Tensor) -> torch.Tensor:
     return -predicted.gather(-1, inputs[:, 1:, None])[..., 0]
 
 
-@pytest.mark.parametrize("name", BY_DEFAULT)
+@pytest.mark.parametrize("name", MODELS)
 def test_a_decoder_of_an_object_or_a_folder_equals_the_whole_model(
     name: str, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ nbconvert = pytest.importorskip("nbconvert", reason="nbconvert is not installed"
 jupyter_client = pytest.importorskip("jupyter_client", reason="jupyter_client is not installed")
 pytest.importorskip("ipykernel", reason="ipykernel is not installed")
 
-FOLDER = Path(__file__).parent.parent / "notebooks"
+FOLDER = Path(__file__).parents[2] / "notebooks"
 # The figures without a slider, those with one, and the explorers of each notebook.
 SHOWN = {
     "01_parameter_free": (2, 1, 1),
